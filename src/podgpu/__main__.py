@@ -1,0 +1,5 @@
+"""`python -m podgpu`."""
+
+from podgpu.cli import main
+
+main()

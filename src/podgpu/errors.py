@@ -1,0 +1,47 @@
+"""The few errors podgpu raises itself. Foreign exceptions become one of these where they enter."""
+
+from __future__ import annotations
+
+
+class PodgpuError(Exception):
+    """Base of all errors a person may see; str() is one line saying what happened and what to do."""
+
+
+class UsageError(PodgpuError):
+    """An option, a file named by an option or a variable is wrong: exit code 2."""
+
+
+class StartError(PodgpuError):
+    """The options are right but podgpu cannot run here (address in use, library mismatch): exit code 1."""
+
+
+class SourceError(PodgpuError):
+    """A source (driver, kubelet, file) could not be read this time.
+
+    `reason` is a short snake_case word for the `reason` label of podgpu_exporter_source_errors_total.
+    """
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class Unsupported(SourceError):
+    """The device or source does not have what was asked; asking again is pointless until the topology changes."""
+
+    def __init__(self, message: str, reason: str = "not_supported") -> None:
+        super().__init__(reason, message)
+
+
+class DeviceLost(SourceError):
+    """The GPU fell off the bus or needs a reset."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__("gpu_lost", message)
+
+
+class DriverGone(SourceError):
+    """No driver to talk to (not loaded, unloaded, re-loaded, let go): initialise again before the next call."""
+
+    def __init__(self, message: str, reason: str = "driver_not_loaded") -> None:
+        super().__init__(reason, message)

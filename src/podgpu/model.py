@@ -1,0 +1,192 @@
+"""The words podgpu thinks in, as frozen dataclasses. Imports nothing of podgpu and nothing of the world.
+
+Readers (telemetry, allocation) make them, the tick gathers them into one `Snapshot`, the join turns a snapshot
+into `Family` objects, the encoder turns families into bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+Value = int | float | str
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A physical GPU, or (with `gi_id`) one MIG GPU instance of it.
+
+    `uuid` and `index` are always the physical GPU's, as on dcgm-exporter's series.
+    """
+
+    index: int
+    uuid: str
+    pci_bus_id: str
+    model: str
+    minor: int | None = None
+    mig_enabled: bool = False
+    gi_id: int | None = None
+    profile: str = ""
+    mig_uuids: tuple[str, ...] = ()
+    """UUIDs of the MIG devices (compute instances) in this GPU instance; the kubelet names these."""
+
+    @property
+    def key(self) -> str:
+        """What assignments and readings name this device by."""
+        return self.uuid if self.gi_id is None else f"{self.uuid}/gi{self.gi_id}"
+
+    @property
+    def is_instance(self) -> bool:
+        return self.gi_id is not None
+
+
+def physical(key: str) -> str:
+    """UUID of the physical GPU behind a device key."""
+    return key.partition("/")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Who holds or uses a device. No single source knows all of it; empty means not known."""
+
+    namespace: str = ""
+    pod: str = ""
+    container: str = ""
+    uid: str = ""
+    container_id: str = ""
+    job: str = ""
+    """Job of an HPC scheduler, which knows no pods."""
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """One workload holds one device. Exclusive use is simply a device with one assignment."""
+
+    device: str
+    """`Device.key`."""
+    holder: Workload
+    source: str
+    replica: str = ""
+    """Number of the time-slice or vGPU replica when the id named one."""
+    share: float | None = None
+    """Part of the device given to the holder, where the source knows it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unmapped:
+    """An assignment that names a GPU podgpu does not know; counted and explained, never dropped silently."""
+
+    source: str
+    reason: str
+    device_id: str
+    resource: str
+    holder: Workload
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What one device said in one tick: field id -> value. What it did not say is not here."""
+
+    device: Device
+    values: Mapping[int, Value]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How one source fared in its last turn."""
+
+    source: str
+    seconds: float
+    error: str = ""
+    """Reason word, empty when all went well."""
+    message: str = ""
+
+    @property
+    def ok(self) -> bool:
+        return not self.error
+
+
+@dataclass(frozen=True, slots=True)
+class XidTally:
+    """One XID on one device since podgpu started (and within the window dcgm-exporter counts over)."""
+
+    device: str
+    xid: int
+    total: int
+    last_seen: float
+    in_window: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceCount:
+    """GPUs on the PCI bus, GPUs the driver answers for, and the difference. None: not known."""
+
+    expected: int | None = None
+    visible: int = 0
+    lost: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Everything one scrape is made of. Frozen; `snapshot_json` writes and reads it."""
+
+    taken_at: float
+    """Unix time at which telemetry was last read; 0 before the first reading."""
+    devices: tuple[Device, ...] = ()
+    readings: tuple[Reading, ...] = ()
+    assignments: tuple[Assignment, ...] = ()
+    unmapped: tuple[Unmapped, ...] = ()
+    outcomes: tuple[Outcome, ...] = ()
+    errors: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    """(source, reason) -> how often since the start."""
+    unsupported: tuple[tuple[str, int], ...] = ()
+    """(device key, field id) that the device cannot give."""
+    dropped: Mapping[int, int] = field(default_factory=dict)
+    """Field id -> values refused at the door (sentinels, NaN, impossible figures) since the start."""
+    xids: tuple[XidTally, ...] = ()
+    last_xid: Mapping[str, int] = field(default_factory=dict)
+    """Device key -> number of the newest XID; absent: none yet."""
+    clock_events: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    """(device key, clock event) -> samples in the window with that bit set."""
+    device_count: DeviceCount = DeviceCount()
+
+
+class Labels:
+    """An ordered set of label pairs with its escaped text, computed once and shared by every sample that carries it."""
+
+    __slots__ = ("pairs", "text")
+
+    def __init__(self, pairs: Iterable[tuple[str, str]]) -> None:
+        self.pairs: tuple[tuple[str, str], ...] = tuple(pairs)
+        inner = ",".join(f'{name}="{escape_label(value)}"' for name, value in self.pairs)
+        self.text = "{" + inner + "}" if inner else ""
+
+    def __repr__(self) -> str:
+        return f"Labels{self.text}"
+
+    def plus(self, *more: tuple[str, str]) -> Labels:
+        return Labels((*self.pairs, *more))
+
+
+def escape_label(value: str) -> str:
+    return value.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
+
+
+NO_LABELS = Labels(())
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    labels: Labels
+    value: int | float
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One metric family as it will be printed. `dcgm_numbers`: floats with six decimals, as dcgm-exporter does."""
+
+    name: str
+    type: str
+    help: str
+    samples: tuple[Sample, ...]
+    dcgm_numbers: bool = False
