@@ -1,0 +1,1 @@
+"""What is known beforehand, as data: DCGM fields, podgpu's families, counter files. Touches nothing outside."""

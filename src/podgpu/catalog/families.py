@@ -1,0 +1,142 @@
+"""podgpu's own metric families, each declared once: name, type, help, labels. The README's table is made from this."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from podgpu.model import Family, Sample
+
+DEVICE_LABELS = ("gpu", "UUID", "pci_bus_id", "device", "Hostname")
+XID_LABELS = (*DEVICE_LABELS, "GPU_I_PROFILE", "GPU_I_ID")
+
+
+@dataclass(frozen=True, slots=True)
+class FamilySpec:
+    name: str
+    type: str
+    help: str
+    labels: tuple[str, ...]
+
+    def of(self, samples: list[Sample]) -> Family:
+        return Family(self.name, self.type, self.help, tuple(samples))
+
+
+# promtool's lint refuses the suffix _count on a gauge; untyped families are exempt, and PromQL does not care.
+DEVICE_COUNT = FamilySpec(
+    "podgpu_device_count",
+    "untyped",
+    "GPUs by state: expected (on the PCI bus), visible (the driver answers for them), lost (expected or seen before, "
+    "not visible now).",
+    ("state", "Hostname"),
+)
+THROTTLED = FamilySpec(
+    "podgpu_device_throttled_seconds_total",
+    "counter",
+    "Time the GPU's clocks were held down, by reason, as the driver counts it.",
+    (*DEVICE_LABELS, "reason"),
+)
+DEVICE_XIDS = FamilySpec(
+    "podgpu_device_xid_errors_total",
+    "counter",
+    "XID errors of the GPU since the exporter started, whatever their number.",
+    DEVICE_LABELS,
+)
+XIDS = FamilySpec(
+    "podgpu_xid_errors_total",
+    "counter",
+    "XID errors since the exporter started, by XID number.",
+    (*XID_LABELS, "xid"),
+)
+XID_LAST_SEEN = FamilySpec(
+    "podgpu_xid_last_seen_timestamp_seconds",
+    "gauge",
+    "Unix time at which this XID was last reported.",
+    (*XID_LABELS, "xid"),
+)
+BUILD_INFO = FamilySpec(
+    "podgpu_exporter_build_info", "gauge", "Always 1; version of podgpu and of Python.", ("version", "python_version")
+)
+SOURCE_UP = FamilySpec(
+    "podgpu_exporter_source_up",
+    "gauge",
+    "1 when the source's last reading went well, 0 when it failed (see podgpu_exporter_source_errors_total).",
+    ("source",),
+)
+SOURCE_ERRORS = FamilySpec(
+    "podgpu_exporter_source_errors_total",
+    "counter",
+    "Failed readings by source and reason since the exporter started.",
+    ("source", "reason"),
+)
+COLLECT_DURATION = FamilySpec(
+    "podgpu_exporter_collect_duration_seconds",
+    "gauge",
+    "How long the source's last reading took.",
+    ("source",),
+)
+SNAPSHOT_TIMESTAMP = FamilySpec(
+    "podgpu_exporter_snapshot_timestamp_seconds",
+    "gauge",
+    "Unix time at which the GPUs were last read; time() minus this is the age of the figures.",
+    (),
+)
+UNMAPPED = FamilySpec(
+    "podgpu_exporter_unmapped_assignments",
+    "gauge",
+    "Assignments that name a GPU podgpu cannot find on this node, by source and reason.",
+    ("source", "reason"),
+)
+UNSUPPORTED = FamilySpec(
+    "podgpu_exporter_unsupported_field",
+    "gauge",
+    "Always 1; a configured field this device or source cannot give, so it has no series.",
+    ("gpu", "UUID", "GPU_I_ID", "field"),
+)
+DROPPED = FamilySpec(
+    "podgpu_exporter_dropped_values_total",
+    "counter",
+    "Values refused at the door: sentinels, not-a-number, impossible figures.",
+    ("field",),
+)
+
+OWN_FAMILIES: tuple[FamilySpec, ...] = (
+    DEVICE_COUNT,
+    THROTTLED,
+    DEVICE_XIDS,
+    XIDS,
+    XID_LAST_SEEN,
+    BUILD_INFO,
+    SOURCE_UP,
+    SOURCE_ERRORS,
+    COLLECT_DURATION,
+    SNAPSHOT_TIMESTAMP,
+    UNMAPPED,
+    UNSUPPORTED,
+    DROPPED,
+)
+
+THROTTLE_REASONS: dict[int, str] = {
+    240: "power_cap",
+    241: "thermal",
+    242: "sync_boost",
+    243: "board_limit",
+    244: "low_utilization",
+    245: "reliability",
+    1422: "sw_thermal",
+    1423: "hw_thermal",
+    1424: "hw_power_brake",
+}
+"""DCGM field id -> `reason` of podgpu_device_throttled_seconds_total; all count nanoseconds."""
+
+CLOCK_EVENTS: dict[int, str] = {
+    0x1: "gpu_idle",
+    0x2: "clocks_setting",
+    0x4: "power_cap",
+    0x8: "hw_slowdown",
+    0x10: "sync_boost",
+    0x20: "sw_thermal",
+    0x40: "hw_thermal",
+    0x80: "hw_power_brake",
+    0x100: "display_clocks",
+}
+"""Bit of DCGM_FI_DEV_CLOCKS_EVENT_REASONS -> dcgm-exporter's name for it."""

@@ -1,0 +1,149 @@
+"""Every DCGM field once: number, names, type, unit, level, and how NVML gives it. The table itself is fields.csv.
+
+The `nvml` column is a small language, parsed here and carried out in `telemetry/plan.py`:
+
+    nvmlDeviceGetClockInfo(NVML_CLOCK_SM)      a call on the device; arguments are numbers or NVML's constants
+    nvmlDeviceGetUtilizationRates().gpu        ... of which one member is taken
+    nvmlDeviceGetMigMode()[0]                  ... or one element
+    field 82        field 139+138@all          nvmlDeviceGetFieldValues, summed over ids, with a scope
+    gpm 1                                      a GPM metric between two samples
+    event xid       window clock_events        kept by the exporter from events or past samples
+"""
+
+from __future__ import annotations
+
+import csv
+import difflib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+
+ALL_SCOPES = 0xFFFFFFFF
+INSTANCE_LEVELS = frozenset({"GPU_I", "GPU_CI"})
+DEVICE_LEVELS = INSTANCE_LEVELS | {"GPU", "GLOBAL"}
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    function: str
+    arguments: tuple[int | str, ...]
+    member: str = ""
+    element: int | None = None
+
+    @property
+    def takes_device(self) -> bool:
+        return not self.function.startswith("nvmlSystem") and self.function != "nvmlDeviceGetCount"
+
+
+@dataclass(frozen=True, slots=True)
+class FieldValue:
+    ids: tuple[int, ...]
+    scope: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Gpm:
+    metric: int
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Not asked of the driver in a tick: the exporter keeps it (XID events, sample windows)."""
+
+    what: str
+
+
+Recipe = Call | FieldValue | Gpm | Kept
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    id: int
+    name: str
+    name_since_4_6: str
+    name_1x: str
+    alias: str
+    type: str
+    """int, float, text, blob or time."""
+    unit: str
+    level: str
+    """The entity DCGM declares it for: GPU, GPU_I, GPU_CI, GLOBAL, LINK, SWITCH, CPU, CPU_CORE, CONNECTX, VGPU."""
+    recipe: Recipe | None
+    """None: NVML does not give it."""
+    convert: str
+    """Name of a function in `conversions`; empty: as is."""
+    once: bool
+    """Does not change while the topology stands: read once, not every tick."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(n for n in (self.name, self.name_since_4_6, self.name_1x, self.alias) if n)
+
+    @property
+    def per_instance(self) -> bool:
+        """A MIG instance has its own value; other fields exist once per physical GPU."""
+        return self.level in INSTANCE_LEVELS
+
+    @property
+    def is_rate(self) -> bool:
+        return self.convert == "kib_rate"
+
+
+_CALL = re.compile(r"(\w+)\(([^)]*)\)(?:\.(\w+)|\[(\d+)\])?")
+_FIELD = re.compile(r"field ([\d+]+)(?:@(\w+))?")
+
+
+def parse_recipe(text: str) -> Recipe | None:
+    if not text:
+        return None
+    if m := _CALL.fullmatch(text):
+        arguments = tuple(int(a) if a.isdigit() else a for a in m[2].split(",") if a)
+        return Call(m[1], arguments, m[3] or "", int(m[4]) if m[4] else None)
+    if m := _FIELD.fullmatch(text):
+        scope = {None: 0, "all": ALL_SCOPES}.get(m[2])
+        return FieldValue(tuple(int(i) for i in m[1].split("+")), int(m[2]) if scope is None else scope)
+    kind, _, rest = text.partition(" ")
+    if kind == "gpm":
+        return Gpm(int(rest))
+    if kind in ("event", "window"):
+        return Kept(text)
+    raise ValueError(f"fields.csv: no such recipe: {text!r}")
+
+
+@cache
+def fields() -> Mapping[int, Field]:
+    table = files("podgpu.catalog").joinpath("fields.csv").read_text(encoding="utf-8")
+    return {int(row["id"]): _field(row) for row in csv.DictReader(table.splitlines())}
+
+
+def _field(row: Mapping[str, str]) -> Field:
+    return Field(
+        id=int(row["id"]),
+        name=row["name"],
+        name_since_4_6=row["name_since_4_6"],
+        name_1x=row["name_1x"],
+        alias=row["alias"],
+        type=row["type"],
+        unit=row["unit"],
+        level=row["level"],
+        recipe=parse_recipe(row["nvml"]),
+        convert=row["convert"],
+        once=row["when"] == "once",
+    )
+
+
+@cache
+def _by_name() -> Mapping[str, Field]:
+    return {name: field for field in fields().values() for name in field.names}
+
+
+def field_named(name: str) -> Field | None:
+    """The field with exactly this name: DCGM's old one, the one since 4.6, the 1.x one or an alias."""
+    return _by_name().get(name)
+
+
+def nearest_names(name: str, n: int = 1) -> list[str]:
+    close = difflib.get_close_matches(name, _by_name(), n, 0.6)
+    return close or difflib.get_close_matches(name.upper(), _by_name(), n, 0.6)
