@@ -1,0 +1,32 @@
+"""What every allocation source is and gives. Touches nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from podgpu.model import Assignment, Device, Unmapped
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """Who was given which device, as one source saw it in one reading."""
+
+    assignments: tuple[Assignment, ...] = ()
+    unmapped: tuple[Unmapped, ...] = ()
+
+
+class AllocationSource(Protocol):
+    """Knows who was given which device."""
+
+    name: str
+    """Its word in the `source` label of podgpu's own metrics."""
+
+    def assignments(self, devices: Sequence[Device]) -> Allocation:
+        """One reading. Raises SourceError when there is none this time; the caller decides what to keep."""
+        ...
+
+    def close(self) -> None:
+        """Let go of what was opened."""
+        ...
