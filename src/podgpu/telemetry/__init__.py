@@ -1,0 +1,1 @@
+"""Where numbers come from: one file per vendor library or feed. Touches drivers and sysfs, nothing else."""

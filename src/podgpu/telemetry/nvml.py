@@ -1,0 +1,228 @@
+"""Telemetry from NVML: finds the GPUs, reads one GPU with its MIG instances, follows the driver's life.
+
+Nothing here knows which fields exist: `catalog/fields.csv` does, and `plan.py` carries it out.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import pynvml
+
+from podgpu.catalog.fields import Field
+from podgpu.errors import DeviceLost, DriverGone, SourceError, Unsupported
+from podgpu.model import Device, Reading
+from podgpu.telemetry.driver import NvmlDriver
+from podgpu.telemetry.mig import Instance, mig_enabled, read_instances
+from podgpu.telemetry.pci import count_pci_gpus
+from podgpu.telemetry.plan import DevicePlan
+from podgpu.telemetry.source import GpuAnswer, Inventory, XidEvent
+from podgpu.telemetry.xid_watch import XidWatch
+
+_log = logging.getLogger(__name__)
+_BUS_LOOK_SECONDS = 10.0
+_LOST_LOOK_SECONDS = 60.0
+_ALL_LOST_LOOK_SECONDS = 5.0
+_CLOSE_WAIT = 2.0
+_STALE_HANDLE = "stale_handle"
+
+
+class NvmlTelemetry:
+    def __init__(
+        self,
+        nvml: Any = pynvml,
+        name: str = "nvml",
+        count_expected: Callable[[], int | None] = count_pci_gpus,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self.name = name
+        self._driver = NvmlDriver(nvml)
+        self._count_expected = count_expected
+        self._clock = clock
+        self._xids = XidWatch(self._driver, wall)
+        self._gpus: dict[str, _Gpu] = {}
+        self._inventory: Inventory | None = None
+        self._bus_looked_at = float("-inf")
+        self._enumerated_at = float("-inf")
+        self._stale = False
+
+    def inventory(self) -> Inventory:
+        expected = self._look_at_bus()
+        if self._inventory is not None and self._must_start_over(expected):
+            self.release(_CLOSE_WAIT)
+        if not self._driver.is_open:
+            self._inventory = None
+            self._driver.open()
+        if self._inventory is None:
+            self._inventory = self._enumerate(expected)
+        return self._inventory
+
+    def _look_at_bus(self) -> int | None:
+        now = self._clock()
+        if self._inventory is not None and now - self._bus_looked_at < _BUS_LOOK_SECONDS:
+            return self._inventory.expected
+        self._bus_looked_at = now
+        return self._count_expected()
+
+    def _must_start_over(self, expected: int | None) -> bool:
+        """NVML lists GPUs once, at initialisation: what comes, goes or is reset is only seen by a new one."""
+        if self._inventory is None:
+            return False
+        if self._stale or expected != self._inventory.expected:
+            return True
+        lost = len(self._inventory.unreachable) + sum(gpu.lost for gpu in self._gpus.values())
+        every = lost == len(self._inventory.unreachable) + len(self._gpus)
+        patience = _ALL_LOST_LOOK_SECONDS if every else _LOST_LOOK_SECONDS
+        return lost > 0 and self._clock() - self._enumerated_at >= patience
+
+    def _enumerate(self, expected: int | None) -> Inventory:
+        self._stale = False
+        self._enumerated_at = self._clock()
+        gpus: dict[str, _Gpu] = {}
+        unreachable: dict[int, str] = {}
+        with self._driver.using():
+            for index in range(self._driver.call("nvmlDeviceGetCount")):
+                try:
+                    gpu = _Gpu(self._driver, index)
+                except DriverGone:
+                    raise
+                except SourceError as e:
+                    unreachable[index] = str(e)
+                    _log.warning("GPU %d does not answer: %s", index, e)
+                else:
+                    gpus[gpu.device.uuid] = gpu
+        self._gpus = gpus
+        self._xids.start([gpu.handle for gpu in gpus.values()])
+        _log.info("%s: %d GPUs", self.name, len(gpus))
+        return Inventory(tuple(gpu.device for gpu in gpus.values()), expected, unreachable)
+
+    def read(self, gpu: Device, fields: Sequence[Field]) -> GpuAnswer:
+        state = self._gpus.get(gpu.uuid)
+        if state is None:
+            raise DeviceLost(f"GPU {gpu.index} ({gpu.uuid}) is no longer listed by the driver")
+        try:
+            with self._driver.using():
+                return state.read(fields, self._clock())
+        except DriverGone as e:
+            self._stale = self._stale or e.reason not in ("released", _STALE_HANDLE)
+            raise
+
+    def xid_events(self) -> Sequence[XidEvent]:
+        return self._xids.drain()
+
+    def release(self, wait: float) -> bool:
+        self._xids.stop()
+        if self._driver.close(wait, before=self._free):
+            self._gpus, self._inventory = {}, None
+            return True
+        _log.warning("the driver cannot be let go: a call into it has not returned")
+        self._xids.start([gpu.handle for gpu in self._gpus.values()])
+        return False
+
+    def _free(self) -> None:
+        for gpu in self._gpus.values():
+            gpu.close()
+
+
+class _Gpu:
+    """One physical GPU's handle, plans and present MIG layout. Used by one worker at a time."""
+
+    def __init__(self, driver: NvmlDriver, index: int) -> None:
+        self._driver = driver
+        self.handle = driver.call("nvmlDeviceGetHandleByIndex", index)
+        self.device = Device(
+            index=index,
+            uuid=driver.call("nvmlDeviceGetUUID", self.handle),
+            pci_bus_id=driver.call("nvmlDeviceGetPciInfo", self.handle).busId,
+            model=driver.call("nvmlDeviceGetName", self.handle),
+            minor=self._minor(),
+        )
+        self.lost = False
+        self._knows_mig = True
+        self._instances: tuple[Instance, ...] = ()
+        self._fields: Sequence[Field] = ()
+        self._plans: dict[str, DevicePlan] = {}
+
+    def _minor(self) -> int | None:
+        with suppress(Unsupported):
+            return int(self._driver.call("nvmlDeviceGetMinorNumber", self.handle))
+        return None
+
+    def read(self, fields: Sequence[Field], now: float) -> GpuAnswer:
+        self.lost = True  # until the whole reading went through
+        self._check_handle()
+        self._follow_layout()
+        if fields is not self._fields:
+            self._drop_plans()
+            self._fields = fields
+        targets = {self.device: self.handle} | {i.device(self.device): i.handle for i in self._instances}
+        readings = tuple(self._read_device(device, handle, now) for device, handle in targets.items())
+        self.lost = False
+        plans = {device.key: self._plans[device.key] for device in targets}
+        return GpuAnswer(
+            readings,
+            unsupported=tuple((key, i) for key, plan in plans.items() for i in sorted(plan.unsupported)),
+            dropped=tuple(i for plan in plans.values() for i in plan.dropped),
+            errors=tuple(e for plan in plans.values() for e in plan.errors),
+        )
+
+    def _check_handle(self) -> None:
+        """A re-loaded driver refuses old handles in words that also mean "not supported": ask what always works."""
+        try:
+            known = self._driver.call("nvmlDeviceGetUUID", self.handle) == self.device.uuid
+        except (DeviceLost, DriverGone):
+            raise
+        except SourceError:
+            known = False
+        if not known:
+            message = f"the driver no longer knows GPU {self.device.index} by its handle; taking the driver up again"
+            raise DriverGone(message, _STALE_HANDLE)
+
+    def _follow_layout(self) -> None:
+        if not self._knows_mig:
+            return
+        try:
+            enabled = mig_enabled(self._driver, self.handle)
+        except Unsupported:
+            self._knows_mig = False
+            return
+        instances = read_instances(self._driver, self.handle) if enabled else ()
+        if enabled != self.device.mig_enabled or instances != self._instances:
+            layout = ", ".join(i.profile for i in instances) or "none"
+            _log.info("GPU %d: MIG %s, instances: %s", self.device.index, "on" if enabled else "off", layout)
+            self._drop_plans()
+            self.device = replace(self.device, mig_enabled=enabled)
+        self._instances = instances
+
+    def _read_device(self, device: Device, handle: Any, now: float) -> Reading:
+        plan = self._plans.get(device.key)
+        if plan is None:
+            plan = self._plans[device.key] = self._make_plan(device, handle)
+        return Reading(device, plan.read(now))
+
+    def _make_plan(self, device: Device, handle: Any) -> DevicePlan:
+        if device.gi_id is None:
+            return DevicePlan(self._driver, handle, self._take_gpm, self._fields)
+        wanted = [f for f in self._fields if f.per_instance]
+        gi_id = device.gi_id
+        return DevicePlan(self._driver, handle, lambda s: self._take_mig_gpm(gi_id, s), wanted)
+
+    def _take_gpm(self, sample: Any) -> None:
+        self._driver.call("nvmlGpmSampleGet", self.handle, sample)
+
+    def _take_mig_gpm(self, gi_id: int, sample: Any) -> None:
+        self._driver.call("nvmlGpmMigSampleGet", self.handle, gi_id, sample)
+
+    def _drop_plans(self) -> None:
+        for plan in self._plans.values():
+            plan.close()
+        self._plans = {}
+
+    def close(self) -> None:
+        self._drop_plans()
