@@ -1,0 +1,90 @@
+"""dcgm-exporter's device strings (`-d`): which GPUs and MIG instances are shown. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from podgpu.errors import UsageError
+from podgpu.model import Device
+
+_LETTERS = {"f": "all GPUs, and their MIG instances", "g": "GPUs", "i": "MIG instances"}
+_MOST_IDS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    kind: str = "f"
+    """f: GPUs and their instances; g: whole GPUs; i: instances, with the GPU-level series of the GPUs they are on."""
+    ids: tuple[int, ...] = ()
+    """Empty: all. For `i` the instances of the node are numbered from 0, GPU by GPU."""
+
+    def check(self, devices: Sequence[Device]) -> None:
+        """Seed 001's warnings as rules; raises UsageError that names what is wrong and the way out."""
+        gpus, instances = _split(devices)
+        if self.kind == "i" and not any(g.mig_enabled for g in gpus):
+            raise UsageError(f"-d {self}: no GPU here is in MIG mode, so there are no instances; use -d f or -d g")
+        known = [g.index for g in gpus] if self.kind == "g" else list(range(len(instances)))
+        missing = [i for i in self.ids if i not in known]
+        if missing:
+            what = "GPU" if self.kind == "g" else "MIG instance"
+            raise UsageError(f"-d {self}: no such {what} here: {_numbers(missing)}; there are {_numbers(known)}")
+        if self.kind == "g":
+            mig = [g.index for g in gpus if g.mig_enabled and (not self.ids or g.index in self.ids)]
+            if mig:
+                raise UsageError(
+                    f"-d {self}: GPU {_numbers(mig)} is in MIG mode, where pods get instances, not GPUs; "
+                    "use -d f (everything) or -d i (instances)"
+                )
+
+    def of(self, devices: Sequence[Device]) -> frozenset[str]:
+        """Keys of the devices to show. Lenient: at run time a GPU that left is simply not shown."""
+        gpus, instances = _split(devices)
+        if self.kind == "f":
+            return frozenset(d.key for d in devices)
+        if self.kind == "g":
+            return frozenset(g.key for g in gpus if not self.ids or g.index in self.ids)
+        shown = [d for n, d in enumerate(instances) if not self.ids or n in self.ids]
+        return frozenset(d.key for d in shown) | frozenset(d.uuid for d in shown)
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{','.join(map(str, self.ids))}" if self.ids else self.kind
+
+
+def parse_selection(text: str) -> Selection:
+    kind, colon, ids = text.partition(":")
+    if kind not in _LETTERS:
+        known = ", ".join(f"{letter} ({what})" for letter, what in _LETTERS.items())
+        raise UsageError(f"-d {text!r}: starts with one of {known}, then optionally :ids such as g:0,2-4")
+    if not colon:
+        return Selection(kind)
+    if kind == "f":
+        raise UsageError(f"-d {text!r}: f takes no ids; use g:{ids} or i:{ids}")
+    return Selection(kind, tuple(sorted(set(_parse_ids(text, ids)))))
+
+
+def _parse_ids(text: str, ids: str) -> list[int]:
+    found: list[int] = []
+    for part in ids.split(","):
+        m = re.fullmatch(r"(\d{1,5})(?:-(\d{1,5}))?", part)
+        if m is None:
+            raise UsageError(
+                f"-d {text!r}: {part!r} is no id; ids are numbers and ranges without spaces, such as 0,2-4, "
+                "and one letter (g or i) stands in front of all of them"
+            )
+        first, last = int(m[1]), int(m[2] or m[1])
+        if last < first:
+            raise UsageError(f"-d {text!r}: the range {part} runs backwards; write {last}-{first}")
+        found.extend(range(first, last + 1))
+        if len(found) > _MOST_IDS:
+            raise UsageError(f"-d {text!r}: more than {_MOST_IDS} ids")
+    return found
+
+
+def _split(devices: Sequence[Device]) -> tuple[list[Device], list[Device]]:
+    return [d for d in devices if not d.is_instance], [d for d in devices if d.is_instance]
+
+
+def _numbers(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers)) or "none"

@@ -1,0 +1,1 @@
+"""The Prometheus text format. Pure: families in, bytes out."""

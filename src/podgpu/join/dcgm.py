@@ -1,0 +1,169 @@
+"""dcgm-exporter's families from a snapshot: its names, its labels in its order.
+
+A device has many holders. Pod labels go on a series when exactly one workload holds the device; with several the
+device's figure belongs to none of them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from podgpu.catalog.counters import Counter
+from podgpu.catalog.families import CLOCK_EVENTS
+from podgpu.catalog.xids import xid_text
+from podgpu.join.policy import Policy
+from podgpu.model import Assignment, Device, Family, Labels, Reading, Sample, Snapshot, Value, Workload
+
+XID_FIELD = 230
+XID_COUNT_FIELD = 9001
+CLOCK_EVENTS_COUNT_FIELD = 9002
+
+
+def dcgm_families(snapshot: Snapshot, policy: Policy) -> Iterator[Family]:
+    """The families of the counter file, ordered by field id as dcgm-exporter orders them."""
+    labelled = _label_readings(snapshot, policy)
+    for counter in sorted(policy.counters, key=lambda c: c.field.id):
+        if not counter.is_label:
+            samples = tuple(_samples(counter, labelled, snapshot, policy))
+            yield Family(counter.name, counter.type, counter.help, samples, dcgm_numbers=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Labelled:
+    reading: Reading
+    labels: Labels
+    parent_values: Mapping[int, Value]
+
+
+def _label_readings(snapshot: Snapshot, policy: Policy) -> list[_Labelled]:
+    holders = holders_by_device(snapshot.assignments)
+    label_counters = [c for c in policy.counters if c.is_label]
+    parents = {r.device.uuid: r.values for r in snapshot.readings if not r.device.is_instance}
+    return [
+        _Labelled(
+            reading,
+            device_labels(
+                reading.device,
+                sole_holder(holders.get(reading.device.key, ())),
+                _label_values(label_counters, reading.values, parents.get(reading.device.uuid, {})),
+                policy,
+            ),
+            parents.get(reading.device.uuid, {}),
+        )
+        for reading in snapshot.readings
+    ]
+
+
+def holders_by_device(assignments: Iterable[Assignment]) -> dict[str, tuple[Workload, ...]]:
+    holders: dict[str, dict[Workload, None]] = {}
+    for assignment in assignments:
+        holders.setdefault(assignment.device, {})[assignment.holder] = None
+    return {device: tuple(found) for device, found in holders.items()}
+
+
+def sole_holder(holders: Sequence[Workload]) -> Workload | None:
+    return holders[0] if len(holders) == 1 else None
+
+
+def _label_values(
+    counters: Iterable[Counter], values: Mapping[int, Value], parent: Mapping[int, Value]
+) -> tuple[tuple[str, str], ...]:
+    """Label-type fields as pairs; an instance carries its GPU's where it has none of its own."""
+    found = ((c.name, values.get(c.field.id, parent.get(c.field.id))) for c in counters)
+    return tuple((name, str(value)) for name, value in found if value is not None)
+
+
+@lru_cache(maxsize=4096)
+def device_labels(
+    device: Device, holder: Workload | None, label_values: tuple[tuple[str, str], ...], policy: Policy
+) -> Labels:
+    """dcgm-exporter's labels in dcgm-exporter's order."""
+    pairs = [
+        ("gpu", str(device.index)),
+        ("uuid" if policy.old_namespace else "UUID", device.uuid),
+        ("pci_bus_id", device.pci_bus_id),
+        ("device", f"nvidia{device.index}"),
+        ("modelName", _model_name(device.model, policy.replace_blanks_in_model_name)),
+    ]
+    if device.gi_id is not None:
+        pairs += [("GPU_I_PROFILE", device.profile), ("GPU_I_ID", str(device.gi_id))]
+    pairs += policy.host
+    pairs += sorted(label_values)
+    if holder is not None:
+        pairs += _holder_pairs(holder, policy.old_namespace)
+    return Labels(pairs)
+
+
+def _model_name(model: str, replace_blanks: bool) -> str:
+    return re.sub(r"\s+", "-", model.strip()) if replace_blanks else model
+
+
+def _holder_pairs(holder: Workload, old_namespace: bool) -> list[tuple[str, str]]:
+    if old_namespace:
+        return [
+            ("container_name", holder.container),
+            ("pod_name", holder.pod),
+            ("pod_namespace", holder.namespace),
+        ]
+    return [("container", holder.container), ("namespace", holder.namespace), ("pod", holder.pod)]
+
+
+def _samples(counter: Counter, labelled: Sequence[_Labelled], snapshot: Snapshot, policy: Policy) -> Iterator[Sample]:
+    field_id = counter.field.id
+    if field_id == XID_FIELD:
+        yield from _xid_samples(labelled, snapshot)
+    elif field_id == XID_COUNT_FIELD:
+        yield from _xid_window_samples(labelled, snapshot, policy)
+    elif field_id == CLOCK_EVENTS_COUNT_FIELD:
+        yield from _clock_event_samples(labelled, snapshot, policy)
+    else:
+        yield from _field_samples(counter, labelled, policy)
+
+
+def _field_samples(counter: Counter, labelled: Sequence[_Labelled], policy: Policy) -> Iterator[Sample]:
+    field_id = counter.field.id
+    for item in labelled:
+        value = item.reading.values.get(field_id)
+        if value is None and policy.copy_parent_values and item.reading.device.is_instance:
+            value = item.parent_values.get(field_id)
+        if value is not None and not isinstance(value, str):
+            yield Sample(item.labels, value)
+
+
+def _xid_samples(labelled: Sequence[_Labelled], snapshot: Snapshot) -> Iterator[Sample]:
+    """The newest XID, 0 before the first; its number and text as labels, as dcgm-exporter has them."""
+    for item in labelled:
+        xid = snapshot.last_xid.get(item.reading.device.key, 0)
+        yield Sample(_with_attributes(item.labels, ("err_code", str(xid)), ("err_msg", xid_text(xid))), xid)
+
+
+def _xid_window_samples(labelled: Sequence[_Labelled], snapshot: Snapshot, policy: Policy) -> Iterator[Sample]:
+    window = ("window_size_in_ms", str(policy.xid_window_ms))
+    for item in labelled:
+        tallies = [t for t in snapshot.xids if t.device == item.reading.device.key and t.in_window]
+        for tally in tallies:
+            yield Sample(_with_attributes(item.labels, window, ("xid", str(tally.xid))), tally.in_window)
+        if not tallies:
+            yield Sample(_with_attributes(item.labels, window), 0)
+
+
+def _clock_event_samples(labelled: Sequence[_Labelled], snapshot: Snapshot, policy: Policy) -> Iterator[Sample]:
+    window = ("window_size_in_ms", str(policy.clock_window_ms))
+    for item in labelled:
+        for event in CLOCK_EVENTS.values():
+            count = snapshot.clock_events.get((item.reading.device.key, event))
+            if count:
+                yield Sample(_with_attributes(item.labels, ("clock_event", event), window), count)
+
+
+_ATTRIBUTES = frozenset({"container", "container_name", "namespace", "pod", "pod_name", "pod_namespace"})
+
+
+@lru_cache(maxsize=4096)
+def _with_attributes(labels: Labels, *more: tuple[str, str]) -> Labels:
+    """dcgm-exporter sorts err_code, window_size_in_ms and the like among the pod labels."""
+    cut = next((i for i, (name, _) in enumerate(labels.pairs) if name in _ATTRIBUTES), len(labels.pairs))
+    return Labels((*labels.pairs[:cut], *sorted((*labels.pairs[cut:], *more))))

@@ -1,0 +1,131 @@
+"""podgpu's own families from a snapshot: what dcgm-exporter's names cannot say, and the exporter on itself."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter as Tally
+from functools import lru_cache
+
+from podgpu import __version__
+from podgpu.catalog import families as f
+from podgpu.catalog.fields import fields
+from podgpu.model import NO_LABELS, Device, Family, Labels, Sample, Snapshot, physical
+
+_NS = 1_000_000_000
+Host = tuple[tuple[str, str], ...]
+"""The host label as a pair, or nothing with --no-hostname."""
+
+
+def own_families(snapshot: Snapshot, host: Host) -> list[Family]:
+    return [*device_families(snapshot, host), *self_families(snapshot)]
+
+
+def device_families(snapshot: Snapshot, host: Host) -> list[Family]:
+    return [
+        f.DEVICE_COUNT.of(_device_counts(snapshot, host)),
+        f.THROTTLED.of(_throttled(snapshot, host)),
+        f.DEVICE_XIDS.of(_device_xids(snapshot, host)),
+        f.XIDS.of(_xids(snapshot, host, last_seen=False)),
+        f.XID_LAST_SEEN.of(_xids(snapshot, host, last_seen=True)),
+    ]
+
+
+def self_families(snapshot: Snapshot) -> list[Family]:
+    """What stays true even when the figures are too old to be served."""
+    return [
+        f.BUILD_INFO.of([Sample(_build_labels(), 1)]),
+        f.SOURCE_UP.of([Sample(_source(o.source), int(o.ok)) for o in snapshot.outcomes]),
+        f.SOURCE_ERRORS.of([Sample(_source_reason(*key), n) for key, n in sorted(snapshot.errors.items())]),
+        f.COLLECT_DURATION.of([Sample(_source(o.source), o.seconds) for o in snapshot.outcomes]),
+        f.SNAPSHOT_TIMESTAMP.of([Sample(NO_LABELS, snapshot.taken_at)] if snapshot.taken_at else []),
+        f.UNMAPPED.of(_unmapped(snapshot)),
+        f.UNSUPPORTED.of(_unsupported(snapshot)),
+        f.DROPPED.of([Sample(Labels([("field", fields()[i].name)]), n) for i, n in sorted(snapshot.dropped.items())]),
+    ]
+
+
+@lru_cache(maxsize=1024)
+def _device(device: Device, host: Host, *more: tuple[str, str]) -> Labels:
+    """No model name and no label-type fields: a driver upgrade must not fork a counter."""
+    pairs = [
+        ("gpu", str(device.index)),
+        ("UUID", device.uuid),
+        ("pci_bus_id", device.pci_bus_id),
+        ("device", f"nvidia{device.index}"),
+    ]
+    if device.gi_id is not None:
+        pairs += [("GPU_I_PROFILE", device.profile), ("GPU_I_ID", str(device.gi_id))]
+    return Labels([*pairs, *host, *more])
+
+
+@lru_cache(maxsize=64)
+def _source(source: str) -> Labels:
+    return Labels([("source", source)])
+
+
+@lru_cache(maxsize=256)
+def _source_reason(source: str, reason: str) -> Labels:
+    return Labels([("source", source), ("reason", reason)])
+
+
+@lru_cache(maxsize=1)
+def _build_labels() -> Labels:
+    return Labels([("version", __version__), ("python_version", "{}.{}.{}".format(*sys.version_info))])
+
+
+def _device_counts(snapshot: Snapshot, host: Host) -> list[Sample]:
+    count = snapshot.device_count
+    states = (("expected", count.expected), ("visible", count.visible), ("lost", count.lost))
+    return [Sample(Labels([("state", s), *host]), n) for s, n in states if n is not None]
+
+
+def _throttled(snapshot: Snapshot, host: Host) -> list[Sample]:
+    samples = []
+    for reading in snapshot.readings:
+        for field_id, reason in f.THROTTLE_REASONS.items():
+            nanoseconds = reading.values.get(field_id)
+            if isinstance(nanoseconds, int) and not reading.device.is_instance:
+                labels = _device(reading.device, host, ("reason", reason))
+                samples.append(Sample(labels, nanoseconds / _NS))
+    return samples
+
+
+def _device_xids(snapshot: Snapshot, host: Host) -> list[Sample]:
+    """From 0 for every GPU: a counter born at 1 hides its first event from increase()."""
+    totals: Tally[str] = Tally()
+    for tally in snapshot.xids:
+        totals[physical(tally.device)] += tally.total
+    return [Sample(_device(d, host), totals[d.uuid]) for d in snapshot.devices if not d.is_instance]
+
+
+def _xids(snapshot: Snapshot, host: Host, *, last_seen: bool) -> list[Sample]:
+    known = {d.key: d for d in snapshot.devices}
+    return [
+        Sample(
+            _device(known[t.device], host, ("xid", str(t.xid))),
+            t.last_seen if last_seen else t.total,
+        )
+        for t in snapshot.xids
+        if t.device in known
+    ]
+
+
+def _unmapped(snapshot: Snapshot) -> list[Sample]:
+    counts = Tally((u.source, u.reason) for u in snapshot.unmapped)
+    return [Sample(_source_reason(*key), n) for key, n in sorted(counts.items())]
+
+
+def _unsupported(snapshot: Snapshot) -> list[Sample]:
+    known = {d.key: d for d in snapshot.devices}
+    return [
+        Sample(_unsupported_labels(known[key], field_id), 1)
+        for key, field_id in sorted(snapshot.unsupported)
+        if key in known
+    ]
+
+
+@lru_cache(maxsize=4096)
+def _unsupported_labels(device: Device, field_id: int) -> Labels:
+    instance = [] if device.gi_id is None else [("GPU_I_ID", str(device.gi_id))]
+    name = fields()[field_id].name
+    return Labels([("gpu", str(device.index)), ("UUID", device.uuid), *instance, ("field", name)])

@@ -1,0 +1,26 @@
+"""How the user wants series to look."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from podgpu.catalog.counters import Counter
+
+
+@dataclass(frozen=True)
+class Policy:
+    counters: tuple[Counter, ...] = ()
+    hostname: str = ""
+    """Empty: no host label."""
+    hostname_label: str = "Hostname"
+    old_namespace: bool = False
+    """dcgm-exporter 1.x label names: uuid, pod_name, pod_namespace, container_name."""
+    replace_blanks_in_model_name: bool = False
+    copy_parent_values: bool = False
+    """Repeat the GPU's own figures on each of its MIG instances, as dcgm-exporter does."""
+    xid_window_ms: int = 300_000
+    clock_window_ms: int = 300_000
+
+    @property
+    def host(self) -> tuple[tuple[str, str], ...]:
+        return ((self.hostname_label, self.hostname),) if self.hostname else ()

@@ -1,0 +1,61 @@
+"""A snapshot as JSON and back: a dump from a user's node is a test fixture. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from podgpu.model import (
+    Assignment,
+    Device,
+    DeviceCount,
+    Outcome,
+    Reading,
+    Snapshot,
+    Unmapped,
+    Value,
+    Workload,
+    XidTally,
+)
+
+VERSION = 1
+
+
+def dump_snapshot(snapshot: Snapshot) -> str:
+    plain = asdict(snapshot)
+    plain["errors"] = [[*key, count] for key, count in snapshot.errors.items()]
+    plain["clock_events"] = [[*key, count] for key, count in snapshot.clock_events.items()]
+    return json.dumps({"version": VERSION, **plain}, indent=1, ensure_ascii=False) + "\n"
+
+
+def load_snapshot(text: str) -> Snapshot:
+    """Raises ValueError, KeyError or TypeError on anything that `dump_snapshot` did not write."""
+    plain = json.loads(text)
+    if plain.pop("version") != VERSION:
+        raise ValueError("a snapshot of another version of podgpu")
+    return Snapshot(
+        taken_at=plain["taken_at"],
+        devices=tuple(_device(d) for d in plain["devices"]),
+        readings=tuple(Reading(_device(r["device"]), _by_field(r["values"])) for r in plain["readings"]),
+        assignments=tuple(Assignment(**{**a, "holder": Workload(**a["holder"])}) for a in plain["assignments"]),
+        unmapped=tuple(Unmapped(**{**u, "holder": Workload(**u["holder"])}) for u in plain["unmapped"]),
+        outcomes=tuple(Outcome(**o) for o in plain["outcomes"]),
+        errors={(source, reason): n for source, reason, n in plain["errors"]},
+        unsupported=tuple((key, field) for key, field in plain["unsupported"]),
+        dropped=_by_field(plain["dropped"]),
+        xids=tuple(XidTally(**t) for t in plain["xids"]),
+        last_xid=plain["last_xid"],
+        clock_events={(device, event): n for device, event, n in plain["clock_events"]},
+        device_count=DeviceCount(**plain["device_count"]),
+    )
+
+
+def _device(plain: Mapping[str, Any]) -> Device:
+    return Device(**{**plain, "mig_uuids": tuple(plain["mig_uuids"])})
+
+
+def _by_field(plain: Mapping[str, Value]) -> dict[int, Any]:
+    """JSON has no number keys."""
+    return {int(field): value for field, value in plain.items()}
