@@ -1,0 +1,53 @@
+"""Says in the log what changed since the last snapshot: once per change, not once per tick."""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+
+from podgpu.catalog.fields import fields
+from podgpu.model import Outcome, Snapshot, Unmapped
+
+_log = logging.getLogger("podgpu")
+
+
+class ChangeLog:
+    def __init__(self) -> None:
+        self._failing: dict[str, str] = {}
+        self._unsupported: set[tuple[str, int]] = set()
+        self._unmapped: frozenset[Unmapped] = frozenset()
+
+    def report(self, snapshot: Snapshot) -> None:
+        for outcome in snapshot.outcomes:
+            self._report_source(outcome)
+        self._report_unsupported(snapshot)
+        self._report_unmapped(snapshot)
+
+    def _report_source(self, outcome: Outcome) -> None:
+        before = self._failing.get(outcome.source)
+        if outcome.ok:
+            if before is not None:
+                del self._failing[outcome.source]
+                _log.info("%s: answers again", outcome.source)
+        elif before != outcome.error:
+            self._failing[outcome.source] = outcome.error
+            _log.warning("%s: %s", outcome.source, outcome.message)
+
+    def _report_unsupported(self, snapshot: Snapshot) -> None:
+        new: dict[int, list[str]] = defaultdict(list)
+        for key, field_id in snapshot.unsupported:
+            if (key, field_id) not in self._unsupported:
+                new[field_id].append(key)
+        self._unsupported.update(snapshot.unsupported)
+        for field_id, keys in new.items():
+            _log.warning("%s: not given by %s; it has no series there", fields()[field_id].name, ", ".join(keys))
+
+    def _report_unmapped(self, snapshot: Snapshot) -> None:
+        unmapped = frozenset(snapshot.unmapped)
+        for u in sorted(unmapped - self._unmapped, key=lambda u: u.device_id):
+            _log.warning(
+                "%s: %s/%s/%s holds %s (%s), which names no GPU known here (%s)",
+                *(u.source, u.holder.namespace, u.holder.pod, u.holder.container),
+                *(u.device_id, u.resource, u.reason),
+            )
+        self._unmapped = unmapped

@@ -1,0 +1,27 @@
+"""What the health endpoints say, in words."""
+
+from __future__ import annotations
+
+from podgpu.agent.loop import Agent
+
+
+def degraded(agent: Agent) -> list[str]:
+    """One line for each source that does not work."""
+    return [f"{o.source}: {o.error}: {o.message}" for o in agent.published.snapshot.outcomes if not o.ok]
+
+
+def live(agent: Agent) -> tuple[bool, str]:
+    """A missing driver is no reason to restart us; a loop that stands still is."""
+    if not agent.turns:
+        return False, "the tick loop stands still\n"
+    lines = degraded(agent)
+    return True, "\n".join(["degraded", *lines, ""]) if lines else "OK\n"
+
+
+def ready(agent: Agent) -> tuple[bool, str]:
+    published = agent.published
+    if not agent.is_fresh(published):
+        return False, "nothing fresh to serve\n"
+    if not published.snapshot.readings:
+        return False, "\n".join(["no GPU has been read", *degraded(agent), ""])
+    return True, "OK\n"

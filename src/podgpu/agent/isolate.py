@@ -1,0 +1,122 @@
+"""Runs each source's call in a thread of its own with a deadline. One that hangs costs nobody else anything.
+
+An abandoned call keeps its worker: it is not started again until it returns, and a late answer is thrown away.
+Worker threads are daemons, so a call that never returns cannot keep the process from ending.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from podgpu.errors import SourceError, StartError
+
+_log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Result(Generic[T]):
+    """What came of one call: a value or an error, and how long it took."""
+
+    value: T | None
+    error: SourceError | StartError | None
+    seconds: float
+
+
+class Isolation:
+    """Workers by name. `run` starts one call on each named worker and waits for all until the deadline."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._workers: dict[str, _Worker] = {}
+
+    def run(self, jobs: Mapping[str, Callable[[], T]], deadline: float) -> dict[str, Result[T]]:
+        began = self._clock()
+        turns = {name: self._worker(name).start(job) for name, job in jobs.items()}
+        until = time.monotonic() + deadline
+        return {name: self._outcome(name, turn, until - time.monotonic(), began) for name, turn in turns.items()}
+
+    def forget(self, names: Iterable[str]) -> None:
+        """End the workers of devices that are gone; one that still hangs ends when its call returns."""
+        for name in names:
+            worker = self._workers.pop(name, None)
+            if worker is not None:
+                worker.end()
+
+    def close(self) -> None:
+        self.forget(list(self._workers))
+
+    def _worker(self, name: str) -> _Worker:
+        worker = self._workers.get(name)
+        if worker is None:
+            worker = self._workers[name] = _Worker(name, self._clock)
+        return worker
+
+    def _outcome(self, name: str, turn: _Turn[T] | None, wait: float, began: float) -> Result[T]:
+        if turn is None:
+            since = self._workers[name].busy_for
+            message = f"{name}: a call begun {since:.0f} s ago has not returned; skipped until it does"
+            return Result(None, SourceError("hung", message), 0.0)
+        if not turn.done.wait(max(0.0, wait)):
+            seconds = self._clock() - began
+            return Result(None, SourceError("deadline", f"{name}: no answer within {seconds:.1f} s"), seconds)
+        return Result(turn.value, turn.error, turn.seconds)
+
+
+class _Turn(Generic[T]):
+    """One call on its way through a worker."""
+
+    __slots__ = ("call", "done", "error", "seconds", "value")
+
+    def __init__(self, call: Callable[[], T]) -> None:
+        self.call = call
+        self.done = threading.Event()
+        self.value: T | None = None
+        self.error: SourceError | StartError | None = None
+        self.seconds = 0.0
+
+
+class _Worker:
+    def __init__(self, name: str, clock: Callable[[], float]) -> None:
+        self._name = name
+        self._clock = clock
+        self._inbox: queue.SimpleQueue[_Turn[object] | None] = queue.SimpleQueue()
+        self._current: _Turn[object] | None = None
+        self._began = 0.0
+        threading.Thread(target=self._work, name=f"read-{name}", daemon=True).start()
+
+    @property
+    def busy_for(self) -> float:
+        return self._clock() - self._began
+
+    def start(self, call: Callable[[], T]) -> _Turn[T] | None:
+        """None while an earlier call has not returned."""
+        if self._current is not None and not self._current.done.is_set():
+            return None
+        turn = _Turn(call)
+        self._current, self._began = turn, self._clock()  # type: ignore[assignment]
+        self._inbox.put(turn)  # type: ignore[arg-type]
+        return turn
+
+    def end(self) -> None:
+        self._inbox.put(None)
+
+    def _work(self) -> None:
+        while (turn := self._inbox.get()) is not None:
+            began = self._clock()
+            try:
+                turn.value = turn.call()
+            except (SourceError, StartError) as e:
+                turn.error = e
+            except Exception as e:  # noqa: BLE001 - the edge: a bug in one source must not take the others down
+                _log.exception("%s: unexpected error, please report it", self._name)
+                turn.error = SourceError("bug", f"{self._name}: {type(e).__name__}: {e}")
+            turn.seconds = self._clock() - began
+            turn.done.set()
+            del turn  # keep no answer alive until the next one comes

@@ -1,0 +1,235 @@
+"""The agent: two cadences (telemetry, allocation), one snapshot. Whatever changes something publishes anew."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from podgpu.agent.allocation_turn import AllocationPart, AllocationTurn
+from podgpu.agent.change_log import ChangeLog
+from podgpu.agent.isolate import Isolation
+from podgpu.agent.publish import Published, publish
+from podgpu.agent.tallies import ClockEventLog, XidLog
+from podgpu.agent.telemetry_turn import TelemetryPart, TelemetryTurn
+from podgpu.allocation.source import AllocationSource
+from podgpu.catalog.families import THROTTLE_REASONS
+from podgpu.catalog.fields import Field, fields
+from podgpu.device_selection import Selection
+from podgpu.errors import StartError
+from podgpu.join import Policy
+from podgpu.model import Outcome, Snapshot
+from podgpu.telemetry.source import Telemetry
+
+_CLOCK_EVENTS_FIELD = 112
+_CLOCK_EVENTS_COUNT_FIELD = 9002
+WARM_UP_SECONDS = 1.0
+"""Rates need two readings: the second comes this soon after the first, whatever the interval."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    interval: float = 30.0
+    allocation_interval: float = 5.0
+    selection: Selection = field(default_factory=Selection)
+    policy: Policy = field(default_factory=Policy)
+
+    @property
+    def deadline(self) -> float:
+        """How long a turn waits for a source: enough for a slow driver, never a whole default interval."""
+        return min(5.0, max(1.0, self.interval))
+
+    @property
+    def stale_after(self) -> float:
+        """Past three intervals figures are withheld; a turn that waited for a hung source is not yet late."""
+        return max(3 * self.interval, self.interval + self.deadline)
+
+
+@dataclass(frozen=True)
+class Clock:
+    """Time, injected."""
+
+    monotonic: Callable[[], float] = time.monotonic
+    wall: Callable[[], float] = time.time
+
+
+class Agent:
+    def __init__(
+        self,
+        telemetry: Telemetry,
+        allocation: Sequence[AllocationSource] = (),
+        settings: Settings | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self.settings = settings or Settings()
+        self.clock = clock or Clock()
+        self._telemetry = telemetry
+        self._isolation = Isolation(self.clock.monotonic)
+        policy = self.settings.policy
+        self._telemetry_turn = TelemetryTurn(
+            telemetry,
+            _fields_to_read(policy),
+            self.settings.selection,
+            self._isolation,
+            self.settings.deadline,
+        )
+        self._allocation_turn = AllocationTurn(
+            allocation, self._isolation, self.settings.deadline, self.clock.monotonic
+        )
+        self._configured = frozenset(c.field.id for c in policy.counters)
+        self._xids = XidLog(policy.xid_window_ms / 1000)
+        self._clock_events = ClockEventLog(policy.clock_window_ms / 1000)
+        self._changes = ChangeLog()
+        self._telemetry_part = TelemetryPart()
+        self._allocation_part = AllocationPart()
+        self._read_at = float("-inf")
+        self._taken_at = 0.0
+        self._released_until = float("-inf")
+        self._turn = threading.Lock()
+        self._publishing = threading.Lock()
+        self._stop = threading.Event()
+        self._allocate_now = threading.Event()
+        self.fatal: StartError | None = None
+        self.published = publish(Snapshot(0.0), policy, self._read_at)
+
+    # -- turns ---------------------------------------------------------------------------------------------------
+
+    def read_telemetry(self) -> None:
+        """One telemetry turn, and a new rendering. Raises StartError when the process cannot go on."""
+        with self._turn:
+            if self.clock.monotonic() >= self._released_until:
+                self._take(self._telemetry_turn.collect())
+            self._read_at = self.clock.monotonic()
+        self._publish()
+
+    def _take(self, part: TelemetryPart) -> None:
+        self._clock_events.note(_clock_event_masks(part), self.clock.monotonic())
+        if part.devices != self._telemetry_part.devices:
+            self._allocate_now.set()  # ids that named nothing a moment ago may name a device now
+        self._telemetry_part = part
+        self._taken_at = self.clock.wall()
+
+    def read_allocation(self) -> None:
+        """One allocation turn, and a new rendering."""
+        self._allocate_now.clear()
+        self._allocation_part = self._allocation_turn.collect(self._telemetry_part.devices)
+        self._publish()
+
+    def _publish(self) -> None:
+        with self._publishing:
+            self._xids.note(self._telemetry.xid_events())
+            snapshot = self._snapshot()
+            self.published = publish(snapshot, self.settings.policy, self._read_at)
+            self._changes.report(snapshot)
+
+    def _snapshot(self) -> Snapshot:
+        telemetry, allocation = self._telemetry_part, self._allocation_part
+        return Snapshot(
+            taken_at=self._taken_at,
+            devices=telemetry.devices,
+            readings=telemetry.readings,
+            assignments=allocation.assignments,
+            unmapped=allocation.unmapped,
+            outcomes=telemetry.outcomes + allocation.outcomes,
+            errors=dict(self._telemetry_turn.errors + self._allocation_turn.errors),
+            unsupported=tuple(u for u in telemetry.unsupported if u[1] in self._configured),
+            dropped=dict(self._telemetry_turn.dropped),
+            xids=self._xids.tallies(self.clock.wall()),
+            last_xid=dict(self._xids.last),
+            clock_events=self._clock_events.counts(),
+            device_count=telemetry.device_count,
+        )
+
+    def warm_up(self) -> None:
+        """Both readings that rates need, and the holders: what --once prints."""
+        self.read_telemetry()
+        self._stop.wait(min(WARM_UP_SECONDS, self.settings.interval))
+        self.read_telemetry()
+        self.read_allocation()
+
+    def check_selection(self) -> None:
+        """Holds `-d` against the devices that are here; raises UsageError. Without a driver nothing is checked."""
+        part = self._telemetry_turn.collect()
+        if part.outcomes and part.outcomes[0].ok:
+            self.settings.selection.check(part.devices)
+
+    # -- life ----------------------------------------------------------------------------------------------------
+
+    def start(self, on_fatal: Callable[[], object]) -> None:
+        """Begin both cadences; `on_fatal` is called from a thread when `fatal` says why podgpu must end."""
+        self._read_at = self.clock.monotonic()  # a loop that never turns is late from now on
+        self._spawn("telemetry", lambda: self._telemetry_loop(on_fatal))
+        if self._allocation_turn.has_sources:
+            self._spawn("allocation", self._allocation_loop)
+
+    @staticmethod
+    def _spawn(name: str, loop: Callable[[], None]) -> None:
+        threading.Thread(target=loop, name=name, daemon=True).start()
+
+    def _telemetry_loop(self, on_fatal: Callable[[], object]) -> None:
+        delay = min(WARM_UP_SECONDS, self.settings.interval)
+        while not self._stop.is_set():
+            began = self.clock.monotonic()
+            try:
+                self.read_telemetry()
+            except StartError as e:
+                self.fatal = e
+                on_fatal()
+                return
+            self._stop.wait(max(0.0, began + delay - self.clock.monotonic()))
+            delay = self.settings.interval
+
+    def _allocation_loop(self) -> None:
+        while not self._stop.is_set():
+            self._allocate_now.wait(self.settings.allocation_interval)
+            if not self._stop.is_set():
+                self.read_allocation()
+
+    def release(self, seconds: float) -> bool:
+        """Let go of the driver for a while so that it can be unloaded; False when a call in flight keeps it."""
+        with self._turn:
+            if not self._let_go():
+                return False
+            self._released_until = self.clock.monotonic() + seconds
+            outcome = Outcome(self._telemetry.name, 0.0, "released", f"let go of for {seconds:.0f} s on request")
+            self._telemetry_part = TelemetryPart(outcomes=(outcome,))
+        self._publish()
+        return True
+
+    @property
+    def turns(self) -> bool:
+        """The telemetry loop is alive: it finished a turn not too long ago."""
+        return self.clock.monotonic() - self._read_at <= self.settings.stale_after
+
+    def is_fresh(self, published: Published) -> bool:
+        """Figures are there and not too old to be served."""
+        return self.clock.monotonic() - published.read_at <= self.settings.stale_after
+
+    def stop(self) -> None:
+        """End the loops and let go of everything; a hung driver cannot hold this up."""
+        self._stop.set()
+        self._allocate_now.set()
+        self._let_go()
+        self._allocation_turn.close()
+        self._isolation.close()
+
+    def _let_go(self) -> bool:
+        wait = self.settings.deadline / 2
+        return bool(
+            self._isolation.run({"release": lambda: self._telemetry.release(wait)}, self.settings.deadline)[
+                "release"
+            ].value
+        )
+
+
+def _fields_to_read(policy: Policy) -> tuple[Field, ...]:
+    """The counter file's fields, and what podgpu's own families are made of."""
+    wanted = {c.field.id: c.field for c in policy.counters}
+    own = set(THROTTLE_REASONS) | ({_CLOCK_EVENTS_FIELD} if _CLOCK_EVENTS_COUNT_FIELD in wanted else set())
+    return tuple((wanted | {i: fields()[i] for i in own}).values())
+
+
+def _clock_event_masks(part: TelemetryPart) -> dict[str, int]:
+    masks = ((r.device.key, r.values.get(_CLOCK_EVENTS_FIELD)) for r in part.readings)
+    return {key: mask for key, mask in masks if isinstance(mask, int)}

@@ -1,0 +1,41 @@
+"""From snapshot to bytes, and the one reference a scrape reads."""
+
+from __future__ import annotations
+
+import gzip
+from dataclasses import dataclass
+
+from podgpu.exposition.text import encode
+from podgpu.join import Policy, join, self_families
+from podgpu.model import Snapshot
+
+_GZIP_LEVEL = 1  # label text repeats: level 1 already gives 20:1, and this runs in every tick
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """A response body in both encodings."""
+
+    plain: bytes
+    zipped: bytes
+
+    @classmethod
+    def of(cls, plain: bytes) -> Body:
+        return cls(plain, gzip.compress(plain, _GZIP_LEVEL, mtime=0))
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """All a request handler needs. Immutable; replaced as a whole."""
+
+    snapshot: Snapshot
+    fresh: Body
+    stale: Body
+    """Self-metrics only: what is served once the figures are too old."""
+    read_at: float
+    """Monotonic time of the last telemetry turn."""
+
+
+def publish(snapshot: Snapshot, policy: Policy, read_at: float) -> Published:
+    fresh = encode(join(snapshot, policy))
+    return Published(snapshot, Body.of(fresh), Body.of(encode(self_families(snapshot))), read_at)

@@ -1,0 +1,124 @@
+"""One turn of telemetry: the inventory, then every GPU in its own worker, all under one deadline."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from podgpu.agent.isolate import Isolation, Result
+from podgpu.catalog.fields import Field
+from podgpu.device_selection import Selection
+from podgpu.errors import StartError
+from podgpu.model import Device, DeviceCount, Outcome, Reading
+from podgpu.telemetry.source import GpuAnswer, Inventory, Telemetry
+
+
+@dataclass(frozen=True, slots=True)
+class TelemetryPart:
+    """What a turn brought: the telemetry half of a snapshot."""
+
+    devices: tuple[Device, ...] = ()
+    readings: tuple[Reading, ...] = ()
+    outcomes: tuple[Outcome, ...] = ()
+    unsupported: tuple[tuple[str, int], ...] = ()
+    device_count: DeviceCount = field(default_factory=DeviceCount)
+
+
+class TelemetryTurn:
+    """Keeps what must outlive a turn: the last inventory, the devices last seen on each GPU, counters."""
+
+    def __init__(
+        self,
+        telemetry: Telemetry,
+        fields: Sequence[Field],
+        selection: Selection,
+        isolation: Isolation,
+        deadline: float,
+    ) -> None:
+        self._telemetry = telemetry
+        self._fields = fields
+        self._selection = selection
+        self._isolation = isolation
+        self._deadline = deadline
+        self._inventory = Inventory(())
+        self._known: dict[str, tuple[Device, ...]] = {}
+        self._most_seen = 0
+        self.errors: Counter[tuple[str, str]] = Counter()
+        self.dropped: Counter[int] = Counter()
+
+    def collect(self) -> TelemetryPart:
+        """Raises StartError only where the process cannot go on (library and driver apart)."""
+        inventory = self._read_inventory()
+        if not inventory.ok:
+            return TelemetryPart(devices=self._devices(), outcomes=(inventory,), device_count=self._count(visible=0))
+        gpus = self._chosen_gpus()
+        results = self._isolation.run(
+            {_worker(g): partial(self._telemetry.read, g, self._fields) for g in gpus}, self._deadline
+        )
+        return self._gather(inventory, {g: results[_worker(g)] for g in gpus})
+
+    def _read_inventory(self) -> Outcome:
+        name = self._telemetry.name
+        result = self._isolation.run({name: self._telemetry.inventory}, self._deadline)[name]
+        if result.value is not None:
+            self._take_inventory(result.value)
+        return self._outcome(name, result)
+
+    def _take_inventory(self, inventory: Inventory) -> None:
+        gone = {g.uuid for g in self._inventory.gpus} - {g.uuid for g in inventory.gpus}
+        self._isolation.forget(_worker(g) for g in self._inventory.gpus if g.uuid in gone)
+        for uuid in gone:
+            self._known.pop(uuid, None)
+        for gpu in inventory.gpus:
+            self._known.setdefault(gpu.uuid, (gpu,))
+        self._inventory = inventory
+        self._most_seen = max(self._most_seen, len(inventory.gpus) + len(inventory.unreachable))
+
+    def _chosen_gpus(self) -> list[Device]:
+        """GPUs with at least one device to show. For `i` that is known only after a GPU was read once."""
+        shown = self._selection.of(self._devices())
+        every = self._selection.kind == "i"
+        return [g for g in self._inventory.gpus if every or g.uuid in shown]
+
+    def _gather(self, inventory: Outcome, results: dict[Device, Result[GpuAnswer]]) -> TelemetryPart:
+        answers = []
+        outcomes = [inventory]
+        for gpu, result in results.items():
+            outcomes.append(self._outcome(f"gpu{gpu.index}", result))
+            if result.value is not None:
+                answers.append(result.value)
+                self._known[gpu.uuid] = tuple(r.device for r in result.value.readings)
+                self.dropped.update(result.value.dropped)
+                self.errors.update((f"gpu{gpu.index}", reason) for reason in result.value.errors)
+        devices = self._devices()
+        shown = self._selection.of(devices)
+        return TelemetryPart(
+            devices=devices,
+            readings=tuple(r for a in answers for r in a.readings if r.device.key in shown),
+            outcomes=tuple(outcomes),
+            unsupported=tuple(u for a in answers for u in a.unsupported if u[0] in shown),
+            device_count=self._count(len(self._inventory.gpus) - len(results) + len(answers)),
+        )
+
+    def _devices(self) -> tuple[Device, ...]:
+        return tuple(d for gpu in self._inventory.gpus for d in self._known.get(gpu.uuid, (gpu,)))
+
+    def _count(self, visible: int) -> DeviceCount:
+        expected = self._inventory.expected
+        baseline = expected if expected is not None else self._most_seen
+        return DeviceCount(expected, visible, max(0, baseline - visible))
+
+    def _outcome(self, source: str, result: Result[Any]) -> Outcome:
+        if isinstance(result.error, StartError):
+            raise result.error
+        if result.error is None:
+            return Outcome(source, result.seconds)
+        self.errors[source, result.error.reason] += 1
+        return Outcome(source, result.seconds, result.error.reason, str(result.error))
+
+
+def _worker(gpu: Device) -> str:
+    return f"gpu{gpu.index}-{gpu.uuid}"

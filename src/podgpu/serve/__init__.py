@@ -1,0 +1,1 @@
+"""The HTTP server: prepared bytes out, nothing else. Touches the inbound network."""
