@@ -1,0 +1,5 @@
+"""The command `podgpu`: options, and which parts are put together. One file per command."""
+
+from podgpu.cli.main import main
+
+__all__ = ["main"]

@@ -1,0 +1,70 @@
+"""The entry point: finds the command, and turns every error into one line and an exit code."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+import click
+
+from podgpu import __version__
+from podgpu.cli.option_table import EXPORTER_OPTIONS
+from podgpu.cli.params import normalise
+from podgpu.errors import PodgpuError, UsageError
+
+COMMANDS = {
+    "exporter": "Export this node's GPUs to Prometheus (a drop-in for dcgm-exporter).",
+    "doctor": "Check this node: driver, permissions, kubelet, mapping; say what is wrong and what to do.",
+    "demo": "Run the exporter on simulated GPUs with a simulated kubelet.",
+}
+
+
+class _Commands(click.Group):
+    """Imports a command's file only when it is asked for: the exporter pays for nothing else."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = import_module(f"podgpu.cli.{cmd_name}").command
+        command.short_help = COMMANDS[cmd_name]
+        return command
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="podgpu")
+def cli() -> None:
+    """podgpu tells which pod uses which GPU, how much of it, and what that costs."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    sys.exit(run(list(sys.argv[1:] if arguments is None else arguments)))
+
+
+def run(arguments: list[str]) -> int:
+    """0: fine; 1: podgpu cannot run or found something wrong; 2: it was called wrongly."""
+    if arguments[:1] == ["exporter"]:
+        arguments = normalise(arguments, EXPORTER_OPTIONS)
+    try:
+        result = cli.main(arguments, prog_name="podgpu", standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as e:
+        click.echo(e.ctx.get_help() if e.ctx else str(e), err=True)
+        return 2
+    except click.UsageError as e:
+        where = f" {e.ctx.info_name}" if e.ctx is not None and e.ctx.info_name != "podgpu" else ""
+        return _fail(f"{e.format_message()} (see podgpu{where} --help)", 2)
+    except click.Abort:
+        return 130
+    except UsageError as e:
+        return _fail(str(e), 2)
+    except PodgpuError as e:
+        return _fail(str(e), 1)
+    return result if isinstance(result, int) else 0
+
+
+def _fail(message: str, code: int) -> int:
+    click.echo(f"podgpu: {message}", err=True)
+    return code

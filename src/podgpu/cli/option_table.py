@@ -1,0 +1,240 @@
+"""Every option of `podgpu exporter`, once: flag, variable, default, help. click's options and the README's table come
+from here. Rows with `works=False` are dcgm-exporter's: accepted so that a migrated DaemonSet starts, warned about once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    flag: str
+    short: str = ""
+    env: str = ""
+    default: str = ""
+    help: str = ""
+    kind: str = "text"
+    """text, bool, duration (a plain number is milliseconds) or choice:a|b."""
+    works: bool = True
+    alias: str = ""
+    ours: bool = False
+    """podgpu's own; dcgm-exporter does not have it."""
+
+    @property
+    def parameter(self) -> str:
+        return self.flag.replace("-", "_")
+
+
+_YET = "accepted; not built yet"
+_DCGM = "accepted; belongs to DCGM, which podgpu does not need"
+
+EXPORTER_OPTIONS: tuple[Option, ...] = (
+    Option(
+        "collectors",
+        "f",
+        "DCGM_EXPORTER_COLLECTORS",
+        "",
+        "Counters: a CSV file, or default, dcp, 1.x (shipped), none (no DCGM_* families). Without it "
+        "/etc/dcgm-exporter/default-counters.csv where that exists, else default.",
+    ),
+    Option("address", "a", "DCGM_EXPORTER_LISTEN", ":9400", "Address to listen on: :PORT, HOST:PORT or [IPV6]:PORT."),
+    Option(
+        "collect-interval",
+        "c",
+        "DCGM_EXPORTER_INTERVAL",
+        "30000",
+        "How often the GPUs are read: a plain number is milliseconds, 5s and 1m work too; at least 100 ms.",
+        "duration",
+    ),
+    Option("kubernetes", "k", "DCGM_EXPORTER_KUBERNETES", "false", "Put pod labels on, from the kubelet.", "bool"),
+    Option(
+        "use-old-namespace",
+        "o",
+        "DCGM_EXPORTER_USE_OLD_NAMESPACE",
+        "false",
+        "dcgm-exporter 1.x label names (uuid, pod_name, pod_namespace, container_name).",
+        "bool",
+    ),
+    Option("cpu-devices", "p", "DCGM_EXPORTER_CPU_DEVICES_STR", "f", _YET, works=False),
+    Option("configmap-data", "m", "DCGM_EXPORTER_CONFIGMAP_DATA", "none", _YET, works=False),
+    Option("remote-hostengine-info", "r", "DCGM_REMOTE_HOSTENGINE_INFO", "localhost:5555", _YET, works=False),
+    Option(
+        "kubernetes-enable-pod-labels",
+        "",
+        "DCGM_EXPORTER_KUBERNETES_ENABLE_POD_LABELS",
+        "false",
+        _YET,
+        "bool",
+        works=False,
+    ),
+    Option(
+        "kubernetes-enable-pod-uid", "", "DCGM_EXPORTER_KUBERNETES_ENABLE_POD_UID", "false", _YET, "bool", works=False
+    ),
+    Option(
+        "kubernetes-gpu-id-type",
+        "",
+        "DCGM_EXPORTER_KUBERNETES_GPU_ID_TYPE",
+        "uid",
+        "Kept for compatibility: UUIDs (uid) and nvidia<minor> names (device-name) are both understood, always.",
+        "choice:uid|device-name",
+    ),
+    Option(
+        "kubernetes-pod-label-allowlist-regex",
+        "",
+        "DCGM_EXPORTER_KUBERNETES_POD_LABEL_ALLOWLIST_REGEX",
+        "",
+        _YET,
+        works=False,
+    ),
+    Option(
+        "devices",
+        "d",
+        "DCGM_EXPORTER_DEVICES_STR",
+        "f",
+        "What to show: f (GPUs and their MIG instances), g[:ids] (GPUs), i[:ids] (MIG instances); ids as 0,2-4.",
+    ),
+    Option("no-hostname", "n", "DCGM_EXPORTER_NO_HOSTNAME", "false", "Leave the host label out.", "bool"),
+    Option("switch-devices", "s", "DCGM_EXPORTER_OTHER_DEVICES_STR", "f", _YET, works=False),
+    Option(
+        "fake-gpus",
+        "",
+        "DCGM_EXPORTER_USE_FAKE_GPUS",
+        "false",
+        "accepted; use --telemetry simulated",
+        "bool",
+        works=False,
+    ),
+    Option("web-config-file", "", "DCGM_EXPORTER_WEB_CONFIG_FILE", "", _YET, works=False),
+    Option("web-systemd-socket", "", "DCGM_EXPORTER_SYSTEMD_SOCKET", "false", _YET, "bool", works=False),
+    Option(
+        "xid-count-window-size",
+        "x",
+        "DCGM_EXPORTER_XID_COUNT_WINDOW_SIZE",
+        "300000",
+        "Window of DCGM_EXP_XID_ERRORS_COUNT.",
+        "duration",
+    ),
+    Option(
+        "clock-events-count-window-size",
+        "",
+        "DCGM_EXPORTER_CLOCK_EVENTS_COUNT_WINDOW_SIZE",
+        "300000",
+        "Window of DCGM_EXP_CLOCK_EVENTS_COUNT.",
+        "duration",
+    ),
+    Option(
+        "replace-blanks-in-model-name",
+        "",
+        "DCGM_EXPORTER_REPLACE_BLANKS_IN_MODEL_NAME",
+        "false",
+        "Write modelName with dashes instead of blanks.",
+        "bool",
+        alias="rbmn",
+    ),
+    Option("debug", "", "DCGM_EXPORTER_DEBUG", "false", "Log more.", "bool"),
+    Option("enable-dcgm-log", "", "DCGM_EXPORTER_ENABLE_DCGM_LOG", "false", _DCGM, "bool", works=False),
+    Option("dcgm-log-level", "", "DCGM_EXPORTER_DCGM_LOG_LEVEL", "NONE", _DCGM, works=False),
+    Option("log-format", "", "DCGM_EXPORTER_LOG_FORMAT", "text", "How log lines look.", "choice:text|json"),
+    Option(
+        "pod-resources-kubelet-socket",
+        "",
+        "DCGM_POD_RESOURCES_KUBELET_SOCKET",
+        "/var/lib/kubelet/pod-resources/kubelet.sock",
+        "The kubelet's pod-resources socket.",
+    ),
+    Option("hpc-job-mapping-dir", "", "DCGM_HPC_JOB_MAPPING_DIR", "", _YET, works=False),
+    Option(
+        "nvidia-resource-names",
+        "",
+        "NVIDIA_RESOURCE_NAMES",
+        "",
+        "Comma list of resource names that carry GPUs. Any resource whose ids name a GPU counts by itself; for these "
+        "an id that cannot be read is counted and explained too.",
+    ),
+    Option("kubernetes-virtual-gpus", "", "KUBERNETES_VIRTUAL_GPUS", "false", _YET, "bool", works=False),
+    Option("kubernetes-enable-dra", "", "KUBERNETES_ENABLE_DRA", "false", _YET, "bool", works=False),
+    Option("disable-startup-validate", "", "DISABLE_STARTUP_VALIDATE", "false", _DCGM, "bool", works=False),
+    Option(
+        "enable-gpu-bind-unbind-watch",
+        "",
+        "DCGM_EXPORTER_ENABLE_GPU_BIND_UNBIND_WATCH",
+        "false",
+        "accepted; podgpu always notices GPUs that come and go",
+        "bool",
+        works=False,
+    ),
+    Option(
+        "gpu-bind-unbind-poll-interval",
+        "",
+        "DCGM_EXPORTER_GPU_BIND_UNBIND_POLL_INTERVAL",
+        "1s",
+        "accepted; podgpu always notices GPUs that come and go",
+        works=False,
+    ),
+    Option("enable-pprof", "", "DCGM_EXPORTER_ENABLE_PPROF", "false", "accepted; a Go profiler", "bool", works=False),
+    Option(
+        "dump-enabled",
+        "",
+        "DCGM_EXPORTER_DUMP_ENABLED",
+        "false",
+        "accepted; use --dump-snapshot",
+        "bool",
+        works=False,
+    ),
+    Option(
+        "dump-directory",
+        "",
+        "DCGM_EXPORTER_DUMP_DIRECTORY",
+        "/tmp/dcgm-exporter-debug",
+        "accepted; use --dump-snapshot",
+        works=False,
+    ),
+    Option("dump-retention", "", "DCGM_EXPORTER_DUMP_RETENTION", "24", "accepted; use --dump-snapshot", works=False),
+    Option(
+        "dump-compression",
+        "",
+        "DCGM_EXPORTER_DUMP_COMPRESSION",
+        "true",
+        "accepted; use --dump-snapshot",
+        "bool",
+        works=False,
+    ),
+    Option(
+        "hostname-label",
+        "",
+        "PODGPU_HOSTNAME_LABEL",
+        "Hostname",
+        "Name of the host label; its value is NODE_NAME, else the host's name.",
+        "choice:Hostname|hostname",
+        ours=True,
+    ),
+    Option(
+        "telemetry",
+        "",
+        "PODGPU_TELEMETRY",
+        "auto",
+        "Where figures come from: auto, nvml, or simulated[:SPEC] such as simulated:2xH100,1xH100/7x1g.10gb.",
+        ours=True,
+    ),
+    Option(
+        "allocation-interval",
+        "",
+        "PODGPU_ALLOCATION_INTERVAL",
+        "5000",
+        "How often the kubelet is asked who holds what; at least 100 ms.",
+        "duration",
+        ours=True,
+    ),
+    Option(
+        "mig-copy-parent-values",
+        "",
+        "PODGPU_MIG_COPY_PARENT_VALUES",
+        "false",
+        "Repeat a GPU's own figures on each of its MIG instances, as dcgm-exporter does.",
+        "bool",
+        ours=True,
+    ),
+    Option("once", "", "", "false", "Read twice, print the exposition, exit.", "bool", ours=True),
+    Option("dump-snapshot", "", "", "", "With --once: write the snapshot as JSON to this file.", ours=True),
+)

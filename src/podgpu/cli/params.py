@@ -1,0 +1,130 @@
+"""Turns the option table into click options, with Go's habits (`-c=1000`, `-collectors x`, `--kubernetes=false`)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+from podgpu.cli.option_table import Option
+
+_TRUE = {"1", "t", "true", "yes", "on"}
+_FALSE = {"0", "f", "false", "no", "off"}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)?")
+_UNIT_SECONDS = {None: 0.001, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_MOST_SECONDS = 86_400.0
+
+
+class _Bool(click.ParamType):  # type: ignore[type-arg]
+    name = "true|false"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> bool:
+        word = str(value).strip().lower()
+        if word in _TRUE or word in _FALSE:
+            return word in _TRUE
+        self.fail(f"{value!r} is neither true nor false{_from(param, ctx)}", param, ctx)
+
+
+class _Duration(click.ParamType):  # type: ignore[type-arg]
+    """Seconds as a float; what is written without a unit is milliseconds, as dcgm-exporter documents."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        m = _DURATION.fullmatch(str(value).strip())
+        if m is None:
+            where = _from(param, ctx)
+            self.fail(
+                f"{value!r} is no duration; write milliseconds (5000) or a unit (5s, 500ms, 1m){where}", param, ctx
+            )
+        seconds = float(m[1]) * _UNIT_SECONDS[m[2]]
+        if not 0.1 <= seconds <= _MOST_SECONDS:
+            self.fail(
+                f"{value} is out of range: 100 ms to 24 h, a plain number is milliseconds{_from(param, ctx)}",
+                param,
+                ctx,
+            )
+        return seconds
+
+
+class _Choice(click.ParamType):  # type: ignore[type-arg]
+    def __init__(self, words: Sequence[str]) -> None:
+        self.words = words
+        self.name = "|".join(words)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if value not in self.words:
+            self.fail(f"{value!r} is none of {', '.join(self.words)}{_from(param, ctx)}", param, ctx)
+        return str(value)
+
+
+def _from(param: click.Parameter | None, ctx: click.Context | None) -> str:
+    """Names the variable when that is where the value came from."""
+    if param is None or ctx is None or param.name is None:
+        return ""
+    if ctx.get_parameter_source(param.name) is not ParameterSource.ENVIRONMENT:
+        return ""
+    return f" (from the variable {param.envvar})"
+
+
+def _type(kind: str) -> Any:
+    if kind == "bool":
+        return _Bool()
+    if kind == "duration":
+        return _Duration()
+    if kind.startswith("choice:"):
+        return _Choice(kind.removeprefix("choice:").split("|"))
+    return click.STRING
+
+
+def with_options(options: Iterable[Option]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        for option in reversed(list(options)):
+            function = _click_option(option)(function)
+        return function
+
+    return decorate
+
+
+def _click_option(option: Option) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    names = [f"--{option.flag}", *([f"-{option.short}"] if option.short else [])]
+    names += [f"--{option.alias}"] if option.alias else []
+    optional_value: dict[str, Any] = {"is_flag": False, "flag_value": "true"} if option.kind == "bool" else {}
+    shown = {"" if option.kind == "text" and not option.default else option.default}
+    return click.option(
+        *names,
+        option.parameter,
+        type=_type(option.kind),
+        envvar=option.env or None,
+        default=option.default,
+        show_envvar=bool(option.env),
+        show_default=bool(shown - {""}),
+        help=option.help,
+        **optional_value,
+    )
+
+
+def normalise(arguments: Sequence[str], options: Iterable[Option]) -> list[str]:
+    """Go's flag package takes `-c=1000` and `-collectors file`; so do we."""
+    long_names = {name for option in options for name in (option.flag, option.alias) if name}
+    normal: list[str] = []
+    for argument in arguments:
+        if re.match(r"-[A-Za-z]=", argument):
+            normal += [argument[:2], argument[3:]]
+        elif (m := re.match(r"-([a-z][\w-]+)(=.*)?$", argument)) and m[1] in long_names:
+            normal.append(f"-{argument}")
+        else:
+            normal.append(argument)
+    return normal
+
+
+def given(ctx: click.Context, option: Option) -> bool:
+    """The user set it, by flag or variable, to something other than the default."""
+    if ctx.get_parameter_source(option.parameter) is ParameterSource.DEFAULT:
+        return False
+    value = ctx.params[option.parameter]
+    word = str(value).lower() if isinstance(value, bool) else str(value)
+    return word != option.default

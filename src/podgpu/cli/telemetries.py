@@ -1,0 +1,37 @@
+"""The table that names the telemetry sources: `--telemetry NAME[:ARGUMENT]`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from podgpu.errors import UsageError
+from podgpu.telemetry.source import Telemetry
+
+DEFAULT_SPEC = "8xH100"
+
+
+def _nvml(argument: str) -> Telemetry:
+    from podgpu.telemetry.nvml import NvmlTelemetry
+
+    if argument:
+        raise UsageError(f"--telemetry nvml takes no argument, not {argument!r}")
+    return NvmlTelemetry()
+
+
+def _simulated(argument: str) -> Telemetry:
+    from podgpu.simulate.driver import SimulatedNvml
+    from podgpu.simulate.spec import parse_spec
+    from podgpu.telemetry.nvml import NvmlTelemetry
+
+    specs = parse_spec(argument or DEFAULT_SPEC)
+    return NvmlTelemetry(SimulatedNvml(specs), "simulated", count_expected=lambda: len(specs))
+
+
+TELEMETRIES: Mapping[str, Callable[[str], Telemetry]] = {"auto": _nvml, "nvml": _nvml, "simulated": _simulated}
+
+
+def open_telemetry(chosen: str) -> Telemetry:
+    name, _, argument = chosen.partition(":")
+    if name not in TELEMETRIES:
+        raise UsageError(f"--telemetry {chosen!r}: unknown source; there are {', '.join(TELEMETRIES)}")
+    return TELEMETRIES[name](argument)
