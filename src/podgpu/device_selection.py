@@ -67,7 +67,7 @@ def parse_selection(text: str) -> Selection:
 def _parse_ids(text: str, ids: str) -> list[int]:
     found: list[int] = []
     for part in ids.split(","):
-        m = re.fullmatch(r"(\d{1,5})(?:-(\d{1,5}))?", part)
+        m = re.fullmatch(r"([0-9]{1,5})(?:-([0-9]{1,5}))?", part)
         if m is None:
             raise UsageError(
                 f"-d {text!r}: {part!r} is no id; ids are numbers and ranges without spaces, such as 0,2-4, "

@@ -1,0 +1,255 @@
+"""The agent's turns over a simulated driver and a source of holders, with injected time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import pytest
+
+from podgpu.agent import health
+from podgpu.agent.loop import Agent, Clock, Settings
+from podgpu.allocation.source import Allocation
+from podgpu.catalog.counters import parse_counters, shipped_counters
+from podgpu.device_selection import parse_selection
+from podgpu.errors import SourceError, UsageError
+from podgpu.join import Policy
+from podgpu.model import Assignment, Device, Workload
+from podgpu.simulate.driver import SimulatedNvml
+from podgpu.telemetry.driver import VersionMismatch
+from podgpu.telemetry.nvml import NvmlTelemetry
+
+EXTRA = parse_counters(
+    "DCGM_FI_DEV_GPU_TEMP,gauge,t\nDCGM_FI_DEV_XID_ERRORS,gauge,x\nDCGM_EXP_XID_ERRORS_COUNT,gauge,n\n"
+    "DCGM_EXP_CLOCK_EVENTS_COUNT,gauge,c\nDCGM_FI_DEV_NVSWITCH_LINK_STATUS,gauge,s\n",
+    "test",
+)
+
+
+class Holders:
+    """A source of holders the test writes into."""
+
+    name = "holders"
+
+    def __init__(self) -> None:
+        self.now: list[Assignment] = []
+        self.error: SourceError | None = None
+
+    def assignments(self, devices: Sequence[Device]) -> Allocation:
+        if self.error is not None:
+            raise self.error
+        return Allocation(tuple(self.now))
+
+    def close(self) -> None:
+        pass
+
+
+class Node:
+    def __init__(self, spec: str, settings: Settings) -> None:
+        self.time = 100.0
+        self.driver = SimulatedNvml(spec, clock=lambda: self.time, wall=self.wall, unrest=0)
+        count = len(self.driver.machine.gpus)
+        telemetry = NvmlTelemetry(self.driver, "simulated", lambda: count, lambda: self.time, self.wall)
+        self.holders = Holders()
+        self.agent = Agent(telemetry, [self.holders], settings, Clock(lambda: self.time, self.wall))
+
+    def wall(self) -> float:
+        return 1_700_000_000 + self.time
+
+    def turn(self, seconds: float = 1.0) -> str:
+        self.time += seconds
+        self.agent.read_telemetry()
+        return self.page()
+
+    def page(self) -> str:
+        return self.agent.published.fresh.plain.decode()
+
+
+SETTINGS = Settings(interval=1.0, policy=Policy(counters=EXTRA, hostname="h"))
+
+
+@pytest.fixture
+def node(request: pytest.FixtureRequest) -> Iterator[Node]:
+    node = Node(*getattr(request, "param", ("2xH100", SETTINGS)))
+    yield node
+    node.driver.faults.release_all()
+    node.agent.stop()
+
+
+def test_a_released_pod_is_gone_with_the_next_allocation_reading_whatever_the_interval(node: Node) -> None:
+    node.turn()
+    uuid = node.driver.machine.gpus[0].uuid
+    node.holders.now = [Assignment(uuid, Workload("ns", "p", "c"), "holders")]
+    node.agent.read_allocation()
+    assert 'pod="p"' in node.page()
+    node.holders.now = []
+    node.agent.read_allocation()
+    assert 'pod="p"' not in node.page(), "no telemetry turn is needed for that"
+
+
+def test_the_mapping_outlives_a_short_absence_of_its_source_and_no_longer(node: Node) -> None:
+    node.turn()
+    uuid = node.driver.machine.gpus[0].uuid
+    node.holders.now = [Assignment(uuid, Workload("ns", "p", "c"), "holders")]
+    node.agent.read_allocation()
+    node.holders.error = SourceError("rate_limited", "slow down")
+    node.time += 30
+    node.agent.read_allocation()
+    assert 'pod="p"' in node.page()
+    assert 'podgpu_exporter_source_up{source="holders"} 0' in node.page()
+    assert 'podgpu_exporter_source_errors_total{source="holders",reason="rate_limited"} 1' in node.page()
+    node.time += 31
+    node.agent.read_allocation()
+    assert 'pod="p"' not in node.page()
+
+
+def test_a_hung_gpu_is_left_out_and_the_others_are_served(node: Node) -> None:
+    node.turn()
+    hang = node.driver.faults.hang("nvmlDeviceGetTemperature", gpu=1)
+    page = node.turn()
+    assert hang.entered.is_set()
+    assert 'DCGM_FI_DEV_GPU_TEMP{gpu="0"' in page
+    assert 'DCGM_FI_DEV_GPU_TEMP{gpu="1"' not in page
+    assert 'podgpu_device_count{state="lost",Hostname="h"} 1' in page
+    page = node.turn()
+    assert 'source_errors_total{source="gpu1",reason="hung"} 1' in page
+    hang.release()
+    node.driver.faults.clear("nvmlDeviceGetTemperature", gpu=1)
+    while 'DCGM_FI_DEV_GPU_TEMP{gpu="1"' not in node.turn():
+        pass  # back as soon as the abandoned call has returned
+
+
+def test_past_three_intervals_the_figures_are_withheld(node: Node) -> None:
+    node.turn()
+    published = node.agent.published
+    assert node.agent.is_fresh(published)
+    node.time += SETTINGS.stale_after
+    assert node.agent.is_fresh(published)
+    node.time += 0.001
+    assert not node.agent.is_fresh(published)
+    assert health.live(node.agent)[0] is False
+    assert health.ready(node.agent)[0] is False
+    stale = published.stale.plain.decode()
+    assert "podgpu_exporter_snapshot_timestamp_seconds" in stale
+    assert "\nDCGM_" not in stale
+    assert "podgpu_device" not in stale
+
+
+def test_xids_are_counted_from_zero_per_gpu(node: Node) -> None:
+    page = node.turn()
+    assert 'podgpu_device_xid_errors_total{gpu="0"' in page
+    assert 'err_code="0"' in page
+    assert 'DCGM_EXP_XID_ERRORS_COUNT{gpu="0"' in page
+    for xid in (79, 79, 31):
+        node.driver.faults.raise_xid(0, xid)
+    seen = ""
+    while 'xid="31"' not in seen:  # events come through a thread
+        seen = node.turn(0.0)
+    key = f'UUID="{node.driver.machine.gpus[0].uuid}"'
+    lines = [line for line in seen.splitlines() if key in line]
+    assert any(line.startswith("podgpu_xid_errors_total{") and 'xid="79"} 2' in line for line in lines)
+    assert any(line.startswith("podgpu_device_xid_errors_total{") and line.endswith(" 3") for line in lines)
+    assert any(line.startswith("DCGM_FI_DEV_XID_ERRORS{") and line.endswith(" 31") for line in lines)
+    assert any('window_size_in_ms="300000",xid="79"} 2' in line for line in lines)
+    node.turn(301)
+    gone = node.page()
+    assert 'xid="79"} 2' in gone, "the counter stays"
+    assert 'window_size_in_ms="300000",xid="79"' not in gone, "the window moved on"
+
+
+def test_clock_events_are_samples_within_the_window(node: Node) -> None:
+    for _ in range(4):
+        node.turn()
+    idle = [x for x in node.page().splitlines() if "CLOCK_EVENTS_COUNT" in x and 'clock_event="gpu_idle"' in x]
+    assert [line.rsplit(" ", 1)[1] for line in idle] == ["4", "4"]
+
+
+def test_a_field_the_source_cannot_give_is_a_self_metric_and_one_warning(
+    node: Node, caplog: pytest.LogCaptureFixture
+) -> None:
+    node.turn()
+    page = node.turn()
+    assert 'field="DCGM_FI_DEV_NVSWITCH_LINK_STATUS"} 1' in page
+    assert caplog.text.count("DCGM_FI_DEV_NVSWITCH_LINK_STATUS") == 1
+
+
+def test_let_go_of_the_driver_for_a_time(node: Node) -> None:
+    node.turn()
+    assert node.agent.release(30.0)
+    assert node.driver.calls["nvmlShutdown"] == 1
+    assert "GPU_TEMP" not in node.page()
+    assert 'podgpu_exporter_source_up{source="simulated"} 0' in node.page()
+    assert "GPU_TEMP" not in node.turn(29.0)
+    assert health.live(node.agent)[0], "the loop turns"
+    assert "GPU_TEMP" in node.turn(2.0)
+
+
+def test_a_driver_that_went_and_came_back(node: Node) -> None:
+    node.turn()
+    node.driver.faults.unload_driver()
+    page = node.turn()
+    page = node.turn()
+    assert "GPU_TEMP" not in page
+    assert 'podgpu_device_count{state="lost",Hostname="h"} 2' in page
+    assert not health.ready(node.agent)[0]
+    node.driver.faults.load_driver()
+    while "GPU_TEMP" not in node.turn(6.0):
+        assert node.time < 1000
+
+
+def test_library_and_driver_apart_is_fatal(node: Node) -> None:
+    node.driver.faults.mismatch_versions()
+    with pytest.raises(VersionMismatch):
+        node.turn()
+
+
+MIG = ("1xH100,1xH100/2x3g.40gb", SETTINGS)
+
+
+@pytest.mark.parametrize(
+    ("node", "text", "shown"),
+    [
+        (MIG, "f", {"0", "1", "1/1", "1/2"}),
+        (MIG, "g:0", {"0"}),
+        (MIG, "i", {"1", "1/1", "1/2"}),
+        (MIG, "i:1", {"1", "1/2"}),
+    ],
+    indirect=["node"],
+)
+def test_device_strings_choose_what_is_shown(node: Node, text: str, shown: set[str]) -> None:
+    selection = parse_selection(text)
+    chosen = Node("1xH100,1xH100/2x3g.40gb", replace(SETTINGS, selection=selection))
+    chosen.agent.check_selection()
+    chosen.turn()
+    devices = [r.device for r in chosen.agent.published.snapshot.readings]
+    assert {f"{d.index}/{d.gi_id}" if d.gi_id is not None else str(d.index) for d in devices} == shown
+    chosen.agent.stop()
+
+
+@pytest.mark.parametrize(
+    ("spec", "text", "complaint"),
+    [
+        ("2xH100", "g:0,7", "no such GPU here: 7; there are 0, 1"),
+        ("2xH100", "i", "MIG mode"),
+        ("1xH100/2x3g.40gb", "g", "use -d f"),
+        ("1xH100/2x3g.40gb", "i:5", "no such MIG instance here: 5; there are 0, 1"),
+    ],
+)
+def test_device_strings_that_do_not_fit_are_refused(spec: str, text: str, complaint: str) -> None:
+    node = Node(spec, replace(SETTINGS, selection=parse_selection(text)))
+    with pytest.raises(UsageError, match=complaint):
+        node.agent.check_selection()
+    node.agent.stop()
+
+
+def test_the_loops_run_and_end(node: Node) -> None:
+    import threading
+
+    read = threading.Event()
+    node.holders.assignments = lambda devices: (read.set(), Allocation())[1] if devices else Allocation()  # type: ignore[method-assign]
+    node.agent.start(on_fatal=lambda: None)
+    assert read.wait(10), "the allocation loop is woken as soon as devices are known"
+
+
+def test_shipped_counters_leave_no_family_without_help() -> None:
+    assert all(c.help for c in shipped_counters("dcp") or ())

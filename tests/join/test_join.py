@@ -1,0 +1,111 @@
+"""The join: who gets pod labels, and that no series is ever printed twice."""
+
+from __future__ import annotations
+
+from collections import Counter as Tally
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from podgpu.catalog.counters import parse_counters, shipped_counters
+from podgpu.exposition.text import encode
+from podgpu.join import Policy, join
+from podgpu.model import Assignment, Device, Reading, Snapshot, Workload, XidTally
+from podgpu.snapshot_json import dump_snapshot, load_snapshot
+
+COUNTERS = (shipped_counters("dcp") or ()) + parse_counters("DCGM_EXP_XID_ERRORS_COUNT,gauge,n\n", "test")
+POLICY = Policy(counters=COUNTERS, hostname="h")
+
+GPUS = [Device(i, f"GPU-{i}", f"0000:{i}", "NVIDIA H100", minor=i) for i in range(3)]
+INSTANCE = Device(2, "GPU-2", "0000:2", "NVIDIA H100", 2, True, 7, "1g.10gb", ("MIG-a",))
+DEVICES = [*GPUS, INSTANCE]
+HOLDERS = [Workload("ns", f"p{i}", c) for i in range(3) for c in ("a", "b")]
+
+assignments = st.lists(
+    st.builds(
+        Assignment,
+        device=st.sampled_from([d.key for d in DEVICES]),
+        holder=st.sampled_from(HOLDERS),
+        source=st.sampled_from(["kubelet", "podlist"]),
+    ),
+    max_size=12,
+)
+values = st.dictionaries(
+    st.sampled_from([c.field.id for c in COUNTERS if c.field.type != "text"]), st.integers(0, 100), max_size=8
+)
+
+
+@st.composite
+def snapshots(draw: st.DrawFn) -> Snapshot:
+    readings = tuple(Reading(d, draw(values) | {1: "580.1"}) for d in DEVICES if draw(st.booleans()))
+    xids = draw(st.sets(st.tuples(st.sampled_from([d.key for d in DEVICES]), st.integers(1, 172)), max_size=4))
+    tallies = tuple(XidTally(key, xid, 2, 5.0, draw(st.integers(0, 2))) for key, xid in sorted(xids))
+    return Snapshot(1.0, tuple(DEVICES), readings, tuple(draw(assignments)), xids=tallies, last_xid={"GPU-0": 79})
+
+
+def series(page: bytes) -> list[str]:
+    return [line.rsplit(" ", 1)[0] for line in page.decode().splitlines() if not line.startswith("#")]
+
+
+@given(snapshots(), st.booleans(), st.booleans())
+def test_no_series_twice_and_one_head_per_family(snapshot: Snapshot, old: bool, copy: bool) -> None:
+    policy = Policy(COUNTERS, "h", old_namespace=old, copy_parent_values=copy)
+    page = encode(join(snapshot, policy))
+    assert not [s for s, n in Tally(series(page)).items() if n > 1]
+    heads = [line for line in page.decode().splitlines() if line.startswith("# TYPE")]
+    assert len(heads) == len(set(heads))
+
+
+@given(snapshots())
+def test_pod_labels_only_where_exactly_one_workload_holds(snapshot: Snapshot) -> None:
+    held = {d.key: {a.holder for a in snapshot.assignments if a.device == d.key} for d in DEVICES}
+    for name in series(encode(join(snapshot, POLICY))):
+        if not name.startswith("DCGM_FI"):
+            continue
+        device = next(
+            d
+            for d in DEVICES
+            if f'UUID="{d.uuid}"' in name
+            and (f'GPU_I_ID="{d.gi_id}"' in name) == d.is_instance
+            and ("GPU_I_ID" in name) == d.is_instance
+        )
+        (holder,) = held[device.key] if len(held[device.key]) == 1 else (None,)
+        assert ('pod="' in name) == (holder is not None)
+        if holder is not None:
+            pairs = {"container": holder.container, "namespace": holder.namespace, "pod": holder.pod}
+            assert all(f'{label}="{value}"' in name for label, value in pairs.items())
+
+
+@given(snapshots())
+def test_the_order_of_assignments_does_not_matter(snapshot: Snapshot) -> None:
+    turned = Snapshot(
+        snapshot.taken_at,
+        snapshot.devices,
+        snapshot.readings,
+        snapshot.assignments[::-1],
+        xids=snapshot.xids,
+        last_xid=snapshot.last_xid,
+    )
+    assert encode(join(turned, POLICY)) == encode(join(snapshot, POLICY))
+
+
+@given(snapshots())
+def test_a_dump_is_a_fixture(snapshot: Snapshot) -> None:
+    loaded = load_snapshot(dump_snapshot(snapshot))
+    assert loaded == snapshot
+    assert encode(join(loaded, POLICY)) == encode(join(snapshot, POLICY))
+
+
+def test_label_type_fields_stay_off_podgpu_families() -> None:
+    snapshot = Snapshot(1.0, (GPUS[0],), (Reading(GPUS[0], {1: "580.1", 240: 5, 150: 40}),))
+    page = encode(join(snapshot, POLICY)).decode()
+    assert 'DCGM_FI_DEV_GPU_TEMP{gpu="0"' in page
+    assert all("DCGM_FI_DRIVER_VERSION" not in x for x in page.splitlines() if x.startswith("podgpu_"))
+
+
+def test_xid_attributes_stand_sorted_among_the_pod_labels() -> None:
+    snapshot = Snapshot(
+        1.0, (GPUS[0],), (Reading(GPUS[0], {}),), (Assignment("GPU-0", Workload("ns", "p", "c"), "kubelet"),)
+    )
+    page = encode(join(snapshot, POLICY)).decode()
+    assert 'Hostname="h",container="c",err_code="0",err_msg="no error",namespace="ns",pod="p"} 0' in page
