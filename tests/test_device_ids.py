@@ -90,9 +90,7 @@ def instance(parent: Device, gi_id: int, *mig_uuids: str) -> Device:
 # Minors run against the indexes: an id that is taken for an index finds the wrong card.
 FIRST = gpu(0, f"GPU-{UUID}", minor=1, mig=True)
 SECOND = gpu(1, f"GPU-{OTHER}", minor=0)
-SEVEN = instance(
-    FIRST, 7, "MIG-aaaaaaaa-1111-2222-3333-444444444444", "MIG-bbbbbbbb-1111-2222-3333-444444444444"
-)
+SEVEN = instance(FIRST, 7, "MIG-aaaaaaaa-1111-2222-3333-444444444444", "MIG-bbbbbbbb-1111-2222-3333-444444444444")
 EIGHT = instance(FIRST, 8, "MIG-cccccccc-1111-2222-3333-444444444444")
 NODE = (SEVEN, SECOND, FIRST, EIGHT)
 
@@ -164,10 +162,6 @@ def test_nvidias_ids_come_back_in_their_parts(uuid: str, gi: int, ci: int, repli
 
 @given(numbers, st.none() | numbers, st.none() | numbers)
 def test_gkes_ids_come_back_in_their_parts(minor: int, gi: int | None, vgpu: int | None) -> None:
-    text = (
-        f"nvidia{minor}"
-        + (f"/gi{gi}" if gi is not None else "")
-        + (f"/vgpu{vgpu}" if vgpu is not None else "")
-    )
+    text = f"nvidia{minor}" + (f"/gi{gi}" if gi is not None else "") + (f"/vgpu{vgpu}" if vgpu is not None else "")
     replica = "" if vgpu is None else str(vgpu)
     assert parse_device_id(text) == DeviceId(minor=minor, gi_id=gi, replica=replica)

@@ -34,9 +34,7 @@ def gpu(number: int) -> Device:
 
 def instance(number: int, gi_id: int, *mig_uuids: str) -> Device:
     parent = gpu(number)
-    return Device(
-        number, parent.uuid, parent.pci_bus_id, parent.model, number, True, gi_id, "1g.5gb", mig_uuids
-    )
+    return Device(number, parent.uuid, parent.pci_bus_id, parent.model, number, True, gi_id, "1g.5gb", mig_uuids)
 
 
 NODE = (
@@ -125,9 +123,7 @@ def test_several_ids_in_one_entry_as_kubernetes_1_20_sends_them() -> None:
 
 def test_fields_of_a_newer_kubelet_are_passed_over() -> None:
     unknown_field_15 = b"\x7a\x03new"
-    assert parse_assignments(decode_list(LIST + unknown_field_15), NODE) == parse_assignments(
-        decode_list(LIST), NODE
-    )
+    assert parse_assignments(decode_list(LIST + unknown_field_15), NODE) == parse_assignments(decode_list(LIST), NODE)
 
 
 def test_replicas_of_one_gpu_in_one_container_are_one_assignment_with_the_first_of_them() -> None:

@@ -39,9 +39,7 @@ def refusal(text: str) -> str:
     [
         pytest.param(f"{TEMP},gauge,Heat.", [(TEMP, "gauge", "Heat.")], id="no newline at the end"),
         pytest.param(f"  {TEMP} ,  gauge ,\t Heat. \n", [(TEMP, "gauge", "Heat.")], id="spaces around cells"),
-        pytest.param(
-            f"# a, b\n\n\n{TEMP},gauge,Heat.\n#", [(TEMP, "gauge", "Heat.")], id="comments and blanks"
-        ),
+        pytest.param(f"# a, b\n\n\n{TEMP},gauge,Heat.\n#", [(TEMP, "gauge", "Heat.")], id="comments and blanks"),
         pytest.param(f"{TEMP},gauge,Heat # in C", [(TEMP, "gauge", "Heat # in C")], id="# later in a line"),
         pytest.param(f"{TEMP},gauge,", [(TEMP, "gauge", "")], id="empty help"),
         pytest.param(f'{TEMP},gauge,"Heat, in C"', [(TEMP, "gauge", "Heat, in C")], id="quoted comma"),
@@ -52,9 +50,7 @@ def refusal(text: str) -> str:
         pytest.param(f"#x\r\n\r\n{TEMP},gauge,Heat.\r\n", [(TEMP, "gauge", "Heat.")], id="CRLF"),
         pytest.param(f"{TEMP},gauge,Heat.\r", [(TEMP, "gauge", "Heat.")], id="CR at the very end"),
         pytest.param(f"\ufeff{TEMP},gauge,Heat.", [(TEMP, "gauge", "Heat.")], id="byte order mark"),
-        pytest.param(
-            f"\ufeff# x\n{TEMP},gauge,Heat.", [(TEMP, "gauge", "Heat.")], id="mark before a comment"
-        ),
+        pytest.param(f"\ufeff# x\n{TEMP},gauge,Heat.", [(TEMP, "gauge", "Heat.")], id="mark before a comment"),
         pytest.param("dcgm_gpu_temp,gauge,x", [("dcgm_gpu_temp", "gauge", "x")], id="1.x name"),
         pytest.param(f"{TEMP}_CELSIUS,gauge,x", [(f"{TEMP}_CELSIUS", "gauge", "x")], id="name since 4.6"),
         pytest.param(f"{TEMP},histogram,x", [(TEMP, "gauge", "x")], id="histogram becomes gauge"),
@@ -96,9 +92,7 @@ def test_own_collectors_rows_take_any_type(asked: str, given_type: str) -> None:
     [
         pytest.param("DCGM_FI_DEV_GPU_TMP,gauge,x", 1, f"did you mean {TEMP}?", id="misspelt"),
         pytest.param("dcgm_fi_dev_gpu_temp,gauge,x", 1, f"did you mean {TEMP}?", id="wrong case"),
-        pytest.param(
-            "####\n\nqwerty,gauge,x", 3, "unknown field 'qwerty': use a DCGM_FI_", id="nothing near"
-        ),
+        pytest.param("####\n\nqwerty,gauge,x", 3, "unknown field 'qwerty': use a DCGM_FI_", id="nothing near"),
         pytest.param('"a\nb",gauge,x', 1, r"unknown field 'a\nb'", id="newline in a name"),
         pytest.param(",gauge,x", 1, "first cell is empty", id="no name"),
         pytest.param(f"{TEMP},gague,x", 1, "unknown type 'gague': use gauge, counter", id="wrong type"),
@@ -106,14 +100,10 @@ def test_own_collectors_rows_take_any_type(asked: str, given_type: str) -> None:
         pytest.param(f"{TEMP},,x", 1, "unknown type ''", id="no type"),
         pytest.param(f"{TEMP},gauge", 1, "found 2 cell(s): add", id="two cells"),
         pytest.param(f"{CLOCK},gauge,x\n{TEMP}", 2, "found 1 cell(s): add", id="one cell"),
-        pytest.param(
-            f"{TEMP},gauge,x,y", 1, "found 4 cells: put a help text that has commas", id="four cells"
-        ),
+        pytest.param(f"{TEMP},gauge,x,y", 1, "found 4 cells: put a help text that has commas", id="four cells"),
         pytest.param(f"{TEMP},gauge,x,", 1, "found 4 cells", id="comma at the end"),
         pytest.param(f"{CLOCK},gauge,x\n   \n", 2, "blank cell(s): leave the line empty", id="spaces only"),
-        pytest.param(
-            f"{CLOCK},gauge,x\n # no\n", 2, "a comment needs its # in the first column", id="late #"
-        ),
+        pytest.param(f"{CLOCK},gauge,x\n # no\n", 2, "a comment needs its # in the first column", id="late #"),
         pytest.param(f'{TEMP},gauge,a "b" c', 1, "inside an unquoted cell", id="bare quote"),
         pytest.param(f'{TEMP}, gauge, "a, b"', 1, "directly after the comma", id="space before a quote"),
         pytest.param(f'#\n{TEMP},gauge,"a\nb" c', 3, "after a closing double quote", id="text after a quote"),
@@ -125,15 +115,11 @@ def test_own_collectors_rows_take_any_type(asked: str, given_type: str) -> None:
         pytest.param("DCGM_FI_DRIVER_VERSION,summary,x", 1, "use label as its type", id="text as summary"),
         pytest.param("DCGM_FI_GPU_TOPOLOGY_PCI,gauge,x", 1, "cannot be exported", id="blob"),
         pytest.param("DCGM_FI_GPU_TOPOLOGY_PCI,label,x", 1, "cannot be exported", id="blob as label"),
-        pytest.param(
-            f"{TEMP},gauge,x\n{TEMP},apple,x", 2, "unknown type", id="a row that loses is checked too"
-        ),
+        pytest.param(f"{TEMP},gauge,x\n{TEMP},apple,x", 2, "unknown type", id="a row that loses is checked too"),
         pytest.param("", 1, "use -f none", id="empty"),
         pytest.param("\ufeff\r\n# nothing\r\n\r", 1, "use -f none", id="comments only"),
         pytest.param("é" * (MOST_BYTES // 2) + "x", 1, "more than 1 MiB", id="too long, in bytes"),
-        pytest.param(
-            f"{TEMP},gauge,x\n" * (MOST_ROWS + 1), MOST_ROWS + 1, "more than 5000 rows", id="too many"
-        ),
+        pytest.param(f"{TEMP},gauge,x\n" * (MOST_ROWS + 1), MOST_ROWS + 1, "more than 5000 rows", id="too many"),
     ],
 )
 def test_refuses_and_says_where_and_what_to_do(text: str, line: int, says: str) -> None:
@@ -216,9 +202,7 @@ def test_other_names_are_not_shipped(name: str) -> None:
         ("1.x", "old.prom", {"dcgm_xid_errors", "dcgm_nvlink_bandwidth_total"}),
     ],
 )
-def test_help_and_type_are_those_dcgm_exporter_prints(
-    short: str, fixture: str, not_printed: set[str]
-) -> None:
+def test_help_and_type_are_those_dcgm_exporter_prints(short: str, fixture: str, not_printed: set[str]) -> None:
     ours = {c.name: (c.type, c.help) for c in shipped(short) if not c.is_label and c.name not in not_printed}
     assert ours == dict(printed_families((FIXTURES / fixture).read_text(encoding="utf-8")))
 
@@ -259,9 +243,7 @@ def test_any_text_gives_counters_or_a_usage_error(text: str) -> None:
         st.tuples(
             st.sampled_from(NUMBERS),
             st.sampled_from(["gauge", "counter", "label"]),
-            st.text(st.characters(exclude_characters="\r", codec="utf-8"), max_size=30).map(
-                lambda s: s.strip(" \t")
-            ),
+            st.text(st.characters(exclude_characters="\r", codec="utf-8"), max_size=30).map(lambda s: s.strip(" \t")),
         ),
         min_size=1,
         max_size=20,

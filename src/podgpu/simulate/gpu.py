@@ -1,0 +1,298 @@
+"""One simulated GPU: who it is, how it is cut, what runs on it, and the physics that follow.
+
+Time is cut into one-second buckets in which the activity is constant, so every counter is an exact sum, and state at
+a moment does not depend on who looked before. Nothing here knows NVML's functions or errors.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from podgpu.simulate.models import MIB, GpuModel, MigProfile
+from podgpu.simulate.workload import Share, SimulatedLoad, share_of, split_busy, wobble
+
+LONG_GAP = 600.0
+"""Seconds without a read past which the time before is taken in one step at its mean."""
+THERMAL_LAG = 15.0
+"""Seconds in which a temperature covers 63 % of its way."""
+IDLE_CELSIUS, FULL_CELSIUS = 32.0, 72.0
+PCIE_TX_BYTES, PCIE_RX_BYTES, NVLINK_BYTES = 6_000_000, 20_000_000, 400_000_000
+"""Bytes a busy second sends and receives, the last on each NVLink and in each direction."""
+SAMPLES_PER_SECOND = 6
+SAMPLE_BUFFER = 20.0
+"""Seconds of per-process samples the driver keeps."""
+
+
+@dataclass(frozen=True, slots=True)
+class MigInstance:
+    """A GPU instance with its one compute instance."""
+
+    slot: int
+    gi_id: int
+    profile: MigProfile
+    uuid: str
+    ci_id: int = 0
+
+    @property
+    def reserved(self) -> int:
+        return 16 * MIB * self.profile.memory_slices
+
+
+@dataclass(frozen=True, slots=True)
+class Residence:
+    """A load and when it came and went."""
+
+    load: SimulatedLoad
+    since: float
+    until: float = math.inf
+
+
+class Activity(NamedTuple):
+    """What the GPU does in one bucket."""
+
+    device: Share
+    instances: list[tuple[int, Share]]
+    watts: float
+    throttle: float
+    """Power wanted over power allowed; above 1 the clocks give way."""
+
+    @property
+    def capped(self) -> bool:
+        return self.throttle > 1
+
+
+@dataclass(slots=True)
+class Meter:
+    """Seconds of work since the GPU was last reset; GPM is the difference between two of these."""
+
+    busy: float = 0.0
+    tensor: float = 0.0
+    dram: float = 0.0
+
+    def add(self, share: Share, seconds: float) -> None:
+        self.busy += share.busy * seconds
+        self.tensor += share.tensor * seconds
+        self.dram += share.dram * seconds
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessSample:
+    pid: int
+    at: float
+    sm: float
+    dram: float
+    encoder: float
+    decoder: float
+
+
+@dataclass(eq=False)
+class SimulatedGpu:
+    number: int
+    """Given once and never again; NVML's index is the place in the enumeration and may change."""
+    model: GpuModel
+    uuid: str
+    minor: int
+    seed: int
+    unrest: float
+    """How far activity strays from its mean, as a part of it."""
+    at: float
+    """Moment (monotonic seconds) up to which everything below is accounted."""
+    epoch: float
+    """Unix time at monotonic zero."""
+    mig_enabled: bool = False
+    instances: tuple[MigInstance, ...] = ()
+    nvlinks: int = 0
+    """Links that are up: those of the model, when the node has a second GPU to link to."""
+    lost: bool = False
+    enumerated: bool = True
+    loads: list[Residence] = field(default_factory=list)
+    departed: list[Residence] = field(default_factory=list)
+    energy: float = 0.0
+    """Joules."""
+    celsius: float = IDLE_CELSIUS
+    capped_seconds: float = 0.0
+    idle_seconds: float = 0.0
+    meter: Meter = field(default_factory=Meter)
+    instance_meters: dict[int, Meter] = field(default_factory=dict)
+    _now: tuple[int, Activity] | None = None
+    _groups: dict[int | None, list[SimulatedLoad]] = field(default_factory=dict)
+    """Loads by the instance they share; None: the whole GPU."""
+
+    @property
+    def wall_us(self) -> int:
+        return int((self.at + self.epoch) * 1e6)
+
+    @property
+    def activity(self) -> Activity:
+        """What it does at `at`."""
+        bucket = math.floor(self.at)
+        if self._now is None or self._now[0] != bucket:
+            self._now = (bucket, self._activity_in(bucket))
+        return self._now[1]
+
+    @property
+    def milliwatts(self) -> int:
+        return int(self.activity.watts * 1000)
+
+    @property
+    def energy_mj(self) -> int:
+        return int(self.energy * 1000)
+
+    @property
+    def memory_celsius(self) -> int | None:
+        """Only HBM has a sensor that NVML reads."""
+        return round(self.celsius - 2 + 8 * self.activity.device.dram) if self.model.hbm else None
+
+    @property
+    def clocks(self) -> tuple[int, int, int]:
+        """MHz of SM, memory and video: idle or boosting, and giving way in steps of 15 at the power cap."""
+        model, busy = self.model, self.activity.device.busy > 0
+        sm = model.sm_clock[busy]
+        if self.activity.capped:
+            sm = int(sm / self.activity.throttle) // 15 * 15
+        return sm, model.memory_clock[busy], model.video_clock[busy]
+
+    def advance(self, now: float) -> None:
+        """Accounts for everything up to `now`; a clock that stands still or goes back changes nothing."""
+        if now - self.at > LONG_GAP or not self.loads:
+            resume = now if not self.loads else now - LONG_GAP
+            if resume > self.at:
+                self._step(resume - self.at, self._activity_between(self.at, resume, 1.0))
+                self.at = resume
+        while self.at < now:
+            end = min(now, math.floor(self.at) + 1.0)
+            self._step(end - self.at, self.activity)
+            self.at = end
+
+    def _step(self, seconds: float, activity: Activity) -> None:
+        self.energy += activity.watts * seconds
+        idle, _, limit = self.model.power
+        target = IDLE_CELSIUS + (FULL_CELSIUS - IDLE_CELSIUS) * (activity.watts - idle) / (limit - idle)
+        self.celsius += (target - self.celsius) * -math.expm1(-seconds / THERMAL_LAG)
+        if activity.capped:
+            self.capped_seconds += seconds
+        if activity.device.busy == 0:
+            self.idle_seconds += seconds
+        self.meter.add(activity.device, seconds)
+        for gi_id, share in activity.instances:
+            self.instance_meters[gi_id].add(share, seconds)
+
+    def _activity_in(self, bucket: int) -> Activity:
+        return self._activity_between(bucket, bucket + 1.0, self._factor(bucket))
+
+    def _factor(self, bucket: int) -> float:
+        return 1.0 + self.unrest * wobble(self.seed, self.number, bucket)
+
+    def _activity_between(self, start: float, end: float, factor: float) -> Activity:
+        device, instances = Share(), []
+        for gi_id, loads in self._groups.items():
+            share = share_of(loads, split_busy(loads, start, end, factor))
+            if gi_id is None:
+                device = share
+            else:
+                instances.append((gi_id, share))
+                device = device.plus(share, *self._weight(gi_id))
+        idle, _, limit = self.model.power
+        # A load of tensor work at full memory bandwidth wants 10 % more than the board may draw.
+        wanted = idle + (limit - idle) * (0.45 * device.busy + 0.45 * device.tensor + 0.2 * device.dram)
+        return Activity(device, instances, min(wanted, float(limit)), wanted / limit)
+
+    def _regroup(self) -> None:
+        """After loads came or went: who shares what, and nothing computed before holds any longer."""
+        self._now = None
+        self._groups = {}
+        for resident in self.loads:
+            self._groups.setdefault(resident.load.gi_id, []).append(resident.load)
+
+    def _weight(self, gi_id: int) -> tuple[float, float]:
+        profile = next(instance.profile for instance in self.instances if instance.gi_id == gi_id)
+        model = self.model
+        return profile.compute_slices / model.compute_slices, profile.memory_slices / model.memory_slices
+
+    def instance(self, gi_id: int) -> MigInstance | None:
+        return next((instance for instance in self.instances if instance.gi_id == gi_id), None)
+
+    def running(self, gi_id: int | None = None) -> list[SimulatedLoad]:
+        """Loads on the GPU, or in one of its instances."""
+        return [r.load for r in self.loads if gi_id is None or r.load.gi_id == gi_id]
+
+    def memory_used(self, gi_id: int | None = None) -> int:
+        return sum(load.memory for load in self.running(gi_id))
+
+    def place(self, load: SimulatedLoad) -> None:
+        instance = None if load.gi_id is None else self.instance(load.gi_id)
+        if self.mig_enabled != (load.gi_id is not None) or (load.gi_id is not None and instance is None):
+            known = ", ".join(str(instance.gi_id) for instance in self.instances) or "none"
+            raise ValueError(f"GPU {self.number} has no GPU instance {load.gi_id}; it has: {known}")
+        room = self.model.memory - self.model.reserved
+        if instance is not None:
+            room = instance.profile.memory_mib * MIB - instance.reserved
+        if self.memory_used(load.gi_id) + load.memory > room:
+            raise ValueError(f"GPU {self.number} has no room for {load.memory} bytes of pid {load.pid}")
+        self.loads.append(Residence(load, self.at))
+        self._regroup()
+
+    def evict(self, pid: int | None = None) -> int:
+        """Ends the loads of one process, or all of them; how many."""
+        leaving = [r for r in self.loads if pid is None or r.load.pid == pid]
+        self.loads = [r for r in self.loads if r not in leaving]
+        self.departed = [r for r in self.departed if r.until > self.at - SAMPLE_BUFFER]
+        self.departed += [Residence(r.load, r.since, self.at) for r in leaving]
+        self._regroup()
+        return len(leaving)
+
+    def cut(self, instances: tuple[MigInstance, ...] | None) -> None:
+        """Gives it another MIG layout; None turns MIG off. Whatever ran on it ends."""
+        self.evict()
+        self.departed = []
+        self.mig_enabled = instances is not None
+        self.instances = instances or ()
+        self.instance_meters = {instance.gi_id: Meter() for instance in self.instances}
+
+    def reset(self) -> None:
+        """As after `nvidia-smi --gpu-reset`: nothing runs, counters start again, MIG layout and identity stay."""
+        self.evict()
+        self.departed = []
+        self.energy = self.capped_seconds = self.idle_seconds = 0.0
+        self.meter = Meter()
+        self.instance_meters = {instance.gi_id: Meter() for instance in self.instances}
+
+    def process_samples(self, since: float) -> list[ProcessSample]:
+        """Per-process samples later than `since` (monotonic seconds), oldest first; who rests has none."""
+        first = math.floor(max(since, self.at - SAMPLE_BUFFER) * SAMPLES_PER_SECOND) + 1
+        last = math.floor(self.at * SAMPLES_PER_SECOND)
+        samples: list[ProcessSample] = []
+        busy: dict[int, list[tuple[Residence, float]]] = {}
+        for index in range(first, last + 1):
+            moment = index / SAMPLES_PER_SECOND
+            bucket = math.floor((index - 0.5) / SAMPLES_PER_SECOND)
+            if bucket not in busy:
+                busy[bucket] = self._busy_in(bucket)
+            samples += [
+                ProcessSample(r.load.pid, moment, sm, sm * r.load.dram, r.load.encoder, r.load.decoder)
+                for r, sm in busy[bucket]
+                if sm > 0 and r.since < moment <= r.until
+            ]
+        return samples
+
+    def _busy_in(self, bucket: int) -> list[tuple[Residence, float]]:
+        there = [r for r in (*self.departed, *self.loads) if r.since < bucket + 1 and r.until > bucket]
+        parts = split_busy([r.load for r in there], bucket, bucket + 1.0, self._factor(bucket))
+        return list(zip(there, parts, strict=True))
+
+
+def lay_out(model: GpuModel, profiles: Sequence[MigProfile], uuids: Sequence[str]) -> tuple[MigInstance, ...]:
+    """Instances for the profiles, numbered as drivers do: the whole is 0, halves start at 1, quarters at
+    3, eighths at 7, so seven 1g instances are 7 to 13."""
+    taken: set[int] = set()
+    instances: list[MigInstance] = []
+    for slot, (profile, uuid) in enumerate(zip(profiles, uuids, strict=True)):
+        gi_id = model.memory_slices // profile.memory_slices - 1
+        while gi_id in taken:
+            gi_id += 1
+        taken.add(gi_id)
+        instances.append(MigInstance(slot, gi_id, profile, uuid))
+    return tuple(instances)

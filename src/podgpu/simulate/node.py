@@ -1,0 +1,100 @@
+"""A lived-in node: loads on the simulated GPUs, and the pods a kubelet would name for them.
+
+One pattern over the GPUs, repeated: a pod on two GPUs, one of two containers, two pods sharing one GPU in time slices,
+one that holds its GPU and does nothing, a busy one, and a GPU nobody holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from podgpu.simulate.driver import SimulatedNvml
+from podgpu.simulate.kubelet import SimulatedPod
+from podgpu.simulate.workload import SimulatedLoad
+
+_GIB = 1024**3
+_FIRST_PID = 4000
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """One container on one device: what it was given (kubelet) and what it does there (driver)."""
+
+    namespace: str
+    pod: str
+    container: str
+    resource: str
+    device_id: str
+    gpu: int
+    gi_id: int | None = None
+    duty: float = 0.0
+    memory: int = 0
+
+
+def tenants(driver: SimulatedNvml) -> list[Tenant]:
+    found: list[Tenant] = []
+    whole = [g for g in driver.machine.gpus if not g.instances]
+    for position, gpu in enumerate(whole):
+        found += _on_gpu(position, gpu.number, gpu.uuid)
+    for gpu in driver.machine.gpus:
+        for slot, instance in enumerate(gpu.instances):
+            if slot < 5:  # the remaining instances stay free
+                found.append(
+                    Tenant(
+                        "notebooks",
+                        f"jupyter-{gpu.number}-{slot}",
+                        "notebook",
+                        f"nvidia.com/mig-{instance.profile.name.replace('+', '.')}",
+                        instance.uuid,
+                        gpu.number,
+                        instance.gi_id,
+                        duty=0.15 * (slot + 1),
+                        memory=(slot + 1) * _GIB,
+                    )
+                )
+    return found
+
+
+def _on_gpu(position: int, gpu: int, uuid: str) -> Iterator[Tenant]:
+    round_, place = divmod(position, 8)
+    whole = "nvidia.com/gpu"
+    if place < 2:
+        yield Tenant("research", f"llm-train-{round_}", "trainer", whole, uuid, gpu, duty=0.93, memory=61 * _GIB)
+    elif place == 2:
+        yield Tenant("serving", f"chat-{round_}", "engine", whole, uuid, gpu, duty=0.55, memory=40 * _GIB)
+    elif place == 3:
+        yield Tenant("serving", f"chat-{round_}", "reranker", whole, uuid, gpu, duty=0.2, memory=12 * _GIB)
+    elif place == 4:
+        shared = "nvidia.com/gpu.shared"
+        yield Tenant("batch", f"embed-{round_}", "worker", shared, f"{uuid}::0", gpu, duty=0.35, memory=9 * _GIB)
+        yield Tenant("batch", f"ocr-{round_}", "worker", shared, f"{uuid}::1", gpu, duty=0.15, memory=5 * _GIB)
+    elif place == 5:
+        yield Tenant("notebooks", f"jupyter-ada-{round_}", "notebook", whole, uuid, gpu)
+    elif place == 6:
+        yield Tenant("research", f"diffusion-{round_}", "trainer", whole, uuid, gpu, duty=0.78, memory=33 * _GIB)
+
+
+def place_loads(driver: SimulatedNvml, on: list[Tenant]) -> None:
+    for number, tenant in enumerate(on):
+        if tenant.duty:
+            room = driver.machine.gpus[tenant.gpu].model.memory // 2
+            driver.place(
+                SimulatedLoad(
+                    gpu=tenant.gpu,
+                    pid=_FIRST_PID + number,
+                    duty=tenant.duty,
+                    gi_id=tenant.gi_id,
+                    memory=min(tenant.memory, room),
+                    phase=number * 0.013,
+                )
+            )
+
+
+def pods(of: list[Tenant]) -> list[SimulatedPod]:
+    """As the kubelet lists them: a pod once, with every container and every device id."""
+    held: dict[tuple[str, str], dict[str, dict[str, list[str]]]] = {}
+    for tenant in of:
+        containers = held.setdefault((tenant.namespace, tenant.pod), {})
+        containers.setdefault(tenant.container, {}).setdefault(tenant.resource, []).append(tenant.device_id)
+    return [SimulatedPod(namespace, name, containers) for (namespace, name), containers in held.items()]

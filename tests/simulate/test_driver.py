@@ -1,0 +1,294 @@
+"""The simulated driver seen through pynvml's eyes: names, types, errors, identity, sessions, processes."""
+
+from __future__ import annotations
+
+import csv
+import ctypes
+import re
+from collections.abc import Callable
+from importlib.resources import files
+from typing import Any
+
+import pynvml
+import pytest
+
+from podgpu.simulate.driver import SimulatedNvml
+from podgpu.simulate.workload import SimulatedLoad
+
+Start = Callable[..., SimulatedNvml]
+GIB = 1024**3
+
+
+def refusal(call: Callable[..., Any], *arguments: Any) -> int:
+    with pytest.raises(pynvml.NVMLError) as raised:
+        call(*arguments)
+    return int(raised.value.value)
+
+
+def field_value(driver: SimulatedNvml, handle: Any, field: Any) -> Any:
+    (value,) = driver.nvmlDeviceGetFieldValues(handle, [field])
+    return value
+
+
+def test_nothing_answers_outside_a_session() -> None:
+    driver = SimulatedNvml("H100")
+    assert refusal(driver.nvmlDeviceGetCount) == pynvml.NVML_ERROR_UNINITIALIZED
+    assert refusal(driver.nvmlShutdown) == pynvml.NVML_ERROR_UNINITIALIZED
+    driver.nvmlInit()
+    driver.nvmlInitWithFlags(0)
+    driver.nvmlShutdown()
+    assert driver.nvmlDeviceGetCount() == 1
+    handle = driver.nvmlDeviceGetHandleByIndex(0)
+    driver.nvmlShutdown()
+    assert refusal(driver.nvmlDeviceGetName, handle) == pynvml.NVML_ERROR_UNINITIALIZED
+
+
+def test_it_never_loads_the_library(start: Start) -> None:
+    driver = start("H100")
+    driver.nvmlDeviceGetName(driver.nvmlDeviceGetHandleByIndex(0))
+    assert pynvml.nvmlLib is None
+
+
+def test_constants_and_structs_are_pynvmls_own(start: Start) -> None:
+    driver = start("H100")
+    assert driver.NVML_CLOCK_SM == pynvml.NVML_CLOCK_SM
+    assert driver.nvmlMemory_v2 == pynvml.nvmlMemory_v2
+    assert driver.c_nvmlGpmMetricsGet_t is pynvml.c_nvmlGpmMetricsGet_t
+    assert driver.NVMLError is pynvml.NVMLError
+    assert driver.nvmlEventTypeXidCriticalError == 8
+    with pytest.raises(AttributeError):
+        _ = driver.nvmlThereIsNoSuchThing
+    with pytest.raises(AttributeError):
+        _ = driver.something_else
+
+
+def test_functions_that_are_not_simulated_are_not_supported(start: Start) -> None:
+    driver = start("H100")
+    handle = driver.nvmlDeviceGetHandleByIndex(0)
+    assert refusal(driver.nvmlDeviceGetAccountingMode, handle) == pynvml.NVML_ERROR_NOT_SUPPORTED
+    assert refusal(driver.nvmlUnitGetCount) == pynvml.NVML_ERROR_NOT_SUPPORTED
+    assert refusal(driver.nvmlDeviceGetHandleBySerial, "x") == pynvml.NVML_ERROR_NOT_SUPPORTED
+    assert refusal(driver.c_nvmlSystemEventSetCreate, None) == pynvml.NVML_ERROR_NOT_SUPPORTED
+    assert driver.nvmlErrorString(3) == "Not Supported"
+
+
+def test_every_function_of_the_catalogue_is_callable(start: Start) -> None:
+    """It answers or refuses with an NVML error; nothing else may come out of it."""
+    driver = start("2xH100,T4,RTX4090")
+    rows = csv.DictReader(files("podgpu.catalog").joinpath("fields.csv").read_text().splitlines())
+    asked = {row["nvml"] for row in rows if row["nvml"].startswith("nvml")}
+    assert len(asked) > 100
+    for index in range(4):
+        handle = driver.nvmlDeviceGetHandleByIndex(index)
+        for recipe in asked:
+            name, written = re.match(r"(\w+)\((.*?)\)", recipe).groups()  # type: ignore[union-attr]
+            arguments = [int(w) if w.isdigit() else getattr(driver, w) for w in written.split(",") if w]
+            takes_device = not name.startswith("nvmlSystem") and name != "nvmlDeviceGetCount"
+            try:
+                getattr(driver, name)(*([handle] if takes_device else []), *arguments)
+            except pynvml.NVMLError as error:
+                assert error.value == pynvml.NVML_ERROR_NOT_SUPPORTED, recipe  # noqa: PT017
+
+
+def test_identity(start: Start) -> None:
+    driver = start("2xH200", uuids=["GPU-given"], minors=[3, 1])
+    handles = [driver.nvmlDeviceGetHandleByIndex(index) for index in range(2)]
+    uuids = [driver.nvmlDeviceGetUUID(handle) for handle in handles]
+    assert uuids[0] == "GPU-given"
+    assert re.fullmatch(r"GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", uuids[1])
+    assert [driver.nvmlDeviceGetMinorNumber(handle) for handle in handles] == [3, 1]
+    assert [driver.nvmlDeviceGetIndex(handle) for handle in handles] == [0, 1]
+    pci = driver.nvmlDeviceGetPciInfo(handles[1])
+    assert isinstance(pci, pynvml.nvmlPciInfo_t)
+    assert (pci.busId, pci.busIdLegacy, pci.bus) == ("00000000:06:00.0", "0000:06:00.0", 6)
+    assert driver.nvmlDeviceGetHandleByUUID(uuids[1]) == handles[1]
+    assert driver.nvmlDeviceGetHandleByUUID(uuids[1].encode()) == handles[1]
+    for form in ("00000000:06:00.0", "0000:06:00.0", "06:00.0"):
+        assert driver.nvmlDeviceGetHandleByPciBusId(form) == handles[1]
+    assert refusal(driver.nvmlDeviceGetHandleByUUID, "GPU-nobody") == pynvml.NVML_ERROR_NOT_FOUND
+    assert refusal(driver.nvmlDeviceGetHandleByPciBusId, "00:00.0") == pynvml.NVML_ERROR_NOT_FOUND
+    assert refusal(driver.nvmlDeviceGetHandleByIndex, 2) == pynvml.NVML_ERROR_INVALID_ARGUMENT
+    assert refusal(driver.nvmlDeviceGetName, "not a handle") == pynvml.NVML_ERROR_INVALID_ARGUMENT
+    assert len({*handles, *handles}) == 2
+
+
+def test_uuids_come_from_the_seed() -> None:
+    def uuids(seed: int) -> list[str]:
+        driver = SimulatedNvml("64xT4", seed=seed)
+        return [gpu.uuid for gpu in driver.machine.gpus]
+
+    assert uuids(1) == uuids(1)
+    assert len({*uuids(1), *uuids(2)}) == 128
+
+
+def test_what_the_machine_says_of_itself(start: Start) -> None:
+    driver = start("H200", driver_version="590.1")
+    assert driver.nvmlSystemGetDriverVersion() == "590.1"
+    assert driver.nvmlSystemGetNVMLVersion() == "13.590.1"
+    assert driver.nvmlSystemGetCudaDriverVersion_v2() == 13000
+    handle = driver.nvmlDeviceGetHandleByIndex(0)
+    assert driver.nvmlDeviceGetName(handle) == "NVIDIA H200"
+    assert driver.nvmlDeviceGetCudaComputeCapability(handle) == (9, 0)
+    assert driver.nvmlDeviceGetMigMode(handle) == [0, 0]
+    assert driver.nvmlDeviceGetRemappedRows(handle) == (0, 0, 0, 0)
+    assert driver.nvmlDeviceGetEncoderUtilization(handle) == [0, 100_000]
+    assert driver.nvmlDeviceGetGridLicensableFeatures(handle).isGridLicenseSupported == 0
+    assert driver.nvmlDeviceGetInforomVersion(handle, pynvml.NVML_INFOROM_ECC) == "7.16"
+    assert refusal(driver.nvmlDeviceGetInforomVersion, handle, pynvml.NVML_INFOROM_POWER) == 3
+
+
+def test_memory_counts_reserved_apart_only_in_version_two(start: Start) -> None:
+    driver = start("H200")
+    handle = driver.nvmlDeviceGetHandleByIndex(0)
+    driver.place(SimulatedLoad(0, 11, memory=5 * GIB))
+    first = driver.nvmlDeviceGetMemoryInfo(handle)
+    second = driver.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
+    assert second.used == 5 * GIB
+    assert second.reserved == 644939776
+    assert second.total == second.used + second.free + second.reserved
+    assert (first.total, first.free, first.used) == (second.total, second.free, second.used + second.reserved)
+
+
+@pytest.mark.parametrize(
+    ("model", "has", "lacks"),
+    [
+        ("H200", {82, 142, 74, 186}, {29, 30, 31, 138}),
+        ("T4", {29, 83, 1}, {82, 142, 138}),
+        ("L40S", {142, 197}, {82, 29, 139}),
+        ("RTX4090", {83, 190}, {1, 3, 142, 29, 82}),
+        ("2xA100", {82, 138, 139, 142}, {29}),
+        ("2xH100", {1, 6, 78, 94, 145, 173, 183, 192, 198, 230, 271}, {170, 201, 235, 9999}),
+    ],
+)
+def test_field_values_by_model(start: Start, model: str, has: set[int], lacks: set[int]) -> None:
+    driver = start(model)
+    handle = driver.nvmlDeviceGetHandleByIndex(0)
+    values = driver.nvmlDeviceGetFieldValues(handle, sorted(has | lacks))
+    assert isinstance(values, ctypes.Array)
+    assert {value.fieldId for value in values if value.nvmlReturn == 0} == has
+    assert {value.fieldId for value in values if value.nvmlReturn == pynvml.NVML_ERROR_NOT_SUPPORTED} == lacks
+
+
+def test_nvlink_fields_by_link(start: Start, clock: Any) -> None:
+    driver = start("2xH100", unrest=0)
+    handle = driver.nvmlDeviceGetHandleByIndex(0)
+    driver.place(SimulatedLoad(0, 11, duty=1.0))
+    clock.now += 10
+    one = field_value(driver, handle, (138, 17))
+    whole = field_value(driver, handle, (138, 0xFFFFFFFF))
+    assert one.scopeId == 17
+    assert whole.value.ullVal == 18 * one.value.ullVal > 0
+    assert field_value(driver, handle, (138, 18)).nvmlReturn == pynvml.NVML_ERROR_NOT_SUPPORTED
+
+
+def test_field_values_agree_with_the_functions(start: Start, clock: Any) -> None:
+    driver = start("H100")
+    handle = driver.nvmlDeviceGetHandleByIndex(0)
+    driver.place(SimulatedLoad(0, 11))
+    clock.now += 12.5
+    energy = field_value(driver, handle, pynvml.NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION)
+    power = field_value(driver, handle, pynvml.NVML_FI_DEV_POWER_INSTANT)
+    assert energy.value.ullVal == driver.nvmlDeviceGetTotalEnergyConsumption(handle)
+    assert power.value.uiVal == driver.nvmlDeviceGetPowerUsage(handle)
+    assert power.valueType == pynvml.NVML_VALUE_TYPE_UNSIGNED_INT
+    assert power.timestamp == int(clock.wall() * 1e6)
+
+
+@pytest.mark.parametrize(
+    ("model", "function", "arguments", "supported"),
+    [
+        ("RTX4090", "nvmlDeviceGetFanSpeed", (), True),
+        ("H100", "nvmlDeviceGetFanSpeed", (), False),
+        ("H100", "nvmlDeviceGetRetiredPages", (0,), False),
+        ("V100", "nvmlDeviceGetRetiredPages", (0,), True),
+        ("V100", "nvmlDeviceGetRemappedRows", (), False),
+        ("A10", "nvmlDeviceGetRowRemapperHistogram", (), True),
+        ("T4", "nvmlDeviceGetMigMode", (), False),
+        ("T4", "nvmlDeviceGetMarginTemperature", (), False),
+        ("L4", "nvmlDeviceGetMarginTemperature", (), True),
+        ("RTX4090", "nvmlDeviceGetTotalEccErrors", (0, 0), False),
+        ("RTX4090", "nvmlDeviceGetApplicationsClock", (0,), False),
+        ("A100", "nvmlDeviceGetMemoryErrorCounter", (0, 0, 7), True),
+        ("A100", "nvmlDeviceGetMemoryErrorCounter", (0, 0, 0), False),
+        ("L40S", "nvmlDeviceGetTemperatureThreshold", (2,), False),
+        ("A100", "nvmlDeviceGetTemperatureThreshold", (2,), True),
+    ],
+)
+def test_a_model_has_what_it_has(
+    start: Start, model: str, function: str, arguments: tuple[int, ...], supported: bool
+) -> None:
+    driver = start(model)
+    call = getattr(driver, function)
+    handle = driver.nvmlDeviceGetHandleByIndex(0)
+    if supported:
+        call(handle, *arguments)
+    else:
+        assert refusal(call, handle, *arguments) == pynvml.NVML_ERROR_NOT_SUPPORTED
+
+
+def test_processes_by_kind(start: Start) -> None:
+    driver = start("T4")
+    handle = driver.nvmlDeviceGetHandleByIndex(0)
+    driver.place(SimulatedLoad(0, 11, memory=GIB))
+    driver.place(SimulatedLoad(0, 12, kind="graphics"))
+    driver.place(SimulatedLoad(0, 13, kind="mps"))
+    (process,) = driver.nvmlDeviceGetComputeRunningProcesses_v3(handle)
+    assert (process.pid, process.usedGpuMemory, process.gpuInstanceId) == (11, GIB, 0xFFFFFFFF)
+    assert [p.pid for p in driver.nvmlDeviceGetGraphicsRunningProcesses(handle)] == [12]
+    assert [p.pid for p in driver.nvmlDeviceGetMPSComputeRunningProcesses(handle)] == [13]
+
+
+def test_process_utilisation_adds_up_to_the_duty(start: Start, clock: Any) -> None:
+    driver = start("H100")
+    handle = driver.nvmlDeviceGetHandleByIndex(0)
+    since = int(clock.wall() * 1e6)
+    assert refusal(driver.nvmlDeviceGetProcessUtilization, handle, 0) == pynvml.NVML_ERROR_NOT_FOUND
+    driver.place(SimulatedLoad(0, 11, duty=0.5))
+    driver.place(SimulatedLoad(0, 12, duty=0.2))
+    busy = {11: 0.0, 12: 0.0}
+    seen: set[tuple[int, int]] = set()
+    for _ in range(40):
+        clock.now += 0.77
+        samples = driver.nvmlDeviceGetProcessUtilization(handle, since)
+        assert all(isinstance(sample, pynvml.c_nvmlProcessUtilizationSample_t) for sample in samples)
+        for sample in samples:
+            assert sample.timeStamp > since
+            assert (sample.pid, sample.timeStamp) not in seen
+            seen.add((sample.pid, sample.timeStamp))
+            busy[sample.pid] += sample.smUtil / 100 / 6
+        since = max(sample.timeStamp for sample in samples)
+    assert busy[11] == pytest.approx(0.5 * 30.8, rel=0.05)
+    assert busy[12] == pytest.approx(0.2 * 30.8, rel=0.05)
+    assert refusal(driver.nvmlDeviceGetProcessUtilization, handle, since) == pynvml.NVML_ERROR_NOT_FOUND
+
+
+def test_processes_that_want_too_much_share_the_whole(start: Start, clock: Any) -> None:
+    driver = start("H100", unrest=0)
+    driver.place(SimulatedLoad(0, 11, duty=0.9))
+    driver.place(SimulatedLoad(0, 12, duty=0.6))
+    clock.now += 1
+    samples = driver.nvmlDeviceGetProcessUtilization(driver.nvmlDeviceGetHandleByIndex(0), 0)
+    assert {(sample.pid, sample.smUtil) for sample in samples} == {(11, 60), (12, 40)}
+
+
+def test_a_process_that_ended_leaves_its_samples(start: Start, clock: Any) -> None:
+    driver = start("H100")
+    handle = driver.nvmlDeviceGetHandleByIndex(0)
+    driver.place(SimulatedLoad(0, 11))
+    clock.now += 1
+    driver.remove(11)
+    clock.now += 2
+    assert driver.nvmlDeviceGetComputeRunningProcesses(handle) == []
+    assert len(driver.nvmlDeviceGetProcessUtilization(handle, 0)) == 6
+    clock.now += 60
+    assert refusal(driver.nvmlDeviceGetProcessUtilization, handle, 0) == pynvml.NVML_ERROR_NOT_FOUND
+
+
+def test_calls_are_counted(start: Start) -> None:
+    driver = start("H100")
+    handle = driver.nvmlDeviceGetHandleByIndex(0)
+    for _ in range(3):
+        driver.nvmlDeviceGetPowerUsage(handle)
+    assert driver.calls["nvmlDeviceGetPowerUsage"] == 3
+    assert driver.calls["nvmlInit"] == 1
+    assert driver.calls["nvmlDeviceGetTotalEnergyConsumption"] == 0

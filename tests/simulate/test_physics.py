@@ -1,0 +1,243 @@
+"""What loads do to utilisation, power, energy, heat and clocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pynvml
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from podgpu.simulate.driver import SimulatedNvml
+from podgpu.simulate.models import MODELS
+from podgpu.simulate.workload import SimulatedLoad, wobble
+
+Start = Callable[..., SimulatedNvml]
+
+
+def utilisation(driver: SimulatedNvml, handle: Any) -> int:
+    return int(driver.nvmlDeviceGetUtilizationRates(handle).gpu)
+
+
+def ready(**options: Any) -> tuple[list[float], SimulatedNvml, Any]:
+    """For properties, which cannot take fixtures: the time in a list, a driver, its first handle."""
+    now = [50.0]
+    driver = SimulatedNvml("H100", clock=lambda: now[0], wall=lambda: now[0], **options)
+    driver.nvmlInit()
+    return now, driver, driver.nvmlDeviceGetHandleByIndex(0)
+
+
+def test_an_idle_gpu_idles(start: Start, clock: Any) -> None:
+    driver = start("T4")
+    handle = driver.nvmlDeviceGetHandleByIndex(0)
+    clock.now += 100
+    assert utilisation(driver, handle) == 0
+    assert driver.nvmlDeviceGetPowerUsage(handle) == 10_000
+    assert driver.nvmlDeviceGetTotalEnergyConsumption(handle) == 1_000_000
+    assert driver.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM) == 300
+    assert driver.nvmlDeviceGetPerformanceState(handle) == 8
+    assert driver.nvmlDeviceGetCurrentClocksEventReasons(handle) == pynvml.nvmlClocksEventReasonGpuIdle
+
+
+def test_duties_add_up_and_stop_at_the_whole(start: Start) -> None:
+    driver = start("H100", unrest=0)
+    handle = driver.nvmlDeviceGetHandleByIndex(0)
+    driver.place(SimulatedLoad(0, 11, duty=0.3))
+    assert utilisation(driver, handle) == 30
+    driver.place(SimulatedLoad(0, 12, duty=0.5))
+    assert utilisation(driver, handle) == 80
+    driver.place(SimulatedLoad(0, 13, duty=0.9))
+    assert utilisation(driver, handle) == 100
+    driver.remove(13)
+    assert utilisation(driver, handle) == 80
+
+
+def test_a_long_period_is_seen_as_a_wave(start: Start, clock: Any) -> None:
+    driver = start("H100", unrest=0)
+    handle = driver.nvmlDeviceGetHandleByIndex(0)
+    driver.place(SimulatedLoad(0, 11, duty=0.25, period=40))
+    seen = []
+    for _ in range(40):
+        seen.append(utilisation(driver, handle))
+        clock.now += 1
+    assert sorted(seen) == [0] * 30 + [100] * 10
+
+
+def test_only_the_gpu_with_the_load_works(start: Start) -> None:
+    driver = start("2xH100")
+    driver.place(SimulatedLoad(1, 11))
+    assert utilisation(driver, driver.nvmlDeviceGetHandleByIndex(0)) == 0
+    assert utilisation(driver, driver.nvmlDeviceGetHandleByIndex(1)) > 40
+
+
+def test_a_hot_load_meets_the_power_cap(start: Start, clock: Any) -> None:
+    driver = start("H100", unrest=0)
+    handle = driver.nvmlDeviceGetHandleByIndex(0)
+    driver.place(SimulatedLoad(0, 11, duty=1.0, tensor=1.0, dram=1.0))
+    clock.now += 10
+    assert driver.nvmlDeviceGetPowerUsage(handle) == driver.nvmlDeviceGetEnforcedPowerLimit(handle) == 700_000
+    assert driver.nvmlDeviceGetCurrentClocksEventReasons(handle) == pynvml.nvmlClocksEventReasonSwPowerCap
+    assert driver.nvmlDeviceGetCurrentClocksThrottleReasons(handle) == pynvml.nvmlClocksEventReasonSwPowerCap
+    (power,) = driver.nvmlDeviceGetFieldValues(handle, [pynvml.NVML_FI_DEV_PERF_POLICY_POWER])
+    assert power.value.ullVal == 10_000_000_000
+    assert 1000 < driver.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM) < 1980
+
+
+def test_an_ordinary_load_boosts(start: Start) -> None:
+    driver = start("H100")
+    handle = driver.nvmlDeviceGetHandleByIndex(0)
+    driver.place(SimulatedLoad(0, 11, duty=0.5))
+    assert driver.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM) == 1980
+    assert driver.nvmlDeviceGetCurrentClocksEventReasons(handle) == 0
+
+
+def test_heat_follows_power_with_a_lag(start: Start, clock: Any) -> None:
+    driver = start("H100")
+    handle = driver.nvmlDeviceGetHandleByIndex(0)
+
+    def celsius() -> int:
+        return int(driver.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU))
+
+    driver.place(SimulatedLoad(0, 11, duty=1.0, tensor=1.0, dram=1.0))
+    cold = celsius()
+    clock.now += 5
+    warm = celsius()
+    clock.now += 200
+    hot = celsius()
+    assert cold < warm < hot < 87
+    driver.remove(11)
+    assert celsius() == hot
+    clock.now += 300
+    assert celsius() == cold
+
+
+def test_reading_twice_at_one_moment_gives_one_answer(start: Start, clock: Any) -> None:
+    driver = start("H100")
+    handle = driver.nvmlDeviceGetHandleByIndex(0)
+    driver.place(SimulatedLoad(0, 11))
+    clock.now += 7.3
+
+    def read() -> tuple[int, ...]:
+        return (
+            utilisation(driver, handle),
+            driver.nvmlDeviceGetPowerUsage(handle),
+            driver.nvmlDeviceGetTotalEnergyConsumption(handle),
+            driver.nvmlDeviceGetTemperature(handle, 0),
+        )
+
+    assert read() == read()
+
+
+LOADS = st.lists(
+    st.builds(
+        SimulatedLoad,
+        gpu=st.just(0),
+        pid=st.integers(1, 9),
+        duty=st.floats(0, 1),
+        period=st.floats(0.01, 60),
+        tensor=st.floats(0, 1),
+        dram=st.floats(0, 1),
+        phase=st.floats(0, 60),
+    ),
+    max_size=4,
+)
+STEPS = st.lists(st.floats(0.01, 5), min_size=1, max_size=20)
+
+
+@settings(max_examples=50, deadline=None)
+@given(LOADS, STEPS, st.integers(0, 2**64))
+def test_energy_is_the_integral_of_power(loads: list[SimulatedLoad], steps: list[float], seed: int) -> None:
+    now, driver, handle = ready(seed=seed)
+    for load in loads:
+        driver.place(load)
+    summed, before = 0.0, driver.nvmlDeviceGetTotalEnergyConsumption(handle)
+    for step in steps:
+        # Power is constant within a second: sum over the pieces of the step that lie in one.
+        end = now[0] + step
+        while now[0] < end:
+            piece = min(end, float(int(now[0]) + 1)) - now[0]
+            summed += driver.nvmlDeviceGetPowerUsage(handle) * piece
+            now[0] = min(end, float(int(now[0]) + 1))
+        energy = driver.nvmlDeviceGetTotalEnergyConsumption(handle)
+        assert energy >= before
+        before = energy
+    assert before == pytest.approx(summed, rel=0.01, abs=2)
+
+
+@settings(max_examples=50, deadline=None)
+@given(LOADS, STEPS)
+def test_nothing_leaves_its_bounds(loads: list[SimulatedLoad], steps: list[float]) -> None:
+    now, driver, handle = ready(unrest=0.5)
+    for load in loads:
+        driver.place(load)
+    for step in steps:
+        now[0] += step
+        rates = driver.nvmlDeviceGetUtilizationRates(handle)
+        assert 0 <= rates.gpu <= 100
+        assert 0 <= rates.memory <= 100
+        assert 70_000 <= driver.nvmlDeviceGetPowerUsage(handle) <= 700_000
+
+
+@settings(max_examples=30, deadline=None)
+@given(LOADS, STEPS, st.integers(0, 2**32))
+def test_the_same_seed_tells_the_same_story(loads: list[SimulatedLoad], steps: list[float], seed: int) -> None:
+    """Whoever looks, and however often: one driver is read at every step, the other at the end only."""
+    watched_now, watched, watched_handle = ready(seed=seed)
+    left_now, left, left_handle = ready(seed=seed)
+    for load in loads:
+        watched.place(load)
+        left.place(load)
+    for step in steps:
+        watched_now[0] += step
+        watched.nvmlDeviceGetTotalEnergyConsumption(watched_handle)
+    left_now[0] = watched_now[0]
+    assert watched.nvmlDeviceGetUUID(watched_handle) == left.nvmlDeviceGetUUID(left_handle)
+    assert utilisation(watched, watched_handle) == utilisation(left, left_handle)
+    energies = [d.nvmlDeviceGetTotalEnergyConsumption(h) for d, h in ((watched, watched_handle), (left, left_handle))]
+    assert abs(energies[0] - energies[1]) <= 1
+
+
+def test_a_week_unread_is_cheap_and_still_counted(start: Start, clock: Any) -> None:
+    driver = start("H100", unrest=0)
+    handle = driver.nvmlDeviceGetHandleByIndex(0)
+    driver.place(SimulatedLoad(0, 11, duty=0.5))
+    watts = driver.nvmlDeviceGetPowerUsage(handle) / 1000
+    clock.now += 7 * 86400
+    assert driver.nvmlDeviceGetTotalEnergyConsumption(handle) == pytest.approx(watts * 7 * 86400 * 1000, rel=0.001)
+
+
+@given(st.integers(0, 2**64), st.integers(0, 63), st.integers(0, 2**40))
+def test_the_wobble_stays_within_one(seed: int, gpu: int, bucket: int) -> None:
+    assert -1 <= wobble(seed, gpu, bucket) <= 1
+
+
+def test_the_wobble_has_no_leaning() -> None:
+    assert abs(sum(wobble(1, 0, bucket) for bucket in range(5000)) / 5000) < 0.03
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_every_model_can_be_loaded(start: Start, clock: Any, model: str) -> None:
+    driver = start(model)
+    handle = driver.nvmlDeviceGetHandleByIndex(0)
+    driver.place(SimulatedLoad(0, 11, duty=1.0))
+    clock.now += 60
+    idle, lowest, limit = MODELS[model].power
+    assert idle * 1000 < driver.nvmlDeviceGetPowerUsage(handle) <= limit * 1000
+    assert driver.nvmlDeviceGetPowerManagementLimitConstraints(handle) == [lowest * 1000, limit * 1000]
+
+
+@pytest.mark.parametrize("wrong", [{"duty": 1.5}, {"tensor": -0.1}, {"period": 0}, {"memory": -1}])
+def test_impossible_loads_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="simulated load"):
+        SimulatedLoad(0, 11, **wrong)
+
+
+def test_there_must_be_room(start: Start) -> None:
+    driver = start("T4")
+    driver.place(SimulatedLoad(0, 11, memory=14 * 1024**3))
+    with pytest.raises(ValueError, match="no room"):
+        driver.place(SimulatedLoad(0, 12, memory=14 * 1024**3))
+    with pytest.raises(ValueError, match="no simulated process"):
+        driver.remove(12)

@@ -1,0 +1,80 @@
+"""The one-line description of a node's GPUs."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from podgpu.errors import UsageError
+from podgpu.simulate.models import MODELS
+from podgpu.simulate.spec import MAX_GPUS, parse_spec
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("H200", ["NVIDIA H200"]),
+        ("2xA100", ["NVIDIA A100-SXM4-40GB"] * 2),
+        ("1xA100-80GB, t4", ["NVIDIA A100-SXM4-80GB", "Tesla T4"]),
+        ("8xH100", ["NVIDIA H100 80GB HBM3"] * 8),
+    ],
+)
+def test_gpus_come_in_the_order_of_the_text(text: str, names: list[str]) -> None:
+    assert [gpu.model.name for gpu in parse_spec(text)] == names
+
+
+@pytest.mark.parametrize(
+    ("text", "profiles"),
+    [
+        ("1xH100/7x1g.10gb", ["1g.10gb"] * 7),
+        ("1xA100/2x1g.5gb+1x3g.20gb", ["1g.5gb", "1g.5gb", "3g.20gb"]),
+        ("A30/4g.24gb", ["4g.24gb"]),
+        ("H100/4g.40gb+3g.40gb", ["4g.40gb", "3g.40gb"]),
+    ],
+)
+def test_mig_layouts(text: str, profiles: list[str]) -> None:
+    (gpu,) = parse_spec(text)
+    assert [profile.name for profile in gpu.profiles] == profiles
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "is not COUNTxMODEL"),
+        ("H100,,T4", "is not COUNTxMODEL"),
+        ("0xH100", "asks for zero"),
+        ("65xH100", "more than 64 GPUs"),
+        ("40xH100,40xT4", "more than 64 GPUs"),
+        ("8xH10", "did you mean H100"),
+        ("banana", "known: V100, T4"),
+        ("H100/1g.5gb", "it has 1g.10gb, 1g.20gb"),
+        ("T4/1x1g.5gb", "Tesla T4 has no MIG"),
+        ("A100/8x1g.5gb", "8 of 7 compute slices"),
+        ("H100/999999x1g.10gb", "8 of 7 compute slices"),
+        ("H100/2x3g.40gb+1g.10gb", "9 of 8 memory slices"),
+        ("H100/", "is not COUNTxMODEL"),
+    ],
+)
+def test_mistakes_are_one_clear_line(text: str, message: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        parse_spec(text)
+    assert message in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+GROUPS = st.lists(st.tuples(st.integers(1, 12), st.sampled_from(sorted(MODELS))), min_size=1, max_size=5)
+
+
+@given(GROUPS)
+def test_as_many_gpus_as_asked_for(groups: list[tuple[int, str]]) -> None:
+    parsed = parse_spec(",".join(f"{count}x{model}" for count, model in groups))
+    assert [gpu.model for gpu in parsed] == [MODELS[model] for count, model in groups for _ in range(count)]
+
+
+@given(st.text() | st.text(alphabet="0123456789xH1A0T4/+,.gb "))
+def test_garbage_is_refused_and_nothing_else(text: str) -> None:
+    with contextlib.suppress(UsageError):
+        assert 0 < len(parse_spec(text)) <= MAX_GPUS
