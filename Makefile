@@ -1,7 +1,7 @@
 # Every target makes and uses its own .venv. PYTHON picks the interpreter it is made from (3.11 or later).
 PYTHON ?= python3
 BIN := .venv/bin
-SOURCES := src tests
+SOURCES := src tests bench docs
 
 .PHONY: demo test check golden bench docs proto clean
 

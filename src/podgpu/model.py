@@ -70,6 +70,8 @@ class Assignment:
     """Number of the time-slice or vGPU replica when the id named one."""
     share: float | None = None
     """Part of the device given to the holder, where the source knows it."""
+    attributes: tuple[tuple[str, str], ...] = ()
+    """Labels the source adds to the device's series, such as dra_claim_name."""
 
 
 @dataclass(frozen=True, slots=True)

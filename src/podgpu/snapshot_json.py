@@ -39,7 +39,7 @@ def load_snapshot(text: str) -> Snapshot:
         taken_at=plain["taken_at"],
         devices=tuple(_device(d) for d in plain["devices"]),
         readings=tuple(Reading(_device(r["device"]), _by_field(r["values"])) for r in plain["readings"]),
-        assignments=tuple(Assignment(**{**a, "holder": Workload(**a["holder"])}) for a in plain["assignments"]),
+        assignments=tuple(_assignment(a) for a in plain["assignments"]),
         unmapped=tuple(Unmapped(**{**u, "holder": Workload(**u["holder"])}) for u in plain["unmapped"]),
         outcomes=tuple(Outcome(**o) for o in plain["outcomes"]),
         errors={(source, reason): n for source, reason, n in plain["errors"]},
@@ -54,6 +54,11 @@ def load_snapshot(text: str) -> Snapshot:
 
 def _device(plain: Mapping[str, Any]) -> Device:
     return Device(**{**plain, "mig_uuids": tuple(plain["mig_uuids"])})
+
+
+def _assignment(plain: Mapping[str, Any]) -> Assignment:
+    attributes = tuple((name, value) for name, value in plain["attributes"])
+    return Assignment(**{**plain, "holder": Workload(**plain["holder"]), "attributes": attributes})
 
 
 def _by_field(plain: Mapping[str, Value]) -> dict[int, Any]:

@@ -67,7 +67,7 @@ def test_the_inventory_names_every_gpu(bench: Bench) -> None:
     assert [g.index for g in inventory.gpus] == [0, 1]
     assert len({g.uuid for g in inventory.gpus}) == 2
     assert inventory.gpus[0].model == "NVIDIA H100 80GB HBM3"
-    assert inventory.expected == 2
+    assert bench.telemetry.expected == 2
 
 
 def test_values_are_in_the_units_dcgm_uses(bench: Bench) -> None:

@@ -108,7 +108,8 @@ class Agent:
         if part.devices != self._telemetry_part.devices:
             self._allocate_now.set()  # ids that named nothing a moment ago may name a device now
         self._telemetry_part = part
-        self._taken_at = self.clock.wall()
+        if part.readings:
+            self._taken_at = self.clock.wall()
 
     def read_allocation(self) -> None:
         """One allocation turn, and a new rendering."""

@@ -107,7 +107,7 @@ class TelemetryTurn:
         return tuple(d for gpu in self._inventory.gpus for d in self._known.get(gpu.uuid, (gpu,)))
 
     def _count(self, visible: int) -> DeviceCount:
-        expected = self._inventory.expected
+        expected = self._telemetry.expected
         baseline = expected if expected is not None else self._most_seen
         return DeviceCount(expected, visible, max(0, baseline - visible))
 

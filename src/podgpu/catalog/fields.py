@@ -144,6 +144,12 @@ def field_named(name: str) -> Field | None:
     return _by_name().get(name)
 
 
+@cache
+def _by_folded_name() -> Mapping[str, str]:
+    return {name.casefold(): name for name in _by_name()}
+
+
 def nearest_names(name: str, n: int = 1) -> list[str]:
-    close = difflib.get_close_matches(name, _by_name(), n, 0.6)
-    return close or difflib.get_close_matches(name.upper(), _by_name(), n, 0.6)
+    """Real names close to a mistyped one, upper and lower case taken as the same."""
+    close = difflib.get_close_matches(name.casefold(), _by_folded_name(), n, 0.6)
+    return [_by_folded_name()[folded] for folded in close]

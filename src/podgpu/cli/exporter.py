@@ -15,7 +15,7 @@ from podgpu.allocation.source import AllocationSource
 from podgpu.catalog.counters import MOST_BYTES, SHIPPED, Counter, parse_counters, shipped_counters
 from podgpu.cli.logs import configure_logging
 from podgpu.cli.option_table import EXPORTER_OPTIONS
-from podgpu.cli.params import given, with_options
+from podgpu.cli.params import given, naming_variable, with_options
 from podgpu.cli.telemetries import open_telemetry
 from podgpu.device_selection import parse_selection
 from podgpu.errors import StartError, UsageError
@@ -33,8 +33,9 @@ _COUNTERS_DIRECTORY = "/etc/dcgm-exporter"
 def command(ctx: click.Context, /, **options: Any) -> None:
     """Export this node's GPUs to Prometheus. Takes every flag and variable of dcgm-exporter."""
     configure_logging(options["log_format"], options["debug"])
-    address = parse_address(options["address"])
-    agent = build_agent(options)
+    with naming_variable(ctx, "address"):
+        address = parse_address(options["address"])
+    agent = build_agent(ctx, options)
     _warn_about_unbuilt(ctx)
     if options["once"]:
         _print_once(agent, options["dump_snapshot"])
@@ -44,9 +45,15 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     serve(agent, address, lambda bound: _log.info("listening on %s/metrics", bound.url))
 
 
-def build_agent(options: dict[str, Any]) -> Agent:
+def build_agent(ctx: click.Context, options: dict[str, Any]) -> Agent:
+    with naming_variable(ctx, "collectors"):
+        counters = read_counters(options["collectors"])
+    with naming_variable(ctx, "devices"):
+        selection = parse_selection(options["devices"])
+    with naming_variable(ctx, "telemetry"):
+        telemetry = open_telemetry(options["telemetry"])
     policy = Policy(
-        counters=read_counters(options["collectors"]),
+        counters=counters,
         hostname="" if options["no_hostname"] else hostname(),
         hostname_label=options["hostname_label"],
         old_namespace=options["use_old_namespace"],
@@ -58,11 +65,12 @@ def build_agent(options: dict[str, Any]) -> Agent:
     settings = Settings(
         interval=options["collect_interval"],
         allocation_interval=options["allocation_interval"],
-        selection=parse_selection(options["devices"]),
+        selection=selection,
         policy=policy,
     )
-    agent = Agent(open_telemetry(options["telemetry"]), allocation_sources(options), settings)
-    agent.check_selection()
+    agent = Agent(telemetry, allocation_sources(options), settings)
+    with naming_variable(ctx, "devices"):
+        agent.check_selection()
     return agent
 
 

@@ -54,8 +54,8 @@ def run(arguments: list[str]) -> int:
         click.echo(e.ctx.get_help() if e.ctx else str(e), err=True)
         return 2
     except click.UsageError as e:
-        where = f" {e.ctx.info_name}" if e.ctx is not None and e.ctx.info_name != "podgpu" else ""
-        return _fail(f"{e.format_message()} (see podgpu{where} --help)", 2)
+        where = f" {arguments[0]}" if arguments[0] in COMMANDS else ""
+        return _fail(f"{_complaint(e)} (see podgpu{where} --help)", 2)
     except click.Abort:
         return 130
     except UsageError as e:
@@ -63,6 +63,13 @@ def run(arguments: list[str]) -> int:
     except PodgpuError as e:
         return _fail(str(e), 1)
     return result if isinstance(result, int) else 0
+
+
+def _complaint(error: click.UsageError) -> str:
+    """click's own text names the variable even when the flag was at fault."""
+    if isinstance(error, click.BadParameter) and error.param is not None:
+        return f"{max(error.param.opts, key=len)}: {error.message}"
+    return error.format_message()
 
 
 def _fail(message: str, code: int) -> int:

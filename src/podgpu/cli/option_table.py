@@ -18,6 +18,8 @@ class Option:
     """text, bool, duration (a plain number is milliseconds) or choice:a|b."""
     works: bool = True
     alias: str = ""
+    acts_when_named: bool = False
+    """Setting it means something even at its default value."""
     ours: bool = False
     """podgpu's own; dcgm-exporter does not have it."""
 
@@ -58,7 +60,15 @@ EXPORTER_OPTIONS: tuple[Option, ...] = (
     ),
     Option("cpu-devices", "p", "DCGM_EXPORTER_CPU_DEVICES_STR", "f", _YET, works=False),
     Option("configmap-data", "m", "DCGM_EXPORTER_CONFIGMAP_DATA", "none", _YET, works=False),
-    Option("remote-hostengine-info", "r", "DCGM_REMOTE_HOSTENGINE_INFO", "localhost:5555", _YET, works=False),
+    Option(
+        "remote-hostengine-info",
+        "r",
+        "DCGM_REMOTE_HOSTENGINE_INFO",
+        "localhost:5555",
+        _YET,
+        works=False,
+        acts_when_named=True,
+    ),
     Option(
         "kubernetes-enable-pod-labels",
         "",

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import click
 from click.core import ParameterSource
 
 from podgpu.cli.option_table import Option
+from podgpu.errors import UsageError
 
 _TRUE = {"1", "t", "true", "yes", "on"}
 _FALSE = {"0", "f", "false", "no", "off"}
@@ -127,4 +129,15 @@ def given(ctx: click.Context, option: Option) -> bool:
         return False
     value = ctx.params[option.parameter]
     word = str(value).lower() if isinstance(value, bool) else str(value)
-    return word != option.default
+    return option.acts_when_named or word != option.default
+
+
+@contextmanager
+def naming_variable(ctx: click.Context, parameter: str) -> Iterator[None]:
+    """Adds to a usage error raised inside that the value came from a variable, where it did."""
+    try:
+        yield
+    except UsageError as e:
+        param = next(p for p in ctx.command.params if p.name == parameter)
+        where = _from(param, ctx)
+        raise UsageError(f"{e}{where}") from e

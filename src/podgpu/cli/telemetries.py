@@ -20,11 +20,13 @@ def _nvml(argument: str) -> Telemetry:
 
 def _simulated(argument: str) -> Telemetry:
     from podgpu.simulate.driver import SimulatedNvml
-    from podgpu.simulate.spec import parse_spec
+    from podgpu.simulate.node import place_loads, tenants
     from podgpu.telemetry.nvml import NvmlTelemetry
 
-    specs = parse_spec(argument or DEFAULT_SPEC)
-    return NvmlTelemetry(SimulatedNvml(specs), "simulated", count_expected=lambda: len(specs))
+    driver = SimulatedNvml(argument or DEFAULT_SPEC)
+    place_loads(driver, tenants(driver))
+    count = len(driver.machine.gpus)
+    return NvmlTelemetry(driver, "simulated", count_expected=lambda: count)
 
 
 TELEMETRIES: Mapping[str, Callable[[str], Telemetry]] = {"auto": _nvml, "nvml": _nvml, "simulated": _simulated}

@@ -27,16 +27,16 @@ _LOST = {pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED}
 _GONE = {
     pynvml.NVML_ERROR_UNINITIALIZED: (
         "driver_not_loaded",
-        "the driver went away under us; podgpu will take it up again",
+        "the driver went away under us",
     ),
     pynvml.NVML_ERROR_DRIVER_NOT_LOADED: (
         "driver_not_loaded",
-        "no NVIDIA driver is loaded on this node; podgpu stays up and tries again (check `nvidia-smi` on the host)",
+        "no NVIDIA driver is loaded on this node (check `nvidia-smi` on the host)",
     ),
     pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: (
         "library_not_found",
         "libnvidia-ml.so.1 is not here; in a container use the NVIDIA runtime with NVIDIA_DRIVER_CAPABILITIES=utility, "
-        "or mount the driver's library directory; podgpu stays up and tries again",
+        "or mount the driver's library directory",
     ),
 }
 _REASONS = {

@@ -48,40 +48,40 @@ class NvmlTelemetry:
         self._xids = XidWatch(self._driver, wall)
         self._gpus: dict[str, _Gpu] = {}
         self._inventory: Inventory | None = None
+        self.expected: int | None = None
         self._bus_looked_at = float("-inf")
         self._enumerated_at = float("-inf")
         self._stale = False
 
     def inventory(self) -> Inventory:
-        expected = self._look_at_bus()
-        if self._inventory is not None and self._must_start_over(expected):
+        bus_changed = self._look_at_bus()
+        if self._inventory is not None and (bus_changed or self._must_start_over(self._inventory)):
             self.release(_CLOSE_WAIT)
         if not self._driver.is_open:
             self._inventory = None
             self._driver.open()
         if self._inventory is None:
-            self._inventory = self._enumerate(expected)
+            self._inventory = self._enumerate()
         return self._inventory
 
-    def _look_at_bus(self) -> int | None:
+    def _look_at_bus(self) -> bool:
+        """True when a GPU came or went."""
         now = self._clock()
-        if self._inventory is not None and now - self._bus_looked_at < _BUS_LOOK_SECONDS:
-            return self._inventory.expected
-        self._bus_looked_at = now
-        return self._count_expected()
-
-    def _must_start_over(self, expected: int | None) -> bool:
-        """NVML lists GPUs once, at initialisation: what comes, goes or is reset is only seen by a new one."""
-        if self._inventory is None:
+        if now - self._bus_looked_at < _BUS_LOOK_SECONDS:
             return False
-        if self._stale or expected != self._inventory.expected:
+        before, self.expected, self._bus_looked_at = self.expected, self._count_expected(), now
+        return before != self.expected
+
+    def _must_start_over(self, inventory: Inventory) -> bool:
+        """NVML lists GPUs once, at initialisation: what comes, goes or is reset is only seen by a new one."""
+        if self._stale:
             return True
-        lost = len(self._inventory.unreachable) + sum(gpu.lost for gpu in self._gpus.values())
-        every = lost == len(self._inventory.unreachable) + len(self._gpus)
+        lost = len(inventory.unreachable) + sum(gpu.lost for gpu in self._gpus.values())
+        every = lost == len(inventory.unreachable) + len(self._gpus)
         patience = _ALL_LOST_LOOK_SECONDS if every else _LOST_LOOK_SECONDS
         return lost > 0 and self._clock() - self._enumerated_at >= patience
 
-    def _enumerate(self, expected: int | None) -> Inventory:
+    def _enumerate(self) -> Inventory:
         self._stale = False
         self._enumerated_at = self._clock()
         gpus: dict[str, _Gpu] = {}
@@ -100,7 +100,7 @@ class NvmlTelemetry:
         self._gpus = gpus
         self._xids.start([gpu.handle for gpu in gpus.values()])
         _log.info("%s: %d GPUs", self.name, len(gpus))
-        return Inventory(tuple(gpu.device for gpu in gpus.values()), expected, unreachable)
+        return Inventory(tuple(gpu.device for gpu in gpus.values()), unreachable)
 
     def read(self, gpu: Device, fields: Sequence[Field]) -> GpuAnswer:
         state = self._gpus.get(gpu.uuid)

@@ -37,14 +37,14 @@ class Inventory:
     """The GPUs of this node."""
 
     gpus: tuple[Device, ...]
-    expected: int | None = None
-    """How many the PCI bus shows; None: not known."""
     unreachable: dict[int, str] = field(default_factory=dict)
     """NVML index -> why the driver lists the GPU but does not answer for it."""
 
 
 class Telemetry(Protocol):
     name: str
+    expected: int | None
+    """GPUs the PCI bus shows, whether or not there is a driver for them; None: not known."""
 
     def inventory(self) -> Inventory:
         """The physical GPUs; brings the driver up if need be. Raises SourceError."""

@@ -14,7 +14,7 @@ from podgpu.telemetry.driver import NvmlDriver
 from podgpu.telemetry.source import XidEvent
 
 _log = logging.getLogger(__name__)
-_WAIT_MS = 500
+_WAIT_MS = 250
 _NO_INSTANCE = 0xFFFFFFFF
 
 

@@ -1,0 +1,232 @@
+"""Rewrites the generated blocks of README.md and docs/*.md from the code: `python -m docs.generate [--check]`.
+
+A block lies between `<!-- generated:NAME -->` and `<!-- /generated:NAME -->`; everything else is written by people.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from podgpu.agent.loop import Agent, Clock, Settings
+from podgpu.allocation.kubelet import decode_list, parse_assignments
+from podgpu.allocation.source import Allocation
+from podgpu.catalog.counters import SHIPPED, Counter, shipped_counters
+from podgpu.catalog.families import OWN_FAMILIES
+from podgpu.catalog.fields import Call, Field, FieldValue, Gpm, Kept, fields
+from podgpu.cli.option_table import EXPORTER_OPTIONS, Option
+from podgpu.join import Policy
+from podgpu.model import Device
+from podgpu.simulate.driver import SimulatedNvml
+from podgpu.simulate.kubelet import SimulatedPod, list_answer
+from podgpu.simulate.node import place_loads, pods, tenants
+from podgpu.telemetry.nvml import NvmlTelemetry
+
+ROOT = Path(__file__).resolve().parent.parent
+_BLOCK = re.compile(r"(<!-- generated:(?P<name>[\w-]+) -->\n)(?P<body>.*?)(<!-- /generated:(?P=name) -->)", re.DOTALL)
+_MARK = re.compile(r"<!-- /?generated:[\w-]+ -->")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m docs.generate", description=__doc__)
+    parser.add_argument("--check", action="store_true", help="change nothing; exit 1 when a block is stale")
+    check = parser.parse_args(arguments).check
+    stale = 0
+    for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+        text = path.read_text(encoding="utf-8")
+        fresh = refresh(text, path.name)
+        if fresh != text:
+            stale += 1
+            if check:
+                print(f"{path.relative_to(ROOT)} is stale: {_first_difference(text, fresh)} (run make docs)")
+            else:
+                path.write_text(fresh, encoding="utf-8")
+                print(f"{path.relative_to(ROOT)}: rewritten")
+    return 1 if check and stale else 0
+
+
+def refresh(text: str, name: str) -> str:
+    """The text with every block made anew."""
+    fresh = _BLOCK.sub(lambda m: f"{m[1]}{_body(m['name'], name)}{m[4]}", text)
+    if len(_MARK.findall(text)) != 2 * len(_BLOCK.findall(text)):
+        raise SystemExit(f"{name}: a generated block is opened and not closed, or closed and not opened")
+    return fresh
+
+
+def _body(block: str, file: str) -> str:
+    if block not in BLOCKS:
+        raise SystemExit(f"{file}: no such generated block: {block}; there are {', '.join(BLOCKS)}")
+    return "".join(f"{line}\n" for line in BLOCKS[block]())
+
+
+def _first_difference(old: str, new: str) -> str:
+    lines = difflib.unified_diff(old.splitlines(), new.splitlines(), lineterm="", n=0)
+    changed = [line[:120] for line in lines if line[:1] in "+-" and line[:3] not in ("+++", "---")]
+    return " -> ".join(changed[:2])
+
+
+# --- tables
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    yield f"| {' | '.join(head)} |"
+    yield f"|{'|'.join('---' for _ in head)}|"
+    for row in rows:
+        yield f"| {' | '.join(row)} |"
+
+
+def _code(text: str) -> str:
+    return f"`{text.replace('|', chr(92) + '|')}`" if text else ""
+
+
+def _prose(text: str) -> str:
+    return re.sub(r"([*|\\])", r"\\\1", text.replace("&", "&amp;").replace("<", "&lt;"))
+
+
+def _options() -> Iterator[str]:
+    head = ("Flag", "Short", "Variable", "Default", "Meaning")
+    return _table(head, (_option_row(o) for o in EXPORTER_OPTIONS if o.works))
+
+
+def _option_row(option: Option) -> tuple[str, ...]:
+    _, _, words = option.kind.partition("choice:")
+    choice = f" One of {', '.join(map(_code, words.split('|')))}." if words else ""
+    return (*_names(option), _code(option.default), _prose(option.help) + choice)
+
+
+def _names(option: Option) -> tuple[str, str, str]:
+    flag = " ".join(_code(f"--{name}") for name in (option.flag, option.alias) if name)
+    return flag + (" †" if option.ours else ""), _code(f"-{option.short}" if option.short else ""), _code(option.env)
+
+
+def _accepted_options() -> Iterator[str]:
+    """dcgm-exporter's options that do nothing here."""
+    unbuilt = (o for o in EXPORTER_OPTIONS if not o.works)
+    rows = ((*_names(o), _prose(o.help.removeprefix("accepted; "))) for o in unbuilt)
+    return _table(("Flag", "Short", "Variable", "Why it does nothing"), rows)
+
+
+def _metrics() -> Iterator[str]:
+    rows = ((_code(f.name), f.type, ", ".join(map(_code, f.labels)), _prose(f.help)) for f in OWN_FAMILIES)
+    return _table(("Metric", "Type", "Labels", "Meaning"), rows)
+
+
+def _counters() -> Iterator[str]:
+    """Every field of the shipped files in one row; how the 1.x file names it in the row's own column."""
+    files = {short: {c.field.id: c for c in shipped_counters(short) or ()} for short in SHIPPED}
+    head = ("Field", "Type", *(_code(f"-f {short}") for short in ("default", "dcp")), "Name with `-f 1.x`", "Meaning")
+    ids = sorted({i for counters in files.values() for i in counters})
+    return _table(head, (_counter_row({short: c.get(i) for short, c in files.items()}) for i in ids))
+
+
+def _counter_row(of: Mapping[str, Counter | None]) -> tuple[str, ...]:
+    old, new = of["1.x"], of["default"] or of["dcp"]
+    counter = new or old
+    assert counter is not None
+    kind = f"{new.type} (1.x: {old.type})" if new and old and new.type != old.type else counter.type
+    ticks = ("yes" if of[short] else "" for short in ("default", "dcp"))
+    since = " Hopper and later." if isinstance(counter.field.recipe, Gpm) else ""
+    return _code(counter.field.name), kind, *ticks, _code(old.name if old else ""), _prose(counter.help) + since
+
+
+def _fields() -> Iterator[str]:
+    head = ("Id", "Name", "Name since DCGM 4.6", "Name in 1.x", "Unit", "MIG instances", "From")
+    rows = (_field_row(f) for f in fields().values() if f.recipe is not None)
+    return _table(head, rows)
+
+
+def _field_row(field: Field) -> tuple[str, ...]:
+    names = (_code(name) for name in (field.name, field.name_since_4_6, field.name_1x))
+    return str(field.id), *names, _prose(field.unit), "own value" if field.per_instance else "", _origin(field)
+
+
+def _origin(field: Field) -> str:
+    match field.recipe:
+        case Call(function=function):
+            return _code(function)
+        case FieldValue(ids=ids):
+            return f"NVML field {'+'.join(map(str, ids))}"
+        case Gpm(metric=metric):
+            return f"GPM metric {metric} (Hopper and later)"
+        case Kept():
+            return "kept by podgpu"
+    return ""
+
+
+# --- the sample: the demo's node on a clock that moves when told, with loads that do not stray
+
+
+class _Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def wall(self) -> float:
+        return 1_800_000_000.0 + self.now
+
+
+class _Kubelet:
+    """The kubelet's answer without its socket."""
+
+    name = "kubelet"
+
+    def __init__(self, on_node: list[SimulatedPod]) -> None:
+        self._answer = decode_list(list_answer(on_node))
+
+    def assignments(self, devices: Sequence[Device]) -> Allocation:
+        return parse_assignments(self._answer, devices)
+
+    def close(self) -> None:
+        pass
+
+
+def _demo_exposition() -> list[str]:
+    clock = _Clock()
+    driver = SimulatedNvml("8xH100", clock=clock, wall=clock.wall, unrest=0.0)
+    on_node = tenants(driver)
+    place_loads(driver, on_node)
+    policy = Policy(counters=shipped_counters("dcp") or (), hostname="simulated-node")
+    telemetry = NvmlTelemetry(driver, "simulated", lambda: len(driver.machine.gpus), clock, clock.wall)
+    agent = Agent(telemetry, [_Kubelet(pods(on_node))], Settings(policy=policy), Clock(clock, clock.wall))
+    for _ in range(2):
+        clock.now += 30.0
+        agent.read_telemetry()
+    agent.read_allocation()
+    agent.stop()
+    return agent.published.fresh.plain.decode().splitlines()
+
+
+_SAMPLES = (
+    ("DCGM_FI_DEV_GPU_UTIL", 'gpu="0"'),
+    ("DCGM_FI_DEV_POWER_USAGE", 'gpu="0"'),
+    ("DCGM_FI_PROF_PIPE_TENSOR_ACTIVE", 'gpu="2"'),
+    ("podgpu_device_count", 'state="lost"'),
+)
+
+
+def _sample() -> Iterator[str]:
+    """One whole line of each family."""
+    lines = _demo_exposition()
+    yield "```text"
+    for family, label in _SAMPLES:
+        yield next(line for line in lines if line.startswith(f"{family}{{") and label in line)
+    yield "```"
+
+
+BLOCKS: Mapping[str, Callable[[], Iterator[str]]] = {
+    "sample": _sample,
+    "options": _options,
+    "accepted-options": _accepted_options,
+    "metrics": _metrics,
+    "counters": _counters,
+    "fields": _fields,
+}
+
+if __name__ == "__main__":
+    sys.exit(main())

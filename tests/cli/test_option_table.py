@@ -1,0 +1,379 @@
+"""dcgm-exporter's own table of options, walked row by row, and what is said to somebody who writes one wrongly."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pynvml
+import pytest
+
+from podgpu.cli.exporter import command
+from podgpu.cli.main import run
+from podgpu.cli.option_table import EXPORTER_OPTIONS, Option
+from podgpu.cli.params import normalise
+
+TABLE = Path(__file__).parents[1] / "data" / "dcgm_exporter_options.csv"
+ROWS: list[dict[str, str]] = list(csv.DictReader(TABLE.read_text(encoding="utf-8").splitlines()))
+OURS: Mapping[str, Option] = {option.flag: option for option in EXPORTER_OPTIONS}
+VARIABLES = [option.env for option in EXPORTER_OPTIONS if option.env]
+
+QUICK = ["exporter", "--once", "--telemetry", "simulated:1xT4", "-c", "100"]
+OTHER_VALUES = {
+    "collectors": "dcp",
+    "address": "127.0.0.1:0",
+    "collect-interval": "101",
+    "configmap-data": "monitoring:counters",
+    "remote-hostengine-info": "hostengine:5555",
+    "devices": "g:0",
+    "gpu-bind-unbind-poll-interval": "2s",
+    "dcgm-log-level": "DEBUG",
+    "dump-retention": "48",
+    "pod-resources-kubelet-socket": "/nowhere/kubelet.sock",
+}
+"""Where "/somewhere" would not do."""
+
+rows = pytest.mark.parametrize("row", ROWS, ids=lambda row: row["flag"])
+
+
+def other_value(row: Mapping[str, str]) -> str:
+    """A good value that is not the default."""
+    if row["flag"] in OTHER_VALUES:
+        return OTHER_VALUES[row["flag"]]
+    if row["kind"] == "bool":
+        return "false" if row["default"] == "true" else "true"
+    if row["kind"] == "duration":
+        return "200000"
+    if row["kind"].startswith("choice:"):
+        return row["kind"].rpartition("|")[2]
+    return "/somewhere"
+
+
+@dataclass(frozen=True)
+class Ran:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def warned(self) -> list[str]:
+        """The warnings about options, whichever way lines are logged."""
+        return [line for line in map(_message, self.err.splitlines()) if line.endswith("; ignored")]
+
+    @property
+    def complaint(self) -> str:
+        """The one line an error is."""
+        (line,) = (line for line in self.err.splitlines() if line.startswith("podgpu: "))
+        assert "Traceback" not in self.err
+        return line
+
+
+def _message(line: str) -> str:
+    return json.loads(line)["msg"] if line.startswith("{") else line.partition("WARNING ")[2]
+
+
+def execute(arguments: list[str], **variables: str) -> Ran:
+    """`podgpu ...` in this process, with these variables and none of the exporter's others."""
+    out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    with pytest.MonkeyPatch.context() as patch:
+        for name in (*VARIABLES, "NODE_NAME"):
+            patch.delenv(name, raising=False)
+        for name, value in variables.items():
+            patch.setenv(name, value)
+        try:
+            with redirect_stdout(out), redirect_stderr(err):
+                code = run(arguments)
+        finally:
+            root.handlers[:], root.level = handlers, level
+    return Ran(code, out.buffer.getvalue().decode(), err.buffer.getvalue().decode())
+
+
+def parsed(arguments: list[str], **variables: str) -> dict[str, Any]:
+    """What the command would be called with; raises click's error."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in VARIABLES:
+            patch.delenv(name, raising=False)
+        for name, value in variables.items():
+            patch.setenv(name, value)
+        return command.make_context("exporter", normalise(arguments, EXPORTER_OPTIONS)).params
+
+
+# --- the table
+
+
+@rows
+def test_the_option_is_there(row: dict[str, str]) -> None:
+    ours = OURS[row["flag"]]
+    assert (ours.short, ours.alias, ours.env) == (row["short"], row["alias"], row["env"])
+    assert not ours.ours
+    if row["flag"] != "collectors":  # ours prefers that file and falls back on the shipped copy
+        assert ours.default == row["default"]
+    assert (ours.kind == "bool") == (row["kind"] == "bool")
+    if ours.works:
+        assert ours.kind == row["kind"]
+
+
+def test_nothing_else_claims_to_be_dcgm_exporters() -> None:
+    theirs = {row["flag"] for row in ROWS}
+    assert {option.flag for option in EXPORTER_OPTIONS if not option.ours} == theirs
+    assert all(option.works for option in EXPORTER_OPTIONS if option.ours)
+
+
+@rows
+def test_flag_and_variable_mean_the_same(row: dict[str, str]) -> None:
+    name, value = OURS[row["flag"]].parameter, other_value(row)
+    default = parsed([])[name]
+    by_flag = parsed([f"--{row['flag']}={value}"])[name]
+    assert by_flag != default
+    assert parsed([], **{row["env"]: value})[name] == by_flag
+    for short in filter(None, (row["short"], row["alias"])):
+        assert parsed([f"-{short}={value}"])[name] == by_flag
+
+
+@rows
+def test_flag_goes_before_variable_before_default(row: dict[str, str]) -> None:
+    name, value = OURS[row["flag"]].parameter, other_value(row)
+    default = parsed([])[name]
+    if isinstance(default, bool):
+        assert parsed([f"--{row['flag']}={str(default).lower()}"], **{row["env"]: value})[name] is default
+    elif row["default"] and row["flag"] != "collectors":
+        assert parsed([f"--{row['flag']}", row["default"]], **{row["env"]: value})[name] == default
+    assert parsed([], **{row["env"]: ""})[name] == default
+
+
+# --- the real command, once with every flag and once with every variable: a run takes half a second
+
+
+@pytest.fixture(scope="module")
+def all_flags() -> Ran:
+    return execute([*QUICK, *(f"--{row['flag']}={other_value(row)}" for row in ROWS)])
+
+
+@pytest.fixture(scope="module")
+def all_variables() -> Ran:
+    quick = QUICK[: QUICK.index("-c")]
+    return execute(quick, **{row["env"]: other_value(row) for row in ROWS})
+
+
+@pytest.fixture(scope="module")
+def all_defaults() -> Ran:
+    set_to_default = [row for row in ROWS if row["default"] and row["flag"] != "collectors"]
+    flags = [f"--{row['flag']}={row['default']}" for row in set_to_default]
+    return execute([*QUICK, *flags, "-c", "100"], **{row["env"]: row["default"] for row in set_to_default})
+
+
+@rows
+@pytest.mark.parametrize("way", ["all_flags", "all_variables"])
+def test_the_command_accepts_it(row: dict[str, str], way: str, request: pytest.FixtureRequest) -> None:
+    ran: Ran = request.getfixturevalue(way)
+    assert ran.code == 0, ran.err
+    assert "DCGM_FI_DEV_GPU_TEMP{" in ran.out
+    named = [line for line in ran.warned if line.startswith(f"--{row['flag']} ({row['env']})")]
+    assert len(named) == (0 if OURS[row["flag"]].works else 1)
+
+
+@pytest.mark.parametrize("way", ["all_flags", "all_variables"])
+def test_only_unbuilt_options_are_warned_about(way: str, request: pytest.FixtureRequest) -> None:
+    assert len(request.getfixturevalue(way).warned) == sum(not option.works for option in EXPORTER_OPTIONS)
+
+
+def test_what_is_set_to_its_default_is_not_warned_about(all_defaults: Ran) -> None:
+    assert all_defaults.code == 0, all_defaults.err
+    # A remote host engine that is named is meant, even by the address that is its default.
+    assert [line.split(" ")[0] for line in all_defaults.warned] == ["--remote-hostengine-info"]
+
+
+# --- Go's habits
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name", "value"),
+    [
+        (["-c=1000"], "collect_interval", 1.0),
+        (["-c", "1000"], "collect_interval", 1.0),
+        (["-collect-interval=5s"], "collect_interval", 5.0),
+        (["-collectors", "x.csv"], "collectors", "x.csv"),
+        (["-collectors=x.csv"], "collectors", "x.csv"),
+        (["--collectors", "x.csv"], "collectors", "x.csv"),
+        (["-f", "x.csv"], "collectors", "x.csv"),
+        (["-a=:9500"], "address", ":9500"),
+        (["-k"], "kubernetes", True),
+        (["-k", "-f", "x.csv"], "kubernetes", True),
+        (["-k=true"], "kubernetes", True),
+        (["-k=false"], "kubernetes", False),
+        (["--kubernetes"], "kubernetes", True),
+        (["--kubernetes=false"], "kubernetes", False),
+        (["-kubernetes=false"], "kubernetes", False),
+        (["-kubernetes"], "kubernetes", True),
+        (["--kubernetes=T"], "kubernetes", True),
+        (["--kubernetes=0"], "kubernetes", False),
+        (["--rbmn"], "replace_blanks_in_model_name", True),
+        (["-rbmn"], "replace_blanks_in_model_name", True),
+        (["-d=i:0,2-4"], "devices", "i:0,2-4"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_go_habits(arguments: list[str], name: str, value: object) -> None:
+    assert parsed(arguments)[name] == value
+
+
+def test_go_habits_reach_the_command() -> None:
+    ran = execute([*QUICK[:-2], "-c=100", "-collectors", "1.x", "--kubernetes=false", "--rbmn"])
+    assert ran.code == 0, ran.err
+    assert 'modelName="Tesla-T4"' in ran.out
+    assert "dcgm_gpu_temp{" in ran.out
+
+
+# --- what is wrong is said in one line
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[[str], str]:
+    def write(text: str) -> str:
+        path = tmp_path / "counters.csv"
+        path.write_text(text, encoding="utf-8")
+        return str(path)
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("arguments", "names"),
+    [
+        (["-k=maybe"], ["--kubernetes", "'maybe'"]),
+        (["--debug=2"], ["--debug", "'2'"]),
+        (["-c", "soon"], ["--collect-interval", "'soon'"]),
+        (["-c", "99"], ["--collect-interval", "99", "100 ms"]),
+        (["-c", "-5"], ["--collect-interval", "'-5'"]),
+        (["-x", "2d"], ["--xid-count-window-size", "'2d'"]),
+        (["--allocation-interval", "25h"], ["--allocation-interval", "25h", "24 h"]),
+        (["--log-format", "xml"], ["--log-format", "'xml'", "text, json"]),
+        (["--hostname-label", "node"], ["--hostname-label", "'node'", "Hostname, hostname"]),
+        (["-a", "9400"], ["-a", "'9400'", ":9400"]),
+        (["-a", ":99999"], ["-a", "':99999'"]),
+        (["-a", "::1:9400"], ["-a", "'::1:9400'", "[IPV6]:PORT"]),
+        (["-d", "x"], ["-d", "'x'", "g:0,2-4"]),
+        (["-d", "f:1"], ["-d", "'f:1'", "g:1"]),
+        (["-d", "g:1, 2"], ["-d", "' 2'"]),
+        (["-d", "g:3-1"], ["-d", "3-1", "1-3"]),
+        (["-d", "g:7"], ["-d g:7", "no such GPU"]),
+        (["-d", "i"], ["-d i", "MIG"]),
+        (["-f", "/nowhere/counters.csv"], ["-f /nowhere/counters.csv", "no such file"]),
+        (["-f", "/"], ["-f /", "directory"]),
+        (["--telemetry", "crystal-ball"], ["--telemetry", "'crystal-ball'", "simulated"]),
+        (["--telemetry", "nvml:0"], ["--telemetry nvml", "'0'"]),
+        (["--telemetry", "simulated:2xH1000"], ["'H1000'", "H100"]),
+        (["--telemetry", "simulated:1xT4/7x1g.10gb"], ["T4", "MIG"]),
+        (["--no-such-option"], ["--no-such-option"]),
+        (["--collector", "x"], ["--collector", "--collectors"]),
+        (["-q"], ["-q"]),
+        (["extra"], ["extra"]),
+        (["-c"], ["-c"]),
+    ],
+    ids=lambda value: " ".join(value),
+)
+def test_a_wrong_value_is_named(arguments: list[str], names: list[str]) -> None:
+    ran = execute([*QUICK, *arguments])
+    assert (ran.code, ran.out) == (2, "")
+    for name in names:
+        assert name in ran.complaint
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("DCGM_EXPORTER_KUBERNETES", "maybe"),
+        ("DCGM_EXPORTER_INTERVAL", "soon"),
+        ("DCGM_EXPORTER_XID_COUNT_WINDOW_SIZE", "2d"),
+        ("DCGM_EXPORTER_LOG_FORMAT", "xml"),
+        ("PODGPU_HOSTNAME_LABEL", "node"),
+        ("DCGM_EXPORTER_LISTEN", "9400"),
+        ("DCGM_EXPORTER_DEVICES_STR", "x"),
+        ("DCGM_EXPORTER_COLLECTORS", "/nowhere/counters.csv"),
+        ("PODGPU_TELEMETRY", "crystal-ball"),
+    ],
+)
+def test_a_wrong_variable_is_named(variable: str, value: str) -> None:
+    arguments = ["exporter", "--once"] + ([] if variable == "PODGPU_TELEMETRY" else QUICK[2:4])
+    ran = execute(arguments, **{variable: value})
+    assert (ran.code, ran.out) == (2, "")
+    assert value in ran.complaint
+    assert variable in ran.complaint
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("", ["no counters"]),
+        ("DCGM_FI_DEV_GPU_TEMP, gauge\n", [":1:", "found 2"]),
+        ("# fine\n\nDCGM_FI_DEV_GPU_TMP, gauge, Temperature\n", [":3:", "DCGM_FI_DEV_GPU_TMP", "did you mean"]),
+        ("DCGM_FI_DEV_GPU_TEMP, gouge, Temperature\n", [":1:", "gouge"]),
+        ('DCGM_FI_DEV_GPU_TEMP, gauge, "Temperature"\n', [":1:", "quote"]),
+    ],
+    ids=["empty", "cells", "name", "type", "quotes"],
+)
+def test_a_malformed_counter_file_is_named(write: Callable[[str], str], text: str, names: list[str]) -> None:
+    path = write(text)
+    ran = execute([*QUICK, "-f", path])
+    assert (ran.code, ran.out) == (2, "")
+    for name in (path, *names):
+        assert name in ran.complaint
+
+
+def test_a_binary_counter_file_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "counters.csv"
+    path.write_bytes(b"\xff\xfe\x00DCGM")
+    ran = execute([*QUICK, "-f", str(path)])
+    assert ran.code == 2
+    assert str(path) in ran.complaint
+
+
+def test_dump_snapshot_goes_with_once(tmp_path: Path) -> None:
+    dump = tmp_path / "snapshot.json"
+    assert execute([*QUICK, "--dump-snapshot", str(dump)]).code == 0
+    assert json.loads(dump.read_text(encoding="utf-8"))["version"] == 1
+    ran = execute(["exporter", *QUICK[2:], "-a", "127.0.0.1:0", "--dump-snapshot", str(dump)])
+    assert ran.code == 2
+    assert "--dump-snapshot" in ran.complaint
+
+
+@pytest.fixture
+def no_driver() -> Iterator[None]:
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        yield
+    else:
+        pynvml.nvmlShutdown()
+        pytest.skip("this machine has a driver")
+
+
+@pytest.mark.usefixtures("no_driver")
+def test_no_driver_is_not_a_usage_error() -> None:
+    ran = execute(["exporter", "--once", "-c", "100"])
+    assert ran.code == 1
+    assert "no GPU could be read" in ran.complaint
+    assert "podgpu_exporter_source_up" in ran.out
+
+
+def test_help_names_every_option() -> None:
+    ran = execute(["exporter", "--help"])
+    assert ran.code == 0
+    for option in EXPORTER_OPTIONS:
+        assert f"--{option.flag}" in ran.out
+        assert option.env in "".join(ran.out.split())
+
+
+def test_an_unknown_command_is_a_usage_error() -> None:
+    ran = execute(["exprter"])
+    assert ran.code == 2
+    assert "exprter" in ran.complaint

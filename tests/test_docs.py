@@ -1,0 +1,188 @@
+"""The documentation against the code: tables, links, names, queries and command lines."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from podgpu.catalog.families import OWN_FAMILIES
+from podgpu.catalog.fields import field_named, fields
+from podgpu.cli.main import cli
+from podgpu.cli.option_table import EXPORTER_OPTIONS
+from podgpu.cli.params import normalise
+
+ROOT = Path(__file__).parents[1]
+PAGES = (ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md")))
+README = PAGES[0].read_text(encoding="utf-8")
+
+_FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+_LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+_NAME = re.compile(r"\b(?:podgpu_[a-z0-9_]+|DCGM_(?:FI|EXP)_[A-Z0-9_]+)(\*?)")
+
+needs_promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+
+
+def blocks(text: str, *languages: str) -> list[str]:
+    return [body for language, body in _FENCE.findall(text) if language in languages]
+
+
+def test_generated_blocks_are_fresh() -> None:
+    check = [sys.executable, "-m", "docs.generate", "--check"]
+    done = subprocess.run(check, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_a_stale_block_is_told_in_one_line(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "docs", tmp_path / "docs")
+    (tmp_path / "README.md").write_text(README.replace("| `--once` † |", "| `--twice` † |"), encoding="utf-8")
+    check = [sys.executable, "-m", "docs.generate", "--check"]
+    done = subprocess.run(check, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert done.stdout.count("\n") == 1
+    assert "--twice" in done.stdout
+    assert "--once" in done.stdout
+
+
+@pytest.mark.parametrize("block", ["sample", "options", "accepted-options", "metrics", "counters"])
+def test_the_readme_has_the_block(block: str) -> None:
+    assert README.count(f"<!-- generated:{block} -->") == 1
+
+
+# --- links
+
+
+def anchors(page: Path) -> set[str]:
+    """What GitHub makes of the headings."""
+    text = _FENCE.sub("", page.read_text(encoding="utf-8"))
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pages
+def test_relative_links_resolve(page: Path) -> None:
+    for target in _LINK.findall(_FENCE.sub("", page.read_text(encoding="utf-8"))):
+        if "://" in target:
+            continue
+        path, _, anchor = target.partition("#")
+        there = (page.parent / path).resolve() if path else page
+        assert there.exists(), target
+        if anchor:
+            assert anchor in anchors(there), target
+
+
+# --- names
+
+
+@pages
+def test_every_metric_named_exists(page: Path) -> None:
+    own = {family.name for family in OWN_FAMILIES}
+    known = own | {name for field in fields().values() for name in field.names}
+    for match in _NAME.finditer(page.read_text(encoding="utf-8")):
+        name = match[0].removesuffix("*")
+        if match[1]:
+            assert any(one.startswith(name) for one in known), match[0]
+        else:
+            assert name in own or field_named(name), match[0]
+
+
+@pages
+def test_every_option_named_exists(page: Path) -> None:
+    known = {f"--{name}" for option in EXPORTER_OPTIONS for name in (option.flag, option.alias) if name}
+    text = _FENCE.sub("", page.read_text(encoding="utf-8"))
+    named = {m[0] for m in re.finditer(r"(?<=`)--[a-z][a-z-]+", text)}
+    assert named <= known | {"--check"}
+
+
+def test_every_room_is_on_the_map() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    source = ROOT / "src" / "podgpu"
+    packages = {f"`{path.parent.name}/`" for path in source.glob("*/__init__.py")}
+    modules = {f"`{path.name}`" for path in source.glob("*.py") if not path.name.startswith("__")}
+    assert {room for room in packages | modules if room not in text} == set()
+
+
+def test_every_file_and_function_on_the_map_exists() -> None:
+    """`agent/loop.py`: `Agent._snapshot` must be there under these names."""
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    for path in re.findall(r"`((?:[a-z]+/)+[a-z_]+\.(?:py|csv))`", text):
+        assert (ROOT / path).exists() or (ROOT / "src" / "podgpu" / path).exists(), path
+    for path, name in re.findall(r"`([a-z]+/[a-z_]+\.py)`: `([\w.]+)", text):
+        body = (ROOT / "src" / "podgpu" / path).read_text(encoding="utf-8")
+        for part in name.split("."):
+            assert re.search(rf"(?:def|class) {part}\b", body), f"{path}: {name}"
+
+
+# --- what is shown to be typed
+
+
+def command_lines() -> Iterator[list[str]]:
+    """The arguments of every `podgpu ...` in the README's shell blocks."""
+    for block in blocks(README, "console", "bash"):
+        for line in block.replace("\\\n", " ").splitlines():
+            words = shlex.split(line.removeprefix("$ "), comments=True)
+            for number, word in enumerate(words):
+                if Path(word).name == "podgpu" and words[number + 1 :]:
+                    following = words[number + 1 :]
+                    ends = [i for i, w in enumerate(following) if w in ("&&", "|", ";", "&", ">")]
+                    yield following[: ends[0]] if ends else following
+
+
+def parse(arguments: list[str]) -> None:
+    """Up to the point where the command would run. Raises click's error when an option is not there."""
+    name = arguments[0]
+    command = cli.get_command(click.Context(cli), name)
+    assert command is not None, f"there is no command {name!r}"
+    command.make_context(name, normalise(arguments, EXPORTER_OPTIONS)[1:])
+
+
+@pytest.mark.parametrize("arguments", list(command_lines()), ids=" ".join)
+def test_command_lines_parse(arguments: list[str]) -> None:
+    parse(arguments)
+
+
+def test_there_are_command_lines_and_wrong_ones_are_seen() -> None:
+    assert len(list(command_lines())) >= 3
+    with pytest.raises(click.UsageError):
+        parse(["exporter", "--no-such-option"])
+
+
+@pages
+def test_make_targets_exist(page: Path) -> None:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    named = set(re.findall(r"(?:`|\$ )make ([a-z]+)", page.read_text(encoding="utf-8")))
+    assert named <= targets
+
+
+# --- Prometheus' own opinion
+
+
+@needs_promtool
+def test_the_scrape_configuration_is_accepted(tmp_path: Path) -> None:
+    (block,) = [b for b in blocks(README, "yaml") if b.startswith("scrape_configs:")]
+    configuration = tmp_path / "prometheus.yml"
+    # Debian builds Prometheus without service discovery from Kubernetes.
+    block = block.replace("kubernetes_sd_configs: [{role: pod}]", "static_configs: [{targets: [localhost]}]")
+    configuration.write_text(block, encoding="utf-8")
+    done = subprocess.run(["promtool", "check", "config", configuration], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@needs_promtool
+@pages
+def test_queries_parse(page: Path, tmp_path: Path) -> None:
+    queries = blocks(page.read_text(encoding="utf-8"), "promql")
+    rules = [{"alert": f"query{number}", "expr": query} for number, query in enumerate(queries)]
+    file = tmp_path / "rules.yml"  # JSON is YAML
+    file.write_text(json.dumps({"groups": [{"name": "docs", "rules": rules}]}), encoding="utf-8")
+    done = subprocess.run(["promtool", "check", "rules", file], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
