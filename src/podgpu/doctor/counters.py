@@ -1,0 +1,81 @@
+"""Which of the wanted counters each GPU model does not give, and whether it has GPM. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from podgpu.catalog.counters import Counter
+from podgpu.catalog.fields import Field, Gpm, fields
+from podgpu.doctor.findings import Finding, note, ok
+from podgpu.doctor.gpus import DRIVER_VERSION, NVML_VERSION, Gpus
+from podgpu.telemetry.source import GpuAnswer
+
+_GR_ENGINE_ACTIVE = 1001
+_MOST_NAMES = 10
+
+
+def fields_to_ask(counters: Sequence[Counter]) -> tuple[Field, ...]:
+    """The counter file's, the versions, and one that only GPM gives."""
+    own = (DRIVER_VERSION, NVML_VERSION, _GR_ENGINE_ACTIVE)
+    return tuple({f.id: f for f in (*(c.field for c in counters), *(fields()[i] for i in own))}.values())
+
+
+def judge_counters(gpus: Gpus, counters: Sequence[Counter]) -> list[Finding]:
+    models: dict[str, list[GpuAnswer]] = {}
+    for gpu, answer in gpus.answers.items():
+        in_mig_mode = any(r.device.mig_enabled for r in answer.readings)
+        models.setdefault(gpu.model + (" in MIG mode" if in_mig_mode else ""), []).append(answer)
+    judged = (_judge_model(model, answers, counters) for model, answers in models.items())
+    return [finding for findings in judged for finding in findings]
+
+
+def _judge_model(model: str, answers: Sequence[GpuAnswer], counters: Sequence[Counter]) -> list[Finding]:
+    has_gpm = any(_gave_gpm(answer) for answer in answers)
+    missing_ids = {i for answer in answers for i in _missing(answer)}
+    missing = [c for c in counters if c.field.id in missing_ids]
+    from_gpm = [] if has_gpm else [c for c in missing if isinstance(c.field.recipe, Gpm)]
+    others = [c.name for c in missing if c not in from_gpm]
+    return [*_judge_fields(model, others, len(counters)), _judge_gpm(model, has_gpm, [c.name for c in from_gpm])]
+
+
+def _missing(answer: GpuAnswer) -> set[int]:
+    """Cannot be had from the GPU nor from any instance on it."""
+    given: set[int] = {i for r in answer.readings for i in r.values}
+    return {i for _, i in answer.unsupported} - given
+
+
+def _gave_gpm(answer: GpuAnswer) -> bool:
+    values: Iterable[Mapping[int, object]] = (r.values for r in answer.readings)
+    return any(isinstance(fields()[i].recipe, Gpm) for given in values for i in given)
+
+
+def _judge_fields(model: str, missing: Sequence[str], wanted: int) -> list[Finding]:
+    if not wanted:
+        return [ok("counters", "none wanted (-f none)")]
+    if not missing:
+        return [ok("counters", f"{model} gives all {wanted}")]
+    return [
+        note(
+            "counters",
+            f"{model} does not give {len(missing)} of {wanted}: {_listed(missing)}",
+            "nothing to mend: they have no series on it, the others do",
+        )
+    ]
+
+
+def _judge_gpm(model: str, has_gpm: bool, missing: Sequence[str]) -> Finding:
+    if has_gpm:
+        return ok("profiling", f"{model}: GPM works, so DCGM_FI_PROF_* need no DCGM")
+    if not missing:
+        return ok("profiling", f"{model}: no GPM, and no counter that needs it")
+    return note(
+        "profiling",
+        f"{model}: no GPM, so these have no series: {_listed(missing)}",
+        "GPM came with Hopper; on older GPUs only DCGM has these figures: keep a dcgm-exporter for them, or leave them"
+        " out (-f)",
+    )
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = len(names) - _MOST_NAMES
+    return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,105 @@
+"""The whole examination, part after part, each under a deadline: what hangs or fails is a finding."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from podgpu.agent.isolate import Isolation
+from podgpu.allocation.kubelet import KubeletAllocation
+from podgpu.catalog.counters import Counter
+from podgpu.device_selection import Selection
+from podgpu.doctor.counters import fields_to_ask, judge_counters
+from podgpu.doctor.findings import Finding, note, wrong
+from podgpu.doctor.gpus import Gpus, judge_gpus, read_gpus
+from podgpu.doctor.host import (
+    Host,
+    judge_device_files,
+    judge_host_name,
+    judge_pid_namespace,
+    judge_privileges,
+    read_host,
+)
+from podgpu.doctor.kubelet import ask_kubelet
+from podgpu.doctor.mapping import judge_mapping
+from podgpu.errors import UsageError
+from podgpu.telemetry.source import Telemetry
+
+DEADLINE = 5.0
+PROC, SYSFS, DEV = "/proc", "/sys", "/dev"
+
+
+@dataclass(frozen=True)
+class Question:
+    """What the exporter is wanted to do here: the doctor says whether it can."""
+
+    counters: tuple[Counter, ...] = ()
+    selection: Selection = field(default_factory=Selection)
+    kubelet: KubeletAllocation | None = None
+    """None: the user said that no pod labels are wanted."""
+    kubelet_required: bool = False
+    no_hostname: bool = False
+    proc: str = PROC
+    sysfs: str = SYSFS
+    dev: str = DEV
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def examine(
+    question: Question,
+    telemetry: Telemetry,
+    deadline: float = DEADLINE,
+    pause: Callable[[float], object] = time.sleep,
+) -> list[Finding]:
+    isolation = Isolation()
+    try:
+        host, findings = _look_at_host(question, isolation, deadline)
+        gpus = read_gpus(telemetry, fields_to_ask(question.counters), isolation, deadline, pause)
+        findings += judge_gpus(gpus, host, _expected(question, host, telemetry))
+        findings += _judge_selection(question.selection, gpus)
+        findings += judge_counters(gpus, question.counters)
+        findings += judge_privileges(host)
+        if telemetry.name == "nvml":
+            findings += judge_device_files(host)
+        findings += judge_pid_namespace(host)
+        findings += _look_at_kubelet(question, gpus, isolation, deadline)
+        return findings + judge_host_name(host, question.no_hostname)
+    finally:
+        isolation.run({"release": lambda: telemetry.release(deadline / 2)}, deadline)
+        if question.kubelet is not None:
+            question.kubelet.close()
+        isolation.close()
+
+
+def _look_at_host(question: Question, isolation: Isolation, deadline: float) -> tuple[Host, list[Finding]]:
+    q = question
+    result = isolation.run({"host": lambda: read_host(q.proc, q.sysfs, q.dev, q.environment)}, deadline)["host"]
+    if result.value is not None:
+        return result.value, []
+    return Host(), [wrong("host", str(result.error), f"see that {q.proc}, {q.sysfs} and {q.dev} can be listed")]
+
+
+def _expected(question: Question, host: Host, telemetry: Telemetry) -> int | None:
+    """A sysfs that was named is the host; otherwise the source knows best (simulated GPUs are on no bus)."""
+    return telemetry.expected if question.sysfs == SYSFS else host.pci_gpus
+
+
+def _judge_selection(selection: Selection, gpus: Gpus) -> list[Finding]:
+    if not gpus.are_all_known:
+        return []  # a GPU that is missing only now is no mistake of the person who wrote -d
+    try:
+        selection.check(gpus.devices)
+    except UsageError as e:
+        return [wrong("devices", str(e))]
+    return []
+
+
+def _look_at_kubelet(question: Question, gpus: Gpus, isolation: Isolation, deadline: float) -> list[Finding]:
+    kubelet = question.kubelet
+    if kubelet is None:
+        return [note("kubelet", "not asked, as --kubernetes (DCGM_EXPORTER_KUBERNETES) is false: no pod labels")]
+    answer, findings = ask_kubelet(kubelet, gpus.devices, question.kubelet_required, isolation, deadline)
+    if answer is None:
+        return findings
+    return findings + judge_mapping(answer, gpus, question.selection, kubelet.resource_names)

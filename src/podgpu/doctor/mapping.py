@@ -1,0 +1,134 @@
+"""Does every id the kubelet gave out name a GPU here, and if not, why not? Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from podgpu.device_ids import DeviceId, parse_device_id
+from podgpu.device_selection import Selection
+from podgpu.doctor.findings import Finding, note, ok, plural, wrong
+from podgpu.doctor.gpus import Gpus
+from podgpu.doctor.kubelet import KubeletAnswer
+from podgpu.model import Device, Unmapped
+
+_GPU_RESOURCES = ("nvidia.com/gpu", "nvidia.com/mig-")
+_RELAYOUT = (
+    "the MIG layout was changed after the pod got it: delete the pod, and restart the device plugin so that it offers"
+    " the new instances"
+)
+_SICK = ("it may be a GPU that does not answer", "mend that first: see what is said of the GPUs")
+
+
+def judge_mapping(
+    answer: KubeletAnswer, gpus: Gpus, selection: Selection, resource_names: frozenset[str]
+) -> list[Finding]:
+    allocation = answer.allocation
+    if gpus.inventory is None:
+        given = plural(len(allocation.unmapped), "assignment")
+        return [note("mapping", f"{given}; which GPUs they name cannot be told without the driver")]
+    findings = [_explain(one, gpus, resource_names) for one in allocation.unmapped]
+    if not findings:
+        findings.append(_all_mapped(answer))
+    return findings + _judge_hidden(answer, gpus.devices, selection)
+
+
+def _all_mapped(answer: KubeletAnswer) -> Finding:
+    assignments = answer.allocation.assignments
+    if assignments:
+        return ok("mapping", f"{plural(len(assignments), 'assignment')}, every id names a device here")
+    if answer.resources:
+        return note(
+            "mapping",
+            f"no pod holds a GPU that podgpu recognises; devices are held of {', '.join(sorted(answer.resources))}",
+            "if one of these carries GPUs, name it with --nvidia-resource-names",
+        )
+    return ok("mapping", "no pod holds a GPU now")
+
+
+def _judge_hidden(answer: KubeletAnswer, devices: Sequence[Device], selection: Selection) -> list[Finding]:
+    shown = selection.of(devices)
+    hidden = [a for a in answer.allocation.assignments if a.device not in shown]
+    if not hidden:
+        return []
+    return [
+        note(
+            "mapping",
+            f"{plural(len(hidden), 'assignment')} on devices that -d {selection} leaves out: these pods have no series",
+            "use -d f to show everything",
+        )
+    ]
+
+
+def _explain(unmapped: Unmapped, gpus: Gpus, resource_names: frozenset[str]) -> Finding:
+    holder = unmapped.holder
+    who = f"{holder.namespace}/{holder.pod}/{holder.container} holds {unmapped.resource} {unmapped.device_id}"
+    device_id = parse_device_id(unmapped.device_id)
+    if device_id is not None:
+        why, advice = explain_unknown(device_id, gpus)
+        return wrong("mapping", f"{who}: {why}", advice)
+    if unmapped.resource in resource_names or unmapped.resource.startswith(_GPU_RESOURCES):
+        return wrong(
+            "mapping",
+            f"{who}: no form of id that podgpu can read",
+            "report the id and the device plugin that makes it; the pod has no labels on its GPU until then",
+        )
+    return note("mapping", f"{who}: names no GPU", "nothing to do unless this resource carries GPUs")
+
+
+def explain_unknown(device_id: DeviceId, gpus: Gpus) -> tuple[str, str]:
+    """Why a well-formed id names no device here, and what to do."""
+    whole = [d for d in gpus.devices if not d.is_instance]
+    if device_id.mig_uuid is not None:
+        return _explain_mig_uuid(whole, gpus)
+    gpu = next((g for g in whole if _is_meant(g, device_id)), None)
+    if gpu is not None:
+        return _explain_instance(gpu, device_id, gpus)
+    if device_id.minor is not None:
+        return _explain_minor(device_id.minor, whole, gpus)
+    if device_id.gpu_uuid is None:
+        return "there is no GPU here it could mean", "see what is said of the driver and the GPUs"
+    if not gpus.are_all_known:
+        return _SICK
+    return (
+        "no GPU of this node has this UUID",
+        "if the GPU was replaced, restart the device plugin and delete the pod; if not, see that the socket is this"
+        " node's kubelet's and that this container is given all GPUs (NVIDIA_VISIBLE_DEVICES=all)",
+    )
+
+
+def _is_meant(gpu: Device, device_id: DeviceId) -> bool:
+    if device_id.gpu_uuid is not None:
+        return gpu.uuid.lower() == device_id.gpu_uuid.lower()
+    return device_id.minor is not None and gpu.minor == device_id.minor
+
+
+def _explain_mig_uuid(whole: Sequence[Device], gpus: Gpus) -> tuple[str, str]:
+    if not gpus.are_all_known:
+        return "no MIG device has this UUID, but not every GPU answers", _SICK[1]
+    if not any(g.mig_enabled for g in whole):
+        return "no GPU here is in MIG mode", _RELAYOUT
+    return "no MIG device has this UUID", _RELAYOUT
+
+
+def _explain_instance(gpu: Device, device_id: DeviceId, gpus: Gpus) -> tuple[str, str]:
+    if gpu in gpus.failures:
+        return f"GPU {gpu.index} does not answer, so its instances are not known", _SICK[1]
+    if not gpu.mig_enabled:
+        return f"GPU {gpu.index} is not in MIG mode", _RELAYOUT
+    return f"GPU {gpu.index} has no GPU instance {device_id.gi_id}", _RELAYOUT
+
+
+def _explain_minor(minor: int, whole: Sequence[Device], gpus: Gpus) -> tuple[str, str]:
+    if not gpus.are_all_known:
+        return _SICK
+    if all(g.minor is None for g in whole):
+        return (
+            "the driver tells no minor numbers here, and the id is one",
+            "such ids cannot be mapped on this node; NVIDIA's device plugin gives out UUIDs, which can",
+        )
+    known = ", ".join(f"nvidia{g.minor} is GPU {g.index}" for g in whole if g.minor is not None)
+    return (
+        f"no GPU has the minor number {minor} ({known})",
+        "such ids are minor numbers (/dev/nvidia<N>), not nvidia-smi's indices; if the GPU is gone, restart the device"
+        " plugin and delete the pod",
+    )
