@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podgpu.allocation import podresources_pb2
-from podgpu.allocation.kubelet import decode_list, parse_assignments
+from podgpu.allocation.kubelet import parse_assignments
+from podgpu.allocation.pod_resources import decode_list
 from podgpu.allocation.source import Allocation
 from podgpu.errors import SourceError
 from podgpu.model import Assignment, Device, Unmapped, Workload

@@ -1,269 +1,79 @@
-"""Who was given which device, as the kubelet says on its pod-resources socket. Asks; never writes.
-
-grpc and protobuf cost about 20 MiB of memory: they are imported at the first reading, not before.
-"""
+"""Who was given which device, as the kubelet says on its pod-resources socket."""
 
 from __future__ import annotations
 
-import os
-import stat
 import time
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
-from urllib.parse import quote
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any
 
+from podgpu.allocation.holdings import HeldId, concerns_gpus, count_replicas, map_held, parse_id, share_of
+from podgpu.allocation.pod_resources import PodResourcesClient
 from podgpu.allocation.source import Allocation
-from podgpu.device_ids import DeviceId, DeviceIndex, parse_device_id
-from podgpu.errors import SourceError
-from podgpu.model import Assignment, Device, Unmapped, Workload
+from podgpu.model import Device, Workload
 
 SOURCE = "kubelet"
-OPTION = "--pod-resources-kubelet-socket"
-
-# v1 since Kubernetes 1.20; v1alpha1 is all that 1.13 to 1.19 have.
-API_VERSIONS = ("v1", "v1alpha1")
-
-_LONGEST_SOCKET_PATH = 107  # sun_path holds 108 bytes, the last one zero
-_CHANNEL_OPTIONS = (
-    # gRPC's default of 4 MiB is too small for a big node; the kubelet itself sets no limit.
-    ("grpc.max_receive_message_length", 64 * 1024 * 1024),
-    ("grpc.initial_reconnect_backoff_ms", 200),
-    ("grpc.max_reconnect_backoff_ms", 1000),
-    # Otherwise a new channel would inherit the waiting time of the one just closed.
-    ("grpc.use_local_subchannel_pool", 1),
-)
+_REPLICAS_SECONDS = 60.0
+"""How long the number of replicas is taken as known: it changes with the device plugin's configuration."""
 
 
 class KubeletAllocation:
-    """Asks the kubelet, over one connection that is kept and made again when the kubelet restarts."""
+    """One List call a reading; replicas are counted once a minute where there are any."""
 
     name = SOURCE
 
     def __init__(
-        self, socket: str, resource_names: frozenset[str] = frozenset(), deadline: float = 5.0
+        self,
+        socket: str,
+        resource_names: frozenset[str] = frozenset(),
+        deadline: float = 5.0,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.socket = os.path.abspath(socket)
+        self.client = PodResourcesClient(socket, deadline)
         self.resource_names = resource_names
-        self.deadline = deadline
-        self._channel: Any = None
-        self._connected_to: SocketIdentity | None = None
-        self._version: str | None = None
-        """Which version of the API this kubelet has; None until it answered."""
+        self._clock = clock
+        self._allocatable: tuple[str, ...] = ()
+        self._allocatable_at = float("-inf")
 
     def assignments(self, devices: Sequence[Device]) -> Allocation:
-        """One List call, mapped onto the devices given."""
-        return parse_assignments(decode_list(self._list(), self.socket), devices, self.resource_names)
+        response = self.client.list()
+        allocatable = self._count_again() if _has_replicas(response) else ()
+        return parse_assignments(response, devices, self.resource_names, allocatable)
+
+    def _count_again(self) -> tuple[str, ...]:
+        now = self._clock()
+        if now - self._allocatable_at >= _REPLICAS_SECONDS:
+            self._allocatable, self._allocatable_at = self.client.allocatable_ids(), now
+        return self._allocatable
 
     def close(self) -> None:
         """Drop the connection. A later reading would make a new one."""
-        channel, self._channel, self._version = self._channel, None, None
-        if channel is not None:
-            channel.close()
-
-    def _list(self) -> bytes:
-        identity = _look_at_socket(self.socket)
-        import grpc
-
-        channel = self._connect(grpc, identity)
-        try:
-            return self._ask(grpc, channel, time.monotonic() + self.deadline)
-        except grpc.RpcError as error:
-            if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNIMPLEMENTED):
-                # A fresh start next time, without the time gRPC waits between two attempts.
-                self.close()
-            raise _explain(error, self.socket, self.deadline) from error
-        except ValueError as error:  # how grpc says that another thread closed the channel
-            raise SourceError(
-                "error", f"the connection to {self.socket} was closed: podgpu is stopping"
-            ) from error
-
-    def _connect(self, grpc: Any, identity: SocketIdentity) -> Any:
-        if identity != self._connected_to:
-            # The kubelet restarted, and may have another version now.
-            self.close()
-        if self._channel is None:
-            # The target is a URI, so a % in the path must be quoted. gRPC connects at the first call.
-            target = "unix://" + quote(os.fsencode(self.socket))
-            self._channel = grpc.insecure_channel(target, options=_CHANNEL_OPTIONS)
-            self._connected_to = identity
-        return self._channel
-
-    def _ask(self, grpc: Any, channel: Any, give_up_at: float) -> bytes:
-        """One List: a kubelet that does not have the version asked for refuses at once and lists nothing."""
-        newest, oldest = API_VERSIONS
-        if self._version != oldest:
-            try:
-                answer = _call_list(channel, newest, give_up_at)
-                self._version = newest
-                return answer
-            except grpc.RpcError as error:
-                if error.code() is not grpc.StatusCode.UNIMPLEMENTED:
-                    raise
-        answer = _call_list(channel, oldest, give_up_at)
-        self._version = oldest
-        return answer
-
-
-class SocketIdentity(NamedTuple):
-    """Tells a socket from the one a restarted kubelet puts in its place, be it with the same inode."""
-
-    filesystem: int
-    inode: int
-    changed_ns: int
-
-
-def _look_at_socket(path: str) -> SocketIdentity:
-    """See that the path can be connected to at all: the file system explains better than gRPC does."""
-    if len(os.fsencode(path)) > _LONGEST_SOCKET_PATH:
-        raise SourceError(
-            "path_too_long",
-            f"the socket path {path} is longer than the {_LONGEST_SOCKET_PATH} bytes Linux allows:"
-            f" mount the kubelet's pod-resources directory at a shorter path and name it with {OPTION}",
-        )
-    try:
-        found = os.stat(path)
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise SourceError(
-            "socket_missing",
-            f"the kubelet's socket {path} is not there: mount the host's pod-resources directory (not the"
-            f" socket itself: every kubelet restart makes a new one) or name another socket with {OPTION}",
-        ) from error
-    except PermissionError as error:
-        raise _permission_denied(path) from error
-    except (OSError, ValueError) as error:
-        raise SourceError("error", f"cannot look at {path}: {error}: check {OPTION}") from error
-    if not stat.S_ISSOCK(found.st_mode):
-        raise SourceError(
-            "not_a_socket",
-            f"{path} is not a socket: name the kubelet's pod-resources socket with {OPTION}, and mount the"
-            " directory it is in (mounting a socket that is not there yet makes a directory of its name)",
-        )
-    return SocketIdentity(found.st_dev, found.st_ino, found.st_ctime_ns)
-
-
-def _permission_denied(path: str) -> SourceError:
-    return SourceError(
-        "permission_denied",
-        f"not allowed to connect to {path}: the kubelet's socket is for uid 0 alone:"
-        " set securityContext.runAsUser: 0 (no capability is needed)",
-    )
-
-
-def _call_list(channel: Any, version: str, give_up_at: float) -> bytes:
-    """Bytes out and bytes in (an empty request is no bytes), so that decoding has its own errors."""
-    call = channel.unary_unary(f"/{version}.PodResourcesLister/List")
-    answer: bytes = call(b"", timeout=max(0.0, give_up_at - time.monotonic()))
-    return answer
-
-
-def _explain(error: Any, path: str, deadline: float) -> SourceError:
-    """What a failed call means to the person who runs podgpu. `error` is a grpc.RpcError."""
-    code = error.code().name
-    details = " ".join(str(error.details() or "").split())[:300]
-    if code == "DEADLINE_EXCEEDED":
-        return SourceError(
-            "deadline",
-            f"the kubelet did not answer on {path} within {deadline:g} s: it hangs or is overloaded;"
-            " asked again at the next reading; if it lasts, look at the kubelet's log",
-        )
-    if code == "UNAVAILABLE" and "Permission denied" in details:
-        return _permission_denied(path)
-    if code == "UNAVAILABLE":
-        return SourceError(
-            "unavailable",
-            f"no kubelet answers on {path} ({details}): it is stopped or restarting;"
-            " asked again at the next reading; if it lasts, look at the kubelet's log",
-        )
-    if code == "RESOURCE_EXHAUSTED" and "rate limit" in details:
-        return SourceError(
-            "rate_limited",
-            f"the kubelet refused List on {path}: its rate limit, one for all its clients, is used up;"
-            " the last mapping is kept; if it lasts, find the client that asks too often",
-        )
-    if code == "RESOURCE_EXHAUSTED" and "larger than max" in details:
-        return SourceError(
-            "too_large",
-            f"the kubelet's answer on {path} is larger than podgpu accepts ({details}):"
-            " see that this is the kubelet's socket, and report it if it is",
-        )
-    if code == "UNIMPLEMENTED":
-        return SourceError(
-            "error",
-            f"what answers on {path} knows no pod-resources API ({code}: {details}): name the kubelet's"
-            f" pod-resources socket with {OPTION}",
-        )
-    return SourceError(
-        "error", f"the kubelet failed List on {path} ({code}: {details}): look at the kubelet's log"
-    )
-
-
-def decode_list(answer: bytes, path: str = "its socket") -> Any:
-    """The message in the bytes of a List answer; v1alpha1 is a subset of v1 on the wire."""
-    from google.protobuf.message import DecodeError
-
-    from podgpu.allocation import podresources_pb2
-
-    try:
-        return podresources_pb2.ListPodResourcesResponse.FromString(answer)
-    except (DecodeError, ValueError) as error:  # ValueError: text that is not UTF-8, in pure-Python protobuf
-        raise SourceError(
-            "bad_answer",
-            f"the kubelet's answer on {path}, {len(answer)} bytes, does not decode ({error}):"
-            f" see that {OPTION} names the kubelet's pod-resources socket",
-        ) from error
+        self.client.close()
 
 
 def parse_assignments(
-    response: Any, devices: Sequence[Device], resource_names: frozenset[str] = frozenset()
+    response: Any,
+    devices: Sequence[Device],
+    resource_names: frozenset[str] = frozenset(),
+    allocatable: Iterable[str] = (),
 ) -> Allocation:
-    """Who holds which of the devices, from a decoded List answer.
+    """Who holds which of the devices, from a decoded List answer and the ids of GetAllocatableResources.
 
-    A container holds a device once, however many replicas, compute instances or NUMA nodes of it are listed.
     The kubelet's order is that of a Go map, a new one each time: nothing here depends on it.
     """
-    index = DeviceIndex(devices)
-    held: dict[tuple[str, Workload], Assignment] = {}
-    unmapped: set[Unmapped] = set()
-    for holder, resource, text in _held_ids(response):
-        is_ours = resource in resource_names or resource.startswith("nvidia.com/")
-        device_id = parse_device_id(text)
-        if not is_ours and (device_id is None or not _names_a_gpu_by_itself(device_id)):
-            continue
-        if device_id is None:
-            unmapped.add(Unmapped(SOURCE, "unrecognised_id", text, resource, holder))
-            continue
-        found = index.find(device_id)
-        if not found:
-            unmapped.add(Unmapped(SOURCE, "unknown_device", text, resource, holder))
-        for device in found:
-            new = Assignment(device.key, holder, SOURCE, device_id.replica)
-            known = held.setdefault((new.device, holder), new)
-            if _replica_order(new) < _replica_order(known):
-                held[new.device, holder] = new
-    return Allocation(
-        tuple(sorted(held.values(), key=lambda one: (one.device, *_names(one.holder)))),
-        tuple(sorted(unmapped, key=lambda one: (one.device_id, *_names(one.holder), one.resource))),
-    )
+    held = [one for one in _held_ids(response) if concerns_gpus(one, resource_names)]
+    replicas = count_replicas(held, allocatable)
+    return map_held(SOURCE, held, devices, partial(share_of, replicas))
 
 
-def _held_ids(response: Any) -> Iterator[tuple[Workload, str, str]]:
+def _held_ids(response: Any) -> Iterator[HeldId]:
     for pod in response.pod_resources:
         for container in pod.containers:
             holder = Workload(pod.namespace, pod.name, container.name)
             for entry in container.devices:
                 for text in entry.device_ids:
-                    yield holder, entry.resource_name, text
+                    yield HeldId(holder, entry.resource_name, text, parse_id(text))
 
 
-def _names_a_gpu_by_itself(device_id: DeviceId) -> bool:
-    """`all` and `tegra` do not: under another resource name they are some other plugin's word."""
-    return not (device_id.everything or device_id.integrated)
-
-
-def _replica_order(assignment: Assignment) -> tuple[int, str]:
-    # Shorter first: replicas are numbers, and 9 comes before 10.
-    return len(assignment.replica), assignment.replica
-
-
-def _names(holder: Workload) -> tuple[str, str, str]:
-    return holder.namespace, holder.pod, holder.container
+def _has_replicas(response: Any) -> bool:
+    return any(one.device_id is not None and one.device_id.replica for one in _held_ids(response))

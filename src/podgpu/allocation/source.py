@@ -8,6 +8,9 @@ from typing import Protocol
 
 from podgpu.model import Assignment, Device, Unmapped
 
+LAST_RESORT = frozenset({"processes"})
+"""Sources that see who works on a device, not who was given it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
