@@ -1,0 +1,53 @@
+"""`python -m bench [NAME ...] [--json FILE]`: runs the benchmarks; exit code 1 when a limit is missed."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from bench import largest, memory, rendering, serving, tick
+from bench.figures import Figure, any_missed, heading, row
+
+BENCHMARKS: Mapping[str, Callable[[], list[Figure]]] = {
+    "serving": serving.measure,
+    "rendering": rendering.measure,
+    "tick": tick.measure,
+    "largest": largest.measure,
+    "memory": memory.measure,
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of {', '.join(BENCHMARKS)}; default: all")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
+    given = parser.parse_args()
+    unknown = [name for name in given.names if name not in BENCHMARKS]
+    if unknown:
+        parser.error(f"no benchmark {', '.join(unknown)}; there are {', '.join(BENCHMARKS)}")
+    logging.disable(logging.WARNING)  # simulated GPUs leave some fields out, and the agent says so
+    measured = {name: _run(name) for name in given.names or BENCHMARKS}
+    if given.json:
+        plain = {name: [figure.as_json() for figure in figures] for name, figures in measured.items()}
+        given.json.write_text(json.dumps(plain, indent=2) + "\n", encoding="utf-8")
+    missed = any_missed(figure for figures in measured.values() for figure in figures)
+    print("\na limit was MISSED" if missed else "\nevery limit holds")
+    return int(missed)
+
+
+def _run(name: str) -> list[Figure]:
+    began = time.monotonic()
+    figures = BENCHMARKS[name]()
+    print(f"\n{heading()}\n{name} ({time.monotonic() - began:.0f} s)")
+    for figure in figures:
+        print(row(figure), flush=True)
+    return figures
+
+
+if __name__ == "__main__":
+    sys.exit(main())

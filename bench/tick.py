@@ -1,0 +1,112 @@
+"""Where the CPU time of one tick goes on 8 simulated GPUs. Informs only.
+
+Every NVML call is timed in its own thread; join, encode and gzip are timed alone on the last tick's snapshot. What a
+whole tick takes beyond those is the rest: podgpu's reading (conversions, plans, snapshot), handing work to threads
+and back, and the timers themselves, about 1 us for each of two in every call. Medians throughout.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from bench.figures import Figure
+from bench.node import EIGHT_GPUS, TickClock, bench_agent, simulated_driver
+from bench.rendering import turn_seconds
+from bench.running import kubelet_of
+from podgpu.agent.publish import Body
+from podgpu.allocation.kubelet import KubeletAllocation
+from podgpu.exposition.text import encode
+from podgpu.join import Policy, join, self_families
+from podgpu.model import Snapshot
+
+
+class TimedNvml:
+    """Another driver's functions, and the CPU seconds they took, in any thread."""
+
+    def __init__(self, nvml: Any) -> None:
+        self._nvml = nvml
+        self.seconds: list[float] = []
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._nvml, name)
+        if not name.startswith("nvml") or not callable(found):
+            return found
+        timed = self._timed(found)
+        self.__dict__[name] = timed
+        return timed
+
+    def _timed(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            began = time.thread_time()
+            try:
+                return function(*arguments)
+            finally:
+                self.seconds.append(time.thread_time() - began)
+
+        return call
+
+
+@dataclass(frozen=True, slots=True)
+class Ticks:
+    """CPU seconds and NVML calls, medians of many ticks, and what the last one left."""
+
+    whole: float
+    driver: float
+    calls: float
+    snapshot: Snapshot
+    policy: Policy
+
+
+def measure(ticks: int = 300) -> list[Figure]:
+    tick = run_ticks(ticks)
+    snapshot, policy = tick.snapshot, tick.policy
+    families = join(snapshot, policy)
+    page, stale_page = encode(families), encode(self_families(snapshot))
+    joining, encoding, zipping, stale = median_seconds(
+        ticks,
+        lambda: join(snapshot, policy),
+        lambda: encode(families),
+        lambda: Body.of(page),
+        lambda: Body.of(encode(self_families(snapshot))),
+    )
+    rest = tick.whole - tick.driver - joining - encoding - zipping - stale
+    return [
+        Figure("one tick: CPU", tick.whole * 1e3, "ms"),
+        Figure("  the simulated driver's own calls", tick.driver * 1e3, "ms"),
+        Figure("  the rest: podgpu's reading, threads, timers", rest * 1e3, "ms"),
+        Figure("  join", joining * 1e3, "ms"),
+        Figure("  encode", encoding * 1e3, "ms"),
+        Figure("  gzip", zipping * 1e3, "ms"),
+        Figure("  the page of self-metrics", stale * 1e3, "ms"),
+        Figure("NVML calls in a tick", tick.calls, ""),
+        Figure("the page, plain", len(page) / 1024, "KiB"),
+        Figure("the page of self-metrics, plain", len(stale_page) / 1024, "KiB"),
+    ]
+
+
+def run_ticks(count: int) -> Ticks:
+    clock = TickClock()
+    timed = TimedNvml(simulated_driver(EIGHT_GPUS, clock))
+    whole, driver, calls = [], [], []
+    with kubelet_of(EIGHT_GPUS) as socket:
+        agent = bench_agent(timed, 8, [KubeletAllocation(socket)], clock)
+        agent.read_telemetry()
+        agent.read_allocation()
+        for _ in range(count):
+            clock.advance()
+            timed.seconds.clear()
+            began = time.process_time()
+            agent.read_telemetry()
+            whole.append(time.process_time() - began)
+            driver.append(sum(timed.seconds))
+            calls.append(len(timed.seconds))
+        agent.stop()
+    return Ticks(median(whole), median(driver), median(calls), agent.published.snapshot, agent.settings.policy)
+
+
+def median_seconds(turns: int, *calls: Callable[[], object]) -> list[float]:
+    return [median(seconds) for seconds in turn_seconds(turns, *calls)]

@@ -1,0 +1,62 @@
+"""The benchmarks run and measure what they say they do. How fast anything is, `make bench` judges."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+
+import pytest
+from bench import __main__ as command
+from bench import largest, memory, rendering, serving, tick
+from bench.figures import Figure, row
+from bench.node import NodeShape, TickClock, pods, simulated_driver
+
+SMALL = NodeShape("1xH100/2x1g.10gb", 3)
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    logging.disable(logging.WARNING)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@pytest.mark.parametrize(
+    ("measure", "judged"),
+    [
+        (lambda: serving.measure(blocks=2, requests=1), 2),
+        (lambda: rendering.measure(turns=2), 1),
+        (lambda: tick.measure(ticks=2), 0),
+        (lambda: largest.measure(SMALL, ticks=5), 0),
+        (lambda: memory.measure(first=5, last=10, scrape_every=5), 3),
+    ],
+    ids=["serving", "rendering", "tick", "largest", "memory"],
+)
+def test_measures(measure: Callable[[], list[Figure]], judged: int) -> None:
+    figures = measure()
+    assert [f.verdict for f in figures if f.limit].count("") == 0
+    assert len([f for f in figures if f.limit]) == judged
+    assert len({f.name for f in figures}) == len(figures)
+
+
+def test_a_limit_is_kept_at_its_edge_and_missed_past_it() -> None:
+    assert Figure("a", 1.5, "x", at_most=1.5).verdict == "pass"
+    assert Figure("a", 1.6, "x", at_most=1.5).verdict == "MISSED"
+    assert Figure("a", 14.9, "x", at_least=15).verdict == "MISSED"
+    assert Figure("a", 14.9, "x").verdict == ""
+    assert row(Figure("a", 14.9, "x", at_least=15)).endswith(">= 15 x        MISSED")
+
+
+def test_both_processes_make_the_same_node() -> None:
+    driver = simulated_driver(SMALL, TickClock())
+    held = [ids for pod in pods(SMALL) for devices in pod.containers.values() for ids in devices.values()]
+    assert held == [[i.uuid] for i in driver.machine.gpus[0].instances]
+    assert len(pods(SMALL)) == 3
+
+
+def test_a_missed_limit_is_the_exit_code(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:  # type: ignore[no-untyped-def]
+    bad = {"bad": lambda: [Figure("too slow", 2.0, "x", at_most=1.5)]}
+    monkeypatch.setattr(command, "BENCHMARKS", bad)
+    monkeypatch.setattr("sys.argv", ["bench", "bad", "--json", str(tmp_path / "figures.json")])
+    assert command.main() == 1
+    assert '"verdict": "MISSED"' in (tmp_path / "figures.json").read_text()
