@@ -86,11 +86,96 @@ class Unmapped:
 
 
 @dataclass(frozen=True, slots=True)
+class Allocation:
+    """Who was given which device, as one source saw it in one reading."""
+
+    assignments: tuple[Assignment, ...] = ()
+    unmapped: tuple[Unmapped, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Reading:
     """What one device said in one tick: field id -> value. What it did not say is not here."""
 
     device: Device
     values: Mapping[int, Value]
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessUsage:
+    """One process on one device, as the driver sees it."""
+
+    device: str
+    """`Device.key`: the MIG instance where the process runs in one."""
+    pid: int
+    memory: int | None = None
+    """Bytes; None where the driver does not tell."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceUsage:
+    """How one device was used in one window, as the driver tells it. None: the driver does not tell."""
+
+    device: Device
+    window_ns: int
+    """Length of the window the busy times are about, by the driver's own timestamps."""
+    busy_ns: int | None = None
+    """Time within the window in which anything ran."""
+    energy_mj: int | None = None
+    """Energy used since the last reading."""
+    memory_used: int | None = None
+    processes: tuple[ProcessUsage, ...] | None = None
+    """None: processes cannot be seen from here (not the host's PID namespace)."""
+    process_busy_ns: Mapping[int, int] | None = None
+    """Pid -> its part of the window; None where per-process utilisation does not exist (MIG, some drivers)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerUsage:
+    """What one container used of one device. Counters since the exporter started; None: cannot be known here."""
+
+    device: str
+    holder: Workload
+    utilization: float | None = None
+    memory: int | None = None
+    processes: int | None = None
+    allocated_ns: int | None = None
+    busy_ns: int | None = None
+    idle_ns: int | None = None
+    energy_mj: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceTotals:
+    """The device side to check containers against: its own figure, and what no container could be charged for."""
+
+    device: str
+    busy_ns: int | None = None
+    energy_mj: int | None = None
+    memory_used: int | None = None
+    unattributed_busy_ns: int | None = None
+    unattributed_energy_mj: int | None = None
+    unattributed_memory: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NamespaceTotals:
+    """What a namespace's containers used in all, those that ended included."""
+
+    namespace: str
+    model: str
+    allocated_ns: int = 0
+    busy_ns: int | None = None
+    energy_mj: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """The ledger's statement at one moment."""
+
+    containers: tuple[ContainerUsage, ...] = ()
+    devices: tuple[DeviceTotals, ...] = ()
+    namespaces: tuple[NamespaceTotals, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +213,10 @@ class DeviceCount:
     lost: int = 0
 
 
+PodLabels = Mapping[tuple[str, str], tuple[tuple[str, str], ...]]
+"""(namespace, pod) -> the pod's labels the user wants to see, with names Prometheus accepts."""
+
+
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """Everything one scrape is made of. Frozen; `snapshot_json` writes and reads it."""
@@ -138,6 +227,7 @@ class Snapshot:
     readings: tuple[Reading, ...] = ()
     assignments: tuple[Assignment, ...] = ()
     unmapped: tuple[Unmapped, ...] = ()
+    pod_labels: PodLabels = field(default_factory=dict)
     outcomes: tuple[Outcome, ...] = ()
     errors: Mapping[tuple[str, str], int] = field(default_factory=dict)
     """(source, reason) -> how often since the start."""

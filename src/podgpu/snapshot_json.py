@@ -26,6 +26,7 @@ VERSION = 1
 def dump_snapshot(snapshot: Snapshot) -> str:
     plain = asdict(snapshot)
     plain["errors"] = [[*key, count] for key, count in snapshot.errors.items()]
+    plain["pod_labels"] = [[*key, pairs] for key, pairs in snapshot.pod_labels.items()]
     plain["clock_events"] = [[*key, count] for key, count in snapshot.clock_events.items()]
     return json.dumps({"version": VERSION, **plain}, indent=1, ensure_ascii=False) + "\n"
 
@@ -41,6 +42,7 @@ def load_snapshot(text: str) -> Snapshot:
         readings=tuple(Reading(_device(r["device"]), _by_field(r["values"])) for r in plain["readings"]),
         assignments=tuple(_assignment(a) for a in plain["assignments"]),
         unmapped=tuple(Unmapped(**{**u, "holder": Workload(**u["holder"])}) for u in plain["unmapped"]),
+        pod_labels={(ns, pod): tuple((n, v) for n, v in pairs) for ns, pod, pairs in plain["pod_labels"]},
         outcomes=tuple(Outcome(**o) for o in plain["outcomes"]),
         errors={(source, reason): n for source, reason, n in plain["errors"]},
         unsupported=tuple((key, field) for key, field in plain["unsupported"]),

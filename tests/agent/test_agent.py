@@ -9,12 +9,11 @@ import pytest
 
 from podgpu.agent import health
 from podgpu.agent.loop import Agent, Clock, Settings
-from podgpu.allocation.source import Allocation
 from podgpu.catalog.counters import parse_counters, shipped_counters
 from podgpu.device_selection import parse_selection
 from podgpu.errors import SourceError, UsageError
 from podgpu.join import Policy
-from podgpu.model import Assignment, Device, Workload
+from podgpu.model import Allocation, Assignment, Device, Workload
 from podgpu.simulate.driver import SimulatedNvml
 from podgpu.telemetry.driver import VersionMismatch
 from podgpu.telemetry.nvml import NvmlTelemetry

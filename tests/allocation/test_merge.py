@@ -5,10 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podgpu.allocation.merge import merge
-from podgpu.allocation.source import Allocation
+from podgpu.allocation.merge import Complete, merge
 from podgpu.errors import SourceError
-from podgpu.model import Assignment, Workload
+from podgpu.model import Allocation, Assignment, Workload
 
 MAIN = Workload("ns", "p", "main")
 
@@ -17,32 +16,34 @@ def told(*assignments: Assignment) -> Allocation:
     return Allocation(assignments)
 
 
+def merged_of(*readings: Allocation, complete: Complete = lambda w: w) -> Allocation:
+    return merge({reading.assignments[0].source: reading for reading in readings if reading.assignments}, complete)
+
+
 def test_two_that_agree_are_one() -> None:
-    merged = merge([told(Assignment("GPU-1", MAIN, "kubelet")), told(Assignment("GPU-1", MAIN, "checkpoint"))])
+    merged = merged_of(told(Assignment("GPU-1", MAIN, "kubelet")), told(Assignment("GPU-1", MAIN, "checkpoint")))
     assert merged == told(Assignment("GPU-1", MAIN, "kubelet", share=1.0))
 
 
 def test_the_second_completes_the_first() -> None:
     identified = Workload("ns", "p", "main", uid="u-1", container_id="c-1")
-    merged = merge(
-        [
-            told(Assignment("GPU-1", MAIN, "kubelet", replica="0")),
-            told(Assignment("GPU-1", identified, "annotations", share=0.25, attributes=(("a", "b"),))),
-        ]
+    merged = merged_of(
+        told(Assignment("GPU-1", MAIN, "kubelet", replica="0")),
+        told(Assignment("GPU-1", identified, "annotations", share=0.25, attributes=(("a", "b"),))),
     )
     assert merged == told(Assignment("GPU-1", identified, "kubelet", "0", 0.25, (("a", "b"),)))
 
 
 def test_a_contradiction_is_refused_and_counted() -> None:
     """HAMi's annotation says which GPU is used; the kubelet's id for the same container names another."""
-    merged = merge([told(Assignment("GPU-1", MAIN, "annotations")), told(Assignment("GPU-2", MAIN, "kubelet"))])
+    merged = merged_of(told(Assignment("GPU-1", MAIN, "annotations")), told(Assignment("GPU-2", MAIN, "kubelet")))
     assert [a.device for a in merged.assignments] == ["GPU-1"]
     assert [(u.source, u.reason, u.device_id) for u in merged.unmapped] == [("kubelet", "contradicted", "GPU-2")]
 
 
 def test_a_source_adds_workloads_the_others_do_not_know() -> None:
     other = Workload("ns", "q", "main")
-    merged = merge([told(Assignment("GPU-1", MAIN, "kubelet")), told(Assignment("GPU-2", other, "podlist"))])
+    merged = merged_of(told(Assignment("GPU-1", MAIN, "kubelet")), told(Assignment("GPU-2", other, "podlist")))
     assert {(a.device, a.holder.pod) for a in merged.assignments} == {("GPU-1", "p"), ("GPU-2", "q")}
 
 
@@ -50,7 +51,7 @@ def test_identities_that_disagree_are_refused() -> None:
     def complete(workload: Workload) -> Workload:
         raise SourceError("identity_conflict", "uid and names of different pods")
 
-    merged = merge([told(Assignment("GPU-1", MAIN, "kubelet"))], complete)
+    merged = merged_of(told(Assignment("GPU-1", MAIN, "kubelet")), complete=complete)
     assert merged.assignments == ()
     assert [u.reason for u in merged.unmapped] == ["identity_conflict"]
 
@@ -60,21 +61,19 @@ def test_names_from_elsewhere_join_what_uid_and_names_tell_apart() -> None:
         return Workload("ns", "p", workload.container, "u-1")
 
     by_uid = Assignment("GPU-1", Workload(uid="u-1", container="main"), "checkpoint", share=0.5)
-    merged = merge([told(Assignment("GPU-1", MAIN, "kubelet")), told(by_uid)], complete)
+    merged = merged_of(told(Assignment("GPU-1", MAIN, "kubelet")), told(by_uid), complete=complete)
     assert merged == told(Assignment("GPU-1", Workload("ns", "p", "main", "u-1"), "kubelet", share=0.5))
 
 
 def test_who_is_seen_at_work_counts_only_on_a_device_nobody_holds() -> None:
     seen = Workload("ns", "q", "main")
-    merged = merge(
-        [
-            told(Assignment("GPU-1", MAIN, "kubelet")),
-            told(
-                Assignment("GPU-1", seen, "processes"),
-                Assignment("GPU-2", seen, "processes"),
-                Assignment("GPU-3", MAIN, "processes"),
-            ),
-        ]
+    merged = merged_of(
+        told(Assignment("GPU-1", MAIN, "kubelet")),
+        told(
+            Assignment("GPU-1", seen, "processes"),
+            Assignment("GPU-2", seen, "processes"),
+            Assignment("GPU-3", MAIN, "processes"),
+        ),
     )
     assert {(a.device, a.holder.pod, a.share) for a in merged.assignments} == {
         ("GPU-1", "p", 1.0),
@@ -85,10 +84,20 @@ def test_who_is_seen_at_work_counts_only_on_a_device_nobody_holds() -> None:
 
 def test_shares_where_nobody_said() -> None:
     a, b = Workload("ns", "a", "c"), Workload("ns", "b", "c")
-    sliced = merge([told(Assignment("GPU-1", a, "kubelet", "0"), Assignment("GPU-1", b, "kubelet", "1"))])
+    sliced = merged_of(told(Assignment("GPU-1", a, "kubelet", "0"), Assignment("GPU-1", b, "kubelet", "1")))
     assert [x.share for x in sliced.assignments] == [0.5, 0.5]
-    unknown = merge([told(Assignment("GPU-1", a, "podlist"), Assignment("GPU-1", b, "podlist"))])
+    unknown = merged_of(told(Assignment("GPU-1", a, "podlist"), Assignment("GPU-1", b, "podlist")))
     assert [x.share for x in unknown.assignments] == [None, None]
+
+
+def test_the_kubelets_checkpoint_completes_the_kubelet_and_adds_no_ghosts() -> None:
+    """It keeps pods that ended until the next one comes."""
+    ghost = Assignment("GPU-2", Workload("ns", "ended", "main"), "checkpoint", share=1.0)
+    noted = Assignment("GPU-1", MAIN, "checkpoint", share=0.25)
+    merged = merged_of(told(Assignment("GPU-1", MAIN, "kubelet", "3")), told(noted, ghost))
+    assert merged == told(Assignment("GPU-1", MAIN, "kubelet", "3", 0.25))
+    assert len(merge({"checkpoint": told(noted, ghost)}).assignments) == 2, "alone it is all there is"
+    assert merge({"kubelet": told(), "checkpoint": told(ghost)}) == Allocation()
 
 
 WORKLOADS = st.builds(Workload, st.just("ns"), st.sampled_from("pqr"), st.sampled_from(["a", "b"]))
@@ -107,7 +116,7 @@ def test_nothing_is_invented_and_nothing_is_lost_silently(
     readings: list[tuple[str, list[tuple[str, Workload]]]],
 ) -> None:
     allocations = [told(*(Assignment(d, w, name) for d, w in dict.fromkeys(pairs))) for name, pairs in readings]
-    merged = merge(allocations)
+    merged = merged_of(*allocations)
     claimed = {(a.device, a.holder): a.source for reading in allocations for a in reading.assignments}
     kept = {(a.device, a.holder) for a in merged.assignments}
     refused = {(u.device_id, u.holder) for u in merged.unmapped}
@@ -124,4 +133,4 @@ def test_the_order_within_a_source_does_not_matter(readings: list[tuple[str, lis
     def allocations(turn: int) -> list[Allocation]:
         return [told(*(Assignment(d, w, name) for d, w in dict.fromkeys(pairs[::turn]))) for name, pairs in readings]
 
-    assert merge(allocations(1)).assignments == merge(allocations(-1)).assignments
+    assert merged_of(*allocations(1)).assignments == merged_of(*allocations(-1)).assignments

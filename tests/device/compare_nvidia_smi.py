@@ -125,7 +125,7 @@ def cost(out: Path, exporter_pid: int) -> None:
     counters = shipped_counters("dcp") or ()
     agent = Agent(NvmlTelemetry(), (), Settings(interval=1.0, policy=Policy(counters, "h")))
     agent.read_telemetry()
-    fields = agent._telemetry_turn._fields
+    fields = agent._telemetry_turn.fields
     bare = bare_calls(fields)
     bare()
     ours, theirs = [], []

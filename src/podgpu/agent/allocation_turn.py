@@ -1,25 +1,30 @@
-"""One turn of allocation: every source that knows holders, each in its own worker."""
+"""One turn of allocation: every source that knows holders, each in its own worker, merged into one answer."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from podgpu.agent.isolate import Isolation, Result
-from podgpu.allocation.source import Allocation, AllocationSource
-from podgpu.model import Assignment, Device, Outcome, Unmapped
+from podgpu.allocation.merge import Complete, merge
+from podgpu.allocation.source import AllocationSource
+from podgpu.model import Allocation, Device, Outcome
 
 KEEP_SECONDS = 60.0
 """How long a mapping outlives its source. While the kubelet is away it starts and ends no pods, and it asks clients
 over its rate limit to go on with what they have; longer than this the mapping is a guess and is withdrawn."""
 
+Identities = Callable[[], Complete]
+"""Reads who is who on this node now."""
+
 
 @dataclass(frozen=True, slots=True)
 class AllocationPart:
-    assignments: tuple[Assignment, ...] = ()
-    unmapped: tuple[Unmapped, ...] = ()
+    """What a turn brought: the allocation half of a snapshot."""
+
+    allocation: Allocation = field(default_factory=Allocation)
     outcomes: tuple[Outcome, ...] = ()
 
 
@@ -27,15 +32,19 @@ class AllocationTurn:
     def __init__(
         self,
         sources: Sequence[AllocationSource],
+        identities: Identities | None,
         isolation: Isolation,
         deadline: float,
         clock: Callable[[], float],
     ) -> None:
         self._sources = sources
+        """In order of precedence."""
+        self._identities = identities
         self._isolation = isolation
         self._deadline = deadline
         self._clock = clock
         self._last_good: dict[str, tuple[float, Allocation]] = {}
+        self._complete: Complete = lambda workload: workload
         self.errors: Counter[tuple[str, str]] = Counter()
 
     @property
@@ -45,20 +54,23 @@ class AllocationTurn:
     def collect(self, devices: Sequence[Device]) -> AllocationPart:
         jobs = {s.name: partial(s.assignments, devices) for s in self._sources}
         results = self._isolation.run(jobs, self._deadline)
+        self._identify()
         outcomes = tuple(self._outcome(name, result) for name, result in results.items())
-        kept = [self._keep(name, result) for name, result in results.items()]
-        return AllocationPart(
-            tuple(a for allocation in kept for a in allocation.assignments),
-            tuple(u for allocation in kept for u in allocation.unmapped),
-            outcomes,
-        )
+        kept = {name: self._keep(name, result) for name, result in results.items()}
+        return AllocationPart(merge({n: a for n, a in kept.items() if a is not None}, self._complete), outcomes)
 
-    def _keep(self, name: str, result: Result[Allocation]) -> Allocation:
+    def _identify(self) -> None:
+        """Who is who, read after the holders so that a container just started is known; else as it was last known."""
+        if self._identities is not None:
+            result = self._isolation.run({"identities": self._identities}, self._deadline)["identities"]
+            self._complete = result.value or self._complete
+
+    def _keep(self, name: str, result: Result[Allocation]) -> Allocation | None:
         now = self._clock()
         if result.value is not None:
             self._last_good[name] = (now, result.value)
-        at, allocation = self._last_good.get(name, (now, Allocation()))
-        return allocation if now - at <= KEEP_SECONDS else Allocation()
+        at, allocation = self._last_good.get(name, (float("-inf"), Allocation()))
+        return allocation if now - at <= KEEP_SECONDS else None
 
     def _outcome(self, source: str, result: Result[Allocation]) -> Outcome:
         if result.error is None:

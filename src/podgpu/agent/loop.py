@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 
-from podgpu.agent.allocation_turn import AllocationPart, AllocationTurn
+from podgpu.agent.allocation_turn import AllocationPart, AllocationTurn, Identities
 from podgpu.agent.change_log import ChangeLog
 from podgpu.agent.isolate import Isolation
 from podgpu.agent.publish import Published, publish
 from podgpu.agent.tallies import ClockEventLog, XidLog
 from podgpu.agent.telemetry_turn import TelemetryPart, TelemetryTurn
 from podgpu.allocation.source import AllocationSource
+from podgpu.catalog.counters import Counter as MetricCounter
 from podgpu.catalog.families import THROTTLE_REASONS
 from podgpu.catalog.fields import Field, fields
+from podgpu.configuration.counter_feeds import CounterFeed
 from podgpu.device_selection import Selection
-from podgpu.errors import StartError
+from podgpu.errors import SourceError, StartError
 from podgpu.join import Policy
-from podgpu.model import Outcome, Snapshot
+from podgpu.model import Outcome, PodLabels, Snapshot
 from podgpu.telemetry.source import Telemetry
 
+_log = logging.getLogger(__name__)
 _CLOCK_EVENTS_FIELD = 112
 _CLOCK_EVENTS_COUNT_FIELD = 9002
 WARM_UP_SECONDS = 1.0
@@ -61,12 +67,18 @@ class Agent:
         allocation: Sequence[AllocationSource] = (),
         settings: Settings | None = None,
         clock: Clock | None = None,
+        identities: Identities | None = None,
+        pod_labels: Callable[[], PodLabels] = dict,
+        counter_feed: CounterFeed | None = None,
     ) -> None:
         self.settings = settings or Settings()
         self.clock = clock or Clock()
         self._telemetry = telemetry
         self._isolation = Isolation(self.clock.monotonic)
-        policy = self.settings.policy
+        self._policy = policy = self.settings.policy
+        self._counter_feed = counter_feed
+        self._counters_outcome: tuple[Outcome, ...] = ()
+        self._counter_errors: Counter[tuple[str, str]] = Counter()
         self._telemetry_turn = TelemetryTurn(
             telemetry,
             _fields_to_read(policy),
@@ -75,9 +87,9 @@ class Agent:
             self.settings.deadline,
         )
         self._allocation_turn = AllocationTurn(
-            allocation, self._isolation, self.settings.deadline, self.clock.monotonic
+            allocation, identities, self._isolation, self.settings.deadline, self.clock.monotonic
         )
-        self._configured = frozenset(c.field.id for c in policy.counters)
+        self._pod_labels = pod_labels
         self._xids = XidLog(policy.xid_window_ms / 1000)
         self._clock_events = ClockEventLog(policy.clock_window_ms / 1000)
         self._changes = ChangeLog()
@@ -88,7 +100,9 @@ class Agent:
         self._released_until = float("-inf")
         self._turn = threading.Lock()
         self._publishing = threading.Lock()
-        self._stop = threading.Event()
+        self._stopping = False
+        self._due = float("-inf")
+        self._wake = threading.Event()
         self._allocate_now = threading.Event()
         self.fatal: StartError | None = None
         self.published = publish(Snapshot(0.0), policy, self._read_at)
@@ -117,24 +131,53 @@ class Agent:
         self._allocation_part = self._allocation_turn.collect(self._telemetry_part.devices)
         self._publish()
 
+    def read_counters(self) -> None:
+        """Takes up counters that changed; bad ones leave the last good set in place."""
+        if self._counter_feed is None:
+            return
+        result = self._isolation.run({"counters": self._counter_feed.read}, self.settings.deadline)["counters"]
+        if isinstance(result.error, SourceError):
+            self._counter_errors["counters", result.error.reason] += 1
+            self._counters_outcome = (Outcome("counters", 0.0, result.error.reason, str(result.error)),)
+        elif result.value is not None:
+            self._counters_outcome = (Outcome("counters", result.seconds),)
+            self._change_counters(result.value)
+
+    def _change_counters(self, counters: tuple[MetricCounter, ...]) -> None:
+        """The first of the two readings that rates need is taken at once; the page stands until the second."""
+        if counters == self._policy.counters:
+            return
+        with self._turn:
+            self._policy = replace(self._policy, counters=counters)
+            self._telemetry_turn.fields = _fields_to_read(self._policy)
+            if self.clock.monotonic() >= self._released_until:
+                with suppress(StartError):  # the telemetry loop will meet it too, and end the process
+                    self._telemetry_turn.collect()
+            self._due = self.clock.monotonic() + min(WARM_UP_SECONDS, self.settings.interval)
+        _log.info("counters changed: %d fields", len(counters))
+        self._wake.set()
+
     def _publish(self) -> None:
         with self._publishing:
             self._xids.note(self._telemetry.xid_events())
             snapshot = self._snapshot()
-            self.published = publish(snapshot, self.settings.policy, self._read_at)
+            self.published = publish(snapshot, self._policy, self._read_at)
             self._changes.report(snapshot)
 
     def _snapshot(self) -> Snapshot:
-        telemetry, allocation = self._telemetry_part, self._allocation_part
+        telemetry, allocation = self._telemetry_part, self._allocation_part.allocation
+        configured = {c.field.id for c in self._policy.counters}
+        errors = self._telemetry_turn.errors + self._allocation_turn.errors + self._counter_errors
         return Snapshot(
             taken_at=self._taken_at,
             devices=telemetry.devices,
             readings=telemetry.readings,
             assignments=allocation.assignments,
             unmapped=allocation.unmapped,
-            outcomes=telemetry.outcomes + allocation.outcomes,
-            errors=dict(self._telemetry_turn.errors + self._allocation_turn.errors),
-            unsupported=tuple(u for u in telemetry.unsupported if u[1] in self._configured),
+            pod_labels=self._pod_labels(),
+            outcomes=telemetry.outcomes + self._allocation_part.outcomes + self._counters_outcome,
+            errors=dict(errors),
+            unsupported=tuple(u for u in telemetry.unsupported if u[1] in configured),
             dropped=dict(self._telemetry_turn.dropped),
             xids=self._xids.tallies(self.clock.wall()),
             last_xid=dict(self._xids.last),
@@ -145,7 +188,7 @@ class Agent:
     def warm_up(self) -> None:
         """Both readings that rates need, and the holders: what --once prints."""
         self.read_telemetry()
-        self._stop.wait(min(WARM_UP_SECONDS, self.settings.interval))
+        self._wake.wait(min(WARM_UP_SECONDS, self.settings.interval))
         self.read_telemetry()
         self.read_allocation()
 
@@ -161,7 +204,7 @@ class Agent:
         """Begin both cadences; `on_fatal` is called from a thread when `fatal` says why podgpu must end."""
         self._read_at = self.clock.monotonic()  # a loop that never turns is late from now on
         self._spawn("telemetry", lambda: self._telemetry_loop(on_fatal))
-        if self._allocation_turn.has_sources:
+        if self._allocation_turn.has_sources or self._counter_feed is not None:
             self._spawn("allocation", self._allocation_loop)
 
     @staticmethod
@@ -170,21 +213,24 @@ class Agent:
 
     def _telemetry_loop(self, on_fatal: Callable[[], object]) -> None:
         delay = min(WARM_UP_SECONDS, self.settings.interval)
-        while not self._stop.is_set():
-            began = self.clock.monotonic()
+        while not self._stopping:
+            self._due = self.clock.monotonic() + delay
             try:
                 self.read_telemetry()
             except StartError as e:
                 self.fatal = e
                 on_fatal()
                 return
-            self._stop.wait(max(0.0, began + delay - self.clock.monotonic()))
             delay = self.settings.interval
+            while not self._stopping and (wait := self._due - self.clock.monotonic()) > 0:
+                self._wake.wait(wait)
+                self._wake.clear()
 
     def _allocation_loop(self) -> None:
-        while not self._stop.is_set():
+        while not self._stopping:
             self._allocate_now.wait(self.settings.allocation_interval)
-            if not self._stop.is_set():
+            if not self._stopping:
+                self.read_counters()
                 self.read_allocation()
 
     def release(self, seconds: float) -> bool:
@@ -198,6 +244,10 @@ class Agent:
         self._publish()
         return True
 
+    def reload(self) -> None:
+        """Look at once at everything that may have changed (SIGHUP)."""
+        self._allocate_now.set()
+
     @property
     def turns(self) -> bool:
         """The telemetry loop is alive: it finished a turn not too long ago."""
@@ -209,7 +259,8 @@ class Agent:
 
     def stop(self) -> None:
         """End the loops and let go of everything; a hung driver cannot hold this up."""
-        self._stop.set()
+        self._stopping = True
+        self._wake.set()
         self._allocate_now.set()
         self._let_go()
         self._allocation_turn.close()

@@ -39,7 +39,7 @@ class TelemetryTurn:
         deadline: float,
     ) -> None:
         self._telemetry = telemetry
-        self._fields = fields
+        self.fields = fields
         self._selection = selection
         self._isolation = isolation
         self._deadline = deadline
@@ -56,7 +56,7 @@ class TelemetryTurn:
             return TelemetryPart(devices=self._devices(), outcomes=(inventory,), device_count=self._count(visible=0))
         gpus = self._chosen_gpus()
         results = self._isolation.run(
-            {_worker(g): partial(self._telemetry.read, g, self._fields) for g in gpus}, self._deadline
+            {_worker(g): partial(self._telemetry.read, g, self.fields) for g in gpus}, self._deadline
         )
         return self._gather(inventory, {g: results[_worker(g)] for g in gpus})
 

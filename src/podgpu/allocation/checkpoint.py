@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from podgpu.allocation.files import ReadOnChange, as_list, as_object, as_text, parse_json
 from podgpu.allocation.holdings import (
     HeldId,
     LastMapping,
@@ -24,8 +23,8 @@ from podgpu.allocation.holdings import (
     parse_id,
     share_of,
 )
-from podgpu.allocation.source import Allocation
-from podgpu.model import Device, Workload
+from podgpu.files import ReadOnChange, as_list, as_object, as_text, parse_json
+from podgpu.model import Allocation, Device, Workload
 
 SOURCE = "checkpoint"
 DEFAULT_PATH = "/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint"

@@ -8,9 +8,8 @@ from functools import lru_cache
 from math import fsum
 from typing import Generic, NamedTuple, TypeVar
 
-from podgpu.allocation.source import Allocation
 from podgpu.device_ids import DeviceId, DeviceIndex, parse_device_id
-from podgpu.model import Assignment, Device, Unmapped, Workload
+from podgpu.model import Allocation, Assignment, Device, Unmapped, Workload
 
 T = TypeVar("T")
 Shared = tuple[object, ...]

@@ -12,11 +12,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from podgpu.allocation.files import ReadOnChange, explain
 from podgpu.allocation.holdings import in_order
-from podgpu.allocation.source import Allocation
 from podgpu.errors import SourceError
-from podgpu.model import Assignment, Device, Unmapped, Workload
+from podgpu.files import ReadOnChange, explain
+from podgpu.model import Allocation, Assignment, Device, Unmapped, Workload
 
 SOURCE = "hpc"
 OPTION = "--hpc-job-mapping-dir"

@@ -7,23 +7,23 @@ complete it (identity, share, labels) but not contradict it: what they add is re
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 
-from podgpu.allocation.source import LAST_RESORT, Allocation
+from podgpu.allocation.source import LAGGING, LAST_RESORT
 from podgpu.errors import SourceError
-from podgpu.model import Assignment, Unmapped, Workload
+from podgpu.model import Allocation, Assignment, Unmapped, Workload
 
 Who = tuple[str, ...]
 Complete = Callable[[Workload], Workload]
 """Fills in the parts of an identity that are known for sure; raises SourceError when they disagree."""
 
 
-def merge(readings: Sequence[Allocation], complete: Complete = lambda workload: workload) -> Allocation:
-    """One allocation from the sources' own, the most trusted first."""
+def merge(readings: Mapping[str, Allocation], complete: Complete = lambda workload: workload) -> Allocation:
+    """One allocation from the sources' own (by name, the most trusted first)."""
     settled: dict[Who, dict[str, Assignment]] = {}
     refused: list[Unmapped] = []
-    for reading in sorted(readings, key=_is_last_resort):
+    for source, reading in sorted(readings.items(), key=lambda item: item[0] in LAST_RESORT):
         claims: dict[Who, list[Assignment]] = {}
         for assignment in reading.assignments:
             try:
@@ -32,14 +32,12 @@ def merge(readings: Sequence[Allocation], complete: Complete = lambda workload: 
                 refused.append(_refuse(assignment, e.reason))
             else:
                 claims.setdefault(_who(known.holder), []).append(known)
+        if LAGGING.get(source) in readings:
+            claims = {who: [a for a in claimed if a.device in settled.get(who, {})] for who, claimed in claims.items()}
         refused += _settle(settled, claims)
     held = [a for by_device in settled.values() for a in by_device.values()]
-    unmapped = [u for reading in readings for u in reading.unmapped]
+    unmapped = [u for reading in readings.values() for u in reading.unmapped]
     return Allocation(_in_order(_with_shares(_without_needless(held))), tuple(unmapped + refused))
-
-
-def _is_last_resort(reading: Allocation) -> bool:
-    return any(a.source in LAST_RESORT for a in reading.assignments)
 
 
 def _settle(settled: dict[Who, dict[str, Assignment]], claims: dict[Who, list[Assignment]]) -> list[Unmapped]:

@@ -12,12 +12,11 @@ import re
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
-from podgpu.allocation.files import ReadOnChange, as_list, as_object, as_text, parse_json, read_bounded
 from podgpu.allocation.holdings import HeldId, LastMapping, map_held
-from podgpu.allocation.source import Allocation
 from podgpu.device_ids import DeviceId, parse_device_id
 from podgpu.errors import SourceError
-from podgpu.model import Device, Workload
+from podgpu.files import ReadOnChange, as_list, as_object, as_text, parse_json, read_bounded
+from podgpu.model import Allocation, Device, Workload
 
 SOURCE = "podlist"
 DEFAULT_PATHS = ("/var/lib/kubelet/pod-resources/podlist.json", "/podlist.json")

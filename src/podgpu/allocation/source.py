@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
-from podgpu.model import Assignment, Device, Unmapped
+from podgpu.model import Allocation, Device
 
 LAST_RESORT = frozenset({"processes"})
 """Sources that see who works on a device, not who was given it."""
 
-
-@dataclass(frozen=True, slots=True)
-class Allocation:
-    """Who was given which device, as one source saw it in one reading."""
-
-    assignments: tuple[Assignment, ...] = ()
-    unmapped: tuple[Unmapped, ...] = ()
+LAGGING = {"checkpoint": "kubelet"}
+"""A source that can be behind another: where the other answers, it completes what that said and adds nothing."""
 
 
 class AllocationSource(Protocol):

@@ -53,6 +53,19 @@ XID_LAST_SEEN = FamilySpec(
     "Unix time at which this XID was last reported.",
     (*XID_LABELS, "xid"),
 )
+ALLOCATION_LABELS = ("gpu", "UUID", "device", "GPU_I_ID", "namespace", "pod", "container", "source")
+ALLOCATION_INFO = FamilySpec(
+    "podgpu_allocation_info",
+    "gauge",
+    "Always 1; who holds the device, from the moment it is held, used or not, and which source says so.",
+    ALLOCATION_LABELS,
+)
+ALLOCATION_SHARE = FamilySpec(
+    "podgpu_allocation_share_ratio",
+    "gauge",
+    "Part of the device the holder was given: 1 for a whole one; absent where nobody knows.",
+    ALLOCATION_LABELS,
+)
 BUILD_INFO = FamilySpec(
     "podgpu_exporter_build_info", "gauge", "Always 1; version of podgpu and of Python.", ("version", "python_version")
 )
@@ -105,6 +118,8 @@ OWN_FAMILIES: tuple[FamilySpec, ...] = (
     DEVICE_XIDS,
     XIDS,
     XID_LAST_SEEN,
+    ALLOCATION_INFO,
+    ALLOCATION_SHARE,
     BUILD_INFO,
     SOURCE_UP,
     SOURCE_ERRORS,

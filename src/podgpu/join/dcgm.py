@@ -15,8 +15,9 @@ from podgpu.catalog.counters import Counter
 from podgpu.catalog.families import CLOCK_EVENTS
 from podgpu.catalog.xids import xid_text
 from podgpu.join.policy import Policy
-from podgpu.model import Assignment, Device, Family, Labels, Reading, Sample, Snapshot, Value, Workload
+from podgpu.model import Assignment, Device, Family, Labels, PodLabels, Reading, Sample, Snapshot, Value, Workload
 
+Pairs = tuple[tuple[str, str], ...]
 XID_FIELD = 230
 XID_COUNT_FIELD = 9001
 CLOCK_EVENTS_COUNT_FIELD = 9002
@@ -39,7 +40,7 @@ class _Labelled:
 
 
 def _label_readings(snapshot: Snapshot, policy: Policy) -> list[_Labelled]:
-    holders = holders_by_device(snapshot.assignments)
+    holders = sole_holders(snapshot.assignments)
     label_counters = [c for c in policy.counters if c.is_label]
     parents = {r.device.uuid: r.values for r in snapshot.readings if not r.device.is_instance}
     return [
@@ -47,8 +48,8 @@ def _label_readings(snapshot: Snapshot, policy: Policy) -> list[_Labelled]:
             reading,
             device_labels(
                 reading.device,
-                sole_holder(holders.get(reading.device.key, ())),
                 _label_values(label_counters, reading.values, parents.get(reading.device.uuid, {})),
+                *_holder_labels(holders.get(reading.device.key), snapshot.pod_labels, policy),
                 policy,
             ),
             parents.get(reading.device.uuid, {}),
@@ -57,15 +58,14 @@ def _label_readings(snapshot: Snapshot, policy: Policy) -> list[_Labelled]:
     ]
 
 
-def holders_by_device(assignments: Iterable[Assignment]) -> dict[str, tuple[Workload, ...]]:
-    holders: dict[str, dict[Workload, None]] = {}
+def sole_holders(assignments: Iterable[Assignment]) -> dict[str, Assignment]:
+    """Device key -> the assignment of the one workload that holds it; devices with several holders are not here."""
+    held: dict[str, Assignment | None] = {}
     for assignment in assignments:
-        holders.setdefault(assignment.device, {})[assignment.holder] = None
-    return {device: tuple(found) for device, found in holders.items()}
-
-
-def sole_holder(holders: Sequence[Workload]) -> Workload | None:
-    return holders[0] if len(holders) == 1 else None
+        known = held.setdefault(assignment.device, assignment)
+        if known is None or known.holder != assignment.holder:
+            held[assignment.device] = None
+    return {device: assignment for device, assignment in held.items() if assignment is not None}
 
 
 def _label_values(
@@ -76,11 +76,18 @@ def _label_values(
     return tuple((name, str(value)) for name, value in found if value is not None)
 
 
+def _holder_labels(assignment: Assignment | None, pod_labels: PodLabels, policy: Policy) -> tuple[Pairs, Pairs]:
+    """The pod's own labels, and the attributes that say who holds the device."""
+    if assignment is None:
+        return (), ()
+    holder = assignment.holder
+    own = pod_labels.get((holder.namespace, holder.pod), ())
+    return own, (*_holder_pairs(holder, policy), *assignment.attributes)
+
+
 @lru_cache(maxsize=4096)
-def device_labels(
-    device: Device, holder: Workload | None, label_values: tuple[tuple[str, str], ...], policy: Policy
-) -> Labels:
-    """dcgm-exporter's labels in dcgm-exporter's order."""
+def device_labels(device: Device, label_values: Pairs, pod_labels: Pairs, attributes: Pairs, policy: Policy) -> Labels:
+    """dcgm-exporter's labels in dcgm-exporter's order; where two have one name, an attribute wins, then a built-in."""
     pairs = [
         ("gpu", str(device.index)),
         ("uuid" if policy.old_namespace else "UUID", device.uuid),
@@ -91,9 +98,9 @@ def device_labels(
     if device.gi_id is not None:
         pairs += [("GPU_I_PROFILE", device.profile), ("GPU_I_ID", str(device.gi_id))]
     pairs += policy.host
-    pairs += sorted(label_values)
-    if holder is not None:
-        pairs += _holder_pairs(holder, policy.old_namespace)
+    taken = {name for name, _ in (*pairs, *label_values, *attributes, *_RESERVED)}
+    pairs += sorted((*label_values, *(pair for pair in pod_labels if pair[0] not in taken)))
+    pairs += sorted(attributes)
     return Labels(pairs)
 
 
@@ -101,14 +108,14 @@ def _model_name(model: str, replace_blanks: bool) -> str:
     return re.sub(r"\s+", "-", model.strip()) if replace_blanks else model
 
 
-def _holder_pairs(holder: Workload, old_namespace: bool) -> list[tuple[str, str]]:
-    if old_namespace:
-        return [
-            ("container_name", holder.container),
-            ("pod_name", holder.pod),
-            ("pod_namespace", holder.namespace),
-        ]
-    return [("container", holder.container), ("namespace", holder.namespace), ("pod", holder.pod)]
+def _holder_pairs(holder: Workload, policy: Policy) -> list[tuple[str, str]]:
+    if holder.job:
+        return [("hpc_job", holder.job)]
+    names = (
+        ("container_name", "pod_namespace", "pod_name") if policy.old_namespace else ("container", "namespace", "pod")
+    )
+    pairs = list(zip(names, (holder.container, holder.namespace, holder.pod), strict=True))
+    return [*pairs, ("pod_uid", holder.uid)] if policy.pod_uid and holder.uid else pairs
 
 
 def _samples(counter: Counter, labelled: Sequence[_Labelled], snapshot: Snapshot, policy: Policy) -> Iterator[Sample]:
@@ -159,7 +166,15 @@ def _clock_event_samples(labelled: Sequence[_Labelled], snapshot: Snapshot, poli
                 yield Sample(_with_attributes(item.labels, ("clock_event", event), window), count)
 
 
-_ATTRIBUTES = frozenset({"container", "container_name", "namespace", "pod", "pod_name", "pod_namespace"})
+_ATTRIBUTES = frozenset(
+    {"container", "container_name", "hpc_job", "namespace", "pod", "pod_name", "pod_namespace", "pod_uid"}
+    | {f"dra_{part}" for part in ("claim_name", "claim_namespace", "device_name", "driver_name", "pool_name")}
+    | {"dra_mig_device_uuid", "dra_mig_profile"}
+)
+_RESERVED = tuple(
+    (name, "") for name in ("err_code", "err_msg", "window_size_in_ms", "xid", "clock_event", "vgpu", "le")
+)
+"""Names some family adds itself: a pod label may not take them."""
 
 
 @lru_cache(maxsize=4096)

@@ -9,7 +9,7 @@ from functools import lru_cache
 from podgpu import __version__
 from podgpu.catalog import families as f
 from podgpu.catalog.fields import fields
-from podgpu.model import NO_LABELS, Device, Family, Labels, Sample, Snapshot, physical
+from podgpu.model import NO_LABELS, Device, Family, Labels, Sample, Snapshot, Workload, physical
 
 _NS = 1_000_000_000
 Host = tuple[tuple[str, str], ...]
@@ -27,6 +27,8 @@ def device_families(snapshot: Snapshot, host: Host) -> list[Family]:
         f.DEVICE_XIDS.of(_device_xids(snapshot, host)),
         f.XIDS.of(_xids(snapshot, host, last_seen=False)),
         f.XID_LAST_SEEN.of(_xids(snapshot, host, last_seen=True)),
+        f.ALLOCATION_INFO.of([Sample(labels, 1) for labels, _ in _allocations(snapshot)]),
+        f.ALLOCATION_SHARE.of([Sample(labels, share) for labels, share in _allocations(snapshot) if share is not None]),
     ]
 
 
@@ -108,6 +110,34 @@ def _xids(snapshot: Snapshot, host: Host, *, last_seen: bool) -> list[Sample]:
         for t in snapshot.xids
         if t.device in known
     ]
+
+
+def _allocations(snapshot: Snapshot) -> list[tuple[Labels, float | None]]:
+    known = {d.key: d for d in snapshot.devices}
+    return [
+        (_allocation_labels(known[a.device], a.holder, a.source), a.share)
+        for a in snapshot.assignments
+        if a.device in known
+    ]
+
+
+@lru_cache(maxsize=4096)
+def _allocation_labels(device: Device, holder: Workload, source: str) -> Labels:
+    pairs = [("gpu", str(device.index)), ("UUID", device.uuid), ("device", f"nvidia{device.index}")]
+    if device.gi_id is not None:
+        pairs.append(("GPU_I_ID", str(device.gi_id)))
+    who = (
+        [("hpc_job", holder.job)]
+        if holder.job
+        else [
+            ("namespace", holder.namespace),
+            ("pod", holder.pod),
+            ("container", holder.container),
+        ]
+    )
+    if not holder.job and not holder.pod:
+        who += [("pod_uid", holder.uid), ("container_id", holder.container_id)]
+    return Labels([*pairs, *who, ("source", source)])
 
 
 def _unmapped(snapshot: Snapshot) -> list[Sample]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from podgpu.catalog.counters import Counter
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # a key of the label caches: by identity, hashing every counter would cost more
 class Policy:
     counters: tuple[Counter, ...] = ()
     hostname: str = ""
@@ -16,6 +16,8 @@ class Policy:
     old_namespace: bool = False
     """dcgm-exporter 1.x label names: uuid, pod_name, pod_namespace, container_name."""
     replace_blanks_in_model_name: bool = False
+    pod_uid: bool = False
+    """Put pod_uid beside the pod labels, where the uid is known."""
     copy_parent_values: bool = False
     """Repeat the GPU's own figures on each of its MIG instances, as dcgm-exporter does."""
     xid_window_ms: int = 300_000

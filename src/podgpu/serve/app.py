@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -35,7 +34,8 @@ def parse_address(text: str) -> Address:
     host, colon, port = text.rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
     host = host[1:-1] if bracketed else host
-    if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535 or (":" in host and not bracketed):
+    known_port = port.isascii() and port.isdigit() and len(port) <= 5 and int(port) <= 65535
+    if not colon or not known_port or (":" in host and not bracketed):
         raise UsageError(f"-a {text!r}: not an address; write HOST:PORT, :PORT or [IPV6]:PORT, such as :9400")
     return Address(host, int(port))
 
@@ -53,6 +53,7 @@ async def _serve(agent: Agent, address: Address, on_listening: Callable[[Address
     for stop_signal in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(stop_signal, done.set)
     loop.add_signal_handler(signal.SIGUSR1, lambda: loop.run_in_executor(None, agent.release, DEFAULT_RELEASE_SECONDS))
+    loop.add_signal_handler(signal.SIGHUP, agent.reload)
     runner = web.AppRunner(application(agent), access_log=None, shutdown_timeout=_SHUTDOWN_SECONDS)
     await runner.setup()
     try:
@@ -76,8 +77,9 @@ async def listen(runner: web.AppRunner, address: Address) -> Address:
     site = web.TCPSite(runner, address.host or None, address.port)
     try:
         await site.start()
-    except (OSError, socket.gaierror) as e:
+    except (OSError, UnicodeError) as e:  # UnicodeError: a name like a..b, which no resolver is asked for
+        why = getattr(e, "strerror", None) or e
         raise StartError(
-            f"cannot listen on {address.host}:{address.port}: {e.strerror or e}; choose another address with -a"
+            f"cannot listen on {address.host}:{address.port}: {why}; choose another address with -a"
         ) from e
     return Address(address.host, runner.addresses[0][1])

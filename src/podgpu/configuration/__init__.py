@@ -1,0 +1,1 @@
+"""What the user may change while podgpu runs: the counters, from a file or a ConfigMap. Touches files."""
