@@ -1,0 +1,79 @@
+"""podgpu's application on a real socket, in a thread with its own event loop, and a client that changes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import threading
+from collections.abc import Coroutine, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from aiohttp import web
+
+from podgpu.agent.loop import Agent
+from podgpu.serve.app import Address, application, listen
+
+LOOPBACK = Address("127.0.0.1", 0)
+_PATIENCE = 10.0
+
+
+@dataclass(frozen=True)
+class Answer:
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def text(self) -> str:
+        return self.body.decode()
+
+
+@dataclass(frozen=True)
+class Client:
+    """Sends the headers it is told to and no others; decodes nothing."""
+
+    address: Address
+
+    def ask(self, path: str, method: str = "GET", **headers: str) -> Answer:
+        connection = http.client.HTTPConnection(self.address.host, self.address.port, timeout=_PATIENCE)
+        try:
+            connection.putrequest(method, path, skip_accept_encoding=True)
+            for name, value in headers.items():
+                connection.putheader(name.replace("_", "-"), value)
+            connection.endheaders()
+            response = connection.getresponse()
+            return Answer(response.status, response.headers, response.read())
+        finally:
+            connection.close()
+
+
+@contextmanager
+def running(agent: Agent, address: Address = LOOPBACK) -> Iterator[Client]:
+    """Serves what the agent published; its turns are the test's to take."""
+    with _event_loop() as loop:
+        runner = web.AppRunner(application(agent), access_log=None)
+        try:
+            _in(loop, runner.setup())
+            yield Client(_in(loop, listen(runner, address)))
+        finally:
+            _in(loop, runner.cleanup())
+
+
+@contextmanager
+def _event_loop() -> Iterator[asyncio.AbstractEventLoop]:
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name="server")
+    thread.start()
+    try:
+        yield loop
+    finally:
+        _in(loop, loop.shutdown_default_executor())
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+def _in(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any]) -> Any:
+    return asyncio.run_coroutine_threadsafe(work, loop).result(_PATIENCE)
