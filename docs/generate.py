@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from podgpu.agent.loop import Agent, Clock, Settings
-from podgpu.allocation.kubelet import decode_list, parse_assignments
+from podgpu.allocation.kubelet import parse_assignments
+from podgpu.allocation.pod_resources import decode_list
 from podgpu.allocation.source import Allocation
 from podgpu.catalog.counters import SHIPPED, Counter, shipped_counters
 from podgpu.catalog.families import OWN_FAMILIES

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from podgpu.allocation.checkpoint import CheckpointAllocation, map_checkpoint, parse_checkpoint
 from podgpu.allocation.kubelet import parse_assignments
 from podgpu.allocation.pod_resources import decode_list
-from podgpu.allocation.source import Allocation, AllocationSource
+from podgpu.allocation.source import AllocationSource
 from podgpu.errors import SourceError
-from podgpu.model import Assignment, Device, Unmapped, Workload
+from podgpu.model import Allocation, Assignment, Device, Unmapped, Workload
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "kubelet-1.36"
 REAL = FIXTURES / "kubelet_internal_checkpoint"

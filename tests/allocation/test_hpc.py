@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podgpu.allocation.hpc import LONGEST_JOB, MOST_BYTES, MOST_JOBS, HpcAllocation, JobFile, map_jobs, parse_jobs
-from podgpu.allocation.source import Allocation, AllocationSource
+from podgpu.allocation.source import AllocationSource
 from podgpu.errors import SourceError
-from podgpu.model import Assignment, Device, Unmapped, Workload
+from podgpu.model import Allocation, Assignment, Device, Unmapped, Workload
 
 
 def uuid(number: int) -> str:

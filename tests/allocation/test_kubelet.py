@@ -17,9 +17,9 @@ import pytest
 
 from podgpu.allocation import podresources_pb2
 from podgpu.allocation.kubelet import KubeletAllocation
-from podgpu.allocation.source import Allocation, AllocationSource
+from podgpu.allocation.source import AllocationSource
 from podgpu.errors import SourceError
-from podgpu.model import Device
+from podgpu.model import Allocation, Device
 from podgpu.simulate.kubelet import RATE_LIMITED, SimulatedKubelet, SimulatedPod
 
 MakeSource = Callable[..., KubeletAllocation]
@@ -78,7 +78,7 @@ def test_resource_names_say_which_unreadable_ids_matter(kubelet: SimulatedKubele
 def test_a_reading_is_one_list_call(kubelet: SimulatedKubelet, source: KubeletAllocation) -> None:
     for _ in range(3):
         source.assignments(NODE)
-    assert kubelet.calls == [V1, V1, V1]
+    assert list(kubelet.calls) == [V1, V1, V1]
 
 
 def open_sockets() -> set[str]:
@@ -121,7 +121,7 @@ def test_an_old_kubelet_is_asked_in_v1alpha1_from_then_on(kubelet: SimulatedKube
     kubelet.versions = frozenset({"v1alpha1"})
     for _ in range(2):
         assert pods_by_device(source.assignments(NODE)) == [(UUID, "a")]
-    assert kubelet.calls == [V1, V1ALPHA1, V1ALPHA1]
+    assert list(kubelet.calls) == [V1, V1ALPHA1, V1ALPHA1]
 
 
 def test_an_upgraded_kubelet_is_asked_in_v1_again(kubelet: SimulatedKubelet, source: KubeletAllocation) -> None:
@@ -131,7 +131,7 @@ def test_an_upgraded_kubelet_is_asked_in_v1_again(kubelet: SimulatedKubelet, sou
     kubelet.restart()
     kubelet.calls.clear()
     source.assignments(NODE)
-    assert kubelet.calls == [V1]
+    assert list(kubelet.calls) == [V1]
 
 
 def test_a_server_that_is_no_kubelet(kubelet: SimulatedKubelet, source: KubeletAllocation) -> None:
@@ -241,7 +241,7 @@ def test_a_socket_of_root_alone(kubelet: SimulatedKubelet, folder: Path, make_so
         error = failure(make_source(kubelet.socket))
     assert error.reason == "permission_denied"
     assert "uid 0" in str(error)
-    assert kubelet.calls == []
+    assert list(kubelet.calls) == []
 
 
 def test_a_directory_of_root_alone(kubelet: SimulatedKubelet, folder: Path, make_source: MakeSource) -> None:
@@ -295,7 +295,7 @@ def test_a_rate_limit_is_not_an_answer_too_large(kubelet: SimulatedKubelet, sour
     error = failure(source)
     assert error.reason == "rate_limited"
     assert "last mapping is kept" in str(error)
-    assert kubelet.calls == [V1]
+    assert list(kubelet.calls) == [V1]
 
 
 def test_an_answer_too_large_is_not_a_rate_limit(kubelet: SimulatedKubelet, source: KubeletAllocation) -> None:

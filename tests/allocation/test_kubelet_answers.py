@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from podgpu.allocation import podresources_pb2
 from podgpu.allocation.kubelet import parse_assignments
 from podgpu.allocation.pod_resources import decode_list
-from podgpu.allocation.source import Allocation
 from podgpu.errors import SourceError
-from podgpu.model import Assignment, Device, Unmapped, Workload
+from podgpu.model import Allocation, Assignment, Device, Unmapped, Workload
 from podgpu.simulate.kubelet import SimulatedPod, list_answer
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "kubelet-1.36"

@@ -16,7 +16,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podgpu.allocation.files import SETTLED_NS, ReadOnChange, read_bounded
 from podgpu.allocation.podlist import (
     MOST_BYTES,
     PodlistAllocation,
@@ -26,9 +25,10 @@ from podgpu.allocation.podlist import (
     parse_mount_points,
     parse_podlist,
 )
-from podgpu.allocation.source import Allocation, AllocationSource
+from podgpu.allocation.source import AllocationSource
 from podgpu.errors import SourceError
-from podgpu.model import Assignment, Device, Unmapped, Workload
+from podgpu.files import SETTLED_NS, ReadOnChange, read_bounded
+from podgpu.model import Allocation, Assignment, Device, Unmapped, Workload
 
 FIXTURE = Path(__file__).parent / "podlist.json"
 

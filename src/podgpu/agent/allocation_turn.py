@@ -57,7 +57,8 @@ class AllocationTurn:
         self._identify()
         outcomes = tuple(self._outcome(name, result) for name, result in results.items())
         kept = {name: self._keep(name, result) for name, result in results.items()}
-        return AllocationPart(merge({n: a for n, a in kept.items() if a is not None}, self._complete), outcomes)
+        merged = merge({n: a for n, a in kept.items() if a is not None}, self._complete)
+        return AllocationPart(merged if devices else _without_unknown(merged), outcomes)
 
     def _identify(self) -> None:
         """Who is who, read after the holders so that a container just started is known; else as it was last known."""
@@ -82,3 +83,8 @@ class AllocationTurn:
     def close(self) -> None:
         for source in self._sources:
             source.close()
+
+
+def _without_unknown(allocation: Allocation) -> Allocation:
+    """While no device is known at all (no driver yet), that an id names none says nothing about the id."""
+    return Allocation(allocation.assignments, tuple(u for u in allocation.unmapped if u.reason != "unknown_device"))

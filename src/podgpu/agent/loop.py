@@ -170,7 +170,7 @@ class Agent:
         errors = self._telemetry_turn.errors + self._allocation_turn.errors + self._counter_errors
         return Snapshot(
             taken_at=self._taken_at,
-            devices=telemetry.devices,
+            devices=telemetry.selected,
             readings=telemetry.readings,
             assignments=allocation.assignments,
             unmapped=allocation.unmapped,
@@ -240,7 +240,7 @@ class Agent:
                 return False
             self._released_until = self.clock.monotonic() + seconds
             outcome = Outcome(self._telemetry.name, 0.0, "released", f"let go of for {seconds:.0f} s on request")
-            self._telemetry_part = TelemetryPart(outcomes=(outcome,))
+            self._telemetry_part = replace(self._telemetry_part, readings=(), unsupported=(), outcomes=(outcome,))
         self._publish()
         return True
 

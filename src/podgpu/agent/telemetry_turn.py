@@ -21,6 +21,9 @@ class TelemetryPart:
     """What a turn brought: the telemetry half of a snapshot."""
 
     devices: tuple[Device, ...] = ()
+    """Every device of the node: what ids are looked up in."""
+    selected: tuple[Device, ...] = ()
+    """Those `-d` chose to show."""
     readings: tuple[Reading, ...] = ()
     outcomes: tuple[Outcome, ...] = ()
     unsupported: tuple[tuple[str, int], ...] = ()
@@ -53,7 +56,10 @@ class TelemetryTurn:
         """Raises StartError only where the process cannot go on (library and driver apart)."""
         inventory = self._read_inventory()
         if not inventory.ok:
-            return TelemetryPart(devices=self._devices(), outcomes=(inventory,), device_count=self._count(visible=0))
+            devices = self._devices()
+            return TelemetryPart(
+                devices, self._select(devices), outcomes=(inventory,), device_count=self._count(visible=0)
+            )
         gpus = self._chosen_gpus()
         results = self._isolation.run(
             {_worker(g): partial(self._telemetry.read, g, self.fields) for g in gpus}, self._deadline
@@ -97,11 +103,16 @@ class TelemetryTurn:
         shown = self._selection.of(devices)
         return TelemetryPart(
             devices=devices,
+            selected=self._select(devices),
             readings=tuple(r for a in answers for r in a.readings if r.device.key in shown),
             outcomes=tuple(outcomes),
             unsupported=tuple(u for a in answers for u in a.unsupported if u[0] in shown),
             device_count=self._count(len(self._inventory.gpus) - len(results) + len(answers)),
         )
+
+    def _select(self, devices: tuple[Device, ...]) -> tuple[Device, ...]:
+        shown = self._selection.of(devices)
+        return tuple(d for d in devices if d.key in shown)
 
     def _devices(self) -> tuple[Device, ...]:
         return tuple(d for gpu in self._inventory.gpus for d in self._known.get(gpu.uuid, (gpu,)))

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
-from podgpu.allocation.holdings import HeldId, concerns_gpus, count_replicas, map_held, parse_id, share_of
+from podgpu.allocation.holdings import HeldId, concerns_gpus, count_replicas, in_order, map_held, parse_id, share_of
 from podgpu.allocation.pod_resources import PodResourcesClient
-from podgpu.allocation.source import Allocation
-from podgpu.model import Device, Workload
+from podgpu.model import Allocation, Device, Workload
 
 SOURCE = "kubelet"
 _REPLICAS_SECONDS = 60.0
 """How long the number of replicas is taken as known: it changes with the device plugin's configuration."""
+
+
+class Claims(Protocol):
+    """Knows which devices the claims (DRA) in a decoded List answer are."""
+
+    def held(self, response: Any, devices: Sequence[Device]) -> Allocation: ...
 
 
 class KubeletAllocation:
@@ -28,9 +34,12 @@ class KubeletAllocation:
         resource_names: frozenset[str] = frozenset(),
         deadline: float = 5.0,
         clock: Callable[[], float] = time.monotonic,
+        claims: Claims | None = None,
     ) -> None:
+        """Without `claims`, what containers hold through DRA is passed over."""
         self.client = PodResourcesClient(socket, deadline)
         self.resource_names = resource_names
+        self.claims = claims
         self._clock = clock
         self._allocatable: tuple[str, ...] = ()
         self._allocatable_at = float("-inf")
@@ -38,7 +47,8 @@ class KubeletAllocation:
     def assignments(self, devices: Sequence[Device]) -> Allocation:
         response = self.client.list()
         allocatable = self._count_again() if _has_replicas(response) else ()
-        return parse_assignments(response, devices, self.resource_names, allocatable)
+        by_id = parse_assignments(response, devices, self.resource_names, allocatable)
+        return by_id if self.claims is None else _unite(by_id, self.claims.held(response, devices))
 
     def _count_again(self) -> tuple[str, ...]:
         now = self._clock()
@@ -77,3 +87,12 @@ def _held_ids(response: Any) -> Iterator[HeldId]:
 
 def _has_replicas(response: Any) -> bool:
     return any(one.device_id is not None and one.device_id.replica for one in _held_ids(response))
+
+
+def _unite(by_id: Allocation, by_claim: Allocation) -> Allocation:
+    """One assignment per holder and device: the kubelet can list a GPU both ways (its gate DRAExtendedResource)."""
+    held = {(one.device, one.holder): one for one in by_claim.assignments}
+    for one in by_id.assignments:
+        claimed = held.get((one.device, one.holder))
+        held[one.device, one.holder] = one if claimed is None else replace(one, attributes=claimed.attributes)
+    return in_order(held.values(), {*by_id.unmapped, *by_claim.unmapped})

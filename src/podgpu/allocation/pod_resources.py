@@ -94,13 +94,14 @@ class PodResourcesClient:
         if self._channel is None or self.version != API_VERSIONS[0]:
             return ()
         import grpc
+        from google.protobuf.message import DecodeError
 
         from podgpu.allocation import podresources_pb2
 
         call = self._channel.unary_unary("/v1.PodResourcesLister/GetAllocatableResources")
         try:
             response = podresources_pb2.AllocatableResourcesResponse.FromString(call(b"", timeout=self.deadline))
-        except (grpc.RpcError, ValueError):
+        except (grpc.RpcError, DecodeError, ValueError):
             return ()
         return tuple(text for entry in response.devices for text in entry.device_ids)
 

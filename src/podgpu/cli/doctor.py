@@ -88,7 +88,7 @@ def _question(options: dict[str, Any], counters: tuple[Counter, ...], kubernetes
 def _counters(chosen: str) -> tuple[tuple[Counter, ...], list[Finding]]:
     """A counter file that keeps the exporter from starting is what the doctor is there to say."""
     try:
-        return read_counters(chosen), []
+        return read_counters(chosen)[0], []
     except UsageError as e:
         return shipped_counters("default") or (), [wrong("counters", str(e))]
 

@@ -5,21 +5,28 @@ from __future__ import annotations
 import logging
 import os
 import socket
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
+from podgpu.agent.allocation_turn import Identities
 from podgpu.agent.loop import Agent, Settings
-from podgpu.allocation.source import AllocationSource
-from podgpu.catalog.counters import MOST_BYTES, SHIPPED, Counter, parse_counters, shipped_counters
+from podgpu.allocation.api_health import ApiHealth
+from podgpu.catalog.counters import SHIPPED, Counter, shipped_counters
+from podgpu.cli.allocations import Surroundings, make_allocations
+from podgpu.cli.api_access import ApiAccess, unless_no_api
 from podgpu.cli.logs import configure_logging
 from podgpu.cli.option_table import EXPORTER_OPTIONS
 from podgpu.cli.params import given, naming_variable, with_options
 from podgpu.cli.telemetries import open_telemetry
+from podgpu.configuration.counter_feeds import CounterFeed, FileCounters
+from podgpu.configuration.pod_labels import LabelFilter
 from podgpu.device_selection import parse_selection
-from podgpu.errors import StartError, UsageError
+from podgpu.errors import SourceError, StartError, UsageError
 from podgpu.join import Policy
+from podgpu.model import PodLabels
 from podgpu.serve.app import parse_address, serve
 from podgpu.snapshot_json import dump_snapshot
 
@@ -35,85 +42,106 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     configure_logging(options["log_format"], options["debug"])
     with naming_variable(ctx, "address"):
         address = parse_address(options["address"])
-    agent = build_agent(ctx, options)
-    _warn_about_unbuilt(ctx)
-    if options["once"]:
-        _print_once(agent, options["dump_snapshot"])
-        return
-    if options["dump_snapshot"]:
+    if options["dump_snapshot"] and not options["once"]:
         raise UsageError("--dump-snapshot goes with --once")
-    serve(agent, address, lambda bound: _log.info("listening on %s/metrics", bound.url))
+    api = ApiAccess(options["kubeconfig"])
+    try:
+        agent = build_agent(ctx, options, api)
+        _warn_about_unbuilt(ctx)
+        if options["once"]:
+            _print_once(agent, options["dump_snapshot"])
+        else:
+            serve(agent, address, lambda bound: _log.info("listening on %s/metrics", bound.url))
+    finally:
+        api.close()
 
 
-def build_agent(ctx: click.Context, options: dict[str, Any]) -> Agent:
+def build_agent(ctx: click.Context, options: dict[str, Any], api: ApiAccess) -> Agent:
     with naming_variable(ctx, "collectors"):
-        counters = read_counters(options["collectors"])
+        counters, counter_feed = read_counters(options["collectors"])
     with naming_variable(ctx, "devices"):
         selection = parse_selection(options["devices"])
     with naming_variable(ctx, "telemetry"):
         telemetry = open_telemetry(options["telemetry"])
-    policy = Policy(
+    with naming_variable(ctx, "configmap_data"):
+        if options["configmap_data"] != "none":
+            counter_feed = unless_no_api("configmap-data", lambda: api.configmap(options["configmap_data"]))
+    settings = Settings(
+        interval=options["collect_interval"],
+        allocation_interval=options["allocation_interval"],
+        selection=selection,
+        policy=_policy(options, counters),
+    )
+    with naming_variable(ctx, "allocation"):
+        sources = make_allocations(options["allocation"], Surroundings(options, api, telemetry))
+    pod_labels = _pod_labels(options, api)
+    identities = _identities(api) if sources else None
+    if api.feeds:
+        sources.append(ApiHealth(api.feeds))
+    agent = Agent(telemetry, sources, settings, None, identities, pod_labels, counter_feed)
+    with naming_variable(ctx, "devices"):
+        agent.check_selection()
+    agent.read_counters()
+    return agent
+
+
+def _policy(options: dict[str, Any], counters: tuple[Counter, ...]) -> Policy:
+    return Policy(
         counters=counters,
         hostname="" if options["no_hostname"] else hostname(),
         hostname_label=options["hostname_label"],
         old_namespace=options["use_old_namespace"],
         replace_blanks_in_model_name=options["replace_blanks_in_model_name"],
+        pod_uid=options["kubernetes_enable_pod_uid"],
         copy_parent_values=options["mig_copy_parent_values"],
         xid_window_ms=round(options["xid_count_window_size"] * 1000),
         clock_window_ms=round(options["clock_events_count_window_size"] * 1000),
     )
-    settings = Settings(
-        interval=options["collect_interval"],
-        allocation_interval=options["allocation_interval"],
-        selection=selection,
-        policy=policy,
-    )
-    agent = Agent(telemetry, allocation_sources(options), settings)
-    with naming_variable(ctx, "devices"):
-        agent.check_selection()
-    return agent
 
 
-def allocation_sources(options: dict[str, Any]) -> list[AllocationSource]:
-    if not options["kubernetes"]:
-        return []
-    from podgpu.allocation.kubelet import KubeletAllocation
+def _pod_labels(options: dict[str, Any], api: ApiAccess) -> Callable[[], PodLabels]:
+    patterns = LabelFilter(options["kubernetes_pod_label_allowlist_regex"])
+    if not options["kubernetes_enable_pod_labels"]:
+        return dict
+    pods = unless_no_api("kubernetes-enable-pod-labels", api.pods)
+    return dict if pods is None else lambda: patterns.of(pods.items())
 
-    names = frozenset(name.strip() for name in options["nvidia_resource_names"].split(",") if name.strip())
-    return [KubeletAllocation(options["pod_resources_kubelet_socket"], names)]
+
+def _identities(api: ApiAccess) -> Identities:
+    """Who is who, from the names of the kubelet's log files, and from the API server where it is asked anyway."""
+    from podgpu.allocation.identity import IdentityReader
+
+    names = IdentityReader()
+    return lambda: names.read().with_pods(api.known_pods()).complete
 
 
 def hostname() -> str:
     return os.environ.get("NODE_NAME") or socket.gethostname()
 
 
-def read_counters(chosen: str) -> tuple[Counter, ...]:
-    """The counters of `-f`: a shipped set by name, none, or a file."""
+def read_counters(chosen: str) -> tuple[tuple[Counter, ...], CounterFeed | None]:
+    """The counters of `-f` (a shipped set by name, none, or a file), and where to look for changes of them."""
     if chosen == "none":
-        return ()
+        return (), None
     if not chosen:
         default = f"{_COUNTERS_DIRECTORY}/{SHIPPED['default']}"
         chosen = default if os.path.exists(default) else "default"
     shipped = shipped_counters(chosen)
-    return shipped if shipped is not None else _read_counter_file(Path(chosen))
+    return (shipped, None) if shipped is not None else _read_counter_file(Path(chosen))
 
 
-def _read_counter_file(path: Path) -> tuple[Counter, ...]:
+def _read_counter_file(path: Path) -> tuple[tuple[Counter, ...], CounterFeed | None]:
+    feed = FileCounters(str(path))
     try:
-        with path.open("rb") as file:
-            content = file.read(MOST_BYTES + 1)
-    except FileNotFoundError:
+        return feed.read(), feed
+    except SourceError as e:
         ours = shipped_counters(path.name) if str(path.parent) == _COUNTERS_DIRECTORY else None
+        if e.reason != "file_missing":
+            raise UsageError(str(e) if e.reason == "malformed" else f"-f {e}") from e
         if ours is None:
             raise UsageError(f"-f {path}: no such file; name a CSV, or one of {', '.join(SHIPPED)}, none") from None
-        _log.info("%s is not here: using the copy that comes with podgpu", path)
-        return ours
-    except OSError as e:
-        raise UsageError(f"-f {path}: cannot be read: {e.strerror}") from e
-    try:
-        return parse_counters(content.decode("utf-8"), str(path))
-    except UnicodeDecodeError:
-        raise UsageError(f"-f {path}: is not UTF-8 text; is it a counters CSV?") from None
+    _log.info("%s is not here: using the copy that comes with podgpu", path)
+    return ours, None
 
 
 def _warn_about_unbuilt(ctx: click.Context) -> None:

@@ -59,7 +59,13 @@ EXPORTER_OPTIONS: tuple[Option, ...] = (
         "bool",
     ),
     Option("cpu-devices", "p", "DCGM_EXPORTER_CPU_DEVICES_STR", "f", _YET, works=False),
-    Option("configmap-data", "m", "DCGM_EXPORTER_CONFIGMAP_DATA", "none", _YET, works=False),
+    Option(
+        "configmap-data",
+        "m",
+        "DCGM_EXPORTER_CONFIGMAP_DATA",
+        "none",
+        "NAMESPACE:NAME of a ConfigMap whose key `metrics` holds the counters; changes are taken up. none: not used.",
+    ),
     Option(
         "remote-hostengine-info",
         "r",
@@ -74,12 +80,16 @@ EXPORTER_OPTIONS: tuple[Option, ...] = (
         "",
         "DCGM_EXPORTER_KUBERNETES_ENABLE_POD_LABELS",
         "false",
-        _YET,
+        "Put the pod's own labels on its GPUs' DCGM series (from the API server; needs NODE_NAME).",
         "bool",
-        works=False,
     ),
     Option(
-        "kubernetes-enable-pod-uid", "", "DCGM_EXPORTER_KUBERNETES_ENABLE_POD_UID", "false", _YET, "bool", works=False
+        "kubernetes-enable-pod-uid",
+        "",
+        "DCGM_EXPORTER_KUBERNETES_ENABLE_POD_UID",
+        "false",
+        "Put pod_uid beside the pod labels (from /var/log/pods, else the API server).",
+        "bool",
     ),
     Option(
         "kubernetes-gpu-id-type",
@@ -94,8 +104,7 @@ EXPORTER_OPTIONS: tuple[Option, ...] = (
         "",
         "DCGM_EXPORTER_KUBERNETES_POD_LABEL_ALLOWLIST_REGEX",
         "",
-        _YET,
-        works=False,
+        "Comma list of regular expressions: only pod labels whose key matches one, anywhere in it. Empty: all.",
     ),
     Option(
         "devices",
@@ -153,7 +162,13 @@ EXPORTER_OPTIONS: tuple[Option, ...] = (
         "/var/lib/kubelet/pod-resources/kubelet.sock",
         "The kubelet's pod-resources socket.",
     ),
-    Option("hpc-job-mapping-dir", "", "DCGM_HPC_JOB_MAPPING_DIR", "", _YET, works=False),
+    Option(
+        "hpc-job-mapping-dir",
+        "",
+        "DCGM_HPC_JOB_MAPPING_DIR",
+        "",
+        "Directory of HPC job files (named 0, 1, 2.1 …; a job id a line): label hpc_job.",
+    ),
     Option(
         "nvidia-resource-names",
         "",
@@ -163,7 +178,14 @@ EXPORTER_OPTIONS: tuple[Option, ...] = (
         "an id that cannot be read is counted and explained too.",
     ),
     Option("kubernetes-virtual-gpus", "", "KUBERNETES_VIRTUAL_GPUS", "false", _YET, "bool", works=False),
-    Option("kubernetes-enable-dra", "", "KUBERNETES_ENABLE_DRA", "false", _YET, "bool", works=False),
+    Option(
+        "kubernetes-enable-dra",
+        "",
+        "KUBERNETES_ENABLE_DRA",
+        "false",
+        "Map GPUs given through DRA claims (ResourceSlices from the API server), with the dra_* labels.",
+        "bool",
+    ),
     Option("disable-startup-validate", "", "DISABLE_STARTUP_VALIDATE", "false", _DCGM, "bool", works=False),
     Option(
         "enable-gpu-bind-unbind-watch",
@@ -227,6 +249,16 @@ EXPORTER_OPTIONS: tuple[Option, ...] = (
         "Where figures come from: auto, nvml, or simulated[:SPEC] such as simulated:2xH100,1xH100/7x1g.10gb.",
         ours=True,
     ),
+    Option(
+        "allocation",
+        "",
+        "PODGPU_ALLOCATION",
+        "auto",
+        "Who knows the holders, the most trusted first: annotations, podlist[:PATH], kubelet, checkpoint[:PATH], "
+        "hpc[:DIR], processes. auto: with -k, each that is present on the node, in this order.",
+        ours=True,
+    ),
+    Option("kubeconfig", "", "", "", "Kubeconfig for the API server outside a cluster. Also: KUBECONFIG.", ours=True),
     Option(
         "allocation-interval",
         "",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import html
 import ipaddress
+import re
 from collections.abc import Awaitable, Callable
 
 from aiohttp import web
@@ -44,11 +45,12 @@ def metrics(agent: Agent) -> Handler:
 
 
 def _accepts_gzip(header: str) -> bool:
-    for part in header.split(","):
-        coding, _, parameter = part.strip().partition(";")
-        if coding.strip() in ("gzip", "*"):
-            return parameter.replace(" ", "") not in ("q=0", "q=0.0", "q=0.00", "q=0.000")
-    return False
+    """By RFC 9110: gzip's own weight counts, else that of *; 0 means no."""
+    weights: dict[str, bool] = {}
+    for part in header.lower().split(","):
+        coding, *parameters = (piece.strip() for piece in part.split(";"))
+        weights.setdefault(coding, not any(re.fullmatch(r"q\s*=\s*0(\.0*)?", p) for p in parameters))
+    return weights.get("gzip", weights.get("*", False))
 
 
 def probe(judge: Callable[[], tuple[bool, str]]) -> Handler:

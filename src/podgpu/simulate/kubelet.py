@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 from urllib.parse import quote
@@ -24,12 +25,31 @@ RATE_LIMITED = ("RESOURCE_EXHAUSTED", "rejected by rate limit")
 
 
 @dataclass(frozen=True, slots=True)
+class ClaimedDevice:
+    """One device of a claim. Kubelets of 1.27 to 1.30 tell nothing but the CDI names."""
+
+    driver: str = ""
+    pool: str = ""
+    device: str = ""
+    cdi_names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedClaim:
+    namespace: str
+    name: str
+    devices: tuple[ClaimedDevice, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class SimulatedPod:
     """One pod and what its containers were given. A container without devices has an empty mapping."""
 
     namespace: str
     name: str
     containers: Mapping[str, Resources]
+    claims: Mapping[str, Sequence[SimulatedClaim]] = field(default_factory=dict)
+    """Container -> the claims (DRA) it uses."""
 
 
 class SimulatedKubelet:
@@ -47,8 +67,8 @@ class SimulatedKubelet:
         """Sent instead of an answer made from `pods`."""
         self.refusal: tuple[str, str] | None = None
         """Name of a gRPC code, and a text: every call fails with it."""
-        self.calls: list[str] = []
-        """Methods called so far, as `/v1.PodResourcesLister/List`."""
+        self.calls: deque[str] = deque(maxlen=1000)
+        """Methods called lately, as `/v1.PodResourcesLister/List`."""
         self._answering = threading.Event()
         self._answering.set()
         self._server: Any = None
@@ -124,7 +144,7 @@ class SimulatedKubelet:
         return list_answer(self.pods, self.numa_nodes)
 
     def _list_v1alpha1(self) -> bytes:
-        return list_answer(self.pods, numa_nodes=())
+        return list_answer(self.pods, numa_nodes=(), with_claims=False)
 
     def _allocatable_v1(self) -> bytes:
         devices = _container_devices(self.allocatable, self.numa_nodes)
@@ -132,14 +152,32 @@ class SimulatedKubelet:
         return bytes(answer.SerializeToString())
 
 
-def list_answer(pods: Iterable[SimulatedPod], numa_nodes: Sequence[int] = (0,)) -> bytes:
-    """The bytes of a List answer. Without NUMA nodes there is no topology: so v1alpha1 has it."""
+def list_answer(pods: Iterable[SimulatedPod], numa_nodes: Sequence[int] = (0,), with_claims: bool = True) -> bytes:
+    """The bytes of a List answer. Without NUMA nodes there is no topology: so v1alpha1 has it, and no claims."""
     answer = podresources_pb2.ListPodResourcesResponse()
     for pod in pods:
         entry = answer.pod_resources.add(name=pod.name, namespace=pod.namespace)
         for container, resources in pod.containers.items():
-            entry.containers.add(name=container, devices=_container_devices(resources, numa_nodes))
+            listed = entry.containers.add(name=container, devices=_container_devices(resources, numa_nodes))
+            claims = pod.claims.get(container, ()) if with_claims else ()
+            listed.dynamic_resources.extend(_dynamic_resource(claim) for claim in claims)
     return bytes(answer.SerializeToString())
+
+
+def _dynamic_resource(claim: SimulatedClaim) -> Any:
+    """Within a claim and a driver the kubelet repeats the CDI names of the devices before each device."""
+    told = podresources_pb2.DynamicResource(claim_name=claim.name, claim_namespace=claim.namespace)
+    cdi_names: dict[str, list[str]] = {}
+    for one in claim.devices:
+        names = cdi_names.setdefault(one.driver, [])
+        names += one.cdi_names
+        told.claim_resources.add(
+            cdi_devices=[podresources_pb2.CDIDevice(name=name) for name in names],
+            driver_name=one.driver,
+            pool_name=one.pool,
+            device_name=one.device,
+        )
+    return told
 
 
 def _container_devices(resources: Resources, numa_nodes: Sequence[int]) -> Iterator[Any]:

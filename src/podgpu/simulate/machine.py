@@ -35,6 +35,11 @@ class Handle:
 
     address: int
 
+    @property
+    def _as_parameter_(self) -> ctypes.c_void_p:
+        """ctypes takes it for the pointer it stands for."""
+        return ctypes.c_void_p(self.address)
+
 
 def pointer_to(address: int, pointer_type: Any) -> Any:
     return ctypes.cast(ctypes.c_void_p(address), pointer_type)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -23,14 +24,17 @@ class XidWatch:
         self._driver = driver
         self._wall = wall
         self._stop = threading.Event()
+        self._uuids: dict[int | None, str] = {}
         self._lock = threading.Lock()
         self._events: list[XidEvent] = []
 
-    def start(self, handles: Iterable[Any]) -> None:
-        """Watch these GPUs. A GPU that cannot tell XIDs is left out; the others are watched."""
+    def start(self, handles: Mapping[str, Any]) -> None:
+        """Watch these GPUs, by UUID. A GPU that cannot tell XIDs is left out; the others are watched."""
         self.stop()
         self._stop = threading.Event()
-        threading.Thread(target=self._run, args=(list(handles), self._stop), name="xid-watch", daemon=True).start()
+        self._uuids = {_address(handle): uuid for uuid, handle in handles.items()}
+        arguments = (list(handles.values()), self._stop)
+        threading.Thread(target=self._run, args=arguments, name="xid-watch", daemon=True).start()
 
     def stop(self) -> None:
         """The thread ends within one wait; it holds the driver's `using`, so a shutdown waits for it."""
@@ -74,10 +78,15 @@ class XidWatch:
                 stop.wait(_WAIT_MS / 1000)
 
     def _note(self, data: Any) -> None:
-        uuid = self._driver.call("nvmlDeviceGetUUID", data.device)
+        uuid = self._uuids.get(_address(data.device), "unknown")  # not asked: a GPU that fell off the bus cannot say
         gi_id = data.gpuInstanceId
         key = uuid if gi_id == _NO_INSTANCE else f"{uuid}/gi{gi_id}"
         event = XidEvent(key, int(data.eventData), self._wall())
         _log.warning("XID %d on %s: %s", event.xid, key, xid_text(event.xid))
         with self._lock:
             self._events.append(event)
+
+
+def _address(handle: Any) -> int | None:
+    """NVML's handles are pointers: two objects for one GPU differ, what they point to does not."""
+    return ctypes.cast(handle, ctypes.c_void_p).value

@@ -1,0 +1,1 @@
+"""Who really uses a device: from the driver's processes to the containers they run in. Touches /proc, nothing else."""

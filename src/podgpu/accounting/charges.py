@@ -1,0 +1,222 @@
+"""What of one device's turn is whose: busy time, memory and energy. Pure; knows one turn and nothing before it.
+
+Every division leaves a rest that nobody can be charged for, so that parts and rest are the device's figure again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from functools import cached_property
+from math import lcm
+
+from podgpu.accounting.split import split
+from podgpu.model import Device, DeviceUsage, ProcessUsage
+
+Who = tuple[str, ...]
+"""A workload as the accounts know it: its names, or its job."""
+Weight = int | Fraction
+
+LONGEST_NS = 3600 * 10**9
+"""No turn is longer. What says so is a clock that jumped."""
+GPU_SLICES = 7
+"""Compute slices of a GPU in MIG mode. A30 has 4: there idle instances are charged too little, and nobody the rest."""
+
+_SLICES = re.compile(r"(\d+)g\.")
+
+
+def believed(ns: int) -> int:
+    """A length of time, or 0 where a clock jumped."""
+    return ns if 0 < ns <= LONGEST_NS else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Charge:
+    """A device's figure of one turn and what of it is charged to whom."""
+
+    whole: int | None = None
+    """None: the driver does not tell."""
+    parts: Mapping[Who, int] | None = None
+    """None: whose it is cannot be told. Who is missing from it could not be charged this time."""
+
+    @property
+    def rest(self) -> int | None:
+        return None if self.whole is None else self.whole - sum((self.parts or {}).values())
+
+
+UNKNOWN = Charge()
+
+
+@dataclass(frozen=True)
+class Scene:
+    """One device in one turn, and who is there."""
+
+    usage: DeviceUsage
+    shares: Mapping[Who, Fraction | None] = field(default_factory=dict)
+    """Of the holders; None where nobody knows it."""
+    payers: Mapping[int, Who] = field(default_factory=dict)
+    """Pid -> who is charged for that process. Nobody is for those that are missing."""
+
+    @property
+    def device(self) -> Device:
+        return self.usage.device
+
+    @cached_property
+    def window(self) -> int:
+        return believed(self.usage.window_ns)
+
+    @cached_property
+    def processes(self) -> tuple[ProcessUsage, ...] | None:
+        return processes_on(self.usage)
+
+    @cached_property
+    def people(self) -> list[Who]:
+        """Holders and users, always in the same order: ties are decided by it."""
+        return sorted(self.shares.keys() | set(self.payers.values()))
+
+
+def in_pieces(device: Device) -> bool:
+    """In MIG mode nothing runs on the GPU as such. What its instances tell would be counted twice if it told it too."""
+    return device.mig_enabled and not device.is_instance
+
+
+def processes_on(usage: DeviceUsage) -> tuple[ProcessUsage, ...] | None:
+    """None where they cannot be seen. NVML lists those of all instances on the GPU, each with its instance."""
+    if usage.processes is None or in_pieces(usage.device):
+        return None
+    return tuple(process for process in usage.processes if process.device == usage.device.key)
+
+
+# Busy time
+
+
+def charge_busy(scene: Scene) -> Charge:
+    if in_pieces(scene.device):
+        return UNKNOWN
+    told = scene.usage.busy_ns
+    busy = None if told is None else min(max(told, 0), scene.window)
+    if scene.processes is None:
+        return Charge(busy)
+    if scene.usage.process_busy_ns is not None:
+        return _by_process(scene, scene.usage.process_busy_ns, busy)
+    if busy is not None and scene.device.is_instance and len(scene.shares) == 1 and len(scene.people) == 1:
+        return Charge(busy, {scene.people[0]: busy})
+    return Charge(busy)
+
+
+def _by_process(scene: Scene, process_busy: Mapping[int, int], told: int | None) -> Charge:
+    """The driver's figure, unless its processes' own come to more: then their sum, within the window."""
+    parts, strangers = dict.fromkeys(scene.people, 0), 0
+    for pid, ns in process_busy.items():
+        who = scene.payers.get(pid)
+        if who is None:
+            strangers += max(ns, 0)
+        else:
+            parts[who] += max(ns, 0)
+    together = sum(parts.values()) + strangers
+    if told is not None and together <= told:
+        return Charge(told, parts)
+    if together <= scene.window:
+        return Charge(together, parts)
+    return _divide(scene.window, parts, strangers)
+
+
+# Memory
+
+
+def charge_memory(scene: Scene) -> Charge:
+    """Where the people's own comes to more than the device's figure, theirs is the figure."""
+    if in_pieces(scene.device):
+        return UNKNOWN
+    told = scene.usage.memory_used
+    if scene.processes is None:
+        return Charge(told)
+    parts = dict.fromkeys(scene.people, 0)
+    for process in scene.processes:
+        who = scene.payers.get(process.pid)
+        if who is None or who not in parts:
+            continue
+        if process.memory is None:
+            del parts[who]  # the sum of the others would be taken for all of it
+        else:
+            parts[who] += process.memory
+    return Charge(told if told is None else max(told, sum(parts.values())), parts)
+
+
+def count_processes(scene: Scene) -> Mapping[Who, int] | None:
+    if scene.processes is None:
+        return None
+    counts = dict.fromkeys(scene.people, 0)
+    for process in scene.processes:
+        if process.pid in scene.payers:
+            counts[scene.payers[process.pid]] += 1
+    return counts
+
+
+# Energy
+
+
+def charge_energy(scene: Scene, busy: Charge) -> Charge:
+    """By busy time; by share when nobody ran. MIG instances have none of their own: see `charge_mig_energy`."""
+    energy = None if scene.device.is_instance else scene.usage.energy_mj
+    if energy is None or busy.parts is None:
+        return Charge(energy)
+    return _divide(energy, *_weights(scene, busy, ran=bool(busy.whole)))
+
+
+def charge_mig_energy(gpu: DeviceUsage, instances: Mapping[str, tuple[Scene, Charge]]) -> Charge:
+    """The GPU's energy among the people of its instances (by key, with their busy time), whom it calls (key, *who).
+
+    By busy time and size; by share and size when nobody ran. What an instance with several holders used is in the
+    rest. If one instance cannot tell its busy time, nobody else's part can be told either.
+    """
+    ran = any(busy.whole for _, busy in instances.values())
+    slices = {key: parse_slices(scene.device.profile) for key, (scene, _) in instances.items()}
+    told = all(slices.values()) and all(_tells(scene, busy, ran) for scene, busy in instances.values())
+    if gpu.energy_mj is None or not told:
+        return Charge(gpu.energy_mj)
+    parts: dict[Who, Weight] = {}
+    rest: Weight = 0 if ran else max(0, GPU_SLICES - sum(slices.values()))
+    for key, (scene, busy) in sorted(instances.items()):
+        weights, left = _weights(scene, busy, ran)
+        parts |= {(key, *who): weight * slices[key] for who, weight in weights.items()}
+        rest += left * slices[key]
+    return _divide(gpu.energy_mj, parts, rest)
+
+
+def _tells(scene: Scene, busy: Charge, ran: bool) -> bool:
+    """Where others ran, an instance without a window says nothing by being at 0."""
+    return busy.whole is not None and (scene.window > 0 or not ran)
+
+
+def parse_slices(profile: str) -> int:
+    """Compute slices of a MIG profile such as 1g.10gb; 0 when it does not say."""
+    match = _SLICES.match(profile)
+    return int(match[1]) if match else 0
+
+
+def _weights(scene: Scene, busy: Charge, ran: bool) -> tuple[Mapping[Who, Weight], Weight]:
+    """What each is to pay in proportion, and what nobody is."""
+    if busy.parts is None:
+        return {}, (busy.whole or 0) if ran else 1
+    return (busy.parts, busy.rest or 0) if ran else _idle_weights(scene)
+
+
+def _idle_weights(scene: Scene) -> tuple[Mapping[Who, Weight], Weight]:
+    """By share, 1 in all; for what nobody is known to hold nobody pays. Without a window, nobody for anything.
+
+    A sole holder has all of the device. Of several, who has no known share pays nothing.
+    """
+    fallback = Fraction(1 if len(scene.shares) == 1 else 0)
+    shares = {who: fallback if share is None else share for who, share in scene.shares.items()} if scene.window else {}
+    given = sum(shares.values(), start=Fraction(0))
+    return {who: shares.get(who, 0) / max(given, Fraction(1)) for who in scene.people}, max(1 - given, Fraction(0))
+
+
+def _divide(whole: int, weights: Mapping[Who, Weight], rest: Weight) -> Charge:
+    """Ties go by the order of the weights; nobody pays for `rest`."""
+    unit = lcm(rest.denominator, *(weight.denominator for weight in weights.values()))
+    *parts, _ = split(whole, [int(weight * unit) for weight in (*weights.values(), rest)])
+    return Charge(whole, dict(zip(weights, parts, strict=True)))

@@ -1,0 +1,137 @@
+"""Which container a pid runs in, now: reads /proc, remembers what it read for as long as the process lives.
+
+A pid is only a number that is given again: with the moment it started, it is one process.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal
+
+from podgpu.accounting.cgroup import parse_cgroup
+from podgpu.model import Workload
+
+MOST_REMEMBERED = 4096
+"""Processes. More than run on the GPUs of any node; past it the one remembered longest is asked about again."""
+FRESH_SECONDS = 30.0
+"""A living process can be moved to another cgroup: after this long it is looked up again."""
+
+_HOST_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO: the first PID namespace has this inode on every Linux
+_STARTED = 22  # field of /proc/<pid>/stat: clock ticks from boot to the process's start
+_LONGEST = 64 * 1024
+_NOBODY = Workload()
+
+Sight = Literal["found", "not_in_container", "gone", "not_permitted", "unreadable"]
+
+
+@dataclass(frozen=True, slots=True)
+class Whereabouts:
+    """What could be seen of one process."""
+
+    sight: Sight
+    workload: Workload = _NOBODY
+    """The container (`uid` and `container_id`) when it was found."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    started: int
+    read_at: float
+    whereabouts: Whereabouts
+
+
+class ContainerFinder:
+    """Any thread may ask. `proc` is where the host's /proc is."""
+
+    def __init__(self, proc: str = "/proc", clock: Callable[[], float] = time.monotonic) -> None:
+        self.proc = proc
+        self._clock = clock
+        self._known: dict[int, _Known] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def remembered(self) -> int:
+        return len(self._known)
+
+    def find(self, pid: int) -> Whereabouts:
+        """A process that ends while it is read is gone; one that took over its pid is never taken for it."""
+        try:
+            with _open_folder(f"{self.proc}/{pid}") as folder:
+                return self._look(pid, folder)
+        except (FileNotFoundError, ProcessLookupError):
+            return Whereabouts("gone")
+        except PermissionError:
+            return Whereabouts("not_permitted")
+        except (OSError, ValueError):
+            return Whereabouts("unreadable")
+
+    def forget_others(self, pids: Collection[int]) -> None:
+        """Drop what is known of all processes but these."""
+        with self._lock:
+            for pid in self._known.keys() - set(pids):
+                del self._known[pid]
+
+    def _look(self, pid: int, folder: int) -> Whereabouts:
+        started, now = parse_started(_read(folder, "stat")), self._clock()
+        known = self._known.get(pid)
+        if known is not None and known.started == started and now - known.read_at < FRESH_SECONDS:
+            return known.whereabouts
+        whereabouts = locate(_read(folder, "cgroup").decode(errors="replace"))
+        self._remember(pid, _Known(started, now, whereabouts))
+        return whereabouts
+
+    def _remember(self, pid: int, known: _Known) -> None:
+        with self._lock:
+            self._known.pop(pid, None)  # so that it goes to the end of the line
+            self._known[pid] = known
+            if len(self._known) > MOST_REMEMBERED:
+                del self._known[next(iter(self._known))]
+
+
+def locate(cgroup: str) -> Whereabouts:
+    """Where a process with this cgroup file is."""
+    ref = parse_cgroup(cgroup)
+    if ref is None:
+        return Whereabouts("not_in_container")
+    return Whereabouts("found", Workload(uid=ref.uid, container_id=ref.container_id))
+
+
+def parse_started(stat: bytes) -> int:
+    """When the process started, from /proc/<pid>/stat. Raises ValueError for anything else."""
+    # The second field is the program's name in parentheses, and may itself have spaces and parentheses.
+    _, parenthesis, rest = stat.rpartition(b")")
+    fields = rest.split()
+    if not parenthesis or len(fields) <= _STARTED - 3:
+        raise ValueError("not a process's stat")
+    return int(fields[_STARTED - 3])
+
+
+def in_host_pid_namespace(proc: str = "/proc") -> bool | None:
+    """False means that the driver shows no processes, whatever runs. None: it cannot be told."""
+    try:
+        return os.readlink(f"{proc}/self/ns/pid") == _HOST_PID_NAMESPACE
+    except OSError:
+        return None
+
+
+@contextmanager
+def _open_folder(path: str) -> Iterator[int]:
+    """An open /proc/<pid> stays that process's: once it ended, reading in it fails, whoever has the pid then."""
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield folder
+    finally:
+        os.close(folder)
+
+
+def _read(folder: int, name: str) -> bytes:
+    file = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=folder)
+    try:
+        return os.read(file, _LONGEST)
+    finally:
+        os.close(file)

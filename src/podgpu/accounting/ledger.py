@@ -1,0 +1,204 @@
+"""Who used how much of which device since podgpu started: integrates turn after turn, in whole ns, mJ and bytes. Pure.
+
+In every turn, what the accounts of a device are charged and what nobody could be is the device's own figure, to the
+last unit. One thread at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cache
+
+from podgpu.accounting.accounts import Account, DeviceBook, Entry, NamespaceBook
+from podgpu.accounting.charges import (
+    UNKNOWN,
+    Charge,
+    Scene,
+    Who,
+    believed,
+    charge_busy,
+    charge_energy,
+    charge_memory,
+    charge_mig_energy,
+    count_processes,
+    in_pieces,
+    processes_on,
+)
+from podgpu.accounting.presence import Holding, differ, holdings_of, presence_of
+from podgpu.model import Assignment, DeviceUsage, Usage, Workload, physical
+
+Owner = Callable[[int], Workload | None]
+"""Pid -> its container with all its names; None when it is in none, or nobody knows."""
+
+
+@dataclass(slots=True)
+class _Turn:
+    """One device in this turn. Without a scene it did not answer."""
+
+    shares: Mapping[Who, Fraction | None]
+    scene: Scene | None = None
+    busy: Charge = UNKNOWN
+    energy: Charge = UNKNOWN
+    memory: Charge = UNKNOWN
+    processes: Mapping[Who, int] | None = None
+    seen_into: bool = False
+    """Whether processes could be seen, on the device or on an instance of it."""
+
+    @property
+    def window(self) -> int:
+        return self.scene.window if self.scene else 0
+
+
+class Ledger:
+    def __init__(self) -> None:
+        self._accounts: dict[str, dict[Who, Account]] = {}
+        self._devices: dict[str, DeviceBook] = {}
+        self._namespaces: dict[tuple[str, str], NamespaceBook] = {}
+        self.memory_excess = 0
+        """How often a device's containers used more memory than the device said was used."""
+
+    def charge(
+        self, usages: Sequence[DeviceUsage], assignments: Sequence[Assignment], owner: Owner, elapsed_ns: int
+    ) -> None:
+        """Enters one turn: `elapsed_ns` is the time since the last, as our own monotonic clock has it."""
+        told = {usage.device.key: usage for usage in usages}
+        held = holdings_of(assignments)
+        ask = cache(owner)
+        turns = {
+            key: self._meet(key, told.get(key), held.get(key, {}), ask)
+            for key in told.keys() | held.keys() | self._accounts.keys()
+        }
+        self._divide_mig_energy(turns)
+        for key, turn in turns.items():
+            self._enter_people(key, turn, believed(elapsed_ns))
+            self._enter_device(key, turn)
+
+    def statement(self) -> Usage:
+        return Usage(
+            tuple(
+                account.statement(key)
+                for key, people in sorted(self._accounts.items())
+                for _, account in sorted(people.items())
+            ),
+            tuple(book.statement(key) for key, book in sorted(self._devices.items())),
+            tuple(book.statement(*name) for name, book in sorted(self._namespaces.items())),
+        )
+
+    def forget_devices(self, keys: Collection[str]) -> None:
+        """Drops devices that are no more, MIG instances with their GPU. Namespaces keep what was used of them."""
+        for books in (self._accounts, self._devices):
+            for key in [key for key in books if key in keys or physical(key) in keys]:
+                del books[key]
+
+    # Who is there
+
+    def _meet(self, key: str, usage: DeviceUsage | None, holders: Mapping[Who, Holding], ask: Owner) -> _Turn:
+        """Opens and closes accounts, and divides what the device tells among them."""
+        known = {who: account.workload for who, account in self._accounts.get(key, {}).items()}
+        users = _users_of(usage, ask)
+        presence = presence_of(holders, users or {}, known)
+        shares = {who: holding.share for who, holding in holders.items()}
+        self._open_and_close(key, presence.workloads, None if users is None else set(presence.payers.values()))
+        if usage is None:
+            return _Turn(shares)
+        self._devices.setdefault(key, DeviceBook(usage.device.model))
+        return _divide(Scene(usage, shares, presence.payers))
+
+    def _open_and_close(self, key: str, present: Mapping[Who, Workload], users: set[Who] | None) -> None:
+        """Where processes cannot be seen (`users` is None) who was at work is taken to be still."""
+        before, now = self._accounts.pop(key, {}), dict[Who, Account]()
+        for who, workload in present.items():
+            account = before.pop(who, None)
+            if account is None or differ(account.workload, workload):
+                account = Account(workload)
+            account.workload = workload
+            now[who] = account
+        if users is None:
+            now |= {who: account for who, account in before.items() if account.using}
+        else:
+            for who, account in now.items():
+                account.using = who in users
+        if now:
+            self._accounts[key] = now
+
+    # What they pay
+
+    def _divide_mig_energy(self, turns: Mapping[str, _Turn]) -> None:
+        for gpu, turn in turns.items():
+            if turn.scene is None or not in_pieces(turn.scene.device):
+                continue
+            instances = {key: other for key, other in turns.items() if key != gpu and physical(key) == gpu}
+            turn.seen_into = any(other.seen_into for other in instances.values())
+            met = {key: (other.scene, other.busy) for key, other in instances.items() if other.scene is not None}
+            if len(met) < len(instances):
+                continue  # what the silent one used nobody knows: all of it stays on the GPU
+            turn.energy = charge_mig_energy(turn.scene.usage, met)
+            for key, other in instances.items():
+                other.energy = _part_of(turn.energy, key)
+
+    def _enter_people(self, key: str, turn: _Turn, elapsed: int) -> None:
+        for who, account in self._accounts.get(key, {}).items():
+            entry = _entry(who, account, turn, elapsed)
+            account.add(entry)
+            account.utilization = entry.busy_ns / turn.window if entry.busy_ns is not None and turn.window else None
+            account.memory = (turn.memory.parts or {}).get(who)
+            account.processes = (turn.processes or {}).get(who)
+            if account.workload.namespace:
+                self._namespace(account.workload.namespace, key).add(entry)
+
+    def _namespace(self, namespace: str, key: str) -> NamespaceBook:
+        """A device that never answered has no model yet."""
+        model = self._devices[key].model if key in self._devices else ""
+        return self._namespaces.setdefault((namespace, model), NamespaceBook())
+
+    def _enter_device(self, key: str, turn: _Turn) -> None:
+        book = self._devices.get(key)
+        if book is None:
+            return
+        book.add(turn.busy, turn.energy)
+        book.memory = turn.memory
+        book.seen_into |= turn.seen_into
+        told = turn.scene.usage.memory_used if turn.scene else None
+        if told is not None and sum((turn.memory.parts or {}).values()) > told:
+            self.memory_excess += 1
+
+
+def _users_of(usage: DeviceUsage | None, ask: Owner) -> dict[int, Workload] | None:
+    """Containers by pid, of the processes that are and of those that ran within the window; None: cannot be seen."""
+    processes = None if usage is None else processes_on(usage)
+    if usage is None or processes is None:
+        return None
+    ran = {pid for pid, ns in (usage.process_busy_ns or {}).items() if ns > 0}
+    owners = {pid: ask(pid) for pid in ran.union(process.pid for process in processes)}
+    return {pid: workload for pid, workload in owners.items() if workload is not None}
+
+
+def _divide(scene: Scene) -> _Turn:
+    busy = charge_busy(scene)
+    return _Turn(
+        scene.shares,
+        scene,
+        busy,
+        charge_energy(scene, busy),
+        charge_memory(scene),
+        count_processes(scene),
+        scene.processes is not None,
+    )
+
+
+def _part_of(energy: Charge, instance: str) -> Charge:
+    """What of a GPU's energy is paid on one of its instances."""
+    if energy.parts is None:
+        return UNKNOWN
+    return Charge(parts={who[1:]: part for who, part in energy.parts.items() if who[0] == instance})
+
+
+def _entry(who: Who, account: Account, turn: _Turn, elapsed: int) -> Entry:
+    share = turn.shares.get(who)
+    busy = (turn.busy.parts or {}).get(who)
+    idle = None if busy is None or who not in turn.shares else elapsed if busy == 0 and turn.window else 0
+    return Entry(
+        None if share is None else account.allocate(share, elapsed), busy, idle, (turn.energy.parts or {}).get(who)
+    )

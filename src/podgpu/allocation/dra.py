@@ -1,0 +1,226 @@
+"""GPUs held through ResourceClaims (DRA): the kubelet says who holds which claim, ResourceSlices which GPU that is.
+
+Reads what others brought: the kubelet's decoded answer, and slices from a feed that somebody else keeps up to date.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from podgpu.allocation.holdings import in_order, parse_id
+from podgpu.allocation.kubelet import SOURCE
+from podgpu.device_ids import DeviceIndex
+from podgpu.kube.resource_slices import NVIDIA_DRIVER, PoolSlice, SliceDevice, current_devices
+from podgpu.model import Allocation, Assignment, Device, Unmapped, Workload
+
+Attributes = tuple[tuple[str, str], ...]
+Pools = Mapping[str, Mapping[str, SliceDevice]]
+"""Pool -> device name -> device."""
+
+_UUID = re.compile(r"(?<!MIG-)(?:GPU|MIG)-[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
+
+
+class SliceFeed(Protocol):
+    """`kube.watch.Watcher` with `parse_slice`; whoever made it closes it."""
+
+    def items(self) -> tuple[PoolSlice, ...]:
+        """The same tuple until something changes."""
+        ...
+
+    @property
+    def synced(self) -> bool: ...
+
+
+class DraClaims:
+    """Turns the claims in a kubelet's answer into assignments."""
+
+    def __init__(self, feed: SliceFeed, driver: str = NVIDIA_DRIVER) -> None:
+        self.feed = feed
+        self.driver = driver
+        self._seen: tuple[PoolSlice, ...] = ()
+        self._pools: Pools = {}
+
+    def held(self, response: Any, devices: Sequence[Device]) -> Allocation:
+        """Who holds which of the devices through a claim, from a decoded List answer. Never waits."""
+        claimed = list(parse_claims(response, self.driver))
+        return map_claims(claimed, self._known_pools() if self.feed.synced else None, devices)
+
+    def _known_pools(self) -> Pools:
+        slices = self.feed.items()
+        if slices is not self._seen:
+            current = current_devices(one for one in slices if one.driver == self.driver)
+            self._pools = {pool: {one.name: one for one in found} for (_, pool), found in current.items()}
+            self._seen = slices
+        return self._pools
+
+
+class Claimed(NamedTuple):
+    """One device of one claim in one container's hands, as the kubelet names it."""
+
+    holder: Workload
+    namespace: str
+    claim: str
+    driver: str = ""
+    pool: str = ""
+    device: str = ""
+    cdi_name: str = ""
+    """Where pool and device are not told: by kubelets of 1.27 to 1.30."""
+
+    def unmapped(self, reason: str) -> Unmapped:
+        text = self.cdi_name or f"{self.driver}/{self.pool}/{self.device}"
+        return Unmapped(SOURCE, reason, text, f"claim {self.namespace}/{self.claim}", self.holder)
+
+
+def parse_claims(response: Any, driver: str = NVIDIA_DRIVER) -> Iterator[Claimed]:
+    """The driver's devices in a decoded List answer."""
+    for pod in response.pod_resources:
+        for container in pod.containers:
+            holder = Workload(pod.namespace, pod.name, container.name)
+            for claim in container.dynamic_resources:
+                whose = holder, claim.claim_namespace, claim.claim_name
+                for one in claim.claim_resources:
+                    claimed = Claimed(*whose, one.driver_name, one.pool_name, one.device_name)
+                    if claimed.driver == driver and claimed.pool and claimed.device:
+                        yield claimed
+                    elif claimed.driver in ("", driver):
+                        yield from _parse_cdi_names(claimed, [cdi.name for cdi in one.cdi_devices])
+
+
+def _parse_cdi_names(claimed: Claimed, names: Sequence[str]) -> Iterator[Claimed]:
+    """Names with a UUID in them, else one that says at least that a GPU is held.
+
+    The kubelet repeats the names of the claim's earlier devices; a container holds all of them, so that does no harm.
+    """
+    telling = [name for name in names if _UUID.search(name)]
+    if not telling:
+        telling = [name for name in names if _is_gpu_kind(name)][:1] or ([""] if claimed.driver else [])
+    for name in telling:
+        yield claimed._replace(pool="", device="", cdi_name=name)
+
+
+def _is_gpu_kind(cdi_name: str) -> bool:
+    """`nvidia.com/gpu=0`, `k8s.gpu.nvidia.com/claim=…`; not the channels of `k8s.compute-domain.nvidia.com`."""
+    kind = cdi_name.partition("=")[0]
+    vendor = kind.partition("/")[0]
+    return kind == "nvidia.com/gpu" or (vendor.endswith(".nvidia.com") and "gpu" in vendor.split("."))
+
+
+class Found(NamedTuple):
+    device: Device
+    attributes: Attributes
+
+
+def map_claims(claimed: Sequence[Claimed], pools: Pools | None, devices: Sequence[Device]) -> Allocation:
+    """Who holds which of the devices. `pools` is None while the slices are not known yet.
+
+    A holder holds a device once, be it through several claims: the first of them, by name, gives the labels.
+    """
+    resolver = _Resolver(claimed, pools, devices)
+    held: dict[tuple[str, Workload], Attributes] = {}
+    unmapped: set[Unmapped] = set()
+    for one in claimed:
+        found = resolver.find(one)
+        if isinstance(found, str):
+            unmapped.add(one.unmapped(found))
+            continue
+        key = found.device.key, one.holder
+        held[key] = min(found.attributes, held.get(key, found.attributes))
+    return in_order(
+        (Assignment(key, holder, SOURCE, attributes=attributes) for (key, holder), attributes in held.items()),
+        unmapped,
+    )
+
+
+class _Resolver:
+    """From the names of a claimed device to the device, or to the reason (a word) why there is none."""
+
+    def __init__(self, claimed: Iterable[Claimed], pools: Pools | None, devices: Sequence[Device]) -> None:
+        self._pools = pools
+        self._index = DeviceIndex(devices)
+        self._instances: dict[tuple[str, str], list[Device]] = defaultdict(list)
+        """(parent, profile) -> GPU instances there are."""
+        for device in devices:
+            if device.is_instance:
+                self._instances[device.uuid.lower(), device.profile].append(device)
+        self._wanted: dict[tuple[str, str], set[SliceDevice]] = defaultdict(set)
+        """(parent, profile) -> MIG devices in somebody's hands whose UUID is not published."""
+        for one in claimed:
+            offered = self._offered(one)
+            if isinstance(offered, SliceDevice) and not offered.uuid:
+                self._wanted[_layout(offered)].add(offered)
+
+    def find(self, one: Claimed) -> Found | str:
+        if not one.device:
+            return self._find_by_cdi_name(one)
+        offered = self._offered(one)
+        if isinstance(offered, str):
+            return offered
+        device = self._find_by_uuid(offered.uuid) if offered.uuid else self._find_instance(offered)
+        if isinstance(device, str):
+            return device
+        if offered.type != "mig":
+            return Found(device, _attributes(one))
+        return Found(device, _attributes(one, offered.uuid or _only_mig_uuid(device), offered.profile))
+
+    def _offered(self, one: Claimed) -> SliceDevice | str:
+        if self._pools is None:
+            return "slices_not_synced"
+        pool = self._pools.get(one.pool)
+        if pool is None:
+            return "unknown_pool"
+        return pool.get(one.device) or "unknown_claim_device"
+
+    def _find_by_uuid(self, uuid: str) -> Device | str:
+        device_id = parse_id(uuid) if uuid.startswith(("GPU-", "MIG-")) else None
+        found = self._index.find(device_id) if device_id is not None else ()
+        return found[0] if found else "unknown_device"
+
+    def _find_instance(self, offered: SliceDevice) -> Device | str:
+        """A MIG device made when it was claimed: its slice tells parent, profile and placement, but no UUID.
+
+        Which instance that became is certain only where there is one such instance and one such device is held.
+        """
+        if offered.type != "mig" or not offered.parent_uuid or not offered.profile:
+            return "claim_device_without_uuid"
+        instances = self._instances.get(_layout(offered), [])
+        if not instances:
+            return "unknown_device"
+        if len(instances) > 1 or len(self._wanted[_layout(offered)]) > 1:
+            return "ambiguous_mig_device"
+        return instances[0]
+
+    def _find_by_cdi_name(self, one: Claimed) -> Found | str:
+        uuid = _UUID.search(one.cdi_name)
+        if uuid is None:
+            return "claim_without_device_name"
+        device = self._find_by_uuid(uuid[0])
+        if isinstance(device, str):
+            return device
+        if not device.is_instance:
+            return Found(device, _attributes(one))
+        return Found(device, _attributes(one, uuid[0], device.profile))
+
+
+def _layout(offered: SliceDevice) -> tuple[str, str]:
+    return offered.parent_uuid.lower(), offered.profile
+
+
+def _only_mig_uuid(device: Device) -> str:
+    return device.mig_uuids[0] if len(device.mig_uuids) == 1 else ""
+
+
+def _attributes(one: Claimed, mig_uuid: str = "", profile: str = "") -> Attributes:
+    """dcgm-exporter's labels, in its order; without those that are not known."""
+    labels = (
+        ("dra_claim_name", one.claim),
+        ("dra_claim_namespace", one.namespace),
+        ("dra_device_name", one.device),
+        ("dra_driver_name", one.driver),
+        ("dra_mig_device_uuid", mig_uuid),
+        ("dra_mig_profile", profile),
+        ("dra_pool_name", one.pool),
+    )
+    return tuple((name, value) for name, value in labels if value)

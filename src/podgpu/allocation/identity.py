@@ -1,0 +1,266 @@
+"""Who is who on this node, from the names of its log files: uids, pod names and container ids, without the API server.
+
+No source knows all parts of a workload. What is known for sure is filled in here; nothing is guessed, and parts that
+contradict each other are refused. Reads names in two directories, and no file.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import Generic, TypeVar
+
+from podgpu.errors import SourceError
+from podgpu.files import SETTLED_NS, explain
+from podgpu.kube.pods import PodRecord
+from podgpu.model import Workload
+
+PODS_DIR = "/var/log/pods"
+CONTAINERS_DIR = "/var/log/containers"
+MOST_ENTRIES = 50_000
+PARTS = ("namespace", "pod", "container", "uid", "container_id")
+
+K = TypeVar("K")
+T = TypeVar("T")
+
+# Kubernetes' names are lower-case letters, digits, dashes and (of pods) dots: an underscore can only be a separator.
+_POD_DIRECTORY = re.compile(r"(?P<namespace>[a-z0-9-]+)_(?P<pod>[a-z0-9.-]+)_(?P<uid>[A-Za-z0-9-]+)", re.ASCII)
+_CONTAINER_LOG = re.compile(
+    r"(?P<pod>[a-z0-9.-]+)_(?P<namespace>[a-z0-9-]+)_(?P<container>[a-z0-9-]+)-(?P<container_id>[0-9a-f]{64})\.log",
+    re.ASCII,
+)
+
+
+class Contradiction(SourceError):
+    """Parts of a workload that cannot belong together."""
+
+    def __init__(self, workload: Workload, what: str) -> None:
+        said = ", ".join(f"{part} {getattr(workload, part)}" for part in PARTS if getattr(workload, part))
+        super().__init__("identity_conflict", f"two sources disagree ({said}; but {what}): it is given to nobody")
+
+
+def parse_pod_directory(name: str) -> Workload | None:
+    """`<namespace>_<pod>_<uid>`, under /var/log/pods. A static pod's uid is a hash without dashes."""
+    match = _POD_DIRECTORY.fullmatch(name)
+    return None if match is None else Workload(**match.groupdict())
+
+
+def parse_container_log(name: str) -> Workload | None:
+    """`<pod>_<namespace>_<container>-<id>.log`, in /var/log/containers.
+
+    The kubelet cuts names at 255 bytes, and the id with them: such a name says nothing.
+    """
+    match = _CONTAINER_LOG.fullmatch(name)
+    return None if match is None else Workload(**match.groupdict())
+
+
+# What is known
+
+
+@dataclass(frozen=True, slots=True)
+class Identities:
+    """Workloads whose parts are known to belong together."""
+
+    pods: frozenset[Workload] = frozenset()
+    """Namespace, pod and uid. There may be two of one name: logs of a pod that was made anew stay for a while."""
+    containers: frozenset[Workload] = frozenset()
+    """Namespace, pod, container and container id. There may be two of one name: a container that was restarted."""
+    stated: frozenset[Workload] = frozenset()
+    """What the API server says: the pods that are, with or without a container and its present id."""
+    problems: tuple[SourceError, ...] = field(default=(), compare=False)
+    """Why something is not known that could be."""
+    _index: _Index = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_index", _Index.of(self.pods, self.containers, self.stated))
+
+    def with_pods(self, records: Iterable[PodRecord]) -> Identities:
+        """These, and what the API server says."""
+        said = frozenset(one for record in records for one in _stated(record))
+        return replace(self, stated=self.stated | said)
+
+    def complete(self, workload: Workload) -> Workload:
+        """The workload with every part that is known for sure. Raises Contradiction; changes no part it has."""
+        while True:
+            before = workload
+            for step in (self._by_container_id, self._by_uid, self._find_uid, self._find_container_id):
+                workload = step(workload)
+            if workload == before:  # a part found by one step may be what another needs
+                return workload
+
+    def _by_container_id(self, workload: Workload) -> Workload:
+        return _agree(workload, self._index.owners.get(workload.container_id, frozenset()))
+
+    def _by_uid(self, workload: Workload) -> Workload:
+        return _agree(workload, self._index.names.get(workload.uid, frozenset()))
+
+    def _find_uid(self, workload: Workload) -> Workload:
+        if workload.uid or not (workload.namespace and workload.pod):
+            return workload
+        name = workload.namespace, workload.pod
+        uids = self._index.uids.get(name, frozenset())
+        if len(uids) > 1 and not workload.container_id:
+            # Whose container it is would not be said by knowing which pod lives: the id may be the old pod's.
+            uids = self._index.living.get(name, frozenset())
+        return replace(workload, uid=_only(uids))
+
+    def _find_container_id(self, workload: Workload) -> Workload:
+        if workload.container_id or not (workload.namespace and workload.pod and workload.container):
+            return workload
+        name = workload.namespace, workload.pod
+        logged = self._index.logged.get((*name, workload.container), frozenset())
+        stated = self._index.present.get((*name, workload.uid, workload.container), frozenset())
+        if stated:
+            # One that has no log while others have one is of yesterday.
+            return replace(workload, container_id=_only(stated if stated <= logged or not logged else frozenset()))
+        if not self._index.uids.get(name, frozenset()) <= {workload.uid}:
+            return workload  # the log may be of another pod of that name
+        fitting = frozenset(one for one in logged if any(_fits(workload, owner) for owner in self._index.owners[one]))
+        return replace(workload, container_id=_only(fitting))
+
+
+@dataclass(frozen=True, slots=True)
+class _Index:
+    owners: Mapping[str, frozenset[Workload]]
+    """Container id -> whose it is."""
+    names: Mapping[str, frozenset[Workload]]
+    """Uid -> which pod's it is."""
+    uids: Mapping[tuple[str, str], frozenset[str]]
+    living: Mapping[tuple[str, str], frozenset[str]]
+    logged: Mapping[tuple[str, str, str], frozenset[str]]
+    present: Mapping[tuple[str, str, str, str], frozenset[str]]
+    """Namespace, pod, uid and container -> container id, as the API server has it."""
+
+    @classmethod
+    def of(cls, pods: frozenset[Workload], containers: frozenset[Workload], stated: frozenset[Workload]) -> _Index:
+        # A log of a container that the API server tells of as well says less: no uid.
+        told = {one.container_id for one in stated}
+        owned = [one for one in containers if one.container_id not in told] + [
+            one for one in stated if one.container_id
+        ]
+        return cls(
+            owners=_group((one.container_id, one) for one in owned),
+            names=_group((one.uid, Workload(one.namespace, one.pod, uid=one.uid)) for one in pods | stated),
+            uids=_group(((one.namespace, one.pod), one.uid) for one in pods | stated),
+            living=_group(((one.namespace, one.pod), one.uid) for one in stated),
+            logged=_group(((one.namespace, one.pod, one.container), one.container_id) for one in containers),
+            present=_group(
+                ((one.namespace, one.pod, one.uid, one.container), one.container_id)
+                for one in stated
+                if one.container_id
+            ),
+        )
+
+
+def _group(pairs: Iterable[tuple[K, T]]) -> dict[K, frozenset[T]]:
+    groups: dict[K, set[T]] = defaultdict(set)
+    for key, value in pairs:
+        groups[key].add(value)
+    return {key: frozenset(values) for key, values in groups.items()}
+
+
+def _only(values: frozenset[str]) -> str:
+    return next(iter(values)) if len(values) == 1 else ""
+
+
+def _agree(workload: Workload, known: frozenset[Workload]) -> Workload:
+    """The parts in which all that may be meant are the same."""
+    if not known:
+        return workload
+    meant = [one for one in known if _fits(workload, one)]
+    if not meant:
+        other = min(known, key=lambda one: (one.namespace, one.pod, one.container, one.uid))
+        who = "/".join(part for part in (other.namespace, other.pod, other.container) if part)
+        what = f"container id {other.container_id[:12]}" if other.container_id else f"uid {other.uid}"
+        raise Contradiction(workload, f"{what} is known to be of {who}{f' ({other.uid})' if other.uid else ''}")
+    found = {part: _only(frozenset(getattr(one, part) for one in meant)) for part in PARTS}
+    return replace(workload, **{part: text for part, text in found.items() if text})
+
+
+def _fits(workload: Workload, known: Workload) -> bool:
+    pairs = ((getattr(workload, part), getattr(known, part)) for part in PARTS)
+    return all(not one or not other or one == other for one, other in pairs)
+
+
+def _stated(record: PodRecord) -> Iterable[Workload]:
+    yield Workload(record.namespace, record.name, uid=record.uid)
+    for one in (*record.init_containers, *record.containers):
+        if one.container_id:
+            yield Workload(record.namespace, record.name, one.name, record.uid, one.container_id)
+
+
+# Reading names
+
+
+class IdentityReader:
+    """Lists a directory again only after its names changed; the same object comes back while nothing did."""
+
+    def __init__(
+        self,
+        pods_dir: str = PODS_DIR,
+        containers_dir: str = CONTAINERS_DIR,
+        clock: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self._pods = _Directory(pods_dir, parse_pod_directory, clock)
+        self._containers = _Directory(containers_dir, parse_container_log, clock)
+        self._last = Identities()
+
+    def read(self) -> Identities:
+        """What the names say now. A directory that cannot be read is one of no names, and a problem."""
+        parts = self._pods.read(), self._containers.read()
+        problems = tuple(one for one in parts if isinstance(one, SourceError))
+        pods, containers = (frozenset[Workload]() if isinstance(one, SourceError) else one for one in parts)
+        last = self._last
+        if (pods, containers, _sentences(problems)) != (last.pods, last.containers, _sentences(last.problems)):
+            self._last = Identities(pods, containers, problems=problems)
+        return self._last
+
+
+def read_identities(pods_dir: str = PODS_DIR, containers_dir: str = CONTAINERS_DIR) -> Identities:
+    """One reading. To read again and again, keep an `IdentityReader`."""
+    return IdentityReader(pods_dir, containers_dir).read()
+
+
+def _sentences(problems: Iterable[SourceError]) -> list[str]:
+    return [str(one) for one in problems]
+
+
+class _Directory(Generic[T]):
+    def __init__(self, path: str, parse: Callable[[str], T | None], clock: Callable[[], int]) -> None:
+        self._path = path
+        self._parse = parse
+        self._clock = clock
+        self._kept: tuple[tuple[int, ...], frozenset[T]] | None = None
+
+    def read(self) -> frozenset[T] | SourceError:
+        try:
+            now, found = self._clock(), os.stat(self._path)
+            identity = found.st_dev, found.st_ino, found.st_mtime_ns
+            if self._kept is not None and self._kept[0] == identity:
+                return self._kept[1]
+            names = list_names(self._path)
+        except (OSError, ValueError) as error:
+            return explain(error, self._path)
+        except SourceError as error:
+            return error
+        parsed = frozenset(one for one in map(self._parse, names) if one is not None)
+        # A change just now may hide another within the same tick of the kernel's clock.
+        self._kept = (identity, parsed) if now - found.st_mtime_ns >= SETTLED_NS else None
+        return parsed
+
+
+def list_names(directory: str) -> list[str]:
+    with os.scandir(directory) as entries:
+        names = [entry.name for entry in islice(entries, MOST_ENTRIES + 1)]
+    if len(names) > MOST_ENTRIES:
+        # With some names left out, "the only one of that name" would not be true.
+        raise SourceError(
+            "too_large",
+            f"{directory} has more than {MOST_ENTRIES} entries, and none are used: see why the kubelet removes none",
+        )
+    return names

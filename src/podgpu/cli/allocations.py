@@ -1,0 +1,140 @@
+"""The table that names the allocation sources: `--allocation NAME[:ARGUMENT],…`, the most trusted first."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from podgpu.allocation.source import AllocationSource
+from podgpu.cli.api_access import ApiAccess, unless_no_api
+from podgpu.errors import UsageError
+from podgpu.telemetry.source import Telemetry
+
+_log = logging.getLogger("podgpu")
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What a source may be made from."""
+
+    options: Mapping[str, Any]
+    api: ApiAccess
+    telemetry: Telemetry
+
+
+@dataclass(frozen=True)
+class Source:
+    make: Callable[[str, Surroundings], AllocationSource]
+    present: Callable[[Surroundings], bool]
+    """Whether `auto` takes it on this node."""
+
+
+def resource_names(options: Mapping[str, Any]) -> frozenset[str]:
+    return frozenset(name.strip() for name in options["nvidia_resource_names"].split(",") if name.strip())
+
+
+def _annotations(argument: str, around: Surroundings) -> AllocationSource:
+    from podgpu.allocation.annotations import AnnotationsAllocation
+
+    _refuse(argument, "annotations")
+    return AnnotationsAllocation(around.api.pods)
+
+
+def _podlist(argument: str, _around: Surroundings) -> AllocationSource:
+    from podgpu.allocation.podlist import PodlistAllocation
+
+    return PodlistAllocation(argument or None)
+
+
+def _podlist_present(_around: Surroundings) -> bool:
+    from podgpu.allocation.podlist import DEFAULT_PATHS
+
+    return any(os.path.exists(path) for path in DEFAULT_PATHS)
+
+
+def _kubelet(argument: str, around: Surroundings) -> AllocationSource:
+    from podgpu.allocation.kubelet import KubeletAllocation
+
+    _refuse(argument, "kubelet (its socket: --pod-resources-kubelet-socket)")
+    claims = None
+    if around.options["kubernetes_enable_dra"]:
+        from podgpu.allocation.dra import DraClaims
+
+        slices = unless_no_api("kubernetes-enable-dra", around.api.resource_slices)
+        claims = DraClaims(slices) if slices is not None else None
+    socket = around.options["pod_resources_kubelet_socket"]
+    return KubeletAllocation(socket, resource_names(around.options), claims=claims)
+
+
+def _checkpoint(argument: str, around: Surroundings) -> AllocationSource:
+    from podgpu.allocation.checkpoint import CheckpointAllocation
+
+    return CheckpointAllocation(argument or None, resource_names(around.options))
+
+
+def _checkpoint_present(around: Surroundings) -> bool:
+    """It lags behind the kubelet: of use where the kubelet's socket is not mounted."""
+    from podgpu.allocation.checkpoint import DEFAULT_PATH
+
+    return os.path.exists(DEFAULT_PATH) and not os.path.exists(around.options["pod_resources_kubelet_socket"])
+
+
+def _hpc(argument: str, around: Surroundings) -> AllocationSource:
+    from podgpu.allocation.hpc import HpcAllocation
+
+    directory = argument or around.options["hpc_job_mapping_dir"]
+    if not directory:
+        raise UsageError("--allocation hpc: name the directory of job files, as in hpc:/run/dcgm-job-map")
+    return HpcAllocation(directory)
+
+
+def _processes(argument: str, around: Surroundings) -> AllocationSource:
+    from podgpu.accounting.containers import ContainerFinder
+    from podgpu.accounting.processes import ProcessHolders
+
+    _refuse(argument, "processes")
+    return ProcessHolders(around.telemetry.processes, ContainerFinder())
+
+
+def _processes_present(_around: Surroundings) -> bool:
+    from podgpu.accounting.containers import in_host_pid_namespace
+
+    return in_host_pid_namespace() is True
+
+
+SOURCES: Mapping[str, Source] = {
+    "annotations": Source(_annotations, lambda _around: ApiAccess.at_hand()),
+    "podlist": Source(_podlist, _podlist_present),
+    "kubelet": Source(_kubelet, lambda _around: True),
+    "checkpoint": Source(_checkpoint, _checkpoint_present),
+    "hpc": Source(_hpc, lambda around: bool(around.options["hpc_job_mapping_dir"])),
+    "processes": Source(_processes, _processes_present),
+}
+"""In the order of precedence of `auto`: where a scheduler's word and the kubelet's differ, the scheduler's stands
+(HAMi hands out another GPU than the one the kubelet notes)."""
+
+
+def make_allocations(chosen: str, around: Surroundings) -> list[AllocationSource]:
+    """The sources of `--allocation`. With `auto` and without -k there is no mapping, except HPC jobs if asked for."""
+    if chosen != "auto":
+        return [_make(entry, around) for entry in chosen.split(",")]
+    names = SOURCES if around.options["kubernetes"] else {"hpc": SOURCES["hpc"]}
+    found = [name for name in names if SOURCES[name].present(around)]
+    if found:
+        _log.info("holders come from: %s", ", ".join(found))
+    return [SOURCES[name].make("", around) for name in found]
+
+
+def _make(entry: str, around: Surroundings) -> AllocationSource:
+    name, _, argument = entry.strip().partition(":")
+    if name not in SOURCES:
+        raise UsageError(f"--allocation {entry!r}: unknown source; there are auto, {', '.join(SOURCES)}")
+    return SOURCES[name].make(argument, around)
+
+
+def _refuse(argument: str, name: str) -> None:
+    if argument:
+        raise UsageError(f"--allocation {name} takes no argument, not {argument!r}")

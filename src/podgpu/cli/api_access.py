@@ -1,0 +1,117 @@
+"""The exporter's feeds from the API server, opened only when an option asks for one."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from podgpu.configuration.counter_feeds import CONFIGMAP_KEY, ConfigMapCounters
+from podgpu.errors import SourceError, UsageError
+
+if TYPE_CHECKING:
+    from podgpu.kube.access import ApiConfig
+    from podgpu.kube.pods import PodRecord
+    from podgpu.kube.slice_feed import SliceFeed
+    from podgpu.kube.watch import Watcher
+
+T = TypeVar("T")
+_log = logging.getLogger("podgpu")
+_SERVICE_ACCOUNT_TOKEN = "/var/run/secrets/kubernetes.io/serviceaccount/token"
+_SYNC_SECONDS = 10.0
+
+
+class NoApi(UsageError):
+    """The API server cannot be asked from here, whatever the options say."""
+
+
+def unless_no_api(option: str, open_feed: Callable[[], T]) -> T | None:
+    """For what is nice to have: a DaemonSet brought over from dcgm-exporter starts without it, and says so."""
+    try:
+        return open_feed()
+    except NoApi as e:
+        _log.warning("--%s: %s; podgpu goes on without it", option, e)
+        return None
+
+
+class ApiAccess:
+    def __init__(self, kubeconfig: str) -> None:
+        self._kubeconfig = kubeconfig or None
+        self._config: ApiConfig | None = None
+        self._pods: Watcher[PodRecord] | None = None
+        self.feeds: list[Watcher[Any] | SliceFeed] = []
+
+    @staticmethod
+    def at_hand() -> bool:
+        """A service account and a node name are here: what `--allocation auto` takes as leave to ask."""
+        return os.path.exists(_SERVICE_ACCOUNT_TOKEN) and bool(os.environ.get("NODE_NAME"))
+
+    def pods(self) -> Watcher[PodRecord]:
+        """This node's pods."""
+        if self._pods is None:
+            from podgpu.kube.pods import parse_pod
+
+            selector = {"fieldSelector": f"spec.nodeName={self._node()}"}
+            self._pods = self._watch("/api/v1/pods", selector, parse_pod)
+        return self._pods
+
+    def known_pods(self) -> tuple[PodRecord, ...]:
+        """This node's pods if some option watches them, else none: nothing is opened for this."""
+        return self._pods.items() if self._pods is not None else ()
+
+    def configmap(self, name: str) -> ConfigMapCounters:
+        """`-m NAMESPACE:NAME`."""
+        namespace, colon, map_name = name.partition(":")
+        if not colon or not namespace or not map_name or "/" in name:
+            raise UsageError(f"-m {name!r}: write NAMESPACE:NAME of a ConfigMap with the key {CONFIGMAP_KEY!r}")
+        path = f"/api/v1/namespaces/{namespace}/configmaps"
+        watcher = self._watch(path, {"fieldSelector": f"metadata.name={map_name}"}, _csv_text)
+        if not watcher.wait_synced(_SYNC_SECONDS):
+            _log.warning("ConfigMap %s cannot be read yet (%s); starting with the counters of -f", name, watcher.error)
+        return ConfigMapCounters(name, lambda: next(iter(watcher.items()), None))
+
+    def resource_slices(self) -> SliceFeed:
+        """This node's DRA devices."""
+        from podgpu.kube.slice_feed import SliceFeed
+
+        feed = SliceFeed(self._access(), self._node())
+        self.feeds.append(feed)
+        return feed
+
+    @staticmethod
+    def _node() -> str:
+        node = os.environ.get("NODE_NAME")
+        if not node:
+            raise NoApi(
+                "the API server is asked for this node only, so the variable NODE_NAME must say which it is: "
+                "set it from spec.nodeName by the downward API"
+            )
+        return node
+
+    def _access(self) -> ApiConfig:
+        from podgpu.kube.config import load_config
+
+        if self._config is None:
+            try:
+                self._config = load_config(self._kubeconfig)
+            except SourceError as e:
+                raise NoApi(str(e)) from e
+        return self._config
+
+    def _watch(self, path: str, params: Mapping[str, str], keep: Any) -> Watcher[Any]:
+        from podgpu.kube.watch import Watcher
+
+        watcher: Watcher[Any] = Watcher(self._access(), path, params, keep)
+        self.feeds.append(watcher)
+        return watcher
+
+    def close(self) -> None:
+        for feed in self.feeds:
+            feed.close()
+
+
+def _csv_text(configmap: Mapping[str, Any]) -> str | None:
+    data = configmap.get("data")
+    text = data.get(CONFIGMAP_KEY) if isinstance(data, Mapping) else None
+    return text if isinstance(text, str) else None
