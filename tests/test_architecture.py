@@ -78,7 +78,7 @@ def test_a_file_is_one_room(path: Path) -> None:
 
 
 def test_only_the_edge_catches_everything() -> None:
-    edges = {SOURCE / "agent" / "isolate.py"}
+    edges = {SOURCE / "agent" / "isolate.py", SOURCE / "kube" / "follow.py"}  # where threads of their own begin
     for path in FILES:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ExceptHandler) and path not in edges:

@@ -17,6 +17,7 @@ from podgpu.simulate.workload import SimulatedLoad
 
 Start = Callable[..., SimulatedNvml]
 GIB = 1024**3
+UTILISATION = pynvml.NVML_GPU_UTILIZATION_SAMPLES
 
 
 def refusal(call: Callable[..., Any], *arguments: Any) -> int:
@@ -238,6 +239,10 @@ def test_processes_by_kind(start: Start) -> None:
     assert [p.pid for p in driver.nvmlDeviceGetMPSComputeRunningProcesses(handle)] == [13]
 
 
+def newest_sample(driver: Any, handle: Any, since: int) -> int:
+    return int(max(s.timeStamp for s in driver.nvmlDeviceGetSamples(handle, UTILISATION, since)[1]))
+
+
 def test_process_utilisation_adds_up_to_the_duty(start: Start, clock: Any) -> None:
     driver = start("H100")
     handle = driver.nvmlDeviceGetHandleByIndex(0)
@@ -246,42 +251,88 @@ def test_process_utilisation_adds_up_to_the_duty(start: Start, clock: Any) -> No
     driver.place(SimulatedLoad(0, 11, duty=0.5))
     driver.place(SimulatedLoad(0, 12, duty=0.2))
     busy = {11: 0.0, 12: 0.0}
-    seen: set[tuple[int, int]] = set()
     for _ in range(40):
         clock.now += 0.77
-        samples = driver.nvmlDeviceGetProcessUtilization(handle, since)
-        assert all(isinstance(sample, pynvml.c_nvmlProcessUtilizationSample_t) for sample in samples)
-        for sample in samples:
-            assert sample.timeStamp > since
-            assert (sample.pid, sample.timeStamp) not in seen
-            seen.add((sample.pid, sample.timeStamp))
-            busy[sample.pid] += sample.smUtil / 100 / 6
-        since = max(sample.timeStamp for sample in samples)
+        entries = driver.nvmlDeviceGetProcessUtilization(handle, since)
+        assert all(isinstance(entry, pynvml.c_nvmlProcessUtilizationSample_t) for entry in entries)
+        assert [entry.pid for entry in entries] == [11, 12], "each process once"
+        newest = newest_sample(driver, handle, since)
+        for entry in entries:
+            assert since < entry.timeStamp <= newest
+            busy[entry.pid] += entry.smUtil / 100 * (newest - since) / 1e6
+        since = newest
     assert busy[11] == pytest.approx(0.5 * 30.8, rel=0.05)
     assert busy[12] == pytest.approx(0.2 * 30.8, rel=0.05)
     assert refusal(driver.nvmlDeviceGetProcessUtilization, handle, since) == pynvml.NVML_ERROR_NOT_FOUND
+
+
+def test_process_utilisation_is_the_mean_since_then_whenever_it_is_asked(start: Start, clock: Any) -> None:
+    driver = start("H100", unrest=0)
+    handle = driver.nvmlDeviceGetHandleByIndex(0)
+    since = int(clock.wall() * 1e6)
+    driver.place(SimulatedLoad(0, 11, duty=0.46))
+    last_ran = []
+    for _ in range(3):
+        clock.now += 1
+        (entry,) = driver.nvmlDeviceGetProcessUtilization(handle, since)
+        assert entry.smUtil == 46
+        last_ran.append(entry.timeStamp)
+    assert last_ran == sorted(set(last_ran))
+
+
+def test_a_process_that_rests_lowers_its_mean(start: Start, clock: Any) -> None:
+    driver = start("H100", unrest=0)
+    handle = driver.nvmlDeviceGetHandleByIndex(0)
+    since = int(clock.wall() * 1e6)
+    driver.place(SimulatedLoad(0, 11, duty=0.25, period=4))
+    clock.now += 4
+    (entry,) = driver.nvmlDeviceGetProcessUtilization(handle, since)
+    assert entry.smUtil == 25
+    assert entry.timeStamp < newest_sample(driver, handle, since)
+
+
+def test_samples_of_the_device_come_busy_or_not(start: Start, clock: Any) -> None:
+    driver = start("H100", unrest=0)
+    handle = driver.nvmlDeviceGetHandleByIndex(0)
+    since = int(clock.wall() * 1e6)
+    clock.now += 2
+    driver.place(SimulatedLoad(0, 11, duty=0.3))
+    driver.place(SimulatedLoad(0, 12, duty=0.2))
+    clock.now += 2
+    kind, samples = driver.nvmlDeviceGetSamples(handle, UTILISATION, since)
+    assert kind == pynvml.NVML_VALUE_TYPE_UNSIGNED_INT
+    assert [sample.sampleValue.uiVal for sample in samples] == [0] * 10 + [50] * 10
+    entries = driver.nvmlDeviceGetProcessUtilization(handle, since)
+    assert [entry.smUtil for entry in entries] == [15, 10]
+    assert len(driver.nvmlDeviceGetSamples(handle, UTILISATION, 0)[1]) == 100, "20 seconds are kept"
+    newest = samples[-1].timeStamp
+    assert refusal(driver.nvmlDeviceGetSamples, handle, UTILISATION, newest) == pynvml.NVML_ERROR_NOT_FOUND
+    power = pynvml.NVML_TOTAL_POWER_SAMPLES
+    assert refusal(driver.nvmlDeviceGetSamples, handle, power, since) == pynvml.NVML_ERROR_NOT_SUPPORTED
 
 
 def test_processes_that_want_too_much_share_the_whole(start: Start, clock: Any) -> None:
     driver = start("H100", unrest=0)
     driver.place(SimulatedLoad(0, 11, duty=0.9))
     driver.place(SimulatedLoad(0, 12, duty=0.6))
+    since = int(clock.wall() * 1e6)
     clock.now += 1
-    samples = driver.nvmlDeviceGetProcessUtilization(driver.nvmlDeviceGetHandleByIndex(0), 0)
+    samples = driver.nvmlDeviceGetProcessUtilization(driver.nvmlDeviceGetHandleByIndex(0), since)
     assert {(sample.pid, sample.smUtil) for sample in samples} == {(11, 60), (12, 40)}
 
 
-def test_a_process_that_ended_leaves_its_samples(start: Start, clock: Any) -> None:
-    driver = start("H100")
+def test_a_process_that_ended_is_not_listed_but_the_device_remembers(start: Start, clock: Any) -> None:
+    driver = start("H100", unrest=0)
     handle = driver.nvmlDeviceGetHandleByIndex(0)
+    since = int(clock.wall() * 1e6)
     driver.place(SimulatedLoad(0, 11))
     clock.now += 1
     driver.remove(11)
     clock.now += 2
     assert driver.nvmlDeviceGetComputeRunningProcesses(handle) == []
-    assert len(driver.nvmlDeviceGetProcessUtilization(handle, 0)) == 6
-    clock.now += 60
     assert refusal(driver.nvmlDeviceGetProcessUtilization, handle, 0) == pynvml.NVML_ERROR_NOT_FOUND
+    samples = driver.nvmlDeviceGetSamples(handle, UTILISATION, since)[1]
+    assert [sample.sampleValue.uiVal for sample in samples] == [50] * 5 + [0] * 10
 
 
 def test_calls_are_counted(start: Start) -> None:

@@ -95,6 +95,8 @@ def test_the_parent_stops_giving_rates(start: Start) -> None:
         assert refusal(call, gpu) == pynvml.NVML_ERROR_NOT_SUPPORTED
         assert refusal(call, instance) == pynvml.NVML_ERROR_NOT_SUPPORTED
     assert refusal(driver.nvmlDeviceGetProcessUtilization, gpu, 0) == pynvml.NVML_ERROR_NOT_SUPPORTED
+    samples = pynvml.NVML_GPU_UTILIZATION_SAMPLES
+    assert refusal(driver.nvmlDeviceGetSamples, gpu, samples, 0) == pynvml.NVML_ERROR_NOT_SUPPORTED
     assert driver.nvmlDeviceGetPowerUsage(gpu) > 0
 
 

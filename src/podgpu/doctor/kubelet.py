@@ -9,10 +9,9 @@ from typing import Any
 from podgpu.agent.isolate import Isolation
 from podgpu.allocation.kubelet import KubeletAllocation, parse_assignments
 from podgpu.allocation.pod_resources import OPTION
-from podgpu.allocation.source import Allocation
 from podgpu.doctor.findings import REPORT, Finding, note, ok, plural, wrong
 from podgpu.errors import SourceError, StartError
-from podgpu.model import Device
+from podgpu.model import Allocation, Device
 
 _MOUNT = (
     "mount the host's /var/lib/kubelet/pod-resources directory (not the socket in it: every kubelet restart makes a"

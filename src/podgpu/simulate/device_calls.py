@@ -192,23 +192,34 @@ def list_processes(loads: Iterable[SimulatedLoad], kind: str) -> list[Any]:
     ]
 
 
+def _samples(gpu: SimulatedGpu, kind: int, since_us: int) -> Any:
+    """Value type and samples. Only utilisation is simulated; other kinds have their own calls."""
+    if gpu.mig_enabled or kind != pynvml.NVML_GPU_UTILIZATION_SAMPLES:
+        _not_supported()
+    samples = []
+    for seen in gpu.samples(since_us):
+        sample = _fill(pynvml.c_nvmlSample_t(), timeStamp=seen.wall_us)
+        sample.sampleValue.uiVal = round(100 * seen.busy)
+        samples.append(sample)
+    return (pynvml.NVML_VALUE_TYPE_UNSIGNED_INT, samples) if samples else refuse(pynvml.NVML_ERROR_NOT_FOUND)
+
+
 def _process_utilisation(gpu: SimulatedGpu, since_us: int) -> Any:
     if gpu.mig_enabled:
         _not_supported()
-    samples = [
+    entries = [
         _fill(
             pynvml.c_nvmlProcessUtilizationSample_t(),
-            pid=sample.pid,
-            timeStamp=int((sample.at + gpu.epoch) * 1e6),
-            smUtil=round(100 * sample.sm),
-            memUtil=round(100 * sample.dram),
-            encUtil=round(100 * sample.encoder),
-            decUtil=round(100 * sample.decoder),
+            pid=mean.pid,
+            timeStamp=mean.last_ran_us,
+            smUtil=round(100 * mean.sm),
+            memUtil=round(100 * mean.dram),
+            encUtil=round(100 * mean.encoder),
+            decUtil=round(100 * mean.decoder),
         )
-        for sample in gpu.process_samples(since_us / 1e6 - gpu.epoch)
+        for mean in gpu.process_means(since_us)
     ]
-    # The float of a timestamp may fall on either side of its microsecond: compare what was given out.
-    return [s for s in samples if s.timeStamp > since_us] or refuse(pynvml.NVML_ERROR_NOT_FOUND)
+    return entries or refuse(pynvml.NVML_ERROR_NOT_FOUND)
 
 
 def _where(has: Callable[[SimulatedGpu], bool], read: Callable[..., Any]) -> Callable[..., Any]:
@@ -294,6 +305,7 @@ GPU_CALLS: dict[str, Callable[..., Any]] = {
     "nvmlDeviceGetGridLicensableFeatures_v4": lambda gpu: pynvml.c_nvmlGridLicensableFeatures_v4_t(),
     "nvmlDeviceGetNvLinkErrorCounter": lambda gpu, link, counter: 0 if link < gpu.nvlinks else _not_supported(),
     "nvmlDeviceGetSupportedEventTypes": lambda gpu: 0xFF9F,
+    "nvmlDeviceGetSamples": _samples,
     "nvmlDeviceGetProcessUtilization": _process_utilisation,
     "nvmlDeviceIsMigDeviceHandle": lambda gpu: pynvml.c_uint(0),
     # What a MIG device has and a GPU has not: the real driver blames the argument, except for the attributes.

@@ -21,9 +21,9 @@ THERMAL_LAG = 15.0
 IDLE_CELSIUS, FULL_CELSIUS = 32.0, 72.0
 PCIE_TX_BYTES, PCIE_RX_BYTES, NVLINK_BYTES = 6_000_000, 20_000_000, 400_000_000
 """Bytes a busy second sends and receives, the last on each NVLink and in each direction."""
-SAMPLES_PER_SECOND = 6
+SAMPLES_PER_SECOND = 5
 SAMPLE_BUFFER = 20.0
-"""Seconds of per-process samples the driver keeps."""
+"""Seconds of utilisation samples the driver keeps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +79,34 @@ class Meter:
 
 
 @dataclass(frozen=True, slots=True)
-class ProcessSample:
+class UtilisationSample:
+    """What the driver saw at one of the moments at which it looks, busy or not."""
+
+    wall_us: int
+    parts: tuple[tuple[Residence, float], ...]
+    """Who was there, and the part of the GPU it kept busy."""
+
+    @property
+    def busy(self) -> float:
+        return sum(part for _, part in self.parts)
+
+
+@dataclass(slots=True)
+class ProcessMean:
+    """What a process did on average over some samples, those in which it rested included."""
+
     pid: int
-    at: float
-    sm: float
-    dram: float
-    encoder: float
-    decoder: float
+    last_ran_us: int = 0
+    sm: float = 0.0
+    dram: float = 0.0
+    encoder: float = 0.0
+    decoder: float = 0.0
+
+    def add(self, load: SimulatedLoad, part: float, weight: float) -> None:
+        self.sm += weight * part
+        self.dram += weight * part * load.dram
+        self.encoder += weight * load.encoder
+        self.decoder += weight * load.decoder
 
 
 @dataclass(eq=False)
@@ -260,28 +281,33 @@ class SimulatedGpu:
         self.meter = Meter()
         self.instance_meters = {instance.gi_id: Meter() for instance in self.instances}
 
-    def process_samples(self, since: float) -> list[ProcessSample]:
-        """Per-process samples later than `since` (monotonic seconds), oldest first; who rests has none."""
-        first = math.floor(max(since, self.at - SAMPLE_BUFFER) * SAMPLES_PER_SECOND) + 1
+    def samples(self, since_us: int) -> list[UtilisationSample]:
+        """Those later than `since_us` (Unix time) that are still kept, oldest first."""
+        first = math.floor((self.at - SAMPLE_BUFFER) * SAMPLES_PER_SECOND) + 1
+        # One sample early: the float of a timestamp may fall on either side of its microsecond.
+        first = max(first, math.floor((since_us / 1e6 - self.epoch) * SAMPLES_PER_SECOND))
         last = math.floor(self.at * SAMPLES_PER_SECOND)
-        samples: list[ProcessSample] = []
-        busy: dict[int, list[tuple[Residence, float]]] = {}
-        for index in range(first, last + 1):
-            moment = index / SAMPLES_PER_SECOND
-            bucket = math.floor((index - 0.5) / SAMPLES_PER_SECOND)
-            if bucket not in busy:
-                busy[bucket] = self._busy_in(bucket)
-            samples += [
-                ProcessSample(r.load.pid, moment, sm, sm * r.load.dram, r.load.encoder, r.load.decoder)
-                for r, sm in busy[bucket]
-                if sm > 0 and r.since < moment <= r.until
-            ]
-        return samples
+        samples = (self._sample(index) for index in range(first, last + 1))
+        return [sample for sample in samples if sample.wall_us > since_us]
 
-    def _busy_in(self, bucket: int) -> list[tuple[Residence, float]]:
-        there = [r for r in (*self.departed, *self.loads) if r.since < bucket + 1 and r.until > bucket]
+    def process_means(self, since_us: int) -> list[ProcessMean]:
+        """Over all samples later than `since_us`. Who never ran in them, or has ended since, has none (measured)."""
+        samples = self.samples(since_us)
+        found: dict[int, ProcessMean] = {}
+        for sample in samples:
+            for resident, part in sample.parts:
+                if part > 0 and resident.until == math.inf:
+                    mean = found.setdefault(resident.load.pid, ProcessMean(resident.load.pid))
+                    mean.add(resident.load, part, 1 / len(samples))
+                    mean.last_ran_us = sample.wall_us
+        return list(found.values())
+
+    def _sample(self, index: int) -> UtilisationSample:
+        moment = index / SAMPLES_PER_SECOND
+        bucket = math.floor((index - 0.5) / SAMPLES_PER_SECOND)
+        there = [r for r in (*self.departed, *self.loads) if r.since < moment <= r.until]
         parts = split_busy([r.load for r in there], bucket, bucket + 1.0, self._factor(bucket))
-        return list(zip(there, parts, strict=True))
+        return UtilisationSample(int((moment + self.epoch) * 1e6), tuple(zip(there, parts, strict=True)))
 
 
 def lay_out(model: GpuModel, profiles: Sequence[MigProfile], uuids: Sequence[str]) -> tuple[MigInstance, ...]:

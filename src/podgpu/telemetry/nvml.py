@@ -7,21 +7,24 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pynvml
 
 from podgpu.catalog.fields import Field
 from podgpu.errors import DeviceLost, DriverGone, SourceError, Unsupported
-from podgpu.model import Device, Reading
+from podgpu.model import Device, DeviceUsage, ProcessUsage, Reading
 from podgpu.telemetry.driver import NvmlDriver
 from podgpu.telemetry.mig import Instance, mig_enabled, read_instances
 from podgpu.telemetry.pci import count_pci_gpus
 from podgpu.telemetry.plan import DevicePlan
-from podgpu.telemetry.source import GpuAnswer, Inventory, XidEvent
+from podgpu.telemetry.process_list import ProcessList
+from podgpu.telemetry.source import GpuAnswer, Inventory, UsageFlaws, XidEvent
+from podgpu.telemetry.usage import UsageReader
 from podgpu.telemetry.xid_watch import XidWatch
 
 _log = logging.getLogger(__name__)
@@ -40,9 +43,14 @@ class NvmlTelemetry:
         count_expected: Callable[[], int | None] = count_pci_gpus,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
+        sees_processes: bool = True,
     ) -> None:
+        """`sees_processes`: podgpu is in the host's PID namespace; elsewhere NVML's process lists are false."""
         self.name = name
         self._driver = NvmlDriver(nvml)
+        self._make_usage_reader = partial(
+            UsageReader, self._driver, sees_processes=sees_processes, clock=clock, wall=wall
+        )
         self._count_expected = count_expected
         self._clock = clock
         self._xids = XidWatch(self._driver, wall)
@@ -89,7 +97,7 @@ class NvmlTelemetry:
         with self._driver.using():
             for index in range(self._driver.call("nvmlDeviceGetCount")):
                 try:
-                    gpu = _Gpu(self._driver, index)
+                    gpu = _Gpu(self._driver, index, self._make_usage_reader)
                 except DriverGone:
                     raise
                 except SourceError as e:
@@ -98,17 +106,34 @@ class NvmlTelemetry:
                 else:
                     gpus[gpu.device.uuid] = gpu
         self._gpus = gpus
-        self._xids.start([gpu.handle for gpu in gpus.values()])
+        self._xids.start({uuid: gpu.handle for uuid, gpu in gpus.items()})
         _log.info("%s: %d GPUs", self.name, len(gpus))
         return Inventory(tuple(gpu.device for gpu in gpus.values()), unreachable)
 
     def read(self, gpu: Device, fields: Sequence[Field]) -> GpuAnswer:
+        with self._using(gpu) as state:
+            return state.read(fields, self._clock())
+
+    def processes(self, gpu: Device) -> Sequence[ProcessUsage]:
+        with self._using(gpu) as state:
+            return state.processes()
+
+    def usage(self, gpu: Device) -> tuple[DeviceUsage, ...]:
+        with self._using(gpu) as state:
+            return state.usage()
+
+    def usage_flaws(self, gpu: Device) -> UsageFlaws:
+        state = self._gpus.get(gpu.uuid)
+        return UsageFlaws() if state is None else state.usage_reader.flaws
+
+    @contextmanager
+    def _using(self, gpu: Device) -> Iterator[_Gpu]:
         state = self._gpus.get(gpu.uuid)
         if state is None:
             raise DeviceLost(f"GPU {gpu.index} ({gpu.uuid}) is no longer listed by the driver")
         try:
             with self._driver.using():
-                return state.read(fields, self._clock())
+                yield state
         except DriverGone as e:
             self._stale = self._stale or e.reason not in ("released", _STALE_HANDLE)
             raise
@@ -122,7 +147,7 @@ class NvmlTelemetry:
             self._gpus, self._inventory = {}, None
             return True
         _log.warning("the driver cannot be let go: a call into it has not returned")
-        self._xids.start([gpu.handle for gpu in self._gpus.values()])
+        self._xids.start({uuid: gpu.handle for uuid, gpu in self._gpus.items()})
         return False
 
     def _free(self) -> None:
@@ -131,9 +156,12 @@ class NvmlTelemetry:
 
 
 class _Gpu:
-    """One physical GPU's handle, plans and present MIG layout. Used by one worker at a time."""
+    """One physical GPU's handle, plans and present MIG layout.
 
-    def __init__(self, driver: NvmlDriver, index: int) -> None:
+    `read`, `processes` and `usage` may each have a worker: none changes what another looks at.
+    """
+
+    def __init__(self, driver: NvmlDriver, index: int, make_usage_reader: Callable[[Any], UsageReader]) -> None:
         self._driver = driver
         self.handle = driver.call("nvmlDeviceGetHandleByIndex", index)
         self.device = Device(
@@ -144,10 +172,14 @@ class _Gpu:
             minor=self._minor(),
         )
         self.lost = False
-        self._knows_mig = True
+        self._layout = _MigLayout(driver, self.handle)
         self._instances: tuple[Instance, ...] = ()
         self._fields: Sequence[Field] = ()
         self._plans: dict[str, DevicePlan] = {}
+        self._process_list = ProcessList(driver, self.handle, self.device.uuid)
+        self.usage_reader = make_usage_reader(self.handle)
+        self._usage_layout = _MigLayout(driver, self.handle)
+        self._usage_processes = ProcessList(driver, self.handle, self.device.uuid)
 
     def _minor(self) -> int | None:
         with suppress(Unsupported):
@@ -172,6 +204,16 @@ class _Gpu:
             errors=tuple(e for plan in plans.values() for e in plan.errors),
         )
 
+    def processes(self) -> tuple[ProcessUsage, ...]:
+        self._check_handle()
+        return self._process_list.read()
+
+    def usage(self) -> tuple[DeviceUsage, ...]:
+        self._check_handle()
+        enabled, instances = self._usage_layout.read()
+        device = replace(self.device, mig_enabled=enabled)
+        return self.usage_reader.read(device, instances, self._usage_processes.read)
+
     def _check_handle(self) -> None:
         """A re-loaded driver refuses old handles in words that also mean "not supported": ask what always works."""
         try:
@@ -185,14 +227,7 @@ class _Gpu:
             raise DriverGone(message, _STALE_HANDLE)
 
     def _follow_layout(self) -> None:
-        if not self._knows_mig:
-            return
-        try:
-            enabled = mig_enabled(self._driver, self.handle)
-        except Unsupported:
-            self._knows_mig = False
-            return
-        instances = read_instances(self._driver, self.handle) if enabled else ()
+        enabled, instances = self._layout.read()
         if enabled != self.device.mig_enabled or instances != self._instances:
             layout = ", ".join(i.profile for i in instances) or "none"
             _log.info("GPU %d: MIG %s, instances: %s", self.device.index, "on" if enabled else "off", layout)
@@ -226,3 +261,23 @@ class _Gpu:
 
     def close(self) -> None:
         self._drop_plans()
+        self.usage_reader.close()
+
+
+class _MigLayout:
+    """Whether a GPU is in MIG mode, and its instances. Parts that know no MIG are asked once."""
+
+    def __init__(self, driver: NvmlDriver, handle: Any) -> None:
+        self._driver = driver
+        self._handle = handle
+        self._knows_mig = True
+
+    def read(self) -> tuple[bool, tuple[Instance, ...]]:
+        if not self._knows_mig:
+            return False, ()
+        try:
+            enabled = mig_enabled(self._driver, self._handle)
+        except Unsupported:
+            self._knows_mig = False
+            return False, ()
+        return enabled, read_instances(self._driver, self._handle) if enabled else ()

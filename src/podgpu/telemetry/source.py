@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from podgpu.catalog.fields import Field
-from podgpu.model import Device, Reading
+from podgpu.model import Device, DeviceUsage, ProcessUsage, Reading
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +21,18 @@ class GpuAnswer:
     """Field ids whose answer was no value (sentinel, NaN, impossible), once per occurrence."""
     errors: tuple[str, ...] = ()
     """Reason words of single calls that failed this time; the rest of the reading stands."""
+
+
+@dataclass(frozen=True, slots=True)
+class UsageFlaws:
+    """What a reading of one GPU's usage had to leave out. Parts are named after the NVML functions they come from."""
+
+    dropped: tuple[str, ...] = ()
+    """Parts whose answer was no value (4294967295, impossible), once per occurrence."""
+    errors: tuple[str, ...] = ()
+    """Reason words of single calls that failed this time."""
+    unsupported: tuple[tuple[str, str], ...] = ()
+    """(part, reason word) that the GPU cannot give, or not to us; not asked again until its topology changes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +63,18 @@ class Telemetry(Protocol):
 
     def read(self, gpu: Device, fields: Sequence[Field]) -> GpuAnswer:
         """One GPU and its instances. Called from that GPU's own worker. Raises SourceError."""
+
+    def processes(self, gpu: Device) -> Sequence[ProcessUsage]:
+        """What runs on one GPU and its instances. May have another worker than `read`. Raises SourceError."""
+
+    def usage(self, gpu: Device) -> tuple[DeviceUsage, ...]:
+        """How one GPU, then each of its instances, was used since the last time this was asked.
+
+        Always called from one worker of that GPU, which may be another than `read` has. Raises SourceError.
+        """
+
+    def usage_flaws(self, gpu: Device) -> UsageFlaws:
+        """Of the last `usage` of that GPU; to be asked from the same worker."""
 
     def xid_events(self) -> Sequence[XidEvent]:
         """Events since the last time this was asked."""

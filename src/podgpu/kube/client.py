@@ -1,0 +1,217 @@
+"""Questions to the API server, each with a deadline and a bound on the answer. Reads only; follows no redirect."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import socket
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from types import TracebackType
+from typing import Any, Self
+
+import aiohttp
+
+from podgpu import __version__
+from podgpu.errors import SourceError
+from podgpu.kube.access import ApiConfig
+from podgpu.kube.answers import Object, Refused, explain_failure, explain_status
+from podgpu.kube.credentials import Credentials, Identity
+from podgpu.kube.tls import TlsContexts
+
+LARGEST_ANSWER = 64 * 1024 * 1024
+DEADLINE = 30.0
+
+_LARGEST_REFUSAL = 64 * 1024
+_CONNECT_SECONDS = 10.0
+_PIECE = 256 * 1024
+
+
+class ApiClient:
+    """Asks one API server. For one event loop; close it there."""
+
+    def __init__(
+        self,
+        config: ApiConfig,
+        *,
+        deadline: float = DEADLINE,
+        largest_answer: int = LARGEST_ANSWER,
+        credentials: Credentials | None = None,
+        verbs: Sequence[str] = ("list",),
+    ) -> None:
+        """`verbs`: what the caller does with collections; a refusal names the permission for all of it at once."""
+        self.config = config
+        self.deadline = deadline
+        self.largest_answer = largest_answer
+        self._credentials = credentials or Credentials(config)
+        self._verbs = verbs
+        self._tls = TlsContexts(config)
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    async def get(self, path: str, params: Mapping[str, str] | None = None) -> Object:
+        """The JSON object at a path. A server that asks to come back later is obeyed within the deadline."""
+        clock = asyncio.get_running_loop().time
+        give_up_at = clock() + self.deadline
+        while True:
+            try:
+                return await self.ask(path, params)
+            except Refused as error:
+                # Up to half as long again, so that many askers do not come back as one.
+                wait = error.retry_after * (1 + random.random() / 2)
+                if error.reason != "throttled" or not wait or clock() + wait >= give_up_at:
+                    raise
+                await asyncio.sleep(wait)
+
+    async def ask(self, path: str, params: Mapping[str, str] | None = None) -> Object:
+        """The same, but only once."""
+        timeout = aiohttp.ClientTimeout(total=self.deadline, sock_connect=_CONNECT_SECONDS)
+        response = await self._open(path, params or {}, timeout, {})
+        try:
+            with self._explained(path):
+                body = await self._read(response, self.largest_answer, path)
+        finally:
+            _let_go(response)
+        return _parse(body, path)
+
+    async def stream(self, path: str, params: Mapping[str, str], idle: float) -> AsyncGenerator[bytes, None]:
+        """The body of an answer that does not end soon, in pieces; the first is empty and says: accepted.
+
+        Ends when the server ends it; `idle` seconds without a byte are a `timeout`. Close it when done (aclosing).
+        """
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS, sock_read=idle)
+        # Compressed, an event could wait in the server's buffer for the next one.
+        response = await self._open(path, params, timeout, {"Accept-Encoding": "identity"})
+        try:
+            _probe_when_silent(response)
+            yield b""
+            while True:
+                with self._explained(path):
+                    piece = await response.content.readany()
+                if not piece:
+                    return
+                yield piece
+        finally:
+            _let_go(response)
+
+    async def _open(
+        self, path: str, params: Mapping[str, str], timeout: aiohttp.ClientTimeout, headers: Mapping[str, str]
+    ) -> aiohttp.ClientResponse:
+        """An answer of status 200, its body still to be read. Credentials that were refused are renewed once."""
+        identity = await self._credentials.current()
+        response = await self._send(path, params, timeout, headers, identity)
+        if response.status == 401:
+            self._credentials.doubt(identity)
+            with ExitStack() as unless_kept:
+                unless_kept.callback(_let_go, response)
+                fresh = await self._credentials.current()
+                if fresh == identity:
+                    unless_kept.pop_all()
+            if fresh != identity:
+                response = await self._send(path, params, timeout, headers, fresh)
+        if response.status == 200:
+            return response
+        try:
+            body = b""
+            with suppress(SourceError), self._explained(path):
+                async with asyncio.timeout(self.deadline):
+                    body = await self._read(response, _LARGEST_REFUSAL, path)
+            raise explain_status(response.status, body, response.headers, path, self.config.origin, self._verbs)
+        finally:
+            _let_go(response)
+
+    async def _send(
+        self,
+        path: str,
+        params: Mapping[str, str],
+        timeout: aiohttp.ClientTimeout,
+        headers: Mapping[str, str],
+        identity: Identity,
+    ) -> aiohttp.ClientResponse:
+        options: dict[str, Any] = {}
+        if self.config.server.startswith("https:"):
+            options["ssl"] = self._tls.context(identity)
+            if self.config.tls_server_name:
+                options["server_hostname"] = self.config.tls_server_name
+        carried = {"Accept": "application/json", **headers}
+        if identity.token:
+            carried["Authorization"] = f"Bearer {identity.token}"
+        with self._explained(path):
+            async with asyncio.timeout(self.deadline):
+                return await self._open_session().get(
+                    self.config.server + path,
+                    params=dict(params),
+                    headers=carried,
+                    timeout=timeout,
+                    allow_redirects=False,
+                    **options,
+                )
+
+    def _open_session(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                headers={"User-Agent": f"podgpu/{__version__}"}, cookie_jar=aiohttp.DummyCookieJar()
+            )
+        return self._session
+
+    async def _read(self, response: aiohttp.ClientResponse, most: int, path: str) -> bytes:
+        body = bytearray()
+        async for piece in response.content.iter_chunked(_PIECE):
+            body.extend(piece)
+            if len(body) > most:
+                raise SourceError("bad_answer", f"the answer to {path} is larger than the {most} bytes podgpu accepts")
+        return bytes(body)
+
+    @contextmanager
+    def _explained(self, path: str) -> Iterator[None]:
+        """Foreign errors become ours here. What they say holds no header, so no token either."""
+        try:
+            yield
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+            raise explain_failure(error, self.config.server, path) from error
+
+
+def _parse(body: bytes, path: str) -> Object:
+    try:
+        answer = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise SourceError("bad_answer", f"the answer to {path} is not JSON: is this an API server?") from error
+    if not isinstance(answer, dict):
+        raise SourceError("bad_answer", f"the answer to {path} is not a JSON object: is this an API server?")
+    return answer
+
+
+def _let_go(response: aiohttp.ClientResponse) -> None:
+    """Drop a connection whose answer was not read to its end; one that was is kept for the next question already.
+
+    Without the abort, TLS would wait for the server's goodbye after our loop has ended.
+    """
+    if response.connection is not None and response.connection.transport is not None:
+        response.connection.transport.abort()
+    response.close()
+
+
+def _probe_when_silent(response: aiohttp.ClientResponse) -> None:
+    """Let the kernel find out within about a minute and a half that the other machine is gone: a watch may be silent
+    for minutes, and a machine that lost its power says no goodbye."""
+    transport = response.connection.transport if response.connection is not None else None
+    peer = transport.get_extra_info("socket") if transport is not None else None
+    if peer is None:
+        return
+    peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (("TCP_KEEPIDLE", 45), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 3)):
+        if hasattr(socket, option):
+            peer.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)

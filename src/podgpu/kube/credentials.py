@@ -1,0 +1,117 @@
+"""What each request carries to prove who asks: kept, renewed in time, and renewed at once when it was refused.
+
+Never logs what it holds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from podgpu.errors import SourceError
+from podgpu.kube.access import ApiConfig, ExecPlugin
+from podgpu.kube.exec_plugin import REASON, run_plugin
+
+TOKEN_FILE_SECONDS = 60.0
+"""The kubelet replaces a service-account token at 80 % of its life: a minute is soon enough."""
+RENEW_BEFORE_SECONDS = 60.0
+
+_LONGEST_TOKEN = 64 * 1024
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """A bearer token, or a certificate that a plugin made, or both, or nothing at all."""
+
+    token: str = field(default="", repr=False)
+    certificate: str = field(default="", repr=False)
+    key: str = field(default="", repr=False)
+
+
+class Credentials:
+    """The identity to use now. For one event loop."""
+
+    def __init__(self, config: ApiConfig, clock: Callable[[], float] = time.time, plugin_seconds: float = 30.0) -> None:
+        self._config = config
+        self._clock = clock
+        self._plugin_seconds = plugin_seconds
+        self._held: Identity | None = None
+        self._taken_at = 0.0
+        self._good_for: float | None = None
+        """Seconds after which to look again; None: until refused."""
+        self._turn = asyncio.Lock()
+
+    async def current(self) -> Identity:
+        async with self._turn:
+            if self._held is None or self._is_stale():
+                await self._renew()
+            assert self._held is not None
+            return self._held
+
+    def doubt(self, refused: Identity) -> None:
+        """The server did not know this one: look again before the next request."""
+        if refused == self._held:
+            self._good_for = 0.0
+
+    def _is_stale(self) -> bool:
+        # An age below zero: the clock was set back, and says nothing.
+        return self._good_for is not None and not 0 <= self._clock() - self._taken_at < self._good_for
+
+    async def _renew(self) -> None:
+        config = self._config
+        if config.token_file:
+            self._hold(self._read_token_file(), TOKEN_FILE_SECONDS)
+        elif config.token or config.plugin is None:
+            token = _checked(config.token, config.origin) if config.token else ""
+            self._hold(Identity(token), None)
+        else:
+            await self._run_plugin(config.plugin)
+
+    def _hold(self, identity: Identity, good_for: float | None) -> None:
+        self._held, self._taken_at, self._good_for = identity, self._clock(), good_for
+
+    def _read_token_file(self) -> Identity:
+        path = self._config.token_file
+        try:
+            with open(path, encoding="ascii") as file:
+                return Identity(_checked(file.read(_LONGEST_TOKEN + 1).strip(), path))
+        except (OSError, ValueError) as error:
+            why = getattr(error, "strerror", None) or "it is not text"
+            problem = SourceError("no_token", f"cannot read the token in {path}: {why}")
+        except SourceError as error:
+            problem = error
+        # Being replaced, perhaps: what was good a minute ago is better than nothing.
+        if self._held is not None:
+            _log.warning("%s; the last one is kept", problem)
+            return self._held
+        if self._config.token:
+            return Identity(_checked(self._config.token, self._config.origin))
+        raise problem
+
+    async def _run_plugin(self, plugin: ExecPlugin) -> None:
+        unwanted = threading.Event()
+        try:
+            made = await asyncio.to_thread(run_plugin, plugin, self._plugin_seconds, unwanted)
+        except asyncio.CancelledError:
+            unwanted.set()
+            raise
+        if made.token:
+            _checked(made.token, f"what {plugin.command} printed", REASON)
+        good_for = None
+        if made.expires is not None:
+            life = made.expires - self._clock()
+            # One that lives two minutes or less is not made anew for every request.
+            good_for = life - min(RENEW_BEFORE_SECONDS, life / 2)
+        self._hold(Identity(made.token, made.certificate, made.key), good_for)
+
+
+def _checked(token: str, where: str, reason: str = "no_token") -> str:
+    """A token goes into a header line: one that could end the line is none."""
+    if token and len(token) <= _LONGEST_TOKEN and token.isascii() and token.isprintable() and " " not in token:
+        return token
+    raise SourceError(reason, f"there is no usable token in {where}: it is empty, too long or holds spaces")

@@ -1,0 +1,177 @@
+"""Reads kubeconfig files as kubectl does: several are merged, the first to name a thing wins. Touches files only."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+from podgpu.errors import SourceError
+from podgpu.kube.access import ApiConfig, ExecPlugin, Pem
+from podgpu.kube.section import Section, read_sections
+
+EXEC_API = "client.authentication.k8s.io"
+EXEC_VERSIONS = (f"{EXEC_API}/v1", f"{EXEC_API}/v1beta1")
+
+_UNSUPPORTED = {
+    "username": "is not supported: API servers dropped passwords in Kubernetes 1.19; use a token or a certificate",
+    "password": "is not supported: API servers dropped passwords in Kubernetes 1.19; use a token or a certificate",
+    "auth-provider": "is not supported: kubectl dropped it in 1.26; use an exec plugin, as your provider's docs say",
+    "as": "is not supported: podgpu does not act as somebody else; give it a user of its own",
+    "as-uid": "is not supported: podgpu does not act as somebody else; give it a user of its own",
+    "as-groups": "is not supported: podgpu does not act as somebody else; give it a user of its own",
+    "as-user-extra": "is not supported: podgpu does not act as somebody else; give it a user of its own",
+}
+
+
+def read_kubeconfig(files: Sequence[str], context: str | None = None) -> ApiConfig:
+    """The server and user of one context: the one named, else the files' `current-context`."""
+    return parse_kubeconfig([read_sections(file) for file in files], context)
+
+
+def parse_kubeconfig(files: Sequence[Section], context: str | None = None) -> ApiConfig:
+    chosen = context or next((name for file in files if (name := file.text("current-context"))), "")
+    names = ", ".join(file.file for file in files)
+    contexts = _merge(files, "contexts", "context")
+    if not chosen:
+        raise SourceError(
+            "bad_kubeconfig", f"{names}: current-context is not set: run kubectl config use-context, or name a context"
+        )
+    if chosen not in contexts:
+        known = ", ".join(sorted(contexts)[:10]) or "none"
+        raise SourceError("bad_kubeconfig", f"{names}: contexts has no {chosen!r} (there are: {known})")
+    section = contexts[chosen]
+    cluster = _named(files, section, "cluster")
+    user = _named(files, section, "user") if section.has("user") else Section(section.file, "user", {})
+    return _config(section, cluster, user, origin=f"{section.file} (context {chosen})")
+
+
+def _merge(files: Sequence[Section], many: str, one: str) -> dict[str, Section]:
+    """Entries by name. An entry is taken whole from the first file that has it: kubectl never mixes two."""
+    merged: dict[str, Section] = {}
+    for file in files:
+        found: dict[str, Section] = {}
+        for entry in file.children(many):
+            name = entry.text("name")
+            if name in found:
+                raise entry.bad("name", "is there twice")
+            found[name] = Section(entry.file, f"{many}[{name}].{one}", entry.child(one).values)
+        merged = found | merged
+    return merged
+
+
+def _named(files: Sequence[Section], context: Section, kind: str) -> Section:
+    name = context.text(kind)
+    found = _merge(files, f"{kind}s", kind).get(name)
+    if found is None:
+        raise context.bad(kind, f"names {name!r}, which is not in {kind}s" if name else "is missing")
+    return found
+
+
+def _config(context: Section, cluster: Section, user: Section, origin: str) -> ApiConfig:
+    for name, why in _UNSUPPORTED.items():
+        if user.has(name):
+            raise user.bad(name, why)
+    if cluster.has("proxy-url"):
+        raise cluster.bad(
+            "proxy-url", "is not supported: let podgpu reach the API server directly, or run kubectl proxy"
+        )
+    ca, verify = _pem(cluster, "certificate-authority"), not cluster.flag("insecure-skip-tls-verify")
+    if ca and not verify:
+        raise cluster.bad("insecure-skip-tls-verify", "is set beside certificate-authority: remove one of them")
+    certificate, key = _pem(user, "client-certificate"), _pem(user, "client-key")
+    if bool(certificate) != bool(key):
+        raise user.bad("client-key" if certificate else "client-certificate", "is missing: the two go together")
+    return ApiConfig(
+        server=_server(cluster),
+        origin=origin,
+        namespace=context.text("namespace") or "default",
+        ca=ca,
+        verify=verify,
+        tls_server_name=cluster.text("tls-server-name"),
+        certificate=certificate,
+        key=key,
+        token=user.text("token").strip(),
+        token_file=user.path("tokenFile"),
+        plugin=_plugin(user.child("exec"), cluster) if user.has("exec") else None,
+    )
+
+
+def _server(cluster: Section) -> str:
+    text = cluster.text("server").rstrip("/")
+    try:
+        parts = urlsplit(text)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        usable = False
+    if not usable or any(one.isspace() or not one.isprintable() for one in text):
+        raise cluster.bad("server", "is not a URL such as https://10.0.0.1:6443")
+    if parts.username is not None or parts.query or parts.fragment:
+        raise cluster.bad("server", "has a user, a query or a fragment: only scheme, host, port and path belong there")
+    return text
+
+
+def _pem(section: Section, name: str) -> Pem:
+    """`NAME-data` wins over the file that NAME names, as in kubectl."""
+    if section.has(f"{name}-data"):
+        return Pem(text=section.decoded(f"{name}-data"))
+    return Pem(file=section.path(name))
+
+
+def _plugin(plugin: Section, cluster: Section) -> ExecPlugin:
+    version, command = plugin.text("apiVersion"), plugin.text("command")
+    if version not in EXEC_VERSIONS:
+        raise plugin.bad("apiVersion", f"is not {' or '.join(EXEC_VERSIONS)}: update the plugin and its entry here")
+    if not command:
+        raise plugin.bad("command", "is missing")
+    if plugin.text("interactiveMode") == "Always":
+        raise plugin.bad("interactiveMode", "is Always: podgpu has nobody to ask; use a plugin that needs no terminal")
+    return ExecPlugin(
+        # A bare name is looked for in $PATH, anything with a slash beside the kubeconfig.
+        command=plugin.path("command") if os.sep in command else command,
+        api_version=version,
+        args=plugin.texts("args"),
+        env=tuple(_variable(entry) for entry in plugin.children("env")),
+        install_hint=" ".join(plugin.text("installHint").split()),
+        cluster=_cluster_info(cluster) if plugin.flag("provideClusterInfo") else None,
+    )
+
+
+def _variable(entry: Section) -> tuple[str, str]:
+    name = entry.text("name")
+    if not name or "=" in name:
+        raise entry.bad("name", "is not the name of a variable")
+    return name, entry.text("value")
+
+
+def _cluster_info(cluster: Section) -> Mapping[str, Any]:
+    """`spec.cluster` of the ExecCredential a plugin is given."""
+    info: dict[str, Any] = {"server": _server(cluster)}
+    if cluster.has("tls-server-name"):
+        info["tls-server-name"] = cluster.text("tls-server-name")
+    if cluster.flag("insecure-skip-tls-verify"):
+        info["insecure-skip-tls-verify"] = True
+    if authority := _authority(cluster):
+        info["certificate-authority-data"] = base64.b64encode(authority).decode()
+    for extension in cluster.children("extensions"):
+        if extension.text("name") == f"{EXEC_API}/exec":
+            info["config"] = extension.values.get("extension")
+    try:
+        json.dumps(info)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise cluster.bad("extensions", "cannot be written as JSON") from error
+    return info
+
+
+def _authority(cluster: Section) -> bytes:
+    pem = _pem(cluster, "certificate-authority")
+    if not pem.file:
+        return pem.text.encode()
+    try:
+        with open(pem.file, "rb") as file:
+            return file.read()
+    except OSError as error:
+        raise cluster.bad("certificate-authority", f"cannot be read: {error.strerror}") from error

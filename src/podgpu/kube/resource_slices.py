@@ -1,0 +1,121 @@
+"""What DRA drivers publish about their devices: ResourceSlices of every API version taken apart. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+NVIDIA_DRIVER = "gpu.nvidia.com"
+GROUP_PATH = "/apis/resource.k8s.io"
+
+VERSIONS = ("v1", "v1beta2", "v1beta1", "v1alpha3")
+"""Newest first: Kubernetes 1.34, 1.33, 1.32 and 1.31. What 1.30 and older have knows no device names."""
+
+
+@dataclass(frozen=True, slots=True)
+class SliceDevice:
+    """One device a driver offers. What it does not say is empty or None."""
+
+    driver: str
+    pool: str
+    name: str
+    type: str = ""
+    """`gpu`, `mig`, or `vfio` for a GPU that is lent to virtual machines."""
+    uuid: str = ""
+    """Empty for a MIG device that the driver makes only when it is claimed (its feature DynamicMIG)."""
+    parent_uuid: str = ""
+    profile: str = ""
+    minor: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSlice:
+    """One ResourceSlice: a part of one generation of a pool. It may be the part without devices."""
+
+    driver: str
+    pool: str
+    generation: int
+    devices: tuple[SliceDevice, ...] = ()
+
+
+def slices_path(version: str) -> str:
+    return f"{GROUP_PATH}/{version}/resourceslices"
+
+
+def slices_params(node: str = "", driver: str = NVIDIA_DRIVER) -> dict[str, str]:
+    """Only this driver's slices, and only those of one node where its name is known."""
+    selector = f"spec.driver={driver}"
+    return {"fieldSelector": f"{selector},spec.nodeName={node}" if node else selector}
+
+
+def choose_version(group: Mapping[str, Any]) -> str | None:
+    """The newest version we can read that the server has, from its answer at `GROUP_PATH`; None: it has none."""
+    offered = {_text(_mapping(one).get("version")) for one in _list(group.get("versions"))}
+    offered.add(_text(_mapping(group.get("preferredVersion")).get("version")))
+    return next((version for version in VERSIONS if version in offered), None)
+
+
+def parse_slice(obj: Mapping[str, Any], driver: str = NVIDIA_DRIVER) -> PoolSlice | None:
+    """What can be read of a ResourceSlice; None for another driver's, or when it names no pool. Never raises."""
+    spec = _mapping(obj.get("spec"))
+    pool = _mapping(spec.get("pool"))
+    name = _text(pool.get("name"))
+    if spec.get("driver") != driver or not name:
+        return None
+    devices = (_parse_device(_mapping(one), driver, name) for one in _list(spec.get("devices")))
+    return PoolSlice(
+        driver, name, _integer(pool.get("generation")) or 0, tuple(one for one in devices if one is not None)
+    )
+
+
+def _parse_device(device: Mapping[str, Any], driver: str, pool: str) -> SliceDevice | None:
+    name = _text(device.get("name"))
+    if not name:
+        return None
+    # v1beta1 and v1alpha3 have it one level down. The objects of a list do not say their version.
+    body = _mapping(device.get("basic")) or device
+    attributes = _mapping(body.get("attributes"))
+
+    def text(attribute: str) -> str:
+        return _text(_value(attributes, driver, attribute, "string"))
+
+    minor = _integer(_value(attributes, driver, "minor", "int"))
+    return SliceDevice(driver, pool, name, text("type"), text("uuid"), text("parentUUID"), text("profile"), minor)
+
+
+def _value(attributes: Mapping[str, Any], driver: str, name: str, kind: str) -> object:
+    """An attribute without a domain is in its driver's: `uuid` and `gpu.nvidia.com/uuid` are one."""
+    found = attributes[name] if name in attributes else attributes.get(f"{driver}/{name}")
+    return _mapping(found).get(kind)
+
+
+def current_devices(slices: Iterable[PoolSlice]) -> dict[tuple[str, str], tuple[SliceDevice, ...]]:
+    """(driver, pool) -> devices of its newest generation; what an older one said of a name may be wrong by now.
+
+    A pool that is being written is known in part: what is there is used.
+    """
+    newest: dict[tuple[str, str], list[PoolSlice]] = {}
+    for one in slices:
+        known = newest.setdefault((one.driver, one.pool), [])
+        if known and one.generation > known[0].generation:
+            known.clear()
+        if not known or one.generation == known[0].generation:
+            known.append(one)
+    return {pool: tuple(device for one in parts for device in one.devices) for pool, parts in newest.items()}
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _integer(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None

@@ -1,0 +1,260 @@
+"""One question to a real HTTP server: the answer, or one of our errors that says what to do."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from podgpu import __version__
+from podgpu.errors import SourceError
+from podgpu.kube.answers import rule_to_add
+from podgpu.kube.client import ApiClient
+from podgpu.kube.config import ApiConfig
+from podgpu.simulate.api_server import SimulatedApiServer
+
+from .conftest import PODS, pod
+
+
+def get(config: ApiConfig, path: str = PODS, params: dict[str, str] | None = None, **options: Any) -> dict[str, Any]:
+    async def ask() -> dict[str, Any]:
+        async with ApiClient(config, **options) as client:
+            return await client.get(path, params)
+
+    return asyncio.run(ask())
+
+
+def failure(config: ApiConfig, path: str = PODS, **options: Any) -> SourceError:
+    with pytest.raises(SourceError) as caught:
+        get(config, path, **options)
+    return caught.value
+
+
+@contextmanager
+def raw_server(answer: bytes) -> Iterator[str]:
+    """Whatever is asked, these bytes are the answer, and then the connection ends."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def serve() -> None:
+            with suppress(OSError):  # shut down
+                while True:
+                    connection, _ = listening.accept()
+                    with connection:
+                        connection.recv(65536)
+                        connection.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        listening.shutdown(socket.SHUT_RDWR)
+        thread.join()
+
+
+def http(status: str, *headers: str, body: str = "") -> bytes:
+    return "\r\n".join((f"HTTP/1.1 {status}", *headers, "", body)).encode()
+
+
+def test_a_list_with_a_selector(server: SimulatedApiServer, config: ApiConfig) -> None:
+    server.put("pods", pod("here"), pod("there", node="node-b"))
+    answer = get(config, params={"fieldSelector": "spec.nodeName=node-a"})
+    assert [one["metadata"]["name"] for one in answer["items"]] == ["here"]
+    assert server.requests[0].query == {"fieldSelector": "spec.nodeName=node-a"}
+    assert server.requests[0].headers["User-Agent"] == f"podgpu/{__version__}"
+    assert "Authorization" not in server.requests[0].headers
+
+
+def test_a_server_under_a_path_as_rancher_has_it(server: SimulatedApiServer, config: ApiConfig) -> None:
+    assert failure(replace(config, server=f"{server.url}/k8s/clusters/c-1")).reason == "not_found"
+    assert server.requests[0].path == f"/k8s/clusters/c-1{PODS}"
+
+
+def test_unauthorized(server: SimulatedApiServer, config: ApiConfig, caplog: pytest.LogCaptureFixture) -> None:
+    server.tokens = frozenset({"good"})
+    with caplog.at_level(logging.DEBUG):
+        error = failure(replace(config, token="bad-secret"))
+    assert error.reason == "unauthorized"
+    assert "the test" in str(error)
+    assert "bad-secret" not in caplog.text + str(error) + repr(error.__cause__)
+    assert len(server.requests) == 1  # the same token would be refused again
+
+
+def test_a_new_token_is_taken_up_when_the_old_one_is_refused(
+    server: SimulatedApiServer, config: ApiConfig, tmp_path: Path
+) -> None:
+    file = tmp_path / "token"
+    file.write_text("old")
+    server.tokens = frozenset({"old"})
+
+    async def ask() -> None:
+        async with ApiClient(replace(config, token_file=str(file))) as client:
+            await client.get(PODS)
+            server.tokens = frozenset({"new"})
+            file.write_text("new")
+            await client.get(PODS)
+
+    asyncio.run(ask())
+    assert [request.token for request in server.requests] == ["old", "old", "new"]
+
+
+def test_forbidden_repeats_the_server_and_names_the_rule(server: SimulatedApiServer, config: ApiConfig) -> None:
+    sentence = 'pods is forbidden: User "x" cannot list resource "pods" in API group "" at the cluster scope'
+    server.refusal = (403, sentence)
+    error = failure(config)
+    assert error.reason == "forbidden"
+    assert sentence in str(error)
+    assert 'ClusterRole the rule {apiGroups: [""], resources: ["pods"], verbs: ["list"]}' in str(error)
+
+
+@pytest.mark.parametrize(
+    ("path", "rule"),
+    [
+        ("/api/v1/pods", 'ClusterRole the rule {apiGroups: [""], resources: ["pods"], verbs: ["list", "watch"]}'),
+        (
+            "/api/v1/namespaces/ops/configmaps/counters",
+            'Role in namespace ops the rule {apiGroups: [""], resources: ["configmaps"], verbs: ["get"]}',
+        ),
+        (
+            "/apis/resource.k8s.io/v1/resourceslices",
+            'ClusterRole the rule {apiGroups: ["resource.k8s.io"], resources: ["resourceslices"],'
+            ' verbs: ["list", "watch"]}',
+        ),
+        ("/api/v1/namespaces/ops", 'the rule {apiGroups: [""], resources: ["namespaces"], verbs: ["get"]}'),
+        ("/apis/resource.k8s.io", 'nonResourceURLs: ["/apis/resource.k8s.io"], verbs: ["get"]'),
+        ("/version", 'nonResourceURLs: ["/version"], verbs: ["get"]'),
+    ],
+)
+def test_the_rule_to_add(path: str, rule: str) -> None:
+    assert rule in rule_to_add(path, ("list", "watch"))
+
+
+@pytest.mark.parametrize(
+    ("status", "reason"),
+    [(404, "not_found"), (410, "gone"), (500, "server_error"), (503, "server_error"), (400, "bad_answer")],
+)
+def test_refusals(server: SimulatedApiServer, config: ApiConfig, status: int, reason: str) -> None:
+    server.refusal = (status, "the server's own words")
+    error = failure(config)
+    assert error.reason == reason
+    assert "the server's own words" in str(error)
+
+
+def test_throttling_is_waited_out_within_the_deadline(server: SimulatedApiServer, config: ApiConfig) -> None:
+    server.refusal, server.retry_after = (429, "too many requests"), 1
+
+    async def ask() -> dict[str, Any]:
+        async with ApiClient(config) as client:
+            asking = asyncio.create_task(client.get(PODS))
+            while not server.requests:
+                await asyncio.sleep(0.001)
+            server.refusal = None
+            return await asking
+
+    assert asyncio.run(ask())["items"] == []
+    assert len(server.requests) == 2
+
+
+@pytest.mark.parametrize("retry_after", [None, 30, 10**9])
+def test_throttling_past_the_deadline_is_an_error(
+    server: SimulatedApiServer, config: ApiConfig, retry_after: int | None
+) -> None:
+    server.refusal, server.retry_after = (429, "too many requests"), retry_after
+    error = failure(config)
+    assert error.reason == "throttled"
+    assert len(server.requests) == 1
+    assert getattr(error, "retry_after", None) == min(retry_after or 0, 300)
+
+
+def test_nobody_there(config: ApiConfig) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        port = held.getsockname()[1]
+    error = failure(replace(config, server=f"http://127.0.0.1:{port}"))
+    assert error.reason == "unreachable"
+    assert "refused" in str(error)
+
+
+def test_no_such_name(config: ApiConfig) -> None:
+    assert failure(replace(config, server="http://podgpu.invalid:1")).reason == "unreachable"
+
+
+def test_a_server_that_hangs(server: SimulatedApiServer, config: ApiConfig) -> None:
+    server.hang()
+    assert failure(config, deadline=0.05).reason == "timeout"
+    server.resume()
+
+
+def test_a_body_that_never_comes(config: ApiConfig) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+
+        def serve() -> None:
+            connection, _ = listening.accept()
+            with connection:
+                connection.recv(65536)
+                connection.sendall(http("200 OK", "Content-Length: 10", body="{"))
+                connection.recv(1)  # until the client gives up
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        assert failure(replace(config, server=url), deadline=0.2).reason == "timeout"
+        thread.join()
+
+
+def test_an_answer_too_large(server: SimulatedApiServer, config: ApiConfig) -> None:
+    server.put("pods", *(pod(f"pod-{number}") for number in range(50)))
+    error = failure(config, largest_answer=1000)
+    assert error.reason == "bad_answer"
+    assert "larger than" in str(error)
+
+
+@pytest.mark.parametrize("answer", [b"", b"<html>", b"[]", b"7", b"\xff", b"[" * 100_000])
+def test_an_answer_that_is_no_object(server: SimulatedApiServer, config: ApiConfig, answer: bytes) -> None:
+    server.raw_answer = answer
+    assert failure(config).reason == "bad_answer"
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (http("302 Found", "Location: http://127.0.0.1:1/login", "Content-Length: 0"), "bad_answer"),
+        (b"SSH-2.0-OpenSSH_9.6\r\n", "bad_answer"),
+        (http("200 OK", "Content-Length: 10", body="{"), "unreachable"),
+        (b"", "unreachable"),
+        (http("500 Oops", "Content-Length: 10", body="{"), "server_error"),
+    ],
+)
+def test_answers_no_api_server_gives(config: ApiConfig, answer: bytes, reason: str) -> None:
+    with raw_server(answer) as url:
+        assert failure(replace(config, server=url)).reason == reason
+
+
+@pytest.mark.parametrize("url", ["http://\u2488.test", "http://127.0.0.1:99999", "http://a..b"])
+def test_a_url_that_cannot_be_asked(config: ApiConfig, url: str) -> None:
+    assert failure(replace(config, server=url)).reason in ("bad_kubeconfig", "unreachable")
+
+
+def test_one_object_by_its_name(server: SimulatedApiServer, config: ApiConfig) -> None:
+    server.put("configmaps", {"metadata": {"name": "counters", "namespace": "ops"}, "data": {"metrics": "x"}})
+    assert get(config, "/api/v1/namespaces/ops/configmaps/counters")["data"] == {"metrics": "x"}
+    assert failure(config, "/api/v1/namespaces/ops/configmaps/other").reason == "not_found"
+
+
+def test_slices_in_both_versions(server: SimulatedApiServer, config: ApiConfig) -> None:
+    device = {"name": "gpu-0", "attributes": {"uuid": {"string": "GPU-1"}}}
+    server.put("resourceslices", {"metadata": {"name": "s"}, "spec": {"nodeName": "node-a", "devices": [device]}})
+    versions = get(config, "/apis/resource.k8s.io")["versions"]
+    assert [one["version"] for one in versions] == ["v1", "v1beta1"]
+    new = get(config, "/apis/resource.k8s.io/v1/resourceslices")["items"][0]["spec"]["devices"]
+    old = get(config, "/apis/resource.k8s.io/v1beta1/resourceslices")["items"][0]["spec"]["devices"]
+    assert new == [device]
+    assert old == [{"name": "gpu-0", "basic": {"attributes": device["attributes"]}}]
+    server.resource_api_versions = ()
+    assert failure(config, "/apis/resource.k8s.io").reason == "not_found"
+    assert failure(config, "/apis/resource.k8s.io/v1/resourceslices").reason == "not_found"

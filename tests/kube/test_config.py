@@ -1,0 +1,309 @@
+"""Finding the API server: service account, kubeconfigs merged, and complaints that name file and field."""
+
+from __future__ import annotations
+
+import base64
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from podgpu.errors import SourceError
+from podgpu.kube.config import ApiConfig, load_config
+from podgpu.kube.kubeconfig import parse_kubeconfig
+from podgpu.kube.section import parse_sections
+
+PEM = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"
+PEM64 = base64.b64encode(PEM.encode()).decode()
+
+
+def kubeconfig(cluster: dict[str, Any] | None = None, user: dict[str, Any] | None = None, name: str = "lab") -> Any:
+    return {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": name,
+        "contexts": [{"name": name, "context": {"cluster": name, "user": name, "namespace": "ops"}}],
+        "clusters": [{"name": name, "cluster": {"server": "https://10.0.0.1:6443/"} | (cluster or {})}],
+        "users": [{"name": name, "user": user or {}}],
+    }
+
+
+def write(path: Path, content: Any) -> str:
+    path.write_text(content if isinstance(content, str) else yaml.safe_dump(content))
+    return str(path)
+
+
+@pytest.fixture
+def account(tmp_path: Path) -> Path:
+    folder = tmp_path / "serviceaccount"
+    folder.mkdir()
+    for name, text in (("token", "secret-token"), ("ca.crt", PEM), ("namespace", "gpu-operator\n")):
+        (folder / name).write_text(text)
+    return folder
+
+
+def in_pod(host: str = "10.96.0.1") -> dict[str, str]:
+    return {"KUBERNETES_SERVICE_HOST": host, "KUBERNETES_SERVICE_PORT": "443", "HOME": "/nowhere"}
+
+
+def test_a_pod_uses_its_service_account(account: Path) -> None:
+    found = load_config(environ=in_pod(), service_account=str(account))
+    assert found.server == "https://10.96.0.1:443"
+    assert found.namespace == "gpu-operator"
+    assert found.token_file == str(account / "token")
+    assert found.ca.file == str(account / "ca.crt")
+
+
+def test_ipv6_hosts_get_brackets(account: Path) -> None:
+    assert load_config(environ=in_pod("fd00::1"), service_account=str(account)).server == "https://[fd00::1]:443"
+
+
+def test_a_named_kubeconfig_wins_over_the_service_account(account: Path, tmp_path: Path) -> None:
+    file = write(tmp_path / "config", kubeconfig())
+    assert load_config(file, environ=in_pod(), service_account=str(account)).server == "https://10.0.0.1:6443"
+    environ = in_pod() | {"KUBECONFIG": file}
+    assert load_config(context="lab", environ=environ, service_account=str(account)).namespace == "ops"
+
+
+def test_a_pod_without_a_token_is_told_what_to_set(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="automountServiceAccountToken") as caught:
+        load_config(environ=in_pod(), service_account=str(tmp_path))
+    assert caught.value.reason == "no_api_config"
+
+
+def test_nothing_at_all_is_told_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match=r"name a kubeconfig in \$KUBECONFIG") as caught:
+        load_config(environ={"HOME": str(tmp_path)}, service_account=str(tmp_path))
+    assert caught.value.reason == "no_api_config"
+
+
+def test_home_is_the_last_resort(tmp_path: Path) -> None:
+    (tmp_path / ".kube").mkdir()
+    write(tmp_path / ".kube" / "config", kubeconfig())
+    found = load_config(environ={"HOME": str(tmp_path)}, service_account=str(tmp_path))
+    assert found.origin == f"{tmp_path}/.kube/config (context lab)"
+
+
+def test_several_files_are_merged_and_the_first_wins(tmp_path: Path) -> None:
+    first, second = kubeconfig({"server": "https://first"}), kubeconfig({"server": "https://second"}, {"token": "t"})
+    first["users"] = []
+    second["current-context"] = "other"
+    second["contexts"].append({"name": "other", "context": {"cluster": "lab"}})
+    files = [write(tmp_path / "a", first), str(tmp_path / "missing"), write(tmp_path / "b", second)]
+    environ = {"KUBECONFIG": ":".join(files)}
+    merged = load_config(environ=environ, service_account=str(tmp_path))
+    assert (merged.server, merged.token) == ("https://first", "t")
+    assert load_config(context="other", environ=environ, service_account=str(tmp_path)).token == ""
+
+
+def test_an_entry_is_taken_whole_from_the_first_file(tmp_path: Path) -> None:
+    first, second = kubeconfig(), kubeconfig({"tls-server-name": "api.test"})
+    environ = {"KUBECONFIG": f"{write(tmp_path / 'a', first)}:{write(tmp_path / 'b', second)}"}
+    assert load_config(environ=environ, service_account=str(tmp_path)).tls_server_name == ""
+
+
+def test_paths_are_relative_to_the_file_that_has_them(tmp_path: Path) -> None:
+    user = {"client-certificate": "pki/me.crt", "client-key": "/abs/me.key", "tokenFile": "token"}
+    found = load_config(write(tmp_path / "config", kubeconfig({"certificate-authority": "ca.crt"}, user)))
+    assert found.ca.file == str(tmp_path / "ca.crt")
+    assert (found.certificate.file, found.key.file) == (str(tmp_path / "pki/me.crt"), "/abs/me.key")
+    assert found.token_file == str(tmp_path / "token")
+
+
+def test_data_wins_over_the_file(tmp_path: Path) -> None:
+    cluster = {"certificate-authority": "ca.crt", "certificate-authority-data": PEM64, "tls-server-name": "api.test"}
+    found = load_config(write(tmp_path / "config", kubeconfig(cluster)))
+    assert (found.ca.file, found.ca.text, found.tls_server_name) == ("", PEM, "api.test")
+
+
+def test_an_exec_plugin_is_read_whole(tmp_path: Path) -> None:
+    plugin = {
+        "apiVersion": "client.authentication.k8s.io/v1",
+        "command": "./bin/login",
+        "args": ["--cluster", "lab"],
+        "env": [{"name": "PROFILE", "value": "ops"}],
+        "provideClusterInfo": True,
+        "interactiveMode": "IfAvailable",
+        "installHint": "get it\nfrom us",
+    }
+    cluster = {
+        "certificate-authority-data": PEM64,
+        "extensions": [{"name": "client.authentication.k8s.io/exec", "extension": {"audience": "lab"}}],
+    }
+    found = load_config(write(tmp_path / "config", kubeconfig(cluster, {"exec": plugin}))).plugin
+    assert found is not None
+    assert (found.command, found.args) == (f"{tmp_path}/./bin/login", ("--cluster", "lab"))
+    assert (found.env, found.install_hint) == ((("PROFILE", "ops"),), "get it from us")
+    assert found.cluster == {
+        "server": "https://10.0.0.1:6443",
+        "certificate-authority-data": PEM64,
+        "config": {"audience": "lab"},
+    }
+
+
+def test_nothing_hidden_shows(tmp_path: Path) -> None:
+    plugin = {
+        "apiVersion": "client.authentication.k8s.io/v1",
+        "command": "login",
+        "args": ["--password=secret"],
+        "env": [{"name": "PASSWORD", "value": "secret"}],
+    }
+    user = {"token": "secret", "client-certificate-data": PEM64, "client-key-data": PEM64, "exec": plugin}
+    shown = repr(load_config(write(tmp_path / "config", kubeconfig(user=user))))
+    assert "secret" not in shown
+    assert "AAAA" not in shown
+
+
+def test_skipping_verification_is_honoured_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        found = load_config(write(tmp_path / "config", kubeconfig({"insecure-skip-tls-verify": True})))
+    assert not found.verify
+    assert "insecure-skip-tls-verify" in caplog.text
+
+
+@pytest.mark.parametrize("server", ["http://10.0.0.1:8080", "http://api.example"])
+def test_a_token_does_not_travel_in_the_clear(tmp_path: Path, server: str) -> None:
+    with pytest.raises(SourceError, match="plain HTTP"):
+        load_config(write(tmp_path / "config", kubeconfig({"server": server}, {"token": "t"})))
+
+
+@pytest.mark.parametrize("server", ["http://127.0.0.1:8001", "http://localhost:8001", "http://[::1]:8001"])
+def test_but_may_stay_at_home(tmp_path: Path, server: str) -> None:
+    assert load_config(write(tmp_path / "config", kubeconfig({"server": server}, {"token": "t"}))).token == "t"
+
+
+EXEC = {"apiVersion": "client.authentication.k8s.io/v1", "command": "login"}
+
+
+@pytest.mark.parametrize(
+    ("cluster", "user", "field"),
+    [
+        ({"server": ""}, {}, "clusters[lab].cluster.server"),
+        ({"server": "10.0.0.1:6443"}, {}, "clusters[lab].cluster.server"),
+        ({"server": "https://me:pw@host"}, {}, "clusters[lab].cluster.server"),
+        ({"server": "https://[::1"}, {}, "clusters[lab].cluster.server"),
+        ({"server": ["https://host"]}, {}, "clusters[lab].cluster.server is not a text"),
+        ({"proxy-url": "http://proxy"}, {}, "clusters[lab].cluster.proxy-url is not supported"),
+        ({"insecure-skip-tls-verify": "maybe"}, {}, "clusters[lab].cluster.insecure-skip-tls-verify"),
+        ({"insecure-skip-tls-verify": True, "certificate-authority": "ca"}, {}, "remove one of them"),
+        ({"certificate-authority-data": "%%%"}, {}, "clusters[lab].cluster.certificate-authority-data"),
+        ({}, {"username": "me"}, "users[lab].user.username is not supported"),
+        ({}, {"auth-provider": {"name": "gcp"}}, "users[lab].user.auth-provider"),
+        ({}, {"as": "admin"}, "users[lab].user.as is not supported"),
+        ({}, {"client-certificate": "a"}, "users[lab].user.client-key is missing"),
+        ({}, {"exec": EXEC | {"apiVersion": "client.authentication.k8s.io/v1alpha1"}}, "user.exec.apiVersion"),
+        ({}, {"exec": EXEC | {"command": ""}}, "users[lab].user.exec.command is missing"),
+        ({}, {"exec": EXEC | {"args": "x"}}, "users[lab].user.exec.args"),
+        ({}, {"exec": EXEC | {"env": [{"value": "x"}]}}, "users[lab].user.exec.env[0].name"),
+        ({}, {"exec": EXEC | {"interactiveMode": "Always"}}, "users[lab].user.exec.interactiveMode"),
+        ({}, {"exec": "login"}, "users[lab].user.exec is not a mapping"),
+        ({"certificate-authority": "gone"}, {"exec": EXEC | {"provideClusterInfo": True}}, "certificate-authority"),
+    ],
+)
+def test_complaints_name_file_and_field(tmp_path: Path, cluster: Any, user: Any, field: str) -> None:
+    file = write(tmp_path / "config", kubeconfig(cluster, user))
+    with pytest.raises(SourceError) as caught:
+        load_config(file)
+    assert caught.value.reason == "bad_kubeconfig"
+    assert str(caught.value).startswith(file)
+    assert field in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("", "current-context is not set"),
+        ("[]", "not a mapping"),
+        ("current-context: x", "contexts has no 'x' (there are: none)"),
+        ("contexts: 3\ncurrent-context: x", "contexts is not a list"),
+        ("contexts: [3]\ncurrent-context: x", "contexts[0] is not a mapping"),
+        ("contexts: [{name: x}, {name: x}]\ncurrent-context: x", "contexts[1].name is there twice"),
+        ("contexts: [{name: x, context: {cluster: y}}]\ncurrent-context: x", "names 'y', which is not in clusters"),
+        ("contexts: [{name: x}]\ncurrent-context: x", "contexts[x].context.cluster is missing"),
+        ("a: !!int ''", "not YAML"),
+        ("a: !!timestamp soon", "not YAML"),
+        ("a: !!python/object:os.system {}", "not YAML"),
+        ("[" * 3000, "not YAML"),
+    ],
+)
+def test_what_is_no_kubeconfig(tmp_path: Path, content: str, says: str) -> None:
+    with pytest.raises(SourceError) as caught:
+        load_config(write(tmp_path / "config", content))
+    assert caught.value.reason == "bad_kubeconfig"
+    assert says in str(caught.value)
+
+
+def test_a_syntax_error_does_not_quote_the_line(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="in line 3") as caught:
+        load_config(write(tmp_path / "config", "a: b\ntoken: 'secret-token\n"))
+    assert "secret-token" not in str(caught.value)
+    assert caught.value.__cause__ is None
+
+
+def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="cannot read the kubeconfig"):
+        load_config(str(tmp_path / "missing"))
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(SourceError, match="not UTF-8"):
+        load_config(str(tmp_path / "binary"))
+
+
+def test_names_that_look_like_numbers_or_flags_stay_names(tmp_path: Path) -> None:
+    content = yaml.safe_dump(kubeconfig(user={"token": "t"}, name="on")).replace("'on'", "on")
+    assert load_config(write(tmp_path / "config", content)).token == "t"
+    content = yaml.safe_dump(kubeconfig(user={"token": "t"}, name="0123")).replace("'0123'", "0123")
+    assert load_config(write(tmp_path / "config", content)).token == "t"
+
+
+_scalars = st.none() | st.booleans() | st.integers() | st.text(max_size=12) | st.sampled_from(["lab", "https://h"])
+_any_yaml = st.recursive(
+    _scalars,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+_cluster_fields = ("server", "certificate-authority-data", "insecure-skip-tls-verify", "proxy-url", "extensions")
+_user_fields = ("token", "tokenFile", "exec", "client-key-data", "client-certificate", "as")
+_exec_fields = ("apiVersion", "command", "args", "env", "provideClusterInfo", "installHint")
+
+
+def _part(names: tuple[str, ...], **deeper: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    return st.fixed_dictionaries({}, optional=dict.fromkeys(names, _any_yaml) | deeper)
+
+
+# PyYAML is slow, and more so on a machine that does other things too.
+_at_leisure = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+_clusters = _part(_cluster_fields)
+_users = _part(_user_fields, exec=_part(_exec_fields, apiVersion=st.just("client.authentication.k8s.io/v1")))
+
+
+def _only_source_errors(content: bytes) -> None:
+    try:
+        found: ApiConfig | str = parse_kubeconfig([parse_sections(content, "config")])
+    except SourceError as error:
+        found = error.reason
+    assert found == "bad_kubeconfig" or isinstance(found, ApiConfig)
+
+
+@_at_leisure
+@given(st.binary(max_size=200) | st.text(max_size=200).map(lambda text: text.encode("utf-8", "surrogatepass")))
+def test_any_bytes_give_a_config_or_a_source_error(content: bytes) -> None:
+    _only_source_errors(content)
+
+
+@_at_leisure
+@given(st.text(alphabet="&*!<:-? []{}|>'\"#%@,\n\t01aT~.\\u", max_size=60))
+def test_anything_like_yaml_gives_a_config_or_a_source_error(content: str) -> None:
+    _only_source_errors(content.encode())
+
+
+@_at_leisure
+@given(
+    cluster=_clusters, user=_users, whole=st.dictionaries(st.sampled_from(["users", "clusters", "contexts"]), _any_yaml)
+)
+def test_any_kubeconfig_gives_a_config_or_a_source_error(cluster: Any, user: Any, whole: Any) -> None:
+    _only_source_errors(yaml.safe_dump(kubeconfig(cluster, user) | whole).encode())
+    _only_source_errors(yaml.safe_dump(kubeconfig(cluster, user)).encode())

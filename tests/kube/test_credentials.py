@@ -1,0 +1,249 @@
+"""Tokens that rotate and plugins that make them: renewed in time, renewed when refused, never shown."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from podgpu.errors import SourceError
+from podgpu.kube.config import ApiConfig, ExecPlugin
+from podgpu.kube.credentials import Credentials
+from podgpu.kube.exec_plugin import parse_credential, run_plugin
+
+V1 = "client.authentication.k8s.io/v1"
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1_800_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def token_of(credentials: Credentials) -> str:
+    return asyncio.run(credentials.current()).token
+
+
+def refuse(credentials: Credentials) -> None:
+    credentials.doubt(asyncio.run(credentials.current()))
+
+
+def from_file(path: Path, clock: Clock, token: str = "") -> Credentials:
+    return Credentials(ApiConfig("http://127.0.0.1", "the test", token=token, token_file=str(path)), clock)
+
+
+def test_a_token_file_is_read_again_after_a_minute(tmp_path: Path) -> None:
+    file, clock = tmp_path / "token", Clock()
+    file.write_text("one\n")
+    credentials = from_file(file, clock)
+    assert token_of(credentials) == "one"
+    file.write_text("two")
+    clock.now += 59
+    assert token_of(credentials) == "one"
+    clock.now += 1
+    assert token_of(credentials) == "two"
+    file.write_text("three")
+    clock.now -= 3600  # the clock was set back
+    assert token_of(credentials) == "three"
+
+
+def test_a_token_file_is_read_again_when_refused(tmp_path: Path) -> None:
+    file, clock = tmp_path / "token", Clock()
+    file.write_text("one")
+    credentials = from_file(file, clock)
+    refuse(credentials)
+    file.write_text("two")
+    assert token_of(credentials) == "two"
+
+
+def test_the_last_token_is_kept_while_the_file_is_away(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file, clock = tmp_path / "token", Clock()
+    file.write_text("one-secret")
+    credentials = from_file(file, clock)
+    assert token_of(credentials) == "one-secret"
+    file.unlink()
+    clock.now += 61
+    assert token_of(credentials) == "one-secret"
+    assert "cannot read the token" in caplog.text
+    assert "one-secret" not in caplog.text
+
+
+def test_a_token_file_that_was_never_there(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="cannot read the token"):
+        token_of(from_file(tmp_path / "token", Clock()))
+    assert token_of(from_file(tmp_path / "token", Clock(), token="written-out")) == "written-out"
+
+
+@pytest.mark.parametrize("text", ["", "a b", "a\r\nX-Evil: 1", "ä"])
+def test_a_token_that_cannot_stand_in_a_header(tmp_path: Path, text: str) -> None:
+    (tmp_path / "token").write_text(text)
+    with pytest.raises(SourceError) as caught:
+        token_of(from_file(tmp_path / "token", Clock()))
+    assert caught.value.reason == "no_token"
+    assert "Evil" not in str(caught.value)
+
+
+def plugin(tmp_path: Path, code: str, **options: Any) -> ExecPlugin:
+    script = tmp_path / "plugin.py"
+    script.write_text(code)
+    return ExecPlugin(sys.executable, V1, ("-S", str(script)), **options)
+
+
+def printing(status: str, count: Path | None = None) -> str:
+    counting = f"open({str(count)!r}, 'a').write('x')\n" if count else ""
+    answer = f"{{'apiVersion': {V1!r}, 'kind': 'ExecCredential', 'status': {status}}}"
+    return f"{counting}import json, os\nprint(json.dumps({answer}))"
+
+
+def run(made: ExecPlugin, seconds: float = 20.0) -> Any:
+    return run_plugin(made, seconds, threading.Event())
+
+
+def test_a_plugin_gives_a_token_or_a_certificate(tmp_path: Path) -> None:
+    assert run(plugin(tmp_path, printing("{'token': 'made'}"))).token == "made"
+    both = run(plugin(tmp_path, printing("{'clientCertificateData': 'C', 'clientKeyData': 'K'}")))
+    assert (both.certificate, both.key, both.token) == ("C", "K", "")
+    assert "'C'" not in repr(both)
+
+
+def test_a_plugin_is_told_the_cluster_its_variables_and_that_nobody_is_there(tmp_path: Path) -> None:
+    told = tmp_path / "told"
+    code = f"import os, sys\nopen({str(told)!r}, 'w').write(os.environ['KUBERNETES_EXEC_INFO'])\n"
+    code += printing("{'token': os.environ['PROFILE'] + repr(len(os.read(0, 9)))}")
+    made = run(plugin(tmp_path, code, env=(("PROFILE", "ops"),), cluster={"server": "https://h"}))
+    assert made.token == "ops0"
+    assert json.loads(told.read_text()) == {
+        "apiVersion": V1,
+        "kind": "ExecCredential",
+        "spec": {"interactive": False, "cluster": {"server": "https://h"}},
+    }
+
+
+def test_a_plugin_runs_until_shortly_before_its_credential_expires(tmp_path: Path) -> None:
+    count, clock = tmp_path / "count", Clock()
+    clock.now = 1_893_456_000.0 - 600  # ten minutes before the year 2030
+    made = plugin(tmp_path, printing("{'token': 't', 'expirationTimestamp': '2030-01-01T00:00:00Z'}", count))
+    credentials = Credentials(ApiConfig("http://127.0.0.1", "the test", plugin=made), clock)
+    for seconds, runs in ((0, 1), (539, 1), (2, 2), (0, 2), (29, 2), (1, 3)):
+        clock.now += seconds
+        assert token_of(credentials) == "t"
+        assert len(count.read_text()) == runs
+    refuse(credentials)
+    token_of(credentials)
+    assert len(count.read_text()) == 4
+
+
+def test_without_an_expiry_a_plugin_runs_once(tmp_path: Path) -> None:
+    count, clock = tmp_path / "count", Clock()
+    made = plugin(tmp_path, printing("{'token': 't'}", count))
+    credentials = Credentials(ApiConfig("http://127.0.0.1", "the test", plugin=made), clock)
+    token_of(credentials)
+    clock.now += 1e9
+    token_of(credentials)
+    assert count.read_text() == "x"
+
+
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        (
+            "import sys\nprint('secret')\nprint('first\\nlast words', file=sys.stderr)\nsys.exit(3)",
+            "code 3: last words",
+        ),
+        ("import sys\nsys.stderr.write('x' * 100000 + '\\nend')\nsys.exit(1)", "code 1: end"),
+        ("print('x' * 2000000)", "more than 1 MiB"),
+        ("print('secret')", "is not JSON"),
+        ("print('[]')", "is no ExecCredential"),
+        ('print(\'{"kind": "ExecCredential", "apiVersion": "v0"}\')', "not of the version"),
+        (printing("None"), "has no status"),
+        (printing("{}"), "neither a token nor a certificate"),
+        (printing("{'clientKeyData': 'secret'}"), "neither a token nor a certificate"),
+        (printing("{'token': 7}"), "other than a text"),
+        (printing("{'token': 'secret', 'expirationTimestamp': 'soon'}"), "is no time"),
+    ],
+)
+def test_a_plugin_that_fails(tmp_path: Path, code: str, says: str) -> None:
+    with pytest.raises(SourceError) as caught:
+        run(plugin(tmp_path, code))
+    assert caught.value.reason == "exec_plugin"
+    assert says in str(caught.value)
+    assert "secret" not in str(caught.value)
+
+
+def test_a_plugin_that_is_not_there() -> None:
+    with pytest.raises(SourceError, match=r"cannot run .* get it here"):
+        run(ExecPlugin("/nowhere/login", V1, install_hint="get it here"))
+
+
+def _is_gone(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def test_a_plugin_that_hangs_is_ended_with_what_it_started(tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    made = ExecPlugin("/bin/sh", V1, ("-c", f"sleep 600 & echo $! > {pid}; echo waiting >&2; wait"))
+    with pytest.raises(SourceError, match="took too long and was ended: waiting"):
+        run(made, seconds=1.0)
+    until = time.monotonic() + 5
+    while not _is_gone(int(pid.read_text())) and time.monotonic() < until:
+        time.sleep(0.01)
+    assert _is_gone(int(pid.read_text()))
+
+
+def test_a_plugin_is_ended_when_nobody_wants_it_any_more(tmp_path: Path) -> None:
+    started = tmp_path / "started"
+    os.mkfifo(started)
+    made = plugin(tmp_path, f"import time\nopen({str(started)!r}, 'w').close()\ntime.sleep(600)")
+    credentials = Credentials(ApiConfig("http://127.0.0.1", "the test", plugin=made), plugin_seconds=500)
+
+    async def give_up() -> None:
+        running = asyncio.create_task(credentials.current())
+        await asyncio.to_thread(lambda: started.open().close())
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+
+    began = time.monotonic()
+    asyncio.run(give_up())  # waits for the thread the plugin runs in
+    assert time.monotonic() - began < 20
+
+
+_json = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+)
+_status = st.dictionaries(
+    st.sampled_from(["token", "clientCertificateData", "clientKeyData", "expirationTimestamp"]), _json
+)
+
+
+@given(st.binary(max_size=50) | _json.map(lambda value: json.dumps(value).encode()))
+def test_any_output_gives_a_credential_or_a_source_error(output: bytes) -> None:
+    with pytest.raises(SourceError):
+        parse_credential(output, ExecPlugin("login", V1))
+
+
+@given(_status | _json)
+def test_any_status_gives_a_credential_or_a_source_error(status: Any) -> None:
+    output = json.dumps({"kind": "ExecCredential", "apiVersion": V1, "status": status}).encode()
+    try:
+        made = parse_credential(output, ExecPlugin("login", V1))
+        found = made.token or made.certificate
+    except SourceError as error:
+        found = error.reason
+    assert found

@@ -1,0 +1,108 @@
+"""Certificates: whom we believe, what we show, and problems said plainly."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from podgpu.kube.config import ApiConfig, Pem
+from podgpu.kube.watch import Watcher
+from podgpu.simulate.api_server import SimulatedApiServer
+
+from .conftest import HURRY, PODS, Certificates, eventually, name_of, pod
+from .test_client import failure, get
+
+
+def config_for(server: SimulatedApiServer, certificates: Certificates, ca: str = "ca") -> ApiConfig:
+    return ApiConfig(server.url, "the test", ca=Pem(file=certificates.path(f"{ca}.crt")))
+
+
+def test_a_server_of_the_right_authority(certificates: Certificates) -> None:
+    with SimulatedApiServer(certificates.server_context()) as server:
+        config = config_for(server, certificates)
+        assert get(config)["items"] == []
+        assert get(replace(config, ca=Pem(text=certificates.text("ca.crt"))))["items"] == []
+
+
+@pytest.mark.parametrize(
+    ("shown", "believed", "says"),
+    [
+        ("server", "stranger", "comes from an authority that podgpu was not given"),
+        ("elsewhere", "ca", "is made out to another address"),
+        ("expired", "ca", "has expired"),
+    ],
+)
+def test_certificate_problems_are_said_plainly(
+    certificates: Certificates, shown: str, believed: str, says: str
+) -> None:
+    with SimulatedApiServer(certificates.server_context(shown)) as server:
+        config = config_for(server, certificates, believed)
+        error = failure(config)
+        assert error.reason == "tls"
+        assert says in str(error)
+        assert get(replace(config, ca=Pem(), verify=False))["items"] == []
+
+
+def test_a_server_behind_another_name(certificates: Certificates) -> None:
+    with SimulatedApiServer(certificates.server_context("elsewhere")) as server:
+        config = config_for(server, certificates)
+        assert get(replace(config, tls_server_name="api.test"))["items"] == []
+        assert "another name" in str(failure(replace(config, tls_server_name="wrong.test")))
+
+
+def test_a_client_certificate_is_shown(certificates: Certificates) -> None:
+    with SimulatedApiServer(certificates.server_context(ask_client=True)) as server:
+        config = config_for(server, certificates)
+        certificate, key = Pem(file=certificates.path("client.crt")), Pem(text=certificates.text("client.key"))
+        assert get(replace(config, certificate=certificate, key=key))["items"] == []
+        assert failure(config).reason in ("tls", "unreachable")
+
+
+def test_a_server_that_speaks_no_tls(server: SimulatedApiServer, config: ApiConfig) -> None:
+    error = failure(replace(config, server=server.url.replace("http:", "https:")))
+    assert error.reason == "tls"
+    assert "no TLS connection" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("ca", "certificate", "key", "says"),
+    [
+        (Pem(text="no certificate"), Pem(), Pem(), "the certificate authority is not a PEM"),
+        (Pem(file="/nowhere/ca.crt"), Pem(), Pem(), "cannot read /nowhere/ca.crt"),
+        (Pem(), Pem(text="no certificate"), Pem(text="no key"), "cannot be used together"),
+    ],
+)
+def test_files_that_are_no_certificates(ca: Pem, certificate: Pem, key: Pem, says: str) -> None:
+    config = ApiConfig("https://127.0.0.1:1", "the test", ca=ca, certificate=certificate, key=key)
+    error = failure(config)
+    assert error.reason == "tls"
+    assert says in str(error)
+
+
+def test_a_key_with_a_password_is_refused_and_not_asked_for(certificates: Certificates, tmp_path: Path) -> None:
+    from .conftest import _openssl
+
+    locked = str(tmp_path / "locked.key")
+    _openssl(tmp_path, "ec", "-in", certificates.path("client.key"), "-aes128", "-passout", "pass:pw", "-out", locked)
+    config = ApiConfig(
+        "https://127.0.0.1:1", "the test", certificate=Pem(file=certificates.path("client.crt")), key=Pem(file=locked)
+    )
+    assert failure(config).reason == "tls"
+
+
+def test_a_watcher_takes_up_a_replaced_authority(certificates: Certificates, tmp_path: Path) -> None:
+    authority = tmp_path / "ca.crt"
+    shutil.copy(certificates.path("stranger.crt"), authority)
+    with SimulatedApiServer(certificates.server_context()) as server:
+        server.put("pods", pod("one"))
+        config = ApiConfig(server.url, "the test", ca=Pem(file=str(authority)))
+        with Watcher(config, PODS, {}, name_of, pace=HURRY) as watcher:
+            eventually(lambda: watcher.error is not None)
+            assert watcher.error is not None
+            assert watcher.error.reason == "tls"
+            shutil.copy(certificates.path("ca.crt"), authority)
+            eventually(lambda: watcher.items() == ("one",))
+            eventually(lambda: watcher.error is None)

@@ -1,0 +1,512 @@
+"""A collection kept by list and watch, against a server that cuts, forgets, refuses, hangs and talks nonsense."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+import tracemalloc
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from podgpu.kube.config import ApiConfig, ExecPlugin
+from podgpu.kube.watch import Pace, Watcher
+from podgpu.simulate.api_server import Request, SimulatedApiServer
+
+from .conftest import HURRY, PODS, eventually, name_of, pod
+
+MakeWatcher = Callable[..., Watcher[Any]]
+
+
+def watches(server: SimulatedApiServer) -> list[Request]:
+    return [request for request in server.requests if request.watches]
+
+
+def lists(server: SimulatedApiServer) -> list[Request]:
+    return [request for request in server.requests if not request.watches]
+
+
+def wait_watching(server: SimulatedApiServer, watcher: Watcher[Any], times: int = 1) -> None:
+    eventually(lambda: len(watches(server)) >= times and server.open_watches and watcher.error is None)
+
+
+def reason(watcher: Watcher[Any]) -> str:
+    error = watcher.error
+    return error.reason if error is not None else ""
+
+
+def test_it_follows_the_collection(server: SimulatedApiServer, watch: MakeWatcher) -> None:
+    server.put("pods", pod("a"), pod("b"))
+    watcher = watch()
+    assert watcher.wait_synced(10)
+    assert watcher.synced
+    assert watcher.items() == ("a", "b")
+    wait_watching(server, watcher)
+    server.put("pods", pod("c"))
+    eventually(lambda: watcher.items() == ("a", "b", "c"))
+    server.remove("pods", "a", "team")
+    eventually(lambda: watcher.items() == ("b", "c"))
+    assert watcher.failures == {}
+
+
+def test_it_speaks_the_protocol(server: SimulatedApiServer, watch: MakeWatcher) -> None:
+    server.put("pods", pod("a"))
+    selector = {"fieldSelector": "spec.nodeName=node-a"}
+    watcher = watch(params=selector)
+    wait_watching(server, watcher)
+    first, second = server.requests
+    assert first.query == selector | {"resourceVersion": "0"}
+    seconds = int(second.query["timeoutSeconds"])
+    assert 300 <= seconds < 600
+    assert second.query == selector | {
+        "watch": "true",
+        "allowWatchBookmarks": "true",
+        "timeoutSeconds": str(seconds),
+        "resourceVersion": str(server.version),
+    }
+    assert first.port == second.port
+
+
+def test_only_what_the_caller_keeps_is_kept(server: SimulatedApiServer, watch: MakeWatcher) -> None:
+    def keep(body: dict[str, Any]) -> str | None:
+        return body["metadata"]["labels"].get("app")
+
+    server.put("pods", pod("a", app="train"), pod("b"))
+    watcher = watch(keep)
+    wait_watching(server, watcher)
+    assert (watcher.items(), watcher.version) == (("train",), 1)
+    server.put("pods", pod("a", app="train", heartbeat="1"))  # changes nothing that is kept
+    server.put("pods", pod("b", app="serve"))
+    eventually(lambda: watcher.items() == ("train", "serve"))
+    assert watcher.version == 2
+    assert watcher.items() is watcher.items()
+    server.put("pods", pod("a"))
+    eventually(lambda: watcher.items() == ("serve",))
+    assert watcher.version == 3
+
+
+def test_a_selector_is_left_and_entered(server: SimulatedApiServer, watch: MakeWatcher) -> None:
+    server.put("pods", pod("pending", node=""), pod("other", node="node-b"))
+    watcher = watch(params={"fieldSelector": "spec.nodeName=node-a"})
+    wait_watching(server, watcher)
+    assert watcher.items() == ()
+    server.put("pods", pod("pending"))
+    eventually(lambda: watcher.items() == ("pending",))
+    server.put("pods", pod("pending", node="node-b"))
+    eventually(lambda: watcher.items() == ())
+
+
+def test_a_pod_of_the_same_name_is_another_pod(server: SimulatedApiServer, watch: MakeWatcher) -> None:
+    server.put("pods", pod("a"))
+    watcher = watch(lambda body: body["metadata"]["uid"])
+    wait_watching(server, watcher)
+    before = watcher.items()
+    server.remove("pods", "a", "team")
+    server.put("pods", pod("a"))
+    eventually(lambda: len(watcher.items()) == 1 and watcher.items() != before)
+
+
+def test_a_watch_that_ends_goes_on_where_it_was(server: SimulatedApiServer, watch: MakeWatcher) -> None:
+    watcher = watch()
+    wait_watching(server, watcher)
+    server.put("pods", pod("a"))
+    eventually(lambda: watcher.items() == ("a",))
+    reached = str(server.version)
+    server.end_watches()
+    wait_watching(server, watcher, 2)
+    assert watches(server)[1].query["resourceVersion"] == reached
+    assert len(lists(server)) == 1
+    assert watcher.failures == {}
+
+
+def test_a_bookmark_moves_the_version(server: SimulatedApiServer, watch: MakeWatcher) -> None:
+    watcher = watch(params={"fieldSelector": "spec.nodeName=node-a"})
+    wait_watching(server, watcher)
+    server.put("pods", pod("elsewhere", node="node-b"))
+    server.bookmark()
+    server.compact()
+    server.end_watches()
+    wait_watching(server, watcher, 2)
+    assert watches(server)[1].query["resourceVersion"] == str(server.version)
+    assert len(lists(server)) == 1
+    assert watcher.version == 0
+
+
+def test_a_cut_connection_misses_nothing(server: SimulatedApiServer, watch: MakeWatcher) -> None:
+    server.put("pods", pod("a"))
+    watcher = watch()
+    wait_watching(server, watcher)
+    server.cut_watches()
+    server.put("pods", pod("b"))
+    server.remove("pods", "a", "team")
+    eventually(lambda: watcher.items() == ("b",))
+    assert len(lists(server)) == 1
+    assert watcher.failures == {"unreachable": 1}
+
+
+@pytest.mark.parametrize("as_event", [False, True])
+def test_a_version_too_old_is_listed_again(server: SimulatedApiServer, watch: MakeWatcher, as_event: bool) -> None:
+    server.gone_as_event = as_event
+    server.put("pods", pod("a"))
+    watcher = watch()
+    wait_watching(server, watcher)
+    server.stop()
+    server.put("pods", pod("b"))
+    server.remove("pods", "a", "team")
+    server.compact()
+    server.start()
+    eventually(lambda: watcher.items() == ("b",))
+    eventually(lambda: watcher.error is None)
+    assert watcher.failures["gone"] == 1
+    assert [request.query.get("resourceVersion") for request in lists(server)] == ["0", "0"]
+
+
+def test_any_other_error_event_is_listed_again(server: SimulatedApiServer, watch: MakeWatcher) -> None:
+    watcher = watch()
+    wait_watching(server, watcher)
+    server.send(json.dumps({"type": "ERROR", "object": {"code": 500, "message": "etcd is ill"}}).encode() + b"\n")
+    wait_watching(server, watcher, 2)
+    assert watcher.failures == {"server_error": 1}
+    assert len(lists(server)) == 2
+
+
+def test_time_does_not_run_backwards(server: SimulatedApiServer, watch: MakeWatcher) -> None:
+    watcher = watch()
+    wait_watching(server, watcher)
+    server.freeze_cache()
+    server.put("pods", pod("a"))
+    eventually(lambda: watcher.items() == ("a",))
+    seen, version = str(server.version), watcher.version
+    server.send(b"nonsense\n")
+    wait_watching(server, watcher, 2)
+    assert watcher.items() == ("a",)
+    assert watcher.version == version  # the late list was never shown
+    asked = lists(server)[-1].query
+    assert (asked["resourceVersion"], asked["resourceVersionMatch"]) == (seen, "NotOlderThan")
+
+
+def test_after_a_restored_backup_etcd_is_believed(server: SimulatedApiServer, watch: MakeWatcher) -> None:
+    server.put("pods", pod("a"))
+    watcher = watch()
+    wait_watching(server, watcher)
+    server.rewind(50)
+    server.put("pods", pod("b"))
+    server.send(b"nonsense\n")
+    eventually(lambda: len(watches(server)) >= 2 and watcher.error is None)
+    assert set(watcher.items()) == {"a", "b"}
+    assert "resourceVersion" not in lists(server)[-1].query
+    assert watches(server)[-1].query["resourceVersion"] == "51"
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"nonsense\n",
+        b"\xff\xfe\n",
+        b"[]\n",
+        b'{"type": "ADDED"}\n',
+        b'{"type": "ADDED", "object": {}}\n',
+        b'{"type": "ADDED", "object": {"metadata": {"resourceVersion": "7"}}}\n',
+        b'{"type": "PAINTED", "object": {"metadata": {"resourceVersion": "7"}}}\n',
+        b'{"type": "BOOKMARK", "object": {"metadata": {}}}\n',
+        b"[" * 100_000 + b"\n",
+        b"x" * 200_001,
+    ],
+    ids=range(10),
+)
+def test_garbage_is_counted_and_listed_again(server: SimulatedApiServer, watch: MakeWatcher, garbage: bytes) -> None:
+    server.put("pods", pod("a"))
+    watcher = watch(longest_line=200_000)
+    wait_watching(server, watcher)
+    server.send(garbage)
+    wait_watching(server, watcher, 2)
+    server.put("pods", pod("b"))
+    eventually(lambda: watcher.items() == ("a", "b"))
+    assert watcher.failures == {"bad_answer": 1}
+    assert len(lists(server)) == 2
+
+
+@pytest.mark.parametrize(
+    "answer", [b"", b"[]", b"{}", b'{"items": [{}], "metadata": {"resourceVersion": "1"}}', b'{"items": 3}']
+)
+def test_a_garbled_list_is_asked_for_again(server: SimulatedApiServer, watch: MakeWatcher, answer: bytes) -> None:
+    server.put("pods", pod("a"))
+    server.raw_answer = answer
+    watcher = watch()
+    eventually(lambda: watcher.failures.get("bad_answer", 0) >= 2)
+    assert not watcher.synced
+    assert not watcher.wait_synced(0)
+    server.raw_answer = None
+    eventually(lambda: watcher.items() == ("a",))
+
+
+def test_blank_lines_are_nothing(server: SimulatedApiServer, watch: MakeWatcher) -> None:
+    watcher = watch()
+    wait_watching(server, watcher)
+    server.send(b"\n\r\n  \n")
+    server.put("pods", pod("a"))
+    eventually(lambda: watcher.items() == ("a",))
+    assert watcher.failures == {}
+
+
+def test_a_silent_watch_past_its_end_is_dead(server: SimulatedApiServer, watch: MakeWatcher) -> None:
+    server.overstays = True
+    watcher = watch(pace=replace(HURRY, watch_seconds=(1, 1), idle_slack=-0.9))
+    eventually(lambda: len(watches(server)) >= 3)
+    assert watcher.failures["timeout"] >= 2
+    assert len(lists(server)) == 1
+
+
+def test_the_server_is_away_for_a_while(server: SimulatedApiServer, watch: MakeWatcher) -> None:
+    server.put("pods", pod("a"))
+    watcher = watch()
+    wait_watching(server, watcher)
+    server.stop()
+    eventually(lambda: reason(watcher) == "unreachable")
+    assert watcher.synced
+    assert watcher.items() == ("a",)
+    server.put("pods", pod("b"))
+    server.start()
+    eventually(lambda: watcher.items() == ("a", "b"))
+    assert watcher.error is None
+    assert len(lists(server)) == 1
+
+
+def test_a_server_that_hangs_is_asked_again(server: SimulatedApiServer, watch: MakeWatcher) -> None:
+    server.put("pods", pod("a"))
+    server.hang()
+    watcher = watch(pace=replace(HURRY, deadline=0.1))
+    eventually(lambda: reason(watcher) == "timeout")
+    server.resume()
+    eventually(lambda: watcher.items() == ("a",))
+
+
+@pytest.mark.parametrize(
+    ("status", "word"),
+    [(401, "unauthorized"), (403, "forbidden"), (404, "not_found"), (429, "throttled"), (500, "server_error")],
+)
+def test_refused_and_later_let_in(server: SimulatedApiServer, watch: MakeWatcher, status: int, word: str) -> None:
+    server.put("pods", pod("a"))
+    server.refusal = (status, "no")
+    watcher = watch()
+    eventually(lambda: reason(watcher) == word)
+    assert not watcher.synced
+    server.refusal = None
+    wait_watching(server, watcher)
+    assert watcher.items() == ("a",)
+
+
+def test_one_refusal_names_all_that_is_needed(server: SimulatedApiServer, watch: MakeWatcher) -> None:
+    server.refusal = (403, "pods is forbidden")
+    watcher = watch()
+    eventually(lambda: reason(watcher) == "forbidden")
+    assert 'verbs: ["list", "watch"]' in str(watcher.error)
+
+
+def test_watching_alone_is_refused(server: SimulatedApiServer, watch: MakeWatcher) -> None:
+    server.put("pods", pod("a"))
+    server.refusal, server.refuse_watches_only = (403, "cannot watch"), True
+    watcher = watch()
+    eventually(lambda: watcher.failures.get("forbidden", 0) >= 3)
+    assert watcher.items() == ("a",)
+    assert len(lists(server)) == 1  # what was listed is not listed again and again
+
+
+def test_a_new_token_is_taken_up(
+    server: SimulatedApiServer, watch: MakeWatcher, config: ApiConfig, tmp_path: Path
+) -> None:
+    (tmp_path / "token").write_text("old")
+    server.tokens = frozenset({"new"})
+    watcher = watch(config=replace(config, token_file=str(tmp_path / "token")))
+    eventually(lambda: reason(watcher) == "unauthorized")
+    (tmp_path / "token").write_text("new")
+    wait_watching(server, watcher)
+    assert watcher.synced
+
+
+def test_retry_after_is_waited_for(server: SimulatedApiServer, watch: MakeWatcher) -> None:
+    server.refusal, server.retry_after = (429, "too many requests"), 1
+    watcher = watch()
+    eventually(lambda: reason(watcher) == "throttled")
+    seen = time.monotonic()
+    server.refusal = None
+    assert watcher.wait_synced(10)
+    assert time.monotonic() - seen > 0.8
+    assert len(lists(server)) == 2
+
+
+def test_an_object_the_caller_cannot_take_hides_no_other(
+    server: SimulatedApiServer, watch: MakeWatcher, caplog: pytest.LogCaptureFixture
+) -> None:
+    def keep(body: dict[str, Any]) -> str:
+        return str(body["metadata"]["labels"]["app"])
+
+    server.put("pods", pod("a", app="x"), pod("b"))
+    watcher = watch(keep)
+    wait_watching(server, watcher)
+    server.put("pods", pod("c"), pod("d", app="y"))
+    eventually(lambda: watcher.items() == ("x", "y"))
+    assert watcher.failures == {"bug": 2}
+    assert caplog.text.count("could not be taken in") == 1
+
+
+def test_a_broken_key_is_an_error_and_no_crash(server: SimulatedApiServer, watch: MakeWatcher) -> None:
+    server.put("pods", pod("a"))
+    watcher = watch(key=lambda body: body["nothing"])
+    eventually(lambda: reason(watcher) == "bug")
+    eventually(lambda: watcher.failures["bug"] >= 2)
+
+
+def _close_in_time(watcher: Watcher[Any]) -> None:
+    began = time.monotonic()
+    watcher.close()
+    assert time.monotonic() - began < 1.5
+    assert not any(thread is watcher._thread for thread in threading.enumerate())
+    watcher.close()
+
+
+def test_closing_is_prompt(server: SimulatedApiServer, config: ApiConfig) -> None:
+    _close_in_time(Watcher(config, PODS, {}, name_of))
+    server.put("pods", pod("a"))
+    watching = Watcher(config, PODS, {}, name_of)
+    wait_watching(server, watching)
+    _close_in_time(watching)
+    assert watching.items() == ("a",)
+    eventually(lambda: server.open_watches == 0)
+    server.hang()
+    asked = len(server.requests)
+    hanging = Watcher(config, PODS, {}, name_of)
+    eventually(lambda: len(server.requests) > asked)
+    _close_in_time(hanging)
+    server.resume()
+
+
+def test_closing_is_prompt_while_it_stays_away(server: SimulatedApiServer, config: ApiConfig) -> None:
+    server.refusal = (500, "no")
+    watcher = Watcher(config, PODS, {}, name_of, pace=Pace(first_wait=600, longest_wait=600, chance=lambda: 1.0))
+    eventually(lambda: watcher.error is not None)
+    _close_in_time(watcher)
+
+
+def test_closing_is_prompt_while_a_plugin_runs(config: ApiConfig, tmp_path: Path) -> None:
+    started = tmp_path / "started"
+    code = f"open({str(started)!r}, 'w').close(); import time; time.sleep(600)"
+    plugin = ExecPlugin(sys.executable, "client.authentication.k8s.io/v1", ("-S", "-c", code))
+    watcher = Watcher(replace(config, plugin=plugin), PODS, {}, name_of)
+    eventually(started.exists)
+    _close_in_time(watcher)
+
+
+def test_readers_never_see_half_a_change(server: SimulatedApiServer, watch: MakeWatcher) -> None:
+    server.put("pods", pod("keeps"))
+    watcher = watch()
+    wait_watching(server, watcher)
+    done, wrong = threading.Event(), []
+
+    def read() -> None:
+        version = 0
+        while not done.is_set():
+            before, items = watcher.version, watcher.items()
+            if "keeps" not in items or len(items) > 2 or before < version:
+                wrong.append(items)
+            version = before
+
+    readers = [threading.Thread(target=read) for _ in range(2)]
+    for reader in readers:
+        reader.start()
+    for number in range(25):
+        server.put("pods", pod(f"comes-{number}"))
+        server.remove("pods", f"comes-{number}", "team")
+    server.put("pods", pod("last"))
+    eventually(lambda: "last" in watcher.items())
+    done.set()
+    for reader in readers:
+        reader.join()
+    assert wrong == []
+
+
+def test_memory_stays_flat_over_thousands_of_events(server: SimulatedApiServer, watch: MakeWatcher) -> None:
+    watcher = watch(lambda body: body["metadata"]["resourceVersion"])
+    wait_watching(server, watcher)
+
+    def burst(first: int, count: int) -> None:
+        padding = "x" * 500
+        events = (
+            {
+                "type": "MODIFIED",
+                "object": {"metadata": {"uid": "u", "resourceVersion": str(1000 + number), "padding": padding}},
+            }
+            for number in range(first, first + count)
+        )
+        server.send(b"".join(json.dumps(event).encode() + b"\n" for event in events))
+        eventually(lambda: watcher.items() == (str(1000 + first + count - 1),), within=60)
+
+    tracemalloc.start()
+    try:
+        burst(0, 500)
+        before, _ = tracemalloc.get_traced_memory()
+        for start in range(500, 5500, 500):
+            burst(start, 500)
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert after - before < 500_000  # five thousand events are 3 MB
+
+
+_stories = st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["x", "ü", "\n", None])), min_size=1, max_size=8)
+
+
+def _live(server: SimulatedApiServer, story: list[tuple[str, str | None]]) -> set[tuple[str, str]]:
+    """Play changes on the server; what must be there in the end."""
+    world: dict[str, str] = {}
+    for name, label in story:
+        if label is None:
+            server.remove("pods", name, "team")
+            world.pop(name, None)
+        else:
+            server.put("pods", pod(name, app=label))
+            world[name] = label
+    return set(world.items())
+
+
+def _name_and_label(body: dict[str, Any]) -> tuple[str, str]:
+    return body["metadata"]["name"], body["metadata"]["labels"]["app"]
+
+
+_over_http = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+@_over_http
+@given(story=_stories, piece=st.integers(1, 400))
+def test_any_cut_into_pieces_gives_the_same_items(story: list[tuple[str, str | None]], piece: int) -> None:
+    with SimulatedApiServer() as server:
+        server.piece = piece
+        config = ApiConfig(server.url, "the test")
+        with Watcher(config, PODS, {}, _name_and_label, pace=HURRY) as watcher:
+            wait_watching(server, watcher)
+            there = _live(server, [*story, ("end", "x")])
+            eventually(lambda: set(watcher.items()) == there)
+            assert watcher.failures == {}
+            assert len(server.requests) == 2
+
+
+@_over_http
+@given(story=_stories, at=st.integers(1, 1500))
+def test_a_connection_cut_at_any_byte_gives_the_same_items(story: list[tuple[str, str | None]], at: int) -> None:
+    with SimulatedApiServer() as server:
+        server.cut_after = at
+        config = ApiConfig(server.url, "the test")
+        with Watcher(config, PODS, {}, _name_and_label, pace=HURRY) as watcher:
+            wait_watching(server, watcher)
+            server.cut_after = None
+            there = _live(server, [*story, ("end", "x")])
+            eventually(lambda: set(watcher.items()) == there)
+            assert len(lists(server)) == 1
+            assert set(watcher.failures) <= {"unreachable"}
