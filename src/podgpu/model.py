@@ -241,6 +241,7 @@ class Snapshot:
     clock_events: Mapping[tuple[str, str], int] = field(default_factory=dict)
     """(device key, clock event) -> samples in the window with that bit set."""
     device_count: DeviceCount = DeviceCount()
+    usage: Usage = Usage()
 
 
 class Labels:

@@ -9,12 +9,16 @@ from typing import Any
 
 from podgpu.model import (
     Assignment,
+    ContainerUsage,
     Device,
     DeviceCount,
+    DeviceTotals,
+    NamespaceTotals,
     Outcome,
     Reading,
     Snapshot,
     Unmapped,
+    Usage,
     Value,
     Workload,
     XidTally,
@@ -51,6 +55,7 @@ def load_snapshot(text: str) -> Snapshot:
         last_xid=plain["last_xid"],
         clock_events={(device, event): n for device, event, n in plain["clock_events"]},
         device_count=DeviceCount(**plain["device_count"]),
+        usage=_usage(plain["usage"]),
     )
 
 
@@ -61,6 +66,14 @@ def _device(plain: Mapping[str, Any]) -> Device:
 def _assignment(plain: Mapping[str, Any]) -> Assignment:
     attributes = tuple((name, value) for name, value in plain["attributes"])
     return Assignment(**{**plain, "holder": Workload(**plain["holder"]), "attributes": attributes})
+
+
+def _usage(plain: Mapping[str, Any]) -> Usage:
+    return Usage(
+        tuple(ContainerUsage(**{**c, "holder": Workload(**c["holder"])}) for c in plain["containers"]),
+        tuple(DeviceTotals(**t) for t in plain["devices"]),
+        tuple(NamespaceTotals(**t) for t in plain["namespaces"]),
+    )
 
 
 def _by_field(plain: Mapping[str, Value]) -> dict[int, Any]:

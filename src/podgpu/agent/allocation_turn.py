@@ -44,7 +44,8 @@ class AllocationTurn:
         self._deadline = deadline
         self._clock = clock
         self._last_good: dict[str, tuple[float, Allocation]] = {}
-        self._complete: Complete = lambda workload: workload
+        self.complete: Complete = lambda workload: workload
+        """Who is who, as last read."""
         self.errors: Counter[tuple[str, str]] = Counter()
 
     @property
@@ -57,14 +58,14 @@ class AllocationTurn:
         self._identify()
         outcomes = tuple(self._outcome(name, result) for name, result in results.items())
         kept = {name: self._keep(name, result) for name, result in results.items()}
-        merged = merge({n: a for n, a in kept.items() if a is not None}, self._complete)
+        merged = merge({n: a for n, a in kept.items() if a is not None}, self.complete)
         return AllocationPart(merged if devices else _without_unknown(merged), outcomes)
 
     def _identify(self) -> None:
         """Who is who, read after the holders so that a container just started is known; else as it was last known."""
         if self._identities is not None:
             result = self._isolation.run({"identities": self._identities}, self._deadline)["identities"]
-            self._complete = result.value or self._complete
+            self.complete = result.value or self.complete
 
     def _keep(self, name: str, result: Result[Allocation]) -> Allocation | None:
         now = self._clock()

@@ -1,4 +1,4 @@
-"""The agent: two cadences (telemetry, allocation), one snapshot. Whatever changes something publishes anew."""
+"""The agent: three cadences (telemetry, allocation, usage), one snapshot. Whatever changes something publishes anew."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
+from podgpu.accounting.containers import ContainerFinder
 from podgpu.agent.allocation_turn import AllocationPart, AllocationTurn, Identities
 from podgpu.agent.change_log import ChangeLog
 from podgpu.agent.isolate import Isolation
 from podgpu.agent.publish import Published, publish
 from podgpu.agent.tallies import ClockEventLog, XidLog
 from podgpu.agent.telemetry_turn import TelemetryPart, TelemetryTurn
+from podgpu.agent.usage_turn import UsagePart, UsageTurn
 from podgpu.allocation.source import AllocationSource
 from podgpu.catalog.counters import Counter as MetricCounter
 from podgpu.catalog.families import THROTTLE_REASONS
@@ -38,6 +40,7 @@ WARM_UP_SECONDS = 1.0
 class Settings:
     interval: float = 30.0
     allocation_interval: float = 5.0
+    usage_interval: float = 1.0
     selection: Selection = field(default_factory=Selection)
     policy: Policy = field(default_factory=Policy)
 
@@ -70,7 +73,9 @@ class Agent:
         identities: Identities | None = None,
         pod_labels: Callable[[], PodLabels] = dict,
         counter_feed: CounterFeed | None = None,
+        containers: ContainerFinder | None = None,
     ) -> None:
+        """`containers` finds a process's container; without it nobody's usage is accounted for."""
         self.settings = settings or Settings()
         self.clock = clock or Clock()
         self._telemetry = telemetry
@@ -90,6 +95,12 @@ class Agent:
             allocation, identities, self._isolation, self.settings.deadline, self.clock.monotonic
         )
         self._pod_labels = pod_labels
+        self._usage_turn = (
+            None
+            if containers is None
+            else UsageTurn(telemetry, containers, self._isolation, self.settings.deadline, self.clock.monotonic)
+        )
+        self._usage_part = UsagePart()
         self._xids = XidLog(policy.xid_window_ms / 1000)
         self._clock_events = ClockEventLog(policy.clock_window_ms / 1000)
         self._changes = ChangeLog()
@@ -101,6 +112,7 @@ class Agent:
         self._turn = threading.Lock()
         self._publishing = threading.Lock()
         self._stopping = False
+        self._stopped = threading.Event()
         self._due = float("-inf")
         self._wake = threading.Event()
         self._allocate_now = threading.Event()
@@ -129,6 +141,16 @@ class Agent:
         """One allocation turn, and a new rendering."""
         self._allocate_now.clear()
         self._allocation_part = self._allocation_turn.collect(self._telemetry_part.devices)
+        self._publish()
+
+    def read_usage(self) -> None:
+        """One usage turn, and a new rendering."""
+        if self._usage_turn is None or self.clock.monotonic() < self._released_until:
+            return
+        assignments = self._allocation_part.allocation.assignments
+        self._usage_part = self._usage_turn.collect(
+            self._telemetry_part.devices, assignments, self._allocation_turn.complete
+        )
         self._publish()
 
     def read_counters(self) -> None:
@@ -168,6 +190,8 @@ class Agent:
         telemetry, allocation = self._telemetry_part, self._allocation_part.allocation
         configured = {c.field.id for c in self._policy.counters}
         errors = self._telemetry_turn.errors + self._allocation_turn.errors + self._counter_errors
+        if self._usage_turn is not None:
+            errors = errors + self._usage_turn.errors
         return Snapshot(
             taken_at=self._taken_at,
             devices=telemetry.selected,
@@ -175,7 +199,12 @@ class Agent:
             assignments=allocation.assignments,
             unmapped=allocation.unmapped,
             pod_labels=self._pod_labels(),
-            outcomes=telemetry.outcomes + self._allocation_part.outcomes + self._counters_outcome,
+            outcomes=(
+                *telemetry.outcomes,
+                *self._allocation_part.outcomes,
+                *self._usage_part.outcomes,
+                *self._counters_outcome,
+            ),
             errors=dict(errors),
             unsupported=tuple(u for u in telemetry.unsupported if u[1] in configured),
             dropped=dict(self._telemetry_turn.dropped),
@@ -183,14 +212,18 @@ class Agent:
             last_xid=dict(self._xids.last),
             clock_events=self._clock_events.counts(),
             device_count=telemetry.device_count,
+            usage=self._usage_part.usage,
         )
 
     def warm_up(self) -> None:
         """Both readings that rates need, and the holders: what --once prints."""
         self.read_telemetry()
+        self.read_allocation()
+        self.read_usage()
         self._wake.wait(min(WARM_UP_SECONDS, self.settings.interval))
         self.read_telemetry()
         self.read_allocation()
+        self.read_usage()
 
     def check_selection(self) -> None:
         """Holds `-d` against the devices that are here; raises UsageError. Without a driver nothing is checked."""
@@ -206,6 +239,8 @@ class Agent:
         self._spawn("telemetry", lambda: self._telemetry_loop(on_fatal))
         if self._allocation_turn.has_sources or self._counter_feed is not None:
             self._spawn("allocation", self._allocation_loop)
+        if self._usage_turn is not None:
+            self._spawn("usage", self._usage_loop)
 
     @staticmethod
     def _spawn(name: str, loop: Callable[[], None]) -> None:
@@ -232,6 +267,12 @@ class Agent:
             if not self._stopping:
                 self.read_counters()
                 self.read_allocation()
+
+    def _usage_loop(self) -> None:
+        while not self._stopping:
+            began = self.clock.monotonic()
+            self.read_usage()
+            self._stopped.wait(max(0.0, began + self.settings.usage_interval - self.clock.monotonic()))
 
     def release(self, seconds: float) -> bool:
         """Let go of the driver for a while so that it can be unloaded; False when a call in flight keeps it."""
@@ -260,6 +301,7 @@ class Agent:
     def stop(self) -> None:
         """End the loops and let go of everything; a hung driver cannot hold this up."""
         self._stopping = True
+        self._stopped.set()
         self._wake.set()
         self._allocate_now.set()
         self._let_go()

@@ -66,6 +66,105 @@ ALLOCATION_SHARE = FamilySpec(
     "Part of the device the holder was given: 1 for a whole one; absent where nobody knows.",
     ALLOCATION_LABELS,
 )
+CONTAINER_LABELS = (
+    *("gpu", "UUID", "pci_bus_id", "device", "modelName", "GPU_I_PROFILE", "GPU_I_ID", "Hostname"),
+    *("container", "namespace", "pod"),
+)
+CONTAINER_UTILIZATION = FamilySpec(
+    "podgpu_container_gpu_utilization_ratio",
+    "gauge",
+    "Part of the last second in which the container's processes ran on the device.",
+    CONTAINER_LABELS,
+)
+CONTAINER_MEMORY = FamilySpec(
+    "podgpu_container_gpu_memory_used_bytes",
+    "gauge",
+    "Device memory the container's processes use.",
+    CONTAINER_LABELS,
+)
+CONTAINER_PROCESSES = FamilySpec(
+    "podgpu_container_gpu_processes", "gauge", "Processes of the container on the device.", CONTAINER_LABELS
+)
+CONTAINER_ALLOCATED = FamilySpec(
+    "podgpu_container_gpu_allocated_seconds_total",
+    "counter",
+    "Share of the device held, times how long it was held.",
+    CONTAINER_LABELS,
+)
+CONTAINER_BUSY = FamilySpec(
+    "podgpu_container_gpu_busy_seconds_total",
+    "counter",
+    "Time in which the container's processes ran on the device, from the driver's timestamped samples.",
+    CONTAINER_LABELS,
+)
+CONTAINER_IDLE = FamilySpec(
+    "podgpu_container_gpu_idle_seconds_total",
+    "counter",
+    "Time in which the container held the device and ran nothing on it.",
+    CONTAINER_LABELS,
+)
+CONTAINER_ENERGY = FamilySpec(
+    "podgpu_container_gpu_energy_joules_total",
+    "counter",
+    "The container's part of the device's energy: by use, or by share held while nobody ran anything.",
+    CONTAINER_LABELS,
+)
+USED_DEVICE_LABELS = CONTAINER_LABELS[:-3]
+DEVICE_BUSY = FamilySpec(
+    "podgpu_device_busy_seconds_total",
+    "counter",
+    "Time in which anything ran on the device; the containers' and the unattributed time add up to it.",
+    USED_DEVICE_LABELS,
+)
+DEVICE_ENERGY = FamilySpec(
+    "podgpu_device_energy_joules_total",
+    "counter",
+    "Energy the device used since the exporter started; the containers' and the unattributed energy add up to it.",
+    USED_DEVICE_LABELS,
+)
+DEVICE_MEMORY = FamilySpec(
+    "podgpu_device_memory_used_bytes",
+    "gauge",
+    "Memory in use on the device; the containers' and the unattributed memory add up to it.",
+    USED_DEVICE_LABELS,
+)
+UNATTRIBUTED_BUSY = FamilySpec(
+    "podgpu_device_unattributed_busy_seconds_total",
+    "counter",
+    "Busy time of the device that no container could be charged for.",
+    USED_DEVICE_LABELS,
+)
+UNATTRIBUTED_ENERGY = FamilySpec(
+    "podgpu_device_unattributed_energy_joules_total",
+    "counter",
+    "Energy of the device that no container could be charged for: of processes outside containers, of shares not held.",
+    USED_DEVICE_LABELS,
+)
+UNATTRIBUTED_MEMORY = FamilySpec(
+    "podgpu_device_unattributed_memory_bytes",
+    "gauge",
+    "Memory in use on the device that belongs to no container.",
+    USED_DEVICE_LABELS,
+)
+NAMESPACE_LABELS = ("namespace", "modelName")
+NAMESPACE_ALLOCATED = FamilySpec(
+    "podgpu_namespace_gpu_allocated_seconds_total",
+    "counter",
+    "GPU seconds allocated to the namespace's containers, those that ended included.",
+    NAMESPACE_LABELS,
+)
+NAMESPACE_BUSY = FamilySpec(
+    "podgpu_namespace_gpu_busy_seconds_total",
+    "counter",
+    "GPU seconds the namespace's containers were busy, those that ended included.",
+    NAMESPACE_LABELS,
+)
+NAMESPACE_ENERGY = FamilySpec(
+    "podgpu_namespace_gpu_energy_joules_total",
+    "counter",
+    "Energy charged to the namespace's containers, those that ended included.",
+    NAMESPACE_LABELS,
+)
 BUILD_INFO = FamilySpec(
     "podgpu_exporter_build_info", "gauge", "Always 1; version of podgpu and of Python.", ("version", "python_version")
 )
@@ -120,6 +219,22 @@ OWN_FAMILIES: tuple[FamilySpec, ...] = (
     XID_LAST_SEEN,
     ALLOCATION_INFO,
     ALLOCATION_SHARE,
+    CONTAINER_UTILIZATION,
+    CONTAINER_MEMORY,
+    CONTAINER_PROCESSES,
+    CONTAINER_ALLOCATED,
+    CONTAINER_BUSY,
+    CONTAINER_IDLE,
+    CONTAINER_ENERGY,
+    DEVICE_BUSY,
+    DEVICE_ENERGY,
+    DEVICE_MEMORY,
+    UNATTRIBUTED_BUSY,
+    UNATTRIBUTED_ENERGY,
+    UNATTRIBUTED_MEMORY,
+    NAMESPACE_ALLOCATED,
+    NAMESPACE_BUSY,
+    NAMESPACE_ENERGY,
     BUILD_INFO,
     SOURCE_UP,
     SOURCE_ERRORS,

@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from podgpu.accounting.containers import ContainerFinder
 from podgpu.agent.allocation_turn import Identities
 from podgpu.agent.loop import Agent, Settings
 from podgpu.allocation.api_health import ApiHealth
@@ -69,16 +70,18 @@ def build_agent(ctx: click.Context, options: dict[str, Any], api: ApiAccess) -> 
     settings = Settings(
         interval=options["collect_interval"],
         allocation_interval=options["allocation_interval"],
+        usage_interval=options["usage_interval"],
         selection=selection,
         policy=_policy(options, counters),
     )
     with naming_variable(ctx, "allocation"):
         sources = make_allocations(options["allocation"], Surroundings(options, api, telemetry))
     pod_labels = _pod_labels(options, api)
-    identities = _identities(api) if sources else None
+    identities = _identities(api)
     if api.feeds:
         sources.append(ApiHealth(api.feeds))
-    agent = Agent(telemetry, sources, settings, None, identities, pod_labels, counter_feed)
+    containers = ContainerFinder(options["path_proc"]) if options["container_usage"] else None
+    agent = Agent(telemetry, sources, settings, None, identities, pod_labels, counter_feed, containers)
     with naming_variable(ctx, "devices"):
         agent.check_selection()
     agent.read_counters()

@@ -11,11 +11,12 @@ DEFAULT_SPEC = "8xH100"
 
 
 def _nvml(argument: str) -> Telemetry:
+    from podgpu.accounting.containers import in_host_pid_namespace
     from podgpu.telemetry.nvml import NvmlTelemetry
 
     if argument:
         raise UsageError(f"--telemetry nvml takes no argument, not {argument!r}")
-    return NvmlTelemetry()
+    return NvmlTelemetry(sees_processes=in_host_pid_namespace() is True)
 
 
 def _simulated(argument: str) -> Telemetry:

@@ -3,10 +3,15 @@
 from podgpu.join.dcgm import dcgm_families
 from podgpu.join.own import own_families, self_families
 from podgpu.join.policy import Policy
+from podgpu.join.usage import usage_families
 from podgpu.model import Family, Snapshot
 
 __all__ = ["Policy", "join", "self_families"]
 
 
 def join(snapshot: Snapshot, policy: Policy) -> list[Family]:
-    return [*dcgm_families(snapshot, policy), *own_families(snapshot, policy.host)]
+    return [
+        *dcgm_families(snapshot, policy),
+        *usage_families(snapshot, policy),
+        *own_families(snapshot, policy.host),
+    ]

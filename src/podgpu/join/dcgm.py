@@ -82,7 +82,7 @@ def _holder_labels(assignment: Assignment | None, pod_labels: PodLabels, policy:
         return (), ()
     holder = assignment.holder
     own = pod_labels.get((holder.namespace, holder.pod), ())
-    return own, (*_holder_pairs(holder, policy), *assignment.attributes)
+    return own, (*holder_pairs(holder, policy), *assignment.attributes)
 
 
 @lru_cache(maxsize=4096)
@@ -108,7 +108,7 @@ def _model_name(model: str, replace_blanks: bool) -> str:
     return re.sub(r"\s+", "-", model.strip()) if replace_blanks else model
 
 
-def _holder_pairs(holder: Workload, policy: Policy) -> list[tuple[str, str]]:
+def holder_pairs(holder: Workload, policy: Policy) -> list[tuple[str, str]]:
     if holder.job:
         return [("hpc_job", holder.job)]
     names = (

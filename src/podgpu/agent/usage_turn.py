@@ -1,0 +1,119 @@
+"""One turn of usage: what each GPU's processes did since the last one, charged to the containers they belong to."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from podgpu.accounting.containers import ContainerFinder
+from podgpu.accounting.ledger import Ledger
+from podgpu.accounting.processes import require_host_pid_namespace
+from podgpu.agent.isolate import Isolation, Result
+from podgpu.errors import SourceError
+from podgpu.model import Assignment, Device, DeviceUsage, Outcome, Usage, Workload
+from podgpu.telemetry.source import Telemetry, UsageFlaws
+
+SOURCE = "usage"
+_NS = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class UsagePart:
+    """What a turn brought: the usage part of a snapshot."""
+
+    usage: Usage = field(default_factory=Usage)
+    outcomes: tuple[Outcome, ...] = ()
+
+
+class UsageTurn:
+    def __init__(
+        self,
+        telemetry: Telemetry,
+        finder: ContainerFinder,
+        isolation: Isolation,
+        deadline: float,
+        clock: Callable[[], float],
+    ) -> None:
+        self._telemetry = telemetry
+        self._finder = finder
+        self._isolation = isolation
+        self._deadline = deadline
+        self._clock = clock
+        self._ledger = Ledger()
+        self._charged_at: float | None = None
+        self._gpus: frozenset[str] = frozenset()
+        self.errors: Counter[tuple[str, str]] = Counter()
+
+    def collect(
+        self,
+        devices: Sequence[Device],
+        assignments: Sequence[Assignment],
+        complete: Callable[[Workload], Workload],
+    ) -> UsagePart:
+        gpus = [d for d in devices if not d.is_instance]
+        self._forget(gpus)
+        began = self._clock()
+        results = self._isolation.run({_worker(g): partial(self._read, g) for g in gpus}, self._deadline)
+        usages = [u for result in results.values() if result.value is not None for u in result.value[0]]
+        self._count(results)
+        owners = self._find_owners(usages, complete)
+        elapsed = 0 if self._charged_at is None else round((began - self._charged_at) * _NS)
+        self._charged_at = began
+        self._ledger.charge(usages, assignments, owners.get, elapsed)
+        return UsagePart(self._ledger.statement(), (self._outcome(self._clock() - began),))
+
+    def _read(self, gpu: Device) -> tuple[tuple[DeviceUsage, ...], UsageFlaws]:
+        return self._telemetry.usage(gpu), self._telemetry.usage_flaws(gpu)
+
+    def _forget(self, gpus: Sequence[Device]) -> None:
+        now = frozenset(g.uuid for g in gpus)
+        gone = self._gpus - now
+        if gone:
+            self._ledger.forget_devices(gone)
+            self._isolation.forget(f"usage-{uuid}" for uuid in gone)
+        self._gpus = now
+
+    def _count(self, results: dict[str, Result[tuple[tuple[DeviceUsage, ...], UsageFlaws]]]) -> None:
+        for result in results.values():
+            if isinstance(result.error, SourceError):
+                self.errors[SOURCE, result.error.reason] += 1
+            elif result.value is not None:
+                flaws = result.value[1]
+                self.errors.update((SOURCE, reason) for reason in flaws.errors)
+                self.errors.update((SOURCE, "bad_value") for _ in flaws.dropped)
+
+    def _find_owners(
+        self, usages: Sequence[DeviceUsage], complete: Callable[[Workload], Workload]
+    ) -> dict[int, Workload]:
+        """Pid -> the container it runs in, with its names; a process that cannot be told is not here."""
+        pids = {p.pid for u in usages for p in u.processes or ()} | {i for u in usages for i in u.process_busy_ns or ()}
+        self._finder.forget_others(pids)
+        owners: dict[int, Workload] = {}
+        for pid in pids:
+            found = self._finder.find(pid).workload
+            try:
+                known = complete(found) if found is not None else None
+            except SourceError as e:
+                self.errors[SOURCE, e.reason] += 1
+                continue
+            if known is not None and known.pod:
+                owners[pid] = known
+        return owners
+
+    def _outcome(self, seconds: float) -> Outcome:
+        """Outside the host's PID namespace the driver shows no processes: said, and not taken for idleness."""
+        try:
+            require_host_pid_namespace(self._finder.proc)
+        except SourceError as e:
+            return Outcome(SOURCE, seconds, e.reason, str(e))
+        return Outcome(SOURCE, seconds)
+
+    @property
+    def memory_excess(self) -> int:
+        return self._ledger.memory_excess
+
+
+def _worker(gpu: Device) -> str:
+    return f"usage-{gpu.uuid}"
