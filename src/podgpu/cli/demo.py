@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
+from pathlib import Path
 
 import click
 
+from podgpu.accounting.containers import ContainerFinder
 from podgpu.agent.loop import Agent, Settings
+from podgpu.allocation.identity import IdentityReader
 from podgpu.allocation.kubelet import KubeletAllocation
 from podgpu.catalog.counters import shipped_counters
 from podgpu.cli.logs import configure_logging
@@ -15,10 +17,10 @@ from podgpu.join import Policy
 from podgpu.serve.app import Address, parse_address, serve
 from podgpu.simulate.driver import SimulatedNvml
 from podgpu.simulate.kubelet import SimulatedKubelet
-from podgpu.simulate.node import place_loads, pods, tenants
+from podgpu.simulate.node import furnish, place_loads, pods, tenants
 from podgpu.telemetry.nvml import NvmlTelemetry
 
-_SAMPLES = ("DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_DEV_POWER_USAGE", "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE")
+_SAMPLES = ("DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_DEV_POWER_USAGE", "podgpu_container_gpu_utilization_ratio")
 
 
 @click.command("demo", context_settings={"help_option_names": ["-h", "--help"]})
@@ -32,9 +34,11 @@ def command(address: str, gpus: str) -> None:
     on_node = tenants(driver)
     place_loads(driver, on_node)
     with tempfile.TemporaryDirectory(prefix="podgpu-demo-") as directory:
-        socket = os.path.join(directory, "kubelet.sock")
+        host = Path(directory)
+        furnish(host, on_node)
+        socket = str(host / "kubelet.sock")
         with SimulatedKubelet(socket, pods(on_node)):
-            agent = _agent(driver, socket)
+            agent = _agent(driver, host, socket)
             agent.warm_up()
             click.echo(f"SIMULATED GPUs ({gpus}): every figure below is made up by podgpu's simulated driver.")
             click.echo(f"  kubelet   a real gRPC server on {socket}, {len(pods(on_node))} pods")
@@ -42,13 +46,16 @@ def command(address: str, gpus: str) -> None:
     click.echo("demo ended")
 
 
-def _agent(driver: SimulatedNvml, socket: str) -> Agent:
+def _agent(driver: SimulatedNvml, host: Path, socket: str) -> Agent:
     count = len(driver.machine.gpus)
     policy = Policy(counters=shipped_counters("dcp") or (), hostname="simulated-node")
+    names = IdentityReader(str(host / "pods"), str(host / "containers"))
     return Agent(
         NvmlTelemetry(driver, "simulated", count_expected=lambda: count),
         [KubeletAllocation(socket)],
         Settings(interval=1.0, allocation_interval=1.0, policy=policy),
+        identities=lambda: names.read().complete,
+        containers=ContainerFinder(str(host / "proc")),
     )
 
 

@@ -52,8 +52,15 @@ NAMESPACE_FAMILIES: tuple[tuple[FamilySpec, Callable[[NamespaceTotals], Figure]]
 def usage_families(snapshot: Snapshot, policy: Policy) -> list[Family]:
     known = {d.key: d for d in snapshot.devices}
     usage = snapshot.usage
-    containers = [(_container_labels(known[c.device], c, policy), c) for c in usage.containers if c.device in known]
-    devices = [(device_labels(known[t.device], (), (), (), policy), t) for t in usage.devices if t.device in known]
+    place = {key: n for n, key in enumerate(known)}
+    containers = [
+        (_container_labels(known[c.device], c, policy), c)
+        for c in sorted((c for c in usage.containers if c.device in known), key=lambda c: place[c.device])
+    ]
+    devices = [
+        (device_labels(known[t.device], (), (), (), policy), t)
+        for t in sorted((t for t in usage.devices if t.device in known), key=lambda t: place[t.device])
+    ]
     namespaces = [(Labels([("namespace", t.namespace), ("modelName", t.model)]), t) for t in usage.namespaces]
     return [
         *(spec.of(_samples(containers, figure)) for spec, figure in CONTAINER_FAMILIES),

@@ -8,13 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from uuid import UUID, uuid5
 
 from podgpu.simulate.driver import SimulatedNvml
 from podgpu.simulate.kubelet import SimulatedPod
+from podgpu.simulate.proc import SimulatedProc, container_cgroup
 from podgpu.simulate.workload import SimulatedLoad
 
 _GIB = 1024**3
 _FIRST_PID = 4000
+_NAMES = UUID("6f1f4ffc-0b8c-4d53-9b1e-6b2d0f9b8a10")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,19 +81,45 @@ def _on_gpu(position: int, gpu: int, uuid: str) -> Iterator[Tenant]:
 
 
 def place_loads(driver: SimulatedNvml, on: list[Tenant]) -> None:
+    """Who works has a process on its device."""
     for number, tenant in enumerate(on):
         if tenant.duty:
             room = driver.machine.gpus[tenant.gpu].model.memory // 2
             driver.place(
                 SimulatedLoad(
                     gpu=tenant.gpu,
-                    pid=_FIRST_PID + number,
+                    pid=_pid(number),
                     duty=tenant.duty,
                     gi_id=tenant.gi_id,
                     memory=min(tenant.memory, room),
                     phase=number * 0.013,
                 )
             )
+
+
+def furnish(root: Path, of: list[Tenant]) -> None:
+    """What the host's files say of them: /proc/<pid> of each process, and the kubelet's log directories."""
+    proc = SimulatedProc(root / "proc")
+    for number, tenant in enumerate(of):
+        uid, container_id = _uid(tenant), _container_id(tenant)
+        if tenant.duty:
+            proc.add(_pid(number), container_cgroup(uid, container_id), "python3")
+        (root / "pods" / f"{tenant.namespace}_{tenant.pod}_{uid}").mkdir(parents=True, exist_ok=True)
+        (root / "containers").mkdir(exist_ok=True)
+        log = f"{tenant.pod}_{tenant.namespace}_{tenant.container}-{container_id}.log"
+        (root / "containers" / log).touch()
+
+
+def _pid(number: int) -> int:
+    return _FIRST_PID + number
+
+
+def _uid(tenant: Tenant) -> str:
+    return str(uuid5(_NAMES, f"{tenant.namespace}/{tenant.pod}"))
+
+
+def _container_id(tenant: Tenant) -> str:
+    return sha256(f"{tenant.namespace}/{tenant.pod}/{tenant.container}".encode()).hexdigest()
 
 
 def pods(of: list[Tenant]) -> list[SimulatedPod]:
