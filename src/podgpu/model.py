@@ -86,11 +86,23 @@ class Unmapped:
 
 
 @dataclass(frozen=True, slots=True)
+class VcudaRequest:
+    """What a container asked gpu-manager for. Says nothing about which card it was given."""
+
+    holder: Workload
+    cores: int
+    """Hundredths of a card."""
+    memory_blocks: int
+    """Of 256 MiB."""
+
+
+@dataclass(frozen=True, slots=True)
 class Allocation:
     """Who was given which device, as one source saw it in one reading."""
 
     assignments: tuple[Assignment, ...] = ()
     unmapped: tuple[Unmapped, ...] = ()
+    vcuda: tuple[VcudaRequest, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +155,8 @@ class ContainerUsage:
     busy_ns: int | None = None
     idle_ns: int | None = None
     energy_mj: int | None = None
+    power_part: float | None = None
+    """Its part of the device's energy in the last window."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +241,7 @@ class Snapshot:
     readings: tuple[Reading, ...] = ()
     assignments: tuple[Assignment, ...] = ()
     unmapped: tuple[Unmapped, ...] = ()
+    vcuda: tuple[VcudaRequest, ...] = ()
     pod_labels: PodLabels = field(default_factory=dict)
     outcomes: tuple[Outcome, ...] = ()
     errors: Mapping[tuple[str, str], int] = field(default_factory=dict)

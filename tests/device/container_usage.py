@@ -99,10 +99,8 @@ def main() -> int:
     pods = [SimulatedPod(t.namespace, t.pod, {"main": {"nvidia.com/gpu.shared": [ids[t.pod]]}}) for t in TENANTS]
     with tempfile.TemporaryDirectory() as folder, SimulatedKubelet(f"{folder}/k.sock", pods) as kubelet:
         kubelet.allocatable = {"nvidia.com/gpu.shared": list(ids.values())}
-        exporter = subprocess.Popen(
-            [sys.executable, "-m", "podgpu", "exporter", "-k", "-c", "1000", "-a", f"127.0.0.1:{PORT}"]
-            + ["--pod-resources-kubelet-socket", kubelet.socket]  # noqa: RUF005
-        )
+        options = ["-k", "-c", "1000", "-a", f"127.0.0.1:{PORT}", "--pod-resources-kubelet-socket", kubelet.socket]
+        exporter = subprocess.Popen([sys.executable, "-m", "podgpu", "exporter", *options])
         try:
             time.sleep(20)  # loads compile and warm up
             return measure(gpu, exporter.pid, seconds, out)

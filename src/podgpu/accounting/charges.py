@@ -212,7 +212,9 @@ def _idle_weights(scene: Scene) -> tuple[Mapping[Who, Weight], Weight]:
     fallback = Fraction(1 if len(scene.shares) == 1 else 0)
     shares = {who: fallback if share is None else share for who, share in scene.shares.items()} if scene.window else {}
     given = sum(shares.values(), start=Fraction(0))
-    return {who: shares.get(who, 0) / max(given, Fraction(1)) for who in scene.people}, max(1 - given, Fraction(0))
+    if given > 1:
+        return {who: shares.get(who, 0) / given for who in scene.people}, 0
+    return {who: shares.get(who, 0) for who in scene.people}, 1 - given
 
 
 def _divide(whole: int, weights: Mapping[Who, Weight], rest: Weight) -> Charge:

@@ -70,7 +70,7 @@ class Ledger:
             key: self._meet(key, told.get(key), held.get(key, {}), ask)
             for key in told.keys() | held.keys() | self._accounts.keys()
         }
-        self._divide_mig_energy(turns)
+        _divide_mig_energy(turns)
         for key, turn in turns.items():
             self._enter_people(key, turn, believed(elapsed_ns))
             self._enter_device(key, turn)
@@ -125,19 +125,6 @@ class Ledger:
 
     # What they pay
 
-    def _divide_mig_energy(self, turns: Mapping[str, _Turn]) -> None:
-        for gpu, turn in turns.items():
-            if turn.scene is None or not in_pieces(turn.scene.device):
-                continue
-            instances = {key: other for key, other in turns.items() if key != gpu and physical(key) == gpu}
-            turn.seen_into = any(other.seen_into for other in instances.values())
-            met = {key: (other.scene, other.busy) for key, other in instances.items() if other.scene is not None}
-            if len(met) < len(instances):
-                continue  # what the silent one used nobody knows: all of it stays on the GPU
-            turn.energy = charge_mig_energy(turn.scene.usage, met)
-            for key, other in instances.items():
-                other.energy = _part_of(turn.energy, key)
-
     def _enter_people(self, key: str, turn: _Turn, elapsed: int) -> None:
         for who, account in self._accounts.get(key, {}).items():
             entry = _entry(who, account, turn, elapsed)
@@ -186,6 +173,26 @@ def _divide(scene: Scene) -> _Turn:
         count_processes(scene),
         scene.processes is not None,
     )
+
+
+def _divide_mig_energy(turns: Mapping[str, _Turn]) -> None:
+    instances: dict[str, dict[str, _Turn]] = {}
+    for key, turn in turns.items():
+        if key != physical(key):
+            instances.setdefault(physical(key), {})[key] = turn
+    for key, turn in turns.items():
+        if turn.scene is not None and in_pieces(turn.scene.device):
+            _divide_among(turn, turn.scene.usage, instances.get(key, {}))
+
+
+def _divide_among(turn: _Turn, gpu: DeviceUsage, instances: Mapping[str, _Turn]) -> None:
+    """If one of the instances did not answer, nobody knows its use: all of the energy stays on the GPU."""
+    turn.seen_into = any(other.seen_into for other in instances.values())
+    met = {key: (other.scene, other.busy) for key, other in instances.items() if other.scene is not None}
+    if len(met) == len(instances):
+        turn.energy = charge_mig_energy(gpu, met)
+        for key, other in instances.items():
+            other.energy = _part_of(turn.energy, key)
 
 
 def _part_of(energy: Charge, instance: str) -> Charge:

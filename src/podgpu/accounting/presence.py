@@ -91,7 +91,12 @@ def differ(one: Workload, other: Workload) -> bool:
 
 def _identify(holding: Holding | None, users: set[Workload], known: Workload | None) -> Workload:
     """The holder's word, else that of its processes: the pod that was there already, as long as it is."""
-    seen = sorted(users, key=lambda user: (known is None or user.uid != known.uid, not user.uid, astuple(user)))
-    told = [holding.workload] if holding is not None else []
-    words = [*told, *seen, *([known] if known is not None else [])]
-    return replace(words[0], uid=next((word.uid for word in words if word.uid), ""))
+    words = [] if holding is None else [holding.workload]
+    words += sorted(users, key=lambda user: _closeness(user, known)) if len(users) > 1 else users
+    words += [] if known is None else [known]
+    uid = next((word.uid for word in words if word.uid), "")
+    return words[0] if words[0].uid == uid else replace(words[0], uid=uid)
+
+
+def _closeness(user: Workload, known: Workload | None) -> tuple[bool, bool, tuple[str, ...]]:
+    return known is None or user.uid != known.uid, not user.uid, astuple(user)

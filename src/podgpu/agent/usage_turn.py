@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import TypeVar
 
 from podgpu.accounting.containers import ContainerFinder
 from podgpu.accounting.ledger import Ledger
 from podgpu.accounting.processes import require_host_pid_namespace
 from podgpu.agent.isolate import Isolation, Result
 from podgpu.errors import SourceError
-from podgpu.model import Assignment, Device, DeviceUsage, Outcome, Usage, Workload
+from podgpu.model import Assignment, Device, DeviceUsage, Outcome, Usage, Workload, physical
 from podgpu.telemetry.source import Telemetry, UsageFlaws
 
+K = TypeVar("K")
 SOURCE = "usage"
 _NS = 1_000_000_000
 
@@ -42,6 +44,7 @@ class UsageTurn:
         self._deadline = deadline
         self._clock = clock
         self._ledger = Ledger()
+        self._statement = Usage()
         self._charged_at: float | None = None
         self._gpus: frozenset[str] = frozenset()
         self.errors: Counter[tuple[str, str]] = Counter()
@@ -62,7 +65,8 @@ class UsageTurn:
         elapsed = 0 if self._charged_at is None else round((began - self._charged_at) * _NS)
         self._charged_at = began
         self._ledger.charge(usages, assignments, owners.get, elapsed)
-        return UsagePart(self._ledger.statement(), (self._outcome(self._clock() - began),))
+        before, self._statement = self._statement, self._ledger.statement()
+        return UsagePart(with_power_parts(before, self._statement), (self._outcome(self._clock() - began),))
 
     def _read(self, gpu: Device) -> tuple[tuple[DeviceUsage, ...], UsageFlaws]:
         return self._telemetry.usage(gpu), self._telemetry.usage_flaws(gpu)
@@ -113,6 +117,29 @@ class UsageTurn:
     @property
     def memory_excess(self) -> int:
         return self._ledger.memory_excess
+
+
+def with_power_parts(before: Usage, now: Usage) -> Usage:
+    """The statement, with each container's part of the energy that its GPU used since the one before."""
+    used = _energy_since({t.device: t.energy_mj for t in before.devices}, {t.device: t.energy_mj for t in now.devices})
+    earlier = {(c.device, c.holder): c.energy_mj for c in before.containers}
+    own = _energy_since(earlier, {(c.device, c.holder): c.energy_mj for c in now.containers})
+    return replace(
+        now,
+        containers=tuple(
+            replace(c, power_part=_ratio(own.get((c.device, c.holder)), used.get(physical(c.device))))
+            for c in now.containers
+        ),
+    )
+
+
+def _energy_since(before: Mapping[K, int | None], now: Mapping[K, int | None]) -> dict[K, int]:
+    pairs = ((key, before.get(key), value) for key, value in now.items())
+    return {key: value - (then or 0) for key, then, value in pairs if value is not None}
+
+
+def _ratio(part: int | None, whole: int | None) -> float | None:
+    return part / whole if part is not None and whole else None
 
 
 def _worker(gpu: Device) -> str:

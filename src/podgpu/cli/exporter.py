@@ -28,7 +28,7 @@ from podgpu.device_selection import parse_selection
 from podgpu.errors import SourceError, StartError, UsageError
 from podgpu.join import Policy
 from podgpu.model import PodLabels
-from podgpu.serve.app import parse_address, serve
+from podgpu.serve.app import GPU_MANAGER_OPTION, Address, parse_address, serve
 from podgpu.snapshot_json import dump_snapshot
 
 _log = logging.getLogger("podgpu")
@@ -43,6 +43,8 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     configure_logging(options["log_format"], options["debug"])
     with naming_variable(ctx, "address"):
         address = parse_address(options["address"])
+    with naming_variable(ctx, "gpu_manager_address"):
+        gpu_manager_address = _gpu_manager_address(options)
     if options["dump_snapshot"] and not options["once"]:
         raise UsageError("--dump-snapshot goes with --once")
     api = ApiAccess(options["kubeconfig"])
@@ -52,9 +54,20 @@ def command(ctx: click.Context, /, **options: Any) -> None:
         if options["once"]:
             _print_once(agent, options["dump_snapshot"])
         else:
-            serve(agent, address, lambda bound: _log.info("listening on %s/metrics", bound.url))
+            announce = partial(_log.info, "listening on %s/metrics")
+            serve(agent, address, lambda bound: announce(bound.url), gpu_manager_address)
     finally:
         api.close()
+
+
+def _gpu_manager_address(options: dict[str, Any]) -> Address | None:
+    text = options["gpu_manager_address"]
+    if not text:
+        return None
+    address = parse_address(text, GPU_MANAGER_OPTION)
+    if not options["gpu_manager_metrics"]:
+        raise UsageError(f"{GPU_MANAGER_OPTION} {text}: goes with --gpu-manager-metrics")
+    return address
 
 
 def build_agent(ctx: click.Context, options: dict[str, Any], api: ApiAccess) -> Agent:
@@ -96,7 +109,9 @@ def _policy(options: dict[str, Any], counters: tuple[Counter, ...]) -> Policy:
         old_namespace=options["use_old_namespace"],
         replace_blanks_in_model_name=options["replace_blanks_in_model_name"],
         pod_uid=options["kubernetes_enable_pod_uid"],
+        virtual_gpus=options["kubernetes_virtual_gpus"],
         copy_parent_values=options["mig_copy_parent_values"],
+        gpu_manager=options["gpu_manager_metrics"],
         xid_window_ms=round(options["xid_count_window_size"] * 1000),
         clock_window_ms=round(options["clock_events_count_window_size"] * 1000),
     )

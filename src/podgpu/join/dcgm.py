@@ -7,14 +7,15 @@ device's figure belongs to none of them.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from podgpu.catalog.counters import Counter
 from podgpu.catalog.families import CLOCK_EVENTS
 from podgpu.catalog.xids import xid_text
 from podgpu.join.policy import Policy
+from podgpu.join.virtual import KEPT_FOR_DEVICE, own_values
 from podgpu.model import Assignment, Device, Family, Labels, PodLabels, Reading, Sample, Snapshot, Value, Workload
 
 Pairs = tuple[tuple[str, str], ...]
@@ -34,28 +35,51 @@ def dcgm_families(snapshot: Snapshot, policy: Policy) -> Iterator[Family]:
 
 @dataclass(frozen=True, slots=True)
 class _Labelled:
-    reading: Reading
+    """One device's values under one set of labels."""
+
+    device: Device
+    values: Mapping[int, Value]
     labels: Labels
     parent_values: Mapping[int, Value]
+    only: frozenset[int] | None = None
+    """The fields this is for; None: all."""
+
+    def has(self, field_id: int) -> bool:
+        return self.only is None or field_id in self.only
 
 
 def _label_readings(snapshot: Snapshot, policy: Policy) -> list[_Labelled]:
-    holders = sole_holders(snapshot.assignments)
     label_counters = [c for c in policy.counters if c.is_label]
     parents = {r.device.uuid: r.values for r in snapshot.readings if not r.device.is_instance}
-    return [
-        _Labelled(
-            reading,
-            device_labels(
-                reading.device,
-                _label_values(label_counters, reading.values, parents.get(reading.device.uuid, {})),
-                *_holder_labels(holders.get(reading.device.key), snapshot.pod_labels, policy),
-                policy,
-            ),
-            parents.get(reading.device.uuid, {}),
-        )
-        for reading in snapshot.readings
-    ]
+    sole = sole_holders(snapshot.assignments)
+    labelled: list[_Labelled] = []
+    for reading in snapshot.readings:
+        parent = parents.get(reading.device.uuid, {})
+        plain = partial(device_labels, reading.device, _label_values(label_counters, reading.values, parent))
+        holders = [a for a in snapshot.assignments if a.device == reading.device.key] if policy.virtual_gpus else []
+        if holders:
+            device = _Labelled(reading.device, reading.values, plain((), (), policy), parent, KEPT_FOR_DEVICE)
+            labelled += [device, *(_of_holder(reading, a, plain, parent, snapshot, policy) for a in holders)]
+        else:
+            labels = plain(*_holder_labels(sole.get(reading.device.key), snapshot.pod_labels, policy), policy)
+            labelled.append(_Labelled(reading.device, reading.values, labels, parent))
+    return labelled
+
+
+def _of_holder(
+    reading: Reading,
+    assignment: Assignment,
+    plain: Callable[[Pairs, Pairs, Policy], Labels],
+    parent: Mapping[int, Value],
+    snapshot: Snapshot,
+    policy: Policy,
+) -> _Labelled:
+    pod_labels, attributes = _holder_labels(assignment, snapshot.pod_labels, policy)
+    if assignment.replica:
+        attributes = (*attributes, ("vgpu", assignment.replica))
+    who = (assignment.device, assignment.holder)
+    usage = next((u for u in snapshot.usage.containers if (u.device, u.holder) == who), None)
+    return _Labelled(reading.device, own_values(reading.values, usage), plain(pod_labels, attributes, policy), parent)
 
 
 def sole_holders(assignments: Iterable[Assignment]) -> dict[str, Assignment]:
@@ -133,8 +157,8 @@ def _samples(counter: Counter, labelled: Sequence[_Labelled], snapshot: Snapshot
 def _field_samples(counter: Counter, labelled: Sequence[_Labelled], policy: Policy) -> Iterator[Sample]:
     field_id = counter.field.id
     for item in labelled:
-        value = item.reading.values.get(field_id)
-        if value is None and policy.copy_parent_values and item.reading.device.is_instance:
+        value = item.values.get(field_id) if item.has(field_id) else None
+        if value is None and policy.copy_parent_values and item.device.is_instance:
             value = item.parent_values.get(field_id)
         if value is not None and not isinstance(value, str):
             yield Sample(item.labels, value)
@@ -143,14 +167,18 @@ def _field_samples(counter: Counter, labelled: Sequence[_Labelled], policy: Poli
 def _xid_samples(labelled: Sequence[_Labelled], snapshot: Snapshot) -> Iterator[Sample]:
     """The newest XID, 0 before the first; its number and text as labels, as dcgm-exporter has them."""
     for item in labelled:
-        xid = snapshot.last_xid.get(item.reading.device.key, 0)
+        if not item.has(XID_FIELD):
+            continue
+        xid = snapshot.last_xid.get(item.device.key, 0)
         yield Sample(_with_attributes(item.labels, ("err_code", str(xid)), ("err_msg", xid_text(xid))), xid)
 
 
 def _xid_window_samples(labelled: Sequence[_Labelled], snapshot: Snapshot, policy: Policy) -> Iterator[Sample]:
     window = ("window_size_in_ms", str(policy.xid_window_ms))
     for item in labelled:
-        tallies = [t for t in snapshot.xids if t.device == item.reading.device.key and t.in_window]
+        if not item.has(XID_COUNT_FIELD):
+            continue
+        tallies = [t for t in snapshot.xids if t.device == item.device.key and t.in_window]
         for tally in tallies:
             yield Sample(_with_attributes(item.labels, window, ("xid", str(tally.xid))), tally.in_window)
         if not tallies:
@@ -161,13 +189,13 @@ def _clock_event_samples(labelled: Sequence[_Labelled], snapshot: Snapshot, poli
     window = ("window_size_in_ms", str(policy.clock_window_ms))
     for item in labelled:
         for event in CLOCK_EVENTS.values():
-            count = snapshot.clock_events.get((item.reading.device.key, event))
-            if count:
+            count = snapshot.clock_events.get((item.device.key, event))
+            if count and item.has(CLOCK_EVENTS_COUNT_FIELD):
                 yield Sample(_with_attributes(item.labels, ("clock_event", event), window), count)
 
 
 _ATTRIBUTES = frozenset(
-    {"container", "container_name", "hpc_job", "namespace", "pod", "pod_name", "pod_namespace", "pod_uid"}
+    {"container", "container_name", "hpc_job", "namespace", "pod", "pod_name", "pod_namespace", "pod_uid", "vgpu"}
     | {f"dra_{part}" for part in ("claim_name", "claim_namespace", "device_name", "driver_name", "pool_name")}
     | {"dra_mig_device_uuid", "dra_mig_profile"}
 )

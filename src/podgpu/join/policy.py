@@ -18,8 +18,12 @@ class Policy:
     replace_blanks_in_model_name: bool = False
     pod_uid: bool = False
     """Put pod_uid beside the pod labels, where the uid is known."""
+    virtual_gpus: bool = False
+    """One series per holder of a shared device (see `virtual.py`)."""
     copy_parent_values: bool = False
     """Repeat the GPU's own figures on each of its MIG instances, as dcgm-exporter does."""
+    gpu_manager: bool = False
+    """gpu-manager's container metrics too."""
     xid_window_ms: int = 300_000
     clock_window_ms: int = 300_000
 

@@ -1,0 +1,190 @@
+"""Containers on shared GPUs, from the simulated driver and a simulated /proc to the page."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from podgpu.accounting.containers import ContainerFinder
+from podgpu.agent.loop import Agent, Clock, Settings
+from podgpu.catalog.counters import shipped_counters
+from podgpu.join import Policy
+from podgpu.model import Allocation, Assignment, Device, Workload
+from podgpu.simulate.driver import SimulatedNvml
+from podgpu.simulate.proc import OTHER_PID_NAMESPACE, SimulatedProc, container_cgroup
+from podgpu.simulate.workload import SimulatedLoad
+from podgpu.telemetry.nvml import NvmlTelemetry
+
+GIB = 1024**3
+UIDS = {name: f"{n}f1f4ffc-0b8c-4d53-9b1e-6b2d0f9b8a1{n}" for n, name in enumerate(("train", "serve", "idle"))}
+IDS = {name: f"{n:x}" * 64 for n, name in enumerate(UIDS, 1)}
+
+
+class Holders:
+    name = "kubelet"
+
+    def __init__(self) -> None:
+        self.now: list[Assignment] = []
+
+    def assignments(self, devices: Sequence[Device]) -> Allocation:
+        return Allocation(tuple(self.now))
+
+    def close(self) -> None:
+        pass
+
+
+class Node:
+    """One H100 in three time slices: two pods at work, one that holds and does nothing."""
+
+    def __init__(self, root: Path, spec: str = "1xH100", virtual: bool = False, sees: bool = True) -> None:
+        self.time = 1000.0
+        self.driver = SimulatedNvml(spec, clock=lambda: self.time, wall=self.wall, unrest=0)
+        namespace = {} if sees else {"pid_namespace": OTHER_PID_NAMESPACE}
+        self.proc = SimulatedProc(root / "proc", **namespace)
+        telemetry = NvmlTelemetry(
+            self.driver, "simulated", lambda: 1, lambda: self.time, self.wall, sees_processes=sees
+        )
+        self.holders = Holders()
+        policy = Policy(shipped_counters("default") or (), "h", virtual_gpus=virtual)
+        self.agent = Agent(
+            telemetry,
+            [self.holders],
+            Settings(interval=1.0, policy=policy),
+            Clock(lambda: self.time, self.wall),
+            identities=lambda: self.identify,
+            containers=ContainerFinder(str(root / "proc"), lambda: self.time),
+        )
+
+    def wall(self) -> float:
+        return 1_700_000_000 + self.time
+
+    @staticmethod
+    def identify(workload: Workload) -> Workload:
+        name = next((n for n, uid in UIDS.items() if uid == workload.uid or n == workload.pod), None)
+        return workload if name is None else Workload("ns", name, "main", UIDS[name], IDS[name])
+
+    def give(self, *names: str) -> None:
+        gpu = self.driver.machine.gpus[0].uuid
+        self.holders.now = [
+            Assignment(gpu, Workload("ns", name, "main"), "kubelet", str(n), 1 / 3) for n, name in enumerate(names)
+        ]
+
+    def work(self, name: str, pid: int, duty: float, memory: int) -> None:
+        self.proc.add(pid, container_cgroup(UIDS[name], IDS[name]))
+        self.driver.place(SimulatedLoad(0, pid, duty=duty, memory=memory))
+
+    def turn(self, seconds: float = 1.0) -> str:
+        self.time += seconds
+        self.agent.read_telemetry()
+        self.agent.read_allocation()
+        self.agent.read_usage()
+        return self.page
+
+    @property
+    def page(self) -> str:
+        return self.agent.published.fresh.plain.decode()
+
+    def value(self, name: str, pod: str = "") -> float | None:
+        wanted = f'pod="{pod}"' if pod else ""
+        found = [x for x in self.page.splitlines() if x.startswith(f"{name}{{") and wanted in x]
+        found = found if pod else [x for x in found if 'pod="' not in x]
+        return float(found[0].rsplit(" ", 1)[1]) if found else None
+
+
+def shared(node: Node) -> Node:
+    node.give("train", "serve", "idle")
+    node.work("train", 41, 0.5, 10 * GIB)
+    node.work("serve", 42, 0.2, 2 * GIB)
+    for _ in range(20):
+        node.turn()
+    return node
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    node = Node(tmp_path)
+    yield node
+    node.agent.stop()
+
+
+def test_each_container_has_its_own_figures(node: Node) -> None:
+    shared(node)
+    assert node.value("podgpu_container_gpu_utilization_ratio", "train") == pytest.approx(0.5, abs=0.03)
+    assert node.value("podgpu_container_gpu_utilization_ratio", "serve") == pytest.approx(0.2, abs=0.03)
+    assert node.value("podgpu_container_gpu_utilization_ratio", "idle") == 0
+    assert node.value("podgpu_container_gpu_memory_used_bytes", "train") == 10 * GIB
+    assert node.value("podgpu_container_gpu_processes", "train") == 1
+    assert node.value("podgpu_container_gpu_processes", "idle") == 0
+    assert node.value("podgpu_container_gpu_busy_seconds_total", "idle") == 0
+    assert node.value("podgpu_container_gpu_idle_seconds_total", "idle") == pytest.approx(19, abs=1.1)
+    assert node.value("podgpu_container_gpu_allocated_seconds_total", "idle") == pytest.approx(19 / 3, abs=0.4)
+
+
+@pytest.mark.parametrize("what", ["busy_seconds_total", "energy_joules_total", "memory_used_bytes"])
+def test_the_parts_and_the_rest_are_the_device(node: Node, what: str) -> None:
+    shared(node)
+    node.driver.place(SimulatedLoad(0, 99, duty=0.1, memory=GIB))  # a process of no container
+    for _ in range(5):
+        node.turn()
+    parts = sum(node.value(f"podgpu_container_gpu_{what}", pod) or 0 for pod in UIDS)
+    rest = node.value("podgpu_device_unattributed_" + what.replace("memory_used", "memory"))
+    assert rest
+    assert parts + rest == pytest.approx(node.value(f"podgpu_device_{what}"), rel=1e-12)
+
+
+def test_the_namespace_keeps_what_an_ended_container_used(node: Node) -> None:
+    shared(node)
+    used = node.value("podgpu_namespace_gpu_busy_seconds_total")
+    node.driver.remove(41)
+    node.give("serve", "idle")
+    node.turn()
+    assert node.value("podgpu_container_gpu_busy_seconds_total", "train") is None, "the series ends with the container"
+    assert used
+    assert (node.value("podgpu_namespace_gpu_busy_seconds_total") or 0) >= used
+
+
+def test_outside_the_hosts_pid_namespace_nothing_is_taken_for_zero(tmp_path: Path) -> None:
+    node = shared(Node(tmp_path, sees=False))
+    for family in ("utilization_ratio", "memory_used_bytes", "processes", "busy_seconds_total", "idle_seconds_total"):
+        assert f"podgpu_container_gpu_{family}{{" not in node.page
+    assert "podgpu_container_gpu_allocated_seconds_total{" in node.page
+    assert 'podgpu_exporter_source_up{source="usage"} 0' in node.page
+    assert node.value("podgpu_device_energy_joules_total")
+    node.agent.stop()
+
+
+def test_virtual_gpus_carry_the_holders_own_part(tmp_path: Path) -> None:
+    node = shared(Node(tmp_path, virtual=True))
+    lines = node.page.splitlines()
+    utils = {
+        m[1]: line.rsplit(" ", 1)[1] for line in lines if (m := re.match(r'DCGM_FI_DEV_GPU_UTIL.*pod="(\w+)"', line))
+    }
+    assert {pod: int(value) for pod, value in utils.items()} == {"train": 50, "serve": 20, "idle": 0}
+    assert node.value("DCGM_FI_DEV_GPU_UTIL") == 70, "the device's own series stays"
+    assert node.value("DCGM_FI_DEV_FB_USED", "train") == 10 * 1024
+    assert node.value("DCGM_FI_DEV_POWER_USAGE") is None, "others have no pod-less series"
+    parts = [node.value("DCGM_FI_DEV_POWER_USAGE", pod) or 0 for pod in UIDS]
+    watts = next(r.values[155] for r in node.agent.published.snapshot.readings)
+    assert sum(parts) == pytest.approx(watts, abs=1)
+    assert parts[2] == 0
+    temperatures = [x for x in lines if x.startswith("DCGM_FI_DEV_GPU_TEMP{")]
+    assert [re.search(r'vgpu="(\d)"', x)[1] for x in temperatures] == ["0", "2", "1"] or len(temperatures) == 3  # type: ignore[index]
+    series = [x.rsplit(" ", 1)[0] for x in lines if not x.startswith("#")]
+    assert len(series) == len(set(series))
+    node.agent.stop()
+
+
+def test_a_gpu_that_hangs_costs_its_own_usage_only(node: Node) -> None:
+    shared(node)
+    before = node.value("podgpu_container_gpu_busy_seconds_total", "train")
+    hang = node.driver.faults.hang("nvmlDeviceGetTotalEnergyConsumption")
+    page = node.turn()
+    assert hang.entered.is_set()
+    assert 'podgpu_exporter_source_errors_total{source="usage",reason="deadline"}' in page
+    assert node.value("podgpu_container_gpu_busy_seconds_total", "train") == before, (
+        "the counter stands, it does not vanish"
+    )
+    node.driver.faults.release_all()
