@@ -17,7 +17,7 @@ from podgpu.allocation.kubelet import parse_assignments
 from podgpu.allocation.pod_resources import decode_list
 from podgpu.allocation.source import Allocation
 from podgpu.catalog.counters import SHIPPED, Counter, shipped_counters
-from podgpu.catalog.families import OWN_FAMILIES
+from podgpu.catalog.families import GPU_MANAGER_FAMILIES, OWN_FAMILIES, FamilySpec
 from podgpu.catalog.fields import Call, Field, FieldValue, Gpm, Kept, fields
 from podgpu.cli.option_table import EXPORTER_OPTIONS, Option
 from podgpu.join import Policy
@@ -112,8 +112,13 @@ def _accepted_options() -> Iterator[str]:
 
 
 def _metrics() -> Iterator[str]:
-    rows = ((_code(f.name), f.type, ", ".join(map(_code, f.labels)), _prose(f.help)) for f in OWN_FAMILIES)
-    return _table(("Metric", "Type", "Labels", "Meaning"), rows)
+    own = (_metric_row(f, f.help) for f in OWN_FAMILIES)
+    theirs = (_metric_row(f, f"With --gpu-manager-metrics: {f.help}.") for f in GPU_MANAGER_FAMILIES)
+    return _table(("Metric", "Type", "Labels", "Meaning"), (*own, *theirs))
+
+
+def _metric_row(family: FamilySpec, meaning: str) -> tuple[str, ...]:
+    return _code(family.name), family.type, ", ".join(map(_code, family.labels)), _prose(meaning)
 
 
 def _counters() -> Iterator[str]:

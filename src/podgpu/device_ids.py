@@ -7,14 +7,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from podgpu.model import Device
 
+Shared = tuple[object, ...]
+"""What the ids of all replicas of one device have in common."""
 
-@dataclass(frozen=True, slots=True)
-class DeviceId:
-    """What a device id says. A part it does not say is None (or False, or empty)."""
+
+class DeviceId(NamedTuple):
+    """What a device id says. A part it does not say is None (or False, or empty).
+
+    A plain tuple: a thousand of them are hashed and compared at every reading.
+    """
 
     gpu_uuid: str | None = None
     mig_uuid: str | None = None
@@ -28,6 +33,10 @@ class DeviceId:
     """The one GPU of a Tegra board, which has neither UUID nor minor in its id."""
     replica: str = ""
     """Which time slice, MPS client or vGPU of the device, when it is shared."""
+
+    @property
+    def shared(self) -> Shared:
+        return self[:-1]
 
 
 _UUID = r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
@@ -86,9 +95,17 @@ class DeviceIndex:
         self._by_uuid = {(device.uuid.lower(), device.gi_id): device for device in devices}
         self._by_mig_uuid = {uuid.lower(): device for device in devices for uuid in device.mig_uuids}
         self._uuid_by_minor = {device.minor: device.uuid for device in devices if device.minor is not None}
+        self._found: dict[Shared, tuple[Device, ...]] = {}
 
     def find(self, device_id: DeviceId) -> tuple[Device, ...]:
-        """The devices meant; empty when the node has none such."""
+        """The devices meant; empty when the node has none such. All replicas of a device mean the same."""
+        shared = device_id[:-1]
+        found = self._found.get(shared)
+        if found is None:
+            found = self._found[shared] = self._find(device_id)
+        return found
+
+    def _find(self, device_id: DeviceId) -> tuple[Device, ...]:
         if device_id.everything:
             return self._whole
         if device_id.integrated:

@@ -176,8 +176,9 @@ def as_object(value: object, where: str) -> dict[str, object]:
 def as_text(value: object, where: str) -> str:
     if not isinstance(value, str):
         raise ValueError(f"{where} is not a text")
-    try:
-        value.encode()
-    except UnicodeEncodeError:  # "\ud800" is JSON, but no page could carry it
-        raise ValueError(f"{where} has half a surrogate pair") from None
+    if not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError:  # "\ud800" is JSON, but no page could carry it
+            raise ValueError(f"{where} has half a surrogate pair") from None
     return value

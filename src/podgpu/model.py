@@ -106,10 +106,30 @@ class Allocation:
 
 
 @dataclass(frozen=True, slots=True)
+class Detail:
+    """One of several values a device has for one field, with the labels that tell them apart."""
+
+    field: int
+    labels: tuple[tuple[str, str], ...]
+    value: int | float
+
+
+@dataclass(frozen=True, slots=True)
 class Reading:
     """What one device said in one tick: field id -> value. What it did not say is not here."""
 
     device: Device
+    values: Mapping[int, Value]
+    details: tuple[Detail, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class OtherReading:
+    """What something said that is no GPU: an NVSwitch, an NVLink, a CPU, a core. Nobody holds these."""
+
+    kind: str
+    """As in `Field.level`: SWITCH, LINK, CPU or CPU_CORE."""
+    labels: tuple[tuple[str, str], ...]
     values: Mapping[int, Value]
 
 
@@ -257,6 +277,7 @@ class Snapshot:
     """(device key, clock event) -> samples in the window with that bit set."""
     device_count: DeviceCount = DeviceCount()
     usage: Usage = Usage()
+    others: tuple[OtherReading, ...] = ()
 
 
 class Labels:

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
 from podgpu.model import (
     Assignment,
     ContainerUsage,
+    Detail,
     Device,
     DeviceCount,
     DeviceTotals,
     NamespaceTotals,
+    OtherReading,
     Outcome,
     Reading,
     Snapshot,
     Unmapped,
     Usage,
     Value,
+    VcudaRequest,
     Workload,
     XidTally,
 )
@@ -43,9 +46,11 @@ def load_snapshot(text: str) -> Snapshot:
     return Snapshot(
         taken_at=plain["taken_at"],
         devices=tuple(_device(d) for d in plain["devices"]),
-        readings=tuple(Reading(_device(r["device"]), _by_field(r["values"])) for r in plain["readings"]),
+        readings=tuple(_reading(r) for r in plain["readings"]),
+        others=tuple(OtherReading(o["kind"], _pairs(o["labels"]), _by_field(o["values"])) for o in plain["others"]),
         assignments=tuple(_assignment(a) for a in plain["assignments"]),
         unmapped=tuple(Unmapped(**{**u, "holder": Workload(**u["holder"])}) for u in plain["unmapped"]),
+        vcuda=tuple(VcudaRequest(**{**r, "holder": Workload(**r["holder"])}) for r in plain["vcuda"]),
         pod_labels={(ns, pod): tuple((n, v) for n, v in pairs) for ns, pod, pairs in plain["pod_labels"]},
         outcomes=tuple(Outcome(**o) for o in plain["outcomes"]),
         errors={(source, reason): n for source, reason, n in plain["errors"]},
@@ -63,8 +68,17 @@ def _device(plain: Mapping[str, Any]) -> Device:
     return Device(**{**plain, "mig_uuids": tuple(plain["mig_uuids"])})
 
 
+def _reading(plain: Mapping[str, Any]) -> Reading:
+    details = tuple(Detail(d["field"], _pairs(d["labels"]), d["value"]) for d in plain["details"])
+    return Reading(_device(plain["device"]), _by_field(plain["values"]), details)
+
+
+def _pairs(plain: Iterable[Iterable[str]]) -> tuple[tuple[str, str], ...]:
+    return tuple((name, value) for name, value in plain)
+
+
 def _assignment(plain: Mapping[str, Any]) -> Assignment:
-    attributes = tuple((name, value) for name, value in plain["attributes"])
+    attributes = _pairs(plain["attributes"])
     return Assignment(**{**plain, "holder": Workload(**plain["holder"]), "attributes": attributes})
 
 

@@ -252,3 +252,15 @@ def test_the_loops_run_and_end(node: Node) -> None:
 
 def test_shipped_counters_leave_no_family_without_help() -> None:
     assert all(c.help for c in shipped_counters("dcp") or ())
+
+
+def test_a_bug_in_a_loop_ends_the_process_instead_of_leaving_old_figures(node: Node) -> None:
+    import threading
+
+    ended = threading.Event()
+
+    node.agent.read_allocation = lambda: 1 / 0  # type: ignore[method-assign,assignment,return-value]
+    node.agent.start(on_fatal=ended.set)
+    assert ended.wait(10)
+    assert node.agent.fatal is not None
+    assert "allocation loop ended by a bug" in str(node.agent.fatal)

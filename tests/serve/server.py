@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import http.client
 import threading
-from collections.abc import Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -50,10 +50,12 @@ class Client:
 
 
 @contextmanager
-def running(agent: Agent, address: Address = LOOPBACK) -> Iterator[Client]:
+def running(
+    agent: Agent, address: Address = LOOPBACK, app: Callable[[Agent], web.Application] = application
+) -> Iterator[Client]:
     """Serves what the agent published; its turns are the test's to take."""
     with _event_loop() as loop:
-        runner = web.AppRunner(application(agent), access_log=None)
+        runner = web.AppRunner(app(agent), access_log=None)
         try:
             _in(loop, runner.setup())
             yield Client(_in(loop, listen(runner, address)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from podgpu.agent.isolate import Isolation, Result
@@ -55,17 +55,21 @@ class AllocationTurn:
     def collect(self, devices: Sequence[Device]) -> AllocationPart:
         jobs = {s.name: partial(s.assignments, devices) for s in self._sources}
         results = self._isolation.run(jobs, self._deadline)
-        self._identify()
+        self.identify()
         outcomes = tuple(self._outcome(name, result) for name, result in results.items())
         kept = {name: self._keep(name, result) for name, result in results.items()}
         merged = merge({n: a for n, a in kept.items() if a is not None}, self.complete)
         return AllocationPart(merged if devices else _without_unknown(merged), outcomes)
 
-    def _identify(self) -> None:
-        """Who is who, read after the holders so that a container just started is known; else as it was last known."""
+    def identify(self) -> Complete:
+        """Who is who, read after the holders so that a container just started is known; else as it was last known.
+
+        Another thread may ask too: of two at once one gets what was last known.
+        """
         if self._identities is not None:
             result = self._isolation.run({"identities": self._identities}, self._deadline)["identities"]
             self.complete = result.value or self.complete
+        return self.complete
 
     def _keep(self, name: str, result: Result[Allocation]) -> Allocation | None:
         now = self._clock()
@@ -88,4 +92,4 @@ class AllocationTurn:
 
 def _without_unknown(allocation: Allocation) -> Allocation:
     """While no device is known at all (no driver yet), that an id names none says nothing about the id."""
-    return Allocation(allocation.assignments, tuple(u for u in allocation.unmapped if u.reason != "unknown_device"))
+    return replace(allocation, unmapped=tuple(u for u in allocation.unmapped if u.reason != "unknown_device"))

@@ -5,10 +5,13 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 
+from podgpu.allocation.unmapped import explain, statement
 from podgpu.catalog.fields import fields
 from podgpu.model import Outcome, Snapshot, Unmapped
 
 _log = logging.getLogger("podgpu")
+MOST_LINES = 5
+"""Of one kind at once: a full node may have a thousand."""
 
 
 class ChangeLog:
@@ -44,10 +47,15 @@ class ChangeLog:
 
     def _report_unmapped(self, snapshot: Snapshot) -> None:
         unmapped = frozenset(snapshot.unmapped)
-        for u in sorted(unmapped - self._unmapped, key=lambda u: u.device_id):
-            _log.warning(
-                "%s: %s/%s/%s holds %s (%s), which names no GPU known here (%s)",
-                *(u.source, u.holder.namespace, u.holder.pod, u.holder.container),
-                *(u.device_id, u.resource, u.reason),
-            )
+        new: dict[tuple[str, str], list[Unmapped]] = defaultdict(list)
+        for one in sorted(unmapped - self._unmapped, key=lambda one: (one.device_id, statement(one))):
+            new[one.source, one.reason].append(one)
         self._unmapped = unmapped
+        for (source, reason), those in sorted(new.items()):
+            why = explain(those[0])
+            level = logging.INFO if why.harmless else logging.WARNING
+            for one in those[:MOST_LINES]:
+                _log.log(level, "%s: %s, but %s (%s): %s", source, statement(one), why.why, reason, why.advice)
+            if len(those) > MOST_LINES:
+                more = len(those) - MOST_LINES
+                _log.log(level, "%s: and %d more of that kind (%s): podgpu doctor names all", source, more, reason)

@@ -26,6 +26,7 @@ from podgpu.configuration.counter_feeds import CounterFeed
 from podgpu.device_selection import Selection
 from podgpu.errors import SourceError, StartError
 from podgpu.join import Policy
+from podgpu.join.gpu_manager import FB_TOTAL_FIELD
 from podgpu.model import Outcome, PodLabels, Snapshot
 from podgpu.telemetry.source import Telemetry
 
@@ -147,9 +148,9 @@ class Agent:
         """One usage turn, and a new rendering."""
         if self._usage_turn is None or self.clock.monotonic() < self._released_until:
             return
-        assignments = self._allocation_part.allocation.assignments
+        holders, assignments = self._allocation_turn, self._allocation_part.allocation.assignments
         self._usage_part = self._usage_turn.collect(
-            self._telemetry_part.devices, assignments, self._allocation_turn.complete
+            self._telemetry_part.devices, assignments, holders.complete, holders.identify
         )
         self._publish()
 
@@ -196,8 +197,10 @@ class Agent:
             taken_at=self._taken_at,
             devices=telemetry.selected,
             readings=telemetry.readings,
+            others=telemetry.others,
             assignments=allocation.assignments,
             unmapped=allocation.unmapped,
+            vcuda=allocation.vcuda,
             pod_labels=self._pod_labels(),
             outcomes=(
                 *telemetry.outcomes,
@@ -234,28 +237,35 @@ class Agent:
     # -- life ----------------------------------------------------------------------------------------------------
 
     def start(self, on_fatal: Callable[[], object]) -> None:
-        """Begin both cadences; `on_fatal` is called from a thread when `fatal` says why podgpu must end."""
+        """Begin the cadences; `on_fatal` is called from a thread when `fatal` says why podgpu must end."""
         self._read_at = self.clock.monotonic()  # a loop that never turns is late from now on
-        self._spawn("telemetry", lambda: self._telemetry_loop(on_fatal))
+        loops = {"telemetry": self._telemetry_loop}
         if self._allocation_turn.has_sources or self._counter_feed is not None:
-            self._spawn("allocation", self._allocation_loop)
+            loops["allocation"] = self._allocation_loop
         if self._usage_turn is not None:
-            self._spawn("usage", self._usage_loop)
+            loops["usage"] = self._usage_loop
+        for name, loop in loops.items():
+            threading.Thread(target=self._guard, args=(name, loop, on_fatal), name=name, daemon=True).start()
 
-    @staticmethod
-    def _spawn(name: str, loop: Callable[[], None]) -> None:
-        threading.Thread(target=loop, name=name, daemon=True).start()
+    def _guard(self, name: str, loop: Callable[[], None], on_fatal: Callable[[], object]) -> None:
+        """A loop that ended by mistake would leave its figures standing for ever: end the process instead."""
+        try:
+            loop()
+        except StartError as e:
+            self.fatal = e
+        except Exception as e:  # noqa: BLE001 - the edge: where a thread of its own begins
+            _log.exception("the %s loop met an unexpected error, please report it", name)
+            self.fatal = StartError(
+                f"the {name} loop ended by a bug ({type(e).__name__}: {e}); exiting to be started anew"
+            )
+        if self.fatal is not None:
+            on_fatal()
 
-    def _telemetry_loop(self, on_fatal: Callable[[], object]) -> None:
+    def _telemetry_loop(self) -> None:
         delay = min(WARM_UP_SECONDS, self.settings.interval)
         while not self._stopping:
             self._due = self.clock.monotonic() + delay
-            try:
-                self.read_telemetry()
-            except StartError as e:
-                self.fatal = e
-                on_fatal()
-                return
+            self.read_telemetry()
             delay = self.settings.interval
             while not self._stopping and (wait := self._due - self.clock.monotonic()) > 0:
                 self._wake.wait(wait)
@@ -281,7 +291,9 @@ class Agent:
                 return False
             self._released_until = self.clock.monotonic() + seconds
             outcome = Outcome(self._telemetry.name, 0.0, "released", f"let go of for {seconds:.0f} s on request")
-            self._telemetry_part = replace(self._telemetry_part, readings=(), unsupported=(), outcomes=(outcome,))
+            self._telemetry_part = replace(
+                self._telemetry_part, readings=(), others=(), unsupported=(), outcomes=(outcome,)
+            )
         self._publish()
         return True
 
@@ -309,18 +321,16 @@ class Agent:
         self._isolation.close()
 
     def _let_go(self) -> bool:
-        wait = self.settings.deadline / 2
-        return bool(
-            self._isolation.run({"release": lambda: self._telemetry.release(wait)}, self.settings.deadline)[
-                "release"
-            ].value
-        )
+        deadline = self.settings.deadline
+        results = self._isolation.run({"release": lambda: self._telemetry.release(deadline / 2)}, deadline)
+        return bool(results["release"].value)
 
 
 def _fields_to_read(policy: Policy) -> tuple[Field, ...]:
     """The counter file's fields, and what podgpu's own families are made of."""
     wanted = {c.field.id: c.field for c in policy.counters}
     own = set(THROTTLE_REASONS) | ({_CLOCK_EVENTS_FIELD} if _CLOCK_EVENTS_COUNT_FIELD in wanted else set())
+    own |= {FB_TOTAL_FIELD} if policy.gpu_manager else set()
     return tuple((wanted | {i: fields()[i] for i in own}).values())
 
 

@@ -6,7 +6,7 @@ import gzip
 from dataclasses import dataclass
 
 from podgpu.exposition.text import encode
-from podgpu.join import Policy, join, self_families
+from podgpu.join import Policy, gpu_manager_families, join, self_families
 from podgpu.model import Snapshot
 
 _GZIP_LEVEL = 1  # label text repeats: level 1 already gives 20:1, and this runs in every tick
@@ -24,6 +24,9 @@ class Body:
         return cls(plain, gzip.compress(plain, _GZIP_LEVEL, mtime=0))
 
 
+EMPTY = Body.of(b"")
+
+
 @dataclass(frozen=True, slots=True)
 class Published:
     """All a request handler needs. Immutable; replaced as a whole."""
@@ -34,8 +37,13 @@ class Published:
     """Self-metrics only: what is served once the figures are too old."""
     read_at: float
     """Monotonic time of the last telemetry turn."""
+    gpu_manager: Body = EMPTY
+    """gpu-manager's metrics alone, where they are asked for. In stale times there are none."""
 
 
 def publish(snapshot: Snapshot, policy: Policy, read_at: float) -> Published:
-    fresh = encode(join(snapshot, policy))
-    return Published(snapshot, Body.of(fresh), Body.of(encode(self_families(snapshot))), read_at)
+    fresh, stale = encode(join(snapshot, policy)), Body.of(encode(self_families(snapshot)))
+    if not policy.gpu_manager:
+        return Published(snapshot, Body.of(fresh), stale, read_at)
+    theirs = encode(gpu_manager_families(snapshot, policy))
+    return Published(snapshot, Body.of(fresh + theirs), stale, read_at, Body.of(theirs))

@@ -12,8 +12,10 @@ from podgpu.agent.isolate import Isolation, Result
 from podgpu.catalog.fields import Field
 from podgpu.device_selection import Selection
 from podgpu.errors import StartError
-from podgpu.model import Device, DeviceCount, Outcome, Reading
-from podgpu.telemetry.source import GpuAnswer, Inventory, Telemetry
+from podgpu.model import Device, DeviceCount, OtherReading, Outcome, Reading
+from podgpu.telemetry.source import GpuAnswer, Inventory, ReadsOthers, Telemetry
+
+_OTHERS = "others"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +27,7 @@ class TelemetryPart:
     selected: tuple[Device, ...] = ()
     """Those `-d` chose to show."""
     readings: tuple[Reading, ...] = ()
+    others: tuple[OtherReading, ...] = ()
     outcomes: tuple[Outcome, ...] = ()
     unsupported: tuple[tuple[str, int], ...] = ()
     device_count: DeviceCount = field(default_factory=DeviceCount)
@@ -61,10 +64,11 @@ class TelemetryTurn:
                 devices, self._select(devices), outcomes=(inventory,), device_count=self._count(visible=0)
             )
         gpus = self._chosen_gpus()
-        results = self._isolation.run(
-            {_worker(g): partial(self._telemetry.read, g, self.fields) for g in gpus}, self._deadline
-        )
-        return self._gather(inventory, {g: results[_worker(g)] for g in gpus})
+        jobs = {_worker(g): partial(self._telemetry.read, g, self.fields) for g in gpus}
+        if isinstance(self._telemetry, ReadsOthers):
+            jobs[_OTHERS] = partial(self._telemetry.read_others, self.fields)
+        results = self._isolation.run(jobs, self._deadline)
+        return self._gather(inventory, {g: results[_worker(g)] for g in gpus}, results.get(_OTHERS))
 
     def _read_inventory(self) -> Outcome:
         name = self._telemetry.name
@@ -89,9 +93,12 @@ class TelemetryTurn:
         every = self._selection.kind == "i"
         return [g for g in self._inventory.gpus if every or g.uuid in shown]
 
-    def _gather(self, inventory: Outcome, results: dict[Device, Result[GpuAnswer]]) -> TelemetryPart:
+    def _gather(
+        self, inventory: Outcome, results: dict[Device, Result[GpuAnswer]], others: Result[GpuAnswer] | None
+    ) -> TelemetryPart:
         answers = []
-        outcomes = [inventory]
+        outcomes = [inventory, *self._outcome_of_others(others)]
+        found = others.value.others if others is not None and others.value is not None else ()
         for gpu, result in results.items():
             outcomes.append(self._outcome(f"gpu{gpu.index}", result))
             if result.value is not None:
@@ -105,10 +112,21 @@ class TelemetryTurn:
             devices=devices,
             selected=self._select(devices),
             readings=tuple(r for a in answers for r in a.readings if r.device.key in shown),
+            others=(*(o for a in answers for o in a.others), *found),
             outcomes=tuple(outcomes),
             unsupported=tuple(u for a in answers for u in a.unsupported if u[0] in shown),
             device_count=self._count(len(self._inventory.gpus) - len(results) + len(answers)),
         )
+
+    def _outcome_of_others(self, result: Result[GpuAnswer] | None) -> list[Outcome]:
+        """Told where there is something that is no GPU, or it could not be found out."""
+        if result is None:
+            return []
+        outcome = self._outcome(_OTHERS, result)
+        if result.value is not None:
+            self.dropped.update(result.value.dropped)
+            self.errors.update((_OTHERS, reason) for reason in result.value.errors)
+        return [outcome] if result.value is None or result.value.others else []
 
     def _select(self, devices: tuple[Device, ...]) -> tuple[Device, ...]:
         shown = self._selection.of(devices)

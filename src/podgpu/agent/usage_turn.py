@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from podgpu.accounting.containers import ContainerFinder
 from podgpu.accounting.ledger import Ledger
-from podgpu.accounting.processes import require_host_pid_namespace
+from podgpu.accounting.owners import Complete, ProcessOwners
 from podgpu.agent.isolate import Isolation, Result
 from podgpu.errors import SourceError
 from podgpu.model import Assignment, Device, DeviceUsage, Outcome, Usage, Workload, physical
@@ -18,7 +18,17 @@ from podgpu.telemetry.source import Telemetry, UsageFlaws
 
 K = TypeVar("K")
 SOURCE = "usage"
+LACKS = {
+    "nvmlDeviceGetProcessUtilization": "no_process_utilization",
+    "nvmlDeviceGetTotalEnergyConsumption": "no_energy",
+    "nvmlDeviceGetMemoryInfo": "no_memory",
+    "nvmlGpmMetricsGet": "no_instance_utilization",
+    "process list": "no_process_list",
+}
+"""How the name of a part that a GPU cannot give begins -> the reason word its absence is counted under."""
 _NS = 1_000_000_000
+
+Results = Mapping[str, Result[tuple[tuple[DeviceUsage, ...], UsageFlaws]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +49,7 @@ class UsageTurn:
         clock: Callable[[], float],
     ) -> None:
         self._telemetry = telemetry
-        self._finder = finder
+        self._owners = ProcessOwners(finder)
         self._isolation = isolation
         self._deadline = deadline
         self._clock = clock
@@ -47,21 +57,24 @@ class UsageTurn:
         self._statement = Usage()
         self._charged_at: float | None = None
         self._gpus: frozenset[str] = frozenset()
+        self._lacking: frozenset[tuple[str, str]] = frozenset()
         self.errors: Counter[tuple[str, str]] = Counter()
 
     def collect(
         self,
         devices: Sequence[Device],
         assignments: Sequence[Assignment],
-        complete: Callable[[Workload], Workload],
+        complete: Complete,
+        learn: Callable[[], Complete],
     ) -> UsagePart:
+        """`complete` has the names as last read; `learn` reads them anew, for a container that has none."""
         gpus = [d for d in devices if not d.is_instance]
         self._forget(gpus)
         began = self._clock()
         results = self._isolation.run({_worker(g): partial(self._read, g) for g in gpus}, self._deadline)
         usages = [u for result in results.values() if result.value is not None for u in result.value[0]]
         self._count(results)
-        owners = self._find_owners(usages, complete)
+        owners = self._find_owners(usages, complete, learn)
         elapsed = 0 if self._charged_at is None else round((began - self._charged_at) * _NS)
         self._charged_at = began
         self._ledger.charge(usages, assignments, owners.get, elapsed)
@@ -79,7 +92,7 @@ class UsageTurn:
             self._isolation.forget(f"usage-{uuid}" for uuid in gone)
         self._gpus = now
 
-    def _count(self, results: dict[str, Result[tuple[tuple[DeviceUsage, ...], UsageFlaws]]]) -> None:
+    def _count(self, results: Results) -> None:
         for result in results.values():
             if isinstance(result.error, SourceError):
                 self.errors[SOURCE, result.error.reason] += 1
@@ -87,29 +100,31 @@ class UsageTurn:
                 flaws = result.value[1]
                 self.errors.update((SOURCE, reason) for reason in flaws.errors)
                 self.errors.update((SOURCE, "bad_value") for _ in flaws.dropped)
+        self._count_lacking(results)
+
+    def _count_lacking(self, results: Results) -> None:
+        """What a GPU cannot give, once: when that is found out."""
+        answers = {worker: result.value[1] for worker, result in results.items() if result.value is not None}
+        kept = {(worker, part) for worker, part in self._lacking if worker in results.keys() - answers.keys()}
+        lacking = kept | {(worker, part) for worker, flaws in answers.items() for part, _ in flaws.unsupported}
+        for _, part in lacking - self._lacking:
+            reason = next((word for start, word in LACKS.items() if part.startswith(start)), None)
+            if reason is not None:
+                self.errors[SOURCE, reason] += 1
+        self._lacking = frozenset(lacking)
 
     def _find_owners(
-        self, usages: Sequence[DeviceUsage], complete: Callable[[Workload], Workload]
+        self, usages: Sequence[DeviceUsage], complete: Complete, learn: Callable[[], Complete]
     ) -> dict[int, Workload]:
-        """Pid -> the container it runs in, with its names; a process that cannot be told is not here."""
         pids = {p.pid for u in usages for p in u.processes or ()} | {i for u in usages for i in u.process_busy_ns or ()}
-        self._finder.forget_others(pids)
-        owners: dict[int, Workload] = {}
-        for pid in pids:
-            found = self._finder.find(pid).workload
-            try:
-                known = complete(found) if found is not None else None
-            except SourceError as e:
-                self.errors[SOURCE, e.reason] += 1
-                continue
-            if known is not None and known.pod:
-                owners[pid] = known
+        owners = self._owners.find(pids, complete, learn)
+        self.errors.update({(SOURCE, reason): count for reason, count in self._owners.problems.items()})
         return owners
 
     def _outcome(self, seconds: float) -> Outcome:
         """Outside the host's PID namespace the driver shows no processes: said, and not taken for idleness."""
         try:
-            require_host_pid_namespace(self._finder.proc)
+            self._owners.require_sight()
         except SourceError as e:
             return Outcome(SOURCE, seconds, e.reason, str(e))
         return Outcome(SOURCE, seconds)

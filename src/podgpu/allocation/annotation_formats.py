@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
+from podgpu.allocation import vcuda
 from podgpu.errors import SourceError
 from podgpu.files import as_list, as_object, as_text
 from podgpu.kube.pods import (
@@ -277,7 +278,7 @@ def _gpu_manager_cards(pod: PodRecord, key: str, text: str) -> list[Grant]:
         raise ValueError(f"there is no container {number}: the pod has {len(pod.containers)}")
     container = pod.containers[number]
     cards = sorted({_number(card.strip(), "card") for card in text.split(",")}) if text else []
-    cores, blocks = container.amount("tencent.com/vcuda-core"), container.amount("tencent.com/vcuda-memory")
+    cores, blocks = container.amount(vcuda.CORE), container.amount(vcuda.MEMORY)
     # Less than 100 is a part of one card, 100 and more are whole cards; memory is asked for of all cards together.
     share = 1.0 if cores >= 100 else _share(cores) if len(cards) == 1 else None
     memory = int(blocks * VCUDA_MEMORY) or None if len(cards) == 1 else None

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
+from podgpu.allocation import vcuda
 from podgpu.allocation.annotation_formats import BadAnnotation, Grant, read_grants
 from podgpu.allocation.holdings import LastMapping, in_order, parse_id
 from podgpu.device_ids import DeviceId, DeviceIndex
 from podgpu.errors import SourceError
 from podgpu.kube.pods import GPU_RESOURCES, ContainerRecord, PodRecord
-from podgpu.model import Allocation, Assignment, Device, Unmapped, Workload
+from podgpu.model import Allocation, Assignment, Device, Unmapped, VcudaRequest, Workload
 
 SOURCE = "annotations"
 
@@ -73,7 +74,8 @@ class AnnotationsAllocation:
     def _map(self, pods: Pods, devices: Sequence[Device]) -> Allocation:
         holding = [pod for pod in pods if self._may_hold(pod)]
         self._read = {pod.uid: self._reading_of(pod) for pod in holding}
-        return _map_readings(self._read.values(), devices)
+        requests = (one for reading in self._read.values() for one in reading.requests)
+        return replace(_map_readings(self._read.values(), devices), vcuda=vcuda.in_order(requests))
 
     def _may_hold(self, pod: PodRecord) -> bool:
         # Schedulers annotate before they bind: a pod without a node holds nothing yet.
@@ -93,6 +95,7 @@ class AnnotationsAllocation:
 @dataclass(frozen=True, slots=True)
 class _Reading:
     pod: PodRecord
+    requests: tuple[VcudaRequest, ...]
     held: tuple[Held, ...] = ()
     bad: BadAnnotation | None = None
 
@@ -107,10 +110,19 @@ def _not_yet(error: SourceError | None) -> SourceError:
 
 
 def _read_pod(pod: PodRecord) -> _Reading:
+    requests = tuple(requested_vcuda(pod))
     try:
-        return _Reading(pod, tuple(held_by_containers(pod, read_grants(pod))))
+        return _Reading(pod, requests, tuple(held_by_containers(pod, read_grants(pod))))
     except BadAnnotation as error:
-        return _Reading(pod, bad=error)
+        return _Reading(pod, requests, bad=error)
+
+
+def requested_vcuda(pod: PodRecord) -> Iterator[VcudaRequest]:
+    """What its containers ask gpu-manager for. That is in the spec, whatever the annotations say."""
+    for container in (*pod.init_containers, *pod.containers):
+        cores, blocks = int(container.amount(vcuda.CORE)), int(container.amount(vcuda.MEMORY))
+        if (cores or blocks) and not container.finished:
+            yield VcudaRequest(_workload(pod, container), cores, blocks)
 
 
 def held_by_containers(pod: PodRecord, grants: Sequence[Grant]) -> Iterator[Held]:

@@ -9,33 +9,35 @@ with it: the kubelet replaces the file whole, by rename, so it is not verified h
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from podgpu.allocation.holdings import (
     HeldId,
+    HeldMapping,
     LastMapping,
-    Shared,
+    Replicas,
     concerns_gpus,
     count_replicas,
+    holder_of,
     map_held,
     parse_id,
-    share_of,
 )
 from podgpu.files import ReadOnChange, as_list, as_object, as_text, parse_json
-from podgpu.model import Allocation, Device, Workload
+from podgpu.model import Allocation, Device
 
 SOURCE = "checkpoint"
-DEFAULT_PATH = "/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint"
+NAME = "device-plugins/kubelet_internal_checkpoint"
+"""In the kubelet's own directory."""
+DEFAULT_PATH = f"/var/lib/kubelet/{NAME}"
 MOST_BYTES = 16 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
     held: tuple[HeldId, ...]
-    replicas: Mapping[Shared, int]
-    """How many replicas there are of each shared device."""
+    replicas: Replicas
 
 
 class CheckpointAllocation:
@@ -47,7 +49,8 @@ class CheckpointAllocation:
         self.path = os.path.abspath(path or DEFAULT_PATH)
         self.resource_names = resource_names
         self._file = ReadOnChange(partial(parse_checkpoint, resource_names=resource_names), MOST_BYTES)
-        self._mapped = LastMapping(map_checkpoint)
+        mapping = HeldMapping(SOURCE)
+        self._mapped = LastMapping[Checkpoint](lambda noted, devices: mapping.of(noted.held, devices, noted.replicas))
 
     def assignments(self, devices: Sequence[Device]) -> Allocation:
         """The file as it is now, mapped onto the devices given."""
@@ -66,7 +69,7 @@ def parse_checkpoint(
 
 def map_checkpoint(checkpoint: Checkpoint, devices: Sequence[Device]) -> Allocation:
     """Who holds which of the devices, and how much of each."""
-    return map_held(SOURCE, checkpoint.held, devices, partial(share_of, checkpoint.replicas))
+    return map_held(SOURCE, checkpoint.held, devices, checkpoint.replicas)
 
 
 def _checkpoint(value: object, resource_names: frozenset[str]) -> Checkpoint:
@@ -85,7 +88,7 @@ def _entry(value: object, where: str) -> Iterator[HeldId]:
     if not uid:
         raise ValueError(f"{where}: PodUID is empty")
     # A static pod's uid is a hash without dashes: kept as it is, as its cgroup has it.
-    holder = Workload(container=container, uid=uid)
+    holder = holder_of("", "", container, uid)
     for text in _device_ids(entry.get("DeviceIDs"), f"{where}: DeviceIDs"):
         yield HeldId(holder, resource, text, parse_id(text))
 
@@ -93,9 +96,10 @@ def _entry(value: object, where: str) -> Iterator[HeldId]:
 def _device_ids(value: object, where: str) -> Iterator[str]:
     """By NUMA node since Kubernetes 1.20, a plain list before."""
     lists = value.values() if isinstance(value, dict) else [value]
+    place = f"{where}: an id"
     for ids in lists:
         for one in as_list(ids, where):
-            yield as_text(one, f"{where}: an id")
+            yield as_text(one, place)
 
 
 def _registered(value: object) -> Iterator[str]:

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from functools import lru_cache
+from itertools import groupby
 from math import fsum
+from operator import attrgetter, itemgetter
 from typing import Generic, NamedTuple, TypeVar
 
-from podgpu.device_ids import DeviceId, DeviceIndex, parse_device_id
+from podgpu.device_ids import DeviceId, DeviceIndex, Shared, parse_device_id
 from podgpu.model import Allocation, Assignment, Device, Unmapped, Workload
 
 T = TypeVar("T")
-Shared = tuple[object, ...]
-"""What the ids of all replicas of one device have in common."""
 
 parse_id = lru_cache(maxsize=4096)(parse_device_id)
 """The same few ids come at every reading."""
+
+
+holder_of = lru_cache(maxsize=4096)(Workload)
+"""The same object for the same holder at every reading: it is told from the others at a glance."""
 
 
 class HeldId(NamedTuple):
@@ -28,54 +32,104 @@ class HeldId(NamedTuple):
     device_id: DeviceId | None
 
 
-ShareOf = Callable[[Device, frozenset[DeviceId]], float | None]
+Replicas = Mapping[Shared, int]
+"""How many replicas there are of each shared device."""
 
 
-def share_unknown(device: Device, held: frozenset[DeviceId]) -> None:
-    """Of sources that do not say how much of the device its holder was given."""
+class _Mapped(NamedTuple):
+    """What one holder's ids came to."""
+
+    ids: tuple[HeldId, ...]
+    assignments: tuple[Assignment, ...]
+    unmapped: tuple[Unmapped, ...]
+
+
+class HeldMapping:
+    """Who holds which of the devices. Those whose ids are as they were at the last reading are not mapped again.
+
+    A holder holds a device once, however many ids of it are listed in any order.
+    """
+
+    def __init__(self, source: str) -> None:
+        self._source = source
+        self._index = DeviceIndex(())
+        self._devices: tuple[Device, ...] = ()
+        self._replicas: Replicas | None = None
+        self._mapped: dict[Workload, _Mapped] = {}
+
+    def of(self, held: Iterable[HeldId], devices: Sequence[Device], replicas: Replicas | None = None) -> Allocation:
+        """`replicas` is None for sources that do not say how much of a device its holder was given."""
+        self._look_at(tuple(devices), replicas)
+        mapped: dict[Workload, _Mapped] = {}
+        for holder, group in groupby(held, itemgetter(0)):
+            ids = tuple(sorted(group, key=itemgetter(2)))  # the kubelet lists them in another order each time
+            before = self._mapped.get(holder)
+            new = before if before is not None and before.ids == ids else self._map(holder, ids)
+            if mapped.setdefault(holder, new) is not new:  # it is listed in two places
+                mapped[holder] = self._map(holder, mapped[holder].ids + ids)
+        self._mapped = mapped
+        by_name = sorted(mapped.values(), key=lambda one: names_of(one.ids[0].holder))
+        assignments = [one for each in by_name for one in each.assignments]
+        assignments.sort(key=attrgetter("device"))  # those of one device stay in the order of their names
+        return Allocation(tuple(assignments), _unmapped_in_order(one for each in by_name for one in each.unmapped))
+
+    def _look_at(self, devices: tuple[Device, ...], replicas: Replicas | None) -> None:
+        if devices != self._devices or replicas != self._replicas:
+            self._mapped = {}
+            self._devices, self._replicas, self._index = devices, replicas, DeviceIndex(devices)
+
+    def _map(self, holder: Workload, ids: tuple[HeldId, ...]) -> _Mapped:
+        held: dict[str, tuple[Device, set[DeviceId]]] = {}
+        unmapped: set[Unmapped] = set()
+        for _, resource, text, device_id in ids:
+            found = () if device_id is None else self._index.find(device_id)
+            if device_id is None or not found:
+                reason = "unrecognised_id" if device_id is None else "unknown_device"
+                unmapped.add(Unmapped(self._source, reason, text, resource, holder))
+                continue
+            for device in found:
+                held.setdefault(device.key, (device, set()))[1].add(device_id)
+        assignments = (
+            Assignment(key, holder, self._source, _first_replica(these), self._share(device, these))
+            for key, (device, these) in held.items()
+        )
+        return _Mapped(ids, tuple(assignments), tuple(unmapped))
+
+    def _share(self, device: Device, held: Set[DeviceId]) -> float | None:
+        return None if self._replicas is None else share_of(self._replicas, device, held)
 
 
 def map_held(
-    source: str, held: Iterable[HeldId], devices: Sequence[Device], share_of: ShareOf = share_unknown
+    source: str, held: Iterable[HeldId], devices: Sequence[Device], replicas: Replicas | None = None
 ) -> Allocation:
-    """Who holds which of the devices. A holder holds a device once, however many ids of it are listed in any order."""
-    index = DeviceIndex(devices)
-    by_key = {device.key: device for device in devices}
-    ids: dict[tuple[str, Workload], set[DeviceId]] = {}
-    unmapped: set[Unmapped] = set()
-    for one in held:
-        if one.device_id is None:
-            unmapped.add(Unmapped(source, "unrecognised_id", one.text, one.resource, one.holder))
-            continue
-        found = index.find(one.device_id)
-        if not found:
-            unmapped.add(Unmapped(source, "unknown_device", one.text, one.resource, one.holder))
-        for device in found:
-            ids.setdefault((device.key, one.holder), set()).add(one.device_id)
-    return in_order(
-        (
-            Assignment(key, holder, source, _first_replica(held_ids), share_of(by_key[key], frozenset(held_ids)))
-            for (key, holder), held_ids in ids.items()
-        ),
-        unmapped,
-    )
+    """One reading on its own."""
+    return HeldMapping(source).of(held, devices, replicas)
 
 
-def _first_replica(held: Iterable[DeviceId]) -> str:
+def _first_replica(held: Set[DeviceId]) -> str:
+    if len(held) == 1:
+        return next(iter(held)).replica
     # Shorter first: replicas are numbers, and 9 comes before 10.
     return min((one.replica for one in held), key=lambda replica: (len(replica), replica))
 
 
 def in_order(assignments: Iterable[Assignment], unmapped: Iterable[Unmapped]) -> Allocation:
     """The same whatever order they were found in."""
-    return Allocation(
-        tuple(sorted(assignments, key=lambda one: (one.device, *_names(one.holder)))),
-        tuple(sorted(unmapped, key=lambda one: (one.device_id, *_names(one.holder), one.resource, one.reason))),
-    )
+    return Allocation(by_device_and_name(assignments), _unmapped_in_order(unmapped))
 
 
-def _names(holder: Workload) -> tuple[str, ...]:
-    return holder.namespace, holder.pod, holder.container, holder.uid, holder.job
+def _unmapped_in_order(unmapped: Iterable[Unmapped]) -> tuple[Unmapped, ...]:
+    return tuple(sorted(unmapped, key=lambda one: (one.device_id, *names_of(one.holder), one.resource, one.reason)))
+
+
+def by_device_and_name(assignments: Iterable[Assignment]) -> tuple[Assignment, ...]:
+    """Two sorts by one key each: cheaper by half than one by a key that has to be made for every assignment."""
+    named = sorted(assignments, key=lambda one: names_of(one.holder))
+    return tuple(sorted(named, key=attrgetter("device")))
+
+
+names_of = attrgetter("namespace", "pod", "container", "uid", "job", "container_id")
+"""Every part of a workload, those people read first."""
 
 
 class LastMapping(Generic[T]):
@@ -99,39 +153,55 @@ def concerns_gpus(one: HeldId, resource_names: frozenset[str]) -> bool:
 
     `all` and `tegra` name one only under a GPU resource: elsewhere they are some other plugin's word.
     """
-    if one.resource in resource_names or one.resource.startswith("nvidia.com/"):
+    if one.resource.startswith("nvidia.com/") or one.resource in resource_names:
         return True
     device_id = one.device_id
     return device_id is not None and not (device_id.everything or device_id.integrated)
 
 
-def share_of(replicas: Mapping[Shared, int], device: Device, held: frozenset[DeviceId]) -> float | None:
+def share_of(replicas: Replicas, device: Device, held: Set[DeviceId]) -> float | None:
     """Replicas held of those there are; a device held whole is 1. None where it cannot be told."""
     if len(device.mig_uuids) > 1 and any(_is_compute_instance(one) for one in held):
         return None  # one of several in the GPU instance: the id does not say how large it is
-    if any(not one.replica for one in held):
+    if len(held) == 1:
+        return _share_of_one(replicas, *held)
+    of_each: dict[Shared, int] = {}
+    for one in held:
+        if not one.replica:
+            return 1.0
+        of_each[one.shared] = of_each.get(one.shared, 0) + 1
+    parts = [count / replicas[shared] for shared, count in of_each.items() if shared in replicas]
+    # One that is not in there: its plugin is gone, and its count with it.
+    return min(1.0, fsum(parts)) if len(parts) == len(of_each) else None
+
+
+def _share_of_one(replicas: Replicas, held: DeviceId) -> float | None:
+    if not held.replica:
         return 1.0
-    of_each = Counter(_shared(one) for one in held)
-    if any(shared not in replicas for shared in of_each):
-        return None  # its plugin is gone, and its count with it
-    return min(1.0, fsum(count / replicas[shared] for shared, count in of_each.items()))
+    count = replicas.get(held.shared)
+    return None if count is None else 1 / count
 
 
 def _is_compute_instance(device_id: DeviceId) -> bool:
     return device_id.mig_uuid is not None or device_id.ci_id is not None
 
 
-def _shared(one: DeviceId) -> Shared:
-    return one.gpu_uuid, one.mig_uuid, one.minor, one.gi_id, one.ci_id, one.everything, one.integrated
-
-
 def count_replicas(held: Iterable[HeldId], registered: Iterable[str]) -> dict[Shared, int]:
     """Registered are the healthy ones. Those in somebody's hands count too, so that shares add up to 1 at most."""
+    healthy = _replicas_of(tuple(registered))
+    sick: dict[Shared, set[str]] = defaultdict(set)
+    for _, _, _, device_id in held:
+        if device_id is not None and device_id.replica:
+            shared = device_id.shared
+            if device_id.replica not in healthy.get(shared, (device_id.replica,)):
+                sick[shared].add(device_id.replica)
+    return {shared: len(numbers) + len(sick.get(shared, ())) for shared, numbers in healthy.items()}
+
+
+@lru_cache(maxsize=8)  # what is registered changes with the configuration of a device plugin
+def _replicas_of(registered: tuple[str, ...]) -> Mapping[Shared, frozenset[str]]:
     replicas: dict[Shared, set[str]] = defaultdict(set)
     for device_id in map(parse_id, registered):
         if device_id is not None and device_id.replica:
-            replicas[_shared(device_id)].add(device_id.replica)
-    for device_id in {one.device_id for one in held}:
-        if device_id is not None and device_id.replica and (known := replicas.get(_shared(device_id))):
-            known.add(device_id.replica)
-    return {shared: len(numbers) for shared, numbers in replicas.items()}
+            replicas[device_id.shared].add(device_id.replica)
+    return {shared: frozenset(numbers) for shared, numbers in replicas.items()}

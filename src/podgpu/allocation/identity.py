@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from operator import attrgetter
 from typing import Generic, TypeVar
 
 from podgpu.errors import SourceError
@@ -23,7 +24,9 @@ from podgpu.model import Workload
 PODS_DIR = "/var/log/pods"
 CONTAINERS_DIR = "/var/log/containers"
 MOST_ENTRIES = 50_000
+MOST_COMPLETED = 10_000
 PARTS = ("namespace", "pod", "container", "uid", "container_id")
+_parts = attrgetter(*PARTS)
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -75,6 +78,8 @@ class Identities:
     problems: tuple[SourceError, ...] = field(default=(), compare=False)
     """Why something is not known that could be."""
     _index: _Index = field(init=False, compare=False, repr=False)
+    _completed: dict[Workload, Workload] = field(init=False, compare=False, repr=False, default_factory=dict)
+    """The same few ask at every reading, and nothing that is known changes."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_index", _Index.of(self.pods, self.containers, self.stated))
@@ -86,11 +91,19 @@ class Identities:
 
     def complete(self, workload: Workload) -> Workload:
         """The workload with every part that is known for sure. Raises Contradiction; changes no part it has."""
+        known = self._completed.get(workload)
+        if known is None:
+            known = self._completed[workload] = self._complete(workload)
+            if len(self._completed) > MOST_COMPLETED:
+                self._completed.clear()
+        return known
+
+    def _complete(self, workload: Workload) -> Workload:
         while True:
             before = workload
             for step in (self._by_container_id, self._by_uid, self._find_uid, self._find_container_id):
                 workload = step(workload)
-            if workload == before:  # a part found by one step may be what another needs
+            if workload is before:  # a part found by one step may be what another needs
                 return workload
 
     def _by_container_id(self, workload: Workload) -> Workload:
@@ -107,7 +120,7 @@ class Identities:
         if len(uids) > 1 and not workload.container_id:
             # Whose container it is would not be said by knowing which pod lives: the id may be the old pod's.
             uids = self._index.living.get(name, frozenset())
-        return replace(workload, uid=_only(uids))
+        return _with(workload, uid=_only(uids))
 
     def _find_container_id(self, workload: Workload) -> Workload:
         if workload.container_id or not (workload.namespace and workload.pod and workload.container):
@@ -117,11 +130,11 @@ class Identities:
         stated = self._index.present.get((*name, workload.uid, workload.container), frozenset())
         if stated:
             # One that has no log while others have one is of yesterday.
-            return replace(workload, container_id=_only(stated if stated <= logged or not logged else frozenset()))
+            return _with(workload, container_id=_only(stated if stated <= logged or not logged else frozenset()))
         if not self._index.uids.get(name, frozenset()) <= {workload.uid}:
             return workload  # the log may be of another pod of that name
         fitting = frozenset(one for one in logged if any(_fits(workload, owner) for owner in self._index.owners[one]))
-        return replace(workload, container_id=_only(fitting))
+        return _with(workload, container_id=_only(fitting))
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,13 +191,22 @@ def _agree(workload: Workload, known: frozenset[Workload]) -> Workload:
         who = "/".join(part for part in (other.namespace, other.pod, other.container) if part)
         what = f"container id {other.container_id[:12]}" if other.container_id else f"uid {other.uid}"
         raise Contradiction(workload, f"{what} is known to be of {who}{f' ({other.uid})' if other.uid else ''}")
-    found = {part: _only(frozenset(getattr(one, part) for one in meant)) for part in PARTS}
-    return replace(workload, **{part: text for part, text in found.items() if text})
+    first, *others = map(_parts, meant)
+    sure = first if not others else [_only(frozenset(texts)) for texts in zip(first, *others, strict=True)]
+    parts = tuple(text or had for text, had in zip(sure, _parts(workload), strict=True))
+    return workload if parts == _parts(workload) else replace(workload, **dict(zip(PARTS, parts, strict=True)))
 
 
 def _fits(workload: Workload, known: Workload) -> bool:
-    pairs = ((getattr(workload, part), getattr(known, part)) for part in PARTS)
-    return all(not one or not other or one == other for one, other in pairs)
+    pairs = zip(_parts(workload), _parts(known), strict=True)
+    return all(one == other or not one or not other for one, other in pairs)
+
+
+def _with(workload: Workload, uid: str = "", container_id: str = "") -> Workload:
+    """The workload with one part more, or as it was."""
+    if not uid and not container_id:
+        return workload
+    return replace(workload, uid=workload.uid or uid, container_id=workload.container_id or container_id)
 
 
 def _stated(record: PodRecord) -> Iterable[Workload]:
@@ -205,20 +227,32 @@ class IdentityReader:
         pods_dir: str = PODS_DIR,
         containers_dir: str = CONTAINERS_DIR,
         clock: Callable[[], int] = time.time_ns,
+        pods: Callable[[], tuple[PodRecord, ...]] = tuple,
     ) -> None:
+        """`pods`: what the API server says, the same tuple until something changes."""
         self._pods = _Directory(pods_dir, parse_pod_directory, clock)
         self._containers = _Directory(containers_dir, parse_container_log, clock)
-        self._last = Identities()
+        self._records = pods
+        self._names = Identities()
+        self._last: tuple[Identities, tuple[PodRecord, ...]] = self._names, ()
+        self._known = self._names
 
     def read(self) -> Identities:
-        """What the names say now. A directory that cannot be read is one of no names, and a problem."""
+        """What is known now. A directory that cannot be read is one of no names, and a problem."""
+        now = self._read_names(), self._records()
+        if any(new is not old for new, old in zip(now, self._last, strict=True)):
+            names, records = self._last = now
+            self._known = names.with_pods(records) if records else names
+        return self._known
+
+    def _read_names(self) -> Identities:
         parts = self._pods.read(), self._containers.read()
         problems = tuple(one for one in parts if isinstance(one, SourceError))
         pods, containers = (frozenset[Workload]() if isinstance(one, SourceError) else one for one in parts)
-        last = self._last
+        last = self._names
         if (pods, containers, _sentences(problems)) != (last.pods, last.containers, _sentences(last.problems)):
-            self._last = Identities(pods, containers, problems=problems)
-        return self._last
+            self._names = Identities(pods, containers, problems=problems)
+        return self._names
 
 
 def read_identities(pods_dir: str = PODS_DIR, containers_dir: str = CONTAINERS_DIR) -> Identities:

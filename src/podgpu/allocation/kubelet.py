@@ -5,12 +5,21 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, Protocol
 
-from podgpu.allocation.holdings import HeldId, concerns_gpus, count_replicas, in_order, map_held, parse_id, share_of
+from podgpu.allocation.holdings import (
+    HeldId,
+    HeldMapping,
+    concerns_gpus,
+    count_replicas,
+    holder_of,
+    in_order,
+    map_held,
+    parse_id,
+)
 from podgpu.allocation.pod_resources import PodResourcesClient
-from podgpu.model import Allocation, Device, Workload
+from podgpu.allocation.vcuda import count_vcuda
+from podgpu.model import Allocation, Device
 
 SOURCE = "kubelet"
 _REPLICAS_SECONDS = 60.0
@@ -43,11 +52,19 @@ class KubeletAllocation:
         self._clock = clock
         self._allocatable: tuple[str, ...] = ()
         self._allocatable_at = float("-inf")
+        self._mapping = HeldMapping(SOURCE)
 
     def assignments(self, devices: Sequence[Device]) -> Allocation:
-        response = self.client.list()
-        allocatable = self._count_again() if _has_replicas(response) else ()
-        by_id = parse_assignments(response, devices, self.resource_names, allocatable)
+        return self.map(self.client.list(), devices)
+
+    def map(self, response: Any, devices: Sequence[Device]) -> Allocation:
+        """Who holds which of the devices, from a decoded List answer."""
+        everything = list(_held_ids(response))
+        held = gpu_ids(everything, self.resource_names)
+        has_replicas = any(one.device_id is not None and one.device_id.replica for one in held)
+        replicas = count_replicas(held, self._count_again() if has_replicas else ())
+        mapped = self._mapping.of(held, devices, replicas)
+        by_id = replace(mapped, vcuda=count_vcuda(everything))
         return by_id if self.claims is None else _unite(by_id, self.claims.held(response, devices))
 
     def _count_again(self) -> tuple[str, ...]:
@@ -71,22 +88,24 @@ def parse_assignments(
 
     The kubelet's order is that of a Go map, a new one each time: nothing here depends on it.
     """
-    held = [one for one in _held_ids(response) if concerns_gpus(one, resource_names)]
-    replicas = count_replicas(held, allocatable)
-    return map_held(SOURCE, held, devices, partial(share_of, replicas))
+    everything = list(_held_ids(response))
+    held = gpu_ids(everything, resource_names)
+    mapped = map_held(SOURCE, held, devices, count_replicas(held, allocatable))
+    return replace(mapped, vcuda=count_vcuda(everything))
+
+
+def gpu_ids(held: Iterable[HeldId], resource_names: frozenset[str]) -> list[HeldId]:
+    return [one for one in held if concerns_gpus(one, resource_names)]
 
 
 def _held_ids(response: Any) -> Iterator[HeldId]:
     for pod in response.pod_resources:
         for container in pod.containers:
-            holder = Workload(pod.namespace, pod.name, container.name)
+            holder = holder_of(pod.namespace, pod.name, container.name)
             for entry in container.devices:
+                resource = entry.resource_name
                 for text in entry.device_ids:
-                    yield HeldId(holder, entry.resource_name, text, parse_id(text))
-
-
-def _has_replicas(response: Any) -> bool:
-    return any(one.device_id is not None and one.device_id.replica for one in _held_ids(response))
+                    yield HeldId(holder, resource, text, parse_id(text))
 
 
 def _unite(by_id: Allocation, by_claim: Allocation) -> Allocation:
@@ -95,4 +114,4 @@ def _unite(by_id: Allocation, by_claim: Allocation) -> Allocation:
     for one in by_id.assignments:
         claimed = held.get((one.device, one.holder))
         held[one.device, one.holder] = one if claimed is None else replace(one, attributes=claimed.attributes)
-    return in_order(held.values(), {*by_id.unmapped, *by_claim.unmapped})
+    return replace(in_order(held.values(), {*by_id.unmapped, *by_claim.unmapped}), vcuda=by_id.vcuda)

@@ -12,11 +12,11 @@ import re
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
-from podgpu.allocation.holdings import HeldId, LastMapping, map_held
+from podgpu.allocation.holdings import HeldId, HeldMapping, LastMapping, holder_of, map_held
 from podgpu.device_ids import DeviceId, parse_device_id
 from podgpu.errors import SourceError
 from podgpu.files import ReadOnChange, as_list, as_object, as_text, parse_json, read_bounded
-from podgpu.model import Allocation, Device, Workload
+from podgpu.model import Allocation, Device
 
 SOURCE = "podlist"
 DEFAULT_PATHS = ("/var/lib/kubelet/pod-resources/podlist.json", "/podlist.json")
@@ -32,20 +32,26 @@ Podlist = tuple[HeldId, ...]
 
 
 class PodlistAllocation:
-    """Reads podlist.json; without a path, the first of the default ones that is there at the time."""
+    """Reads podlist.json; without a path, the first of the `defaults` that is there at the time."""
 
     name = SOURCE
 
-    def __init__(self, path: str | None = None, mountinfo: str = "/proc/self/mountinfo") -> None:
+    def __init__(
+        self,
+        path: str | None = None,
+        mountinfo: str = "/proc/self/mountinfo",
+        defaults: Sequence[str] = DEFAULT_PATHS,
+    ) -> None:
         self.path = None if path is None else os.path.abspath(path)
+        self.defaults = defaults
         self.mountinfo = mountinfo
         self._file = ReadOnChange(parse_podlist, MOST_BYTES)
-        self._mapped = LastMapping(map_podlist)
+        self._mapped = LastMapping(HeldMapping(SOURCE).of)
         self._mount_checked: set[str] = set()
 
     def assignments(self, devices: Sequence[Device]) -> Allocation:
         """The file as it is now, mapped onto the devices given."""
-        path = self.path or find_podlist(DEFAULT_PATHS)
+        path = self.path or find_podlist(self.defaults)
         self._check_mount(path)
         return self._mapped.of(self._file.read(path), devices)
 
@@ -106,9 +112,10 @@ def _entry(value: object, where: str) -> Iterator[HeldId]:
         raise ValueError(f"{where}: namespace or name is empty")
     if "gpu_list" not in entry:
         raise ValueError(f"{where}: there is no gpu_list")
-    holder = Workload(namespace, name, container)
+    holder = holder_of(namespace, name, container)
+    place = f"{where}: an id in gpu_list"
     for id_value in as_list(entry["gpu_list"], f"{where}: gpu_list"):
-        text = as_text(id_value, f"{where}: an id in gpu_list")
+        text = as_text(id_value, place)
         yield HeldId(holder, SOURCE, text, parse_gpu(text))
 
 

@@ -121,6 +121,7 @@ CONVERSIONS: Mapping[str, Callable[[Any], Any]] = {
 _UNSIGNED_BLANKS = frozenset({0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF})
 _DCGM_BLANKS = frozenset(range(0x7FFFFFF0, 0x80000000)) | frozenset(range(0x7FFFFFFFFFFFFFF0, 0x8000000000000000))
 _DCGM_FLOAT_BLANK = 140737488355328.0
+_TOO_MUCH_FOR_64_BITS = 2.0**63
 
 
 def value_of(field: Field, raw: Any) -> Value:
@@ -136,6 +137,18 @@ def value_of(field: Field, raw: Any) -> Value:
     if isinstance(converted, bytes | str):
         raise Blank(f"text {converted!r} where a number belongs")
     return _number(field, raw, converted)
+
+
+def value_on_page(field: Field, number: float) -> Value:
+    """The field's value from a number DCGM has printed; raises Blank when it printed that there is none.
+
+    dcgm-exporter 2.x prints the blanks themselves. Those of 64 bits are no floats: they read as 2 to the 63rd.
+    """
+    if not math.isfinite(number) or number >= _TOO_MUCH_FOR_64_BITS:
+        raise Blank(str(number))
+    if field.type != "float" and number.is_integer():
+        return _number(field, int(number), int(number))
+    return _number(field, number, number)
 
 
 def _text(raw: Any) -> str:

@@ -1,4 +1,4 @@
-"""podgpu's own metric families, each declared once: name, type, help, labels. The README's table is made from this."""
+"""podgpu's metric families, each declared once: name, type, help, labels. The README's table is made from this."""
 
 from __future__ import annotations
 
@@ -53,7 +53,11 @@ XID_LAST_SEEN = FamilySpec(
     "Unix time at which this XID was last reported.",
     (*XID_LABELS, "xid"),
 )
-ALLOCATION_LABELS = ("gpu", "UUID", "device", "GPU_I_ID", "namespace", "pod", "container", "source")
+ALLOCATION_LABELS = (
+    *("gpu", "UUID", "device", "GPU_I_ID", "namespace", "pod", "container"),
+    *("pod_uid", "container_id", "hpc_job", "source"),
+)
+"""pod_uid and container_id where the pod's name is not known; hpc_job instead of a pod."""
 ALLOCATION_INFO = FamilySpec(
     "podgpu_allocation_info",
     "gauge",
@@ -243,6 +247,30 @@ OWN_FAMILIES: tuple[FamilySpec, ...] = (
     UNMAPPED,
     UNSUPPORTED,
     DROPPED,
+)
+
+# tkestack gpu-manager's families, with its names, labels and texts: what reads them expects exactly these.
+_GPU_MANAGER_LABELS = ("pod_name", "namespace", "node", "container_name")
+GPU_MANAGER_UTILIZATION = FamilySpec(
+    "container_gpu_utilization", "gauge", "gpu utilization", (*_GPU_MANAGER_LABELS, "gpu")
+)
+GPU_MANAGER_MEMORY = FamilySpec(
+    "container_gpu_memory_total", "gauge", "gpu memory usage in MiB", (*_GPU_MANAGER_LABELS, "gpu_memory")
+)
+GPU_MANAGER_REQUESTED = FamilySpec(
+    "container_request_gpu_utilization", "gauge", "request of gpu utilization", (*_GPU_MANAGER_LABELS, "req_of_gpu")
+)
+GPU_MANAGER_REQUESTED_MEMORY = FamilySpec(
+    "container_request_gpu_memory",
+    "gauge",
+    "request of gpu memory in MiB",
+    (*_GPU_MANAGER_LABELS, "req_of_gpu_memory"),
+)
+GPU_MANAGER_FAMILIES: tuple[FamilySpec, ...] = (
+    GPU_MANAGER_UTILIZATION,
+    GPU_MANAGER_MEMORY,
+    GPU_MANAGER_REQUESTED,
+    GPU_MANAGER_REQUESTED_MEMORY,
 )
 
 THROTTLE_REASONS: dict[int, str] = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from fractions import Fraction
 from functools import lru_cache
 
 from podgpu.model import Device
@@ -14,13 +13,15 @@ _SLICES = {"A30": 4, "RTX PRO 6000": 4, "RTX PRO 5000": 2, "RTX PRO 4500": 2}
 """The parts that are not cut into seven (NVIDIA's MIG user guide, supported GPUs)."""
 
 
-@lru_cache(maxsize=1024)
-def part_of_gpu(device: Device) -> Fraction | None:
+def part_of_gpu(device: Device) -> float | None:
     """1 for a whole GPU; an instance's compute slices of those its GPU has; None for a profile without a number."""
-    if not device.is_instance:
-        return Fraction(1)
-    slices = _PROFILE.match(device.profile)
+    return _part(device.profile, device.model) if device.is_instance else 1.0
+
+
+@lru_cache(maxsize=1024)
+def _part(profile: str, model: str) -> float | None:
+    slices = _PROFILE.match(profile)
     if slices is None:
         return None
-    of = next((n for model, n in _SLICES.items() if re.search(rf"\b{model}", device.model)), _USUAL_SLICES)
-    return min(Fraction(int(slices[1]), of), Fraction(1))
+    of = next((n for name, n in _SLICES.items() if re.search(rf"\b{name}\b", model)), _USUAL_SLICES)
+    return min(int(slices[1]) / of, 1.0)

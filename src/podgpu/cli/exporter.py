@@ -13,7 +13,7 @@ import click
 
 from podgpu.accounting.containers import ContainerFinder
 from podgpu.agent.allocation_turn import Identities
-from podgpu.agent.loop import Agent, Settings
+from podgpu.agent.loop import Agent, Clock, Settings
 from podgpu.allocation.api_health import ApiHealth
 from podgpu.catalog.counters import SHIPPED, Counter, shipped_counters
 from podgpu.cli.allocations import Surroundings, make_allocations
@@ -30,6 +30,7 @@ from podgpu.join import Policy
 from podgpu.model import PodLabels
 from podgpu.serve.app import GPU_MANAGER_OPTION, Address, parse_address, serve
 from podgpu.snapshot_json import dump_snapshot
+from podgpu.telemetry.source import Telemetry
 
 _log = logging.getLogger("podgpu")
 _COUNTERS_DIRECTORY = "/etc/dcgm-exporter"
@@ -54,10 +55,13 @@ def command(ctx: click.Context, /, **options: Any) -> None:
         if options["once"]:
             _print_once(agent, options["dump_snapshot"])
         else:
-            announce = partial(_log.info, "listening on %s/metrics")
-            serve(agent, address, lambda bound: announce(bound.url), gpu_manager_address)
+            serve(agent, address, _announce, gpu_manager_address)
     finally:
         api.close()
+
+
+def _announce(bound: Address) -> None:
+    _log.info("listening on %s/metrics", bound.url)
 
 
 def _gpu_manager_address(options: dict[str, Any]) -> Address | None:
@@ -70,16 +74,24 @@ def _gpu_manager_address(options: dict[str, Any]) -> Address | None:
     return address
 
 
-def build_agent(ctx: click.Context, options: dict[str, Any], api: ApiAccess) -> Agent:
+def build_agent(
+    ctx: click.Context,
+    options: dict[str, Any],
+    api: ApiAccess,
+    telemetry: Telemetry | None = None,
+    clock: Clock | None = None,
+) -> Agent:
+    """The agent these options ask for. Tests bring GPUs and time of their own; all else is as in the field."""
     with naming_variable(ctx, "collectors"):
         counters, counter_feed = read_counters(options["collectors"])
     with naming_variable(ctx, "devices"):
         selection = parse_selection(options["devices"])
     with naming_variable(ctx, "telemetry"):
-        telemetry = open_telemetry(options["telemetry"])
+        telemetry = telemetry or open_telemetry(options["telemetry"], options)
     with naming_variable(ctx, "configmap_data"):
         if options["configmap_data"] != "none":
-            counter_feed = unless_no_api("configmap-data", lambda: api.configmap(options["configmap_data"]))
+            configmap = unless_no_api("configmap-data", lambda: api.configmap(options["configmap_data"]))
+            counter_feed = configmap or counter_feed
     settings = Settings(
         interval=options["collect_interval"],
         allocation_interval=options["allocation_interval"],
@@ -90,11 +102,11 @@ def build_agent(ctx: click.Context, options: dict[str, Any], api: ApiAccess) -> 
     with naming_variable(ctx, "allocation"):
         sources = make_allocations(options["allocation"], Surroundings(options, api, telemetry))
     pod_labels = _pod_labels(options, api)
-    identities = _identities(api)
+    identities = _identities(api, options["path_varlog"])
     if api.feeds:
         sources.append(ApiHealth(api.feeds))
     containers = ContainerFinder(options["path_proc"]) if options["container_usage"] else None
-    agent = Agent(telemetry, sources, settings, None, identities, pod_labels, counter_feed, containers)
+    agent = Agent(telemetry, sources, settings, clock, identities, pod_labels, counter_feed, containers)
     with naming_variable(ctx, "devices"):
         agent.check_selection()
     agent.read_counters()
@@ -125,12 +137,12 @@ def _pod_labels(options: dict[str, Any], api: ApiAccess) -> Callable[[], PodLabe
     return dict if pods is None else lambda: patterns.of(pods.items())
 
 
-def _identities(api: ApiAccess) -> Identities:
+def _identities(api: ApiAccess, varlog: str) -> Identities:
     """Who is who, from the names of the kubelet's log files, and from the API server where it is asked anyway."""
     from podgpu.allocation.identity import IdentityReader
 
-    names = IdentityReader()
-    return lambda: names.read().with_pods(api.known_pods()).complete
+    names = IdentityReader(os.path.join(varlog, "pods"), os.path.join(varlog, "containers"), pods=api.known_pods)
+    return lambda: names.read().complete
 
 
 def hostname() -> str:

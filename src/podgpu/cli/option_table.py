@@ -31,6 +31,19 @@ class Option:
 _YET = "accepted; not built yet"
 _DCGM = "accepted; belongs to DCGM, which podgpu does not need"
 
+EXPORTER_PAGE_OPTIONS: tuple[Option, ...] = tuple(
+    Option(f"exporter-{name}", "", f"PODGPU_EXPORTER_{name.replace('-', '_').upper()}", default, text, kind, ours=True)
+    for name, default, kind, text in (
+        ("ca-file", "", "text", "Authorities that may vouch for the exporter's page at https://… (PEM)."),
+        ("insecure-skip-verify", "false", "bool", "Take any certificate for the exporter's page."),
+        ("username", "", "text", "Basic auth at the exporter's page; with --exporter-password-file."),
+        ("password-file", "", "text", "File with the password of --exporter-username; read at every fetch."),
+        ("token-file", "", "text", "File with a bearer token for the exporter's page; read at every fetch."),
+        ("max-age", "5m", "duration", "A file of the exporter's that was not written for this long is not believed."),
+    )
+)
+"""How another exporter's page is reached, where it feeds podgpu."""
+
 EXPORTER_OPTIONS: tuple[Option, ...] = (
     Option(
         "collectors",
@@ -253,7 +266,8 @@ EXPORTER_OPTIONS: tuple[Option, ...] = (
         "",
         "PODGPU_TELEMETRY",
         "auto",
-        "Where figures come from: auto, nvml, or simulated[:SPEC] such as simulated:2xH100,1xH100/7x1g.10gb.",
+        "Where figures come from: auto, nvml, exporter:URL or exporter:PATH (a dcgm-exporter's page or its file), or "
+        "simulated[:SPEC] such as simulated:2xH100,1xH100/7x1g.10gb.",
         ours=True,
     ),
     Option(
@@ -276,6 +290,14 @@ EXPORTER_OPTIONS: tuple[Option, ...] = (
         ours=True,
     ),
     Option("path-proc", "", "PODGPU_PATH_PROC", "/proc", "Where the host's /proc is.", ours=True),
+    Option(
+        "path-varlog",
+        "",
+        "PODGPU_PATH_VARLOG",
+        "/var/log",
+        "Where the host's /var/log is: the names in its pods and containers tell whose uid and container id is whose.",
+        ours=True,
+    ),
     Option(
         "container-usage",
         "",
@@ -320,6 +342,7 @@ EXPORTER_OPTIONS: tuple[Option, ...] = (
         "With --gpu-manager-metrics: a second address that serves these alone, such as :5678, gpu-manager's own.",
         ours=True,
     ),
+    *EXPORTER_PAGE_OPTIONS,
     Option("once", "", "", "false", "Read twice, print the exposition, exit.", "bool", ours=True),
     Option("dump-snapshot", "", "", "", "With --once: write the snapshot as JSON to this file.", ours=True),
 )

@@ -16,12 +16,27 @@ from podgpu.catalog.families import CLOCK_EVENTS
 from podgpu.catalog.xids import xid_text
 from podgpu.join.policy import Policy
 from podgpu.join.virtual import KEPT_FOR_DEVICE, own_values
-from podgpu.model import Assignment, Device, Family, Labels, PodLabels, Reading, Sample, Snapshot, Value, Workload
+from podgpu.model import (
+    Assignment,
+    Detail,
+    Device,
+    Family,
+    Labels,
+    OtherReading,
+    PodLabels,
+    Reading,
+    Sample,
+    Snapshot,
+    Value,
+    Workload,
+)
 
 Pairs = tuple[tuple[str, str], ...]
 XID_FIELD = 230
 XID_COUNT_FIELD = 9001
 CLOCK_EVENTS_COUNT_FIELD = 9002
+_DETAILED = frozenset({9003, 9004})
+"""Health and NVLink reach: the device's own, whoever holds it."""
 
 
 def dcgm_families(snapshot: Snapshot, policy: Policy) -> Iterator[Family]:
@@ -43,6 +58,7 @@ class _Labelled:
     parent_values: Mapping[int, Value]
     only: frozenset[int] | None = None
     """The fields this is for; None: all."""
+    details: tuple[Detail, ...] = ()
 
     def has(self, field_id: int) -> bool:
         return self.only is None or field_id in self.only
@@ -58,11 +74,14 @@ def _label_readings(snapshot: Snapshot, policy: Policy) -> list[_Labelled]:
         plain = partial(device_labels, reading.device, _label_values(label_counters, reading.values, parent))
         holders = [a for a in snapshot.assignments if a.device == reading.device.key] if policy.virtual_gpus else []
         if holders:
-            device = _Labelled(reading.device, reading.values, plain((), (), policy), parent, KEPT_FOR_DEVICE)
+            alone = plain((), (), policy)
+            device = _Labelled(
+                reading.device, reading.values, alone, parent, KEPT_FOR_DEVICE | _DETAILED, reading.details
+            )
             labelled += [device, *(_of_holder(reading, a, plain, parent, snapshot, policy) for a in holders)]
         else:
             labels = plain(*_holder_labels(sole.get(reading.device.key), snapshot.pod_labels, policy), policy)
-            labelled.append(_Labelled(reading.device, reading.values, labels, parent))
+            labelled.append(_Labelled(reading.device, reading.values, labels, parent, None, reading.details))
     return labelled
 
 
@@ -152,6 +171,8 @@ def _samples(counter: Counter, labelled: Sequence[_Labelled], snapshot: Snapshot
         yield from _clock_event_samples(labelled, snapshot, policy)
     else:
         yield from _field_samples(counter, labelled, policy)
+        yield from _detail_samples(field_id, labelled)
+        yield from _other_samples(counter, snapshot.others, policy)
 
 
 def _field_samples(counter: Counter, labelled: Sequence[_Labelled], policy: Policy) -> Iterator[Sample]:
@@ -162,6 +183,28 @@ def _field_samples(counter: Counter, labelled: Sequence[_Labelled], policy: Poli
             value = item.parent_values.get(field_id)
         if value is not None and not isinstance(value, str):
             yield Sample(item.labels, value)
+
+
+def _detail_samples(field_id: int, labelled: Sequence[_Labelled]) -> Iterator[Sample]:
+    for item in labelled:
+        for detail in item.details:
+            if detail.field == field_id:
+                yield Sample(_with_attributes(item.labels, *detail.labels), detail.value)
+
+
+def _other_samples(counter: Counter, others: Sequence[OtherReading], policy: Policy) -> Iterator[Sample]:
+    """Switches, links and CPUs have labels of their own kind, and no pod."""
+    for other in others:
+        value = other.values.get(counter.field.id)
+        if value is not None and not isinstance(value, str):
+            yield Sample(_other_labels(other, policy), value)
+
+
+def _other_labels(other: OtherReading, policy: Policy) -> Labels:
+    own = {"model_name": policy.replace_blanks_in_model_name}
+    pairs = [(name, _model_name(value, own.get(name, False))) for name, value in other.labels]
+    label_counters = (c for c in policy.counters if c.is_label and c.field.level == other.kind)
+    return Labels((*pairs, *policy.host, *sorted(_label_values(label_counters, other.values, {}))))
 
 
 def _xid_samples(labelled: Sequence[_Labelled], snapshot: Snapshot) -> Iterator[Sample]:
@@ -194,13 +237,17 @@ def _clock_event_samples(labelled: Sequence[_Labelled], snapshot: Snapshot, poli
                 yield Sample(_with_attributes(item.labels, ("clock_event", event), window), count)
 
 
-_ATTRIBUTES = frozenset(
+HOLDER_LABELS = frozenset(
     {"container", "container_name", "hpc_job", "namespace", "pod", "pod_name", "pod_namespace", "pod_uid", "vgpu"}
     | {f"dra_{part}" for part in ("claim_name", "claim_namespace", "device_name", "driver_name", "pool_name")}
     | {"dra_mig_device_uuid", "dra_mig_profile"}
 )
 _RESERVED = tuple(
-    (name, "") for name in ("err_code", "err_msg", "window_size_in_ms", "xid", "clock_event", "vgpu", "le")
+    (name, "")
+    for name in (
+        *("err_code", "err_msg", "window_size_in_ms", "xid", "clock_event", "vgpu", "le"),
+        *("health_watch", "health_error_code", "peer_gpu", "link_status"),
+    )
 )
 """Names some family adds itself: a pod label may not take them."""
 
@@ -208,5 +255,5 @@ _RESERVED = tuple(
 @lru_cache(maxsize=4096)
 def _with_attributes(labels: Labels, *more: tuple[str, str]) -> Labels:
     """dcgm-exporter sorts err_code, window_size_in_ms and the like among the pod labels."""
-    cut = next((i for i, (name, _) in enumerate(labels.pairs) if name in _ATTRIBUTES), len(labels.pairs))
+    cut = next((i for i, (name, _) in enumerate(labels.pairs) if name in HOLDER_LABELS), len(labels.pairs))
     return Labels((*labels.pairs[:cut], *sorted((*labels.pairs[cut:], *more))))

@@ -1,61 +1,189 @@
-"""gpu-manager's four families from a snapshot: its names, labels and units, for every container that holds a GPU.
+"""gpu-manager's four families from a snapshot: its names, labels and units, for every container on a GPU. Pure.
 
-Cards are gpu0, gpu1 and so on; `total` is their plain sum. A MIG instance counts as its part of the card it is on.
-Where the use of one card cannot be known that card has no series and there is no total; what was asked for stays.
+Cards are gpu0, gpu1 and so on, and `total` is their plain sum. A MIG instance is its part of the card it is on. Where
+the use of one card cannot be known, that card has no series and the container no total; what it asked for stays.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from math import fsum
 
 from podgpu.catalog import families as f
-from podgpu.catalog.families import FamilySpec
 from podgpu.catalog.mig import part_of_gpu
 from podgpu.join.policy import Policy
-from podgpu.model import (
-    Assignment,
-    ContainerUsage,
-    Device,
-    Family,
-    Labels,
-    Sample,
-    Snapshot,
-    VcudaRequest,
-    Workload,
-    physical,
-)
+from podgpu.model import ContainerUsage, Device, Family, Labels, Sample, Snapshot, Value, VcudaRequest, Workload
+from podgpu.model import physical as gpu_of
 
 FB_TOTAL_FIELD = 250
-"""MiB; of a MIG instance its own."""
-
+"""In MiB; a MIG instance has its own."""
+_CORES_OF_A_CARD = 100
 _BLOCK_MIB = 256
-_MIB_BITS = 20
+_MIB = 1024 * 1024
 _DECIMALS = 6
+
 Figure = int | float | None
 Who = tuple[str, str, str]
-"""Namespace, pod and container: what the labels say. Who has no pod's name (an HPC job) has no series here."""
+"""Namespace, pod and container, which is what the labels say. An HPC job has no pod, and no series here."""
+
+
+@dataclass(slots=True)
+class _Part:
+    """One device that a container holds or uses."""
+
+    key: str
+    device: Device | None
+    """None: it is not shown, or not there any more."""
+    memory_total: Value | None
+    held: bool = False
+    share: float | None = None
+    usage: ContainerUsage | None = None
+
+    @property
+    def of_card(self) -> float | None:
+        if self.device is not None:
+            return part_of_gpu(self.device)
+        return 1.0 if gpu_of(self.key) == self.key else None
 
 
 @dataclass(slots=True)
 class _Container:
-    cards: dict[int, list[tuple[Device, ContainerUsage | None]]] = field(default_factory=dict)
-    """Index of a card -> the device or instances on it, each with what is known of its use."""
-    assignments: list[Assignment] = field(default_factory=list)
+    parts: dict[str, _Part] = field(default_factory=dict)
     vcuda: VcudaRequest | None = None
 
 
+Containers = Sequence[tuple[Who, _Container]]
+
+
 def gpu_manager_families(snapshot: Snapshot, policy: Policy) -> list[Family]:
-    containers = sorted(_containers(snapshot).items())
-    devices = {d.key: d for d in snapshot.devices}
-    memory = {r.device.key: r.values.get(FB_TOTAL_FIELD) for r in snapshot.readings}
-
-    def cards(spec: FamilySpec, figure: Callable[[Device, ContainerUsage], Figure], shown: Callable[..., Figure]) -> Family:
-        samples = (_labelled(who, policy.hostname, spec, _per_card(c, figure, shown)) for who, c in containers)
-        return spec.of([one for of_container in samples for one in of_container])
-
+    containers, node = sorted(_containers(snapshot).items(), key=lambda item: item[0]), policy.hostname
     return [
-        cards(f.GPU_MANAGER_UTILIZATION, _utilization, _percent),
-        cards(f.GPU_MANAGER_MEMORY, lambda _, usage: usage.memory, lambda b: b >> _MIB_BITS),
+        f.GPU_MANAGER_UTILIZATION.of(_card_samples(containers, node, "gpu", _utilization, _percent)),
+        f.GPU_MANAGER_MEMORY.of(_card_samples(containers, node, "gpu_memory", _memory, _whole_mib)),
+        f.GPU_MANAGER_REQUESTED.of(_request_samples(containers, node, "req_of_gpu", _requested_cards)),
+        f.GPU_MANAGER_REQUESTED_MEMORY.of(_request_samples(containers, node, "req_of_gpu_memory", _requested_mib)),
     ]
+
+
+# Who there is
+
+
+def _containers(snapshot: Snapshot) -> dict[Who, _Container]:
+    """Those that hold a device, use one, or asked gpu-manager for one."""
+    devices = {d.key: d for d in snapshot.devices}
+    totals = {r.device.key: r.values.get(FB_TOTAL_FIELD) for r in snapshot.readings}
+    found: dict[Who, _Container] = {}
+
+    def part(who: Who, key: str) -> _Part:
+        parts = found.setdefault(who, _Container()).parts
+        return parts.setdefault(key, _Part(key, devices.get(key), totals.get(key)))
+
+    for assignment in snapshot.assignments:
+        if who := _who(assignment.holder):
+            held = part(who, assignment.device)
+            held.held, held.share = True, assignment.share
+    for usage in snapshot.usage.containers:
+        if who := _who(usage.holder):
+            part(who, usage.device).usage = usage
+    for request in snapshot.vcuda:
+        if who := _who(request.holder):
+            found.setdefault(who, _Container()).vcuda = request
+    return found
+
+
+def _who(workload: Workload) -> Who | None:
+    return (workload.namespace, workload.pod, workload.container) if workload.pod else None
+
+
+# What they use
+
+
+def _card_samples(
+    containers: Containers, node: str, label: str, figure: Callable[[_Part], Figure], shown: Callable[[Figure], Figure]
+) -> list[Sample]:
+    samples = []
+    for who, container in containers:
+        cards = {f"gpu{index}": shown(value) for index, value in _by_card(container.parts, figure).items()}
+        values = {**cards, "total": _tidy(_add(cards.values()))}
+        samples += [Sample(_labels(who, node, label, card), v) for card, v in values.items() if v is not None]
+    return samples
+
+
+def _by_card(parts: Mapping[str, _Part], figure: Callable[[_Part], Figure]) -> dict[int, Figure]:
+    """In the order of the cards. Several instances on one card add up."""
+    figures: dict[int, list[Figure]] = {}
+    for part in parts.values():
+        if part.device is not None:
+            figures.setdefault(part.device.index, []).append(figure(part))
+    return {index: _add(figures[index]) for index in sorted(figures)}
+
+
+def _utilization(part: _Part) -> Figure:
+    of_card = part.of_card
+    if part.usage is None or part.usage.utilization is None or of_card is None:
+        return None
+    return part.usage.utilization * of_card
+
+
+def _percent(ratio: Figure) -> Figure:
+    return None if ratio is None else _tidy(ratio * 100)
+
+
+def _memory(part: _Part) -> Figure:
+    return None if part.usage is None else part.usage.memory
+
+
+def _whole_mib(size: Figure) -> Figure:
+    return None if size is None else int(size // _MIB)
+
+
+# What they asked for
+
+
+def _request_samples(
+    containers: Containers, node: str, label: str, figure: Callable[[_Container], Figure]
+) -> list[Sample]:
+    figures = ((who, figure(container)) for who, container in containers)
+    return [Sample(_labels(who, node, label, "total"), value) for who, value in figures if value is not None]
+
+
+def _requested_cards(container: _Container) -> Figure:
+    if container.vcuda is not None and container.vcuda.cores:
+        return container.vcuda.cores / _CORES_OF_A_CARD
+    return _tidy(_add(_times(part.share, part.of_card) for part in container.parts.values() if part.held))
+
+
+def _requested_mib(container: _Container) -> Figure:
+    if container.vcuda is not None and container.vcuda.memory_blocks:
+        return container.vcuda.memory_blocks * _BLOCK_MIB
+    whole = _add(_times(part.share, part.memory_total) for part in container.parts.values() if part.held)
+    return None if whole is None else round(whole)
+
+
+def _times(share: float | None, whole: Value | None) -> Figure:
+    return None if share is None or whole is None or isinstance(whole, str) else share * whole
+
+
+def _add(figures: Iterable[Figure]) -> Figure:
+    """None when there is nothing to add, and when one is not known: the sum of the others would be taken for all."""
+    known: list[int | float] = []
+    for figure in figures:
+        if figure is None:
+            return None
+        known.append(figure)
+    exact = all(isinstance(figure, int) for figure in known)
+    return (sum(known) if exact else fsum(known)) if known else None  # fsum: the same in any order
+
+
+def _tidy(figure: Figure) -> Figure:
+    """Without the traces of binary fractions: 57, not 56.99999999999999."""
+    return round(figure, _DECIMALS) if isinstance(figure, float) else figure
+
+
+@lru_cache(maxsize=4096)
+def _labels(who: Who, node: str, label: str, card: str) -> Labels:
+    namespace, pod, container = who
+    host = [("node", node)] if node else []
+    return Labels([("pod_name", pod), ("namespace", namespace), *host, ("container_name", container), (label, card)])

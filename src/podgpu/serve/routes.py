@@ -13,6 +13,7 @@ from aiohttp import web
 from podgpu import __version__
 from podgpu.agent import health
 from podgpu.agent.loop import Agent
+from podgpu.agent.publish import EMPTY, Body
 from podgpu.exposition.text import CONTENT_TYPE
 
 DEFAULT_RELEASE_SECONDS = 60.0
@@ -21,8 +22,10 @@ Handler = Callable[[web.Request], Awaitable[web.Response]]
 
 
 def routes(agent: Agent) -> list[web.RouteDef]:
+    theirs = [web.get("/metric", gpu_manager_metrics(agent))] if agent.settings.policy.gpu_manager else []
     return [
         web.get("/metrics", metrics(agent)),
+        *theirs,
         web.get("/health", probe(lambda: health.live(agent))),
         web.get("/livez", probe(lambda: health.live(agent))),
         web.get("/ready", probe(lambda: health.ready(agent))),
@@ -31,17 +34,33 @@ def routes(agent: Agent) -> list[web.RouteDef]:
     ]
 
 
+def gpu_manager_routes(agent: Agent) -> list[web.RouteDef]:
+    """Of the second address: gpu-manager's own path, and the one that Prometheus asks for unless told otherwise."""
+    return [web.get(path, gpu_manager_metrics(agent)) for path in ("/metric", "/metrics")]
+
+
 def metrics(agent: Agent) -> Handler:
     async def handle(request: web.Request) -> web.Response:
         published = agent.published
-        body = published.fresh if agent.is_fresh(published) else published.stale
-        headers = {"Content-Type": CONTENT_TYPE, "Vary": "Accept-Encoding"}
-        if _accepts_gzip(request.headers.get("Accept-Encoding", "")):
-            headers["Content-Encoding"] = "gzip"
-            return web.Response(body=body.zipped, headers=headers)
-        return web.Response(body=body.plain, headers=headers)
+        return _exposition(request, published.fresh if agent.is_fresh(published) else published.stale)
 
     return handle
+
+
+def gpu_manager_metrics(agent: Agent) -> Handler:
+    async def handle(request: web.Request) -> web.Response:
+        published = agent.published
+        return _exposition(request, published.gpu_manager if agent.is_fresh(published) else EMPTY)
+
+    return handle
+
+
+def _exposition(request: web.Request, body: Body) -> web.Response:
+    headers = {"Content-Type": CONTENT_TYPE, "Vary": "Accept-Encoding"}
+    if _accepts_gzip(request.headers.get("Accept-Encoding", "")):
+        headers["Content-Encoding"] = "gzip"
+        return web.Response(body=body.zipped, headers=headers)
+    return web.Response(body=body.plain, headers=headers)
 
 
 def _accepts_gzip(header: str) -> bool:
@@ -98,10 +117,12 @@ def index(agent: Agent) -> Handler:
         lines = "".join(f"<li>{html.escape(line)}</li>" for line in health.degraded(agent))
         degraded = f"<h2>Degraded</h2><ul>{lines}</ul>" if lines else ""
         gpus = len([d for d in snapshot.devices if not d.is_instance])
+        theirs = '<li><a href="metric">metric</a></li>' if agent.settings.policy.gpu_manager else ""
         page = (
             '<!doctype html><html lang="en"><meta charset="utf-8"><title>podgpu</title>'
             f"<h1>podgpu {__version__}</h1><p>{gpus} GPUs, {len(snapshot.assignments)} assignments.</p>"
-            '<ul><li><a href="metrics">metrics</a></li><li><a href="health">health</a></li>'
+            '<ul><li><a href="metrics">metrics</a></li>'
+            f'{theirs}<li><a href="health">health</a></li>'
             f'<li><a href="ready">ready</a></li></ul>{degraded}</html>'
         )
         return web.Response(
