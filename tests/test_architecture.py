@@ -15,6 +15,7 @@ ROWS = [
     {"serve"},
     {"doctor", "top"},
     {"agent"},
+    {"enrich"},
     {"telemetry", "allocation", "accounting", "configuration"},
     {"kube", "files"},
     {"join", "exposition", "device_ids", "device_selection", "snapshot_json"},

@@ -34,7 +34,8 @@ class ChangeLog:
                 _log.info("%s: answers again", outcome.source)
         elif before != outcome.error:
             self._failing[outcome.source] = outcome.error
-            _log.warning("%s: %s; podgpu goes on and tries again", outcome.source, outcome.message)
+            message = outcome.message.removeprefix(f"{outcome.source}: ")
+            _log.warning("%s: %s; podgpu goes on and tries again", outcome.source, message)
 
     def _report_unsupported(self, snapshot: Snapshot) -> None:
         new: dict[int, list[str]] = defaultdict(list)

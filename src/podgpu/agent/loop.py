@@ -294,6 +294,7 @@ class Agent:
             self._telemetry_part = replace(
                 self._telemetry_part, readings=(), others=(), unsupported=(), outcomes=(outcome,)
             )
+            self._usage_part = UsagePart()
         self._publish()
         return True
 

@@ -10,10 +10,10 @@ from typing import TypeVar
 
 from podgpu.accounting.containers import ContainerFinder
 from podgpu.accounting.ledger import Ledger
-from podgpu.accounting.owners import Complete, ProcessOwners
+from podgpu.accounting.owners import Complete, Owners, ProcessOwners
 from podgpu.agent.isolate import Isolation, Result
 from podgpu.errors import SourceError
-from podgpu.model import Assignment, Device, DeviceUsage, Outcome, Usage, Workload, physical
+from podgpu.model import Assignment, Device, DeviceUsage, Outcome, Usage, physical
 from podgpu.telemetry.source import Telemetry, UsageFlaws
 
 K = TypeVar("K")
@@ -49,7 +49,7 @@ class UsageTurn:
         clock: Callable[[], float],
     ) -> None:
         self._telemetry = telemetry
-        self._owners = ProcessOwners(finder)
+        self._processes = ProcessOwners(finder)
         self._isolation = isolation
         self._deadline = deadline
         self._clock = clock
@@ -77,9 +77,9 @@ class UsageTurn:
         owners = self._find_owners(usages, complete, learn)
         elapsed = 0 if self._charged_at is None else round((began - self._charged_at) * _NS)
         self._charged_at = began
-        self._ledger.charge(usages, assignments, owners.get, elapsed)
+        self._ledger.charge(usages, assignments, owners.workloads.get, elapsed, owners.untold)
         before, self._statement = self._statement, self._ledger.statement()
-        return UsagePart(with_power_parts(before, self._statement), (self._outcome(self._clock() - began),))
+        return UsagePart(with_power_parts(before, self._statement), (self._outcome(self._clock() - began, owners),))
 
     def _read(self, gpu: Device) -> tuple[tuple[DeviceUsage, ...], UsageFlaws]:
         return self._telemetry.usage(gpu), self._telemetry.usage_flaws(gpu)
@@ -113,19 +113,19 @@ class UsageTurn:
                 self.errors[SOURCE, reason] += 1
         self._lacking = frozenset(lacking)
 
-    def _find_owners(
-        self, usages: Sequence[DeviceUsage], complete: Complete, learn: Callable[[], Complete]
-    ) -> dict[int, Workload]:
+    def _find_owners(self, usages: Sequence[DeviceUsage], complete: Complete, learn: Callable[[], Complete]) -> Owners:
         pids = {p.pid for u in usages for p in u.processes or ()} | {i for u in usages for i in u.process_busy_ns or ()}
-        owners = self._owners.find(pids, complete, learn)
-        self.errors.update({(SOURCE, reason): count for reason, count in self._owners.problems.items()})
+        owners = self._processes.find(pids, complete, learn)
+        self.errors.update((SOURCE, reason) for reason in owners.untold.values())
         return owners
 
-    def _outcome(self, seconds: float) -> Outcome:
+    def _outcome(self, seconds: float, owners: Owners) -> Outcome:
         """Outside the host's PID namespace the driver shows no processes: said, and not taken for idleness."""
         try:
-            self._owners.require_sight()
+            self._processes.require_sight()
         except SourceError as e:
+            if e.reason not in owners.untold.values():  # those are counted already, process by process
+                self.errors[SOURCE, e.reason] += 1
             return Outcome(SOURCE, seconds, e.reason, str(e))
         return Outcome(SOURCE, seconds)
 

@@ -15,6 +15,8 @@ from podgpu.errors import PodgpuError, UsageError
 
 COMMANDS = {
     "exporter": "Export this node's GPUs to Prometheus (a drop-in for dcgm-exporter).",
+    "enrich": "Put pod labels on an existing dcgm-exporter's metrics, into a file for node_exporter.",
+    "top": "Show GPUs, who uses them and how much, live in the terminal: this node's or an exporter's.",
     "doctor": "Check this node: driver, permissions, kubelet, mapping; say what is wrong and what to do.",
     "demo": "Run the exporter on simulated GPUs with a simulated kubelet.",
 }

@@ -1,0 +1,215 @@
+"""`podgpu top`: this node's GPUs, or an exporter's, and who uses them, in a terminal."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.core import ParameterSource
+
+from podgpu.cli.api_access import ApiAccess
+from podgpu.cli.option_table import EXPORTER_OPTIONS, Option
+from podgpu.cli.params import naming_variable, with_options
+from podgpu.errors import UsageError
+from podgpu.top.cells import ASCII, PLAIN, RICH, Glyphs
+from podgpu.top.controls import ORDERS, Controls
+from podgpu.top.feed import Feed, Seen, Source
+from podgpu.top.lines import Order, arrange
+from podgpu.top.table import Table, as_text, table_of
+
+if TYPE_CHECKING:
+    from podgpu.agent.allocation_turn import Identities
+    from podgpu.join import Policy
+
+_LOCAL = (
+    "kubernetes",
+    "devices",
+    "pod-resources-kubelet-socket",
+    "nvidia-resource-names",
+    "kubernetes-enable-dra",
+    "hpc-job-mapping-dir",
+    "telemetry",
+    "allocation",
+    "kubeconfig",
+    "path-proc",
+    "path-varlog",
+)
+_HELP = {"kubernetes": "Name holders by pod. Not said: where the kubelet's socket can be opened."}
+
+
+def _local_options() -> list[Option]:
+    rows = {option.flag: option for option in EXPORTER_OPTIONS}
+    return [replace(rows[flag], help=_HELP.get(flag, rows[flag].help)) for flag in _LOCAL]
+
+
+TOP_OPTIONS = (
+    Option("url", help="Ask an exporter, podgpu's or dcgm-exporter's: http://HOST:9400/metrics.", ours=True),
+    Option("once", default="false", help="Read twice, print one table, exit.", kind="bool", ours=True),
+    Option("sort", default="gpu", help="What comes first.", kind=f"choice:{'|'.join(ORDERS)}", ours=True),
+    Option("filter", help="Only lines with this text in namespace, pod, container, node or model.", ours=True),
+    Option("interval", default="1000", help="How often to read; at least 100 ms.", kind="duration", ours=True),
+    Option("processes", default="false", help="Show each process too (local driver only).", kind="bool", ours=True),
+    *_local_options(),
+)
+
+
+@click.command("top", context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@with_options(TOP_OPTIONS)
+@click.pass_context
+def command(ctx: click.Context, /, **options: Any) -> int:
+    """A live table of GPUs and who uses them: this node's by its driver, or another's by its exporter's URL.
+
+    Keys: q quits, h shows the others. Where standard output is no terminal one plain table is printed, as with --once.
+    """
+    if options["url"]:
+        _refuse_local_options(ctx, options)
+    controls = Controls(options["sort"], options["filter"])
+    with _no_logs(), _source(ctx, options) as source:
+        feed = Feed(source, options["interval"])
+        try:
+            if options["once"] or not _interactive():
+                return _print_once(feed, controls)
+            return _run(feed, controls, source.name)
+        finally:
+            feed.close()
+
+
+def _refuse_local_options(ctx: click.Context, options: dict[str, Any]) -> None:
+    """Those from variables are left alone: they may be set for the exporter."""
+    said = [flag for flag in _LOCAL if _said(ctx, flag)] + (["processes"] if options["processes"] else [])
+    if said:
+        raise UsageError(f"--{said[0]} is for the local driver: with --url an exporter is asked, which has its own")
+
+
+def _said(ctx: click.Context, flag: str) -> bool:
+    return ctx.get_parameter_source(flag.replace("-", "_")) is ParameterSource.COMMANDLINE
+
+
+# Where figures come from
+
+
+@contextmanager
+def _source(ctx: click.Context, options: dict[str, Any]) -> Iterator[Source]:
+    if options["url"]:
+        from podgpu.top.page import PageSource
+
+        yield PageSource(options["url"])
+        return
+    api = ApiAccess(options["kubeconfig"])
+    try:
+        yield _local(ctx, options, api)
+    finally:
+        api.close()
+
+
+def _local(ctx: click.Context, options: dict[str, Any], api: ApiAccess) -> Source:
+    """The agent as the exporter has it, with the fields of the table."""
+    from podgpu.accounting.containers import ContainerFinder
+    from podgpu.agent.loop import Agent, Settings
+    from podgpu.allocation.api_health import ApiHealth
+    from podgpu.cli.allocations import Surroundings, make_allocations
+    from podgpu.cli.telemetries import open_telemetry
+    from podgpu.device_selection import parse_selection
+    from podgpu.top.local import LocalSource, OverheardTelemetry, ProcessWatch
+
+    if ctx.get_parameter_source("kubernetes") is ParameterSource.DEFAULT:
+        options["kubernetes"] = os.access(options["pod_resources_kubelet_socket"], os.R_OK | os.W_OK)
+    with naming_variable(ctx, "devices"):
+        selection = parse_selection(options["devices"])
+    with naming_variable(ctx, "telemetry"):
+        telemetry = OverheardTelemetry(open_telemetry(options["telemetry"], options))
+    with naming_variable(ctx, "allocation"):
+        sources = make_allocations(options["allocation"], Surroundings(options, api, telemetry))
+    if api.feeds:
+        sources.append(ApiHealth(api.feeds))
+    identities, finder = _identities(options["path_varlog"], api), ContainerFinder(options["path_proc"])
+    settings = Settings(interval=options["interval"], selection=selection, policy=_policy())
+    agent = Agent(telemetry, sources, settings, identities=identities, containers=finder)
+    with naming_variable(ctx, "devices"):
+        agent.check_selection()
+    watch = ProcessWatch(telemetry, finder, identities) if options["processes"] else None
+    return LocalSource(agent, os.environ.get("NODE_NAME") or socket.gethostname(), watch)
+
+
+def _identities(varlog: str, api: ApiAccess) -> Identities:
+    from podgpu.allocation.identity import IdentityReader
+
+    names = IdentityReader(os.path.join(varlog, "pods"), os.path.join(varlog, "containers"), pods=api.known_pods)
+    return lambda: names.read().complete
+
+
+def _policy() -> Policy:
+    from podgpu.catalog.counters import Counter
+    from podgpu.catalog.fields import fields
+    from podgpu.join import Policy
+    from podgpu.top.figures import FIELDS
+
+    return Policy(counters=tuple(Counter(fields()[i], fields()[i].name, "gauge", "") for i in FIELDS))
+
+
+# Where they go
+
+
+def _interactive() -> bool:
+    return sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+
+
+def _wants_colour() -> bool:
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM", "dumb") != "dumb"
+
+
+def _glyphs(colour: bool) -> Glyphs:
+    try:
+        "–…█▏".encode(sys.stdout.encoding or "ascii")
+    except UnicodeEncodeError:
+        return ASCII
+    return RICH if colour else PLAIN
+
+
+def _run(feed: Feed, controls: Controls, name: str) -> int:
+    from podgpu.top.live import show_live
+
+    feed.read_or_raise()
+    colour = _wants_colour()
+    return show_live(feed, controls, name, colour, _glyphs(colour), sys.stdin.fileno(), sys.stdout)
+
+
+def _print_once(feed: Feed, controls: Controls) -> int:
+    seen = feed.read_twice()
+    colour = _wants_colour()
+    size = os.get_terminal_size(sys.stdout.fileno()) if sys.stdout.isatty() else None
+    table = _table(seen, controls, _glyphs(colour), size.columns if size else None)
+    if colour and size:
+        from podgpu.top.screen import Screen
+
+        Screen(sys.stdout, colour).write([table.header, *table.body], size)
+    else:
+        encoding = sys.stdout.encoding or "utf-8"
+        text = "\n".join(map(as_text, (table.header, *table.body)))
+        click.echo(text.encode(encoding, "replace").decode(encoding))
+    for note in seen.notes:
+        click.echo(f"podgpu: {note}", err=True)
+    return 0
+
+
+def _table(seen: Seen, controls: Controls, glyphs: Glyphs, width: int | None) -> Table:
+    order: Order = controls.order
+    return table_of(arrange(seen.lines, order, controls.wanted), order, glyphs, width)
+
+
+@contextmanager
+def _no_logs() -> Iterator[None]:
+    """What would be logged, the table's notes say; a line of log would break the screen."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(before)

@@ -1,0 +1,124 @@
+"""Devices and their holders with every figure the table has, wherever it came from. None: nobody knows it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from podgpu.model import Workload
+
+UTIL, GR_ENGINE = 203, 1001
+FB_TOTAL, FB_FREE, FB_USED, FB_RESERVED = 250, 251, 252, 253
+POWER, TEMPERATURE = 155, 150
+FIELDS = (UTIL, GR_ENGINE, FB_TOTAL, FB_FREE, FB_USED, FB_RESERVED, POWER, TEMPERATURE)
+"""DCGM fields the table is made of."""
+
+_MIB = 1024 * 1024
+Who = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessFigures:
+    pid: int
+    memory: int | None = None
+    utilization: float | None = None
+    owner: Workload | None = None
+    """The container it runs in; None: in none, or nobody can tell."""
+
+
+@dataclass(frozen=True, slots=True)
+class HolderFigures:
+    """What one holder uses of one device. Seconds and joules are counters."""
+
+    holder: Workload
+    utilization: float | None = None
+    memory: int | None = None
+    processes: int | None = None
+    busy_seconds: float | None = None
+    idle_seconds: float | None = None
+    energy_joules: float | None = None
+
+    @property
+    def who(self) -> Who:
+        return who_is(self.holder)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceFigures:
+    """A GPU, or with `instance` one MIG instance of it."""
+
+    uuid: str
+    index: int
+    model: str = ""
+    node: str = ""
+    instance: str = ""
+    profile: str = ""
+    utilization: float | None = None
+    memory_used: int | None = None
+    memory_total: int | None = None
+    power_watts: float | None = None
+    temperature: float | None = None
+    energy_joules: float | None = None
+    holders: tuple[HolderFigures, ...] = ()
+    processes: tuple[ProcessFigures, ...] = ()
+    """Only where they were asked for."""
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.uuid, self.instance
+
+    @property
+    def place(self) -> tuple[str, int, str, int, str]:
+        number = int(self.instance) if self.instance.isdecimal() else -1
+        return self.node, self.index, self.uuid, number, self.instance
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """One reading of one source."""
+
+    devices: tuple[DeviceFigures, ...] = ()
+    notes: tuple[str, ...] = ()
+    """What is not as it should be, for the person who looks."""
+
+
+def who_is(workload: Workload) -> Who:
+    """Equal for the same holder, whichever source names it. Empty: there is nothing to go by."""
+    if workload.job:
+        return "job", workload.job
+    if workload.pod:
+        return workload.namespace, workload.pod, workload.container
+    if workload.uid or workload.container_id:
+        return "uid", workload.uid, workload.container, workload.container_id
+    return ()
+
+
+def holder_text(workload: Workload) -> str:
+    if workload.job:
+        return f"job {workload.job}"
+    if workload.pod:
+        return "/".join(part for part in (workload.namespace, workload.pod, workload.container) if part)
+    if workload.container_id:
+        return f"container {workload.container_id[:12]}"
+    return f"pod {workload.uid}" if workload.uid else "-"
+
+
+def utilization_of(values: Mapping[int, float]) -> float | None:
+    """As a ratio. MIG instances have no GPU_UTIL: their engine's activity stands for it."""
+    if UTIL in values:
+        return values[UTIL] / 100
+    return values.get(GR_ENGINE)
+
+
+def memory_of(values: Mapping[int, float], used_bytes: float | None = None) -> tuple[int | None, int | None]:
+    """Bytes used and in all. Most counter files leave the total out: it is then the sum of its parts."""
+    used, total = values.get(FB_USED), values.get(FB_TOTAL)
+    if total is None and used is not None and FB_FREE in values:
+        total = used + values[FB_FREE] + values.get(FB_RESERVED, 0)
+    if used is not None:
+        used_bytes = used * _MIB
+    return _whole(used_bytes), _whole(None if total is None else total * _MIB)
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None else round(value)

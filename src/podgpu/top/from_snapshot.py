@@ -1,0 +1,106 @@
+"""Figures from the agent's own snapshot. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from podgpu.model import ContainerUsage, Device, DeviceTotals, Snapshot, Value
+from podgpu.top.figures import (
+    POWER,
+    TEMPERATURE,
+    DeviceFigures,
+    HolderFigures,
+    ProcessFigures,
+    View,
+    Who,
+    memory_of,
+    utilization_of,
+    who_is,
+)
+
+_NS = 1_000_000_000
+_MJ = 1000
+Processes = Mapping[str, Sequence[ProcessFigures]]
+"""Device key -> what runs there."""
+
+
+def view_of_snapshot(snapshot: Snapshot, node: str, processes: Processes | None = None) -> View:
+    values = {r.device.key: _numbers(r.values) for r in snapshot.readings}
+    totals = {t.device: t for t in snapshot.usage.devices}
+    holders = _holders(snapshot)
+    return View(
+        tuple(
+            _figures(
+                device,
+                node,
+                values[device.key],
+                totals.get(device.key, DeviceTotals(device.key)),
+                tuple(holders.get(device.key, {}).values()),
+                tuple((processes or {}).get(device.key, ())),
+            )
+            for device in snapshot.devices
+            if device.key in values
+        ),
+        tuple(f"{o.source}: {o.message or o.error}" for o in snapshot.outcomes if not o.ok),
+    )
+
+
+def _figures(
+    device: Device,
+    node: str,
+    values: Mapping[int, float],
+    totals: DeviceTotals,
+    holders: tuple[HolderFigures, ...],
+    processes: tuple[ProcessFigures, ...],
+) -> DeviceFigures:
+    used, total = memory_of(values, totals.memory_used)
+    return DeviceFigures(
+        uuid=device.uuid,
+        index=device.index,
+        model=device.model,
+        node=node,
+        instance="" if device.gi_id is None else str(device.gi_id),
+        profile=device.profile,
+        utilization=utilization_of(values),
+        memory_used=used,
+        memory_total=total,
+        power_watts=values.get(POWER),
+        temperature=values.get(TEMPERATURE),
+        energy_joules=_divided(totals.energy_mj, _MJ),
+        holders=holders,
+        processes=processes,
+    )
+
+
+def _holders(snapshot: Snapshot) -> dict[str, dict[Who, HolderFigures]]:
+    """Who was given a device, and who works on it: with figures where there are any."""
+    found: dict[str, dict[Who, HolderFigures]] = {}
+    for assignment in snapshot.assignments:
+        who = who_is(assignment.holder)
+        if who:
+            found.setdefault(assignment.device, {})[who] = HolderFigures(assignment.holder)
+    for usage in snapshot.usage.containers:
+        who = who_is(usage.holder)
+        if who:
+            found.setdefault(usage.device, {})[who] = _holder_figures(usage)
+    return found
+
+
+def _holder_figures(usage: ContainerUsage) -> HolderFigures:
+    return HolderFigures(
+        usage.holder,
+        usage.utilization,
+        usage.memory,
+        usage.processes,
+        _divided(usage.busy_ns, _NS),
+        _divided(usage.idle_ns, _NS),
+        _divided(usage.energy_mj, _MJ),
+    )
+
+
+def _numbers(values: Mapping[int, Value]) -> dict[int, float]:
+    return {field: value for field, value in values.items() if not isinstance(value, str)}
+
+
+def _divided(value: int | None, by: int) -> float | None:
+    return None if value is None else value / by

@@ -1,0 +1,91 @@
+"""What top learns by looking on: since when a holder has run nothing, and its part of the device's power. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from podgpu.top.figures import DeviceFigures, HolderFigures, View, Who
+
+POWER_WINDOW = 5.0
+"""Seconds over which a holder's part of the power is taken: an exporter's counters move in steps of a second."""
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    seconds: float
+    at_least: bool = False
+    """It ran nothing since top began to look; since when is not known."""
+
+
+@dataclass(slots=True)
+class _Watched:
+    busy: float
+    since: float
+    at_least: bool
+
+
+@dataclass(slots=True)
+class _Energy:
+    points: deque[tuple[float, float, float]] = field(default_factory=deque)
+    """When, the holder's joules, the GPU's joules."""
+
+    def add(self, now: float, own: float, whole: float) -> None:
+        if self.points and (own < self.points[-1][1] or whole < self.points[-1][2]):
+            self.points.clear()  # the exporter started anew
+        self.points.append((now, own, whole))
+        while len(self.points) > 2 and self.points[1][0] <= now - POWER_WINDOW:
+            self.points.popleft()
+
+    @property
+    def part(self) -> float | None:
+        (_, own, whole), (_, own_now, whole_now) = self.points[0], self.points[-1]
+        return None if whole_now <= whole else min(1.0, (own_now - own) / (whole_now - whole))
+
+
+_Key = tuple[tuple[str, str], Who]
+
+
+class History:
+    def __init__(self) -> None:
+        self._watched: dict[_Key, _Watched] = {}
+        self._energy: dict[_Key, _Energy] = {}
+        self._now = 0.0
+
+    def note(self, view: View, now: float) -> None:
+        """`now` is monotonic seconds. Who is no longer there is forgotten."""
+        self._now = now
+        whole = {d.uuid: d.energy_joules for d in view.devices if not d.instance}
+        present = {(d.key, h.who) for d in view.devices for h in d.holders}
+        self._watched = {key: watched for key, watched in self._watched.items() if key in present}
+        self._energy = {key: energy for key, energy in self._energy.items() if key in present}
+        for device in view.devices:
+            for holder in device.holders:
+                self._watch(device, holder)
+                self._measure(device, holder, whole.get(device.uuid))
+
+    def idle(self, device: DeviceFigures, holder: HolderFigures) -> Idle | None:
+        watched = self._watched.get((device.key, holder.who))
+        return None if watched is None else Idle(self._now - watched.since, watched.at_least)
+
+    def power_part(self, device: DeviceFigures, holder: HolderFigures) -> float | None:
+        """The holder's part of what its physical GPU draws, as a ratio."""
+        energy = self._energy.get((device.key, holder.who))
+        return None if energy is None else energy.part
+
+    def _watch(self, device: DeviceFigures, holder: HolderFigures) -> None:
+        key, busy = (device.key, holder.who), holder.busy_seconds
+        if busy is None or holder.idle_seconds is None:
+            self._watched.pop(key, None)
+            return
+        before = self._watched.get(key)
+        if holder.utilization or (before is not None and busy > before.busy):
+            self._watched[key] = _Watched(busy, self._now, False)
+        elif before is None or busy < before.busy:
+            since = self._now - holder.idle_seconds if busy == 0 else self._now
+            self._watched[key] = _Watched(busy, since, at_least=busy > 0)
+
+    def _measure(self, device: DeviceFigures, holder: HolderFigures, whole: float | None) -> None:
+        """A counter that is not there yet has counted nothing: it begins with the second reading of the energy."""
+        energy = self._energy.setdefault((device.key, holder.who), _Energy())
+        energy.add(self._now, holder.energy_joules or 0.0, whole or 0.0)

@@ -1,0 +1,129 @@
+"""The local driver as a source: an agent's turns taken one after another, and the processes they saw."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from podgpu.accounting.containers import ContainerFinder
+from podgpu.agent.allocation_turn import Identities
+from podgpu.agent.loop import Agent
+from podgpu.catalog.fields import Field
+from podgpu.errors import SourceError
+from podgpu.model import Device, DeviceUsage, ProcessUsage, Workload
+from podgpu.telemetry.source import GpuAnswer, Inventory, Telemetry, UsageFlaws, XidEvent
+from podgpu.top.figures import ProcessFigures, View
+from podgpu.top.from_snapshot import view_of_snapshot
+
+_ALLOCATION_SECONDS = 1.0
+
+
+class OverheardTelemetry:
+    """Any telemetry, with its last answers about use kept: the agent sums them up, `--processes` wants each process."""
+
+    def __init__(self, telemetry: Telemetry) -> None:
+        self._telemetry = telemetry
+        self.name = telemetry.name
+        self.usages: dict[str, tuple[DeviceUsage, ...]] = {}
+        """By GPU's UUID."""
+
+    @property
+    def expected(self) -> int | None:
+        return self._telemetry.expected
+
+    @expected.setter
+    def expected(self, number: int | None) -> None:
+        self._telemetry.expected = number
+
+    def inventory(self) -> Inventory:
+        inventory = self._telemetry.inventory()
+        here = {gpu.uuid for gpu in inventory.gpus}
+        for gone in self.usages.keys() - here:
+            self.usages.pop(gone, None)
+        return inventory
+
+    def read(self, gpu: Device, fields: Sequence[Field]) -> GpuAnswer:
+        return self._telemetry.read(gpu, fields)
+
+    def processes(self, gpu: Device) -> Sequence[ProcessUsage]:
+        return self._telemetry.processes(gpu)
+
+    def usage(self, gpu: Device) -> tuple[DeviceUsage, ...]:
+        self.usages.pop(gpu.uuid, None)
+        self.usages[gpu.uuid] = usages = self._telemetry.usage(gpu)
+        return usages
+
+    def usage_flaws(self, gpu: Device) -> UsageFlaws:
+        return self._telemetry.usage_flaws(gpu)
+
+    def xid_events(self) -> Sequence[XidEvent]:
+        return self._telemetry.xid_events()
+
+    def release(self, wait: float) -> bool:
+        return self._telemetry.release(wait)
+
+
+class ProcessWatch:
+    """What runs on each device, with the container it runs in."""
+
+    def __init__(self, telemetry: OverheardTelemetry, finder: ContainerFinder, identities: Identities) -> None:
+        self._telemetry = telemetry
+        self._finder = finder
+        self._identities = identities
+
+    def read(self) -> dict[str, list[ProcessFigures]]:
+        """By device key, as of the last usage turn."""
+        complete = self._identities()
+        usages = [usage for gpu in list(self._telemetry.usages.values()) for usage in gpu]
+        return {u.device.key: [self._figures(p, u, complete) for p in u.processes or ()] for u in usages}
+
+    def _figures(
+        self, process: ProcessUsage, usage: DeviceUsage, complete: Callable[[Workload], Workload]
+    ) -> ProcessFigures:
+        busy = None if usage.process_busy_ns is None else usage.process_busy_ns.get(process.pid, 0)
+        utilization = busy / usage.window_ns if busy is not None and usage.window_ns else None
+        return ProcessFigures(process.pid, process.memory, utilization, self._owner(process.pid, complete))
+
+    def _owner(self, pid: int, complete: Callable[[Workload], Workload]) -> Workload | None:
+        whereabouts = self._finder.find(pid)
+        if whereabouts.sight != "found":
+            return None
+        try:
+            return complete(whereabouts.workload)
+        except SourceError:
+            return None  # its parts contradict each other: nobody's
+
+
+class LocalSource:
+    name = "this node"
+
+    def __init__(
+        self,
+        agent: Agent,
+        node: str,
+        processes: ProcessWatch | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._agent = agent
+        self._node = node
+        self._processes = processes
+        self._clock = clock
+        self._allocated_at = float("-inf")
+        # Each turn keeps its own deadline; this one is for their sum.
+        self.deadline = 4 * agent.settings.deadline
+
+    def read(self) -> View:
+        """Raises SourceError when no GPU answers, StartError when none ever will."""
+        self._agent.read_telemetry()
+        if self._clock() - self._allocated_at >= _ALLOCATION_SECONDS:
+            self._allocated_at = self._clock()
+            self._agent.read_allocation()
+        self._agent.read_usage()
+        snapshot = self._agent.published.snapshot
+        if not snapshot.readings:
+            failed = [o.message for o in snapshot.outcomes if not o.ok]
+            raise SourceError("no_gpu", f"no GPU could be read: {'; '.join(failed) or 'there is none here'}")
+        return view_of_snapshot(snapshot, self._node, self._processes.read() if self._processes else None)
+
+    def close(self) -> None:
+        self._agent.stop()

@@ -1,0 +1,173 @@
+"""`podgpu top` on a simulated node that lacks nothing: driver, kubelet, /proc and /var/log."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from podgpu.cli.allocations import SOURCES
+from podgpu.cli.main import run
+from podgpu.cli.option_table import EXPORTER_OPTIONS
+from podgpu.cli.top import TOP_OPTIONS
+from podgpu.simulate.driver import SimulatedNvml
+from podgpu.simulate.kubelet import SimulatedKubelet
+from podgpu.simulate.node import furnish, pods, tenants
+from tests.top.scene import HEADER
+
+GPUS = "8xH100,1xH100/7x1g.10gb"
+
+
+@pytest.fixture(autouse=True)
+def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith(("DCGM_", "PODGPU_", "KUBERNETES_", "NODE_NAME", "NVIDIA_", "NO_COLOR")):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
+    """The arguments that make it this node."""
+    host: Path = tmp_path_factory.mktemp("host")
+    on_node = tenants(SimulatedNvml(GPUS))
+    furnish(host, on_node)
+    socket = f"/tmp/pgtop{os.getpid()}.sock"
+    with SimulatedKubelet(socket, pods(on_node)):
+        yield [
+            *("--telemetry", f"simulated:{GPUS}", "--pod-resources-kubelet-socket", socket),
+            *("--path-proc", str(host / "proc"), "--path-varlog", str(host), "--interval", "300ms"),
+        ]
+
+
+def once(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
+    assert run(["top", "--once", *arguments]) == 0
+    output = capsys.readouterr()
+    assert output.err == ""
+    assert "\x1b" not in output.out
+    return output.out.splitlines()
+
+
+def line_of(lines: list[str], holder: str) -> str:
+    (found,) = (line for line in lines if holder in line)
+    return found
+
+
+def test_the_whole_table(node: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    lines = once(capsys, *node)
+    assert lines[0].split() == HEADER
+    assert len(lines) == 1 + 8 + 2 + 1 + 7  # header, GPUs, the two on the shared one, MIG
+    assert re.match(r"4    H100 80GB HBM3 2 holders +[#.]{10} +\d+% 14.0/79.6 +\d+W +\d+C    2$", lines[5])
+    assert re.search(r"^ {22}batch/embed-0/worker +[#.]{10} +\d+%  9.0 +\d+W {9}1   busy$", lines[6])
+    assert re.search(r"chat-0/engine +[#.]{10} +\d+% 39.8/79.6 +\d+W +\d+C    1   busy$", line_of(lines, "engine"))
+    assert re.search(r"^7 .* - +\.{10}   0%  0.0/79.6 +\d+W +\d+C    –$", lines[10])
+    assert re.search(r"^8 .* 5 of 7 instances held +[#.]{10} +\d+% 15.0/79.6", lines[11])
+    assert re.search(r"^8/7  1g.10gb +notebooks/jupyter-8-0/notebook +[#.]{10} +1[3-7]% +1.0/9.8", lines[12])
+
+
+def test_who_holds_a_gpu_and_does_nothing_is_idle(node: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert re.search(r"\.{10}   0%  0.0/79.6 +\d+W +\d+C    0 +\d+s$", line_of(once(capsys, *node), "jupyter-ada-0"))
+
+
+def test_the_parts_of_the_power_are_no_more_than_the_whole(node: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    lines = once(capsys, *node)
+    whole, *parts = (int(re.search(r"(\d+)W", line)[1]) for line in lines[5:8])  # type: ignore[index]
+    assert 0.7 * whole < sum(parts) <= whole + 2  # the rest nobody could be charged for
+
+
+def test_sort_and_filter(node: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    lines = once(capsys, *node, "--sort", "utilisation", "--filter", "research")
+    numbers = [int(re.search(r"(\d+)%", line)[1]) for line in lines[1:]]  # type: ignore[index]
+    assert len(numbers) == 3
+    assert numbers == sorted(numbers, reverse=True)
+    assert "jupyter-ada" in once(capsys, *node, "--sort", "idle")[1]
+
+
+def test_processes(node: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    lines = once(capsys, *node, "--processes", "--filter", "batch")
+    texts = [re.sub(r" [#.]{10} .*", "", line).rstrip() for line in lines[1:]]
+    assert [text.split("HBM3 ")[-1].strip() for text in texts] == [
+        "2 holders",
+        "batch/embed-0/worker",
+        "pid 4004",
+        "batch/ocr-0/worker",
+        "pid 4005",
+    ]
+    assert re.search(r"pid 4004 +[#.]{10}  3\d%  9.0$", lines[3])
+
+
+def test_what_went_wrong_is_said(node: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["top", "--once", *node, "--path-proc", str(tmp_path)]) == 0
+    output = capsys.readouterr()
+    assert "embed-0" in output.out
+    assert output.err.startswith(f"podgpu: usage: {tmp_path}/self/ns/pid cannot be read")
+
+
+@pytest.mark.skipif(os.path.exists("/dev/nvidiactl"), reason="there is a driver here")
+def test_without_a_driver(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["top", "--once"]) == 1
+    output = capsys.readouterr()
+    assert output.err.startswith("podgpu: no GPU could be read: ")
+    assert (output.out, output.err.count("\n")) == ("", 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--sort", "name"], "--sort"),
+        (["--interval", "1ms"], "--interval"),
+        (["--telemetry", "none"], "--telemetry"),
+        (["--telemetry", "simulated:1xH100", "--allocation", "nobody"], "--allocation"),
+        (["--telemetry", "simulated:1xH100", "--devices", "x"], "x"),
+        (["--telemetry", "simulated:1xH100", "--devices", "g:7"], "7"),
+        (["--url", "node:9400"], "--url"),
+        (["--url", "http://n", "--processes"], "--processes is for the local driver"),
+        (["--url", "http://n", "--telemetry", "nvml"], "--telemetry is for the local driver"),
+        (["--url", "http://n", "-k"], "--kubernetes is for the local driver"),
+        (["--no-such-option"], "--no-such-option"),
+    ],
+)
+def test_called_wrongly(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["top", *arguments]) == 2
+    output = capsys.readouterr()
+    assert said in output.err
+    assert (output.out, output.err.count("\n")) == ("", 1)
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_every_allocation_source_finds_its_options(source: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A source that reads an option top does not have would end in a traceback."""
+    argument = f"{source}:/nowhere" if source in ("hpc", "podlist", "checkpoint") else source
+    run(["top", "--once", "--telemetry", "simulated:1xH100", "--allocation", argument, "--interval", "100ms"])
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_options_shared_with_the_exporter_are_its_own() -> None:
+    theirs = {option.flag: option for option in EXPORTER_OPTIONS}
+    for option in TOP_OPTIONS:
+        if option.flag in theirs and option.flag != "once":
+            assert (option.env, option.default, option.kind) == (
+                theirs[option.flag].env,
+                theirs[option.flag].default,
+                theirs[option.flag].kind,
+            )
+
+
+def test_ascii_where_nothing_else_can_be_printed(
+    node: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with open(tmp_path / "out", "w", encoding="ascii") as out:
+        monkeypatch.setattr("sys.stdout", out)
+        assert run(["top", "--once", *node]) == 0
+    text = (tmp_path / "out").read_text(encoding="ascii")
+    assert "?" not in text
+    assert re.search(r"^7 .* -$", text, re.MULTILINE)
+
+
+def test_nobody_pays_for_rich_who_does_not_look() -> None:
+    code = "import sys, podgpu.cli.exporter, podgpu.cli.top; sys.exit('rich' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

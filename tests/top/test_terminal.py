@@ -1,0 +1,253 @@
+"""The live table in a real terminal (a pty): what it draws, what its keys do, and that it leaves all as it was."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.top.test_page import HTML, PAGE, RawServer, answer, nobody, serving
+
+PATIENCE = 30.0
+ALTERNATE, BACK = b"\x1b[?1049h", b"\x1b[?1049l"
+HIDDEN, SHOWN = b"\x1b[?25l", b"\x1b[?25h"
+
+
+class Session:
+    """`podgpu top` with a terminal of its own."""
+
+    def __init__(self, *arguments: str, **variables: str) -> None:
+        self.keyboard, terminal = pty.openpty()
+        self._resize_quietly(100, 20)
+        self.before = termios.tcgetattr(terminal)
+        self._terminal = terminal  # open here too, so that its modes can be read after the command has ended
+        environment = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "COLUMNS", "LINES")}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "podgpu", "top", *arguments],
+            stdin=terminal,
+            stdout=terminal,
+            stderr=terminal,
+            env=environment | {"TERM": "xterm-256color"} | variables,
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        )
+        self.output = b""
+
+    def _resize_quietly(self, columns: int, rows: int) -> None:
+        fcntl.ioctl(self.keyboard, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    def resize(self, columns: int, rows: int) -> None:
+        """The kernel tells the command with SIGWINCH."""
+        self._resize_quietly(columns, rows)
+
+    def press(self, keys: str) -> None:
+        self.output = b""
+        os.write(self.keyboard, keys.encode())
+
+    def until(self, wanted: bytes | Callable[[bytes], object]) -> bytes:
+        """Reads until it is there."""
+        found = (lambda output: wanted in output) if isinstance(wanted, bytes) else wanted
+        give_up_at = time.monotonic() + PATIENCE
+        while not found(self.output):
+            assert time.monotonic() < give_up_at, self.output
+            assert self._read(), self.output
+        return self.output
+
+    def _read(self) -> bool:
+        if not select.select([self.keyboard], [], [], PATIENCE)[0]:
+            return False
+        try:
+            data = os.read(self.keyboard, 65536)
+        except OSError:
+            return False
+        self.output += data
+        return bool(data)
+
+    def wait(self) -> int:
+        """The exit code; what it still printed is read meanwhile, or it could not end."""
+        give_up_at = time.monotonic() + PATIENCE
+        while self.process.poll() is None:
+            assert time.monotonic() < give_up_at, self.output
+            self.drain(0.01)
+        self.drain(0.0)
+        return self.process.returncode
+
+    def drain(self, seconds: float) -> None:
+        while select.select([self.keyboard], [], [], seconds)[0]:
+            self.output += os.read(self.keyboard, 65536)
+
+    def assert_restored(self) -> None:
+        assert termios.tcgetattr(self._terminal) == self.before
+        assert self.output.rindex(BACK) > self.output.rfind(ALTERNATE)
+        assert self.output.rindex(SHOWN) > self.output.rfind(HIDDEN)
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        os.close(self.keyboard)
+        os.close(self._terminal)
+
+
+@pytest.fixture
+def server() -> Iterator[RawServer]:
+    with serving(answer(PAGE)) as running:
+        yield running
+
+
+@pytest.fixture
+def session(server: RawServer) -> Iterator[Session]:
+    live = Session("--url", server.url, "--interval", "100ms")
+    try:
+        live.until(b"two-slices")
+        live.until(b"q quit")
+        yield live
+    finally:
+        live.close()
+
+
+def echoes(session: Session) -> bool:
+    return bool(termios.tcgetattr(session.keyboard)[3] & termios.ECHO)
+
+
+def test_q_ends_it_and_all_is_as_it_was(session: Session) -> None:
+    assert ALTERNATE in session.output
+    assert HIDDEN in session.output
+    assert not echoes(session)
+    session.press("q")
+    assert session.wait() == 0
+    session.assert_restored()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_signals_end_it_and_all_is_as_it_was(session: Session, number: signal.Signals) -> None:
+    session.output = b""
+    os.kill(session.process.pid, number)
+    assert session.wait() == 128 + number
+    session.assert_restored()
+    assert b"Traceback" not in session.output
+
+
+def test_ctrl_c_is_the_terminals(session: Session) -> None:
+    session.press("\x03")
+    assert session.wait() == 130
+    session.assert_restored()
+    assert b"Traceback" not in session.output
+
+
+def test_keys(session: Session) -> None:
+    session.press("u")
+    session.until(b"by utilisation")
+    session.press("h")
+    session.until(b"sort by idle time")
+    session.press("h")
+    session.until(b"two-slices")
+    session.press("/nothing-like-this")
+    session.until(b"nothing has this text")
+    session.press("\x1b")
+    session.until(b"two-slices")
+    session.press("q")
+    assert session.wait() == 0
+
+
+def test_another_size(session: Session) -> None:
+    assert b"MODEL" in session.output
+    session.output = b""
+    session.resize(40, 10)
+    session.until(lambda output: b"HOLDER" in output and b"MODEL" not in output.rpartition(b"podgpu top")[2])
+    session.press("q")
+    assert session.wait() == 0
+    session.assert_restored()
+
+
+def test_ctrl_z_gives_the_terminal_back_and_takes_it_again(session: Session) -> None:
+    session.press("\x1a")
+    pid, status = os.waitpid(session.process.pid, os.WUNTRACED)
+    assert (pid, os.WIFSTOPPED(status)) == (session.process.pid, True)
+    session.until(BACK)
+    assert echoes(session)
+    session.output = b""
+    os.kill(session.process.pid, signal.SIGCONT)
+    session.until(ALTERNATE)
+    session.until(b"two-slices")
+    session.press("q")
+    assert session.wait() == 0
+    session.assert_restored()
+
+
+def test_a_source_that_fails_leaves_the_table_and_says_so(session: Session, server: RawServer) -> None:
+    session.output = b""
+    server.reply = answer(HTML)
+    shown = session.until(b"answers with a web page")
+    session.until(lambda output: re.search(rb"figures are \d+s old", output))
+    assert b"two-slices" in shown
+    server.reply = answer(PAGE)
+    session.output = b""
+    session.until(lambda output: b"q quit" in output and b"web page" not in output.rpartition(b"podgpu top")[2])
+    session.press("q")
+    assert session.wait() == 0
+
+
+def test_an_error_at_the_start_is_one_line_on_the_usual_screen() -> None:
+    live = Session("--url", nobody())
+    try:
+        assert live.wait() == 1
+        assert live.output.endswith(b"nothing listens there\r\n")
+        assert ALTERNATE not in live.output
+    finally:
+        live.close()
+
+
+def test_once_in_a_terminal_has_colours_and_stays_on_the_usual_screen(server: RawServer) -> None:
+    live = Session("--url", server.url, "--once", "--interval", "100ms")
+    try:
+        assert live.wait() == 0
+        assert b"\x1b[" in live.output
+        assert ALTERNATE not in live.output
+        assert "█".encode() in live.output
+    finally:
+        live.close()
+
+
+def test_no_color(server: RawServer) -> None:
+    live = Session("--url", server.url, "--once", "--interval", "100ms", NO_COLOR="1")
+    try:
+        assert live.wait() == 0
+        assert b"\x1b" not in live.output
+        assert b"##" in live.output
+    finally:
+        live.close()
+
+
+def test_no_color_live(server: RawServer) -> None:
+    live = Session("--url", server.url, "--interval", "100ms", NO_COLOR="1")
+    try:
+        shown = live.until(b"q quit")
+        assert re.search(rb"\x1b\[[0-9;]*m", shown.replace(b"\x1b[0m", b"")) is None
+        live.press("q")
+        assert live.wait() == 0
+    finally:
+        live.close()
+
+
+def test_the_local_driver(tmp_path: Path) -> None:
+    live = Session("--telemetry", "simulated:2xH100", "--interval", "200ms", "--path-proc", str(tmp_path))
+    try:
+        live.until(b"H100 80GB HBM3")
+        live.press("q")
+        assert live.wait() == 0
+        live.assert_restored()
+    finally:
+        live.close()
