@@ -10,26 +10,29 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from bench import largest, memory, rendering, serving, tick
+from bench import allocation, largest, memory, parser, rendering, serving, tick, usage
 from bench.figures import Figure, any_missed, heading, row
 
 BENCHMARKS: Mapping[str, Callable[[], list[Figure]]] = {
     "serving": serving.measure,
     "rendering": rendering.measure,
+    "parser": parser.measure,
     "tick": tick.measure,
+    "allocation": allocation.measure,
+    "usage": usage.measure,
     "largest": largest.measure,
     "memory": memory.measure,
 }
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of {', '.join(BENCHMARKS)}; default: all")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
-    given = parser.parse_args()
+    arguments = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    arguments.add_argument("names", nargs="*", metavar="NAME", help=f"one of {', '.join(BENCHMARKS)}; default: all")
+    arguments.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
+    given = arguments.parse_args()
     unknown = [name for name in given.names if name not in BENCHMARKS]
     if unknown:
-        parser.error(f"no benchmark {', '.join(unknown)}; there are {', '.join(BENCHMARKS)}")
+        arguments.error(f"no benchmark {', '.join(unknown)}; there are {', '.join(BENCHMARKS)}")
     logging.disable(logging.WARNING)  # simulated GPUs leave some fields out, and the agent says so
     measured = {name: _run(name) for name in given.names or BENCHMARKS}
     if given.json:

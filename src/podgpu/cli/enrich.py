@@ -1,0 +1,211 @@
+"""`podgpu enrich`: an existing dcgm-exporter's metrics with pod labels on, for node_exporter's textfile collector."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+from podgpu.agent.allocation_turn import AllocationTurn, Identities
+from podgpu.agent.isolate import Isolation
+from podgpu.allocation.api_health import ApiHealth
+from podgpu.cli.allocations import Surroundings, make_allocations
+from podgpu.cli.api_access import ApiAccess
+from podgpu.cli.logs import configure_logging
+from podgpu.cli.option_table import EXPORTER_OPTIONS, EXPORTER_PAGE_OPTIONS, Option
+from podgpu.cli.pages import open_page
+from podgpu.cli.params import naming_variable, with_options
+from podgpu.cli.telemetries import open_telemetry
+from podgpu.enrich.textfile import OutputError, Owner, Textfile
+from podgpu.enrich.turn import Enricher, Held, Settings
+from podgpu.errors import SourceError, StartError, UsageError
+from podgpu.join import Policy
+from podgpu.model import Device
+from podgpu.telemetry.beside import DriverBeside
+from podgpu.telemetry.page import Page, parse_page
+from podgpu.telemetry.page_source import FilePage, PageSource
+
+_log = logging.getLogger("podgpu")
+_DEADLINE = 5.0
+_INTERVALS_KEPT = 5
+_SHARED = (
+    "kubernetes",
+    "use-old-namespace",
+    "kubernetes-enable-pod-uid",
+    "kubernetes-gpu-id-type",
+    "kubernetes-enable-dra",
+    "pod-resources-kubelet-socket",
+    "nvidia-resource-names",
+    "hpc-job-mapping-dir",
+    "allocation",
+    "kubeconfig",
+    "path-proc",
+    "path-varlog",
+    "debug",
+    "log-format",
+)
+_OTHERWISE = {
+    "kubernetes": {"default": "true"},
+    "use-old-namespace": {"help": "Write pod_name, pod_namespace and container_name, as dcgm-exporter 1.x did."},
+    "kubernetes-gpu-id-type": {
+        "help": "device-name: the kubelet's nvidia<N> is the page's label device (GKE without a driver here)."
+    },
+}
+
+
+def _shared_options() -> list[Option]:
+    rows = {option.flag: option for option in EXPORTER_OPTIONS}
+    return [replace(rows[flag], **_OTHERWISE.get(flag, {})) for flag in _SHARED]  # type: ignore[arg-type]
+
+
+ENRICH_OPTIONS = (
+    Option("in", help="dcgm-exporter's page: http(s)://HOST:9400/metrics, or the path of its file.", ours=True),
+    Option("out", help="The file to write, in node_exporter's textfile directory; ends in .prom.", ours=True),
+    Option("once", default="false", help="Write once and exit; exit code 1 when nothing was written.", kind="bool"),
+    Option("interval", default="15s", help="How often; a plain number is milliseconds.", kind="duration", ours=True),
+    Option(
+        "stale-after",
+        default="75s",
+        help="Take figures away that could not be renewed for this long. Not said: 5 intervals; with --once never.",
+        kind="duration",
+        ours=True,
+    ),
+    Option("mode", default="0644", help="Permissions of the file, in octal.", ours=True),
+    Option("owner", help="UID or UID:GID of the file, in numbers. Default: who runs podgpu.", ours=True),
+    Option("self-metrics", default="true", help="Write podgpu_exporter_* about the sources too.", kind="bool"),
+    *_shared_options(),
+    *EXPORTER_PAGE_OPTIONS,
+)
+
+
+@click.command("enrich", context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@with_options(ENRICH_OPTIONS)
+@click.pass_context
+def command(ctx: click.Context, /, **options: Any) -> None:
+    """Read an existing dcgm-exporter's metrics, put pod labels on, write them for node_exporter to pick up."""
+    configure_logging(options["log_format"], options["debug"])
+    source, textfile = _ends(options)
+    settings = _settings(ctx, options)
+    api = ApiAccess(options["kubeconfig"])
+    isolation = Isolation()
+    driver = open_telemetry("nvml")
+    with naming_variable(ctx, "allocation"):
+        sources = make_allocations(options["allocation"], Surroundings(options, api, driver))
+    if api.feeds:
+        sources.append(ApiHealth(api.feeds))
+    turn = AllocationTurn(sources, _identities(api, options["path_varlog"]), isolation, _DEADLINE, time.monotonic)
+    enricher = Enricher(_fetch(source, isolation), _holders(turn), textfile, settings, DriverBeside(driver))
+    try:
+        _run_once(enricher) if options["once"] else _run(enricher, options["interval"])
+    finally:
+        turn.close()
+        isolation.close()
+        api.close()
+
+
+# What it is made of
+
+
+def _ends(options: dict[str, Any]) -> tuple[PageSource, Textfile]:
+    if not options["in"] or not options["out"]:
+        raise UsageError("enrich needs --in URL|PATH and --out FILE.prom")
+    source = open_page(options["in"], options)
+    textfile = Textfile(options["out"], _mode(options["mode"]), _owner(options["owner"]))
+    if isinstance(source, FilePage):
+        _refuse_same(source.path, str(textfile.path))
+    return source, textfile
+
+
+def _refuse_same(source: str, out: str) -> None:
+    if os.path.realpath(source) == os.path.realpath(out) or (
+        os.path.exists(source) and os.path.exists(out) and os.path.samefile(source, out)
+    ):
+        raise UsageError(f"--in and --out are the same file, {out}: its own labels would be read back")
+    if source.endswith(".prom") and os.path.realpath(os.path.dirname(source)) == os.path.realpath(os.path.dirname(out)):
+        _log.warning("--in and --out are in one directory: node_exporter will read both, and every figure twice")
+
+
+def _mode(text: str) -> int:
+    if not re.fullmatch(r"0?o?[0-7]{3}", text):
+        raise UsageError(f"--mode {text!r}: write permissions in octal, such as 0644")
+    return int(text.removeprefix("0o"), 8)
+
+
+def _owner(text: str) -> Owner | None:
+    if not text:
+        return None
+    match = re.fullmatch(r"([0-9]{1,9})(?::([0-9]{1,9}))?", text)
+    if match is None:
+        raise UsageError(f"--owner {text!r}: write UID or UID:GID in numbers, such as 65534:65534")
+    return Owner(int(match[1]), int(match[2]) if match[2] else -1)
+
+
+def _settings(ctx: click.Context, options: dict[str, Any]) -> Settings:
+    said = ctx.get_parameter_source("stale_after") is not ParameterSource.DEFAULT
+    unsaid = None if options["once"] else _INTERVALS_KEPT * options["interval"]
+    return Settings(
+        policy=Policy(old_namespace=options["use_old_namespace"], pod_uid=options["kubernetes_enable_pod_uid"]),
+        stale_after=options["stale_after"] if said else unsaid,
+        self_metrics=options["self_metrics"],
+        device_name_ids=options["kubernetes_gpu_id_type"] == "device-name",
+    )
+
+
+def _identities(api: ApiAccess, varlog: str) -> Identities:
+    from podgpu.allocation.identity import IdentityReader
+
+    names = IdentityReader(os.path.join(varlog, "pods"), os.path.join(varlog, "containers"), pods=api.known_pods)
+    return lambda: names.read().complete
+
+
+def _fetch(source: PageSource, isolation: Isolation) -> Callable[[], Page]:
+    """In a worker of its own: whatever hangs, a turn ends."""
+
+    def fetch() -> Page:
+        result = isolation.run({"exporter": lambda: parse_page(source.fetch(), source.shown)}, _DEADLINE)["exporter"]
+        if result.value is None:
+            raise result.error or SourceError("bug", "no page and no reason")
+        return result.value
+
+    return fetch
+
+
+def _holders(turn: AllocationTurn) -> Callable[[Sequence[Device]], Held]:
+    def holders(devices: Sequence[Device]) -> Held:
+        part = turn.collect(devices)
+        return Held(part.allocation, part.outcomes, turn.errors)
+
+    return holders
+
+
+# Turns
+
+
+def _run_once(enricher: Enricher) -> None:
+    try:
+        enricher.turn()
+    except (SourceError, OutputError) as e:
+        raise StartError(str(e)) from e
+
+
+def _run(enricher: Enricher, interval: float) -> None:
+    """Until SIGTERM or SIGINT. The file stays: node_textfile_mtime_seconds tells its age."""
+    stopping = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopping.set())
+    due = time.monotonic()
+    while not stopping.is_set():
+        with suppress(SourceError, OutputError):  # noted where it happened; the next turn tries again
+            enricher.turn()
+        due = max(due + interval, time.monotonic())
+        stopping.wait(due - time.monotonic())

@@ -1,0 +1,80 @@
+"""Puts the holders on a page's series: every family as it came, other pod labels. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from podgpu.exposition.parse import ParsedFamily, ParsedSample
+from podgpu.join.dcgm import HOLDER_LABELS, holder_pairs, sole_holders
+from podgpu.join.policy import Policy
+from podgpu.model import Assignment
+from podgpu.telemetry.page import LabelSet, Page, settled
+
+_OWN = "podgpu_"
+
+
+@dataclass(frozen=True, slots=True)
+class Relabelled:
+    families: tuple[ParsedFamily, ...]
+    ambiguous: int
+    """Series left out: the page had several for different holders of one device, with different figures."""
+
+
+def relabel(page: Page, assignments: Iterable[Assignment], policy: Policy) -> Relabelled:
+    """Pod labels go on what names a device with exactly one holder; those the page came with are dropped.
+
+    Copies of a figure for several holders of a device become one series again. podgpu's own families, on a podgpu's
+    page, say by themselves whose they are: they are left as they came.
+    """
+    labels = _Labels(page, sole_holders(assignments), policy)
+    families = []
+    ambiguous = 0
+    for family in page.families:
+        samples = list(family.samples if family.name.startswith(_OWN) else _samples(family, labels))
+        kept = tuple(sample for sample in samples if sample is not None)
+        ambiguous += len(samples) - len(kept)
+        families.append(ParsedFamily(family.name, family.type, family.help, kept))
+    return Relabelled(tuple(families), ambiguous)
+
+
+def _samples(family: ParsedFamily, labels: _Labels) -> Iterator[ParsedSample | None]:
+    """In the page's order; None where copies differ."""
+    copies: dict[tuple[str, int], list[ParsedSample]] = {}
+    new: dict[tuple[str, int], LabelSet] = {}
+    for sample in family.samples:
+        of = labels.of(sample)
+        key = (sample.name, id(of))
+        copies.setdefault(key, []).append(sample)
+        new[key] = of
+    for key, found in copies.items():
+        figure = found[0] if len(found) == 1 else settled(found)
+        yield None if figure is None else ParsedSample(figure.name, new[key], figure.value)
+
+
+class _Labels:
+    """New labels for old, each set made once: equal ones are the same object."""
+
+    def __init__(self, page: Page, holders: Mapping[str, Assignment], policy: Policy) -> None:
+        self._page = page
+        self._holders = holders
+        self._policy = policy
+        self._made: dict[int, LabelSet] = {}
+        self._same: dict[frozenset[tuple[str, str]], LabelSet] = {}
+
+    def of(self, sample: ParsedSample) -> LabelSet:
+        made = self._made.get(id(sample.labels))
+        if made is None:
+            labels = self._make(sample)
+            made = self._made[id(sample.labels)] = self._same.setdefault(frozenset(labels.items()), labels)
+        return made
+
+    def _make(self, sample: ParsedSample) -> LabelSet:
+        device = self._page.device_of(sample)
+        if device is None:
+            return sample.labels
+        labels = {name: value for name, value in sample.labels.items() if name not in HOLDER_LABELS}
+        holder = self._holders.get(device.key)
+        if holder is not None:
+            labels |= dict(sorted((*holder_pairs(holder.holder, self._policy), *holder.attributes)))
+        return labels

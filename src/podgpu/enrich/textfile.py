@@ -1,0 +1,118 @@
+"""The file node_exporter reads. Always whole: it is written beside, brought to the disk, and renamed.
+
+A symbolic link is never written through: at the start it is refused, and one put there later is replaced by the file.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from podgpu.errors import PodgpuError, UsageError
+
+_log = logging.getLogger("podgpu")
+_SUFFIX = ".podgpu-tmp"
+_LEFT_BEHIND_SECONDS = 60.0
+
+
+class OutputError(PodgpuError):
+    """The file could not be written; the one before is untouched."""
+
+    reason = "not_written"
+
+
+@dataclass(frozen=True)
+class Owner:
+    uid: int
+    gid: int = -1
+    """-1: as it is."""
+
+
+class Textfile:
+    def __init__(self, path: str, mode: int = 0o644, owner: Owner | None = None) -> None:
+        """Raises UsageError for a place no file can be put at."""
+        self.path = Path(path)
+        self._mode = mode
+        self._owner = owner
+        self._check()
+        self._remove_left_behind()
+
+    def _check(self) -> None:
+        path = self.path
+        try:
+            found = path.lstat()
+        except FileNotFoundError:
+            found = None
+        except OSError as e:
+            raise UsageError(f"--out {path}: {e.strerror}") from e
+        if found is not None and stat.S_ISLNK(found.st_mode):
+            raise UsageError(f"--out {path}: is a symbolic link, which is not written through; name the file itself")
+        if found is not None and not stat.S_ISREG(found.st_mode):
+            raise UsageError(f"--out {path}: is no file; name a file such as {path}/gpu.prom")
+        if not path.parent.is_dir():
+            raise UsageError(f"--out {path}: there is no directory {path.parent}; make or mount it")
+        if path.suffix != ".prom":
+            _log.warning("--out %s: node_exporter reads only files that end in .prom", path)
+
+    def _remove_left_behind(self) -> None:
+        """What a killed process left; what another is writing at this moment stays."""
+        for leftover in self.path.parent.glob(f".{self.path.name}.*{_SUFFIX}"):
+            with suppress(OSError):
+                if time.time() - leftover.stat().st_mtime > _LEFT_BEHIND_SECONDS:
+                    leftover.unlink()
+
+    @property
+    def age(self) -> float | None:
+        """Seconds since it was written; None: it is not there."""
+        try:
+            return max(0.0, time.time() - self.path.stat().st_mtime)
+        except OSError:
+            return None
+
+    def write(self, content: bytes) -> None:
+        """Raises OutputError, and then the file before still stands."""
+        try:
+            with self._beside() as (descriptor, temporary):
+                _write_all(descriptor, content)
+                os.fchmod(descriptor, self._mode)
+                if self._owner is not None:
+                    os.fchown(descriptor, self._owner.uid, self._owner.gid)
+                os.fsync(descriptor)
+                os.rename(temporary, self.path)
+            _sync_directory(self.path.parent)
+        except OSError as e:
+            raise OutputError(f"{self.path} was not written ({e.strerror}); the one before stands") from e
+
+    @contextmanager
+    def _beside(self) -> Iterator[tuple[int, str]]:
+        """A new file in the same directory, gone afterwards unless it was renamed."""
+        descriptor, temporary = tempfile.mkstemp(_SUFFIX, f".{self.path.name}.", self.path.parent)
+        try:
+            yield descriptor, temporary
+        finally:
+            os.close(descriptor)
+            with suppress(FileNotFoundError):
+                os.unlink(temporary)
+
+
+def _write_all(descriptor: int, content: bytes) -> None:
+    rest = memoryview(content)
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]
+
+
+def _sync_directory(directory: Path) -> None:
+    """So that the new name outlives a power cut; some network file systems know no such thing."""
+    with suppress(OSError):
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

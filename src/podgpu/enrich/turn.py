@@ -1,0 +1,166 @@
+"""One turn of enrichment: a page in, its holders put on, a file out; and what becomes of the file when that fails."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence, Set
+from dataclasses import dataclass, field, replace
+
+from podgpu.enrich.relabel import relabel
+from podgpu.enrich.textfile import OutputError, Textfile
+from podgpu.errors import SourceError
+from podgpu.exposition.rewrite import encode_parsed
+from podgpu.exposition.text import encode
+from podgpu.join import Policy, self_families
+from podgpu.model import Allocation, Device, Family, Outcome, Sample, Snapshot
+from podgpu.telemetry.beside import DriverBeside
+from podgpu.telemetry.page import Page
+
+_log = logging.getLogger("podgpu")
+SOURCE = "exporter"
+"""The page's name among the sources of podgpu's own metrics."""
+OUTPUT = "textfile"
+
+
+@dataclass(frozen=True)
+class Held:
+    """Who holds what, and how the sources that say so fared."""
+
+    allocation: Allocation = field(default_factory=Allocation)
+    outcomes: tuple[Outcome, ...] = ()
+    errors: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+
+Holders = Callable[[Sequence[Device]], Held]
+
+
+@dataclass(frozen=True)
+class Settings:
+    policy: Policy = field(default_factory=Policy)
+    stale_after: float | None = 75.0
+    """Seconds after which figures that cannot be renewed are taken away; None: never."""
+    self_metrics: bool = True
+    device_name_ids: bool = False
+
+
+class Enricher:
+    def __init__(
+        self,
+        fetch: Callable[[], Page],
+        holders: Holders,
+        textfile: Textfile,
+        settings: Settings | None = None,
+        beside: DriverBeside | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._fetch = fetch
+        self._holders = holders
+        self._file = textfile
+        self._settings = settings or Settings()
+        self._beside = beside or DriverBeside(None)
+        self._clock = clock
+        self._errors: Counter[tuple[str, str]] = Counter()
+        self._failing: dict[str, str] = {}
+        age = textfile.age
+        self._written_at = clock() - age if age is not None else None
+        """When the figures in the file are from; None: there are none in it."""
+
+    def turn(self) -> None:
+        """Raises SourceError when the page is no good, OutputError when the file cannot be written."""
+        began = self._clock()
+        try:
+            page = self._fetch()
+        except SourceError as e:
+            self._note(SOURCE, e.reason, f"{e}; {self._fate()}")
+            self._expire(Outcome(SOURCE, self._clock() - began, e.reason, str(e)))
+            raise
+        self._answers(SOURCE)
+        held = self._holders(self._devices(page))
+        self._report(held.outcomes)
+        result = relabel(page, held.allocation.assignments, self._settings.policy)
+        if result.ambiguous:
+            self._errors[SOURCE, "copies_differ"] += result.ambiguous
+        figures = encode_parsed(result.families)
+        outcomes = (Outcome(SOURCE, self._clock() - began), *held.outcomes)
+        there = {family.name for family in result.families}
+        self._write(figures + self._about_itself(outcomes, held, time.time(), there))
+        self._written_at = self._clock()
+
+    def _devices(self, page: Page) -> tuple[Device, ...]:
+        by_name = self._settings.device_name_ids
+        named = (replace(d, minor=d.index) if by_name else d for d in page.devices)
+        return self._beside.complete(named)
+
+    # The file
+
+    def _write(self, content: bytes) -> None:
+        try:
+            self._file.write(content)
+        except OutputError as e:
+            self._note(OUTPUT, e.reason, str(e))
+            raise
+        self._answers(OUTPUT)
+
+    def _expire(self, failure: Outcome) -> None:
+        """Old figures do not live for ever: past their time the file says only how podgpu fares."""
+        if not self._is_stale():
+            return
+        if self._written_at is not None:
+            _log.warning("%s: its figures are too old, and are taken away", self._file.path)
+        nothing = b"# The page these figures come from cannot be read: see podgpu's log.\n"
+        self._write(nothing + self._about_itself((failure,), Held(), 0.0))
+        self._written_at = None
+
+    def _is_stale(self) -> bool:
+        patience = self._settings.stale_after
+        return patience is not None and (self._written_at is None or self._clock() - self._written_at > patience)
+
+    def _fate(self) -> str:
+        if self._written_at is None:
+            return f"{self._file.path} has no figures until it can be read"
+        patience = self._settings.stale_after
+        return f"{self._file.path} keeps the last figures" + ("" if patience is None else f" for {patience:g} s in all")
+
+    # podgpu on itself
+
+    def _about_itself(
+        self, outcomes: tuple[Outcome, ...], held: Held, taken_at: float, there: Set[str] = frozenset()
+    ) -> bytes:
+        """`there`: families that the page has already, being a podgpu's; a second HELP would break the file."""
+        if not self._settings.self_metrics:
+            return b""
+        snapshot = Snapshot(
+            taken_at=taken_at,
+            outcomes=outcomes,
+            errors=dict(self._errors + held.errors),
+            unmapped=held.allocation.unmapped,
+        )
+        families = (family for family in self_families(snapshot) if family.name not in there)
+        return encode(_named(family, self._file.path.name) for family in families)
+
+    def _note(self, source: str, reason: str, message: str) -> None:
+        """Counted every time, said once."""
+        self._errors[source, reason] += 1
+        if self._failing.get(source) != reason:
+            self._failing[source] = reason
+            _log.warning("%s: %s", source, message)
+
+    def _report(self, outcomes: Sequence[Outcome]) -> None:
+        """The sources of holders count their own errors; here they are only said."""
+        for outcome in outcomes:
+            if outcome.ok:
+                self._answers(outcome.source)
+            elif self._failing.get(outcome.source) != outcome.error:
+                self._failing[outcome.source] = outcome.error
+                _log.warning("%s: %s; what it knew stands for a minute", outcome.source, outcome.message)
+
+    def _answers(self, source: str) -> None:
+        if self._failing.pop(source, None) is not None:
+            _log.info("%s: well again", source)
+
+
+def _named(family: Family, file: str) -> Family:
+    """With the file's name on every series: two files in one directory must not have a series in common."""
+    return replace(family, samples=tuple(Sample(s.labels.plus(("file", file)), s.value) for s in family.samples))

@@ -1,0 +1,192 @@
+"""Telemetry from an existing dcgm-exporter, any since 1.x: its page by URL, or its file. One fetch per turn.
+
+The page is fetched by `inventory` and stands until the next one: all values of a turn are of one fetch. Who holds what
+according to the page is dropped: podgpu's own sources say that.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from podgpu.catalog.conversions import Blank, value_on_page
+from podgpu.catalog.fields import Field, fields
+from podgpu.errors import DeviceLost, SourceError
+from podgpu.exposition.parse import ParsedSample
+from podgpu.model import Device, DeviceUsage, ProcessUsage, Reading, Value
+from podgpu.telemetry.beside import DriverBeside
+from podgpu.telemetry.page import Page, is_of_device, parse_page, settled
+from podgpu.telemetry.page_source import PageSource
+from podgpu.telemetry.source import GpuAnswer, Inventory, Telemetry, UsageFlaws, XidEvent
+
+_XID_FIELD = 230
+_EXPORTER_FIELDS = 9000
+"""From here on the exporter's own: counts by XID, by clock event. podgpu keeps its own."""
+_COPIES_DIFFER = "copies_differ"
+
+
+class ExporterTelemetry:
+    def __init__(
+        self,
+        source: PageSource,
+        driver: Telemetry | None = None,
+        *,
+        device_name_ids: bool = False,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        """`device_name_ids`: the user says that the kubelet's nvidia<N> is the page's label `device`."""
+        self.name = "exporter"
+        self.expected: int | None = None
+        self._source = source
+        self._beside = DriverBeside(driver)
+        self._device_name_ids = device_name_ids
+        self._wall = wall
+        self._turn: _Turn | None = None
+        self._last_xid: dict[str, int] = {}
+        self._xid_events: list[XidEvent] = []
+
+    def inventory(self) -> Inventory:
+        self._turn = None  # if this fails, nothing of the last page is told again
+        page = parse_page(self._source.fetch(), self._source.shown)
+        if not page.devices:
+            raise SourceError("no_gpu", f"{self._source.shown} names no GPU: see that it is a dcgm-exporter's page")
+        turn = _Turn(page, {d.key: d for d in self._beside.complete(map(self._with_minor, page.devices))})
+        self._note_xids(turn)
+        self._turn = turn
+        return Inventory(tuple(d for d in turn.devices.values() if not d.is_instance))
+
+    def _with_minor(self, device: Device) -> Device:
+        return replace(device, minor=device.index) if self._device_name_ids else device
+
+    def read(self, gpu: Device, fields: Sequence[Field]) -> GpuAnswer:
+        turn = self._turn
+        if turn is None:
+            raise SourceError("unreachable", f"{self._source.shown} was not read this time")
+        if gpu.uuid not in turn.devices:
+            raise DeviceLost(f"GPU {gpu.index} ({gpu.uuid}) is no longer on the page {self._source.shown}")
+        return turn.answer(gpu.uuid, [f for f in fields if f.id < _EXPORTER_FIELDS])
+
+    # XIDs: the page has the number of the last one
+
+    def _note_xids(self, turn: _Turn) -> None:
+        for device in turn.devices.values():
+            sample = turn.sample(device, fields()[_XID_FIELD])
+            xid = int(sample.value) if sample is not None and 0 <= sample.value < 2**31 - 16 else 0
+            if xid and xid != self._last_xid.get(device.key):
+                self._xid_events.append(XidEvent(device.key, xid, self._wall()))
+            self._last_xid[device.key] = xid
+
+    def xid_events(self) -> Sequence[XidEvent]:
+        events, self._xid_events = self._xid_events, []
+        return events
+
+    # What a page does not have
+
+    def processes(self, gpu: Device) -> Sequence[ProcessUsage]:
+        return self._beside.processes(gpu)
+
+    def usage(self, gpu: Device) -> tuple[DeviceUsage, ...]:
+        return self._beside.usage(gpu)
+
+    def usage_flaws(self, gpu: Device) -> UsageFlaws:
+        return self._beside.usage_flaws(gpu)
+
+    def release(self, wait: float) -> bool:
+        self._turn = None
+        return self._beside.release(wait)
+
+
+@dataclass
+class _Gathered:
+    """An answer as far as it is made."""
+
+    readings: list[Reading] = field(default_factory=list)
+    unsupported: list[tuple[str, int]] = field(default_factory=list)
+    dropped: list[int] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+
+
+class _CopiesDiffer(Exception):
+    """Series that should tell one figure tell several."""
+
+
+class _Turn:
+    """One page, its series by device and name."""
+
+    def __init__(self, page: Page, devices: Mapping[str, Device]) -> None:
+        self.devices = devices
+        self._series: dict[str, dict[str, list[ParsedSample]]] = defaultdict(lambda: defaultdict(list))
+        for family in page.families:
+            for sample in family.samples:
+                device = page.device_of(sample)
+                if device is not None and is_of_device(sample.labels):
+                    self._series[device.key][sample.name].append(sample)
+        self._instances: dict[str, list[str]] = defaultdict(list)
+        for device in devices.values():
+            if device.is_instance:
+                self._instances[device.uuid].append(device.key)
+
+    def answer(self, uuid: str, wanted: Sequence[Field]) -> GpuAnswer:
+        """The GPU, then its instances."""
+        gathered = _Gathered()
+        for key in (uuid, *self._instances.get(uuid, ())):
+            device = self.devices[key]
+            asked = [f for f in wanted if f.per_instance] if device.is_instance else wanted
+            gathered.readings.append(Reading(device, dict(self._values(device, asked, gathered))))
+        return GpuAnswer(
+            tuple(gathered.readings),
+            tuple(gathered.unsupported),
+            tuple(gathered.dropped),
+            tuple(gathered.errors),
+        )
+
+    def _values(self, device: Device, asked: Sequence[Field], gathered: _Gathered) -> list[tuple[int, Value]]:
+        values: list[tuple[int, Value]] = []
+        for one in asked:
+            try:
+                value = self._text(device, one) if one.type == "text" else self._number(device, one)
+            except Blank:
+                gathered.dropped.append(one.id)
+            except _CopiesDiffer:
+                gathered.errors.append(_COPIES_DIFFER)
+            else:
+                if value is None:
+                    gathered.unsupported.append((device.key, one.id))
+                else:
+                    values.append((one.id, value))
+        return values
+
+    def _number(self, device: Device, one: Field) -> Value | None:
+        copies = self._copies(device, one)
+        if not copies:
+            return None
+        sample = settled(copies)
+        if sample is None:
+            raise _CopiesDiffer
+        return value_on_page(one, sample.value)
+
+    def _text(self, device: Device, one: Field) -> str | None:
+        """A label-type row of the exporter's own counter file: the field's name is a label of every series."""
+        for series in self._series.get(device.key, {}).values():
+            for sample in series:
+                text = next((sample.labels[name] for name in one.names if sample.labels.get(name)), None)
+                if text is not None:
+                    return text
+        return None
+
+    def sample(self, device: Device, one: Field) -> ParsedSample | None:
+        copies = self._copies(device, one)
+        return settled(copies) if copies else None
+
+    def _copies(self, device: Device, one: Field) -> list[ParsedSample]:
+        """What the device's series say; a GPU of which only instances are shown has its own figures on theirs."""
+        own = self._named(device.key, one)
+        if own or device.is_instance or one.per_instance:
+            return own
+        return [sample for key in self._instances.get(device.uuid, ()) for sample in self._named(key, one)]
+
+    def _named(self, key: str, one: Field) -> list[ParsedSample]:
+        series = self._series.get(key, {})
+        return next((series[name] for name in one.names if name in series), [])

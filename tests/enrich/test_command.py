@@ -1,0 +1,229 @@
+"""`podgpu enrich` from the command line, with a real kubelet socket and a page that goes bad and well again."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from podgpu.enrich.textfile import Textfile
+from podgpu.enrich.turn import Enricher, Held, Settings
+from podgpu.errors import SourceError
+from podgpu.model import Allocation, Assignment, Workload
+from podgpu.simulate.kubelet import SimulatedKubelet, SimulatedPod
+from podgpu.telemetry.page import Page, parse_page
+from tests.cli.test_option_table import Ran, execute
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+SEED = (FIXTURES / "seeds" / "000-sample.prom").read_text(encoding="utf-8")
+UUIDS = sorted(set(re.findall(r"GPU-[-0-9a-f]+", SEED)))
+BARE = re.sub(r'container_name="[^"]*",|pod_name="[^"]*",|pod_namespace="[^"]*",', "", SEED)
+"""What dcgm-exporter 1.x wrote before pod labels were put on."""
+
+
+@pytest.fixture
+def socket(folder: Path) -> Iterator[str]:
+    path = str(folder / "kubelet.sock")
+    pod = SimulatedPod("default", "pod1", {"pod1-ctr": {"nvidia.com/gpu": UUIDS}})
+    with SimulatedKubelet(path, [pod]):
+        yield path
+
+
+@pytest.fixture
+def page(folder: Path) -> Path:
+    path = folder / "dcgm.prom"
+    path.write_text(BARE, encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def out(folder: Path) -> Path:
+    (folder / "textfile").mkdir()
+    return folder / "textfile" / "gpu.prom"
+
+
+def enrich(page: object, out: object, socket: str, *more: str) -> Ran:
+    kubelet = ("--allocation", "kubelet", "--pod-resources-kubelet-socket", socket)
+    return execute(["enrich", "--in", str(page), "--out", str(out), *kubelet, *more])
+
+
+def series(text: str) -> Counter[str]:
+    """Lines with their labels sorted, as node_exporter prints them."""
+    return Counter(
+        re.sub(r"\{(.*)\}", lambda m: "{" + ",".join(sorted(m[1].split(","))) + "}", line)
+        for line in text.splitlines()
+        if "podgpu_" not in line
+    )
+
+
+def test_seed_000(page: Path, out: Path, socket: str) -> None:
+    ran = enrich(page, out, socket, "--once", "-o", "--mode", "0640")
+    assert (ran.code, ran.out) == (0, "")
+    assert series(out.read_text()) == series(SEED)
+    assert 'podgpu_exporter_source_up{source="kubelet",file="gpu.prom"} 1' in out.read_text()
+    assert out.stat().st_mode & 0o777 == 0o640
+
+
+def test_new_names_and_no_self_metrics(page: Path, out: Path, socket: str) -> None:
+    assert enrich(page, out, socket, "--once", "--self-metrics=false").code == 0
+    assert f'dcgm_gpu_temp{{gpu="0",uuid="{UUIDS[0]}",container="pod1-ctr",namespace="default",pod="pod1"}} 33' in (
+        out.read_text().splitlines()
+    )
+    assert "podgpu" not in out.read_text()
+
+
+def test_without_a_kubelet_the_figures_come_without_pods(page: Path, out: Path, folder: Path) -> None:
+    ran = enrich(page, out, str(folder / "nothing.sock"), "--once")
+    assert ran.code == 0
+    assert series(out.read_text()) == series(BARE)
+    assert "kubelet: " in ran.err
+
+
+def test_a_bad_page_leaves_the_file_and_is_the_exit_code(page: Path, out: Path, socket: str) -> None:
+    out.write_text("old 1\n")
+    page.write_text(BARE[:-3])
+    ran = enrich(page, out, socket, "--once")
+    assert ran.code == 1
+    assert "ends in the middle of a line" in ran.complaint
+    assert out.read_text() == "old 1\n"
+
+
+def test_a_disk_that_takes_nothing_is_the_exit_code(page: Path, out: Path, socket: str) -> None:
+    out.write_text("old 1\n")
+    ran = enrich(page, out, socket, "--once", "--owner", "4294967")
+    assert (ran.code, out.read_text() == "old 1\n") in ((0, False), (1, True))  # root may give files away
+
+
+@pytest.mark.parametrize(
+    ("more", "word"),
+    [
+        (["--in", ""], "--in"),
+        (["--out", "/"], "is no file"),
+        (["--mode", "rw"], "--mode"),
+        (["--owner", "root"], "--owner"),
+        (["--interval", "soon"], "--interval"),
+        (["--in", "ftp://x/"], "ftp"),
+        (["--exporter-username", "me"], "go together"),
+        (["--allocation", "oracle"], "unknown source"),
+    ],
+)
+def test_usage_errors(more: list[str], word: str, out: Path, socket: str) -> None:
+    ran = enrich("http://127.0.0.1:1", out, socket, "--once", *more)
+    assert ran.code == 2
+    assert word in ran.complaint
+
+
+def test_in_and_out_may_not_be_one_file(page: Path, socket: str, folder: Path) -> None:
+    os.link(page, folder / "second.prom")
+    for other in (page, page.parent / "." / page.name, folder / "second.prom"):
+        assert enrich(page, other, socket, "--once").code == 2
+    assert page.read_text() == BARE
+
+
+def test_a_loop_until_it_is_told_to_end(page: Path, out: Path, socket: str) -> None:
+    words = ["--in", page, "--out", out, "--allocation", "kubelet", "--pod-resources-kubelet-socket", socket]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "podgpu", "enrich", *words, "--interval", "100ms", "--stale-after", "500ms"],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        _until(lambda: out.exists() and "pod1-ctr" in out.read_text())
+        page.write_text(BARE.replace(" 33\n", " 99\n"))
+        _until(lambda: " 99\n" in out.read_text())
+        page.write_text("<html>\n")
+        _until(lambda: "dcgm_gpu_temp" not in out.read_text())
+        assert 'reason="not_prometheus",file="gpu.prom"' in out.read_text()
+        page.write_text(BARE)
+        _until(lambda: "dcgm_gpu_temp" in out.read_text())
+        process.send_signal(signal.SIGTERM)
+        _, said = process.communicate(timeout=10)
+    finally:
+        process.kill()
+    assert process.returncode == 0
+    assert said.count("is a web page") == 1
+    assert "well again" in said
+    assert os.listdir(out.parent) == ["gpu.prom"]
+
+
+def _until(true: Callable[[], bool], within: float = 15.0) -> None:
+    give_up = time.monotonic() + within
+    while not true():
+        assert time.monotonic() < give_up
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("scenario", ["shared", "pod-mapped"])
+def test_a_podgpus_page_comes_out_whole(scenario: str, page: Path, out: Path, socket: str) -> None:
+    own = (Path(__file__).parents[1] / "nodes" / scenario / "expected.prom").read_text(encoding="utf-8")
+    page.write_text(own, encoding="utf-8")
+    assert enrich(page, out, socket, "--once").code == 0
+    before, after = (parse_page(text.encode(), "page") for text in (own, out.read_text(encoding="utf-8")))
+    theirs = {f.name: f for f in before.families if f.name.startswith("podgpu_")}
+    assert {f.name: f for f in after.families if f.name in theirs} == theirs
+
+
+# What becomes of the file
+
+
+class _World:
+    """A page and a clock that do as they are told."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.error: SourceError | None = None
+
+    def fetch(self) -> Page:
+        if self.error is not None:
+            raise self.error
+        return parse_page(BARE.encode(), "page")
+
+    def holders(self, _devices: object) -> Held:
+        assignments = tuple(Assignment(uuid, Workload("default", "pod1", "c"), "kubelet") for uuid in UUIDS)
+        return Held(Allocation(assignments))
+
+
+def test_old_figures_do_not_live_for_ever(out: Path, caplog: pytest.LogCaptureFixture) -> None:
+    world = _World()
+    enricher = Enricher(
+        world.fetch, world.holders, Textfile(str(out)), Settings(stale_after=75.0), clock=lambda: world.now
+    )
+    enricher.turn()
+    good = out.read_bytes()
+    world.error = SourceError("unreachable", "page cannot be reached")
+    with caplog.at_level(logging.WARNING, "podgpu"):
+        for _ in range(5):
+            world.now += 15
+            with pytest.raises(SourceError):
+                enricher.turn()
+            assert out.read_bytes() == good
+        world.now += 15
+        with pytest.raises(SourceError):
+            enricher.turn()
+    assert b"dcgm" not in out.read_bytes()
+    assert b'errors_total{source="exporter",reason="unreachable",file="gpu.prom"} 6\n' in out.read_bytes()
+    assert sum("cannot be reached" in message for message in caplog.messages) == 1
+    world.error = None
+    enricher.turn()
+    assert b"dcgm_gpu_temp" in out.read_bytes()
+
+
+def test_a_file_of_an_earlier_run_grows_old_too(out: Path) -> None:
+    out.write_text("old 1\n")
+    os.utime(out, (0, time.time() - 1000))
+    world = _World()
+    world.error = SourceError("unreachable", "no")
+    settings = Settings(stale_after=75.0, self_metrics=False)
+    with pytest.raises(SourceError):
+        Enricher(world.fetch, world.holders, Textfile(str(out)), settings, clock=lambda: world.now).turn()
+    assert out.read_text().startswith("#")
+    assert len(out.read_text().splitlines()) == 1

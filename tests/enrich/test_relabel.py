@@ -1,0 +1,113 @@
+"""Real pages and the seeds' samples with holders put on: what comes out is in goldens/ (make golden rewrites it)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from podgpu.enrich.relabel import relabel
+from podgpu.exposition.rewrite import encode_parsed
+from podgpu.join import Policy
+from podgpu.model import Assignment, Workload
+from podgpu.telemetry.page import parse_page
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+GOLDENS = Path(__file__).parent / "goldens"
+H200 = "GPU-11111111-2222-3333-4444-555555555555"
+SEED_0 = ("GPU-2b399198-c670-a848-173b-d3400051a200", "GPU-9567a9e7-341e-bb7e-fcf5-788d8caa50f9")
+QUICKSTART = "GPU-604ac76c-d9cf-fef3-62e9-d92044ab6e52"
+A100 = "GPU-34319582-d595-d1c7-d1d2-179bcfa61660"
+NEW, OLD = Policy(), Policy(old_namespace=True)
+
+
+def held(*devices: str, pod: str = "other", container: str = "main", namespace: str = "team") -> list[Assignment]:
+    return [Assignment(device, Workload(namespace, pod, container), "kubelet") for device in devices]
+
+
+CASES = {
+    "default": ("h200/default.prom", held(H200), NEW),
+    "old-namespace": ("h200/old.prom", held(H200), OLD),
+    "replaced": ("h200/dcp_pod.prom", held(H200), NEW),
+    "given-back": ("h200/dcp_pod.prom", [], NEW),
+    "copies-to-one-holder": ("h200/dcp_shared.prom", held(H200), NEW),
+    "copies-to-two-holders": ("h200/dcp_shared.prom", [*held(H200), *held(H200, pod="second")], NEW),
+    "shared-noflag": ("h200/shared_noflag.prom", held(H200), NEW),
+    "seed-000": ("seeds/000-sample.prom", held(*SEED_0, pod="pod1", container="pod1-ctr", namespace="default"), OLD),
+    "seed-001-quickstart": ("seeds/001-quickstart.prom", held(QUICKSTART), NEW),
+    "seed-001-mig": ("seeds/001-mig.prom", held(f"{A100}/gi13"), NEW),
+}
+
+
+def enriched(page: bytes, assignments: list[Assignment], policy: Policy) -> str:
+    return encode_parsed(relabel(parse_page(page, "page"), assignments, policy).families).decode()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_golden(name: str, request: pytest.FixtureRequest) -> None:
+    page, assignments, policy = CASES[name]
+    text = enriched((FIXTURES / page).read_bytes(), assignments, policy)
+    golden = GOLDENS / f"{name}.prom"
+    if request.config.getoption("--rewrite-golden"):
+        golden.write_text(text, encoding="utf-8")
+    assert text == golden.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_nothing_is_there_twice_and_no_family_is_lost(name: str) -> None:
+    page, assignments, policy = CASES[name]
+    before = parse_page((FIXTURES / page).read_bytes(), page)
+    after = parse_page(enriched((FIXTURES / page).read_bytes(), assignments, policy).encode(), page)
+    assert [(f.name, f.type, f.help) for f in after.families] == [(f.name, f.type, f.help) for f in before.families]
+    assert all(len(new.samples) <= len(old.samples) for new, old in zip(after.families, before.families, strict=True))
+
+
+def test_what_names_no_gpu_is_left_alone() -> None:
+    page = b'# TYPE node_load1 gauge\nnode_load1{pod="x"} 1\nlink{nvswitch="0",pod="y"} 2\n'
+    assert enriched(page, held("GPU-1"), NEW).encode() == page
+
+
+def test_a_family_the_catalogue_does_not_know_is_enriched_too() -> None:
+    page = b'new_thing{uuid="GPU-1",gpu="0"} 1 1700000000000\n'
+    assert enriched(page, held("GPU-1"), NEW) == (
+        'new_thing{uuid="GPU-1",gpu="0",container="main",namespace="team",pod="other"} 1\n'
+    )
+
+
+def test_a_series_printed_twice_comes_out_once() -> None:
+    assert enriched(b'a{UUID="GPU-1",gpu="0"} NaN\n' * 2, [], NEW) == 'a{UUID="GPU-1",gpu="0"} NaN\n'
+
+
+def test_copies_that_differ_are_left_out_and_counted() -> None:
+    page = b'a{UUID="GPU-1",gpu="0",pod="x"} 1\na{UUID="GPU-1",gpu="0",pod="y"} 2\nb{UUID="GPU-1",gpu="0"} 3\n'
+    result = relabel(parse_page(page, "page"), [], NEW)
+    assert result.ambiguous == 1
+    assert encode_parsed(result.families).decode().splitlines()[-1] == 'b{UUID="GPU-1",gpu="0"} 3'
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("ab"), st.integers(0, 2), st.sampled_from(["", "x", "y"]), st.integers(0, 2)),
+        unique_by=lambda row: row[:3],
+    ),
+    st.lists(st.tuples(st.integers(0, 2), st.sampled_from(["p", "q"])), unique=True),
+)
+def test_every_figure_that_comes_out_went_in(
+    rows: list[tuple[str, int, str, int]], holds: list[tuple[int, str]]
+) -> None:
+    pods = {pod: f',pod="{pod}"' if pod else "" for _, _, pod, _ in rows}
+    lines = (f'{n}{{UUID="GPU-{g}",gpu="{g}"{pods[pod]}}} {v}\n' for n, g, pod, v in rows)
+    assignments = [one for gpu, pod in holds for one in held(f"GPU-{gpu}", pod=pod)]
+    result = relabel(parse_page("".join(lines).encode(), "page"), assignments, NEW)
+    came_in = {(name, str(gpu), float(value)) for name, gpu, _, value in rows}
+    holders = Counter(gpu for gpu, _ in holds)
+    for sample in (s for family in result.families for s in family.samples):
+        gpu = sample.labels["gpu"]
+        assert (sample.name, gpu, sample.value) in came_in
+        assert ("pod" in sample.labels) == (holders[int(gpu)] == 1)
+    series = [(s.name, s.labels["gpu"]) for family in result.families for s in family.samples]
+    assert len(set(series)) == len(series)
+    assert len(series) + result.ambiguous == len({(name, gpu) for name, gpu, _, _ in rows})

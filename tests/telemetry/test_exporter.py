@@ -1,0 +1,298 @@
+"""An existing dcgm-exporter as telemetry: devices and values in every form it has written, through the agent too."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from podgpu.agent.loop import Agent, Settings
+from podgpu.catalog.counters import shipped_counters
+from podgpu.catalog.fields import Field, field_named
+from podgpu.errors import DeviceLost, SourceError, Unsupported
+from podgpu.exposition.parse import ParsedSample, parse_text
+from podgpu.join import Policy
+from podgpu.model import Allocation, Assignment, Workload
+from podgpu.simulate.driver import SimulatedNvml
+from podgpu.telemetry.exporter import ExporterTelemetry
+from podgpu.telemetry.nvml import NvmlTelemetry
+from tests.cli.test_option_table import execute
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+H200 = "GPU-11111111-2222-3333-4444-555555555555"
+A100 = "GPU-34319582-d595-d1c7-d1d2-179bcfa61660"
+
+
+class Page:
+    """A page that says what it is told to."""
+
+    shown = "the page"
+
+    def __init__(self, text: str) -> None:
+        self.text: str | SourceError = text
+        self.fetches = 0
+
+    def fetch(self) -> bytes:
+        self.fetches += 1
+        if isinstance(self.text, SourceError):
+            raise self.text
+        return self.text.encode()
+
+
+def fixture(name: str) -> Page:
+    return Page((FIXTURES / name).read_text(encoding="utf-8"))
+
+
+def field(name: str) -> Field:
+    found = field_named(name)
+    assert found is not None
+    return found
+
+
+TEMPERATURE, UTILISATION, MEMORY = map(field, ("DCGM_FI_DEV_GPU_TEMP", "DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_DEV_FB_USED"))
+ENGINE, POWER = field("DCGM_FI_PROF_GR_ENGINE_ACTIVE"), field("DCGM_FI_DEV_POWER_USAGE")
+
+
+def values(page: Page, *fields: Field) -> dict[str, dict[int, object]]:
+    telemetry = ExporterTelemetry(page)
+    answers = [telemetry.read(gpu, fields) for gpu in telemetry.inventory().gpus]
+    return {r.device.key: dict(r.values) for answer in answers for r in answer.readings}
+
+
+# Devices
+
+
+@pytest.mark.parametrize("name", ["default", "old", "dcp_pod", "dcp_shared", "shared_noflag"])
+def test_the_real_pages_name_one_gpu(name: str) -> None:
+    (gpu,) = ExporterTelemetry(fixture(f"h200/{name}.prom")).inventory().gpus
+    assert (gpu.index, gpu.uuid, gpu.pci_bus_id, gpu.model) == (0, H200, "00000000:00:06.0", "NVIDIA H200")
+    assert (gpu.minor, gpu.mig_enabled) == (None, False)
+
+
+def test_1x_labels() -> None:
+    gpus = ExporterTelemetry(fixture("seeds/000-sample.prom")).inventory().gpus
+    assert [(gpu.index, gpu.model, gpu.pci_bus_id) for gpu in gpus] == [(0, "", ""), (1, "", "")]
+
+
+def test_mig_labels() -> None:
+    found = values(fixture("seeds/001-mig.prom"), ENGINE, TEMPERATURE)
+    assert found == {
+        A100: {ENGINE.id: 0.99563, TEMPERATURE.id: 61},
+        f"{A100}/gi13": {ENGINE.id: 0.995687},
+    }
+
+
+def test_a_gpu_of_which_only_instances_are_shown() -> None:
+    """dcgm-exporter then repeats the GPU's own figures on each of them."""
+    rows = "".join(
+        f'{name}{{gpu="0",UUID="{A100}",GPU_I_PROFILE="1g.5gb",GPU_I_ID="{gi}"}} {value}\n'
+        for name, figures in (("DCGM_FI_DEV_GPU_TEMP", (61, 61)), ("DCGM_FI_PROF_GR_ENGINE_ACTIVE", (0.25, 0.5)))
+        for gi, value in zip((7, 8), figures, strict=True)
+    )
+    assert values(Page(rows), ENGINE, TEMPERATURE) == {
+        A100: {TEMPERATURE.id: 61},
+        f"{A100}/gi7": {ENGINE.id: 0.25},
+        f"{A100}/gi8": {ENGINE.id: 0.5},
+    }
+
+
+@pytest.mark.parametrize(
+    "labels",
+    ['gpu="3",gpu_uuid="GPU-1",model_name="T4"', 'device="nvidia3",UUID="GPU-1",modelName="T4"'],
+)
+def test_other_forms(labels: str) -> None:
+    (gpu,) = ExporterTelemetry(Page(f"a{{{labels}}} 1\n")).inventory().gpus
+    assert (gpu.index, gpu.uuid, gpu.model) == (3, "GPU-1", "T4")
+
+
+@pytest.mark.parametrize("labels", ["", '{gpu="0"}', '{UUID="GPU-1"}', '{nvswitch="nvswitch0"}', '{cpu="0"}'])
+def test_a_page_without_gpus(labels: str) -> None:
+    with pytest.raises(SourceError) as caught:
+        ExporterTelemetry(Page(f"a{labels} 1\n")).inventory()
+    assert caught.value.reason == "no_gpu"
+
+
+def test_device_names_are_minors_where_the_user_says_so() -> None:
+    (gpu,) = ExporterTelemetry(fixture("h200/default.prom"), device_name_ids=True).inventory().gpus
+    assert gpu.minor == 0
+
+
+def test_the_driver_beside_knows_more() -> None:
+    driver = SimulatedNvml("1xH100/2x1g.10gb")
+    nvml = NvmlTelemetry(driver, count_expected=lambda: 1)
+    uuid = driver.machine.gpus[0].uuid
+    gi_ids = [r.device.gi_id for r in nvml.read(nvml.inventory().gpus[0], ()).readings][1:]
+    page = Page("".join(f'DCGM_FI_DEV_GPU_TEMP{{gpu="0",UUID="{uuid}",GPU_I_ID="{gi}"}} 40\n' for gi in gi_ids))
+    telemetry = ExporterTelemetry(page, nvml)
+    (gpu,) = telemetry.inventory().gpus
+    assert gpu.minor == 0
+    instances = [r.device for r in telemetry.read(gpu, ()).readings][1:]
+    assert [d.mig_uuids for d in instances] == [(i.uuid,) for i in driver.machine.gpus[0].instances]
+    assert telemetry.usage(gpu)
+    assert telemetry.release(1.0)
+
+
+def test_without_a_driver_there_are_no_processes() -> None:
+    telemetry = ExporterTelemetry(fixture("h200/default.prom"))
+    (gpu,) = telemetry.inventory().gpus
+    for call in (telemetry.processes, telemetry.usage):
+        with pytest.raises(Unsupported):
+            call(gpu)
+
+
+# Values
+
+
+def test_every_name_of_a_field() -> None:
+    page = '{name}{{gpu="0",UUID="GPU-1"}} 33\n'
+    for name in TEMPERATURE.names:
+        assert values(Page(page.format(name=name)), TEMPERATURE) == {"GPU-1": {TEMPERATURE.id: 33}}
+
+
+def test_whole_and_broken_numbers_and_texts() -> None:
+    found = values(fixture("h200/dcp_pod.prom"), POWER, MEMORY, field("DCGM_FI_DRIVER_VERSION"))[H200]
+    assert isinstance(found[POWER.id], float)
+    assert isinstance(found[MEMORY.id], int)
+    assert found[field("DCGM_FI_DRIVER_VERSION").id] == "580.159.04"
+
+
+def test_the_figure_without_a_holder_counts() -> None:
+    figures = ((',pod="a"', 10), ("", 30), (',pod="b"', 5))
+    rows = (f'DCGM_FI_DEV_GPU_UTIL{{gpu="0",UUID="GPU-1"{pod}}} {value}\n' for pod, value in figures)
+    assert values(Page("".join(rows)), UTILISATION) == {"GPU-1": {UTILISATION.id: 30}}
+
+
+def test_copies_must_agree() -> None:
+    rows = '{0}{{gpu="0",UUID="GPU-1",pod="a"}} {1}\n{0}{{gpu="0",UUID="GPU-1",pod="b"}} {2}\n'
+    assert values(Page(rows.format("DCGM_FI_DEV_GPU_UTIL", 7, 7)), UTILISATION) == {"GPU-1": {UTILISATION.id: 7}}
+    telemetry = ExporterTelemetry(Page(rows.format("DCGM_FI_DEV_GPU_UTIL", 7, 8)))
+    answer = telemetry.read(telemetry.inventory().gpus[0], [UTILISATION])
+    assert (dict(answer.readings[0].values), answer.errors) == ({}, ("copies_differ",))
+
+
+@pytest.mark.parametrize(
+    ("one", "printed"),
+    [
+        (TEMPERATURE, "9223372036854775794"),
+        (TEMPERATURE, "2147483632"),
+        (TEMPERATURE, "NaN"),
+        (POWER, "140737488355328.000000"),
+        (UTILISATION, "101"),
+        (ENGINE, "1.5"),
+    ],
+)
+def test_what_is_no_value_is_dropped_and_counted(one: Field, printed: str) -> None:
+    telemetry = ExporterTelemetry(Page(f'{one.name}{{gpu="0",UUID="GPU-1"}} {printed}\n'))
+    answer = telemetry.read(telemetry.inventory().gpus[0], [one, MEMORY])
+    assert (dict(answer.readings[0].values), answer.dropped) == ({}, (one.id,))
+    assert answer.unsupported == (("GPU-1", MEMORY.id),)
+
+
+def test_an_xid_is_an_event_when_it_changes() -> None:
+    row = 'DCGM_FI_DEV_XID_ERRORS{{gpu="0",UUID="GPU-1",err_code="{0}"}} {0}\n'
+    page = Page(row.format(0))
+    telemetry = ExporterTelemetry(page, wall=lambda: 5.0)
+    seen = []
+    for xid in (0, 79, 79, 0, 31):
+        page.text = row.format(xid)
+        telemetry.inventory()
+        seen += [(event.device, event.xid, event.at) for event in telemetry.xid_events()]
+    assert seen == [("GPU-1", 79, 5.0), ("GPU-1", 31, 5.0)]
+
+
+# Turns
+
+
+class Holder:
+    name = "kubelet"
+
+    def assignments(self, _devices: object) -> Allocation:
+        return Allocation((Assignment(H200, Workload("ours", "mine", "main"), "kubelet"),))
+
+    def close(self) -> None:
+        pass
+
+
+def agent_over(page: Page) -> Agent:
+    policy = Policy(counters=shipped_counters("dcp") or (), hostname="node-1")
+    return Agent(ExporterTelemetry(page), [Holder()], Settings(policy=policy))
+
+
+def dcgm_samples(agent: Agent) -> list[ParsedSample]:
+    families = parse_text(agent.published.fresh.plain.decode())
+    return [s for family in families for s in family.samples if s.name.startswith("DCGM_")]
+
+
+def test_the_page_comes_out_under_our_own_labels() -> None:
+    page = fixture("h200/dcp_shared.prom")
+    agent = agent_over(page)
+    agent.read_telemetry()
+    agent.read_allocation()
+    assert page.fetches == 1
+    samples = dcgm_samples(agent)
+    agent.stop()
+    known = {s.name: s.value for f in parse_text(str(page.text)) for s in f.samples if "pod" not in s.labels}
+    assert len({s.name for s in samples}) > 20
+    for sample in samples:
+        assert (sample.labels["pod"], sample.labels["namespace"], sample.labels["Hostname"]) == (
+            "mine",
+            "ours",
+            "node-1",
+        )
+        assert "vgpu" not in sample.labels
+        assert known.get(sample.name, sample.value) == sample.value
+
+
+@pytest.mark.parametrize(
+    ("bad", "reason"),
+    [
+        (SourceError("unreachable", "cannot be reached"), "unreachable"),
+        ("<html>\n", "not_prometheus"),
+        ("a one\n", "malformed"),
+        ("# TYPE a thing\n", "malformed"),
+        ('a{gpu="0",UUID="GPU-1"} 1\na{gpu="0",UUID="GPU-1"} 2\n', "duplicate_series"),
+        ("# nothing\n", "no_gpu"),
+    ],
+)
+def test_after_a_bad_page_nothing_old_is_told(bad: str | SourceError, reason: str) -> None:
+    page = fixture("h200/default.prom")
+    good = page.text
+    agent = agent_over(page)
+    agent.read_telemetry()
+    assert dcgm_samples(agent)
+    page.text = bad
+    agent.read_telemetry()
+    assert dcgm_samples(agent) == []
+    assert f'podgpu_exporter_source_errors_total{{source="exporter",reason="{reason}"}} 1\n' in (
+        agent.published.fresh.plain.decode()
+    )
+    page.text = good
+    agent.read_telemetry()
+    assert dcgm_samples(agent)
+    agent.stop()
+
+
+def test_a_gpu_that_left_the_page() -> None:
+    page = fixture("seeds/000-sample.prom")
+    telemetry = ExporterTelemetry(page)
+    first, second = telemetry.inventory().gpus
+    page.text = "".join(line for line in str(page.text).splitlines(keepends=True) if second.uuid not in line)
+    assert telemetry.inventory().gpus == (first,)
+    with pytest.raises(DeviceLost):
+        telemetry.read(second, [])
+
+
+# The command line
+
+
+def test_by_option(tmp_path: Path) -> None:
+    path = tmp_path / "dcgm.prom"
+    path.write_bytes((FIXTURES / "h200" / "default.prom").read_bytes())
+    ran = execute(["exporter", "--once", "-c", "100", "--telemetry", f"exporter:{path}"])
+    assert ran.code == 0
+    assert f'UUID="{H200}"' in ran.out
+    assert execute(["exporter", "--once", "--telemetry", "exporter"]).code == 2
+    dead = execute(["exporter", "--once", "-c", "100", "--telemetry", "exporter:http://u:secret@127.0.0.1:1/metrics"])
+    assert dead.code == 1
+    assert "http://127.0.0.1:1/metrics cannot be reached" in dead.complaint
+    assert "secret" not in dead.err + dead.out
