@@ -1,4 +1,4 @@
-"""dcgm-exporter's device strings (`-d`): which GPUs and MIG instances are shown. Pure."""
+"""dcgm-exporter's device strings: which GPUs and MIG instances (`-d`), switches (`-s`), CPUs (`-p`) are shown. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ from dataclasses import dataclass
 from podgpu.errors import UsageError
 from podgpu.model import Device
 
-_LETTERS = {"f": "all GPUs, and their MIG instances", "g": "GPUs", "i": "MIG instances"}
+_LETTERS = {
+    "-d": {"f": "all GPUs, and their MIG instances", "g": "GPUs", "i": "MIG instances"},
+    "-s": {"f": "all NVSwitches, and their links", "g": "NVSwitches", "i": "links"},
+    "-p": {"f": "all CPUs, and their cores", "g": "CPUs", "i": "cores"},
+}
 _MOST_IDS = 4096
 
 
@@ -52,33 +56,35 @@ class Selection:
         return f"{self.kind}:{','.join(map(str, self.ids))}" if self.ids else self.kind
 
 
-def parse_selection(text: str) -> Selection:
+def parse_selection(text: str, option: str = "-d") -> Selection:
+    """What `-d` says, or `-s` and `-p`, which speak the same language of switches and CPUs. Raises UsageError."""
+    letters, said = _LETTERS[option], f"{option} {text!r}"
     kind, colon, ids = text.partition(":")
-    if kind not in _LETTERS:
-        known = ", ".join(f"{letter} ({what})" for letter, what in _LETTERS.items())
-        raise UsageError(f"-d {text!r}: starts with one of {known}, then optionally :ids such as g:0,2-4")
+    if kind not in letters:
+        known = ", ".join(f"{letter} ({what})" for letter, what in letters.items())
+        raise UsageError(f"{said}: starts with one of {known}, then optionally :ids such as g:0,2-4")
     if not colon:
         return Selection(kind)
     if kind == "f":
-        raise UsageError(f"-d {text!r}: f takes no ids; use g:{ids} or i:{ids}")
-    return Selection(kind, tuple(sorted(set(_parse_ids(text, ids)))))
+        raise UsageError(f"{said}: f takes no ids; use g:{ids} or i:{ids}")
+    return Selection(kind, tuple(sorted(set(_parse_ids(said, ids)))))
 
 
-def _parse_ids(text: str, ids: str) -> list[int]:
+def _parse_ids(said: str, ids: str) -> list[int]:
     found: list[int] = []
     for part in ids.split(","):
         m = re.fullmatch(r"([0-9]{1,5})(?:-([0-9]{1,5}))?", part)
         if m is None:
             raise UsageError(
-                f"-d {text!r}: {part!r} is no id; ids are numbers and ranges without spaces, such as 0,2-4, "
+                f"{said}: {part!r} is no id; ids are numbers and ranges without spaces, such as 0,2-4, "
                 "and one letter (g or i) stands in front of all of them"
             )
         first, last = int(m[1]), int(m[2] or m[1])
         if last < first:
-            raise UsageError(f"-d {text!r}: the range {part} runs backwards; write {last}-{first}")
+            raise UsageError(f"{said}: the range {part} runs backwards; write {last}-{first}")
         found.extend(range(first, last + 1))
         if len(found) > _MOST_IDS:
-            raise UsageError(f"-d {text!r}: more than {_MOST_IDS} ids")
+            raise UsageError(f"{said}: more than {_MOST_IDS} ids")
     return found
 
 

@@ -158,8 +158,9 @@ class DeviceUsage:
     memory_used: int | None = None
     processes: tuple[ProcessUsage, ...] | None = None
     """None: processes cannot be seen from here (not the host's PID namespace)."""
-    process_busy_ns: Mapping[int, int] | None = None
-    """Pid -> its part of the window; None where per-process utilisation does not exist (MIG, some drivers)."""
+    process_busy_ns: Mapping[int, int | None] | None = None
+    """Pid -> its part of the window, None for one of which the driver told nonsense. None as a whole where per-process
+    utilisation does not exist (MIG, some drivers)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +199,7 @@ class NamespaceTotals:
 
     namespace: str
     model: str
+    """Of the GPU, or of the MIG instance: those are apart."""
     allocated_ns: int = 0
     busy_ns: int | None = None
     energy_mj: int | None = None

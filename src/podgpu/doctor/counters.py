@@ -12,6 +12,8 @@ from podgpu.telemetry.source import GpuAnswer
 
 _GR_ENGINE_ACTIVE = 1001
 _MOST_NAMES = 10
+PROFILING = "profiling"
+"""Subject of what is said of GPM."""
 
 
 def fields_to_ask(counters: Sequence[Counter]) -> tuple[Field, ...]:
@@ -65,11 +67,11 @@ def _judge_fields(model: str, missing: Sequence[str], wanted: int) -> list[Findi
 
 def _judge_gpm(model: str, has_gpm: bool, missing: Sequence[str]) -> Finding:
     if has_gpm:
-        return ok("profiling", f"{model}: GPM works, so DCGM_FI_PROF_* need no DCGM")
+        return ok(PROFILING, f"{model}: GPM works, so DCGM_FI_PROF_* need no DCGM")
     if not missing:
-        return ok("profiling", f"{model}: no GPM, and no counter that needs it")
+        return ok(PROFILING, f"{model}: no GPM, and no counter that needs it")
     return note(
-        "profiling",
+        PROFILING,
         f"{model}: no GPM, so these have no series: {_listed(missing)}",
         "GPM came with Hopper; on older GPUs only DCGM has these figures: keep a dcgm-exporter for them, or leave them"
         " out (-f)",

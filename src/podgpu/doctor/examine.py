@@ -7,10 +7,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from podgpu.agent.isolate import Isolation
+from podgpu.allocation.identity import IdentityReader
+from podgpu.allocation.kubelet import SOURCE as KUBELET
 from podgpu.allocation.kubelet import KubeletAllocation
+from podgpu.allocation.merge import merge
+from podgpu.allocation.source import AllocationSource
 from podgpu.catalog.counters import Counter
 from podgpu.device_selection import Selection
-from podgpu.doctor.counters import fields_to_ask, judge_counters
+from podgpu.doctor.counters import PROFILING, fields_to_ask, judge_counters
+from podgpu.doctor.dcgm import judge_dcgm
 from podgpu.doctor.findings import Finding, note, wrong
 from podgpu.doctor.gpus import Gpus, judge_gpus, read_gpus
 from podgpu.doctor.host import (
@@ -23,7 +28,9 @@ from podgpu.doctor.host import (
 )
 from podgpu.doctor.kubelet import ask_kubelet
 from podgpu.doctor.mapping import judge_mapping
+from podgpu.doctor.sources import Feed, judge_feeds, read_sources
 from podgpu.errors import UsageError
+from podgpu.telemetry.dcgm import DcgmTelemetry
 from podgpu.telemetry.source import Telemetry
 
 DEADLINE = 5.0
@@ -36,9 +43,12 @@ class Question:
 
     counters: tuple[Counter, ...] = ()
     selection: Selection = field(default_factory=Selection)
-    kubelet: KubeletAllocation | None = None
-    """None: the user said that no pod labels are wanted."""
+    sources: tuple[AllocationSource, ...] = ()
+    """Who is asked for holders, the most trusted first. None: the user said that no pod labels are wanted."""
     kubelet_required: bool = False
+    feeds: tuple[Feed, ...] = ()
+    """What of the API server those sources watch."""
+    identities: IdentityReader = field(default_factory=IdentityReader)
     no_hostname: bool = False
     proc: str = PROC
     sysfs: str = SYSFS
@@ -56,19 +66,22 @@ def examine(
     try:
         host, findings = _look_at_host(question, isolation, deadline)
         gpus = read_gpus(telemetry, fields_to_ask(question.counters), isolation, deadline, pause)
-        findings += judge_gpus(gpus, host, _expected(question, host, telemetry))
+        if isinstance(telemetry, DcgmTelemetry):
+            findings += judge_dcgm(telemetry, gpus)
+        if gpus.inventory is not None or not isinstance(telemetry, DcgmTelemetry):
+            findings += judge_gpus(gpus, host, _expected(question, host, telemetry))
         findings += _judge_selection(question.selection, gpus)
-        findings += judge_counters(gpus, question.counters)
+        findings += _judge_counters(question, gpus, telemetry)
         findings += judge_privileges(host)
         if telemetry.name == "nvml":
             findings += judge_device_files(host)
         findings += judge_pid_namespace(host)
-        findings += _look_at_kubelet(question, gpus, isolation, deadline)
+        findings += look_at_holders(question, gpus, isolation, deadline)
         return findings + judge_host_name(host, question.no_hostname)
     finally:
         isolation.run({"release": lambda: telemetry.release(deadline / 2)}, deadline)
-        if question.kubelet is not None:
-            question.kubelet.close()
+        for source in question.sources:
+            source.close()
         isolation.close()
 
 
@@ -78,6 +91,12 @@ def _look_at_host(question: Question, isolation: Isolation, deadline: float) -> 
     if result.value is not None:
         return result.value, []
     return Host(), [wrong("host", str(result.error), f"see that {q.proc}, {q.sysfs} and {q.dev} can be listed")]
+
+
+def _judge_counters(question: Question, gpus: Gpus, telemetry: Telemetry) -> list[Finding]:
+    """DCGM has profiling figures without GPM: what is said of GPM is not for it."""
+    findings = judge_counters(gpus, question.counters)
+    return [f for f in findings if f.subject != PROFILING] if isinstance(telemetry, DcgmTelemetry) else findings
 
 
 def _expected(question: Question, host: Host, telemetry: Telemetry) -> int | None:
@@ -95,11 +114,30 @@ def _judge_selection(selection: Selection, gpus: Gpus) -> list[Finding]:
     return []
 
 
-def _look_at_kubelet(question: Question, gpus: Gpus, isolation: Isolation, deadline: float) -> list[Finding]:
-    kubelet = question.kubelet
-    if kubelet is None:
+def look_at_holders(question: Question, gpus: Gpus, isolation: Isolation, deadline: float) -> list[Finding]:
+    """Every source of holders on its own, then what they say together."""
+    if not question.sources:
         return [note("kubelet", "not asked, as --kubernetes (DCGM_EXPORTER_KUBERNETES) is false: no pod labels")]
-    answer, findings = ask_kubelet(kubelet, gpus.devices, question.kubelet_required, isolation, deadline)
-    if answer is None:
+    kubelet = next((one for one in question.sources if isinstance(one, KubeletAllocation)), None)
+    others = [one for one in question.sources if one is not kubelet]
+    of_feeds = judge_feeds(question.feeds, deadline)
+    readings, findings = read_sources(others, gpus.devices, isolation, deadline)
+    findings = of_feeds + findings
+    answer = None
+    if kubelet is not None:
+        answer, of_kubelet = ask_kubelet(kubelet, gpus.devices, question.kubelet_required, isolation, deadline)
+        findings = of_kubelet + findings
+    if answer is not None:
+        readings[KUBELET] = answer.allocation
+    if not readings:
         return findings
-    return findings + judge_mapping(answer, gpus, question.selection, kubelet.resource_names)
+    names = isolation.run({"names": question.identities.read}, deadline)["names"].value
+    in_order = {one.name: readings[one.name] for one in question.sources if one.name in readings}
+    allocation = merge(in_order, names.complete) if names is not None else merge(in_order)
+    return findings + judge_mapping(
+        allocation,
+        gpus,
+        question.selection,
+        kubelet.resource_names if kubelet is not None else frozenset(),
+        answer.resources if answer is not None else frozenset(),
+    )

@@ -7,7 +7,7 @@ from itertools import chain
 from typing import Any
 
 from podgpu.agent.isolate import Isolation
-from podgpu.allocation.kubelet import KubeletAllocation, parse_assignments
+from podgpu.allocation.kubelet import KubeletAllocation
 from podgpu.allocation.pod_resources import OPTION
 from podgpu.doctor.findings import REPORT, Finding, note, ok, plural, wrong
 from podgpu.errors import SourceError, StartError
@@ -49,7 +49,7 @@ def ask(kubelet: KubeletAllocation, devices: tuple[Device, ...]) -> KubeletAnswe
         kubelet.client.version or "",
         len(response.pod_resources),
         _resources(response),
-        parse_assignments(response, devices, kubelet.resource_names),
+        kubelet.map(response, devices),
     )
 
 

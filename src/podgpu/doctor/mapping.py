@@ -1,15 +1,16 @@
-"""Does every id the kubelet gave out name a GPU here, and if not, why not? Pure."""
+"""Does every id that was given out name a GPU here, and if not, why not? Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from podgpu.device_ids import DeviceId, parse_device_id
+from podgpu.allocation.podlist import parse_gpu
+from podgpu.allocation.unmapped import explain, name, statement
+from podgpu.device_ids import DeviceId
 from podgpu.device_selection import Selection
 from podgpu.doctor.findings import Finding, note, ok, plural, wrong
 from podgpu.doctor.gpus import Gpus
-from podgpu.doctor.kubelet import KubeletAnswer
-from podgpu.model import Device, Unmapped
+from podgpu.model import Allocation, Device, Unmapped
 
 _GPU_RESOURCES = ("nvidia.com/gpu", "nvidia.com/mig-")
 _RELAYOUT = (
@@ -20,34 +21,52 @@ _SICK = ("it may be a GPU that does not answer", "mend that first: see what is s
 
 
 def judge_mapping(
-    answer: KubeletAnswer, gpus: Gpus, selection: Selection, resource_names: frozenset[str]
+    allocation: Allocation,
+    gpus: Gpus,
+    selection: Selection,
+    resource_names: frozenset[str],
+    resources: frozenset[str] = frozenset(),
 ) -> list[Finding]:
-    allocation = answer.allocation
+    """`resources`: everything the kubelet says is held, GPUs or not."""
     if gpus.inventory is None:
         given = plural(len(allocation.unmapped), "assignment")
         return [note("mapping", f"{given}; which GPUs they name cannot be told without the driver")]
     findings = [_explain(one, gpus, resource_names) for one in allocation.unmapped]
     if not findings:
-        findings.append(_all_mapped(answer))
-    return findings + _judge_hidden(answer, gpus.devices, selection)
+        findings.append(_all_mapped(allocation, resources))
+    return [*findings, *_judge_nameless(allocation), *_judge_hidden(allocation, gpus.devices, selection)]
 
 
-def _all_mapped(answer: KubeletAnswer) -> Finding:
-    assignments = answer.allocation.assignments
-    if assignments:
-        return ok("mapping", f"{plural(len(assignments), 'assignment')}, every id names a device here")
-    if answer.resources:
+def _all_mapped(allocation: Allocation, resources: frozenset[str]) -> Finding:
+    if allocation.assignments:
+        return ok("mapping", f"{plural(len(allocation.assignments), 'assignment')}, every id names a device here")
+    if resources:
         return note(
             "mapping",
-            f"no pod holds a GPU that podgpu recognises; devices are held of {', '.join(sorted(answer.resources))}",
+            f"no pod holds a GPU that podgpu recognises; devices are held of {', '.join(sorted(resources))}",
             "if one of these carries GPUs, name it with --nvidia-resource-names",
         )
     return ok("mapping", "no pod holds a GPU now")
 
 
-def _judge_hidden(answer: KubeletAnswer, devices: Sequence[Device], selection: Selection) -> list[Finding]:
+def _judge_nameless(allocation: Allocation) -> list[Finding]:
+    nameless = [one for one in allocation.assignments if not one.holder.pod and not one.holder.job]
+    if not nameless:
+        return []
+    first = name(nameless[0].holder).removesuffix(",")
+    return [
+        note(
+            "mapping",
+            f"{plural(len(nameless), 'assignment')} of pods whose names are not known ({first})",
+            "the names under the host's /var/log/pods and /var/log/containers tell: mount /var/log and name it with"
+            " --path-varlog where it is elsewhere",
+        )
+    ]
+
+
+def _judge_hidden(allocation: Allocation, devices: Sequence[Device], selection: Selection) -> list[Finding]:
     shown = selection.of(devices)
-    hidden = [a for a in answer.allocation.assignments if a.device not in shown]
+    hidden = [a for a in allocation.assignments if a.device not in shown]
     if not hidden:
         return []
     return [
@@ -60,19 +79,27 @@ def _judge_hidden(answer: KubeletAnswer, devices: Sequence[Device], selection: S
 
 
 def _explain(unmapped: Unmapped, gpus: Gpus, resource_names: frozenset[str]) -> Finding:
-    holder = unmapped.holder
-    who = f"{holder.namespace}/{holder.pod}/{holder.container} holds {unmapped.resource} {unmapped.device_id}"
-    device_id = parse_device_id(unmapped.device_id)
-    if device_id is not None:
+    said = statement(unmapped)
+    device_id = parse_gpu(unmapped.device_id)
+    if unmapped.reason == "unknown_device" and device_id is not None and unmapped.source != "hpc":
         why, advice = explain_unknown(device_id, gpus)
-        return wrong("mapping", f"{who}: {why}", advice)
-    if unmapped.resource in resource_names or unmapped.resource.startswith(_GPU_RESOURCES):
+        return wrong("mapping", f"{said}: {why}", advice)
+    if unmapped.reason == "unrecognised_id":
+        return _explain_unrecognised(unmapped, said, resource_names)
+    words = explain(unmapped)
+    told = note if words.harmless else wrong
+    return told("mapping", f"{said} ({unmapped.source}): {words.why}", words.advice)
+
+
+def _explain_unrecognised(unmapped: Unmapped, said: str, resource_names: frozenset[str]) -> Finding:
+    resource = unmapped.resource
+    if unmapped.source != "kubelet" or resource in resource_names or resource.startswith(_GPU_RESOURCES):
         return wrong(
             "mapping",
-            f"{who}: no form of id that podgpu can read",
-            "report the id and the device plugin that makes it; the pod has no labels on its GPU until then",
+            f"{said}: no form of id that podgpu can read",
+            "report the id and what makes it (device plugin, scheduler); the pod has no labels on its GPU until then",
         )
-    return note("mapping", f"{who}: names no GPU", "nothing to do unless this resource carries GPUs")
+    return note("mapping", f"{said}: names no GPU", "nothing to do unless this resource carries GPUs")
 
 
 def explain_unknown(device_id: DeviceId, gpus: Gpus) -> tuple[str, str]:

@@ -136,7 +136,7 @@ def device_labels(device: Device, label_values: Pairs, pod_labels: Pairs, attrib
         ("uuid" if policy.old_namespace else "UUID", device.uuid),
         ("pci_bus_id", device.pci_bus_id),
         ("device", f"nvidia{device.index}"),
-        ("modelName", _model_name(device.model, policy.replace_blanks_in_model_name)),
+        ("modelName", model_name(device.model, policy.replace_blanks_in_model_name)),
     ]
     if device.gi_id is not None:
         pairs += [("GPU_I_PROFILE", device.profile), ("GPU_I_ID", str(device.gi_id))]
@@ -147,7 +147,7 @@ def device_labels(device: Device, label_values: Pairs, pod_labels: Pairs, attrib
     return Labels(pairs)
 
 
-def _model_name(model: str, replace_blanks: bool) -> str:
+def model_name(model: str, replace_blanks: bool) -> str:
     return re.sub(r"\s+", "-", model.strip()) if replace_blanks else model
 
 
@@ -202,7 +202,7 @@ def _other_samples(counter: Counter, others: Sequence[OtherReading], policy: Pol
 
 def _other_labels(other: OtherReading, policy: Policy) -> Labels:
     own = {"model_name": policy.replace_blanks_in_model_name}
-    pairs = [(name, _model_name(value, own.get(name, False))) for name, value in other.labels]
+    pairs = [(name, model_name(value, own.get(name, False))) for name, value in other.labels]
     label_counters = (c for c in policy.counters if c.is_label and c.field.level == other.kind)
     return Labels((*pairs, *policy.host, *sorted(_label_values(label_counters, other.values, {}))))
 
@@ -210,7 +210,7 @@ def _other_labels(other: OtherReading, policy: Policy) -> Labels:
 def _xid_samples(labelled: Sequence[_Labelled], snapshot: Snapshot) -> Iterator[Sample]:
     """The newest XID, 0 before the first; its number and text as labels, as dcgm-exporter has them."""
     for item in labelled:
-        if not item.has(XID_FIELD):
+        if not item.has(XID_FIELD) or (item.device.key, XID_FIELD) in snapshot.unsupported:
             continue
         xid = snapshot.last_xid.get(item.device.key, 0)
         yield Sample(_with_attributes(item.labels, ("err_code", str(xid)), ("err_msg", xid_text(xid))), xid)

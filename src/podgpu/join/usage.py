@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from podgpu.catalog import families as f
 from podgpu.catalog.families import FamilySpec
-from podgpu.join.dcgm import device_labels, holder_pairs
+from podgpu.join.dcgm import device_labels, holder_pairs, model_name
 from podgpu.join.policy import Policy
 from podgpu.model import ContainerUsage, Device, DeviceTotals, Family, Labels, NamespaceTotals, Sample, Snapshot
 
@@ -61,7 +61,7 @@ def usage_families(snapshot: Snapshot, policy: Policy) -> list[Family]:
         (device_labels(known[t.device], (), (), (), policy), t)
         for t in sorted((t for t in usage.devices if t.device in known), key=lambda t: place[t.device])
     ]
-    namespaces = [(Labels([("namespace", t.namespace), ("modelName", t.model)]), t) for t in usage.namespaces]
+    namespaces = [(_namespace_labels(t, policy), t) for t in usage.namespaces]
     return [
         *(spec.of(_samples(containers, figure)) for spec, figure in CONTAINER_FAMILIES),
         *(spec.of(_samples(devices, figure)) for spec, figure in DEVICE_FAMILIES),
@@ -71,6 +71,11 @@ def usage_families(snapshot: Snapshot, policy: Policy) -> list[Family]:
 
 def _container_labels(device: Device, usage: ContainerUsage, policy: Policy) -> Labels:
     return device_labels(device, (), (), tuple(holder_pairs(usage.holder, policy)), policy)
+
+
+def _namespace_labels(totals: NamespaceTotals, policy: Policy) -> Labels:
+    model = model_name(totals.model, policy.replace_blanks_in_model_name)
+    return Labels([("namespace", totals.namespace), ("modelName", model)])
 
 
 def _samples(rows: Iterable[tuple[Labels, T]], figure: Callable[[T], Figure]) -> list[Sample]:

@@ -40,7 +40,7 @@ _GPM_MOST = 101.0  # GPM overshoots 100 % by a hair at full load
 class Busy(NamedTuple):
     window_ns: int = 0
     busy_ns: int | None = None
-    process_ns: dict[int, int] | None = None
+    process_ns: dict[int, int | None] | None = None
 
 
 UNKNOWN = Busy()
@@ -134,20 +134,19 @@ class BusyWindows:
     def _asks_processes(self) -> bool:
         return self._sees_processes and PROCESSES not in self._attempts.unsupported
 
-    def _process_busy(self, since: int, window_ns: int) -> dict[int, int] | None:
+    def _process_busy(self, since: int, window_ns: int) -> dict[int, int | None] | None:
         """A sample may come between the device's answer and this one: then it counts into this mean and the next."""
         if not self._asks_processes():
             return None
         entries = self._attempts.of(PROCESSES, lambda: self._read_processes(since))
         if entries is None:
             return None
-        busy: dict[int, int] = {}
+        busy: dict[int, int | None] = {}
         for entry in entries:
             if not 0 < entry.pid <= _MOST_PID or entry.timeStamp <= since:
                 continue  # left over from before
             percent = self._attempts.within(PROCESSES, entry.smUtil, 100)
-            if percent is not None:
-                busy[entry.pid] = percent * window_ns // 100
+            busy[entry.pid] = None if percent is None else percent * window_ns // 100
         return busy
 
     def _read_processes(self, since: int) -> list[Any]:

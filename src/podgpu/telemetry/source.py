@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from podgpu.catalog.fields import Field
-from podgpu.model import Device, DeviceUsage, ProcessUsage, Reading
+from podgpu.model import Device, DeviceUsage, OtherReading, ProcessUsage, Reading
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +21,8 @@ class GpuAnswer:
     """Field ids whose answer was no value (sentinel, NaN, impossible), once per occurrence."""
     errors: tuple[str, ...] = ()
     """Reason words of single calls that failed this time; the rest of the reading stands."""
+    others: tuple[OtherReading, ...] = ()
+    """Of what belongs to the GPU and is none: its NVLinks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,3 +83,11 @@ class Telemetry(Protocol):
 
     def release(self, wait: float) -> bool:
         """Let go of the driver; False when a call in flight kept it. `inventory` takes it up again."""
+
+
+@runtime_checkable
+class ReadsOthers(Protocol):
+    """A source that also knows what is no GPU: NVSwitches and their links, CPUs and their cores."""
+
+    def read_others(self, fields: Sequence[Field]) -> GpuAnswer:
+        """With `others` and without readings. Called from a worker of its own. Raises SourceError."""

@@ -1,0 +1,67 @@
+"""The sources of holders beside the kubelet: each is read once, under a deadline, and its answer or silence judged."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Protocol
+
+from podgpu.agent.isolate import Isolation
+from podgpu.allocation.source import AllocationSource
+from podgpu.doctor.findings import REPORT, Finding, ok, plural, wrong
+from podgpu.errors import SourceError
+from podgpu.model import Allocation, Device
+
+_API = "API server"
+_PAUSE_S = 0.02
+
+
+class Feed(Protocol):
+    """Something of the API server that is watched."""
+
+    @property
+    def synced(self) -> bool: ...
+
+    @property
+    def error(self) -> SourceError | None: ...
+
+
+def judge_feeds(feeds: Sequence[Feed], patience: float, pause: Callable[[float], object] = time.sleep) -> list[Finding]:
+    """What the API server has to tell comes a moment after it was asked."""
+    for _ in range(int(patience / _PAUSE_S)):
+        if all(one.synced or one.error is not None for one in feeds):
+            break
+        pause(_PAUSE_S)
+    failed = dict.fromkeys(str(one.error) for one in feeds if one.error is not None)
+    if failed:
+        return [wrong(_API, text) for text in failed]
+    if not all(one.synced for one in feeds):
+        return [wrong(_API, "no answer in time", "see that it can be reached from here, past any network policy")]
+    return [ok(_API, f"answers, {_watches(len(feeds))}")] if feeds else []
+
+
+def _watches(number: int) -> str:
+    return "1 watch" if number == 1 else f"{number} watches"
+
+
+def read_sources(
+    sources: Sequence[AllocationSource], devices: tuple[Device, ...], isolation: Isolation, deadline: float
+) -> tuple[dict[str, Allocation], list[Finding]]:
+    """What each says of holders, by name, and a finding for each."""
+    results = isolation.run({one.name: partial(one.assignments, devices) for one in sources}, deadline)
+    readings = {name: result.value for name, result in results.items() if result.value is not None}
+    findings = [
+        ok(name, _describe(result.value)) if result.value is not None else _failed(name, result.error)
+        for name, result in results.items()
+    ]
+    return readings, findings
+
+
+def _describe(allocation: Allocation) -> str:
+    return plural(len(allocation.assignments) + len(allocation.unmapped), "assignment")
+
+
+def _failed(name: str, error: Exception | None) -> Finding:
+    is_bug = getattr(error, "reason", "") == "bug"
+    return wrong(name, str(error).removeprefix(f"{name}: "), REPORT if is_bug else "")

@@ -1,0 +1,258 @@
+"""A page by URL and by file: a real HTTP server that misbehaves in every way named in issue 5."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from podgpu.errors import SourceError, UsageError
+from podgpu.telemetry.page import parse_page
+from podgpu.telemetry.page_source import Access, FilePage, UrlPage, open_page_source
+from tests.kube.conftest import Certificates, certificates
+
+__all__ = ["certificates"]
+PAGE = b'# TYPE DCGM_FI_DEV_GPU_TEMP gauge\nDCGM_FI_DEV_GPU_TEMP{gpu="0",UUID="GPU-1"} 33\n'
+Answer = Callable[[BaseHTTPRequestHandler], None]
+
+
+def answer(body: bytes = PAGE, status: int = 200, **headers: str) -> Answer:
+    def send(request: BaseHTTPRequestHandler) -> None:
+        request.send_response(status)
+        for name, value in ({"Content_Type": "text/plain", "Content_Length": str(len(body))} | headers).items():
+            request.send_header(name.replace("_", "-"), value)
+        request.end_headers()
+        request.wfile.write(body)
+
+    return send
+
+
+@contextmanager
+def serving(send: Answer, tls: ssl.SSLContext | None = None) -> Iterator[str]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            with suppress(BrokenPipeError, ConnectionResetError):  # the client had enough
+                send(self)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    if tls is not None:
+        server.socket = tls.wrap_socket(server.socket, server_side=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+    thread.start()
+    yield f"http{'s' if tls else ''}://127.0.0.1:{server.server_port}/metrics"
+    server.shutdown()
+    server.server_close()
+
+
+def refusal(source: UrlPage | FilePage) -> SourceError:
+    with pytest.raises(SourceError) as caught:
+        parse_page(source.fetch(), source.shown)
+    return caught.value
+
+
+# By URL
+
+
+def test_a_page() -> None:
+    with serving(answer()) as url:
+        assert UrlPage(url).fetch() == PAGE
+        assert UrlPage(url.removesuffix("/metrics")).fetch() == PAGE
+
+
+def test_a_dead_port() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        port = held.getsockname()[1]
+    error = refusal(UrlPage(f"http://127.0.0.1:{port}/metrics"))
+    assert error.reason == "unreachable"
+    assert f"127.0.0.1:{port}" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("send", "reason"),
+    [
+        (answer(b"<html><body>Sign in</body></html>", Content_Type="text/html"), "not_prometheus"),
+        (answer(b"  <!doctype html>\n<p>Sign in\n"), "not_prometheus"),
+        (answer(b"", 401), "unauthorized"),
+        (answer(b"", 403), "unauthorized"),
+        (answer(b"", 404), "http_404"),
+        (answer(b"", 503), "http_503"),
+        (answer(b"", 302, Location="http://user:secret@elsewhere.test/login?token=secret"), "http_302"),
+        (answer(PAGE[:-5]), "malformed"),
+        (answer(PAGE, Content_Length="1000"), "truncated"),
+        (answer(PAGE + PAGE.splitlines(keepends=True)[1].replace(b"33", b"34")), "duplicate_series"),
+        (answer(b"# TYPE a rubbish\na 1\n"), "malformed"),
+        (answer(b"a 1\nb \xff\n"), "malformed"),
+        (answer(gzip.compress(PAGE)[:-9], Content_Encoding="gzip"), "malformed"),
+        (answer(PAGE, Content_Encoding="gzip"), "malformed"),
+        (answer(PAGE, Content_Encoding="br"), "not_prometheus"),
+    ],
+)
+def test_what_is_refused(send: Answer, reason: str) -> None:
+    with serving(send) as url:
+        error = refusal(UrlPage(url))
+    assert error.reason == reason
+    assert "secret" not in str(error)
+
+
+def test_a_refusal_names_line_and_reason() -> None:
+    with serving(answer(b"a 1\nb one\n")) as url:
+        assert "line 2: the value is no number" in str(refusal(UrlPage(url)))
+
+
+def test_a_compressed_answer() -> None:
+    with serving(answer(gzip.compress(PAGE), Content_Encoding="gzip")) as url:
+        assert UrlPage(url).fetch() == PAGE
+
+
+def test_a_small_answer_that_unpacks_to_a_large_one() -> None:
+    with serving(answer(gzip.compress(b"#" * 5_000_000), Content_Encoding="gzip")) as url:
+        assert refusal(UrlPage(url, largest=1_000_000)).reason == "too_large"
+
+
+@pytest.mark.parametrize("says_so", [True, False])
+def test_200_megabytes_are_not_read(says_so: bool) -> None:
+    sent = 0
+
+    def endless(request: BaseHTTPRequestHandler) -> None:
+        nonlocal sent
+        request.send_response(200)
+        if says_so:
+            request.send_header("Content-Length", str(200 * 2**20))
+        request.end_headers()
+        piece = b"# nothing\n" * 100_000
+        while sent < 200 * 2**20:
+            request.wfile.write(piece)
+            sent += len(piece)
+
+    with serving(endless) as url:
+        assert refusal(UrlPage(url, deadline=30.0)).reason == "too_large"
+    assert sent < (16 if says_so else 100) * 2**20
+
+
+def test_a_server_that_drips() -> None:
+    def drip(request: BaseHTTPRequestHandler) -> None:
+        request.send_response(200)
+        request.end_headers()
+        for _ in range(50):
+            request.wfile.write(b"#\n")
+            time.sleep(0.05)
+
+    with serving(drip) as url:
+        began = time.monotonic()
+        assert refusal(UrlPage(url, deadline=0.3)).reason == "timeout"
+        assert time.monotonic() - began < 2.0
+
+
+# Being let in
+
+
+def test_credentials_are_sent_and_read_anew(tmp_path: Path) -> None:
+    seen: list[str | None] = []
+
+    def note(request: BaseHTTPRequestHandler) -> None:
+        seen.append(request.headers["Authorization"])
+        answer()(request)
+
+    secret = tmp_path / "secret"
+    secret.write_text("first\n")
+    with serving(note) as url:
+        token = UrlPage(url, Access(token_file=str(secret)))
+        token.fetch()
+        secret.write_text("second")
+        token.fetch()
+        UrlPage(url, Access(username="ops", password_file=str(secret))).fetch()
+        in_url = UrlPage(url.replace("://", "://me:p%40ss@"))
+        in_url.fetch()
+        UrlPage(url).fetch()
+    assert seen == ["Bearer first", "Bearer second", "Basic b3BzOnNlY29uZA==", "Basic bWU6cEBzcw==", None]
+    assert "p@ss" not in in_url.shown
+    assert "p%40ss" not in in_url.shown
+
+
+@pytest.mark.parametrize("content", ["", "two\nlines", "nul\x00"])
+def test_a_secret_that_cannot_be_sent(content: str, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text(content)
+    error = refusal(UrlPage("http://127.0.0.1:1", Access(token_file=str(tmp_path / "token"))))
+    assert error.reason == "unauthorized"
+    assert not content or content not in str(error)
+
+
+def test_tls(certificates: Certificates) -> None:
+    with serving(answer(), certificates.server_context()) as url:
+        assert refusal(UrlPage(url)).reason == "tls"
+        assert refusal(UrlPage(url, Access(ca_file=certificates.path("stranger.crt")))).reason == "tls"
+        assert UrlPage(url, Access(ca_file=certificates.path("ca.crt"))).fetch() == PAGE
+        assert UrlPage(url, Access(insecure=True)).fetch() == PAGE
+        assert refusal(UrlPage(url, Access(ca_file=certificates.path("ca.key")))).reason == "tls"
+        assert refusal(UrlPage(url, Access(ca_file="/nowhere"))).reason == "file_missing"
+
+
+@pytest.mark.parametrize("place", ["", "ftp://host/x", "http://", "http://host:99999/", "http://:9400/"])
+def test_no_page(place: str) -> None:
+    with pytest.raises(UsageError):
+        open_page_source(place)
+
+
+@pytest.mark.parametrize(
+    "access",
+    [
+        Access(username="a"),
+        Access(password_file="a"),
+        Access(username="a", password_file="b", token_file="c"),
+        Access(ca_file="a", insecure=True),
+    ],
+)
+def test_options_that_do_not_go_together(access: Access) -> None:
+    with pytest.raises(UsageError):
+        UrlPage("http://localhost", access)
+
+
+def test_a_query_is_not_shown() -> None:
+    assert UrlPage("http://h/metrics?key=secret#x").shown == "http://h/metrics?…"
+
+
+# By file
+
+
+def test_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "dcgm.prom"
+    path.write_bytes(PAGE)
+    assert open_page_source(str(path)).fetch() == PAGE
+    path.write_bytes(PAGE + b"\n")
+    assert open_page_source(str(path)).fetch() == PAGE + b"\n"
+
+
+@pytest.mark.parametrize("content", [b"", PAGE[:-1], PAGE[:-20]])
+def test_a_file_being_written(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "dcgm.prom"
+    path.write_bytes(content)
+    assert refusal(FilePage(str(path))).reason == "being_written"
+
+
+def test_a_file_nobody_writes_any_more(tmp_path: Path) -> None:
+    path = tmp_path / "dcgm.prom"
+    path.write_bytes(PAGE)
+    os.utime(path, (0, time.time() - 400))
+    error = refusal(FilePage(str(path)))
+    assert error.reason == "stale"
+    assert FilePage(str(path), max_age=500).fetch() == PAGE
+
+
+def test_a_file_that_is_none(tmp_path: Path) -> None:
+    assert refusal(FilePage(str(tmp_path / "nothing"))).reason == "file_missing"
+    assert refusal(FilePage(str(tmp_path))).reason == "not_a_file"
+    (tmp_path / "large").write_bytes(PAGE)
+    assert refusal(FilePage(str(tmp_path / "large"), largest=10)).reason == "too_large"
