@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import ssl
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
@@ -35,9 +36,16 @@ class Client:
     """Sends the headers it is told to and no others; decodes nothing."""
 
     address: Address
+    tls: ssl.SSLContext | None = None
+
+    def connect(self) -> http.client.HTTPConnection:
+        host, port = self.address.host, self.address.port
+        if self.tls is not None:
+            return http.client.HTTPSConnection(host, port, timeout=_PATIENCE, context=self.tls)
+        return http.client.HTTPConnection(host, port, timeout=_PATIENCE)
 
     def ask(self, path: str, method: str = "GET", **headers: str) -> Answer:
-        connection = http.client.HTTPConnection(self.address.host, self.address.port, timeout=_PATIENCE)
+        connection = self.connect()
         try:
             connection.putrequest(method, path, skip_accept_encoding=True)
             for name, value in headers.items():
@@ -51,14 +59,17 @@ class Client:
 
 @contextmanager
 def running(
-    agent: Agent, address: Address = LOOPBACK, app: Callable[[Agent], web.Application] = application
+    agent: Agent,
+    address: Address = LOOPBACK,
+    app: Callable[[Agent], web.Application] = application,
+    tls: ssl.SSLContext | None = None,
 ) -> Iterator[Client]:
     """Serves what the agent published; its turns are the test's to take."""
     with _event_loop() as loop:
         runner = web.AppRunner(app(agent), access_log=None)
         try:
             _in(loop, runner.setup())
-            yield Client(_in(loop, listen(runner, address)))
+            yield Client(_in(loop, listen(runner, address, tls=tls)))
         finally:
             _in(loop, runner.cleanup())
 

@@ -7,7 +7,7 @@ import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -21,16 +21,19 @@ from podgpu.cli.api_access import ApiAccess, unless_no_api
 from podgpu.cli.logs import configure_logging
 from podgpu.cli.option_table import EXPORTER_OPTIONS
 from podgpu.cli.params import given, naming_variable, with_options
-from podgpu.cli.telemetries import open_telemetry
+from podgpu.cli.telemetries import open_telemetry, with_host_engine
 from podgpu.configuration.counter_feeds import CounterFeed, FileCounters
 from podgpu.configuration.pod_labels import LabelFilter
 from podgpu.device_selection import parse_selection
 from podgpu.errors import SourceError, StartError, UsageError
 from podgpu.join import Policy
 from podgpu.model import PodLabels
-from podgpu.serve.app import GPU_MANAGER_OPTION, Address, parse_address, serve
+from podgpu.serve.app import GPU_MANAGER_OPTION, PROBE_OPTION, Address, parse_address, serve
 from podgpu.snapshot_json import dump_snapshot
 from podgpu.telemetry.source import Telemetry
+
+if TYPE_CHECKING:
+    from podgpu.serve.protection import Protection
 
 _log = logging.getLogger("podgpu")
 _COUNTERS_DIRECTORY = "/etc/dcgm-exporter"
@@ -46,8 +49,12 @@ def command(ctx: click.Context, /, **options: Any) -> None:
         address = parse_address(options["address"])
     with naming_variable(ctx, "gpu_manager_address"):
         gpu_manager_address = _gpu_manager_address(options)
+    with naming_variable(ctx, "probe_address"):
+        probe_address = parse_address(options["probe_address"], PROBE_OPTION) if options["probe_address"] else None
     if options["dump_snapshot"] and not options["once"]:
         raise UsageError("--dump-snapshot goes with --once")
+    with naming_variable(ctx, "web_config_file"):
+        protection = _protection(options["web_config_file"])
     api = ApiAccess(options["kubeconfig"])
     try:
         agent = build_agent(ctx, options, api)
@@ -55,9 +62,11 @@ def command(ctx: click.Context, /, **options: Any) -> None:
         if options["once"]:
             _print_once(agent, options["dump_snapshot"])
         else:
-            serve(agent, address, _announce, gpu_manager_address)
+            serve(agent, address, _announce, gpu_manager_address, probe_address, protection)
     finally:
         api.close()
+        if protection:
+            protection.close()
 
 
 def _announce(bound: Address) -> None:
@@ -74,6 +83,15 @@ def _gpu_manager_address(options: dict[str, Any]) -> Address | None:
     return address
 
 
+def _protection(path: str) -> Protection | None:
+    """Read with --once too, which serves nothing: whoever looks before leaving it running learns what is wrong."""
+    if not path:
+        return None
+    from podgpu.serve.protection import protect
+
+    return protect(path)
+
+
 def build_agent(
     ctx: click.Context,
     options: dict[str, Any],
@@ -86,6 +104,7 @@ def build_agent(
         counters, counter_feed = read_counters(options["collectors"])
     with naming_variable(ctx, "devices"):
         selection = parse_selection(options["devices"])
+    options = with_host_engine(ctx, options)
     with naming_variable(ctx, "telemetry"):
         telemetry = telemetry or open_telemetry(options["telemetry"], options)
     with naming_variable(ctx, "configmap_data"):
@@ -116,7 +135,7 @@ def build_agent(
 def _policy(options: dict[str, Any], counters: tuple[Counter, ...]) -> Policy:
     return Policy(
         counters=counters,
-        hostname="" if options["no_hostname"] else hostname(),
+        hostname="" if options["no_hostname"] else hostname(options),
         hostname_label=options["hostname_label"],
         old_namespace=options["use_old_namespace"],
         replace_blanks_in_model_name=options["replace_blanks_in_model_name"],
@@ -145,8 +164,11 @@ def _identities(api: ApiAccess, varlog: str) -> Identities:
     return lambda: names.read().complete
 
 
-def hostname() -> str:
-    return os.environ.get("NODE_NAME") or socket.gethostname()
+def hostname(options: dict[str, Any]) -> str:
+    """NODE_NAME, else the host's; outside Kubernetes the figures of another host's engine carry that host's name."""
+    engine = options["host_engine"]
+    elsewhere = engine.host if engine is not None and not engine.is_local and not options["kubernetes"] else ""
+    return os.environ.get("NODE_NAME") or elsewhere or socket.gethostname()
 
 
 def read_counters(chosen: str) -> tuple[tuple[Counter, ...], CounterFeed | None]:

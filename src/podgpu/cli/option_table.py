@@ -71,7 +71,13 @@ EXPORTER_OPTIONS: tuple[Option, ...] = (
         "dcgm-exporter 1.x label names (uuid, pod_name, pod_namespace, container_name).",
         "bool",
     ),
-    Option("cpu-devices", "p", "DCGM_EXPORTER_CPU_DEVICES_STR", "f", _YET, works=False),
+    Option(
+        "cpu-devices",
+        "p",
+        "DCGM_EXPORTER_CPU_DEVICES_STR",
+        "f",
+        "With DCGM, on Grace: f (CPUs and their cores), g[:ids] (CPUs), i[:ids] (cores); ids as 0,2-4.",
+    ),
     Option(
         "configmap-data",
         "m",
@@ -84,8 +90,8 @@ EXPORTER_OPTIONS: tuple[Option, ...] = (
         "r",
         "DCGM_REMOTE_HOSTENGINE_INFO",
         "localhost:5555",
-        _YET,
-        works=False,
+        "A running host engine (nv-hostengine) to read from: HOST:PORT, [IPV6]:PORT or unix:///path. Said, it means "
+        "--telemetry dcgm; not said, none is used.",
         acts_when_named=True,
     ),
     Option(
@@ -127,7 +133,13 @@ EXPORTER_OPTIONS: tuple[Option, ...] = (
         "What to show: f (GPUs and their MIG instances), g[:ids] (GPUs), i[:ids] (MIG instances); ids as 0,2-4.",
     ),
     Option("no-hostname", "n", "DCGM_EXPORTER_NO_HOSTNAME", "false", "Leave the host label out.", "bool"),
-    Option("switch-devices", "s", "DCGM_EXPORTER_OTHER_DEVICES_STR", "f", _YET, works=False),
+    Option(
+        "switch-devices",
+        "s",
+        "DCGM_EXPORTER_OTHER_DEVICES_STR",
+        "f",
+        "With DCGM: f (NVSwitches and their links), g[:ids] (switches), i[:ids] (links); ids as 0,2-4.",
+    ),
     Option(
         "fake-gpus",
         "",
@@ -137,7 +149,13 @@ EXPORTER_OPTIONS: tuple[Option, ...] = (
         "bool",
         works=False,
     ),
-    Option("web-config-file", "", "DCGM_EXPORTER_WEB_CONFIG_FILE", "", _YET, works=False),
+    Option(
+        "web-config-file",
+        "",
+        "DCGM_EXPORTER_WEB_CONFIG_FILE",
+        "",
+        "Prometheus' web config: TLS, client certificates, basic auth, headers, rate limit (docs/security.md).",
+    ),
     Option("web-systemd-socket", "", "DCGM_EXPORTER_SYSTEMD_SOCKET", "false", _YET, "bool", works=False),
     Option(
         "xid-count-window-size",
@@ -165,8 +183,22 @@ EXPORTER_OPTIONS: tuple[Option, ...] = (
         alias="rbmn",
     ),
     Option("debug", "", "DCGM_EXPORTER_DEBUG", "false", "Log more.", "bool"),
-    Option("enable-dcgm-log", "", "DCGM_EXPORTER_ENABLE_DCGM_LOG", "false", _DCGM, "bool", works=False),
-    Option("dcgm-log-level", "", "DCGM_EXPORTER_DCGM_LOG_LEVEL", "NONE", _DCGM, works=False),
+    Option(
+        "enable-dcgm-log",
+        "",
+        "DCGM_EXPORTER_ENABLE_DCGM_LOG",
+        "false",
+        "Let DCGM log too, to standard output or to the file that __DCGM_DBG_FILE names.",
+        "bool",
+    ),
+    Option(
+        "dcgm-log-level",
+        "",
+        "DCGM_EXPORTER_DCGM_LOG_LEVEL",
+        "NONE",
+        "With --enable-dcgm-log: what DCGM logs.",
+        "choice:NONE|FATAL|ERROR|WARN|INFO|DEBUG|VERB",
+    ),
     Option("log-format", "", "DCGM_EXPORTER_LOG_FORMAT", "text", "How log lines look.", "choice:text|json"),
     Option(
         "pod-resources-kubelet-socket",
@@ -266,8 +298,9 @@ EXPORTER_OPTIONS: tuple[Option, ...] = (
         "",
         "PODGPU_TELEMETRY",
         "auto",
-        "Where figures come from: auto, nvml, exporter:URL or exporter:PATH (a dcgm-exporter's page or its file), or "
-        "simulated[:SPEC] such as simulated:2xH100,1xH100/7x1g.10gb.",
+        "Where figures come from: auto (dcgm with -r, else nvml), nvml, dcgm[:LIBRARY] (through libdcgm), exporter:URL "
+        "or exporter:PATH (a dcgm-exporter's page or its file), or simulated[:SPEC] such as "
+        "simulated:2xH100,1xH100/7x1g.10gb.",
         ours=True,
     ),
     Option(
@@ -340,6 +373,15 @@ EXPORTER_OPTIONS: tuple[Option, ...] = (
         "PODGPU_GPU_MANAGER_ADDRESS",
         "",
         "With --gpu-manager-metrics: a second address that serves these alone, such as :5678, gpu-manager's own.",
+        ours=True,
+    ),
+    Option(
+        "probe-address",
+        "",
+        "PODGPU_PROBE_ADDRESS",
+        "",
+        "A plain address for /livez, /ready and /health alone, such as :9401: what --web-config-file asks for, the "
+        "kubelet's probes cannot show.",
         ours=True,
     ),
     *EXPORTER_PAGE_OPTIONS,

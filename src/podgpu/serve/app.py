@@ -1,24 +1,31 @@
-"""Binds the socket and runs until told to stop."""
+"""Binds the sockets and runs until told to stop."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import signal
+import ssl
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 from aiohttp import web
 
 from podgpu.agent.loop import Agent
 from podgpu.errors import StartError, UsageError
-from podgpu.serve.routes import DEFAULT_RELEASE_SECONDS, gpu_manager_routes, routes
+from podgpu.serve.routes import DEFAULT_RELEASE_SECONDS, gpu_manager_routes, probe_routes, routes
+
+if TYPE_CHECKING:  # brings YAML and bcrypt, for those who have a web config only
+    from podgpu.serve.protection import Protection
 
 ADDRESS_OPTION = "-a"
 GPU_MANAGER_OPTION = "--gpu-manager-address"
+PROBE_OPTION = "--probe-address"
 
+_SAID = {GPU_MANAGER_OPTION: "gpu-manager's metrics alone on %s/metric", PROBE_OPTION: "probes alone on %s/livez"}
 _SHUTDOWN_SECONDS = 1.0
 _log = logging.getLogger(__name__)
 
@@ -28,11 +35,12 @@ class Address:
     host: str
     """Empty: every interface."""
     port: int
+    scheme: str = "http"
 
     @property
     def url(self) -> str:
         host = self.host or "localhost"
-        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+        return f"{self.scheme}://[{host}]:{self.port}" if ":" in host else f"{self.scheme}://{host}:{self.port}"
 
 
 def parse_address(text: str, option: str = ADDRESS_OPTION) -> Address:
@@ -51,22 +59,38 @@ def serve(
     address: Address,
     on_listening: Callable[[Address], None] = lambda a: None,
     gpu_manager_address: Address | None = None,
+    probe_address: Address | None = None,
+    protection: Protection | None = None,
 ) -> None:
     """Start the agent and answer requests until SIGINT, SIGTERM or a fatal error of the agent.
 
-    `gpu_manager_address`: a second one, for gpu-manager's metrics alone.
+    `gpu_manager_address`: a second one, for gpu-manager's metrics alone. `probe_address`: one for the kubelet's probes
+    alone, which `protection` leaves plain: a probe can show neither a password nor a certificate.
     """
-    asyncio.run(_serve(agent, address, on_listening, gpu_manager_address))
+    listeners = [_Listener(application(agent, protection), address, ADDRESS_OPTION, protection)]
+    if gpu_manager_address is not None:
+        theirs = gpu_manager_application(agent, protection)
+        listeners.append(_Listener(theirs, gpu_manager_address, GPU_MANAGER_OPTION, protection))
+    if probe_address is not None:
+        listeners.append(_Listener(probe_application(agent), probe_address, PROBE_OPTION))
+    asyncio.run(_serve(agent, listeners, on_listening))
     if agent.fatal is not None:
         raise agent.fatal
 
 
-async def _serve(
-    agent: Agent,
-    address: Address,
-    on_listening: Callable[[Address], None],
-    gpu_manager_address: Address | None,
-) -> None:
+@dataclass(frozen=True, slots=True)
+class _Listener:
+    app: web.Application
+    address: Address
+    option: str
+    protection: Protection | None = None
+
+    @property
+    def tls(self) -> ssl.SSLContext | None:
+        return self.protection.tls if self.protection else None
+
+
+async def _serve(agent: Agent, listeners: list[_Listener], on_listening: Callable[[Address], None]) -> None:
     loop = asyncio.get_running_loop()
     done = asyncio.Event()
     for stop_signal in (signal.SIGINT, signal.SIGTERM):
@@ -75,13 +99,14 @@ async def _serve(
     loop.add_signal_handler(signal.SIGHUP, agent.reload)
     async with AsyncExitStack() as at_the_end:
         at_the_end.callback(agent.stop)
-        bound = await listen(await _runner(application(agent), at_the_end), address)
-        if gpu_manager_address is not None:
-            runner = await _runner(gpu_manager_application(agent), at_the_end)
-            second = await listen(runner, gpu_manager_address, GPU_MANAGER_OPTION)
-            _log.info("gpu-manager's metrics alone on %s/metric", second.url)
+        bound = []
+        for one in listeners:
+            runner = await _runner(one.app, at_the_end)
+            bound.append(await listen(runner, one.address, one.option, one.tls))
+        for one, where in list(zip(listeners, bound, strict=True))[1:]:
+            _log.info(_SAID[one.option], where.url)
         agent.start(on_fatal=partial(loop.call_soon_threadsafe, done.set))
-        on_listening(bound)
+        on_listening(bound[0])
         await done.wait()
 
 
@@ -92,22 +117,30 @@ async def _runner(app: web.Application, at_the_end: AsyncExitStack) -> web.AppRu
     return runner
 
 
-def application(agent: Agent) -> web.Application:
-    app = web.Application(client_max_size=64 * 1024)
-    app.add_routes(routes(agent))
-    return app
+def application(agent: Agent, protection: Protection | None = None) -> web.Application:
+    return _application(routes(agent), protection)
 
 
-def gpu_manager_application(agent: Agent) -> web.Application:
+def gpu_manager_application(agent: Agent, protection: Protection | None = None) -> web.Application:
     """What gpu-manager itself would answer, as far as its metrics go."""
-    app = web.Application(client_max_size=64 * 1024)
-    app.add_routes(gpu_manager_routes(agent))
+    return _application(gpu_manager_routes(agent), protection)
+
+
+def probe_application(agent: Agent) -> web.Application:
+    return _application(probe_routes(agent), None)
+
+
+def _application(handlers: list[web.RouteDef], protection: Protection | None) -> web.Application:
+    app = web.Application(client_max_size=64 * 1024, middlewares=[protection.middleware] if protection else [])
+    app.add_routes(handlers)
     return app
 
 
-async def listen(runner: web.AppRunner, address: Address, option: str = ADDRESS_OPTION) -> Address:
+async def listen(
+    runner: web.AppRunner, address: Address, option: str = ADDRESS_OPTION, tls: ssl.SSLContext | None = None
+) -> Address:
     """Bind; raises StartError that names the address. Returns it with the port the system chose for port 0."""
-    site = web.TCPSite(runner, address.host or None, address.port)
+    site = web.TCPSite(runner, address.host or None, address.port, ssl_context=tls)
     try:
         await site.start()
     except (OSError, UnicodeError) as e:  # UnicodeError: a name like a..b, which no resolver is asked for
@@ -115,4 +148,4 @@ async def listen(runner: web.AppRunner, address: Address, option: str = ADDRESS_
         raise StartError(
             f"cannot listen on {address.host}:{address.port}: {why}; choose another address with {option}"
         ) from e
-    return Address(address.host, runner.addresses[0][1])
+    return Address(address.host, runner.addresses[0][1], "https" if tls else "http")

@@ -26,11 +26,18 @@ def routes(agent: Agent) -> list[web.RouteDef]:
     return [
         web.get("/metrics", metrics(agent)),
         *theirs,
+        *probe_routes(agent),
+        web.post("/-/release", release(agent)),
+        web.get("/", index(agent)),
+    ]
+
+
+def probe_routes(agent: Agent) -> list[web.RouteDef]:
+    """Also at an address of their own, where a web config protects the rest."""
+    return [
         web.get("/health", probe(lambda: health.live(agent))),
         web.get("/livez", probe(lambda: health.live(agent))),
         web.get("/ready", probe(lambda: health.ready(agent))),
-        web.post("/-/release", release(agent)),
-        web.get("/", index(agent)),
     ]
 
 

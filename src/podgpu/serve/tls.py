@@ -1,0 +1,253 @@
+"""The server's side of TLS: an SSL context made from the web config, and made anew when it or a file behind it changed.
+
+Reads the certificate, the key and the client authorities at every new connection; a private key never touches a disk.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import os
+import ssl
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from podgpu.errors import SourceError, UsageError
+from podgpu.files import read_bounded
+from podgpu.serve.any_certificate import take_any_certificate
+from podgpu.serve.web_config import ClientAuth, Complaint, Pem, TlsSettings, WebConfig
+
+_LARGEST_PEM = 4 * 1024 * 1024
+_OLD_CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20:ECDHE+AES"
+"""What TLS 1.0 and 1.1 can use is not among Python's own choice."""
+_log = logging.getLogger(__name__)
+
+
+# The client's name
+
+
+class _NamedPeer(ssl.SSLObject):
+    """Ends the handshake of a client whose certificate has none of the allowed names."""
+
+    def do_handshake(self) -> None:
+        super().do_handshake()
+        context = self.context
+        allowed = context.allowed_sans if isinstance(context, _ServerContext) else frozenset()
+        if allowed and not allowed & subject_names(self.getpeercert() or {}):
+            raise ssl.SSLCertVerificationError("the client's certificate has none of the allowed names")
+
+
+class _ServerContext(ssl.SSLContext):
+    sslobject_class = _NamedPeer
+    allowed_sans: frozenset[str] = frozenset()
+
+
+def subject_names(certificate: dict[str, Any]) -> frozenset[str]:
+    """Its DNS, e-mail, IP and URI alternative names, as Go writes them."""
+    names = [(kind, value) for kind, value in certificate.get("subjectAltName", ()) if isinstance(value, str)]
+    plain = {value for kind, value in names if kind in ("DNS", "email", "URI")}
+    return frozenset(plain | {_as_go_writes(value) for kind, value in names if kind == "IP Address"})
+
+
+def _as_go_writes(address: str) -> str:
+    """OpenSSL writes ::1 as 0:0:0:0:0:0:0:1."""
+    try:
+        parsed = ipaddress.ip_address(address.strip())
+    except ValueError:
+        return address
+    return str(getattr(parsed, "ipv4_mapped", None) or parsed)
+
+
+# One context
+
+
+@dataclass(frozen=True, slots=True)
+class Material:
+    """The settings and the PEM texts of one moment."""
+
+    settings: TlsSettings
+    certificate: bytes = field(repr=False)
+    key: bytes = field(repr=False)
+    client_ca: bytes
+
+
+def read_material(settings: TlsSettings) -> Material:
+    authorities = _read(settings.client_ca) if settings.client_ca else b""
+    return Material(settings, _read(settings.certificate), _read(settings.key), authorities)
+
+
+def _read(pem: Pem) -> bytes:
+    if not pem.file:
+        return pem.text.encode()
+    try:
+        return read_bounded(pem.file, _LARGEST_PEM)
+    except SourceError as error:
+        raise UsageError(str(error)) from error
+
+
+def make_context(material: Material) -> ssl.SSLContext:
+    settings = material.settings
+    context = _ServerContext(ssl.PROTOCOL_TLS_SERVER)
+    context.allowed_sans = settings.allowed_sans
+    context.set_alpn_protocols(["http/1.1"])
+    _set_versions_and_ciphers(context, settings)
+    _set_curve(context, settings)
+    _load_pair(context, material)
+    _ask_clients(context, material)
+    return context
+
+
+def _set_versions_and_ciphers(context: ssl.SSLContext, settings: TlsSettings) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # TLS 1.0 and 1.1: whoever names them was told
+        context.minimum_version = settings.min_version
+        context.maximum_version = settings.max_version
+    ciphers = ":".join(settings.ciphers)
+    if settings.min_version < ssl.TLSVersion.TLSv1_2:
+        # OpenSSL 3 offers these versions only where it may also use SHA-1, at its lowest level.
+        ciphers = f"{ciphers or _OLD_CIPHERS}:@SECLEVEL=0"
+    if not ciphers:
+        return
+    try:
+        context.set_ciphers(ciphers)
+    except ssl.SSLError:
+        raise _bad(settings, "cipher_suites", "this machine's OpenSSL has none of them") from None
+
+
+def _set_curve(context: ssl.SSLContext, settings: TlsSettings) -> None:
+    """Python's ssl can name one curve. Of several, leaving it to OpenSSL shuts nobody out; `protect` says so."""
+    if len(settings.curves) != 1:
+        return
+    try:
+        context.set_ecdh_curve(settings.curves[0])
+    except (ValueError, ssl.SSLError):
+        raise _bad(settings, "curve_preferences", "this machine's OpenSSL does not have it") from None
+
+
+def _bad(settings: TlsSettings, key: str, problem: str) -> UsageError:
+    return UsageError(f"{settings.origin}: tls_server_config.{key}: {problem}")
+
+
+def _load_pair(context: ssl.SSLContext, material: Material) -> None:
+    names = f"{material.settings.certificate.name} and {material.settings.key.name}"
+    try:
+        with ExitStack() as files:
+            certificate = files.enter_context(_as_file(material.certificate))
+            key = files.enter_context(_as_file(material.key))
+            # With a password of our own, OpenSSL does not ask for one at the terminal.
+            context.load_cert_chain(certificate, key, password=lambda: "-")
+    except (ssl.SSLError, OSError, ValueError) as error:
+        reason = getattr(error, "reason", None) or ""
+        if reason == "KEY_VALUES_MISMATCH":
+            raise UsageError(f"{names} do not belong together: the key is another certificate's") from error
+        why = f" ({reason.lower().replace('_', ' ')})" if reason else ""
+        raise UsageError(f"{names} are no certificate and key in PEM, without a password, for OpenSSL{why}") from error
+
+
+def _ask_clients(context: ssl.SSLContext, material: Material) -> None:
+    wanted, settings = material.settings.client_auth, material.settings
+    if wanted is ClientAuth.REQUIRE_ANY or (wanted is ClientAuth.REQUEST and settings.allowed_sans):
+        if not take_any_certificate(context, required=wanted is ClientAuth.REQUIRE_ANY):
+            raise _bad(
+                settings,
+                "client_auth_type",
+                "this Python cannot take certificates without verifying them; set client_ca_file and"
+                " RequireAndVerifyClientCert",
+            )
+    elif wanted in (ClientAuth.VERIFY_IF_GIVEN, ClientAuth.REQUIRE_AND_VERIFY):
+        required = wanted is ClientAuth.REQUIRE_AND_VERIFY
+        context.verify_mode = ssl.CERT_REQUIRED if required else ssl.CERT_OPTIONAL
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # as in Go: an intermediate may be the authority
+        _load_authorities(context, material)
+    # RequestClientCert without names lets everybody in, with or without: there is nothing to ask for.
+
+
+def _load_authorities(context: ssl.SSLContext, material: Material) -> None:
+    pem = material.settings.client_ca
+    if pem is None:
+        context.load_default_certs(ssl.Purpose.CLIENT_AUTH)  # as in Go: then it is the system's
+        return
+    try:
+        context.load_verify_locations(cadata=material.client_ca.decode("ascii", "ignore"))
+    except (ssl.SSLError, ValueError) as error:
+        raise UsageError(f"{pem.name}: no certificates in PEM that OpenSSL takes") from error
+
+
+@contextmanager
+def _as_file(content: bytes) -> Iterator[str]:
+    """OpenSSL takes keys from files only. On Linux this one is memory with a name, elsewhere it is gone at once."""
+    if hasattr(os, "memfd_create"):
+        with open(os.memfd_create("podgpu-tls"), "wb") as memory:
+            memory.write(content)
+            memory.flush()
+            yield f"/proc/self/fd/{memory.fileno()}"
+    else:
+        with tempfile.NamedTemporaryFile("wb") as file:
+            file.write(content)
+            file.flush()
+            yield file.name
+
+
+# Every connection
+
+
+class Contexts:
+    """The context of the moment: the same one while nothing changed."""
+
+    def __init__(self, current: Callable[[], WebConfig | None]) -> None:
+        self._current = current
+        self._material: Material | None = None
+        self._context: ssl.SSLContext | None = None
+        self._complaint = Complaint("TLS handshakes fail")
+        self._refusing = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        """Has no certificate, so that every handshake ends with an alert."""
+
+    def make(self, settings: TlsSettings) -> ssl.SSLContext:
+        material = read_material(settings)
+        if self._context is None or material != self._material:
+            self._context, self._material = make_context(material), material
+        return self._context
+
+    def now(self) -> ssl.SSLContext:
+        config = self._current()
+        if config is None:
+            return self._refusing
+        if config.tls is None:
+            self._complaint.say("the web config has no TLS any more, and turning it off takes a restart")
+            return self._refusing
+        try:
+            context = self.make(config.tls)
+        except UsageError as error:
+            self._complaint.say(str(error))
+            return self._refusing
+        self._complaint.is_over()
+        return context
+
+
+class PerConnection(ssl.SSLContext):
+    """Given to asyncio in place of a context. It wraps each accepted connection with the context of that moment.
+
+    Not by sni_callback: what that swaps in brings its certificate, but neither its versions nor its client policy.
+    """
+
+    contexts: Contexts
+
+    def wrap_bio(
+        self,
+        incoming: ssl.MemoryBIO,
+        outgoing: ssl.MemoryBIO,
+        server_side: bool = False,
+        server_hostname: str | bytes | None = None,
+        session: ssl.SSLSession | None = None,
+    ) -> ssl.SSLObject:
+        return self.contexts.now().wrap_bio(incoming, outgoing, server_side, server_hostname, session)
+
+
+def per_connection(contexts: Contexts) -> PerConnection:
+    context = PerConnection(ssl.PROTOCOL_TLS_SERVER)
+    context.contexts = contexts
+    return context
