@@ -2,8 +2,9 @@
 
 Eight GPUs in eight time slices each, a container with one process on every slice, a fake /proc (in memory where
 there is /dev/shm), names from the kubelet's log directories. A turn reads the driver and /proc, charges everybody,
-and renders the page. Memory is that of a process of its own: `python -m bench.usage FIRST LAST` has every container
-live for one turn, and prints its resident memory after so many of them.
+and renders the page. CPU is of all threads; judged is the least of many turns, the others are medians. Memory is that
+of a process of its own: `python -m bench.usage FIRST LAST` has every container live for one turn, and prints its
+resident memory after so many of them.
 """
 
 from __future__ import annotations
@@ -176,9 +177,10 @@ def measure_cpu(turns: int) -> list[Figure]:
         kept = node.finder.remembered
     if attributed != GPUS * SLICES:
         raise RuntimeError(f"{attributed} containers were seen at work, so the figures would mean nothing")
-    beyond = median(w - d for w, d in zip(whole, driver, strict=True))
+    beyond = [w - d for w, d in zip(whole, driver, strict=True)]
     return [
-        Figure("usage turn beyond the driver's own time: CPU", beyond * 1e3, "ms", MOST_MS),
+        Figure("usage turn beyond the driver's own time: CPU", min(beyond) * 1e3, "ms", MOST_MS),
+        Figure("  median of them all, other work on the machine included", median(beyond) * 1e3, "ms"),
         Figure("  of it rendering the page", rendering * 1e3, "ms"),
         Figure("  of it looking 64 processes up, cgroups remembered", remembered * 1e3, "ms"),
         Figure("  the same with no cgroup remembered", forgotten * 1e3, "ms"),

@@ -6,8 +6,9 @@ import logging
 from collections.abc import Callable, Iterator
 
 import pytest
+
 from bench import __main__ as command
-from bench import largest, memory, rendering, serving, tick
+from bench import largest, memory, parser, rendering, serving, tick, usage
 from bench.figures import Figure, row
 from bench.node import NodeShape, TickClock, pods, simulated_driver
 
@@ -26,11 +27,13 @@ def _quiet() -> Iterator[None]:
     [
         (lambda: serving.measure(blocks=2, requests=1), 2),
         (lambda: rendering.measure(turns=2), 1),
+        (lambda: parser.measure(turns=2, largest=1_000_000), 3),
         (lambda: tick.measure(ticks=2), 0),
+        (lambda: usage.measure(turns=2, first=64, last=128), 4),
         (lambda: largest.measure(SMALL, ticks=5), 0),
         (lambda: memory.measure(first=5, last=10, scrape_every=5), 3),
     ],
-    ids=["serving", "rendering", "tick", "largest", "memory"],
+    ids=["serving", "rendering", "parser", "tick", "usage", "largest", "memory"],
 )
 def test_measures(measure: Callable[[], list[Figure]], judged: int) -> None:
     figures = measure()

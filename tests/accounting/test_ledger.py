@@ -31,7 +31,7 @@ OWNERS = {1: A, 2: B, 3: C, 11: A}
 
 
 def used(
-    busy: Mapping[int, int] | None = None, memory: Mapping[int, int | None] | None = None, **figures: int | None
+    busy: Mapping[int, int | None] | None = None, memory: Mapping[int, int | None] | None = None, **figures: int | None
 ) -> DeviceUsage:
     """A GPU's second: what each pid ran and has. Who ran is there, with no memory, unless `memory` says who is."""
     sizes: Mapping[int, int | None] = dict.fromkeys(busy or {}, 0) if memory is None else memory
@@ -62,9 +62,10 @@ class Books:
         holders: Sequence[Assignment] = (),
         elapsed: int = SECOND,
         owners: Mapping[int, Workload] = OWNERS,
+        untold: Sequence[int] = (),
     ) -> Books:
         told = [usages] if isinstance(usages, DeviceUsage) else usages
-        self.ledger.charge(told, holders, owners.get, elapsed)
+        self.ledger.charge(told, holders, owners.get, elapsed, untold)
         return self
 
     def of(self, workload: Workload) -> ContainerUsage:
@@ -234,6 +235,75 @@ def test_without_per_process_figures_busy_time_is_nobodys(books: Books) -> None:
     assert books.device() == DeviceTotals(GPU.key, 400, 9, 7, 400, 9, 2)
 
 
+def test_a_process_of_which_the_driver_tells_nonsense_leaves_its_container_untold(books: Books) -> None:
+    books.turn(used({1: 100, 2: 50}, energy_mj=3), [held(A)])
+    books.turn(used({1: None, 11: 30, 2: 50}, busy_ns=200, energy_mj=4), [held(A)])
+    assert books.of(A) == ContainerUsage(GPU.key, A, None, 0, 2, 2 * SECOND, 100, 0, 2)
+    assert (books.of(B).busy_ns, books.of(B).energy_mj) == (100, 2)
+    assert (books.device().busy_ns, books.device().unattributed_busy_ns) == (350, 150)
+
+
+# Processes that end
+
+
+def test_a_processs_last_part_window_is_its_holders(books: Books) -> None:
+    """The driver tells nothing any more of a process that has ended."""
+    books.turn(used({1: 500}, busy_ns=500, energy_mj=10), [held(A)])
+    books.turn(used({}, busy_ns=200, energy_mj=4), [held(A)])
+    assert (books.of(A).busy_ns, books.of(A).idle_ns, books.of(A).energy_mj) == (700, 0, 14)
+    assert books.device() == DeviceTotals(GPU.key, 700, 14, None, 0, 0)
+    books.turn(used({}, busy_ns=200), [held(A)])
+    assert (books.of(A).busy_ns, books.device().unattributed_busy_ns) == (700, 200), "once"
+
+
+def test_on_a_shared_gpu_it_is_what_the_others_do_not_account_for(books: Books) -> None:
+    holders = [held(A, 0.5), held(C, 0.5)]
+    books.turn(used({1: 300, 3: 300, 9: 50}), holders).turn(used({3: 310, 9: 40}, busy_ns=400), holders)
+    assert [books.of(who).busy_ns for who in (A, C)] == [350, 610]
+    assert books.device().unattributed_busy_ns == 90
+
+
+@pytest.mark.parametrize(
+    ("ended", "holders"),
+    [
+        ([1, 3], [held(A, 0.5), held(C, 0.5)]),
+        ([1, 9], [held(A)]),
+        ([9], [held(A)]),
+        ([1], [held(C)]),
+        ([1], []),
+        ([], [held(A)]),
+    ],
+    ids=["two holders'", "a stranger's too", "a stranger's", "of no holder", "nobody holds", "none"],
+)
+def test_where_it_may_be_anothers_it_is_nobodys(
+    books: Books, ended: Sequence[int], holders: Sequence[Assignment]
+) -> None:
+    there = {1: 100, 3: 100, 9: 100}
+    left = {pid: ns for pid, ns in there.items() if pid not in ended}
+    before = books.turn(used(there, busy_ns=300), holders).device().unattributed_busy_ns
+    books.turn(used(left, busy_ns=400), holders)
+    assert books.device().unattributed_busy_ns == (before or 0) + 400 - sum(left[pid] for pid in left if pid != 9)
+
+
+def test_a_pid_taken_over_by_another_container_ended_too(books: Books) -> None:
+    holders = [held(A, 0.5), held(C, 0.5)]
+    books.turn(used({1: 500}, busy_ns=500), holders)
+    books.turn(used({1: 100}, busy_ns=300), holders, owners={1: C})
+    assert [books.of(who).busy_ns for who in (A, C)] == [700, 100]
+
+
+def test_an_end_that_was_not_seen_at_once_is_seen_later(books: Books) -> None:
+    books.turn(used({1: 500}, busy_ns=500), [held(A)]).turn([], [held(A)])
+    assert books.turn(used({}, busy_ns=200), [held(A)]).of(A).busy_ns == 700
+
+
+def test_a_gpu_that_left_and_came_back_knows_nobody_who_ended(books: Books) -> None:
+    books.turn(used({1: 500}, busy_ns=500), [held(A)])
+    books.ledger.forget_devices({GPU.key})
+    books.turn(used({}, busy_ns=200), [held(A)])
+    assert (books.of(A).busy_ns, books.device().unattributed_busy_ns) == (0, 200)
+
+
 # What cannot be seen
 
 
@@ -244,6 +314,25 @@ def test_unseen_processes_leave_only_what_is_allocated(books: Books) -> None:
     assert books.device() == DeviceTotals(GPU.key, 400, 9, 7)
     assert books.namespaces()["research"] == NamespaceTotals("research", "NVIDIA H200", SECOND)
     assert books.turn(blind, []).people() == []
+
+
+def test_a_process_that_may_be_anybodys_leaves_those_untold_who_seem_to_run_nothing(books: Books) -> None:
+    holders = [held(A, 0.5), held(C, 0.5)]
+    books.turn(used({1: 100}, {1: 5}, energy_mj=0, memory_used=50), holders)
+    books.turn(used({1: 100, 8: 200}, {1: 5, 8: 20}, energy_mj=30, memory_used=50), holders, untold=[8])
+    assert books.of(A) == ContainerUsage(GPU.key, A, 100 / SECOND, 5, 1, SECOND, 200, 0, 10)
+    assert books.of(C) == ContainerUsage(GPU.key, C, None, None, None, SECOND, 0, SECOND, 0), "counters stand"
+    assert books.device() == DeviceTotals(GPU.key, 400, 30, 50, 200, 20, 45)
+
+
+def test_while_it_rests_only_memory_and_processes_are_untold(books: Books) -> None:
+    books.turn(used({8: 0}, {8: 20}, busy_ns=0, energy_mj=30, memory_used=50), [held(C)], untold=[8])
+    assert books.of(C) == ContainerUsage(GPU.key, C, 0.0, None, None, SECOND, 0, SECOND, 30)
+
+
+def test_a_process_on_another_gpu_makes_nobody_untold(books: Books) -> None:
+    books.turn(used({}), [held(C)], untold=[8])
+    assert (books.of(C).processes, books.of(C).idle_ns) == (0, SECOND)
 
 
 def test_once_seen_the_rest_has_what_was_not_seen_before(books: Books) -> None:
@@ -278,7 +367,7 @@ def test_a_gpu_that_left_is_forgotten_with_its_instances(books: Books) -> None:
     books.ledger.forget_devices({"GPU-1"})
     statement = books.ledger.statement()
     assert (statement.containers, statement.devices) == ((), ())
-    assert books.namespaces()["research"].busy_ns == 100
+    assert [one.busy_ns for one in statement.namespaces] == [100, None], "the GPU's, and the instance's"
 
 
 # Memory
@@ -432,3 +521,8 @@ def test_namespaces_are_by_model(books: Books) -> None:
         NamespaceTotals("research", "NVIDIA H200", SECOND, 100),
         NamespaceTotals("serving", "NVIDIA A100", SECOND),
     )
+
+
+def test_hours_of_mig_instances_are_not_hours_of_gpus(books: Books) -> None:
+    books.turn([whole(None), instance(9, "1g.18gb", busy_ns=5)], [held(A, device=SMALL)])
+    assert books.ledger.statement().namespaces == (NamespaceTotals("research", "NVIDIA H200 MIG 1g.18gb", SECOND, 5),)

@@ -38,6 +38,7 @@ class Turn:
     owners: Mapping[int, Workload]
     elapsed_ns: int
     gone: frozenset[str]
+    untold: frozenset[int]
 
     def shuffled(self, random: Random) -> Turn:
         usages = [
@@ -52,9 +53,13 @@ class Turn:
         ]
         return replace(self, usages=_shuffled(usages, random), assignments=_shuffled(list(self.assignments), random))
 
+    @property
+    def told_owners(self) -> Mapping[int, Workload]:
+        return {pid: owner for pid, owner in self.owners.items() if pid not in self.untold}
+
     def enter(self, ledger: Ledger) -> Usage:
         ledger.forget_devices(self.gone)
-        ledger.charge(self.usages, self.assignments, self.owners.get, self.elapsed_ns)
+        ledger.charge(self.usages, self.assignments, self.told_owners.get, self.elapsed_ns, self.untold)
         return ledger.statement()
 
 
@@ -77,7 +82,7 @@ def usages_of(device: Device) -> st.SearchStrategy[DeviceUsage]:
     processes = st.dictionaries(PIDS, MAYBE, max_size=4).map(
         lambda sizes: tuple(ProcessUsage(device.key, pid, size) for pid, size in sizes.items())
     )
-    busy = st.none() if device.is_instance else st.none() | st.dictionaries(PIDS, AMOUNTS, max_size=4)
+    busy = st.none() if device.is_instance else st.none() | st.dictionaries(PIDS, MAYBE, max_size=4)
     return st.builds(
         DeviceUsage,
         st.just(device),
@@ -104,6 +109,7 @@ TURNS = st.builds(
     owners=st.dictionaries(PIDS, WORKLOADS),
     elapsed_ns=st.just(10**9) | st.integers(-5, 100) | st.just(10**15),
     gone=st.just(frozenset()) | st.frozensets(st.sampled_from([device.key for device in DEVICES]), max_size=1),
+    untold=st.just(frozenset()) | st.frozensets(PIDS, max_size=2),
 )
 HISTORIES = st.lists(TURNS, max_size=6)
 briefly = settings(max_examples=50, deadline=None)
@@ -228,7 +234,7 @@ def test_accounts_are_for_those_who_hold_or_were_seen_using(history: list[Turn])
         }
         assert held <= now
         for usage in turn.usages:
-            key, owned = usage.device.key, turn.owners
+            key, owned = usage.device.key, turn.told_owners
             if usage.processes is None or usage.device == CUT:
                 continue
             pids = {process.pid for process in usage.processes} | (usage.process_busy_ns or {}).keys()

@@ -1,25 +1,31 @@
-"""Builds the node a `node.json` describes: a simulated driver, a kubelet on a socket, and the agent over both."""
+"""Builds the node a `node.json` describes: a simulated driver, a kubelet on a socket, an API server where there is one,
+files, log names and a /proc in a folder; and the agent the command line asks for, over all of them.
+"""
 
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import grpc
+import pytest
 
-from podgpu.agent.loop import Agent, Clock, Settings
-from podgpu.allocation.kubelet import KubeletAllocation
-from podgpu.cli.exporter import _policy, command, read_counters
+from podgpu.agent.loop import Agent, Clock
+from podgpu.cli.api_access import ApiAccess
+from podgpu.cli.exporter import build_agent, command
 from podgpu.cli.option_table import EXPORTER_OPTIONS
 from podgpu.cli.params import normalise
-from podgpu.device_selection import parse_selection
+from podgpu.simulate.api_server import SimulatedApiServer
 from podgpu.simulate.driver import SimulatedNvml
-from podgpu.simulate.kubelet import SimulatedKubelet, SimulatedPod
+from podgpu.simulate.kubelet import ClaimedDevice, SimulatedClaim, SimulatedKubelet, SimulatedPod
 from podgpu.simulate.node import place_loads, pods, tenants
+from podgpu.simulate.proc import OTHER_PID_NAMESPACE, SimulatedProc, cgroup_text, container_cgroup
 from podgpu.simulate.workload import SimulatedLoad
 from podgpu.telemetry.nvml import NvmlTelemetry
 from tests.nodes.clock import FakeClock, wait_until
@@ -38,7 +44,7 @@ class Description:
     gpus: str
     """As in `--telemetry simulated:SPEC`."""
     arguments: Sequence[str] = ()
-    """The command line after `podgpu exporter`; with -k it asks the kubelet described here."""
+    """The command line after `podgpu exporter`; `{folder}` is where `files` are, -k asks the kubelet described here."""
     hostname: str = "node-1"
     uuids: Sequence[str] = ()
     mig_uuids: Mapping[str, str] = field(default_factory=dict)
@@ -52,10 +58,26 @@ class Description:
     pods: Sequence[Mapping[str, Any]] = ()
     kubelet_answers: Mapping[str, str] = field(default_factory=dict)
     """gRPC method -> a file below tests/fixtures, replayed as it is."""
+    allocatable: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Resource -> ids, as GetAllocatableResources has them."""
+    files: Mapping[str, Any] = field(default_factory=dict)
+    """Name -> text, or what is written as JSON."""
+    fixtures: Mapping[str, str] = field(default_factory=dict)
+    """Name -> a file below tests/fixtures, copied."""
+    logs: Sequence[str] = ()
+    """Names below /var/log: `pods/<namespace>_<pod>_<uid>`, `containers/<pod>_<namespace>_<container>-<id>.log`."""
+    processes: Mapping[str, Mapping[str, str]] | None = None
+    """Pid -> `uid` and `container_id` of the container it is in. Without it podgpu is in a PID namespace of its own."""
+    host_processes: Sequence[int] = ()
+    """Pids outside any container."""
+    api_objects: Mapping[str, Sequence[Mapping[str, Any]]] | None = None
+    """Resource -> objects of an API server that `{folder}/kubeconfig` leads to; None: there is none."""
     faults: Sequence[Sequence[Any]] = ()
     """Methods of `Faults` and their arguments; there from the start."""
     faults_later: Sequence[Sequence[Any]] = ()
     """The same, between the two readings."""
+    usage_turns: int = 0
+    """Seconds for which use is accounted for after them. Without any the page has no such families."""
 
     @property
     def xids(self) -> int:
@@ -73,6 +95,8 @@ class Node:
     driver: SimulatedNvml
     kubelet: SimulatedKubelet
     agent: Agent
+    api: ApiAccess
+    api_server: SimulatedApiServer | None
 
     def take_turns(self) -> None:
         """What `Agent.warm_up` does, in fake time: two readings a second apart, then the holders."""
@@ -82,6 +106,9 @@ class Node:
         self.agent.read_telemetry()
         self.agent.read_allocation()
         wait_until(self._xids_arrived, "the XIDs raised are published")
+        for _ in range(self.description.usage_turns):
+            self.clock.advance(1.0)
+            self.agent.read_usage()
 
     def _go_wrong_later(self) -> None:
         if self.description.xids:  # before its first wait the watch has registered for no event
@@ -97,20 +124,60 @@ class Node:
 
 @contextmanager
 def node_of(description: Description, folder: Path) -> Iterator[Node]:
-    """`folder` is for the kubelet's socket: a short path."""
+    """`folder` is for the kubelet's socket and all files: a short path."""
     clock = FakeClock()
     driver = _driver(description, clock)
+    write_files(description, folder)
     with ExitStack() as stack:
         kubelet = stack.enter_context(_kubelet(description, driver, str(folder / "kubelet.sock")))
+        kubelet.allocatable = description.allocatable
+        api_server = None
+        if description.api_objects is not None:
+            api_server = stack.enter_context(_api_server(description.api_objects, folder))
         clock.advance(_UP_FOR)
         _apply(driver, description.faults)
-        agent = _agent(description, driver, clock, kubelet.socket)
-        stack.callback(agent.stop)
-        # Before that, so that stopping waits neither for the XID watch nor for a hung call.
+        agent, api = stack.enter_context(_agent(description, driver, clock, folder))
+        # Before it ends, so that stopping waits neither for the XID watch nor for a hung call.
         stack.callback(driver.faults.unload_driver)
         stack.callback(driver.faults.release_all)
-        agent.check_selection()
-        yield Node(description, clock, driver, kubelet, agent)
+        yield Node(description, clock, driver, kubelet, agent, api, api_server)
+
+
+def write_files(description: Description, folder: Path) -> None:
+    for name, content in description.files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
+    for name, fixture in description.fixtures.items():
+        shutil.copy(FIXTURES / fixture, folder / name)
+    for name in description.logs:
+        (folder / "log" / name).mkdir(parents=True)
+    if description.processes is None:
+        SimulatedProc(folder / "proc", OTHER_PID_NAMESPACE)
+    else:
+        proc = SimulatedProc(folder / "proc")
+        for pid, container in description.processes.items():
+            proc.add(int(pid), container_cgroup(**container))
+        for pid in description.host_processes:
+            proc.add(pid, cgroup_text("/system.slice/gpu-burn.service"))
+
+
+@contextmanager
+def _api_server(objects: Mapping[str, Sequence[Mapping[str, Any]]], folder: Path) -> Iterator[SimulatedApiServer]:
+    with SimulatedApiServer() as server:
+        for resource, things in objects.items():
+            server.put(resource, *(dict(thing) for thing in things))
+        (folder / "kubeconfig").write_text(kubeconfig(server.url), encoding="utf-8")
+        yield server
+
+
+def kubeconfig(url: str) -> str:
+    parts = {
+        "clusters": [{"name": "test", "cluster": {"server": url}}],
+        "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test"}}],
+        "users": [{"name": "test", "user": {}}],
+    }
+    return json.dumps({"apiVersion": "v1", "kind": "Config", "current-context": "test", **parts})
 
 
 def _driver(description: Description, clock: FakeClock) -> SimulatedNvml:
@@ -154,7 +221,16 @@ def _kubelet(description: Description, driver: SimulatedNvml, socket: str) -> Si
         return RecordedKubelet(socket, {method: (FIXTURES / file).read_bytes() for method, file in files})
     if description.lived_in:
         return SimulatedKubelet(socket, pods(tenants(driver)))
-    return SimulatedKubelet(socket, [SimulatedPod(**pod) for pod in description.pods])
+    return SimulatedKubelet(socket, [_pod(**pod) for pod in description.pods])
+
+
+def _pod(claims: Mapping[str, Sequence[Mapping[str, Any]]] | None = None, **pod: Any) -> SimulatedPod:
+    held = {container: [_claim(**claim) for claim in each] for container, each in (claims or {}).items()}
+    return SimulatedPod(**pod, claims=held)
+
+
+def _claim(namespace: str, name: str, devices: Sequence[Mapping[str, Any]]) -> SimulatedClaim:
+    return SimulatedClaim(namespace, name, tuple(ClaimedDevice(**device) for device in devices))
 
 
 def _apply(driver: SimulatedNvml, faults: Sequence[Sequence[Any]]) -> None:
@@ -162,22 +238,46 @@ def _apply(driver: SimulatedNvml, faults: Sequence[Sequence[Any]]) -> None:
         getattr(driver.faults, name)(*arguments)
 
 
-def _agent(description: Description, driver: SimulatedNvml, clock: FakeClock, socket: str) -> Agent:
-    """As `podgpu.cli.exporter.build_agent`, but nothing of it comes from the machine the test runs on."""
-    options = _options(description.arguments)
-    counters, _ = read_counters(options["collectors"])
-    policy = _policy(options, counters)
-    settings = Settings(
-        interval=options["collect_interval"],
-        allocation_interval=options["allocation_interval"],
-        selection=parse_selection(options["devices"]),
-        policy=replace(policy, hostname=description.hostname if policy.hostname else ""),
-    )
+@contextmanager
+def _agent(
+    description: Description, driver: SimulatedNvml, clock: FakeClock, folder: Path
+) -> Iterator[tuple[Agent, ApiAccess]]:
+    """The exporter's own composition; nothing of it comes from the machine the test runs on."""
     on_the_bus = len(driver.machine.gpus) if description.on_the_bus == -1 else description.on_the_bus
-    telemetry = NvmlTelemetry(driver, count_expected=lambda: on_the_bus, clock=clock.monotonic, wall=clock.wall)
-    sources = [KubeletAllocation(socket, clock=clock.monotonic)] if options["kubernetes"] else []
-    return Agent(telemetry, sources, settings, Clock(clock.monotonic, clock.wall))
+    telemetry = NvmlTelemetry(
+        driver,
+        count_expected=lambda: on_the_bus,
+        clock=clock.monotonic,
+        wall=clock.wall,
+        sees_processes=description.processes is not None,
+    )
+    with only_these_variables({"NODE_NAME": description.hostname}):
+        words = [word.replace("{folder}", str(folder)) for word in (*ROOTS, *description.arguments)]
+        ctx = command.make_context("exporter", normalise(words, EXPORTER_OPTIONS))
+        api = ApiAccess(ctx.params["kubeconfig"])
+        agent = build_agent(ctx, ctx.params, api, telemetry, Clock(clock.monotonic, clock.wall))
+    try:
+        wait_until(lambda: all(feed.synced for feed in api.feeds), "the API server was read")
+        yield agent, api
+    finally:
+        agent.stop()
+        api.close()
 
 
-def _options(arguments: Sequence[str]) -> dict[str, Any]:
-    return dict(command.make_context("exporter", normalise(arguments, EXPORTER_OPTIONS)).params)
+ROOTS = (
+    *("--pod-resources-kubelet-socket", "{folder}/kubelet.sock"),
+    *("--path-proc", "{folder}/proc"),
+    *("--path-varlog", "{folder}/log"),
+)
+
+
+@contextmanager
+def only_these_variables(variables: Mapping[str, str]) -> Iterator[None]:
+    """podgpu's, Kubernetes' and no others of those that mean something to it."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in list(os.environ):
+            if name.startswith(("DCGM_", "PODGPU_", "KUBE", "NODE_NAME", "NVIDIA_", "HPC_")):
+                patch.delenv(name)
+        for name, value in variables.items():
+            patch.setenv(name, value)
+        yield

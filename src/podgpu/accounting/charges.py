@@ -6,7 +6,7 @@ Every division leaves a rest that nobody can be charged for, so that parts and r
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
@@ -58,6 +58,10 @@ class Scene:
     """Of the holders; None where nobody knows it."""
     payers: Mapping[int, Who] = field(default_factory=dict)
     """Pid -> who is charged for that process. Nobody is for those that are missing."""
+    untold: frozenset[int] = frozenset()
+    """Processes of which it cannot be told whose they are: of any holder, as far as is known."""
+    left: Who | None = None
+    """The holder whose processes ended since the last turn, where all that ended were its."""
 
     @property
     def device(self) -> Device:
@@ -75,6 +79,11 @@ class Scene:
     def people(self) -> list[Who]:
         """Holders and users, always in the same order: ties are decided by it."""
         return sorted(self.shares.keys() | set(self.payers.values()))
+
+    def certain(self, untold: bool) -> list[Who]:
+        """The people, but for holders without a process that is known for theirs where there are `untold` ones."""
+        seen = set(self.payers.values())
+        return [who for who in self.people if who in seen] if untold else self.people
 
 
 def in_pieces(device: Device) -> bool:
@@ -106,21 +115,28 @@ def charge_busy(scene: Scene) -> Charge:
     return Charge(busy)
 
 
-def _by_process(scene: Scene, process_busy: Mapping[int, int], told: int | None) -> Charge:
-    """The driver's figure, unless its processes' own come to more: then their sum, within the window."""
-    parts, strangers = dict.fromkeys(scene.people, 0), 0
+def _by_process(scene: Scene, process_busy: Mapping[int, int | None], told: int | None) -> Charge:
+    """The driver's figure, unless its processes' own come to more: then their sum, within the window.
+
+    The driver tells nothing of a process that has ended (measured). What nobody who still runs accounts for was its.
+    """
+    unknown = {scene.payers.get(pid) for pid, ns in process_busy.items() if ns is None}
+    certain = scene.certain(any(process_busy.get(pid, 0) != 0 for pid in scene.untold))
+    parts, others = {who: 0 for who in certain if who not in unknown}, 0
     for pid, ns in process_busy.items():
         who = scene.payers.get(pid)
-        if who is None:
-            strangers += max(ns, 0)
+        if who in parts:
+            parts[who] += max(ns or 0, 0)
         else:
-            parts[who] += max(ns, 0)
-    together = sum(parts.values()) + strangers
+            others += max(ns or 0, 0)
+    together = sum(parts.values()) + others
     if told is not None and together <= told:
+        if scene.left in parts and not unknown:
+            parts[scene.left] += told - together
         return Charge(told, parts)
     if together <= scene.window:
         return Charge(together, parts)
-    return _divide(scene.window, parts, strangers)
+    return _divide(scene.window, parts, others)
 
 
 # Memory
@@ -133,7 +149,7 @@ def charge_memory(scene: Scene) -> Charge:
     told = scene.usage.memory_used
     if scene.processes is None:
         return Charge(told)
-    parts = dict.fromkeys(scene.people, 0)
+    parts = dict.fromkeys(scene.certain(_untold_listed(scene, scene.processes)), 0)
     for process in scene.processes:
         who = scene.payers.get(process.pid)
         if who is None or who not in parts:
@@ -148,11 +164,15 @@ def charge_memory(scene: Scene) -> Charge:
 def count_processes(scene: Scene) -> Mapping[Who, int] | None:
     if scene.processes is None:
         return None
-    counts = dict.fromkeys(scene.people, 0)
+    counts = dict.fromkeys(scene.certain(_untold_listed(scene, scene.processes)), 0)
     for process in scene.processes:
         if process.pid in scene.payers:
             counts[scene.payers[process.pid]] += 1
     return counts
+
+
+def _untold_listed(scene: Scene, processes: Iterable[ProcessUsage]) -> bool:
+    return bool(scene.untold) and any(process.pid in scene.untold for process in processes)
 
 
 # Energy

@@ -27,7 +27,7 @@ from podgpu.accounting.charges import (
     processes_on,
 )
 from podgpu.accounting.presence import Holding, differ, holdings_of, presence_of
-from podgpu.model import Assignment, DeviceUsage, Usage, Workload, physical
+from podgpu.model import Assignment, Device, DeviceUsage, Usage, Workload, physical
 
 Owner = Callable[[int], Workload | None]
 """Pid -> its container with all its names; None when it is in none, or nobody knows."""
@@ -54,20 +54,30 @@ class _Turn:
 class Ledger:
     def __init__(self) -> None:
         self._accounts: dict[str, dict[Who, Account]] = {}
+        self._running: dict[str, dict[int, Who | None]] = {}
+        """By device, the processes when they were last seen, and who was charged for each."""
         self._devices: dict[str, DeviceBook] = {}
         self._namespaces: dict[tuple[str, str], NamespaceBook] = {}
         self.memory_excess = 0
         """How often a device's containers used more memory than the device said was used."""
 
     def charge(
-        self, usages: Sequence[DeviceUsage], assignments: Sequence[Assignment], owner: Owner, elapsed_ns: int
+        self,
+        usages: Sequence[DeviceUsage],
+        assignments: Sequence[Assignment],
+        owner: Owner,
+        elapsed_ns: int,
+        untold: Collection[int] = (),
     ) -> None:
-        """Enters one turn: `elapsed_ns` is the time since the last, as our own monotonic clock has it."""
+        """Enters one turn: `elapsed_ns` is the time since the last, as our own monotonic clock has it.
+
+        `untold`: processes of which it is not known whose they are, so that no holder may be called idle for them.
+        """
         told = {usage.device.key: usage for usage in usages}
         held = holdings_of(assignments)
         ask = cache(owner)
         turns = {
-            key: self._meet(key, told.get(key), held.get(key, {}), ask)
+            key: self._meet(key, told.get(key), held.get(key, {}), ask, untold)
             for key in told.keys() | held.keys() | self._accounts.keys()
         }
         _divide_mig_energy(turns)
@@ -88,13 +98,20 @@ class Ledger:
 
     def forget_devices(self, keys: Collection[str]) -> None:
         """Drops devices that are no more, MIG instances with their GPU. Namespaces keep what was used of them."""
-        for books in (self._accounts, self._devices):
+        for books in (self._accounts, self._running, self._devices):
             for key in [key for key in books if key in keys or physical(key) in keys]:
                 del books[key]
 
     # Who is there
 
-    def _meet(self, key: str, usage: DeviceUsage | None, holders: Mapping[Who, Holding], ask: Owner) -> _Turn:
+    def _meet(
+        self,
+        key: str,
+        usage: DeviceUsage | None,
+        holders: Mapping[Who, Holding],
+        ask: Owner,
+        untold: Collection[int],
+    ) -> _Turn:
         """Opens and closes accounts, and divides what the device tells among them."""
         known = {who: account.workload for who, account in self._accounts.get(key, {}).items()}
         users = _users_of(usage, ask)
@@ -103,8 +120,20 @@ class Ledger:
         self._open_and_close(key, presence.workloads, None if users is None else set(presence.payers.values()))
         if usage is None:
             return _Turn(shares)
-        self._devices.setdefault(key, DeviceBook(usage.device.model))
-        return _divide(Scene(usage, shares, presence.payers))
+        self._devices.setdefault(key, DeviceBook(billed_model(usage.device)))
+        left = self._who_left(key, usage, shares, presence.payers)
+        return _divide(Scene(usage, shares, presence.payers, frozenset(untold), left))
+
+    def _who_left(
+        self, key: str, usage: DeviceUsage, holders: Collection[Who], payers: Mapping[int, Who]
+    ) -> Who | None:
+        """The holder whose processes ended. Where somebody else's did too there is no telling, and nobody is named."""
+        if processes_on(usage) is None:
+            return None
+        before, now = self._running.get(key, {}), {pid: payers.get(pid) for pid in _pids_of(usage)}
+        self._running[key] = now
+        leavers = {who for pid, who in before.items() if pid not in now or now[pid] != who}
+        return next(iter(leavers)) if len(leavers) == 1 and leavers <= set(holders) else None
 
     def _open_and_close(self, key: str, present: Mapping[Who, Workload], users: set[Who] | None) -> None:
         """Where processes cannot be seen (`users` is None) who was at work is taken to be still."""
@@ -152,14 +181,22 @@ class Ledger:
             self.memory_excess += 1
 
 
+def billed_model(device: Device) -> str:
+    """An hour of a MIG instance is no hour of a GPU: it goes by the name NVML has for such a device."""
+    return f"{device.model} MIG {device.profile}".rstrip() if device.is_instance else device.model
+
+
 def _users_of(usage: DeviceUsage | None, ask: Owner) -> dict[int, Workload] | None:
     """Containers by pid, of the processes that are and of those that ran within the window; None: cannot be seen."""
-    processes = None if usage is None else processes_on(usage)
-    if usage is None or processes is None:
+    if usage is None or processes_on(usage) is None:
         return None
-    ran = {pid for pid, ns in (usage.process_busy_ns or {}).items() if ns > 0}
-    owners = {pid: ask(pid) for pid in ran.union(process.pid for process in processes)}
+    owners = {pid: ask(pid) for pid in _pids_of(usage)}
     return {pid: workload for pid, workload in owners.items() if workload is not None}
+
+
+def _pids_of(usage: DeviceUsage) -> set[int]:
+    ran = {pid for pid, ns in (usage.process_busy_ns or {}).items() if ns != 0}
+    return ran.union(process.pid for process in processes_on(usage) or ())
 
 
 def _divide(scene: Scene) -> _Turn:

@@ -16,7 +16,8 @@ SOURCE = "processes"
 RESOURCE = "pid"
 """Stands where other sources name the resource that was given."""
 
-_UNSEEN: frozenset[Sight] = frozenset({"not_permitted", "unreadable"})
+UNSEEN: frozenset[Sight] = frozenset({"not_permitted", "unreadable"})
+"""It is there, and what container it is in cannot be told."""
 
 
 class ProcessHolders:
@@ -34,7 +35,7 @@ class ProcessHolders:
         pids = {process.pid for process in processes}
         self._finder.forget_others(pids)
         seen = {pid: self._finder.find(pid) for pid in pids}
-        _require_sight(seen, self._finder.proc)
+        require_sight(seen, self._finder.proc)
         return map_processes(processes, seen, devices)
 
     def close(self) -> None:
@@ -57,10 +58,10 @@ def require_host_pid_namespace(proc: str) -> None:
         )
 
 
-def _require_sight(seen: Mapping[int, Whereabouts], proc: str) -> None:
+def require_sight(seen: Mapping[int, Whereabouts], proc: str) -> None:
     """That not one process can be looked up is a fault of this pod's, not of some process. Raises SourceError."""
     sights = {one.sight for one in seen.values()} - {"gone"}
-    if sights and sights <= _UNSEEN:
+    if sights and sights <= UNSEEN:
         raise SourceError(
             "not_permitted" if "not_permitted" in sights else "unreadable",
             f"{proc}/<pid>/cgroup cannot be read of any process on the GPUs: set securityContext.runAsUser: 0,"
@@ -77,7 +78,7 @@ def map_processes(
     unmapped: set[Unmapped] = set()
     for process in processes:
         whereabouts = seen[process.pid]
-        if whereabouts.sight in _UNSEEN:
+        if whereabouts.sight in UNSEEN:
             unmapped.add(Unmapped(SOURCE, whereabouts.sight, process.device, RESOURCE, Workload()))
         elif whereabouts.sight != "found":
             continue  # a host's own process holds nothing, nor does one that has ended

@@ -11,6 +11,7 @@ import ssl
 import sys
 
 _VERIFY_PEER, _FAIL_IF_NONE = 1, 2
+_NEWEST_CHECKED = (3, 13)
 _Callback = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_void_p)
 
 
@@ -25,8 +26,10 @@ _TAKE_IT = _Callback(_take_it)
 def take_any_certificate(context: ssl.SSLContext, required: bool) -> bool:
     """The client still has to own the certificate's key; who signed it, and until when it holds, is not looked at.
 
-    False where this Python has OpenSSL built in with its functions hidden.
+    False where this Python has OpenSSL built in with its functions hidden, or is one whose layout nobody has checked.
     """
+    if sys.implementation.name != "cpython" or not (3, 11) <= sys.version_info[:2] <= _NEWEST_CHECKED:
+        return False
     try:
         set_verify = ctypes.CDLL(sys.modules["_ssl"].__file__).SSL_CTX_set_verify
     except (AttributeError, OSError):

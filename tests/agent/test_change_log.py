@@ -1,0 +1,95 @@
+"""What the log says of assignments that came to nothing: once per change, in words for whoever holds them."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from podgpu.agent.change_log import MOST_LINES, ChangeLog
+from podgpu.model import Outcome, Snapshot, Unmapped, Workload
+
+CONTAINER = "0123456789abcdef" * 4
+
+
+def said(caplog: pytest.LogCaptureFixture, *unmapped: Unmapped) -> list[str]:
+    caplog.set_level(logging.INFO)
+    ChangeLog().report(Snapshot(1.0, unmapped=unmapped))
+    return caplog.messages
+
+
+@pytest.mark.parametrize(
+    ("unmapped", "line"),
+    [
+        (
+            Unmapped("kubelet", "unknown_device", "GPU-x", "nvidia.com/gpu", Workload("ns", "p", "main")),
+            "kubelet: ns/p/main holds nvidia.com/gpu GPU-x, but it names no GPU of this node (unknown_device): podgpu"
+            " doctor says more: a GPU that was replaced or does not answer, or a MIG layout that was changed",
+        ),
+        (
+            Unmapped("hpc", "unknown_device", "9", "hpc", Workload(job="4711")),
+            "hpc: job 4711 is in the job file 9, but there is no such GPU or GPU instance here (unknown_device): files"
+            " are named by nvidia-smi's index, or index.instance (2.1): see what the scheduler's prolog writes",
+        ),
+        (
+            Unmapped("hpc", "too_many_jobs", "0", "hpc", Workload()),
+            "hpc: the job file 0 is there, but it has more than 64 jobs, and the others are left out (too_many_jobs):"
+            " see what the scheduler's prolog writes",
+        ),
+        (
+            Unmapped("checkpoint", "unknown_device", "GPU-x", "nvidia.com/gpu", Workload(container="main", uid="u-1")),
+            "checkpoint: the pod with uid u-1, container main, holds nvidia.com/gpu GPU-x, but it names no GPU of this"
+            " node (unknown_device): podgpu doctor says more: a GPU that was replaced or does not answer, or a MIG"
+            " layout that was changed",
+        ),
+        (
+            Unmapped("processes", "identity_conflict", "GPU-x", "", Workload(uid="u-1", container_id=CONTAINER)),
+            "processes: the pod with uid u-1, container 0123456789ab, works on GPU-x, but the parts of that name belong"
+            " to different pods, so it is given to nobody (identity_conflict): nothing to do if a pod of that name was"
+            " just made anew; if it lasts, compare the names under /var/log/pods and /var/log/containers with the pods"
+            " of this node",
+        ),
+        (
+            Unmapped("podlist", "unrecognised_id", "a\ncard", "podlist", Workload("ns", "p")),
+            "podlist: ns/p holds a?card, but that is no form of id that podgpu can read (unrecognised_id): nothing to"
+            " do if the resource carries no GPUs; else report the id and the device plugin that makes it",
+        ),
+    ],
+    ids=lambda value: f"{value.source}-{value.reason}" if isinstance(value, Unmapped) else "",
+)
+def test_who_holds_what_and_what_to_do(unmapped: Unmapped, line: str, caplog: pytest.LogCaptureFixture) -> None:
+    assert said(caplog, unmapped) == [line]
+
+
+def test_a_contradiction_is_worth_a_word_but_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+    """Where HAMi hands out GPUs there is one for every pod."""
+    said(caplog, Unmapped("kubelet", "contradicted", "GPU-x", "", Workload("ns", "p", "main")))
+    assert [record.levelno for record in caplog.records] == [logging.INFO]
+
+
+def test_once_per_change(caplog: pytest.LogCaptureFixture) -> None:
+    log, first, second = (
+        ChangeLog(),
+        *(Unmapped("podlist", "unknown_device", name, "podlist", Workload("ns", "p")) for name in ("GPU-x", "GPU-y")),
+    )
+    for unmapped in ((first,), (first,), (first, second), (second,), (first, second)):
+        log.report(Snapshot(1.0, unmapped=unmapped))
+    assert [message.split(",")[0] for message in caplog.messages] == [
+        "podlist: ns/p holds GPU-x",
+        "podlist: ns/p holds GPU-y",
+        "podlist: ns/p holds GPU-x",
+    ]
+
+
+def test_a_source_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    ChangeLog().report(
+        Snapshot(1.0, outcomes=(Outcome("kubelet", 5.0, "deadline", "kubelet: no answer within 5.0 s"),))
+    )
+    assert caplog.messages == ["kubelet: no answer within 5.0 s; podgpu goes on and tries again"]
+
+
+def test_a_thousand_at_once_are_few_lines(caplog: pytest.LogCaptureFixture) -> None:
+    many = [Unmapped("podlist", "unknown_device", f"GPU-{n}", "podlist", Workload("ns", "p")) for n in range(1000)]
+    messages = said(caplog, *many)
+    assert len(messages) == MOST_LINES + 1
+    assert messages[-1] == "podlist: and 995 more of that kind (unknown_device): podgpu doctor names all"

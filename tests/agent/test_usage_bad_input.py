@@ -1,0 +1,287 @@
+"""What goes wrong around usage costs the figures it touches, is counted and explained, and changes nothing else.
+
+Two nodes with the same GPUs, pods and history, one of them spoilt: whatever differs between their pages is named.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from podgpu.simulate.proc import cgroup_text, container_cgroup
+from podgpu.simulate.workload import SimulatedLoad
+from tests.agent.test_usage import GIB, IDS, UIDS, Node
+
+NO_VALUE = 4294967295
+_NOBODY = 65534
+GAUGES = frozenset({"utilization_ratio", "memory_used_bytes", "processes"})
+BY_USE = frozenset({"utilization_ratio", "busy_seconds_total", "idle_seconds_total", "energy_joules_total"})
+NAMESPACE = frozenset({"namespace busy_seconds_total", "namespace energy_joules_total"})
+UNATTRIBUTED = frozenset({"unattributed_busy_seconds_total", "unattributed_energy_joules_total"})
+
+
+class LeapingNode(Node):
+    """Its wall clock, and with it the driver's timestamps, may be set."""
+
+    leapt = 0.0
+
+    def wall(self) -> float:
+        return super().wall() + self.leapt
+
+
+class Pair:
+    """`train` (pid 41) and `idle` share GPU 0, `serve` (pid 42) and a process of the host (99) are on GPU 1."""
+
+    def __init__(self, root: Path) -> None:
+        self.sound, self.spoilt = (_node(root / name) for name in ("sound", "spoilt"))
+
+    def turn(self, times: int = 1, seconds: float = 1.0) -> None:
+        for _ in range(times):
+            self.sound.turn(seconds)
+            self.spoilt.turn(seconds)
+
+    def differences(self) -> dict[str, set[str]]:
+        """Who (a pod, `gpu0`, `gpu1`, or a namespace) -> figures that differ, or that only one of the pages has."""
+        sound, spoilt = _series(self.sound.page), _series(self.spoilt.page)
+        found: dict[str, set[str]] = {}
+        for who, figure in {key for key in sound.keys() | spoilt.keys() if sound.get(key) != spoilt.get(key)}:
+            found.setdefault(who, set()).add(figure)
+        return found
+
+    def errors(self) -> dict[str, int]:
+        """What the spoilt node counts and the sound one does not."""
+        counted = self.spoilt.agent.published.snapshot.errors
+        assert self.sound.agent.published.snapshot.errors == {}
+        return {reason: count for (source, reason), count in counted.items() if source == "usage"}
+
+
+def _node(root: Path) -> LeapingNode:
+    root.mkdir()
+    root.chmod(0o755)
+    node = LeapingNode(root, "2xH100")
+    node.give("train", "idle", "serve")
+    first, second = (gpu.uuid for gpu in node.driver.machine.gpus)
+    for number, (uuid, share) in enumerate([(first, 0.5), (first, 0.5), (second, 1.0)]):
+        was = node.holders.now[number]
+        node.holders.now[number] = type(was)(uuid, was.holder, was.source, was.replica, share)
+    node.work("train", 41, 0.5, 10 * GIB)
+    node.proc.add(42, container_cgroup(UIDS["serve"], IDS["serve"]))
+    node.proc.add(99, cgroup_text("/system.slice/gpu-burn.service"))
+    node.driver.place(SimulatedLoad(1, 42, duty=0.2, memory=2 * GIB))
+    node.driver.place(SimulatedLoad(1, 99, duty=0.1, memory=GIB))
+    return node
+
+
+_LINE = re.compile(r"podgpu_(container_gpu|device|namespace_gpu)_(\w+)\{(.*)\} (\S+)")
+
+
+def _series(page: str) -> dict[tuple[str, str], str]:
+    """(who, figure) -> value of every series about use; everything else on the page under its own line."""
+    found: dict[tuple[str, str], str] = {}
+    for line in page.splitlines():
+        match = _LINE.fullmatch(line)
+        if match is None:
+            if not line.startswith(("#", "podgpu_exporter_source_errors_total", "podgpu_exporter_source_up")):
+                found[line.rsplit(" ", 1)[0], "other"] = line
+            continue
+        kind, figure, labels, value = match.groups()
+        pairs = dict(re.findall(r'(\w+)="([^"]*)"', labels))
+        who = pairs.get("pod") or (pairs["namespace"] if kind == "namespace_gpu" else f"gpu{pairs.get('gpu')}")
+        found[who, f"namespace {figure}" if kind == "namespace_gpu" else figure] = value
+    return found
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    """Not tmp_path: some tests read as somebody else, who may not enter that."""
+    root = Path(tempfile.mkdtemp(prefix="podgpu-usage-"))
+    root.chmod(0o755)
+    pair = Pair(root)
+    pair.turn(5)
+    assert pair.differences() == {}
+    yield pair
+    for node in (pair.sound, pair.spoilt):
+        node.driver.faults.release_all()
+        node.agent.stop()
+    shutil.rmtree(root)
+
+
+@contextmanager
+def unprivileged() -> Iterator[None]:
+    """Root may read everything."""
+    if os.geteuid() != 0:
+        yield
+        return
+    os.seteuid(_NOBODY)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+def up(node: Node) -> bool:
+    return 'podgpu_exporter_source_up{source="usage"} 1' in node.page
+
+
+def test_no_permission_for_a_containers_proc(pair: Pair) -> None:
+    pair.spoilt.proc.forbid(42)
+    with unprivileged():
+        pair.turn(40)  # what is known of a process is believed for half a minute
+    assert pair.spoilt.value("podgpu_container_gpu_utilization_ratio", "serve") is None, "not 0: nobody can tell"
+    assert pair.differences() == {
+        "serve": GAUGES | BY_USE - {"idle_seconds_total"},
+        "gpu1": UNATTRIBUTED | {"unattributed_memory_bytes"},
+        "ns": NAMESPACE,
+    }
+    assert pair.errors().keys() == {"not_permitted"}
+    assert up(pair.spoilt), "others can be seen"
+
+
+def test_no_permission_for_any_is_said_by_the_source(pair: Pair) -> None:
+    for pid in (41, 42, 99):
+        pair.spoilt.proc.forbid(pid)
+    with unprivileged():
+        pair.turn(40)
+    assert not up(pair.spoilt)
+    (outcome,) = [o for o in pair.spoilt.agent.published.snapshot.outcomes if o.source == "usage"]
+    assert (outcome.error, "runAsUser: 0" in outcome.message) == ("not_permitted", True)
+    assert pair.differences().keys() == {"train", "idle", "serve", "gpu0", "gpu1", "ns"}
+    assert "allocated_seconds_total" not in set().union(*pair.differences().values())
+
+
+def test_a_process_that_ends_between_two_reads(pair: Pair) -> None:
+    """The driver lists it, /proc has it no more: its last turn is whose the turns before were."""
+    pair.spoilt.proc.remove(41)
+    pair.turn()
+    assert pair.differences() == {}
+    for node in (pair.sound, pair.spoilt):
+        node.driver.remove(41)
+    pair.sound.proc.remove(41)
+    pair.turn()
+    assert pair.differences() == {}
+    assert pair.spoilt.value("podgpu_container_gpu_processes", "train") == 0
+    assert pair.errors() == {}
+
+
+def test_a_process_that_came_and_went_unseen_is_nobodys(pair: Pair) -> None:
+    pair.spoilt.driver.place(SimulatedLoad(1, 50, duty=0.3, memory=GIB))
+    pair.turn()
+    assert pair.spoilt.value("podgpu_container_gpu_busy_seconds_total", "serve") is not None
+    assert pair.differences()["gpu1"] >= {"unattributed_busy_seconds_total", "unattributed_memory_bytes"}
+    assert "train" not in pair.differences()
+    assert pair.errors() == {}
+
+
+def test_a_reused_pid_is_never_charged_to_its_last_container(pair: Pair) -> None:
+    pair.turn()
+    before = pair.spoilt.value("podgpu_container_gpu_busy_seconds_total", "train")
+    pair.spoilt.proc.reuse(41, container_cgroup(UIDS["idle"], IDS["idle"]))
+    pair.turn()
+    assert pair.spoilt.value("podgpu_container_gpu_busy_seconds_total", "train") == before
+    assert pair.spoilt.value("podgpu_container_gpu_utilization_ratio", "idle") == 0.5
+    assert pair.differences().keys() == {"train", "idle"}
+
+
+def test_a_driver_without_per_process_utilisation(pair: Pair) -> None:
+    pair.spoilt.driver.faults.unsupported("nvmlDeviceGetProcessUtilization", 1)
+    pair.turn(3)
+    assert pair.differences() == {
+        "serve": BY_USE - {"idle_seconds_total"},
+        "gpu1": UNATTRIBUTED,
+        "ns": NAMESPACE,
+    }
+    assert pair.spoilt.value("podgpu_container_gpu_utilization_ratio", "serve") is None
+    assert pair.spoilt.value("podgpu_container_gpu_busy_seconds_total", "serve"), "the counter stands"
+    assert pair.errors() == {"no_process_utilization": 1}, "once, when it is found out"
+
+
+def test_a_utilisation_that_is_no_value(pair: Pair) -> None:
+    """Of one process it costs that process's part, of the device the device's."""
+    (entry,) = pair.spoilt.driver.machine.gpus[0].process_means(0)
+    nonsense = type("Entry", (), {"pid": entry.pid, "timeStamp": 1 << 62, "smUtil": NO_VALUE})
+    pair.spoilt.driver.faults.answer("nvmlDeviceGetProcessUtilization", [nonsense()], 0)
+    pair.turn(2)
+    assert pair.errors() == {"bad_value": 2}
+    assert pair.differences().keys() <= {"train", "idle", "gpu0", "ns"}
+    assert pair.spoilt.value("podgpu_container_gpu_utilization_ratio", "train") is None, "not 0: it may have run"
+    assert pair.differences()["train"] == BY_USE - {"idle_seconds_total"}
+    assert pair.differences()["gpu0"] == UNATTRIBUTED
+
+
+@pytest.mark.parametrize("leaps", [[3600.0], [-3600.0], [86400.0, -86400.0], [-5.0, 5.0, -5.0]])
+def test_a_wall_clock_that_jumps(pair: Pair, leaps: list[float]) -> None:
+    """Windows go by the driver's timestamps, which follow the wall clock; time held by the clock that never jumps."""
+    for leap in leaps:
+        before = pair.spoilt.value("podgpu_container_gpu_busy_seconds_total", "train") or 0
+        pair.spoilt.leapt += leap
+        for gpu in pair.spoilt.driver.machine.gpus:
+            gpu.epoch += leap
+        pair.turn(4)
+        after = pair.spoilt.value("podgpu_container_gpu_busy_seconds_total", "train") or 0
+        assert 0 <= after - before <= 4 * 0.5 + 1e-6, "no busy time comes from a leap"
+    different = pair.differences()
+    assert different.pop("podgpu_exporter_snapshot_timestamp_seconds", None) or sum(leaps) == 0
+    assert different.keys() <= {"train", "idle", "serve", "gpu0", "gpu1", "ns"}
+    assert set().union(*different.values()) <= BY_USE | UNATTRIBUTED | NAMESPACE
+    assert pair.spoilt.value("podgpu_container_gpu_utilization_ratio", "train") == 0.5, "it is told again"
+    assert up(pair.spoilt)
+
+
+def test_a_gpu_that_hangs_in_the_usage_call(pair: Pair) -> None:
+    hang = pair.spoilt.driver.faults.hang("nvmlDeviceGetProcessUtilization", 1)
+    pair.turn(2)
+    assert hang.entered.is_set()
+    gone = GAUGES | BY_USE - {"idle_seconds_total"}
+    at_the_gpu = UNATTRIBUTED | {"busy_seconds_total", "energy_joules_total"}
+    assert pair.differences() == {
+        "serve": gone,
+        "gpu1": at_the_gpu | {"memory_used_bytes", "unattributed_memory_bytes"},
+        "ns": NAMESPACE,
+    }
+    assert pair.errors() == {"deadline": 1, "hung": 1}
+    hang.release()
+    pair.spoilt.driver.faults.release_all()
+    # The answer that came too late is thrown away, and so is its window: from then on both go on alike.
+    for _ in range(50):
+        pair.turn()
+        if pair.spoilt.value("podgpu_container_gpu_utilization_ratio", "serve") is not None:
+            break
+    assert pair.spoilt.value("podgpu_container_gpu_utilization_ratio", "serve") == 0.2
+
+
+def test_a_container_that_uses_a_gpu_it_does_not_hold(pair: Pair) -> None:
+    pair.spoilt.driver.place(SimulatedLoad(1, 41, duty=0.3, memory=GIB))
+    pair.turn(2)
+    rows = [line for line in pair.spoilt.page.splitlines() if 'gpu="1"' in line and 'pod="train"' in line]
+    named = {line.partition("{")[0].removeprefix("podgpu_container_gpu_") for line in rows}
+    assert named == GAUGES | {"busy_seconds_total", "energy_joules_total"}, "nothing allocated, and never idle"
+    who = {who: figures for who, figures in pair.differences().items() if not who.startswith("DCGM_")}
+    assert who.keys() == {"train", "serve", "gpu1", "ns"}
+    assert who["serve"] == {"energy_joules_total"}, "it pays for its part of a busier GPU"
+    assert pair.errors() == {}
+
+
+def test_processes_of_the_host_are_nobodys(pair: Pair) -> None:
+    """Pid 99 is on both nodes: what it uses is in no container, and all else adds up."""
+    node = pair.sound
+    assert node.value("podgpu_container_gpu_utilization_ratio", "serve") == 0.2
+    page = _series(node.page)
+    assert float(page["gpu1", "unattributed_memory_bytes"]) == GIB
+    for figure in ("busy_seconds_total", "energy_joules_total"):
+        parts = float(page["serve", figure]) + float(page["gpu1", f"unattributed_{figure}"])
+        assert parts == pytest.approx(float(page["gpu1", figure]), rel=1e-12)
+        assert float(page["gpu1", f"unattributed_{figure}"]) == pytest.approx(float(page["gpu1", figure]) / 3, rel=0.01)
+
+
+def test_what_is_spoilt_is_found_by_the_comparison() -> None:
+    """The check of the checks: a page that differs in one figure of one pod."""
+    line = 'podgpu_container_gpu_processes{gpu="0",pod="train"} '
+    assert _series(line + "1") != _series(line + "2")
+    assert _series(line + "1").keys() == {("train", "processes")}

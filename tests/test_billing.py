@@ -1,0 +1,368 @@
+"""Are short jobs billed? 500 of them on a simulated node, a real Prometheus beside it, and the truth to compare with.
+
+Simulated time goes in steps: the test takes the agent's turns at the moments at which its loops would, and waits
+after each until as much real time has gone by, scaled. A slow machine makes it longer, and nothing else.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import shutil
+import socket
+import subprocess
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from random import Random
+from urllib.parse import urlencode
+from uuid import NAMESPACE_DNS, uuid5
+
+import pytest
+
+from podgpu.accounting.containers import ContainerFinder
+from podgpu.agent.loop import Agent, Clock, Settings
+from podgpu.allocation.identity import IdentityReader
+from podgpu.allocation.kubelet import KubeletAllocation
+from podgpu.join import Policy
+from podgpu.simulate.driver import SimulatedNvml
+from podgpu.simulate.kubelet import SimulatedKubelet, SimulatedPod
+from podgpu.simulate.proc import SimulatedProc, container_cgroup
+from podgpu.simulate.workload import SimulatedLoad, split_busy
+from podgpu.telemetry.nvml import NvmlTelemetry
+from tests.serve.server import running
+
+PROMETHEUS = shutil.which("prometheus")
+JOBS = 500
+SHORTEST, LONGEST = 5.0, 60.0
+SLOTS_OF_GPU = (1, 1, 1, 1, 2, 2, 4, 4)
+"""Time slices of each of the eight GPUs."""
+NAMESPACES = ("research", "serving", "batch", "notebooks")
+DUTIES = (0.0, 0.15, 0.4, 0.7, 1.0)
+SIMULATED_PER_REAL = 60.0
+SCRAPE_EVERY = 30.0
+"""Simulated seconds."""
+USAGE_EVERY, ALLOCATION_EVERY, TELEMETRY_EVERY = 1.0, 5.0, 30.0
+USAGE_AT, ALLOCATION_AT = 0.13, 0.61
+"""Where within a second the turns fall: on no sample of the driver's, and not together."""
+TOLERANCE = 0.02
+FIGURES = ("allocated_seconds", "busy_seconds", "energy_joules")
+SERIES = "podgpu_namespace_gpu_busy_seconds_total"
+_GIB = 1024**3
+_PATIENCE = 20.0
+_LONGEST_RUN = 80.0
+_FIRST_PID = 10_000
+_UNIX_AT_ZERO = 1_700_000_000.0
+
+Bill = Mapping[tuple[str, str], float]
+"""(figure, namespace) -> how much."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A pod with one container on one GPU or one time slice of it. Its process comes after it and ends before it."""
+
+    number: int
+    namespace: str
+    gpu: int
+    slot: int
+    slots: int
+    begins: float
+    ends: float
+    process_begins: float
+    process_ends: float
+    duty: float
+
+    @property
+    def pod(self) -> str:
+        return f"job-{self.number:03}"
+
+    @property
+    def pid(self) -> int:
+        return _FIRST_PID + self.number
+
+    @property
+    def uid(self) -> str:
+        return str(uuid5(NAMESPACE_DNS, self.pod))
+
+    @property
+    def container_id(self) -> str:
+        return sha256(self.pod.encode()).hexdigest()
+
+
+def schedule(random: Random) -> list[Job]:
+    """Each job takes the slot that is free first, after a while."""
+    free = {(gpu, slot): random.uniform(0, 20) for gpu, slots in enumerate(SLOTS_OF_GPU) for slot in range(slots)}
+    jobs = []
+    for number in range(JOBS):
+        gpu, slot = min(free, key=lambda place: free[place])
+        begins = free[gpu, slot] + random.uniform(0, 10)
+        ends = begins + random.uniform(SHORTEST, LONGEST)
+        free[gpu, slot] = ends
+        jobs.append(
+            Job(
+                number,
+                random.choice(NAMESPACES),
+                gpu,
+                slot,
+                SLOTS_OF_GPU[gpu],
+                begins,
+                ends,
+                process_begins=begins + random.uniform(0.3, 2),
+                process_ends=ends - random.uniform(0.1, 1),
+                duty=random.choice(DUTIES),
+            )
+        )
+    return jobs
+
+
+class SteppedClock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def wall(self) -> float:
+        return _UNIX_AT_ZERO + self.now
+
+
+class Truth:
+    """What each namespace is to pay, from the schedule and the simulated GPUs' own meters. Knows nothing of podgpu.
+
+    Between two events nothing changes: a GPU's energy of such a stretch goes by use, or by share where nobody runs.
+    """
+
+    def __init__(self, driver: SimulatedNvml) -> None:
+        self._driver = driver
+        self._at = 0.0
+        self.holders: dict[int, set[Job]] = {gpu.number: set() for gpu in driver.machine.gpus}
+        self._workers: dict[int, Job] = {}
+        self.bill: defaultdict[tuple[str, str], float] = defaultdict(float)
+
+    def work(self, job: Job) -> None:
+        self._workers[job.pid] = job
+
+    def advance(self, now: float) -> None:
+        for gpu in self._driver.machine.gpus:
+            before = gpu.energy
+            gpu.advance(now)
+            self._charge(self.holders[gpu.number], gpu.running(), now - self._at, gpu.energy - before)
+        self._at = now
+
+    def _charge(self, holders: set[Job], loads: list[SimulatedLoad], seconds: float, joules: float) -> None:
+        busy = dict(zip((self._workers[load.pid] for load in loads), split_busy(loads, 0, 1, 1), strict=True))
+        whole = sum(busy.values())
+        for job in holders:
+            self.bill["allocated_seconds", job.namespace] += seconds / job.slots
+            weight = busy.get(job, 0) / whole if whole else 1 / job.slots
+            self.bill["energy_joules", job.namespace] += joules * weight
+        for job, part in busy.items():
+            self.bill["busy_seconds", job.namespace] += part * seconds
+
+
+class Node:
+    """Eight simulated GPUs, a gRPC kubelet, a /proc and the kubelet's log directories; jobs that come and go."""
+
+    def __init__(self, root: Path, clock: SteppedClock) -> None:
+        self.clock = clock
+        self.driver = SimulatedNvml("8xH100", clock=clock.monotonic, wall=clock.wall, unrest=0)
+        self.truth = Truth(self.driver)
+        self.proc = SimulatedProc(root / "proc")
+        self.pods, self.containers = root / "pods", root / "containers"
+        self.pods.mkdir()
+        self.containers.mkdir()
+        self.kubelet = SimulatedKubelet(str(root / "kubelet.sock"))
+        ids = [self._id(gpu, slot) for gpu, slots in enumerate(SLOTS_OF_GPU) for slot in range(slots)]
+        self.kubelet.allocatable = {"nvidia.com/gpu": ids}
+        self.agent = self._agent()
+
+    def _agent(self) -> Agent:
+        names = IdentityReader(str(self.pods), str(self.containers))
+        clock = Clock(self.clock.monotonic, self.clock.wall)
+        return Agent(
+            NvmlTelemetry(self.driver, "simulated", lambda: 8, clock.monotonic, clock.wall),
+            [KubeletAllocation(self.kubelet.socket, clock=clock.monotonic)],
+            Settings(TELEMETRY_EVERY, ALLOCATION_EVERY, USAGE_EVERY, policy=Policy(hostname="node-1")),
+            clock,
+            identities=lambda: names.read().complete,
+            containers=ContainerFinder(str(self.proc.root), clock.monotonic),
+        )
+
+    def _id(self, gpu: int, slot: int) -> str:
+        uuid = self.driver.machine.gpus[gpu].uuid
+        return uuid if SLOTS_OF_GPU[gpu] == 1 else f"{uuid}::{slot}"
+
+    def happenings(self, job: Job) -> Iterator[tuple[float, Callable[[], None]]]:
+        yield job.begins, lambda: self._begin(job)
+        if job.duty:
+            yield job.process_begins, lambda: self._begin_process(job)
+            yield job.process_ends, lambda: self._end_process(job)
+        yield job.ends, lambda: self._end(job)
+
+    def _begin(self, job: Job) -> None:
+        self.truth.holders[job.gpu].add(job)
+        (self.pods / f"{job.namespace}_{job.pod}_{job.uid}").mkdir()
+        (self.containers / f"{job.pod}_{job.namespace}_main-{job.container_id}.log").touch()
+        self._tell_kubelet()
+
+    def _end(self, job: Job) -> None:
+        self.truth.holders[job.gpu].remove(job)
+        (self.pods / f"{job.namespace}_{job.pod}_{job.uid}").rmdir()
+        (self.containers / f"{job.pod}_{job.namespace}_main-{job.container_id}.log").unlink()
+        self._tell_kubelet()
+
+    def _tell_kubelet(self) -> None:
+        held = [job for jobs in self.truth.holders.values() for job in jobs]
+        self.kubelet.pods = tuple(
+            SimulatedPod(job.namespace, job.pod, {"main": {"nvidia.com/gpu": [self._id(job.gpu, job.slot)]}})
+            for job in held
+        )
+
+    def _begin_process(self, job: Job) -> None:
+        self.truth.work(job)
+        self.proc.add(job.pid, container_cgroup(job.uid, job.container_id))
+        self.driver.place(SimulatedLoad(job.gpu, job.pid, duty=job.duty, memory=_GIB))
+
+    def _end_process(self, job: Job) -> None:
+        self.driver.remove(job.pid)
+        self.proc.remove(job.pid)
+
+    def turns(self, until: float) -> Iterator[tuple[float, Callable[[], None]]]:
+        for second in range(int(until)):
+            if second % TELEMETRY_EVERY == 0:
+                yield float(second), self.agent.read_telemetry
+            if second % ALLOCATION_EVERY == 0:
+                yield second + ALLOCATION_AT, self.agent.read_allocation
+            yield second + USAGE_AT, self.agent.read_usage
+
+    def live(self, jobs: list[Job], until: float) -> None:
+        began = time.monotonic()
+        events = [event for job in jobs for event in self.happenings(job)] + list(self.turns(until))
+        for at, happen in sorted(events, key=lambda event: event[0]):
+            real = time.monotonic() - began
+            assert real < _LONGEST_RUN, f"this machine is too slow: {at:.0f} simulated s in {real:.0f} s"
+            time.sleep(max(0.0, at / SIMULATED_PER_REAL - real))
+            self.truth.advance(at)
+            self.clock.now = at
+            happen()
+
+
+@contextmanager
+def node_in(folder: Path) -> Iterator[Node]:
+    node = Node(folder, SteppedClock())
+    with node.kubelet:
+        try:
+            yield node
+        finally:
+            node.driver.faults.unload_driver()  # so that stopping does not wait for the XID watch
+            node.agent.stop()
+
+
+class Prometheus:
+    def __init__(self, address: str) -> None:
+        self._address = address
+
+    def is_ready(self) -> bool:
+        try:
+            return self._get("/-/ready")[0] == 200
+        except OSError:
+            return False
+
+    def ask(self, query: str) -> dict[str, float]:
+        """Namespace -> value, at this moment."""
+        status, body = self._get("/api/v1/query?" + urlencode({"query": query}))
+        assert status == 200, body
+        return {
+            one["metric"].get("namespace", ""): float(one["value"][1]) for one in json.loads(body)["data"]["result"]
+        }
+
+    def _get(self, path: str) -> tuple[int, bytes]:
+        connection = http.client.HTTPConnection(self._address, timeout=_PATIENCE)
+        try:
+            connection.request("GET", path)
+            answer = connection.getresponse()
+            return answer.status, answer.read()
+        finally:
+            connection.close()
+
+
+@contextmanager
+def prometheus(scraping: str, folder: Path) -> Iterator[Prometheus]:
+    configuration = folder / "prometheus.yml"  # JSON is YAML
+    interval = f"{SCRAPE_EVERY / SIMULATED_PER_REAL * 1000:.0f}ms"
+    job = {"job_name": "podgpu", "honor_labels": True, "static_configs": [{"targets": [scraping]}]}
+    settings = {"scrape_interval": interval, "scrape_timeout": interval}
+    configuration.write_text(json.dumps({"global": settings, "scrape_configs": [job]}), encoding="utf-8")
+    address = f"127.0.0.1:{_free_port()}"
+    command = [str(PROMETHEUS), f"--config.file={configuration}", f"--storage.tsdb.path={folder / 'tsdb'}"]
+    command += [f"--web.listen-address={address}", "--log.level=error"]
+    log = folder / "prometheus.log"
+    with log.open("wb") as output, subprocess.Popen(command, stdout=output, stderr=output) as process:
+        try:
+            started = Prometheus(address)
+            _wait_until(lambda: process.poll() is not None or started.is_ready(), "Prometheus answers")
+            assert process.poll() is None, log.read_text()
+            _wait_until(lambda: started.ask("up").get("") == 1, "the first scrape")
+            yield started
+        finally:
+            process.kill()  # nothing it could still write matters
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _wait_until(condition: Callable[[], object], what: str) -> None:
+    give_up_at = time.monotonic() + _PATIENCE
+    while not condition():
+        if time.monotonic() > give_up_at:
+            raise AssertionError(f"still not after {_PATIENCE:.0f} s: {what}")
+        time.sleep(0.05)
+
+
+@pytest.mark.skipif(PROMETHEUS is None, reason="prometheus is not here; on Debian: apt-get install prometheus")
+def test_namespaces_are_billed_for_short_jobs(folder: Path) -> None:
+    """The last two columns it prints only inform: what a bill made with increase() would be, and how little of it the
+    containers' own series give, which end with the container.
+    """
+    jobs = schedule(Random(4711))
+    until = max(job.ends for job in jobs) + 2 * ALLOCATION_EVERY
+    with ExitStack() as stack:
+        node = stack.enter_context(node_in(folder))
+        exporter = stack.enter_context(running(node.agent)).address
+        server = stack.enter_context(prometheus(f"{exporter.host}:{exporter.port}", folder))
+        began = time.time()
+        node.live(jobs, until)
+        ended = time.time()
+        _wait_until(lambda: min(server.ask(f"timestamp({SERIES})").values()) > ended, "the last page is scraped")
+        window = f"{time.time() - began + 1:.0f}s"
+        rests = [_rest(server, name) for name in ("busy_seconds", "energy_joules")]
+        billed = _bill(server, "podgpu_namespace_gpu_{}_total")
+        increased = _bill(server, f"increase(podgpu_namespace_gpu_{{}}_total[{window}])")
+        summed = _bill(server, f"increase(podgpu_container_gpu_{{}}_total[{window}])")
+    truth = node.truth.bill
+    print(f"\n{len(jobs)} jobs in {until:.0f} simulated s, {ended - began:.0f} real s")
+    print(f"{'figure':<20}{'namespace':<12}{'truth':>12}{'counter':>10}{'increase()':>12}{'containers':>12}")
+    for key in sorted(truth):
+        off = [f"{100 * (one[key] / truth[key] - 1):+.2f} %" for one in (billed, increased, summed)]
+        print(f"{key[0]:<20}{key[1]:<12}{truth[key]:>12.1f}{off[0]:>10}{off[1]:>12}{off[2]:>12}")
+    assert rests == [pytest.approx(0, abs=1e-6)] * 2, "namespaces and what is nobody's are the devices' figure"
+    assert billed == {key: pytest.approx(amount, rel=TOLERANCE) for key, amount in truth.items()}
+
+
+def _bill(server: Prometheus, series: str) -> Bill:
+    asked = {name: server.ask(f"sum by (namespace) ({series.format(name)})") for name in FIGURES}
+    return {(name, namespace): value for name, answer in asked.items() for namespace, value in answer.items()}
+
+
+def _rest(server: Prometheus, name: str) -> float:
+    """The check that docs/usage.md gives."""
+    parts = f"sum(podgpu_namespace_gpu_{name}_total) + sum(podgpu_device_unattributed_{name}_total)"
+    return server.ask(f"{parts} - sum(podgpu_device_{name}_total)")[""]
