@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 Value = int | float | str
 
@@ -306,14 +307,12 @@ def escape_label(value: str) -> str:
 NO_LABELS = Labels(())
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(NamedTuple):  # made by the thousand in every rendering: a tuple costs a third of a frozen dataclass
     labels: Labels
     value: int | float
 
 
-@dataclass(frozen=True, slots=True)
-class Family:
+class Family(NamedTuple):
     """One metric family as it will be printed. `dcgm_numbers`: floats with six decimals, as dcgm-exporter does."""
 
     name: str

@@ -6,7 +6,7 @@ import gzip
 from dataclasses import dataclass
 
 from podgpu.exposition.text import encode
-from podgpu.join import Policy, gpu_manager_families, join, self_families
+from podgpu.join import Policy, figure_families, gpu_manager_families, self_families
 from podgpu.model import Snapshot
 
 _GZIP_LEVEL = 1  # label text repeats: level 1 already gives 20:1, and this runs in every tick
@@ -42,7 +42,8 @@ class Published:
 
 
 def publish(snapshot: Snapshot, policy: Policy, read_at: float) -> Published:
-    fresh, stale = encode(join(snapshot, policy)), Body.of(encode(self_families(snapshot)))
+    own = encode(self_families(snapshot))
+    fresh, stale = encode(figure_families(snapshot, policy)) + own, Body.of(own)
     if not policy.gpu_manager:
         return Published(snapshot, Body.of(fresh), stale, read_at)
     theirs = encode(gpu_manager_families(snapshot, policy))

@@ -45,6 +45,7 @@ class TelemetryTurn:
         deadline: float,
     ) -> None:
         self._telemetry = telemetry
+        self._others = telemetry if isinstance(telemetry, ReadsOthers) else None
         self.fields = fields
         self._selection = selection
         self._isolation = isolation
@@ -65,8 +66,8 @@ class TelemetryTurn:
             )
         gpus = self._chosen_gpus()
         jobs = {_worker(g): partial(self._telemetry.read, g, self.fields) for g in gpus}
-        if isinstance(self._telemetry, ReadsOthers):
-            jobs[_OTHERS] = partial(self._telemetry.read_others, self.fields)
+        if self._others is not None:
+            jobs[_OTHERS] = partial(self._others.read_others, self.fields)
         results = self._isolation.run(jobs, self._deadline)
         return self._gather(inventory, {g: results[_worker(g)] for g in gpus}, results.get(_OTHERS))
 

@@ -163,4 +163,4 @@ class Enricher:
 
 def _named(family: Family, file: str) -> Family:
     """With the file's name on every series: two files in one directory must not have a series in common."""
-    return replace(family, samples=tuple(Sample(s.labels.plus(("file", file)), s.value) for s in family.samples))
+    return family._replace(samples=tuple(Sample(s.labels.plus(("file", file)), s.value) for s in family.samples))

@@ -2,17 +2,22 @@
 
 from podgpu.join.dcgm import dcgm_families
 from podgpu.join.gpu_manager import gpu_manager_families
-from podgpu.join.own import own_families, self_families
+from podgpu.join.own import device_families, self_families
 from podgpu.join.policy import Policy
 from podgpu.join.usage import usage_families
 from podgpu.model import Family, Snapshot
 
-__all__ = ["Policy", "gpu_manager_families", "join", "self_families"]
+__all__ = ["Policy", "figure_families", "gpu_manager_families", "join", "self_families"]
 
 
 def join(snapshot: Snapshot, policy: Policy) -> list[Family]:
+    return [*figure_families(snapshot, policy), *self_families(snapshot)]
+
+
+def figure_families(snapshot: Snapshot, policy: Policy) -> list[Family]:
+    """All but the exporter on itself: what is withheld once it is too old."""
     return [
         *dcgm_families(snapshot, policy),
         *usage_families(snapshot, policy),
-        *own_families(snapshot, policy.host),
+        *device_families(snapshot, policy.host),
     ]

@@ -16,10 +16,6 @@ Host = tuple[tuple[str, str], ...]
 """The host label as a pair, or nothing with --no-hostname."""
 
 
-def own_families(snapshot: Snapshot, host: Host) -> list[Family]:
-    return [*device_families(snapshot, host), *self_families(snapshot)]
-
-
 def device_families(snapshot: Snapshot, host: Host) -> list[Family]:
     return [
         f.DEVICE_COUNT.of(_device_counts(snapshot, host)),

@@ -9,7 +9,7 @@ from podgpu.catalog import families as f
 from podgpu.catalog.families import FamilySpec
 from podgpu.join.dcgm import device_labels, holder_pairs, model_name
 from podgpu.join.policy import Policy
-from podgpu.model import ContainerUsage, Device, DeviceTotals, Family, Labels, NamespaceTotals, Sample, Snapshot
+from podgpu.model import ContainerUsage, Device, DeviceTotals, Family, Labels, NamespaceTotals, Sample, Snapshot, Usage
 
 T = TypeVar("T")
 _NS = 1_000_000_000
@@ -50,8 +50,10 @@ NAMESPACE_FAMILIES: tuple[tuple[FamilySpec, Callable[[NamespaceTotals], Figure]]
 
 
 def usage_families(snapshot: Snapshot, policy: Policy) -> list[Family]:
-    known = {d.key: d for d in snapshot.devices}
     usage = snapshot.usage
+    if usage == Usage():
+        return []
+    known = {d.key: d for d in snapshot.devices}
     place = {key: n for n, key in enumerate(known)}
     containers = [
         (_container_labels(known[c.device], c, policy), c)
