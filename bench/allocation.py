@@ -1,9 +1,9 @@
 """One reading of everything that tells of holders on a full node: 250 pods with 1,000 assignments on 16 GPUs.
 
-The kubelet answers over its real gRPC socket; podlist.json and the kubelet's checkpoint say the same as it does, job
-files add a job for each GPU, and the names under /var/log tell which uid is whose. What is timed is what an allocation
-turn does with them: read, parse, map, merge and join, in one thread. CPU time of that thread, of each step the least
-of many turns; the kubelet lives in other threads.
+The kubelet answers over its real gRPC socket; podlist.json and the kubelet's checkpoint say the same as it does, and
+job files add a job for each GPU. What is timed is what an allocation turn does with them: read, parse, map, merge and
+join, in one thread. CPU time of that thread, of each step the least of many turns; the kubelet lives in other threads.
+The names under /var/log, which tell whose uid is whose, are no source of holders and stand beside it.
 
 changed: between two readings one pod goes or comes back, so every file and both directories of names are others.
 unchanged: they are as they were, and the kubelet is asked all the same. first: sources made anew, which remember
@@ -18,7 +18,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
@@ -45,7 +44,24 @@ PODS, FEW_PODS = 250, 62
 IDS_PER_POD = 4
 _REPLICAS = 64
 _RESOURCE = "nvidia.com/gpu.shared"
-_STEPS = ("podlist", "kubelet", "checkpoint", "hpc", "names", "merge", "join")
+_NAMES = "beside it: the names under /var/log"
+_STEPS = ("podlist", "kubelet", "checkpoint", "hpc", "merge", "join", _NAMES)
+
+
+Cost = dict[str, float]
+"""Step -> CPU seconds."""
+
+
+class Stopwatch:
+    """CPU time of this thread from one lap to the next."""
+
+    def __init__(self) -> None:
+        self.laps: Cost = {}
+        self._last = time.thread_time()
+
+    def lap(self, name: str) -> None:
+        now = time.thread_time()
+        self.laps[name], self._last = now - self._last, now
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,23 +144,23 @@ class FullNode:
         (self.folder / "new").write_text(text, encoding="ascii")
         os.replace(self.folder / "new", self.folder / name)
 
-    def read(self) -> list[float]:
-        """CPU seconds of each of `_STEPS`."""
-        clock = [time.thread_time()]
+    def read(self) -> Cost:
+        """CPU seconds of each of the steps."""
+        clock = Stopwatch()
         readings = {}
         for source in self.sources:
             readings[source.name] = source.assignments(self.devices)
-            clock.append(time.thread_time())
+            clock.lap(source.name)
         identities = self.names.read()
-        clock.append(time.thread_time())
+        clock.lap(_NAMES)
         allocation = merge(readings, identities.complete)
-        clock.append(time.thread_time())
+        clock.lap("merge")
         join(Snapshot(1.0, self.devices, assignments=allocation.assignments, unmapped=allocation.unmapped), Policy())
-        clock.append(time.thread_time())
+        clock.lap("join")
         named = sum(bool(one.holder.pod and one.holder.uid and one.share) for one in allocation.assignments)
         if allocation.unmapped or named != sum(len(pod.ids) for pod in self.kubelet_pods()):
             raise RuntimeError("not every id found its holder, so the figures would mean nothing")
-        return [after - before for before, after in pairwise(clock)]
+        return clock.laps
 
     def kubelet_pods(self) -> list[Pod]:
         listed = {(pod.namespace, pod.name) for pod in self.kubelet.pods}
@@ -187,18 +203,21 @@ def measure(pods: int = PODS, few_pods: int = FEW_PODS, turns: int = 100) -> lis
     with full_node(pods) as node:
         changed, unchanged, first = _changed(node, turns), _unchanged(node, turns), _first(node, turns)
     assignments = pods * IDS_PER_POD
-    times = sum(changed) / sum(few)
     more = assignments / (few_pods * IDS_PER_POD)
     return [
-        Figure(f"{assignments:,} assignments, every file changed: CPU", sum(changed) * 1e3, "ms", MOST_MS),
-        *(Figure(f"  {step}", cost * 1e3, "ms") for step, cost in zip(_STEPS, changed, strict=True)),
-        Figure(f"{assignments:,} assignments, no file changed: CPU", sum(unchanged) * 1e3, "ms", MOST_MS),
-        Figure(f"{assignments:,} assignments, the first reading: CPU", sum(first) * 1e3, "ms"),
-        Figure(f"{more:.2g} times as many assignments cost", times, "x", MOST_TIMES_FOR_FOUR_TIMES_AS_MANY),
+        Figure(f"{assignments:,} assignments, every file changed: CPU", _ms(changed), "ms", MOST_MS),
+        *(Figure(f"  {step}", changed[step] * 1e3, "ms") for step in _STEPS),
+        Figure(f"{assignments:,} assignments, no file changed: CPU", _ms(unchanged), "ms", MOST_MS),
+        Figure(f"{assignments:,} assignments, the first reading: CPU", _ms(first), "ms"),
+        Figure(f"{more:.2g} times as many cost", _ms(changed) / _ms(few), "x", MOST_TIMES_FOR_FOUR_TIMES_AS_MANY),
     ]
 
 
-def _changed(node: FullNode, turns: int) -> list[float]:
+def _ms(cost: Cost) -> float:
+    return sum(seconds for step, seconds in cost.items() if step != _NAMES) * 1e3
+
+
+def _changed(node: FullNode, turns: int) -> Cost:
     node.write(node.pods)
     node.read()
     costs = []
@@ -208,7 +227,7 @@ def _changed(node: FullNode, turns: int) -> list[float]:
     return _least(costs)
 
 
-def _unchanged(node: FullNode, turns: int) -> list[float]:
+def _unchanged(node: FullNode, turns: int) -> Cost:
     node.write(node.pods)
     time.sleep(SETTLED_NS / 1e9 + 0.1)  # a younger file is read again: its time stamp may hide a second change
     node.read()
@@ -219,7 +238,7 @@ def _unchanged(node: FullNode, turns: int) -> list[float]:
     return _least(costs)
 
 
-def _first(node: FullNode, turns: int) -> list[float]:
+def _first(node: FullNode, turns: int) -> Cost:
     costs = []
     for _ in range(max(2, turns // 4)):
         node.forget()
@@ -227,6 +246,6 @@ def _first(node: FullNode, turns: int) -> list[float]:
     return _least(costs)
 
 
-def _least(costs: Sequence[Sequence[float]]) -> list[float]:
+def _least(costs: Sequence[Cost]) -> Cost:
     """Of each step: what other work on the machine adds to one turn or another is no cost of ours."""
-    return [min(step) for step in zip(*costs, strict=True)]
+    return {step: min(cost[step] for cost in costs) for step in costs[0]}

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from bench import __main__ as command
-from bench import largest, memory, parser, rendering, serving, tick, usage
+from bench import allocation, largest, memory, parser, rendering, serving, tick, usage
 from bench.figures import Figure, row
 from bench.node import NodeShape, TickClock, pods, simulated_driver
 
@@ -30,10 +30,11 @@ def _quiet() -> Iterator[None]:
         (lambda: parser.measure(turns=2, largest=1_000_000), 3),
         (lambda: tick.measure(ticks=2), 0),
         (lambda: usage.measure(turns=2, first=64, last=128), 4),
+        (lambda: allocation.measure(pods=4, few_pods=2, turns=2), 3),
         (lambda: largest.measure(SMALL, ticks=5), 0),
         (lambda: memory.measure(first=5, last=10, scrape_every=5), 3),
     ],
-    ids=["serving", "rendering", "parser", "tick", "usage", "largest", "memory"],
+    ids=["serving", "rendering", "parser", "tick", "usage", "allocation", "largest", "memory"],
 )
 def test_measures(measure: Callable[[], list[Figure]], judged: int) -> None:
     figures = measure()

@@ -16,6 +16,7 @@ import pytest
 
 from podgpu.catalog.families import OWN_FAMILIES
 from podgpu.catalog.fields import field_named, fields
+from podgpu.cli.enrich import ENRICH_OPTIONS
 from podgpu.cli.main import cli
 from podgpu.cli.option_table import EXPORTER_OPTIONS
 from podgpu.cli.params import normalise
@@ -97,7 +98,8 @@ def test_every_metric_named_exists(page: Path) -> None:
 
 @pages
 def test_every_option_named_exists(page: Path) -> None:
-    known = {f"--{name}" for option in EXPORTER_OPTIONS for name in (option.flag, option.alias) if name}
+    options = (*EXPORTER_OPTIONS, *ENRICH_OPTIONS)
+    known = {f"--{name}" for option in options for name in (option.flag, option.alias) if name}
     text = _FENCE.sub("", page.read_text(encoding="utf-8"))
     named = {m[0] for m in re.finditer(r"(?<=`)--[a-z][a-z-]+", text)}
     assert named <= known | {"--check"}

@@ -56,6 +56,21 @@ def test_identities_that_disagree_are_refused() -> None:
     assert [u.reason for u in merged.unmapped] == ["identity_conflict"]
 
 
+def test_a_pod_that_was_made_anew_is_not_taken_for_the_one_before() -> None:
+    """Same names, other uid: what is said of the one is not true of the other."""
+    old, new = Workload("ns", "p", "main", uid="u-1"), Workload("ns", "p", "main", uid="u-2")
+    merged = merged_of(told(Assignment("GPU-1", old, "annotations")), told(Assignment("GPU-1", new, "kubelet", "3")))
+    assert merged.assignments == (Assignment("GPU-1", old, "annotations", share=1.0),)
+    assert [(u.source, u.reason, u.holder.uid) for u in merged.unmapped] == [("kubelet", "identity_conflict", "u-2")]
+
+
+def test_what_is_known_of_a_workload_goes_on_all_that_it_holds() -> None:
+    known = Workload("ns", "p", "main", uid="u-1")
+    both = told(Assignment("GPU-1", MAIN, "kubelet"), Assignment("GPU-2", MAIN, "kubelet"))
+    merged = merged_of(both, told(Assignment("GPU-2", known, "annotations")))
+    assert [a.holder for a in merged.assignments] == [known, known]
+
+
 def test_names_from_elsewhere_join_what_uid_and_names_tell_apart() -> None:
     def complete(workload: Workload) -> Workload:
         return Workload("ns", "p", workload.container, "u-1")

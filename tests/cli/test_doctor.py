@@ -15,16 +15,24 @@ from typing import Any
 import pynvml
 import pytest
 
+from podgpu.allocation.checkpoint import CheckpointAllocation
+from podgpu.allocation.identity import IdentityReader
 from podgpu.allocation.kubelet import KubeletAllocation
 from podgpu.catalog.counters import shipped_counters
 from podgpu.cli.main import run
 from podgpu.device_selection import Selection
 from podgpu.doctor.examine import Question, examine
 from podgpu.doctor.findings import Finding, Level, as_text, closing_line, note, ok, wrong
+from podgpu.doctor.gpus import Gpus
 from podgpu.doctor.host import parse_kernel_driver, parse_status
+from podgpu.doctor.mapping import judge_mapping
+from podgpu.model import Allocation, Device, Reading, Unmapped, Workload
+from podgpu.simulate.api_server import SimulatedApiServer
 from podgpu.simulate.driver import SimulatedNvml
 from podgpu.simulate.kubelet import SimulatedKubelet, SimulatedPod
 from podgpu.telemetry.nvml import NvmlTelemetry
+from podgpu.telemetry.source import GpuAnswer, Inventory
+from tests.nodes.node import kubeconfig
 
 HOST_PID_NAMESPACE = "pid:[4026531836]"
 NO_CAPABILITIES, SYS_ADMIN = "0000000000000000", "0000000000200000"
@@ -38,7 +46,7 @@ class Tree:
     """A host as files: what /proc, /sys and /dev of one show."""
 
     def __init__(self, root: Path) -> None:
-        self.proc, self.sysfs, self.dev = (root / name for name in ("proc", "sys", "dev"))
+        self.proc, self.sysfs, self.dev, self.logs = (root / name for name in ("proc", "sys", "dev", "log"))
         for folder in (self.proc / "self" / "ns", self.sysfs / "bus/pci/devices", self.dev):
             folder.mkdir(parents=True)
         self.process()
@@ -66,7 +74,8 @@ class Tree:
 
     @property
     def options(self) -> list[str]:
-        return ["--path-proc", str(self.proc), "--path-sysfs", str(self.sysfs)]
+        roots = ("--path-proc", self.proc), ("--path-sysfs", self.sysfs), ("--path-varlog", self.logs)
+        return [str(word) for pair in roots for word in pair]
 
 
 class Clock:
@@ -118,7 +127,8 @@ def examined(tree: Tree) -> Iterator[Callable[..., list[Finding]]]:
         telemetry = NvmlTelemetry(driver, name, count_expected=lambda: None, clock=clock)
         question = Question(
             counters=shipped_counters("default") or (),
-            kubelet=asked.pop("kubelet", None),
+            sources=tuple(source for source in [asked.pop("kubelet", None)] if source is not None),
+            identities=IdentityReader(str(tree.logs / "pods"), str(tree.logs / "containers")),
             proc=str(tree.proc),
             sysfs=str(tree.sysfs),
             dev=str(tree.dev),
@@ -177,6 +187,7 @@ def test_all_well(tree: Tree, kubelet: SimulatedKubelet, capsys: pytest.CaptureF
         "ok    privileges     uid 0; root is needed for the kubelet's socket alone, capabilities for nothing\n"
         "ok    pid namespace  the host's\n"
         f"ok    kubelet        {kubelet.socket} answers (v1): 2 pods, 1 with GPUs, 2 assignments\n"
+        "ok    processes      0 assignments\n"
         "ok    mapping        2 assignments, every id names a device here\n"
         f"ok    host name      {sockets.gethostname()}\n"
         "\n"
@@ -511,6 +522,158 @@ def test_a_dead_kubelet_and_a_file_in_its_place(
     Path(socket).touch()
     found = only(examined(driver, clock, kubelet=KubeletAllocation(socket)), "kubelet")
     assert found.text == f"{socket}: is not a socket"
+
+
+# The other sources of holders
+
+
+def unmapped(source: str, reason: str, device_id: str = "GPU-x", resource: str = "", **holder: str) -> Unmapped:
+    return Unmapped(source, reason, device_id, resource, Workload(**(holder or {"namespace": "ns", "pod": "p"})))
+
+
+CLAIM = {"device_id": "gpu.nvidia.com/pool/gpu-0", "resource": "claim ns/c"}
+
+
+@pytest.mark.parametrize(
+    ("one", "level", "text", "advice"),
+    [
+        (unmapped("kubelet", "contradicted"), Level.NOTE, "ns/p holds GPU-x (kubelet): a more trusted", "--allocation"),
+        (
+            unmapped("processes", "identity_conflict", uid="u-1", container_id="c" * 64),
+            Level.WRONG,
+            f"the pod with uid u-1, container {'c' * 12}, works on GPU-x (processes): the parts of that name",
+            "/var/log/pods",
+        ),
+        (
+            unmapped("annotations", "bad_annotation", "hami.io/x"),
+            Level.WRONG,
+            "ns/p has the annotation hami.io/x (annotations): it cannot be understood",
+            "kubectl get pod -o yaml",
+        ),
+        (
+            unmapped("kubelet", "unknown_pool", **CLAIM),
+            Level.WRONG,
+            "ns/p holds claim ns/c gpu.nvidia.com/pool/gpu-0 (kubelet): no ResourceSlice of this node has that pool",
+            "kubectl get resourceslices",
+        ),
+        (unmapped("kubelet", "unknown_claim_device", **CLAIM), Level.WRONG, "no device of that name", "delete the pod"),
+        (unmapped("kubelet", "claim_device_without_uuid", **CLAIM), Level.WRONG, "tells no UUID", "update the DRA"),
+        (unmapped("kubelet", "ambiguous_mig_device", **CLAIM), Level.NOTE, "several MIG instances", "nothing to mend"),
+        (unmapped("kubelet", "slices_not_synced", **CLAIM), Level.WRONG, "were not read yet", "may list and watch"),
+        (unmapped("kubelet", "claim_without_device_name", **CLAIM), Level.NOTE, "does not tell which", "from 1.31 on"),
+        (
+            Unmapped("processes", "not_permitted", "GPU-x", "pid", Workload()),
+            Level.WRONG,
+            "somebody works on GPU-x (processes): the cgroup of a process there may not be read",
+            "runAsUser: 0",
+        ),
+        (unmapped("hpc", "unknown_device", "9", job="4711"), Level.WRONG, "job 4711 is in the job file 9", "prolog"),
+        (
+            Unmapped("hpc", "bad_job_id", "0", "hpc", Workload()),
+            Level.WRONG,
+            "job file 0 is there (hpc): a line",
+            "prolog",
+        ),
+        (Unmapped("hpc", "too_many_jobs", "0", "hpc", Workload()), Level.WRONG, "more than 64 jobs", "prolog"),
+        (Unmapped("hpc", "permission_denied", "0", "hpc", Workload()), Level.WRONG, "may not be read", "runAsUser"),
+        (unmapped("podlist", "unknown_device", STRANGER), Level.WRONG, "no GPU of this node has this UUID", "replaced"),
+        (unmapped("podlist", "unknown_device", "7"), Level.WRONG, "no GPU has the minor number 7", "minor numbers"),
+        (unmapped("podlist", "unrecognised_id", "a card"), Level.WRONG, "no form of id", "report the id"),
+        (unmapped("annotations", "something_new"), Level.WRONG, "(something_new)", "log"),
+    ],
+    ids=lambda value: f"{value.source}-{value.reason}" if isinstance(value, Unmapped) else "",
+)
+def test_every_reason_is_explained(one: Unmapped, level: Level, text: str, advice: str) -> None:
+    gpu = Device(0, "GPU-00000000-1111-2222-3333-444444444444", "00000000:01:00.0", "NVIDIA A100", minor=0)
+    gpus = Gpus(Inventory((gpu,)), answers={gpu: GpuAnswer((Reading(gpu, {}),))})
+    (finding,) = judge_mapping(Allocation(unmapped=(one,)), gpus, Selection(), frozenset())
+    assert (finding.level, finding.subject) == (level, "mapping")
+    assert text in finding.text
+    assert advice in finding.advice
+
+
+def test_every_source_that_auto_takes_is_examined(
+    tree: Tree, kubelet: SimulatedKubelet, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """koordinator's podlist says other than the kubelet, a job file is astray, a pod's annotation is no JSON."""
+    first, second = uuids("2xH100")
+    kubelet.pods = (pod(second),)
+    folder = Path(kubelet.socket).parent
+    listed = [{"name": "train", "namespace": "ns", "container": "main", "gpu_list": [first]}]
+    (folder / "podlist.json").write_text(json.dumps(listed))
+    (folder / "jobs").mkdir()
+    (folder / "jobs" / "7").write_text("4711\n")
+    annotations = {"scheduling.koordinator.sh/device-allocated": "no JSON"}
+    body = {"metadata": {"namespace": "ns", "name": "bad", "annotations": annotations}, "spec": {"nodeName": "gpu-7"}}
+    monkeypatch.setenv("NODE_NAME", "gpu-7")
+    with SimulatedApiServer() as api:
+        api.put("pods", body)
+        (folder / "kubeconfig").write_text(kubeconfig(api.url))
+        arguments = ["--telemetry", "simulated:2xH100", "--pod-resources-kubelet-socket", kubelet.socket]
+        arguments += ["--kubeconfig", str(folder / "kubeconfig"), "--hpc-job-mapping-dir", str(folder / "jobs")]
+        assert run(["doctor", *arguments, *tree.options]) == 1
+    out = capsys.readouterr().out
+    assert [line[6:].split("  ")[0].strip() for line in out.splitlines() if line.startswith(("ok", "note", "WRONG"))][
+        -10:-1
+    ] == ["kubelet", "API server", "annotations", "podlist", "hpc", "processes", "mapping", "mapping", "mapping"]
+    assert "WRONG mapping        ns/bad has the annotation scheduling.koordinator.sh/device-allocated" in out
+    assert "WRONG mapping        job 4711 is in the job file 7 (hpc): there is no such GPU" in out
+    assert f"note  mapping        ns/train/main holds {second} (kubelet): a more trusted source" in out
+
+
+def test_a_source_that_fails_is_a_finding_and_the_others_are_judged(
+    tree: Tree, kubelet: SimulatedKubelet, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kubelet.pods = (pod(*uuids("1xH100")),)
+    Path(kubelet.socket).with_name("podlist.json").write_text("[")
+    arguments = ["--telemetry", "simulated:1xH100", "--pod-resources-kubelet-socket", kubelet.socket]
+    assert run(["doctor", *arguments, *tree.options]) == 1
+    out = capsys.readouterr().out
+    assert "WRONG podlist " in out
+    assert "cannot be understood" in out
+    assert "ok    mapping        1 assignment, every id names a device here" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["--allocation", "annotations"], "WRONG allocation     --allocation annotations: the API server is asked"),
+        (["--kubernetes-enable-dra"], "WRONG DRA            --kubernetes-enable-dra: the API server is asked"),
+    ],
+)
+def test_what_needs_the_api_server_where_it_cannot_be_asked(
+    arguments: list[str], line: str, tree: Tree, kubelet: SimulatedKubelet, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["doctor", "--telemetry", "simulated:1xH100", "--pod-resources-kubelet-socket", kubelet.socket]
+    assert run([*command, *tree.options, *arguments]) == 1
+    assert line in capsys.readouterr().out
+
+
+def test_an_api_server_that_refuses_or_is_silent(
+    tree: Tree, kubelet: SimulatedKubelet, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("NODE_NAME", "gpu-7")
+    config = Path(kubelet.socket).with_name("kubeconfig")
+    arguments = ["doctor", "--telemetry", "simulated:1xH100", "--pod-resources-kubelet-socket", kubelet.socket]
+    with SimulatedApiServer() as api:
+        config.write_text(kubeconfig(api.url))
+        api.refusal = (403, "pods is forbidden")
+        assert run([*arguments, *tree.options, "--kubeconfig", str(config)]) == 1
+        out = capsys.readouterr().out
+        assert "WRONG API server" in out
+        assert "pods" in out
+        assert "ok    kubelet " in out
+
+
+def test_holders_without_names(tree: Tree, clock: Clock, driver: SimulatedNvml, examined: Any, tmp_path: Path) -> None:
+    noted = {"PodUID": "u-1", "ContainerName": "main", "ResourceName": "nvidia.com/gpu", "DeviceIDs": ["nvidia3"]}
+    (tmp_path / "checkpoint").write_text(json.dumps({"Data": {"PodDeviceEntries": [noted]}, "Checksum": 1}))
+    checkpoint = CheckpointAllocation(str(tmp_path / "checkpoint"))
+    mapped, nameless = about(examined(driver, clock, sources=(checkpoint,)), "mapping")
+    assert mapped.level is Level.OK
+    assert nameless.text == "1 assignment of pods whose names are not known (the pod with uid u-1, container main)"
+    (tree.logs / "pods" / "ns_train_u-1").mkdir(parents=True)
+    assert only(examined(driver, clock, sources=(checkpoint,)), "mapping").level is Level.OK
 
 
 # How it is told

@@ -24,7 +24,7 @@ from podgpu.allocation.holdings import (
     map_held,
     parse_id,
 )
-from podgpu.files import ReadOnChange, as_list, as_object, as_text, parse_json
+from podgpu.files import LastEntries, ReadOnChange, as_list, as_object, as_text, parse_json
 from podgpu.model import Allocation, Device
 
 SOURCE = "checkpoint"
@@ -48,7 +48,8 @@ class CheckpointAllocation:
     def __init__(self, path: str | None = None, resource_names: frozenset[str] = frozenset()) -> None:
         self.path = os.path.abspath(path or DEFAULT_PATH)
         self.resource_names = resource_names
-        self._file = ReadOnChange(partial(parse_checkpoint, resource_names=resource_names), MOST_BYTES)
+        parse = partial(parse_checkpoint, resource_names=resource_names, entries=_last_entries())
+        self._file = ReadOnChange(parse, MOST_BYTES)
         mapping = HeldMapping(SOURCE)
         self._mapped = LastMapping[Checkpoint](lambda noted, devices: mapping.of(noted.held, devices, noted.replicas))
 
@@ -61,10 +62,17 @@ class CheckpointAllocation:
 
 
 def parse_checkpoint(
-    content: bytes, path: str = "the checkpoint", resource_names: frozenset[str] = frozenset()
+    content: bytes,
+    path: str = "the checkpoint",
+    resource_names: frozenset[str] = frozenset(),
+    entries: LastEntries[HeldId] | None = None,
 ) -> Checkpoint:
-    """Who holds which ids, and how many replicas there are, from the file's bytes."""
-    return parse_json(content, path, partial(_checkpoint, resource_names=resource_names))
+    """Who holds which ids, and how many replicas there are, from the file's bytes.
+
+    `entries` remembers those of the last reading.
+    """
+    parts = entries or _last_entries()
+    return parse_json(content, path, lambda value: _checkpoint(value, resource_names, parts))
 
 
 def map_checkpoint(checkpoint: Checkpoint, devices: Sequence[Device]) -> Allocation:
@@ -72,12 +80,15 @@ def map_checkpoint(checkpoint: Checkpoint, devices: Sequence[Device]) -> Allocat
     return map_held(SOURCE, checkpoint.held, devices, checkpoint.replicas)
 
 
-def _checkpoint(value: object, resource_names: frozenset[str]) -> Checkpoint:
+def _checkpoint(value: object, resource_names: frozenset[str], entries: LastEntries[HeldId]) -> Checkpoint:
     content = as_object(as_object(value, "the whole").get("Data"), "Data")
-    entries = enumerate(as_list(content.get("PodDeviceEntries"), "PodDeviceEntries"), 1)
-    everything = [one for number, entry in entries for one in _entry(entry, f"entry {number}")]
+    everything = entries.of(as_list(content.get("PodDeviceEntries"), "PodDeviceEntries"))
     held = tuple(one for one in everything if concerns_gpus(one, resource_names))
     return Checkpoint(held, count_replicas(held, _registered(content.get("RegisteredDevices"))))
+
+
+def _last_entries() -> LastEntries[HeldId]:
+    return LastEntries(_entry, ("PodUID", "ContainerName", "ResourceName"), "DeviceIDs")
 
 
 def _entry(value: object, where: str) -> Iterator[HeldId]:

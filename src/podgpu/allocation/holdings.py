@@ -191,10 +191,10 @@ def count_replicas(held: Iterable[HeldId], registered: Iterable[str]) -> dict[Sh
     healthy = _replicas_of(tuple(registered))
     sick: dict[Shared, set[str]] = defaultdict(set)
     for _, _, _, device_id in held:
-        if device_id is not None and device_id.replica:
-            shared = device_id.shared
-            if device_id.replica not in healthy.get(shared, (device_id.replica,)):
-                sick[shared].add(device_id.replica)
+        if device_id is not None and (replica := device_id.replica):
+            known = healthy.get(device_id[:-1])
+            if known is not None and replica not in known:
+                sick[device_id.shared].add(replica)
     return {shared: len(numbers) + len(sick.get(shared, ())) for shared, numbers in healthy.items()}
 
 

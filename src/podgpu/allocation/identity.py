@@ -12,6 +12,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import islice
 from operator import attrgetter
 from typing import Generic, TypeVar
@@ -47,12 +48,14 @@ class Contradiction(SourceError):
         super().__init__("identity_conflict", f"two sources disagree ({said}; but {what}): it is given to nobody")
 
 
+@lru_cache(maxsize=4096)  # most names are those of the last reading
 def parse_pod_directory(name: str) -> Workload | None:
     """`<namespace>_<pod>_<uid>`, under /var/log/pods. A static pod's uid is a hash without dashes."""
     match = _POD_DIRECTORY.fullmatch(name)
     return None if match is None else Workload(**match.groupdict())
 
 
+@lru_cache(maxsize=4096)
 def parse_container_log(name: str) -> Workload | None:
     """`<pod>_<namespace>_<container>-<id>.log`, in /var/log/containers.
 
@@ -88,6 +91,18 @@ class Identities:
         """These, and what the API server says."""
         said = frozenset(one for record in records for one in _stated(record))
         return replace(self, stated=self.stated | said)
+
+    def learning_from(self, before: Identities) -> Identities:
+        """These, with what the ones before completed: but for those of whom less, more or other is known now."""
+        changed = (self.pods ^ before.pods) | (self.containers ^ before.containers) | (self.stated ^ before.stated)
+        names = {(one.namespace, one.pod) for one in changed}
+        uids, container_ids = {one.uid for one in changed} - {""}, {one.container_id for one in changed} - {""}
+        for workload, known in dict(before._completed).items():
+            # Every key by which something was looked up for it is a part it has now.
+            is_the_same = (known.namespace, known.pod) not in names and known.uid not in uids
+            if is_the_same and known.container_id not in container_ids:
+                self._completed[workload] = known
+        return self
 
     def complete(self, workload: Workload) -> Workload:
         """The workload with every part that is known for sure. Raises Contradiction; changes no part it has."""
@@ -242,7 +257,7 @@ class IdentityReader:
         now = self._read_names(), self._records()
         if any(new is not old for new, old in zip(now, self._last, strict=True)):
             names, records = self._last = now
-            self._known = names.with_pods(records) if records else names
+            self._known = (names.with_pods(records) if records else names).learning_from(self._known)
         return self._known
 
     def _read_names(self) -> Identities:

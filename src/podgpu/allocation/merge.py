@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
-from podgpu.allocation.holdings import by_device_and_name
+from podgpu.allocation.holdings import names_of
 from podgpu.allocation.source import LAGGING, LAST_RESORT
 from podgpu.allocation.vcuda import merge_vcuda
 from podgpu.errors import SourceError
@@ -28,18 +29,18 @@ class _Settled:
     source: str
     """The most trusted that names it."""
     holder: Workload
-    holds: dict[str, Assignment]
-    """By device. Their own `holder` is as their source had it: `holder` above is who it is."""
+    holds: dict[str, list[Assignment]]
+    """Device -> what the sources say of it, the most trusted first; `holder` above is who holds it."""
 
     def takes(self, claim: Assignment) -> bool:
         """False: it contradicts what the more trusted source said."""
-        trusted = self.holds.get(claim.device)
-        if trusted is None:
-            if claim.source != self.source:
-                return False
-            self.holds[claim.device] = claim
-        elif claim.attributes or trusted.share is None or not trusted.replica:
-            self.holds[claim.device] = _combine(trusted, claim)
+        known = self.holds.get(claim.device)
+        if known is not None:
+            known.append(claim)
+        elif claim.source == self.source:
+            self.holds[claim.device] = [claim]
+        else:
+            return False
         return True
 
 
@@ -58,7 +59,7 @@ def merge(readings: Mapping[str, Allocation], complete: Complete = lambda worklo
                 refused += _settle(settled, holder, claims, lags)
     unmapped = [one for reading in readings.values() for one in reading.unmapped]
     vcuda, nobodys = merge_vcuda(readings, complete, _who)
-    return Allocation(by_device_and_name(_held(settled.values())), tuple(unmapped + refused + nobodys), vcuda)
+    return Allocation(_held(settled.values()), tuple(unmapped + refused + nobodys), vcuda)
 
 
 def _by_holder(assignments: Iterable[Assignment]) -> Iterable[list[Assignment]]:
@@ -80,7 +81,7 @@ def _settle(
     known = settled.get(who)
     if known is None:
         if not lags:
-            settled[who] = _Settled(source, holder, {one.device: one for one in claims})
+            settled[who] = _Settled(source, holder, {one.device: [one] for one in claims})
         return
     if known.holder.uid and holder.uid and known.holder.uid != holder.uid:
         # A pod of the same name that came in the other's place: what is said of the one is not true of the other.
@@ -115,39 +116,40 @@ def _unite(trusted: Workload, other: Workload) -> Workload:
     )
 
 
-def _combine(trusted: Assignment, other: Assignment) -> Assignment:
-    share = trusted.share if trusted.share is not None else other.share
-    replica = trusted.replica or other.replica
-    attributes = trusted.attributes
-    if other.attributes:
-        attributes = tuple(sorted({**dict(other.attributes), **dict(trusted.attributes)}.items()))
-    if (share, replica, attributes) == (trusted.share, trusted.replica, trusted.attributes):
-        return trusted
-    return Assignment(trusted.device, trusted.holder, trusted.source, replica, share, attributes)
-
-
-def _held(settled: Iterable[_Settled]) -> Iterator[Assignment]:
-    """Every assignment that stands, in its holder's full name and with its share.
+def _held(settled: Iterable[_Settled]) -> tuple[Assignment, ...]:
+    """Every assignment that stands, in its holder's full name and with its share, by device and name.
 
     Who is merely seen at work counts as a holder only where nobody is known to hold the device.
     """
-    every = [(one, by.holder) for by in settled for one in by.holds.values()]
-    given = {one.device for one, _ in every if one.source not in LAST_RESORT}
-    held = [pair for pair in every if pair[0].source not in LAST_RESORT or pair[0].device not in given]
-    holders = Counter(one.device for one, _ in held)
-    for one, holder in held:
-        share = one.share if one.share is not None else _share(one, holders[one.device])
-        if holder is one.holder and share == one.share:
-            yield one
-        else:
-            yield Assignment(one.device, holder, one.source, one.replica, share, one.attributes)
+    by_name = sorted(settled, key=lambda one: names_of(one.holder))
+    given = {device for one in by_name if one.source not in LAST_RESORT for device in one.holds}
+    for one in by_name:
+        if one.source in LAST_RESORT:
+            one.holds = {device: said for device, said in one.holds.items() if device not in given}
+    holders = Counter(device for one in by_name for device in one.holds)
+    held = [_combine(said, one.holder, holders) for one in by_name for said in one.holds.values()]
+    return tuple(sorted(held, key=attrgetter("device")))
 
 
-def _share(assignment: Assignment, holders: int) -> float | None:
+def _combine(said: Sequence[Assignment], holder: Workload, holders: Mapping[str, int]) -> Assignment:
+    """The most trusted one, with what only the others know."""
+    trusted = said[0]
+    share, replica, attributes = trusted.share, trusted.replica, trusted.attributes
+    for one in said[1:]:
+        share = one.share if share is None else share
+        replica = replica or one.replica
+        if one.attributes:
+            attributes = tuple(sorted({**dict(one.attributes), **dict(attributes)}.items()))
+    if share is None:
+        share = _share(trusted.source, replica, holders[trusted.device])
+    return Assignment(trusted.device, holder, trusted.source, replica, share, attributes)
+
+
+def _share(source: str, replica: str, holders: int) -> float | None:
     """A replica whose siblings nobody counted is one of as many as hold the device; a sole holder has it all."""
-    if assignment.source in LAST_RESORT:
+    if source in LAST_RESORT:
         return None
-    if assignment.replica:
+    if replica:
         return 1 / holders
     return 1.0 if holders == 1 else None
 

@@ -10,12 +10,12 @@ import logging
 import os
 import re
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from podgpu.allocation.holdings import HeldId, HeldMapping, LastMapping, holder_of, map_held
 from podgpu.device_ids import DeviceId, parse_device_id
 from podgpu.errors import SourceError
-from podgpu.files import ReadOnChange, as_list, as_object, as_text, parse_json, read_bounded
+from podgpu.files import LastEntries, ReadOnChange, as_list, as_object, as_text, parse_json, read_bounded
 from podgpu.model import Allocation, Device
 
 SOURCE = "podlist"
@@ -45,7 +45,7 @@ class PodlistAllocation:
         self.path = None if path is None else os.path.abspath(path)
         self.defaults = defaults
         self.mountinfo = mountinfo
-        self._file = ReadOnChange(parse_podlist, MOST_BYTES)
+        self._file = ReadOnChange(partial(parse_podlist, entries=_last_entries()), MOST_BYTES)
         self._mapped = LastMapping(HeldMapping(SOURCE).of)
         self._mount_checked: set[str] = set()
 
@@ -88,9 +88,13 @@ def find_podlist(paths: Sequence[str]) -> str:
     )
 
 
-def parse_podlist(content: bytes, path: str = "podlist.json") -> Podlist:
-    """Who holds which ids, from the file's bytes. An empty list is nobody; an empty file is no answer."""
-    return parse_json(content, path, _podlist)
+def parse_podlist(content: bytes, path: str = "podlist.json", entries: LastEntries[HeldId] | None = None) -> Podlist:
+    """Who holds which ids, from the file's bytes. An empty list is nobody; an empty file is no answer.
+
+    `entries` remembers those of the last reading.
+    """
+    parts = entries or _last_entries()
+    return parse_json(content, path, lambda value: parts.of(as_list(value, "the whole")))
 
 
 def map_podlist(podlist: Podlist, devices: Sequence[Device]) -> Allocation:
@@ -98,9 +102,8 @@ def map_podlist(podlist: Podlist, devices: Sequence[Device]) -> Allocation:
     return map_held(SOURCE, podlist, devices)
 
 
-def _podlist(value: object) -> Podlist:
-    entries = enumerate(as_list(value, "the whole"), 1)
-    return tuple(one for number, entry in entries for one in _entry(entry, f"entry {number}"))
+def _last_entries() -> LastEntries[HeldId]:
+    return LastEntries(_entry, ("namespace", "name", "container"), "gpu_list")
 
 
 def _entry(value: object, where: str) -> Iterator[HeldId]:
@@ -119,7 +122,7 @@ def _entry(value: object, where: str) -> Iterator[HeldId]:
         yield HeldId(holder, SOURCE, text, parse_gpu(text))
 
 
-@lru_cache(maxsize=1024)  # a node's few GPUs, named by many pods and again after each change
+@lru_cache(maxsize=4096)  # a node's few GPUs, named by many pods and again after each change
 def parse_gpu(text: str) -> DeviceId | None:
     """Any device id, or a plain minor number: the form koordinator's hook gives containers their GPUs in."""
     return DeviceId(minor=int(text)) if _MINOR.fullmatch(text) else parse_device_id(text)

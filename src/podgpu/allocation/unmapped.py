@@ -120,12 +120,12 @@ def statement(unmapped: Unmapped) -> str:
 def _statement(unmapped: Unmapped) -> str:
     whose, what = name(unmapped.holder), unmapped.device_id
     if unmapped.source == "hpc":
-        return f"{whose} is in the job file {what}" if whose else f"the job file {what}"
+        return f"{whose} is in the job file {what}" if whose else f"the job file {what} is there"
     if unmapped.reason == "bad_annotation":
         return f"{whose} has the annotation {what}"
     if not whose:
         return f"somebody works on {what}"
-    held = " ".join(part for part in (unmapped.resource, what) if part)
+    held = " ".join(part for part in (unmapped.resource, what) if part and part not in (unmapped.source, "pid"))
     return f"{whose} {'works on' if unmapped.source == 'processes' else 'holds'} {held}"
 
 

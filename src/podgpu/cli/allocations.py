@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from podgpu.allocation.source import AllocationSource
@@ -40,19 +41,26 @@ def _annotations(argument: str, around: Surroundings) -> AllocationSource:
     from podgpu.allocation.annotations import AnnotationsAllocation
 
     _refuse(argument, "annotations")
-    return AnnotationsAllocation(around.api.pods)
+    pods = around.api.pods()
+    return AnnotationsAllocation(lambda: pods)
 
 
-def _podlist(argument: str, _around: Surroundings) -> AllocationSource:
+def _podlist(argument: str, around: Surroundings) -> AllocationSource:
     from podgpu.allocation.podlist import PodlistAllocation
 
-    return PodlistAllocation(argument or None)
+    return PodlistAllocation(argument or None, defaults=_podlist_paths(around))
 
 
-def _podlist_present(_around: Surroundings) -> bool:
+def _podlist_present(around: Surroundings) -> bool:
+    return any(os.path.exists(path) for path in _podlist_paths(around))
+
+
+def _podlist_paths(around: Surroundings) -> tuple[str, ...]:
+    """Beside the kubelet's socket, wherever that is, before the places it usually is in."""
     from podgpu.allocation.podlist import DEFAULT_PATHS
 
-    return any(os.path.exists(path) for path in DEFAULT_PATHS)
+    beside = os.path.join(os.path.dirname(around.options["pod_resources_kubelet_socket"]), "podlist.json")
+    return tuple(dict.fromkeys((beside, *DEFAULT_PATHS)))
 
 
 def _kubelet(argument: str, around: Surroundings) -> AllocationSource:
@@ -72,14 +80,22 @@ def _kubelet(argument: str, around: Surroundings) -> AllocationSource:
 def _checkpoint(argument: str, around: Surroundings) -> AllocationSource:
     from podgpu.allocation.checkpoint import CheckpointAllocation
 
-    return CheckpointAllocation(argument or None, resource_names(around.options))
+    return CheckpointAllocation(argument or _checkpoint_path(around), resource_names(around.options))
 
 
 def _checkpoint_present(around: Surroundings) -> bool:
     """It lags behind the kubelet: of use where the kubelet's socket is not mounted."""
-    from podgpu.allocation.checkpoint import DEFAULT_PATH
+    path = _checkpoint_path(around)
+    return os.path.exists(path) and not os.path.exists(around.options["pod_resources_kubelet_socket"])
 
-    return os.path.exists(DEFAULT_PATH) and not os.path.exists(around.options["pod_resources_kubelet_socket"])
+
+def _checkpoint_path(around: Surroundings) -> str:
+    """In the directory of the kubelet whose socket is asked, if it is there, else where it usually is."""
+    from podgpu.allocation.checkpoint import DEFAULT_PATH, NAME
+
+    kubelet = os.path.dirname(os.path.dirname(os.path.abspath(around.options["pod_resources_kubelet_socket"])))
+    beside = os.path.join(kubelet, NAME)
+    return beside if os.path.exists(beside) else DEFAULT_PATH
 
 
 def _hpc(argument: str, around: Surroundings) -> AllocationSource:
@@ -96,17 +112,17 @@ def _processes(argument: str, around: Surroundings) -> AllocationSource:
     from podgpu.accounting.processes import ProcessHolders
 
     _refuse(argument, "processes")
-    return ProcessHolders(around.telemetry.processes, ContainerFinder())
+    return ProcessHolders(around.telemetry.processes, ContainerFinder(around.options["path_proc"]))
 
 
-def _processes_present(_around: Surroundings) -> bool:
+def _processes_present(around: Surroundings) -> bool:
     from podgpu.accounting.containers import in_host_pid_namespace
 
-    return in_host_pid_namespace() is True
+    return in_host_pid_namespace(around.options["path_proc"]) is True
 
 
 SOURCES: Mapping[str, Source] = {
-    "annotations": Source(_annotations, lambda _around: ApiAccess.at_hand()),
+    "annotations": Source(_annotations, lambda around: around.api.at_hand),
     "podlist": Source(_podlist, _podlist_present),
     "kubelet": Source(_kubelet, lambda _around: True),
     "checkpoint": Source(_checkpoint, _checkpoint_present),
@@ -125,7 +141,8 @@ def make_allocations(chosen: str, around: Surroundings) -> list[AllocationSource
     found = [name for name in names if SOURCES[name].present(around)]
     if found:
         _log.info("holders come from: %s", ", ".join(found))
-    return [SOURCES[name].make("", around) for name in found]
+    made = (unless_no_api(f"allocation auto ({name})", partial(SOURCES[name].make, "", around)) for name in found)
+    return [source for source in made if source is not None]
 
 
 def _make(entry: str, around: Surroundings) -> AllocationSource:

@@ -42,10 +42,16 @@ class ApiAccess:
         self._pods: Watcher[PodRecord] | None = None
         self.feeds: list[Watcher[Any] | SliceFeed] = []
 
-    @staticmethod
-    def at_hand() -> bool:
-        """A service account and a node name are here: what `--allocation auto` takes as leave to ask."""
-        return os.path.exists(_SERVICE_ACCOUNT_TOKEN) and bool(os.environ.get("NODE_NAME"))
+    @property
+    def at_hand(self) -> bool:
+        """A service account (or --kubeconfig) and a node name: what `--allocation auto` takes as leave to ask."""
+        in_cluster = "KUBERNETES_SERVICE_HOST" in os.environ and os.path.exists(_SERVICE_ACCOUNT_TOKEN)
+        return bool(os.environ.get("NODE_NAME")) and (self._kubeconfig is not None or in_cluster)
+
+    def check(self) -> None:
+        """Raises NoApi when this node's objects cannot be asked for from here."""
+        self._node()
+        self._access()
 
     def pods(self) -> Watcher[PodRecord]:
         """This node's pods."""

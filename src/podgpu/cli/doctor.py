@@ -13,17 +13,22 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from podgpu.allocation.identity import IdentityReader
 from podgpu.allocation.kubelet import KubeletAllocation
+from podgpu.allocation.source import AllocationSource
 from podgpu.catalog.counters import Counter, shipped_counters
+from podgpu.cli.allocations import Surroundings, make_allocations
+from podgpu.cli.api_access import ApiAccess, NoApi
 from podgpu.cli.exporter import read_counters
 from podgpu.cli.logs import configure_logging
 from podgpu.cli.option_table import EXPORTER_OPTIONS, Option
 from podgpu.cli.params import with_options
-from podgpu.cli.telemetries import open_telemetry
+from podgpu.cli.telemetries import open_telemetry, with_host_engine
 from podgpu.device_selection import parse_selection
-from podgpu.doctor.examine import DEADLINE, PROC, SYSFS, Question, examine
+from podgpu.doctor.examine import DEADLINE, SYSFS, Question, examine
 from podgpu.doctor.findings import Finding, Level, as_json, as_text, count, wrong
 from podgpu.errors import UsageError
+from podgpu.telemetry.source import Telemetry
 
 _SHARED = (
     "collectors",
@@ -32,8 +37,17 @@ _SHARED = (
     "no-hostname",
     "debug",
     "pod-resources-kubelet-socket",
+    "hpc-job-mapping-dir",
     "nvidia-resource-names",
+    "kubernetes-enable-dra",
     "telemetry",
+    "remote-hostengine-info",
+    "switch-devices",
+    "cpu-devices",
+    "allocation",
+    "kubeconfig",
+    "path-proc",
+    "path-varlog",
 )
 _HELP = {"kubernetes": "Pod labels are wanted. Not said: the kubelet is asked where its socket exists."}
 
@@ -45,7 +59,6 @@ def _options() -> list[Option]:
 
 DOCTOR_OPTIONS = (
     *_options(),
-    Option("path-proc", default=PROC, help="Where the host's /proc is.", ours=True),
     Option("path-sysfs", default=SYSFS, help="Where the host's /sys is.", ours=True),
     Option("json", default="false", help="Print the findings as JSON.", kind="bool", ours=True),
 )
@@ -60,24 +73,60 @@ def command(ctx: click.Context, /, **options: Any) -> int:
     The exit code is 0 when nothing is wrong, 1 when something is.
     """
     kubernetes_said = ctx.get_parameter_source("kubernetes") is not ParameterSource.DEFAULT
-    telemetry = open_telemetry(options["telemetry"])
-    with _logs(options["debug"]):
-        counters, findings = _counters(options["collectors"])
-        findings += examine(_question(options, counters, kubernetes_said), telemetry)
+    options = with_host_engine(ctx, options)
+    telemetry = open_telemetry(options["telemetry"], options)
+    api = ApiAccess(options["kubeconfig"])
+    try:
+        with _logs(options["debug"]):
+            counters, findings = _counters(options["collectors"])
+            sources, of_sources = _sources(options, kubernetes_said, api, telemetry)
+            question = _question(options, counters, sources, api)
+            findings += [*examine(question, telemetry), *of_sources]
+    finally:
+        api.close()
     _print(as_json(findings) if options["json"] else as_text(findings, _wants_colour()))
     return 1 if count(findings, Level.WRONG) else 0
 
 
-def _question(options: dict[str, Any], counters: tuple[Counter, ...], kubernetes_said: bool) -> Question:
-    wanted = options["kubernetes"] or not kubernetes_said
-    names = frozenset(name.strip() for name in options["nvidia_resource_names"].split(",") if name.strip())
-    # The kubelet's own deadline is the shorter one: its message says more than the worker's.
-    kubelet = KubeletAllocation(options["pod_resources_kubelet_socket"], names, DEADLINE * 0.8) if wanted else None
+def _sources(
+    options: dict[str, Any], kubernetes_said: bool, api: ApiAccess, telemetry: Telemetry
+) -> tuple[tuple[AllocationSource, ...], list[Finding]]:
+    """Those the exporter would ask. Without -k said, pod labels are taken to be wanted."""
+    asked = {**options, "kubernetes": options["kubernetes"] or not kubernetes_said}
+    findings = []
+    try:
+        sources = make_allocations(options["allocation"], Surroundings(asked, api, telemetry))
+    except NoApi as e:
+        sources, findings = [], [wrong("allocation", f"--allocation {options['allocation']}: {e}")]
+    for source in sources:
+        if isinstance(source, KubeletAllocation):
+            source.client.deadline = DEADLINE * 0.8  # the shorter one: its message says more than the worker's
+            if options["kubernetes_enable_dra"] and source.claims is None:
+                findings.append(_no_claims(api))
+    return tuple(sources), findings
+
+
+def _no_claims(api: ApiAccess) -> Finding:
+    try:
+        api.check()
+    except NoApi as e:
+        return wrong("DRA", f"--kubernetes-enable-dra: {e}")
+    return wrong("DRA", "--kubernetes-enable-dra: the ResourceSlices cannot be watched", "run it again with --debug")
+
+
+def _question(
+    options: dict[str, Any], counters: tuple[Counter, ...], sources: tuple[AllocationSource, ...], api: ApiAccess
+) -> Question:
+    varlog = options["path_varlog"]
     return Question(
         counters=counters,
         selection=parse_selection(options["devices"]),
-        kubelet=kubelet,
+        sources=sources,
         kubelet_required=options["kubernetes"],
+        feeds=tuple(api.feeds),
+        identities=IdentityReader(
+            os.path.join(varlog, "pods"), os.path.join(varlog, "containers"), pods=api.known_pods
+        ),
         no_hostname=options["no_hostname"],
         proc=options["path_proc"],
         sysfs=options["path_sysfs"],

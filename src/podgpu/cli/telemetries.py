@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
+from typing import Any
 
+import click
+
+from podgpu.cli.option_table import EXPORTER_OPTIONS
+from podgpu.cli.params import given, naming_variable
+from podgpu.device_selection import parse_selection
 from podgpu.errors import UsageError
 from podgpu.telemetry.source import Telemetry
 
+_log = logging.getLogger(__name__)
 DEFAULT_SPEC = "8xH100"
+Options = Mapping[str, Any]
 
 
-def _nvml(argument: str) -> Telemetry:
+def _nvml(argument: str, _options: Options) -> Telemetry:
     from podgpu.accounting.containers import in_host_pid_namespace
     from podgpu.telemetry.nvml import NvmlTelemetry
 
@@ -19,7 +28,7 @@ def _nvml(argument: str) -> Telemetry:
     return NvmlTelemetry(sees_processes=in_host_pid_namespace() is True)
 
 
-def _simulated(argument: str) -> Telemetry:
+def _simulated(argument: str, _options: Options) -> Telemetry:
     from podgpu.simulate.driver import SimulatedNvml
     from podgpu.simulate.node import place_loads, tenants
     from podgpu.telemetry.nvml import NvmlTelemetry
@@ -30,11 +39,64 @@ def _simulated(argument: str) -> Telemetry:
     return NvmlTelemetry(driver, "simulated", count_expected=lambda: count)
 
 
-TELEMETRIES: Mapping[str, Callable[[str], Telemetry]] = {"auto": _nvml, "nvml": _nvml, "simulated": _simulated}
+def _dcgm(argument: str, options: Options) -> Telemetry:
+    from podgpu.telemetry.dcgm import DcgmSettings, DcgmTelemetry
+
+    engine = options.get("host_engine")
+    settings = DcgmSettings(
+        address=engine,
+        interval=options.get("collect_interval", options.get("interval", 30.0)),
+        log_level=options.get("dcgm_log_level", "") if options.get("enable_dcgm_log") else "",
+        switches=parse_selection(options.get("switch_devices", "f"), "-s"),
+        cpus=parse_selection(options.get("cpu_devices", "f"), "-p"),
+        library=argument,
+    )
+    return DcgmTelemetry(settings, _nvml("", options) if engine is None or engine.is_local else None)
 
 
-def open_telemetry(chosen: str) -> Telemetry:
+def _exporter(argument: str, options: Options) -> Telemetry:
+    from podgpu.cli.pages import open_page
+    from podgpu.telemetry.exporter import ExporterTelemetry
+
+    if not argument:
+        raise UsageError("--telemetry exporter: name its page, as in exporter:http://localhost:9400/metrics")
+    by_name = options.get("kubernetes_gpu_id_type") == "device-name"
+    return ExporterTelemetry(open_page(argument, options), _nvml("", options), device_name_ids=by_name)
+
+
+TELEMETRIES: Mapping[str, Callable[[str, Options], Telemetry]] = {
+    "auto": _nvml,
+    "nvml": _nvml,
+    "dcgm": _dcgm,
+    "exporter": _exporter,
+    "simulated": _simulated,
+}
+
+
+def open_telemetry(chosen: str, options: Options | None = None) -> Telemetry:
+    """`options`: the exporter's, for sources that need more than their argument."""
     name, _, argument = chosen.partition(":")
     if name not in TELEMETRIES:
         raise UsageError(f"--telemetry {chosen!r}: unknown source; there are {', '.join(TELEMETRIES)}")
-    return TELEMETRIES[name](argument)
+    engine = (options or {}).get("host_engine")
+    if engine is not None and name == "auto":
+        name = "dcgm"
+    if engine is not None and name != "dcgm":
+        _log.warning("-r %s: not used, since figures come from --telemetry %s", engine.text, name)
+    return TELEMETRIES[name](argument, options or {})
+
+
+def with_host_engine(ctx: click.Context, options: dict[str, Any]) -> dict[str, Any]:
+    """The options, with DCGM's checked. A host engine counts only where it was named: there is none by default."""
+    from podgpu.telemetry.dcgm_session import parse_address
+
+    rows = {option.flag: option for option in EXPORTER_OPTIONS}
+    engine = None
+    with naming_variable(ctx, "remote_hostengine_info"):
+        if given(ctx, rows["remote-hostengine-info"]) and options["remote_hostengine_info"]:
+            engine = parse_address(options["remote_hostengine_info"])
+    for parameter, letter in (("switch_devices", "-s"), ("cpu_devices", "-p")):
+        if parameter in options:
+            with naming_variable(ctx, parameter):
+                parse_selection(options[parameter], letter)
+    return {**options, "host_engine": engine}

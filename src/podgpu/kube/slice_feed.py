@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from podgpu.errors import SourceError
 from podgpu.kube.access import ApiConfig
@@ -43,6 +43,10 @@ class SliceFeed:
     @property
     def error(self) -> SourceError | None:
         return self._watcher.error
+
+    @property
+    def failures(self) -> Mapping[str, int]:
+        return self._watcher.failures
 
     def close(self) -> None:
         self._watcher.close()

@@ -1,0 +1,195 @@
+"""Pods come and go at random while the kubelet is well or ill: a page never names who did not hold the device.
+
+Real gRPC, the exporter's own agent, injected time. A reading is due every allocation interval, as the agent's loop
+takes it; pages are looked at after every step.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from podgpu.agent.allocation_turn import KEEP_SECONDS
+from podgpu.agent.loop import Agent, Clock, Settings
+from podgpu.allocation.kubelet import KubeletAllocation
+from podgpu.catalog.counters import parse_counters
+from podgpu.join import Policy
+from podgpu.simulate.driver import SimulatedNvml
+from podgpu.simulate.kubelet import RATE_LIMITED, SimulatedKubelet, SimulatedPod
+from podgpu.telemetry.nvml import NvmlTelemetry
+from tests.nodes.clock import FakeClock
+
+GPUS, PODS = 3, 4
+INTERVAL = 5.0
+GRACE = 1.0
+COUNTERS = parse_counters("DCGM_FI_DEV_GPU_UTIL,gauge,u\n", "test")
+
+Holding = tuple[int, str]
+"""Number of the GPU, name of the pod."""
+
+_LABELS = re.compile(r'gpu="(\d+)".*?pod="([^"]*)"')
+
+
+@dataclass
+class Truth:
+    """What really happened, by the clock."""
+
+    held: set[Holding] = field(default_factory=set)
+    released_at: dict[Holding, float] = field(default_factory=dict)
+    at_last_reading: frozenset[Holding] = frozenset()
+    """What was held when the kubelet last answered."""
+    last_answer: float = float("-inf")
+    answers: bool = True
+
+
+class Churn:
+    """One node, its pods, and the readings that fall due while time passes."""
+
+    def __init__(self, kubelet: SimulatedKubelet) -> None:
+        self.kubelet = kubelet
+        self.clock = FakeClock()
+        self.truth = Truth()
+        self.driver = SimulatedNvml(f"{GPUS}xT4", clock=self.clock.monotonic, wall=self.clock.wall, unrest=0)
+        self.uuids = [gpu.uuid for gpu in self.driver.machine.gpus]
+        telemetry = NvmlTelemetry(
+            self.driver, count_expected=lambda: GPUS, clock=self.clock.monotonic, wall=self.clock.wall
+        )
+        self.agent = Agent(
+            telemetry,
+            [KubeletAllocation(kubelet.socket, clock=self.clock.monotonic)],
+            Settings(allocation_interval=INTERVAL, policy=Policy(counters=COUNTERS)),
+            Clock(self.clock.monotonic, self.clock.wall),
+        )
+        self.well()
+        self._list_pods()
+        self.agent.read_telemetry()
+        self.read()
+
+    def close(self) -> None:
+        self.driver.faults.unload_driver()
+        self.agent.stop()
+
+    # Steps
+
+    def assign(self, holding: Holding) -> None:
+        self.truth.held.add(holding)
+        self.truth.released_at.pop(holding, None)
+        self._list_pods()
+
+    def release(self, holding: Holding) -> None:
+        if holding in self.truth.held:
+            self.truth.held.remove(holding)
+            self.truth.released_at[holding] = self.clock.monotonic()
+            self._list_pods()
+
+    def wait(self, seconds: float) -> None:
+        """Time passes; readings are taken when they fall due."""
+        until = self.clock.monotonic() + seconds
+        while (due := self.last_reading + INTERVAL) <= until:
+            self.clock.advance(due - self.clock.monotonic())
+            self.read()
+            self.check()
+        self.clock.advance(until - self.clock.monotonic())
+
+    def tick(self) -> None:
+        """A telemetry turn renders anew what is known of holders, and reads none."""
+        self.agent.read_telemetry()
+
+    def ill(self, how: str) -> None:
+        self.well()
+        self.truth.answers = False
+        if how == "garbage":
+            self.kubelet.raw_answer = b"\xff" * 20
+        elif how == "rate limit":
+            self.kubelet.refusal = RATE_LIMITED
+        else:
+            self.kubelet.refusal = ("UNAVAILABLE", "restarting")
+
+    def well(self) -> None:
+        self.truth.answers = True
+        self.kubelet.refusal = self.kubelet.raw_answer = None
+
+    def _list_pods(self) -> None:
+        held = sorted(self.truth.held)
+        self.kubelet.pods = tuple(
+            SimulatedPod("ns", pod, {"main": {"nvidia.com/gpu": [self.uuids[g] for g, p in held if p == pod]}})
+            for pod in sorted({pod for _, pod in held})
+        )
+
+    # What must hold
+
+    def read(self) -> None:
+        self.agent.read_allocation()
+        self.last_reading = self.clock.monotonic()
+        if self.truth.answers:
+            self.truth.at_last_reading = frozenset(self.truth.held)
+            self.truth.last_answer = self.last_reading
+
+    def check(self) -> None:
+        page = self.agent.published.fresh.plain.decode()
+        now, truth = self.clock.monotonic(), self.truth
+        info = set(_named(page, "podgpu_allocation_info"))
+        labelled = set(_named(page, "DCGM_FI_DEV_GPU_UTIL"))
+        assert info <= truth.at_last_reading, "named, but not held when the kubelet last answered"
+        assert labelled <= info
+        if truth.last_answer == self.last_reading:
+            for holding in info - truth.held:
+                assert now - truth.released_at[holding] <= INTERVAL + GRACE, "named long after it was released"
+            assert info == truth.at_last_reading, "held when the kubelet last answered, but not named"
+        elif self.last_reading - truth.last_answer > KEEP_SECONDS:
+            assert not info, "the kubelet is away for so long that nobody knows"
+        else:
+            assert info == truth.at_last_reading, "a kubelet that is away for a moment ends no pods"
+        alone = {g for g, _ in info if sum(g == other for other, _ in info) == 1}
+        assert {g for g, _ in labelled} == alone, "a device's figures are its sole holder's"
+
+
+def _named(page: str, family: str) -> Iterator[Holding]:
+    for line in page.splitlines():
+        if line.startswith(family + "{") and (found := _LABELS.search(line)):
+            yield int(found[1]), found[2]
+
+
+@pytest.fixture(scope="module")
+def kubelet() -> Iterator[SimulatedKubelet]:
+    logging.disable(logging.WARNING)
+    with (
+        tempfile.TemporaryDirectory(prefix="pg", dir="/tmp") as folder,  # a short path, for a socket
+        SimulatedKubelet(str(Path(folder) / "kubelet.sock")) as running,
+    ):
+        yield running
+    logging.disable(logging.NOTSET)
+
+
+HOLDINGS = st.tuples(st.integers(0, GPUS - 1), st.sampled_from([f"pod-{n}" for n in range(PODS)]))
+STEPS = st.one_of(
+    st.tuples(st.just("assign"), HOLDINGS),
+    st.tuples(st.just("release"), HOLDINGS),
+    st.tuples(st.just("assign"), HOLDINGS),
+    st.tuples(st.just("wait"), st.sampled_from([0.3, 1.0, 4.9, 5.0, 7.5, 70.0])),
+    st.tuples(st.just("wait"), st.floats(0.01, 12.0)),
+    st.just(("tick",)),
+    st.tuples(st.just("ill"), st.sampled_from(["garbage", "rate limit", "restarting"])),
+    st.just(("well",)),
+    st.just(("well",)),
+)
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.lists(STEPS, min_size=40, max_size=100))
+def test_no_page_names_who_does_not_hold_the_device(kubelet: SimulatedKubelet, steps: list[tuple[str, object]]) -> None:
+    churn = Churn(kubelet)
+    try:
+        for name, *arguments in steps:
+            getattr(churn, name)(*arguments)
+            churn.check()
+    finally:
+        churn.close()
