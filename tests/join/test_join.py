@@ -10,7 +10,16 @@ from hypothesis import strategies as st
 from podgpu.catalog.counters import parse_counters, shipped_counters
 from podgpu.exposition.text import encode
 from podgpu.join import Policy, join
-from podgpu.model import Assignment, Device, Reading, Snapshot, Workload, XidTally
+from podgpu.model import (
+    Assignment,
+    ContainerUsage,
+    Device,
+    Reading,
+    Snapshot,
+    Usage,
+    Workload,
+    XidTally,
+)
 from podgpu.snapshot_json import dump_snapshot, load_snapshot
 
 COUNTERS = (shipped_counters("dcp") or ()) + parse_counters("DCGM_EXP_XID_ERRORS_COUNT,gauge,n\n", "test")
@@ -110,3 +119,12 @@ def test_xid_attributes_stand_sorted_among_the_pod_labels() -> None:
     )
     page = encode(join(snapshot, POLICY)).decode()
     assert 'Hostname="h",container="c",err_code="0",err_msg="no error",namespace="ns",pod="p"} 0' in page
+
+
+def test_holders_without_names_are_told_apart_by_uid() -> None:
+    holders = [Workload(uid=f"u-{n}", container_id=str(n) * 64) for n in range(2)]
+    usage = Usage(tuple(ContainerUsage("GPU-0", holder, allocated_ns=1) for holder in holders))
+    snapshot = Snapshot(1.0, (GPUS[0],), (Reading(GPUS[0], {150: 40}),), usage=usage)
+    page = encode(join(snapshot, POLICY))
+    assert len(series(page)) == len(set(series(page)))
+    assert 'pod_uid="u-1"' in page.decode()

@@ -272,8 +272,10 @@ class Agent:
                 self._wake.clear()
 
     def _allocation_loop(self) -> None:
+        due = self.clock.monotonic() + self.settings.allocation_interval
         while not self._stopping:
-            self._allocate_now.wait(self.settings.allocation_interval)
+            self._allocate_now.wait(max(0.0, due - self.clock.monotonic()))
+            due = self.clock.monotonic() + self.settings.allocation_interval
             if not self._stopping:
                 self.read_counters()
                 self.read_allocation()

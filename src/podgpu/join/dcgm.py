@@ -152,13 +152,16 @@ def model_name(model: str, replace_blanks: bool) -> str:
 
 
 def holder_pairs(holder: Workload, policy: Policy) -> list[tuple[str, str]]:
+    """What is not known has no label; who has no name goes by uid and container id."""
     if holder.job:
         return [("hpc_job", holder.job)]
     names = (
         ("container_name", "pod_namespace", "pod_name") if policy.old_namespace else ("container", "namespace", "pod")
     )
-    pairs = list(zip(names, (holder.container, holder.namespace, holder.pod), strict=True))
-    return [*pairs, ("pod_uid", holder.uid)] if policy.pod_uid and holder.uid else pairs
+    pairs = [*zip(names, (holder.container, holder.namespace, holder.pod), strict=True)]
+    pairs += [("pod_uid", holder.uid)] if policy.pod_uid or not holder.pod else []
+    pairs += [] if holder.pod else [("container_id", holder.container_id)]
+    return [pair for pair in pairs if pair[1]]
 
 
 def _samples(counter: Counter, labelled: Sequence[_Labelled], snapshot: Snapshot, policy: Policy) -> Iterator[Sample]:
@@ -238,7 +241,18 @@ def _clock_event_samples(labelled: Sequence[_Labelled], snapshot: Snapshot, poli
 
 
 HOLDER_LABELS = frozenset(
-    {"container", "container_name", "hpc_job", "namespace", "pod", "pod_name", "pod_namespace", "pod_uid", "vgpu"}
+    {
+        "container",
+        "container_id",
+        "container_name",
+        "hpc_job",
+        "namespace",
+        "pod",
+        "pod_name",
+        "pod_namespace",
+        "pod_uid",
+        "vgpu",
+    }
     | {f"dra_{part}" for part in ("claim_name", "claim_namespace", "device_name", "driver_name", "pool_name")}
     | {"dra_mig_device_uuid", "dra_mig_profile"}
 )

@@ -17,14 +17,15 @@ Host = tuple[tuple[str, str], ...]
 
 
 def device_families(snapshot: Snapshot, host: Host) -> list[Family]:
+    allocations = _allocations(snapshot)
     return [
         f.DEVICE_COUNT.of(_device_counts(snapshot, host)),
         f.THROTTLED.of(_throttled(snapshot, host)),
         f.DEVICE_XIDS.of(_device_xids(snapshot, host)),
         f.XIDS.of(_xids(snapshot, host, last_seen=False)),
         f.XID_LAST_SEEN.of(_xids(snapshot, host, last_seen=True)),
-        f.ALLOCATION_INFO.of([Sample(labels, 1) for labels, _ in _allocations(snapshot)]),
-        f.ALLOCATION_SHARE.of([Sample(labels, share) for labels, share in _allocations(snapshot) if share is not None]),
+        f.ALLOCATION_INFO.of([Sample(labels, 1) for labels, _ in allocations]),
+        f.ALLOCATION_SHARE.of([Sample(labels, share) for labels, share in allocations if share is not None]),
     ]
 
 
