@@ -23,3 +23,14 @@ def test_promtool_check_metrics(scenario: str) -> None:
     findings = (checked.stdout + checked.stderr).decode()
     assert checked.returncode in PARSES, findings
     assert [line for line in findings.splitlines() if "podgpu_" in line] == []
+
+
+@pytest.mark.skipif(PROMTOOL is None, reason="promtool is not here; on Debian: apt-get install prometheus")
+def test_usage_families_have_no_fault_but_dcgm_exporters_label() -> None:
+    """What containers use carries the device labels of the DCGM series, and `modelName` is dcgm-exporter's spelling."""
+    text = (NODES / "usage-time-sliced" / "expected.prom").read_bytes()
+    checked = subprocess.run([str(PROMTOOL), "check", "metrics"], input=text, capture_output=True, timeout=60)
+    findings = (checked.stdout + checked.stderr).decode()
+    assert checked.returncode in PARSES, findings
+    ours = {line.partition(" ")[2] for line in findings.splitlines() if line.startswith("podgpu_")}
+    assert ours == {"label names should be written in 'snake_case' not 'camelCase'"}

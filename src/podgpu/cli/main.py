@@ -48,8 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def run(arguments: list[str]) -> int:
     """0: fine; 1: podgpu cannot run or found something wrong; 2: it was called wrongly."""
-    if arguments[:1] == ["exporter"]:
-        arguments = normalise(arguments, EXPORTER_OPTIONS)
+    if arguments[:1] and arguments[0] in COMMANDS:
+        arguments = normalise(arguments, EXPORTER_OPTIONS)  # the commands share its options and their spelling
     try:
         result = cli.main(arguments, prog_name="podgpu", standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as e:
