@@ -10,8 +10,8 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from ctypes import byref
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +19,7 @@ from typing import Any
 from podgpu.errors import DriverGone, SourceError, UsageError
 from podgpu.telemetry import dcgm_structs as s
 from podgpu.telemetry.dcgm_library import DcgmLibrary, parse_version, shown, versioned
+from podgpu.telemetry.gate import Gate
 
 _log = logging.getLogger(__name__)
 DEFAULT_PORT = 5555
@@ -71,11 +72,11 @@ class DcgmSession:
         self._library: DcgmLibrary | None = None
         self.engine_version: tuple[int, ...] = ()
         self._handle = 0
-        self._open = False
         self.lost = False
         """A call found the connection gone: to be closed and opened again."""
-        self._in_flight = 0
-        self._idle = threading.Condition()
+        self._gate = Gate("DCGM")
+        self.using = self._gate.passed
+        """Around every group of calls, so that `close` never pulls the connection away under one."""
         self._life = threading.Lock()
         self._delay = _FIRST_DELAY
         self._retry_at = float("-inf")
@@ -84,7 +85,7 @@ class DcgmSession:
 
     @property
     def is_open(self) -> bool:
-        return self._open
+        return self._gate.is_open
 
     @property
     def library(self) -> DcgmLibrary:
@@ -101,7 +102,7 @@ class DcgmSession:
     def open(self) -> None:
         """Connect, or start the engine. After a failure only once the back-off has passed. Raises SourceError."""
         with self._life:
-            if self._open:
+            if self._gate.is_open:
                 return
             if self._failure is not None and self._clock() < self._retry_at:
                 raise DriverGone(str(self._failure), self._failure.reason)
@@ -111,7 +112,8 @@ class DcgmSession:
                 self._failure = e
                 self._back_off()
                 raise
-            self._failure, self._delay, self.lost, self._open = None, _FIRST_DELAY, False, True
+            self._failure, self._delay, self.lost = None, _FIRST_DELAY, False
+            self._gate.open()
 
     def _back_off(self) -> None:
         self._retry_at = self._clock() + self._delay
@@ -201,13 +203,10 @@ class DcgmSession:
         if not self._life.acquire(timeout=wait):
             return False
         try:
-            with self._idle:
-                if not self._open:
-                    return True
-                self._open = False  # nobody new comes in while we wait
-                if not self._idle.wait_for(lambda: self._in_flight == 0, wait):
-                    self._open = True
-                    return False
+            if not self._gate.is_open:
+                return True
+            if not self._gate.shut(wait):
+                return False
             if not self.lost:
                 with suppress(SourceError):
                     before()
@@ -224,20 +223,6 @@ class DcgmSession:
         self._handle = 0
 
     # -- calls ---------------------------------------------------------------------------------------------------
-
-    @contextmanager
-    def using(self) -> Iterator[None]:
-        """Around every group of calls, so that `close` never pulls the connection away under one."""
-        with self._idle:
-            if not self._open:
-                raise DriverGone("podgpu has let go of DCGM", "released")
-            self._in_flight += 1
-        try:
-            yield
-        finally:
-            with self._idle:
-                self._in_flight -= 1
-                self._idle.notify_all()
 
     def call(self, name: str, *arguments: Any) -> None:
         """One call over the connection. Raises Unsupported, DeviceLost, DriverGone or SourceError."""

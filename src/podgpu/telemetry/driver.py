@@ -5,15 +5,15 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from ctypes import byref
 from typing import Any
 
 import pynvml
 
 from podgpu.errors import DeviceLost, DriverGone, SourceError, StartError, Unsupported
+from podgpu.telemetry.gate import Gate
 
 _UNSUPPORTED = {
     pynvml.NVML_ERROR_NOT_SUPPORTED: "not_supported",
@@ -64,53 +64,36 @@ class VersionMismatch(StartError):
 class NvmlDriver:
     def __init__(self, nvml: Any = pynvml) -> None:
         self._nvml = nvml
-        self._idle = threading.Condition()
-        self._in_flight = 0
-        self._open = False
+        self._gate = Gate("the driver")
+        self.using = self._gate.passed
+        """Around every group of calls, so that `close` never pulls the library away under one."""
 
     @property
     def is_open(self) -> bool:
-        return self._open
+        return self._gate.is_open
 
     def open(self) -> None:
         """Initialise NVML; does nothing when that is done. Raises DriverGone or VersionMismatch.
 
-        One thread opens (the inventory's worker); nvmlInit runs outside the lock because it can hang.
+        One thread opens: the inventory's worker.
         """
-        if not self._open:
+        if not self._gate.is_open:
             self.call("nvmlInit")
-            self._open = True
+            self._gate.open()
 
     def close(self, wait: float, before: Callable[[], None] = lambda: None) -> bool:
         """Shut NVML down once no call is in flight; False (and still open) when one does not return in time.
 
         `before` frees what was allocated, at a moment when nobody can be using it.
         """
-        with self._idle:
-            if not self._open:
-                return True
-            self._open = False  # nobody new comes in while we wait
-            if not self._idle.wait_for(lambda: self._in_flight == 0, wait):
-                self._open = True
-                return False
-            with suppress(SourceError):  # the driver may be gone already: then nothing is left to let go of
-                before()
-                self.call("nvmlShutdown")
+        if not self._gate.is_open:
             return True
-
-    @contextmanager
-    def using(self) -> Iterator[None]:
-        """Around every group of calls, so that `close` never pulls the library away under one."""
-        with self._idle:
-            if not self._open:
-                raise DriverGone("podgpu has let go of the driver", "released")
-            self._in_flight += 1
-        try:
-            yield
-        finally:
-            with self._idle:
-                self._in_flight -= 1
-                self._idle.notify_all()
+        if not self._gate.shut(wait):
+            return False
+        with suppress(SourceError):  # the driver may be gone already: then nothing is left to let go of
+            before()
+            self.call("nvmlShutdown")
+        return True
 
     def constant(self, name: str) -> Any:
         return getattr(self._nvml, name)
