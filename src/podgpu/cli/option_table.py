@@ -62,7 +62,14 @@ EXPORTER_OPTIONS: tuple[Option, ...] = (
         "How often the GPUs are read: a plain number is milliseconds, 5s and 1m work too; at least 100 ms.",
         "duration",
     ),
-    Option("kubernetes", "k", "DCGM_EXPORTER_KUBERNETES", "false", "Put pod labels on, from the kubelet.", "bool"),
+    Option(
+        "kubernetes",
+        "k",
+        "DCGM_EXPORTER_KUBERNETES",
+        "false",
+        "Put pod labels on, from every source that knows (see --allocation).",
+        "bool",
+    ),
     Option(
         "use-old-namespace",
         "o",
