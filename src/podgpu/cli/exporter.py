@@ -19,6 +19,7 @@ from podgpu.catalog.counters import SHIPPED, Counter, shipped_counters
 from podgpu.cli.allocations import Surroundings, make_allocations
 from podgpu.cli.api_access import ApiAccess, unless_no_api
 from podgpu.cli.logs import configure_logging
+from podgpu.cli.memory import share_one_heap
 from podgpu.cli.option_table import EXPORTER_OPTIONS
 from podgpu.cli.params import given, naming_variable, with_options
 from podgpu.cli.telemetries import open_telemetry, with_host_engine
@@ -44,6 +45,7 @@ _COUNTERS_DIRECTORY = "/etc/dcgm-exporter"
 @click.pass_context
 def command(ctx: click.Context, /, **options: Any) -> None:
     """Export this node's GPUs to Prometheus. Takes every flag and variable of dcgm-exporter."""
+    share_one_heap()
     configure_logging(options["log_format"], options["debug"])
     with naming_variable(ctx, "address"):
         address = parse_address(options["address"])
