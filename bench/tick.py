@@ -17,8 +17,8 @@ from bench.figures import Figure
 from bench.node import EIGHT_GPUS, TickClock, bench_agent, simulated_driver
 from bench.rendering import turn_seconds
 from bench.running import kubelet_of
-from podgpu.agent.publish import Body
 from podgpu.allocation.kubelet import KubeletAllocation
+from podgpu.exposition.body import Body
 from podgpu.exposition.text import encode
 from podgpu.join import Policy, join, self_families
 from podgpu.model import Snapshot

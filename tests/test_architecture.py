@@ -14,10 +14,10 @@ ROWS = [
     {"cli"},
     {"serve"},
     {"doctor", "top"},
-    {"agent"},
+    {"agent", "cluster"},
     {"enrich"},
     {"telemetry", "allocation", "accounting", "configuration"},
-    {"kube", "files"},
+    {"kube", "files", "figures"},
     {"join", "exposition", "device_ids", "device_selection", "snapshot_json"},
     {"catalog"},
     {"model", "errors", "__init__"},
@@ -25,7 +25,17 @@ ROWS = [
 """Top row first. Rooms on one row do not import each other, except through a lower row."""
 
 SIMULATE_MAY_USE = {"telemetry", "allocation", "kube", "model", "errors", "catalog", "simulate"}
-PURE = {"join", "exposition", "device_ids", "device_selection", "snapshot_json", "catalog", "model", "errors"}
+PURE = {
+    "figures",
+    "join",
+    "exposition",
+    "device_ids",
+    "device_selection",
+    "snapshot_json",
+    "catalog",
+    "model",
+    "errors",
+}
 WORLD = {"os", "socket", "time", "ctypes", "grpc", "aiohttp", "asyncio", "threading", "subprocess", "pynvml", "pathlib"}
 
 

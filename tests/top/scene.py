@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from podgpu.figures.device import DeviceFigures, HolderFigures, View
 from podgpu.model import Assignment, ContainerUsage, Device, DeviceTotals, Reading, Snapshot, Usage, Workload
-from podgpu.top.figures import DeviceFigures, HolderFigures, View
 
 HEADER = ["GPU", "MODEL", "HOLDER", "UTIL", "MEM", "GiB", "POWER", "TEMP", "PROC", "IDLE"]
 GIB = 1024**3

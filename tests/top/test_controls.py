@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podgpu.errors import SourceError
+from podgpu.figures.device import DeviceFigures
 from podgpu.top.cells import PLAIN, width_of
 from podgpu.top.controls import Controls
 from podgpu.top.feed import Seen
-from podgpu.top.figures import DeviceFigures
 from podgpu.top.frame import Frame, frame_of
 from podgpu.top.history import History
 from podgpu.top.keys import KeyReader

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from podgpu.top.figures import DeviceFigures
+from podgpu.figures.device import DeviceFigures
 from podgpu.top.history import POWER_WINDOW, History, Idle
 from tests.top.scene import BATCH, TRAINER, holder, view
 

@@ -2,29 +2,12 @@
 
 from __future__ import annotations
 
-import gzip
 from dataclasses import dataclass
 
+from podgpu.exposition.body import EMPTY, Body
 from podgpu.exposition.text import encode
 from podgpu.join import Policy, figure_families, gpu_manager_families, self_families
 from podgpu.model import Snapshot
-
-_GZIP_LEVEL = 1  # label text repeats: level 1 already gives 20:1, and this runs in every tick
-
-
-@dataclass(frozen=True, slots=True)
-class Body:
-    """A response body in both encodings."""
-
-    plain: bytes
-    zipped: bytes
-
-    @classmethod
-    def of(cls, plain: bytes) -> Body:
-        return cls(plain, gzip.compress(plain, _GZIP_LEVEL, mtime=0))
-
-
-EMPTY = Body.of(b"")
 
 
 @dataclass(frozen=True, slots=True)

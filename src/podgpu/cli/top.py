@@ -148,8 +148,8 @@ def _identities(varlog: str, api: ApiAccess) -> Identities:
 def _policy() -> Policy:
     from podgpu.catalog.counters import Counter
     from podgpu.catalog.fields import fields
+    from podgpu.figures.device import FIELDS
     from podgpu.join import Policy
-    from podgpu.top.figures import FIELDS
 
     return Policy(counters=tuple(Counter(fields()[i], fields()[i].name, "gauge", "") for i in FIELDS))
 

@@ -13,7 +13,7 @@ from aiohttp import web
 from podgpu import __version__
 from podgpu.agent import health
 from podgpu.agent.loop import Agent
-from podgpu.agent.publish import EMPTY, Body
+from podgpu.exposition.body import EMPTY, Body
 from podgpu.exposition.text import CONTENT_TYPE
 
 DEFAULT_RELEASE_SECONDS = 60.0

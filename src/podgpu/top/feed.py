@@ -10,7 +10,7 @@ from typing import Protocol
 
 from podgpu.agent.isolate import Isolation
 from podgpu.errors import SourceError, StartError
-from podgpu.top.figures import View
+from podgpu.figures.device import View
 from podgpu.top.history import History
 from podgpu.top.lines import Line, lines_of
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from podgpu.top.figures import DeviceFigures, HolderFigures, ProcessFigures, View, Who, holder_text, who_is
+from podgpu.figures.device import DeviceFigures, HolderFigures, ProcessFigures, View, Who, holder_text, who_is
 from podgpu.top.history import History, Idle
 
 Kind = Literal["gpu", "instance", "holder", "process"]

@@ -10,10 +10,10 @@ from podgpu.agent.allocation_turn import Identities
 from podgpu.agent.loop import Agent
 from podgpu.catalog.fields import Field
 from podgpu.errors import SourceError
+from podgpu.figures.device import ProcessFigures, View
+from podgpu.figures.from_snapshot import view_of_snapshot
 from podgpu.model import Device, DeviceUsage, ProcessUsage, Workload
 from podgpu.telemetry.source import GpuAnswer, Inventory, Telemetry, UsageFlaws, XidEvent
-from podgpu.top.figures import ProcessFigures, View
-from podgpu.top.from_snapshot import view_of_snapshot
 
 _ALLOCATION_SECONDS = 1.0
 

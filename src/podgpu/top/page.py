@@ -14,8 +14,8 @@ from urllib.parse import SplitResult, unquote, urlsplit
 from podgpu import __version__
 from podgpu.errors import SourceError, UsageError
 from podgpu.exposition.parse import BadExposition, parse_text
-from podgpu.top.figures import View
-from podgpu.top.from_page import view_of_page
+from podgpu.figures.device import View
+from podgpu.figures.from_page import view_of_page
 
 LARGEST_PAGE = 64 * 1024 * 1024
 DEADLINE = 5.0

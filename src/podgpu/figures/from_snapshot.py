@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from podgpu.model import ContainerUsage, Device, DeviceTotals, Snapshot, Value
-from podgpu.top.figures import (
+from podgpu.figures.device import (
     POWER,
     TEMPERATURE,
     DeviceFigures,
@@ -17,6 +16,7 @@ from podgpu.top.figures import (
     utilization_of,
     who_is,
 )
+from podgpu.model import ContainerUsage, Device, DeviceTotals, Snapshot, Value
 
 _NS = 1_000_000_000
 _MJ = 1000

@@ -1,4 +1,4 @@
-"""Devices and their holders with every figure the table has, wherever it came from. None: nobody knows it. Pure."""
+"""Devices and their holders with every figure that people look at, wherever it came from. None: nobody knows it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ UTIL, GR_ENGINE = 203, 1001
 FB_TOTAL, FB_FREE, FB_USED, FB_RESERVED = 250, 251, 252, 253
 POWER, TEMPERATURE = 155, 150
 FIELDS = (UTIL, GR_ENGINE, FB_TOTAL, FB_FREE, FB_USED, FB_RESERVED, POWER, TEMPERATURE)
-"""DCGM fields the table is made of."""
+"""DCGM fields the figures are made of."""
 
 _MIB = 1024 * 1024
 Who = tuple[str, ...]
@@ -37,6 +37,10 @@ class HolderFigures:
     busy_seconds: float | None = None
     idle_seconds: float | None = None
     energy_joules: float | None = None
+    share: float | None = None
+    """Part of the device it was given."""
+    idle_since: float | None = None
+    """Unix time since which it has run nothing, as far as anybody watched. None: it runs something, or not known."""
 
     @property
     def who(self) -> Who:
@@ -59,6 +63,8 @@ class DeviceFigures:
     power_watts: float | None = None
     temperature: float | None = None
     energy_joules: float | None = None
+    measured: float | None = None
+    """The field that used-GPU utilisation is about, where one was asked for: as the page has it, in % or as a ratio."""
     holders: tuple[HolderFigures, ...] = ()
     processes: tuple[ProcessFigures, ...] = ()
     """Only where they were asked for."""

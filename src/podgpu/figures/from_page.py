@@ -9,8 +9,7 @@ from dataclasses import dataclass, field, replace
 from podgpu.catalog import families as f
 from podgpu.catalog.fields import Field, field_named
 from podgpu.exposition.parse import ParsedFamily, ParsedSample
-from podgpu.model import Workload
-from podgpu.top.figures import (
+from podgpu.figures.device import (
     FIELDS,
     POWER,
     TEMPERATURE,
@@ -22,6 +21,7 @@ from podgpu.top.figures import (
     utilization_of,
     who_is,
 )
+from podgpu.model import Workload
 
 _NODE_LABELS = ("Hostname", "hostname", "node", "instance")
 _POD_LABELS = (("namespace", "pod", "container"), ("pod_namespace", "pod_name", "container_name"))

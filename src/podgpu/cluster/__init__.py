@@ -1,0 +1,1 @@
+"""The view over many nodes: backends read them, the view is assembled from what they read, and rendered once."""

@@ -1,0 +1,99 @@
+"""What a backend gives in one round, whatever it asked: the one shape the view is assembled from. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from podgpu.figures.device import DeviceFigures
+
+
+class NamespaceCounters(NamedTuple):
+    """One node's `podgpu_namespace_*` counters of one namespace and model, as they stand. None: not exported."""
+
+    namespace: str
+    model: str
+    allocated_seconds: float | None = None
+    busy_seconds: float | None = None
+    energy_joules: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NodeReading:
+    """One node as one target told it. Two targets may tell of one node: the view settles that."""
+
+    target: str
+    """Whom it was read from: an exporter's URL without secrets, or Prometheus' `instance`."""
+    node: str
+    """Its name; an address where the page has no name."""
+    named: bool = True
+    """False: `node` is only the target's address, so one node may be here under several."""
+    devices: tuple[DeviceFigures, ...] = ()
+    namespaces: tuple[NamespaceCounters, ...] = ()
+    read_at: float = 0.0
+    """Monotonic time at which this was true: of the scrape, or of Prometheus' newest sample."""
+    taken_at: float | None = None
+    """By the node's own clock, Unix time; None: the exporter does not tell."""
+    skew_seconds: float | None = None
+    """How far the node's clock seems to be ahead of ours."""
+    notes: tuple[str, ...] = ()
+
+
+class Owner(NamedTuple):
+    kind: str
+    name: str
+
+
+class Scope(NamedTuple):
+    """What a figure is about: the cluster, a namespace, a node, a model or a workload owner; unused parts are empty."""
+
+    scope: str
+    namespace: str = ""
+    node: str = ""
+    model: str = ""
+    owner_kind: str = ""
+    owner_name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TargetOutcome:
+    """How one target, or the Prometheus server, fared when it was last asked."""
+
+    target: str
+    seconds: float
+    error: str = ""
+    """Reason word, empty when all went well."""
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """The latest of every target; those that failed are here as they last were."""
+
+    nodes: tuple[NodeReading, ...] = ()
+    outcomes: tuple[TargetOutcome, ...] = ()
+    errors: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    """(target, reason) -> how often since the start."""
+    notes: tuple[str, ...] = ()
+    """Warnings of the backend as a whole, such as Prometheus' own."""
+    owners: Mapping[tuple[str, str], Owner] = field(default_factory=dict)
+    """(namespace, pod) -> what made the pod."""
+    rolling: Mapping[Scope, float] | None = None
+    """Mean over the window, computed by Prometheus, as ratios; None: the view computes it from the rounds."""
+    idle_for: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    """(UUID, instance) -> seconds for which Prometheus knows the device to have been idle, at least."""
+
+
+class Backend(Protocol):
+    async def turn(self) -> None:
+        """One round. Ends within its deadlines whatever the world does; what failed is in `reading`."""
+
+    def reading(self) -> Reading:
+        """The state now, also in the middle of a round."""
+
+    async def close(self) -> None: ...
+
+
+MakeBackend = Callable[[], Backend]
+"""Called on the loop that will run it: sessions belong to a loop."""

@@ -1,0 +1,121 @@
+"""A picture as the JSON of `/api/v1/view` (docs/api.md). What is not known is left out, never null. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from podgpu.figures.device import DeviceFigures, HolderFigures
+from podgpu.figures.picture import NamespacePicture, NodePicture, Picture
+from podgpu.model import Workload
+
+JSON = dict[str, Any]
+
+
+def encode_picture(picture: Picture) -> bytes:
+    return json.dumps(picture_json(picture), separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+
+
+def picture_json(picture: Picture) -> JSON:
+    return _known(
+        api="podgpu/v1",
+        version=picture.version,
+        scope=picture.scope,
+        taken_at=picture.taken_at,
+        interval_seconds=picture.interval_seconds,
+        simulated=picture.simulated or None,
+        notes=list(picture.notes),
+        used_utilization_ratio=picture.used_utilization,
+        idle_after_seconds=picture.idle_after_seconds,
+        counting_since=picture.counting_since,
+        currency=picture.currency or None,
+        namespaces=[namespace_json(n) for n in picture.namespaces],
+        nodes=[node_json(n) for n in picture.nodes],
+    )
+
+
+def namespace_json(of: NamespacePicture) -> JSON:
+    return _known(
+        namespace=of.namespace,
+        allocated_gpus=_rounded(of.allocated_gpus),
+        used_gpus=_rounded(of.used_gpus),
+        idle_gpus=_rounded(of.idle_gpus),
+        allocated_gpu_hours=_rounded(of.allocated_hours),
+        busy_gpu_hours=_rounded(of.busy_hours),
+        energy_kwh=_rounded(of.energy_kwh),
+        cost={kind: _rounded(amount) for kind, amount in of.cost} or None,
+    )
+
+
+def node_json(node: NodePicture) -> JSON:
+    return _known(
+        name=node.name,
+        old=node.old or None,
+        age_seconds=_rounded(node.age_seconds, 1),
+        notes=list(node.notes) or None,
+        gpus=list(_gpus(node.devices)),
+    )
+
+
+def _gpus(devices: Iterable[DeviceFigures]) -> Iterable[JSON]:
+    """Instances inside their GPU, whether or not the GPU itself has figures."""
+    gpus: dict[str, JSON] = {}
+    for device in sorted(devices, key=lambda d: d.place):
+        if device.instance:
+            parent = gpus.setdefault(device.uuid, _known(uuid=device.uuid, index=_index(device), model=device.model))
+            parent.setdefault("instances", []).append(_instance(device))
+        else:
+            gpus[device.uuid] = device_json(device)
+    return gpus.values()
+
+
+def device_json(device: DeviceFigures) -> JSON:
+    return _known(uuid=device.uuid, index=_index(device), model=device.model, **_figures(device))
+
+
+def _instance(device: DeviceFigures) -> JSON:
+    return _known(id=device.instance, profile=device.profile, **_figures(device))
+
+
+def _figures(device: DeviceFigures) -> JSON:
+    return {
+        "utilization_ratio": _rounded(device.utilization),
+        "memory_used_bytes": device.memory_used,
+        "memory_total_bytes": device.memory_total,
+        "power_watts": _rounded(device.power_watts, 1),
+        "temperature_celsius": device.temperature,
+        "energy_joules": _rounded(device.energy_joules, 1),
+        "holders": [holder_json(h) for h in device.holders] or None,
+    }
+
+
+def holder_json(of: HolderFigures) -> JSON:
+    return _known(
+        **workload_json(of.holder),
+        share_ratio=_rounded(of.share),
+        utilization_ratio=_rounded(of.utilization),
+        memory_used_bytes=of.memory,
+        processes=of.processes,
+        busy_seconds=_rounded(of.busy_seconds, 1),
+        idle_seconds=_rounded(of.idle_seconds, 1),
+        energy_joules=_rounded(of.energy_joules, 1),
+        idle_since=_rounded(of.idle_since, 0),
+    )
+
+
+def workload_json(of: Workload) -> JSON:
+    named = {name: getattr(of, name) for name in ("namespace", "pod", "container", "uid", "container_id", "job")}
+    return {name: value for name, value in named.items() if value}
+
+
+def _index(device: DeviceFigures) -> int | None:
+    return device.index if device.index >= 0 else None
+
+
+def _rounded(value: float | None, digits: int = 4) -> float | None:
+    return None if value is None else round(value, digits)
+
+
+def _known(**members: Any) -> JSON:
+    return {name: value for name, value in members.items() if value is not None}

@@ -1,0 +1,104 @@
+"""The way back from `/api/v1/view` to figures, for `top --cluster`: any server may have written it. Pure."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from podgpu.errors import SourceError
+from podgpu.figures.device import DeviceFigures, HolderFigures, View
+from podgpu.model import Workload
+
+_NOT_OURS = "is no answer of podgpu's /api/v1/view"
+
+
+def parse_view(body: bytes) -> View:
+    """Every node's devices, with notes on what is old. Raises SourceError for what is no such JSON."""
+    try:
+        document = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise SourceError("malformed", f"{_NOT_OURS}: no JSON") from error
+    if not isinstance(document, dict) or document.get("api") != "podgpu/v1":
+        raise SourceError("malformed", _NOT_OURS)
+    devices: list[DeviceFigures] = []
+    notes = [text for text in _list(document.get("notes")) if isinstance(text, str)]
+    for node in _objects(document.get("nodes")):
+        name = _text(node.get("name"))
+        devices += _devices(node, name)
+        if node.get("old"):
+            age = _number(node.get("age_seconds"))
+            notes.append(f"{name} is old" if age is None else f"{name} is old: {age:.0f} s")
+        notes += [f"{name}: {text}" for text in _list(node.get("notes")) if isinstance(text, str)]
+    return View(tuple(devices), tuple(notes))
+
+
+def _devices(node: dict[str, Any], name: str) -> Iterator[DeviceFigures]:
+    for gpu in _objects(node.get("gpus")):
+        instances = list(_objects(gpu.get("instances")))
+        if not instances or "utilization_ratio" in gpu or "power_watts" in gpu:
+            yield _device(gpu, gpu, name)
+        for instance in instances:
+            yield _device(gpu, instance, name)
+
+
+def _device(gpu: dict[str, Any], part: dict[str, Any], node: str) -> DeviceFigures:
+    """`part` is the GPU itself or one of its instances."""
+    index = _whole(gpu.get("index"))
+    return DeviceFigures(
+        uuid=_text(gpu.get("uuid")),
+        index=-1 if index is None else index,
+        model=_text(gpu.get("model")),
+        node=node,
+        instance=_text(part.get("id")),
+        profile=_text(part.get("profile")),
+        utilization=_number(part.get("utilization_ratio")),
+        memory_used=_whole(part.get("memory_used_bytes")),
+        memory_total=_whole(part.get("memory_total_bytes")),
+        power_watts=_number(part.get("power_watts")),
+        temperature=_number(part.get("temperature_celsius")),
+        energy_joules=_number(part.get("energy_joules")),
+        holders=tuple(_holder(h) for h in _objects(part.get("holders"))),
+    )
+
+
+def _holder(of: dict[str, Any]) -> HolderFigures:
+    names = ("namespace", "pod", "container", "uid", "container_id", "job")
+    return HolderFigures(
+        Workload(**{name: _text(of.get(name)) for name in names}),
+        utilization=_number(of.get("utilization_ratio")),
+        memory=_whole(of.get("memory_used_bytes")),
+        processes=_whole(of.get("processes")),
+        busy_seconds=_number(of.get("busy_seconds")),
+        idle_seconds=_number(of.get("idle_seconds")),
+        energy_joules=_number(of.get("energy_joules")),
+        share=_number(of.get("share_ratio")),
+        idle_since=_number(of.get("idle_since")),
+    )
+
+
+def _objects(value: object) -> Iterator[dict[str, Any]]:
+    return (item for item in _list(value) if isinstance(item, dict))
+
+
+def _list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _number(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:
+        return None
+
+
+def _whole(value: object) -> int | None:
+    number = _number(value)
+    return None if number is None else round(number)

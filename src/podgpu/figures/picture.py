@@ -1,0 +1,57 @@
+"""A picture of one node or of many: what the web page draws and what `/api/v1` answers. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from podgpu.figures.device import DeviceFigures
+
+
+@dataclass(frozen=True, slots=True)
+class NodePicture:
+    name: str
+    devices: tuple[DeviceFigures, ...] = ()
+    """GPUs and, with `instance`, their MIG instances."""
+    old: bool = False
+    """Nothing newer could be had: what is here was true `age_seconds` ago."""
+    age_seconds: float | None = None
+    notes: tuple[str, ...] = ()
+    """What is not as it should be on this node, for the person who looks."""
+
+
+@dataclass(frozen=True, slots=True)
+class NamespacePicture:
+    """What a namespace has and what it cost since `Picture.counting_since`. None: nobody counts it."""
+
+    namespace: str
+    allocated_gpus: float = 0.0
+    used_gpus: float = 0.0
+    idle_gpus: float = 0.0
+    allocated_hours: float | None = None
+    busy_hours: float | None = None
+    energy_kwh: float | None = None
+    cost: tuple[tuple[str, float], ...] = ()
+    """Kind (allocated, used, energy) -> amount in `Picture.currency`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    scope: str
+    """`node` or `cluster`."""
+    taken_at: float
+    """Unix time."""
+    interval_seconds: float
+    """How often a new one may be expected."""
+    nodes: tuple[NodePicture, ...] = ()
+    notes: tuple[str, ...] = ()
+    namespaces: tuple[NamespacePicture, ...] = ()
+    used_utilization: float | None = None
+    """Mean over the GPUs in use, as a ratio; None without data."""
+    idle_after_seconds: float | None = None
+    """From when on an idle holder is called a waste."""
+    currency: str = ""
+    counting_since: float | None = None
+    version: str = ""
+    """Of podgpu."""
+    simulated: bool = False
+    """Every figure is made up (`podgpu demo`)."""
