@@ -1,9 +1,9 @@
 # Every target makes and uses its own .venv. PYTHON picks the interpreter it is made from (3.11 or later).
 PYTHON ?= python3
 BIN := .venv/bin
-SOURCES := src tests bench docs
+SOURCES := src tests bench docs deploy
 
-.PHONY: demo test check golden bench docs proto clean
+.PHONY: demo test check golden bench docs manifests proto clean
 
 demo: .venv/run
 	@$(BIN)/podgpu demo || [ $$? -eq 130 ]
@@ -28,6 +28,11 @@ bench: .venv/dev
 # Rewrites the generated tables of README.md and docs/.
 docs: .venv/dev
 	$(BIN)/python -m docs.generate
+
+# Writes the dashboards into the chart, and renders deploy/manifests from it.
+manifests: .venv/dev
+	$(BIN)/python -m deploy.dashboards
+	$(BIN)/python -m deploy.render
 
 # The message code must load on protobuf 6.31: the newest compiler emits code that it refuses.
 proto:

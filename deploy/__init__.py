@@ -1,0 +1,1 @@
+"""How podgpu is shipped: chart, plain manifests, image, systemd unit."""

@@ -1,0 +1,1 @@
+"""The Grafana dashboards, written once as Python: `python -m deploy.dashboards` makes the JSON that is shipped."""

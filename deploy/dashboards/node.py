@@ -1,0 +1,276 @@
+"""One node: is every GPU there and well, who is on which, and is the exporter itself all right."""
+
+from __future__ import annotations
+
+from deploy.dashboards.parts import Json, Query, Row, choice, dashboard, graph, stat, table
+
+_NODE = 'Hostname=~"$node"'
+_GPU = f'{_NODE},gpu=~"$gpu"'
+_HERE = f"and on (instance) podgpu_device_count{{{_NODE}}}"
+"""Families without a host label: those of the node's exporter."""
+_DEVICE = "gpu, GPU_I_ID"
+_HOLDER = f"{_DEVICE}, namespace, pod, container"
+_NAME = "GPU {{gpu}} {{GPU_I_ID}}"
+_POD_PAGE = (
+    "/d/podgpu-pod?${datasource:queryparam}&var-namespace=${__data.fields.Namespace}&var-pod=${__data.fields.Pod}"
+    "&${__url_time_range}"
+)
+_BAD_ABOVE_0 = ((None, "green"), (1, "red"))
+
+
+def _overview() -> Row:
+    return Row(
+        "Now",
+        (
+            stat(
+                "GPUs that answer",
+                f'sum(podgpu_device_count{{{_NODE},state="visible"}})',
+                "Of those on the PCI bus.",
+                width=3,
+            ),
+            stat(
+                "GPUs lost",
+                f'sum(podgpu_device_count{{{_NODE},state="lost"}})',
+                "On the bus or seen before, and silent now.",
+                steps=_BAD_ABOVE_0,
+                width=3,
+            ),
+            stat(
+                "Devices held",
+                f"count(count by (UUID, GPU_I_ID) (podgpu_allocation_info {_HERE})) or vector(0)",
+                "GPUs and MIG instances that somebody was given, used or not.",
+                width=3,
+            ),
+            stat("Power", f"sum(DCGM_FI_DEV_POWER_USAGE{{{_GPU}}})", "Of all GPUs together.", "watt", width=3),
+            stat(
+                "Hottest GPU",
+                f"max(DCGM_FI_DEV_GPU_TEMP{{{_GPU}}})",
+                "Where it gives way is the model's matter; most do so from 83 °C on.",
+                "celsius",
+                steps=((None, "green"), (80, "orange"), (87, "red")),
+                width=3,
+            ),
+            stat(
+                "XID errors",
+                f"sum(increase(podgpu_device_xid_errors_total{{{_GPU}}}[$__range]))",
+                "In the time shown.",
+                steps=_BAD_ABOVE_0,
+                decimals=0,
+                width=3,
+            ),
+            stat(
+                "Age of the figures",
+                f"time() - max(podgpu_exporter_snapshot_timestamp_seconds and on (instance) "
+                f"last_over_time(podgpu_device_count{{{_NODE}}}[1d]))",
+                "Since the exporter last read a GPU.",
+                "s",
+                steps=((None, "green"), (90, "orange"), (300, "red")),
+                decimals=0,
+                width=3,
+            ),
+            stat(
+                "Alerts",
+                f'count(ALERTS{{alertname=~"Podgpu.*",alertstate="firing",{_NODE}}}) or vector(0)',
+                "podgpu's, that fire for GPUs of this node.",
+                steps=_BAD_ABOVE_0,
+                width=3,
+            ),
+            table(
+                "Who is on which GPU",
+                [
+                    Query(
+                        f"max by ({_HOLDER}) (podgpu_allocation_share_ratio {_HERE})",
+                        "Share held",
+                        "percentunit",
+                    ),
+                    Query(
+                        f"max by ({_HOLDER}) (podgpu_container_gpu_utilization_ratio{{{_GPU}}})",
+                        "Utilisation",
+                        "percentunit",
+                    ),
+                    Query(
+                        f"sum by ({_HOLDER}) (podgpu_container_gpu_memory_used_bytes{{{_GPU}}})",
+                        "Memory",
+                        "bytes",
+                    ),
+                    Query(
+                        f"sum by ({_HOLDER}) "
+                        f"(rate(podgpu_container_gpu_energy_joules_total{{{_GPU}}}[$__rate_interval]))",
+                        "Power charged",
+                        "watt",
+                    ),
+                    Query(
+                        f"sum by ({_HOLDER}) (podgpu_container_gpu_processes{{{_GPU}}})",
+                        "Processes",
+                    ),
+                ],
+                {
+                    "gpu": "GPU",
+                    "GPU_I_ID": "Instance",
+                    "namespace": "Namespace",
+                    "pod": "Pod",
+                    "container": "Container",
+                },
+                "Each container's own part. Without hostPID only the share is known.",
+                link=("Pod", "This pod", _POD_PAGE),
+            ),
+        ),
+    )
+
+
+def _work() -> Row:
+    used, free = (f"max by ({_DEVICE}) (DCGM_FI_DEV_FB_{what}{{{_GPU}}})" for what in ("USED", "FREE"))
+    return Row(
+        "Work",
+        (
+            graph(
+                "Utilisation",
+                [
+                    (f"max by (gpu) (DCGM_FI_DEV_GPU_UTIL{{{_GPU}}})", "GPU {{gpu}}"),
+                    (f'max by ({_DEVICE}) (DCGM_FI_PROF_GR_ENGINE_ACTIVE{{{_GPU},GPU_I_ID!=""}}) * 100', _NAME),
+                ],
+                "Part of the time in which at least one kernel ran. MIG instances: activity of their engine.",
+                "percent",
+                top=100,
+            ),
+            graph(
+                "Memory used",
+                [(f"{used} / ({used} + {free})", _NAME)],
+                "Of what is not reserved by the driver.",
+                "percentunit",
+                top=1,
+            ),
+            graph(
+                "What the GPU does with the time",
+                [
+                    (f"avg(DCGM_FI_PROF_GR_ENGINE_ACTIVE{{{_GPU}}})", "engine active"),
+                    (f"avg(DCGM_FI_PROF_PIPE_TENSOR_ACTIVE{{{_GPU}}})", "tensor cores"),
+                    (f"avg(DCGM_FI_PROF_DRAM_ACTIVE{{{_GPU}}})", "memory interface"),
+                ],
+                "Mean over the chosen GPUs. Hopper and later; absent on older ones.",
+                "percentunit",
+                top=1,
+            ),
+            graph(
+                "Traffic",
+                [
+                    (f"sum(DCGM_FI_PROF_PCIE_RX_BYTES{{{_GPU}}})", "PCIe to GPUs"),
+                    (f"sum(DCGM_FI_PROF_PCIE_TX_BYTES{{{_GPU}}})", "PCIe from GPUs"),
+                    (f"sum(DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL{{{_GPU}}}) * 1e6", "NVLink"),
+                ],
+                "All chosen GPUs together.",
+                "Bps",
+            ),
+        ),
+    )
+
+
+def _health() -> Row:
+    return Row(
+        "Health",
+        (
+            graph(
+                "Power",
+                [(f"max by (gpu) (DCGM_FI_DEV_POWER_USAGE{{{_GPU}}})", "GPU {{gpu}}")],
+                "Draw of each GPU.",
+                "watt",
+            ),
+            graph(
+                "Temperature",
+                [
+                    (f"max by (gpu) (DCGM_FI_DEV_GPU_TEMP{{{_GPU}}})", "GPU {{gpu}}"),
+                    (f"max by (gpu) (DCGM_FI_DEV_MEMORY_TEMP{{{_GPU}}})", "GPU {{gpu}} memory"),
+                ],
+                "Memory: where the part has a sensor for it.",
+                "celsius",
+            ),
+            graph(
+                "SM clock",
+                [(f"max by (gpu) (DCGM_FI_DEV_SM_CLOCK{{{_GPU}}}) * 1e6", "GPU {{gpu}}")],
+                "Falls when held down.",
+                "hertz",
+            ),
+            graph(
+                "Held down, by reason",
+                [
+                    (
+                        "max by (gpu, reason) (rate(podgpu_device_throttled_seconds_total"
+                        f'{{{_GPU},reason!="low_utilization"}}[$__rate_interval]))',
+                        "GPU {{gpu}} {{reason}}",
+                    )
+                ],
+                "Part of the time. power_cap is normal under full load; heat and the power brake are not.",
+                "percentunit",
+                top=1,
+            ),
+            graph(
+                "XID errors by number",
+                [(f"sum by (gpu, xid) (podgpu_xid_errors_total{{{_GPU}}})", "GPU {{gpu}} XID {{xid}}")],
+                "Since the exporter started. No series: none came.",
+                decimals=0,
+            ),
+            graph(
+                "Memory rows and PCIe replays",
+                [
+                    (
+                        f"max by (gpu) (DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS{{{_GPU}}})",
+                        "GPU {{gpu}} rows remapped, uncorrectable",
+                    ),
+                    (
+                        f"max by (gpu) (DCGM_FI_DEV_CORRECTABLE_REMAPPED_ROWS{{{_GPU}}})",
+                        "GPU {{gpu}} rows remapped, correctable",
+                    ),
+                    (f"max by (gpu) (DCGM_FI_DEV_ROW_REMAP_FAILURE{{{_GPU}}})", "GPU {{gpu}} remapping failed"),
+                    (
+                        f"max by (gpu) (increase(DCGM_FI_DEV_PCIE_REPLAY_COUNTER{{{_GPU}}}[$__rate_interval]))",
+                        "GPU {{gpu}} PCIe replays",
+                    ),
+                ],
+                "Slow signs of a part that wears out.",
+            ),
+        ),
+    )
+
+
+def _exporter() -> Row:
+    return Row(
+        "The exporter",
+        (
+            graph(
+                "Sources that answer",
+                [(f"podgpu_exporter_source_up {_HERE}", "{{source}}")],
+                "1: the last reading went well. usage is 0 for good where hostPID is not given.",
+                top=1,
+                width=8,
+            ),
+            graph(
+                "How long a reading takes",
+                [(f"podgpu_exporter_collect_duration_seconds {_HERE}", "{{source}}")],
+                "A GPU much slower than its neighbours is about to be trouble.",
+                "s",
+                width=8,
+            ),
+            graph(
+                "Failed readings",
+                [
+                    (
+                        "sum by (source, reason) (increase(podgpu_exporter_source_errors_total[$__rate_interval])"
+                        f" {_HERE})",
+                        "{{source}} {{reason}}",
+                    )
+                ],
+                "Reasons are explained in docs/metrics.md.",
+                width=8,
+            ),
+        ),
+        collapsed=True,
+    )
+
+
+def node() -> Json:
+    variables = [
+        choice("node", "Node", "label_values(podgpu_device_count, Hostname)", many=False),
+        choice("gpu", "GPU", 'label_values(DCGM_FI_DEV_GPU_TEMP{Hostname=~"$node"}, gpu)'),
+    ]
+    about = "The GPUs of one node: who is on them, what they do, whether they are well."
+    return dashboard("podgpu-node", "podgpu: node", about, variables, [_overview(), _work(), _health(), _exporter()])

@@ -1,0 +1,277 @@
+"""Panels, variables and dashboards as Grafana's JSON wants them. Knows Grafana, and nothing of GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+Json = dict[str, Any]
+DATASOURCE: Json = {"type": "prometheus", "uid": "${datasource}"}
+SCHEMA_VERSION = 39
+_WIDTH = 24
+
+
+@dataclass(frozen=True)
+class Query:
+    expr: str
+    legend: str = ""
+    """Of a time series; in a table the heading of its column."""
+    unit: str = ""
+    """In a table: of its column."""
+    decimals: int | None = None
+
+
+@dataclass(frozen=True)
+class Panel:
+    kind: str
+    title: str
+    queries: tuple[Query, ...]
+    about: str
+    unit: str = "none"
+    width: int = 12
+    height: int = 8
+    steps: tuple[tuple[float | None, str], ...] = ((None, "green"),)
+    """Thresholds: from which value on, which colour."""
+    stacked: bool = False
+    top: float | None = None
+    """Upper end of the scale, where there is one."""
+    decimals: int | None = None
+    columns: Mapping[str, str] = field(default_factory=dict)
+    """Of a table: label -> heading, in the order of the columns."""
+    link: tuple[str, str, str] | None = None
+    """Of a table: heading of the column, text, URL."""
+
+
+def stat(title: str, expr: str, about: str, unit: str = "none", **more: Any) -> Panel:
+    return Panel("stat", title, (Query(expr),), about, unit, **{"width": 4, "height": 4, **more})
+
+
+def graph(title: str, queries: Iterable[tuple[str, str]], about: str, unit: str = "none", **more: Any) -> Panel:
+    return Panel("timeseries", title, tuple(Query(*one) for one in queries), about, unit, **more)
+
+
+def table(title: str, queries: Sequence[Query], columns: Mapping[str, str], about: str, **more: Any) -> Panel:
+    return Panel("table", title, tuple(queries), about, columns=columns, **{"width": 24, "height": 9, **more})
+
+
+@dataclass(frozen=True)
+class Row:
+    title: str
+    panels: tuple[Panel, ...]
+    collapsed: bool = False
+
+
+# --- variables
+
+
+def datasource() -> Json:
+    return {"name": "datasource", "label": "Data source", "type": "datasource", "query": "prometheus", "hide": 0}
+
+
+def choice(name: str, label: str, query: str, *, many: bool = True) -> Json:
+    """Values from Prometheus. `many`: several or all, which are then a pattern."""
+    return {
+        "name": name,
+        "label": label,
+        "type": "query",
+        "datasource": DATASOURCE,
+        "definition": query,
+        "query": {"query": query, "refId": "StandardVariableQuery"},
+        "refresh": 2,
+        "sort": 3,
+        "hide": 0,
+        "multi": many,
+        "includeAll": many,
+        **({"allValue": ".*", "current": {"text": ["All"], "value": ["$__all"]}} if many else {}),
+    }
+
+
+def number(name: str, label: str, value: str) -> Json:
+    current = {"text": value, "value": value, "selected": True}
+    return {
+        "name": name,
+        "label": label,
+        "type": "textbox",
+        "query": value,
+        "current": current,
+        "options": [current],
+        "hide": 0,
+    }
+
+
+# --- dashboards
+
+
+def dashboard(uid: str, title: str, about: str, variables: Sequence[Json], rows: Sequence[Row]) -> Json:
+    return {
+        "id": None,
+        "uid": uid,
+        "title": title,
+        "description": about,
+        "tags": ["podgpu", "gpu"],
+        "schemaVersion": SCHEMA_VERSION,
+        "version": 1,
+        "editable": True,
+        "graphTooltip": 1,
+        "refresh": "30s",
+        "time": {"from": "now-6h", "to": "now"},
+        "timezone": "browser",
+        "links": [_siblings()],
+        "annotations": {"list": [_alerts()]},
+        "templating": {"list": [datasource(), *variables]},
+        "panels": list(_laid_out(rows)),
+    }
+
+
+def _siblings() -> Json:
+    """Grafana finds them by their tag; the time and what was chosen go along."""
+    return {
+        "type": "dashboards",
+        "title": "podgpu",
+        "tags": ["podgpu"],
+        "asDropdown": False,
+        "includeVars": True,
+        "keepTime": True,
+        "targetBlank": False,
+    }
+
+
+def _alerts() -> Json:
+    return {
+        "name": "Alerts",
+        "datasource": DATASOURCE,
+        "enable": True,
+        "iconColor": "red",
+        "expr": 'max by (alertname, Hostname, gpu, namespace, pod) (ALERTS{alertname=~"Podgpu.*",alertstate="firing"})',
+        "step": "60s",
+        "titleFormat": "{{alertname}}",
+        "textFormat": "{{Hostname}} GPU {{gpu}} {{namespace}} {{pod}}",
+    }
+
+
+def _laid_out(rows: Sequence[Row]) -> Iterable[Json]:
+    """Left to right, a new line where the next does not fit. Panels of a closed row live inside it."""
+    y, ids = 0, iter(range(1, 1000))
+    for row in rows:
+        head = {
+            "id": next(ids),
+            "type": "row",
+            "title": row.title,
+            "collapsed": row.collapsed,
+            "gridPos": {"x": 0, "y": y, "w": _WIDTH, "h": 1},
+            "panels": [],
+        }
+        y += 1
+        inside, y = _lines(row.panels, y, ids)
+        if row.collapsed:
+            head["panels"] = inside
+            yield head
+        else:
+            yield head
+            yield from inside
+
+
+def _lines(panels: Sequence[Panel], y: int, ids: Any) -> tuple[list[Json], int]:
+    placed, x, tallest = [], 0, 0
+    for panel in panels:
+        if x + panel.width > _WIDTH:
+            x, y, tallest = 0, y + tallest, 0
+        where = {"x": x, "y": y, "w": panel.width, "h": panel.height}
+        placed.append(_panel(panel, {"id": next(ids), "gridPos": where}))
+        x, tallest = x + panel.width, max(tallest, panel.height)
+    return placed, y + tallest
+
+
+def _panel(panel: Panel, place: Json) -> Json:
+    made = {
+        **place,
+        "type": panel.kind,
+        "title": panel.title,
+        "description": panel.about,
+        "datasource": DATASOURCE,
+        "targets": [_target(panel, query, letter) for query, letter in zip(panel.queries, "ABCDEFGH", strict=False)],
+        "fieldConfig": {"defaults": _defaults(panel), "overrides": []},
+        "options": _OPTIONS[panel.kind],
+    }
+    if panel.kind == "table":
+        made["fieldConfig"]["overrides"] = list(_columns(panel))
+        made["transformations"] = _one_table(panel)
+    return made
+
+
+def _target(panel: Panel, query: Query, letter: str) -> Json:
+    target: Json = {"refId": letter, "datasource": DATASOURCE, "expr": query.expr, "editorMode": "code"}
+    if panel.kind == "timeseries":
+        return target | {"range": True, "legendFormat": query.legend or "__auto"}
+    return target | {"instant": True, "range": False, "format": "table" if panel.kind == "table" else "time_series"}
+
+
+def _defaults(panel: Panel) -> Json:
+    defaults: Json = {
+        "unit": panel.unit,
+        "color": {"mode": "palette-classic" if panel.kind == "timeseries" else "thresholds"},
+        "thresholds": {
+            "mode": "absolute",
+            "steps": [{"value": value, "color": colour} for value, colour in panel.steps],
+        },
+        "noValue": "no data",
+    }
+    if panel.kind == "timeseries":
+        defaults["min"] = 0
+        defaults["custom"] = {
+            "lineWidth": 1,
+            "fillOpacity": 30 if panel.stacked else 0,
+            "showPoints": "never",
+            "spanNulls": False,  # a gap is a gap: nothing was known
+            "stacking": {"mode": "normal" if panel.stacked else "none", "group": "A"},
+        }
+    if panel.top is not None:
+        defaults["max"] = panel.top
+    if panel.decimals is not None:
+        defaults["decimals"] = panel.decimals
+    return defaults
+
+
+_OPTIONS: Mapping[str, Json] = {
+    "timeseries": {
+        "legend": {"displayMode": "table", "placement": "bottom", "calcs": ["mean", "max"], "showLegend": True},
+        "tooltip": {"mode": "multi", "sort": "desc"},
+    },
+    "stat": {
+        "colorMode": "value",
+        "graphMode": "none",
+        "justifyMode": "auto",
+        "textMode": "value",
+        "reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False},
+    },
+    "table": {"showHeader": True, "cellHeight": "sm", "footer": {"show": False}},
+}
+
+
+def _columns(panel: Panel) -> Iterable[Json]:
+    for query in panel.queries:
+        properties: list[Json] = [{"id": "unit", "value": query.unit or "none"}]
+        if query.decimals is not None:
+            properties.append({"id": "decimals", "value": query.decimals})
+        yield {"matcher": {"id": "byName", "options": query.legend}, "properties": properties}
+    if panel.link is not None:
+        column, text, url = panel.link
+        link = {"title": text, "url": url, "targetBlank": False}
+        yield {"matcher": {"id": "byName", "options": column}, "properties": [{"id": "links", "value": [link]}]}
+
+
+def _one_table(panel: Panel) -> list[Json]:
+    """One line per label set: the queries' values side by side, under headings that people read."""
+    values = {f"Value #{letter}": query.legend for query, letter in zip(panel.queries, "ABCDEFGH", strict=False)}
+    if len(panel.queries) == 1:  # a single query's column is called Value by some versions
+        values["Value"] = panel.queries[0].legend
+    names = {**panel.columns, **values}
+    order = {name: place for place, name in enumerate(names)}
+    return [
+        {"id": "merge", "options": {}},
+        {
+            "id": "organize",
+            "options": {"excludeByName": {"Time": True}, "indexByName": order, "renameByName": names},
+        },
+    ]

@@ -1,0 +1,78 @@
+{{/* Which nodes have GPUs, and how a container on them sees them. */}}
+
+{{/* Labels that GPU nodes usually have; one is enough. */}}
+{{- define "podgpu.knownGpuNodes" -}}
+nodeAffinity:
+  requiredDuringSchedulingIgnoredDuringExecution:
+    nodeSelectorTerms:
+      - matchExpressions: [{key: nvidia.com/gpu.present, operator: In, values: ["true"]}]
+      - matchExpressions: [{key: feature.node.kubernetes.io/pci-10de.present, operator: In, values: ["true"]}]
+      - matchExpressions: [{key: hardware-type, operator: In, values: [NVIDIAGPU]}]
+      - matchExpressions: [{key: cloud.google.com/gke-accelerator, operator: Exists}]
+      - matchExpressions: [{key: k8s.amazonaws.com/accelerator, operator: Exists}]
+      - matchExpressions: [{key: karpenter.k8s.aws/instance-gpu-manufacturer, operator: In, values: [nvidia]}]
+      - matchExpressions: [{key: kubernetes.azure.com/accelerator, operator: In, values: [nvidia]}]
+{{- end -}}
+
+{{/* Where the pods of a DaemonSet go. */}}
+{{- define "podgpu.gpuNodes" -}}
+{{- $nodes := .Values.gpuNodes -}}
+{{- $selector := dict "kubernetes.io/os" "linux" -}}
+{{- if eq $nodes.labels "operator" -}}
+{{- $_ := set $selector "nvidia.com/gpu.deploy.dcgm-exporter" "true" -}}
+{{- else if eq $nodes.labels "hardware-type" -}}
+{{- $_ := set $selector "hardware-type" "NVIDIAGPU" -}}
+{{- end -}}
+nodeSelector:
+  {{- toYaml (merge (deepCopy $nodes.nodeSelector) $selector) | nindent 2 }}
+{{- if $nodes.affinity }}
+affinity:
+  {{- toYaml $nodes.affinity | nindent 2 }}
+{{- else if eq $nodes.labels "known" }}
+affinity:
+  {{- include "podgpu.knownGpuNodes" . | nindent 2 }}
+{{- end }}
+{{- with $nodes.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{/* Variables of a container that shall see the GPUs. */}}
+{{- define "podgpu.gpuEnv" -}}
+{{- $gpus := .Values.gpus -}}
+{{- if eq $gpus.access "runtime" }}
+- {name: NVIDIA_VISIBLE_DEVICES, value: all}
+- {name: NVIDIA_DRIVER_CAPABILITIES, value: utility}
+{{- else if eq $gpus.access "volume-mounts" }}
+# The image says all; the mount below says which, and the runtime must not be asked twice.
+- {name: NVIDIA_VISIBLE_DEVICES, value: void}
+- {name: NVIDIA_DRIVER_CAPABILITIES, value: utility}
+{{- else if eq $gpus.access "cdi" }}
+- {name: NVIDIA_VISIBLE_DEVICES, value: {{ $gpus.cdi.device | quote }}}
+- {name: NVIDIA_DRIVER_CAPABILITIES, value: utility}
+{{- else }}
+- {name: LD_LIBRARY_PATH, value: {{ $gpus.driverRoot.libraryPath | quote }}}
+{{- end }}
+{{- if $gpus.migMonitoring }}
+- {name: NVIDIA_MIG_MONITOR_DEVICES, value: all}
+{{- end }}
+{{- end -}}
+
+{{- define "podgpu.gpuMounts" -}}
+{{- $gpus := .Values.gpus -}}
+{{- if eq $gpus.access "volume-mounts" }}
+- {name: visible-devices, mountPath: /var/run/nvidia-container-devices/all}
+{{- else if eq $gpus.access "driver-root" }}
+- {name: driver-root, mountPath: {{ $gpus.driverRoot.mountPath }}, readOnly: true}
+{{- end }}
+{{- end -}}
+
+{{- define "podgpu.gpuVolumes" -}}
+{{- $gpus := .Values.gpus -}}
+{{- if eq $gpus.access "volume-mounts" }}
+- {name: visible-devices, hostPath: {path: /dev/null}}
+{{- else if eq $gpus.access "driver-root" }}
+- {name: driver-root, hostPath: {path: {{ $gpus.driverRoot.hostPath }}, type: Directory}}
+{{- end }}
+{{- end -}}

@@ -1,0 +1,97 @@
+{{/* Names and labels of every object. */}}
+
+{{- define "podgpu.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 50 | trimSuffix "-" -}}
+{{- end -}}
+
+{{/* Leaves room for -exporter, -counters and the like within 63 letters. */}}
+{{- define "podgpu.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 44 | trimSuffix "-" -}}
+{{- else if contains (include "podgpu.name" .) .Release.Name -}}
+{{- .Release.Name | trunc 44 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name (include "podgpu.name" .) | trunc 44 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+
+{{/* (list root component) */}}
+{{- define "podgpu.component" -}}
+{{- printf "%s-%s" (include "podgpu.fullname" (index . 0)) (index . 1) -}}
+{{- end -}}
+
+{{/* Of what has no namespace: two releases of one name in two namespaces must not meet. */}}
+{{- define "podgpu.clusterWide" -}}
+{{- printf "%s-%s" (index . 0).Release.Namespace (include "podgpu.component" .) -}}
+{{- end -}}
+
+{{- define "podgpu.selectorLabels" -}}
+app.kubernetes.io/name: {{ include "podgpu.name" (index . 0) }}
+app.kubernetes.io/instance: {{ (index . 0).Release.Name }}
+app.kubernetes.io/component: {{ index . 1 }}
+{{- end -}}
+
+{{- define "podgpu.labels" -}}
+{{- $root := index . 0 -}}
+{{ include "podgpu.selectorLabels" . }}
+app.kubernetes.io/version: {{ $root.Chart.AppVersion | quote }}
+app.kubernetes.io/part-of: podgpu
+app.kubernetes.io/managed-by: {{ $root.Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace "+" "_" }}
+{{- with $root.Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{/* Without the version: pods are not replaced because the chart has a new one. */}}
+{{- define "podgpu.podLabels" -}}
+{{ include "podgpu.selectorLabels" . }}
+{{- with merge (deepCopy (index (index . 0).Values (index . 1)).podLabels) (index . 0).Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- define "podgpu.metadata" -}}
+name: {{ include "podgpu.component" . }}
+namespace: {{ (index . 0).Release.Namespace }}
+labels:
+  {{- include "podgpu.labels" . | nindent 2 }}
+{{- end -}}
+
+{{- define "podgpu.serviceAccountName" -}}
+{{- $component := index (index . 0).Values (index . 1) -}}
+{{- default (include "podgpu.component" .) $component.serviceAccount.name -}}
+{{- end -}}
+
+{{/* The account, made by the chart unless a name is given. Nothing is mounted by it: pods that need a token say so. */}}
+{{- define "podgpu.serviceAccount" -}}
+{{- $component := index (index . 0).Values (index . 1) -}}
+{{- if not $component.serviceAccount.name -}}
+apiVersion: v1
+kind: ServiceAccount
+metadata:
+  {{- include "podgpu.metadata" . | nindent 2 }}
+  {{- with $component.serviceAccount.annotations }}
+  annotations:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+automountServiceAccountToken: false
+{{- end -}}
+{{- end -}}
+
+{{- define "podgpu.image" -}}
+{{- $tag := default .Chart.AppVersion .Values.image.tag -}}
+{{- if .Values.image.digest -}}
+{{- printf "%s@%s" .Values.image.repository .Values.image.digest -}}
+{{- else -}}
+{{- printf "%s:%s" .Values.image.repository $tag -}}
+{{- end -}}
+{{- end -}}
+
+{{/* (list root switch): "true" or "". auto: where the Prometheus operator is. */}}
+{{- define "podgpu.on" -}}
+{{- $switch := index . 1 | toString -}}
+{{- if or (eq $switch "true") (and (eq $switch "auto") ((index . 0).Capabilities.APIVersions.Has "monitoring.coreos.com/v1")) -}}
+true
+{{- end -}}
+{{- end -}}

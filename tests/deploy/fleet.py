@@ -1,0 +1,335 @@
+"""Simulated GPU nodes with podgpu on each, a real Prometheus with the shipped rules, and a real Alertmanager.
+
+`fleet` is what the tests of alerts, dashboards and autoscaling stand on. Time goes faster for the rules, not for the
+nodes: see `hasten`.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+import yaml
+
+from podgpu.accounting.containers import ContainerFinder
+from podgpu.agent.loop import Agent, Settings
+from podgpu.allocation.identity import IdentityReader
+from podgpu.allocation.kubelet import KubeletAllocation
+from podgpu.catalog.counters import shipped_counters
+from podgpu.join import Policy
+from podgpu.serve.app import Address
+from podgpu.simulate.driver import SimulatedNvml
+from podgpu.simulate.kubelet import SimulatedKubelet
+from podgpu.simulate.node import Tenant, furnish, place_loads, pods
+from podgpu.telemetry.nvml import NvmlTelemetry
+from tests.deploy.relabelings import scrape_job
+from tests.serve.server import running
+
+ROOT = Path(__file__).parents[2]
+RULES = sorted((ROOT / "deploy" / "helm" / "podgpu" / "files" / "rules").glob("*.yaml"))
+PROMETHEUS, ALERTMANAGER = shutil.which("prometheus"), shutil.which("prometheus-alertmanager")
+SCRAPE_EVERY = "250ms"
+FASTER = 300
+"""How many seconds of the shipped rules pass in one of the test's: five minutes are one second, an hour is twelve."""
+PATIENCE = 40.0
+"""Seconds after which a condition that should have come is given up; on an idle machine most take two or three."""
+_GIB = 1024**3
+
+needs_servers = pytest.mark.skipif(
+    PROMETHEUS is None or ALERTMANAGER is None,
+    reason="not here; on Debian: apt-get install prometheus prometheus-alertmanager",
+)
+
+
+def hasten(rules: str, factor: int = FASTER) -> str:
+    """Rule files whose every stretch of time is shorter by the factor; nothing else is touched.
+
+    These are: `for`, `interval`, ranges and offsets in square brackets or after `offset`, and the seconds that an age
+    (`time() - …`) is compared with, in expressions and in the queries of annotations.
+    """
+
+    def shorter(seconds: float) -> str:
+        return f"{max(1, round(1000 * seconds / factor))}ms"
+
+    def in_query(text: str) -> str:
+        text = re.sub(r"\[(\d+)([smhd])\]", lambda m: f"[{shorter(int(m[1]) * _UNITS[m[2]])}]", text)
+        text = re.sub(r"offset (\d+)([smhd])", lambda m: f"offset {shorter(int(m[1]) * _UNITS[m[2]])}", text)
+        return re.sub(r"(time\(\) - [^<>]+[<>] )(\d+)", lambda m: f"{m[1]}{int(m[2]) / factor}", text)
+
+    loaded = yaml.safe_load(rules)
+    for group in loaded["groups"]:
+        if "interval" in group:
+            group["interval"] = shorter(_seconds(group["interval"]))
+        for rule in group["rules"]:
+            rule["expr"] = in_query(rule["expr"])
+            rule["annotations"] = {name: in_query(text) for name, text in rule.get("annotations", {}).items()}
+            if "for" in rule:
+                rule["for"] = shorter(_seconds(rule["for"]))
+    return yaml.safe_dump(loaded, sort_keys=False)
+
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def _seconds(duration: str) -> int:
+    return int(duration[:-1]) * _UNITS[duration[-1]]
+
+
+class Node:
+    """One GPU node: driver, kubelet, /proc, log directories, and the exporter that looks at them."""
+
+    def __init__(self, name: str, gpus: str, root: Path, tenants: Callable[[SimulatedNvml], list[Tenant]]) -> None:
+        self.name = name
+        self.driver = SimulatedNvml(gpus, seed=sum(name.encode()))
+        self.tenants = tenants(self.driver)
+        place_loads(self.driver, self.tenants)
+        root.mkdir()
+        furnish(root, self.tenants)
+        self.kubelet = SimulatedKubelet(str(root / "kubelet.sock"), pods(self.tenants))
+        self.agent = self._agent(root)
+        self._served = ExitStack()
+        self.address = Address("127.0.0.1", 0)
+
+    def _agent(self, root: Path) -> Agent:
+        names = IdentityReader(str(root / "pods"), str(root / "containers"))
+        count = len(self.driver.machine.gpus)
+        return Agent(
+            NvmlTelemetry(self.driver, "nvml", count_expected=lambda: count),
+            [KubeletAllocation(self.kubelet.socket)],
+            Settings(
+                interval=0.3,
+                allocation_interval=0.3,
+                usage_interval=0.3,
+                policy=Policy(counters=shipped_counters("default") or (), hostname=self.name),
+            ),
+            identities=lambda: names.read().complete,
+            containers=ContainerFinder(str(root / "proc")),
+        )
+
+    @property
+    def instance(self) -> str:
+        return f"{self.address.host}:{self.address.port}"
+
+    def uuid(self, gpu: int) -> str:
+        return self.driver.machine.gpus[gpu].uuid
+
+    def up(self) -> None:
+        """Answer scrapes, at the same address as before."""
+        self.address = self._served.enter_context(running(self.agent, self.address)).address
+
+    def down(self) -> None:
+        self._served.close()
+
+    @contextmanager
+    def living(self) -> Iterator[None]:
+        with self.kubelet:
+            self.agent.warm_up()
+            self.agent.start(lambda: None)
+            self.up()
+            try:
+                yield
+            finally:
+                self.down()
+                self.driver.faults.release_all()
+                self.driver.faults.unload_driver()  # so that stopping does not wait for the XID watch
+                self.agent.stop()
+
+
+def _first_tenants(driver: SimulatedNvml) -> list[Tenant]:
+    """GPU 0 and 1: one pod each; GPU 2: two pods share it; GPU 3: nobody's."""
+    whole, shared = "nvidia.com/gpu", "nvidia.com/gpu.shared"
+    uuids = [gpu.uuid for gpu in driver.machine.gpus]
+    return [
+        Tenant("research", "train-0", "trainer", whole, uuids[0], 0, duty=0.9, memory=38 * _GIB),
+        Tenant("serving", "chat-0", "engine", whole, uuids[1], 1, duty=0.5, memory=20 * _GIB),
+        Tenant("batch", "embed-0", "worker", shared, f"{uuids[2]}::0", 2, duty=0.35, memory=9 * _GIB),
+        Tenant("batch", "ocr-0", "worker", shared, f"{uuids[2]}::1", 2, duty=0.15, memory=5 * _GIB),
+    ]
+
+
+def _second_tenants(driver: SimulatedNvml) -> list[Tenant]:
+    """GPU 0: an older part, without profiling figures; GPU 1: MIG, one instance held and one free."""
+    older, cut = driver.machine.gpus
+    first = cut.instances[0]
+    return [
+        Tenant("research", "eval-0", "runner", "nvidia.com/gpu", older.uuid, 0, duty=0.4, memory=8 * _GIB),
+        Tenant("notebooks", "ada-0", "lab", "nvidia.com/mig-1g.10gb", first.uuid, 1, first.gi_id, 0.3, 2 * _GIB),
+    ]
+
+
+class Server:
+    """A process with an HTTP API that answers JSON."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+
+    def get(self, path: str, **query: str) -> Any:
+        connection = http.client.HTTPConnection(self.address, timeout=PATIENCE)
+        try:
+            connection.request("GET", f"{path}?{urlencode(query)}" if query else path)
+            answer = connection.getresponse()
+            body = answer.read()
+        finally:
+            connection.close()
+        assert answer.status == 200, f"{path} {query}: {body.decode()}"
+        return json.loads(body) if body.startswith((b"{", b"[")) else body
+
+    def answers(self) -> bool:
+        try:
+            self.get("/-/ready")
+        except (OSError, AssertionError):
+            return False
+        return True
+
+
+@dataclass(frozen=True)
+class Series:
+    labels: Mapping[str, str]
+    value: float
+
+
+class PrometheusServer(Server):
+    def ask(self, query: str) -> list[Series]:
+        """An instant query, now."""
+        data = self.get("/api/v1/query", query=query)["data"]
+        if data["resultType"] == "scalar":
+            return [Series({}, float(data["result"][1]))]
+        return [Series(one["metric"], float(one["value"][1])) for one in data["result"]]
+
+    def series(self, matching: str) -> list[dict[str, str]]:
+        found: list[dict[str, str]] = self.get("/api/v1/series", **{"match[]": matching})["data"]
+        return found
+
+
+class AlertmanagerServer(Server):
+    def firing(self) -> list[dict[str, Any]]:
+        """Alerts as Alertmanager has them: `labels` and `annotations` each."""
+        found: list[dict[str, Any]] = self.get("/api/v2/alerts", active="true")
+        return found
+
+
+@dataclass
+class Fleet:
+    nodes: Sequence[Node]
+    prometheus: PrometheusServer
+    alertmanager: AlertmanagerServer
+    folder: Path = field(default_factory=Path)
+
+    def firing(self) -> set[tuple[str, ...]]:
+        return self.short(self.alertmanager.firing())
+
+    def short(self, alerts: Sequence[Mapping[str, Any]]) -> set[tuple[str, ...]]:
+        """(name, node, GPU, pod) of each, empty where it has none."""
+        instances = {node.instance: node.name for node in self.nodes}
+        return {
+            (
+                labels["alertname"],
+                labels.get("Hostname", instances.get(labels.get("instance", ""), "")),
+                labels.get("gpu", ""),
+                labels.get("pod", ""),
+            )
+            for labels in (alert["labels"] for alert in alerts)
+        }
+
+    def scrape_carelessly(self, do: bool) -> None:
+        """The first node once more, by a job whose relabelings somebody forgot."""
+        targets = [{"targets": [self.nodes[0].instance], "labels": {"pod": "podgpu-node-1"}}] if do else []
+        write_whole(self.folder / "careless.json", json.dumps(targets))
+
+
+def write_whole(file: Path, text: str) -> None:
+    """Prometheus must not read half of it."""
+    new = file.with_suffix(".new")
+    new.write_text(text, encoding="utf-8")
+    new.replace(file)
+
+
+def wait_until(condition: Callable[[], object], what: str, meanwhile: Callable[[], None] = lambda: None) -> None:
+    give_up_at = time.monotonic() + PATIENCE
+    while not condition():
+        if time.monotonic() > give_up_at:
+            raise AssertionError(f"still not after {PATIENCE:.0f} s: {what}")
+        meanwhile()
+        time.sleep(0.1)
+
+
+@contextmanager
+def fleet_in(folder: Path, more_jobs: Sequence[Mapping[str, Any]] = ()) -> Iterator[Fleet]:
+    """Everything up, every node scraped. `more_jobs`: scrape jobs beside the exporters'."""
+    nodes = [
+        Node("node-1", "4xH100", folder / "node-1", _first_tenants),
+        Node("node-2", "1xA100,1xH100/2x1g.10gb", folder / "node-2", _second_tenants),
+    ]
+    with ExitStack() as stack:
+        for node in nodes:
+            stack.enter_context(node.living())
+        alertmanager = AlertmanagerServer(f"127.0.0.1:{free_port()}")
+        stack.enter_context(_alertmanager(alertmanager, folder))
+        prometheus = PrometheusServer(f"127.0.0.1:{free_port()}")
+        write_whole(folder / "careless.json", "[]")
+        careless: dict[str, Any] = {"job_name": "careless", "honor_labels": True}
+        careless["file_sd_configs"] = [{"files": [str(folder / "careless.json")]}]
+        jobs = [scrape_job({node.name: node.instance for node in nodes}), careless, *more_jobs]
+        stack.enter_context(_prometheus(prometheus, alertmanager, jobs, folder))
+        fleet = Fleet(nodes, prometheus, alertmanager, folder)
+        wait_until(lambda: len(prometheus.ask("podgpu_exporter_build_info")) == len(nodes), "every node is scraped")
+        yield fleet
+
+
+@contextmanager
+def _alertmanager(server: AlertmanagerServer, folder: Path) -> Iterator[None]:
+    configuration = folder / "alertmanager.yml"  # JSON is YAML
+    configuration.write_text(json.dumps({"route": {"receiver": "none"}, "receivers": [{"name": "none"}]}))
+    options = [f"--config.file={configuration}", f"--storage.path={folder / 'alerts'}"]
+    options += [f"--web.listen-address={server.address}", "--cluster.listen-address=", "--log.level=error"]
+    with _process([str(ALERTMANAGER), *options], server, folder / "alertmanager.log"):
+        yield
+
+
+@contextmanager
+def _prometheus(
+    server: PrometheusServer, alertmanager: Server, jobs: Sequence[Mapping[str, Any]], folder: Path
+) -> Iterator[None]:
+    for file in RULES:
+        (folder / file.name).write_text(hasten(file.read_text(encoding="utf-8")), encoding="utf-8")
+    configuration = {
+        "global": {"scrape_interval": SCRAPE_EVERY, "scrape_timeout": SCRAPE_EVERY, "evaluation_interval": "250ms"},
+        "rule_files": [str(folder / file.name) for file in RULES],
+        "alerting": {"alertmanagers": [{"static_configs": [{"targets": [alertmanager.address]}]}]},
+        "scrape_configs": jobs,
+    }
+    file = folder / "prometheus.yml"
+    file.write_text(json.dumps(configuration), encoding="utf-8")
+    options = [f"--config.file={file}", f"--storage.tsdb.path={folder / 'tsdb'}"]
+    options += [f"--web.listen-address={server.address}", "--log.level=warn", "--rules.alert.resend-delay=1s"]
+    with _process([str(PROMETHEUS), *options], server, folder / "prometheus.log"):
+        yield
+
+
+@contextmanager
+def _process(command: Sequence[str], server: Server, log: Path) -> Iterator[None]:
+    with log.open("wb") as output, subprocess.Popen(command, stdout=output, stderr=output) as process:
+        try:
+            wait_until(lambda: process.poll() is not None or server.answers(), f"{command[0]} answers")
+            assert process.poll() is None, log.read_text()
+            yield
+        finally:
+            process.kill()  # nothing it could still write matters
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

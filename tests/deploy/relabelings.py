@@ -1,0 +1,114 @@
+"""The chart's monitors as scrape jobs of a plain Prometheus, and what relabeling makes of a target's labels.
+
+Discovery is simulated: static targets carry the `__meta_kubernetes_*` labels that Prometheus would find.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from tests.deploy.chart import Object, the
+
+Labels = dict[str, str]
+Rule = dict[str, Any]
+
+
+def chart_monitor(values: Mapping[str, Any] | None = None, component: str = "exporter") -> Object:
+    """The monitor a chart with these values has for its exporter."""
+    kind = (values or {}).get(component, {}).get("monitor", {}).get("kind", "ServiceMonitor")
+    return the("PodMonitor" if component == "enrich" else kind, values, component)
+
+
+def endpoint_of(monitor: Object) -> Object:
+    (endpoint,) = monitor["spec"]["endpoints" if monitor["kind"] == "ServiceMonitor" else "podMetricsEndpoints"]
+    return dict(endpoint)
+
+
+def operator_relabelings(monitor: Object) -> list[Rule]:
+    """What the Prometheus operator puts before a monitor's own relabelings, as far as it sets labels."""
+    by_service = monitor["kind"] == "ServiceMonitor"
+    job = {"source_labels": ["__meta_kubernetes_service_name"], "target_label": "job"}
+    own_job = {
+        "target_label": "job",
+        "replacement": f"{monitor['metadata']['namespace']}/{monitor['metadata']['name']}",
+    }
+    return [
+        {"source_labels": ["__meta_kubernetes_namespace"], "target_label": "namespace"},
+        *([{"source_labels": ["__meta_kubernetes_service_name"], "target_label": "service"}] if by_service else []),
+        {"source_labels": ["__meta_kubernetes_pod_name"], "target_label": "pod"},
+        {"source_labels": ["__meta_kubernetes_pod_container_name"], "target_label": "container"},
+        job if by_service else own_job,
+        {"target_label": "endpoint", "replacement": endpoint_of(monitor)["port"]},
+    ]
+
+
+def as_prometheus_has_them(relabelings: Iterable[Mapping[str, Any]]) -> list[Rule]:
+    """The operator's kinds write camelCase, Prometheus snake_case."""
+    return [
+        {re.sub("[A-Z]", lambda c: f"_{c[0].lower()}", key): value for key, value in one.items()} for one in relabelings
+    ]
+
+
+def scrape_job(targets: Mapping[str, str], monitor: Object | None = None) -> dict[str, Any]:
+    """Node name -> address of its exporter. Without a monitor: that of the chart's defaults."""
+    monitor = monitor or chart_monitor()
+    endpoint = endpoint_of(monitor)
+    return {
+        "job_name": f"{monitor['kind']}/{monitor['metadata']['namespace']}/{monitor['metadata']['name']}",
+        "honor_labels": endpoint["honorLabels"],
+        "metrics_path": endpoint["path"],
+        "relabel_configs": [*operator_relabelings(monitor), *as_prometheus_has_them(endpoint["relabelings"])],
+        "metric_relabel_configs": as_prometheus_has_them(endpoint.get("metricRelabelings", ())),
+        "static_configs": [
+            {"targets": [address], "labels": discovered(node, monitor)} for node, address in targets.items()
+        ],
+    }
+
+
+def discovered(node: str, monitor: Object) -> Labels:
+    """What discovery knows of an exporter's pod."""
+    component = monitor["spec"]["selector"]["matchLabels"]["app.kubernetes.io/component"]
+    return {
+        "__meta_kubernetes_namespace": monitor["metadata"]["namespace"],
+        "__meta_kubernetes_service_name": f"podgpu-{component}",
+        "__meta_kubernetes_pod_name": f"podgpu-{component}-{node}",
+        "__meta_kubernetes_pod_container_name": "podgpu",
+        "__meta_kubernetes_pod_node_name": node,
+    }
+
+
+# What Prometheus does with them, in as much as the rules here use
+
+
+def relabel(labels: Mapping[str, str], rules: Iterable[Rule]) -> Labels:
+    """A target's labels after all rules."""
+    now = dict(labels)
+    for rule in rules:
+        now = _ACTIONS[rule.get("action", "replace")](now, rule)
+    return {name: value for name, value in now.items() if value and not name.startswith("__")}
+
+
+def _replace(labels: Labels, rule: Rule) -> Labels:
+    text = ";".join(labels.get(name, "") for name in rule.get("source_labels", ()))
+    match = re.fullmatch(rule.get("regex", "(.*)"), text)
+    if match is None:
+        return labels
+    written = re.sub(r"\$\{?(\w+)\}?", lambda group: match[int(group[1])], rule.get("replacement", "$1"))
+    return {**labels, rule["target_label"]: written}
+
+
+def _labeldrop(labels: Labels, rule: Rule) -> Labels:
+    return {name: value for name, value in labels.items() if not re.fullmatch(rule["regex"], name)}
+
+
+_ACTIONS = {"replace": _replace, "labeldrop": _labeldrop}
+
+
+def stored(series: Mapping[str, str], target: Mapping[str, str], honor_labels: bool) -> Labels:
+    """A series' labels as they are stored: with honor_labels its own win, else the target's do."""
+    if honor_labels:
+        return {**target, **series}
+    moved = {f"exported_{name}" if name in target else name: value for name, value in series.items()}
+    return {**moved, **target}

@@ -1,0 +1,269 @@
+"""The shipped alerts at work: a fault on a simulated node, the alert in a real Alertmanager, and its end."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import yaml
+
+from podgpu.simulate.kubelet import SimulatedPod
+from podgpu.simulate.workload import SimulatedLoad
+from tests.deploy.fleet import RULES, Fleet, fleet_in, hasten, needs_servers, wait_until
+
+Alert = tuple[str, str, str, str]
+"""Name, node, GPU, pod."""
+_HW_POWER_BRAKE, _THERMAL = 271, 75
+"""Numbers of NVML's field values that count the nanoseconds."""
+_BURST_PID = 9999
+_GIB = 1024**3
+
+
+@dataclass
+class Growing:
+    """A counter of the driver's that goes with the clock from now on: all of the time is lost to this reason."""
+
+    fleet: Fleet
+    field: int
+    gpu: int
+
+    def __post_init__(self) -> None:
+        self._began = time.monotonic()
+
+    def __call__(self) -> None:
+        elapsed = int(1e9 * (time.monotonic() - self._began))
+        self.fleet.nodes[0].driver.faults.answer(self.field, elapsed, self.gpu)
+
+
+Meanwhile = Callable[[], None]
+
+
+@dataclass(frozen=True)
+class Fault:
+    expected: tuple[Alert, ...]
+    inject: Callable[[Fleet], Meanwhile | None]
+    """May give back what goes on while the alert is waited for."""
+    remove: Callable[[Fleet], object]
+    told: str = ""
+    """What the description must say of it, as a pattern."""
+
+
+def _lose_gpu(fleet: Fleet) -> None:
+    fleet.nodes[0].driver.faults.lose(1)
+
+
+def _bring_gpu_back(fleet: Fleet) -> None:
+    """As an operator would: a reset, then the driver is taken up anew."""
+    faults = fleet.nodes[0].driver.faults
+    faults.recover(1)
+    faults.reload_driver()
+
+
+def _let_one_idle(fleet: Fleet) -> None:
+    """One of the two that share GPU 2 stops working. It keeps its share."""
+    fleet.nodes[0].driver.remove(_pid(fleet, "ocr-0"))
+
+
+def _set_it_to_work(fleet: Fleet) -> None:
+    fleet.nodes[0].driver.place(SimulatedLoad(2, _pid(fleet, "ocr-0"), duty=0.15, memory=5 * _GIB))
+
+
+def _pid(fleet: Fleet, pod: str) -> int:
+    return 4000 + [tenant.pod for tenant in fleet.nodes[0].tenants].index(pod)
+
+
+def _name_a_strange_gpu(fleet: Fleet) -> None:
+    stranger = SimulatedPod(
+        "research", "astray", {"main": {"nvidia.com/gpu": ["GPU-00000000-dead-beef-0000-000000000000"]}}
+    )
+    fleet.nodes[0].kubelet.pods += (stranger,)
+
+
+def _forget_the_strange_gpu(fleet: Fleet) -> None:
+    fleet.nodes[0].kubelet.pods = fleet.nodes[0].kubelet.pods[:-1]
+
+
+FAULTS = {
+    "xid of an application": Fault(
+        (("PodgpuXidError", "node-1", "0", ""),),
+        lambda fleet: fleet.nodes[0].driver.faults.raise_xid(0, 31),
+        lambda fleet: None,  # it is over; the alert ends ten minutes later
+        r"XID 31 .*research/train-0",
+    ),
+    "xid of the hardware": Fault(
+        (("PodgpuXidHardwareError", "node-1", "2", ""),),
+        lambda fleet: fleet.nodes[0].driver.faults.raise_xid(2, 95),
+        lambda fleet: None,
+        r"batch/embed-0 batch/ocr-0|batch/ocr-0 batch/embed-0",
+    ),
+    "row remapping": Fault(
+        (("PodgpuRowRemapFailure", "node-1", "3", ""),),
+        lambda fleet: fleet.nodes[0].driver.faults.answer("nvmlDeviceGetRemappedRows", (0, 1, 0, 1), 3),
+        lambda fleet: fleet.nodes[0].driver.faults.clear("nvmlDeviceGetRemappedRows", 3),
+        "Held by: nobody",
+    ),
+    "heat": Fault(
+        (("PodgpuThermalThrottling", "node-1", "0", ""),),
+        lambda fleet: Growing(fleet, _THERMAL, 0),
+        lambda fleet: None,  # a counter that no longer grows
+        "research/train-0",
+    ),
+    "power brake": Fault(
+        (("PodgpuPowerBrake", "node-1", "1", ""),), lambda fleet: Growing(fleet, _HW_POWER_BRAKE, 1), lambda fleet: None
+    ),
+    "memory": Fault(
+        (("PodgpuMemoryNearlyFull", "node-2", "0", "eval-0"),),
+        lambda fleet: fleet.nodes[1].driver.place(SimulatedLoad(0, _BURST_PID, duty=0.1, memory=31 * _GIB)),
+        lambda fleet: fleet.nodes[1].driver.remove(_BURST_PID),
+        "research/eval-0",
+    ),
+    "idle": Fault((("PodgpuAllocatedButIdle", "node-1", "2", "ocr-0"),), _let_one_idle, _set_it_to_work, "batch/ocr-0"),
+    "kubelet away": Fault(
+        (("PodgpuMappingBroken", "node-2", "", ""),),
+        lambda fleet: fleet.nodes[1].kubelet.stop(),
+        lambda fleet: fleet.nodes[1].kubelet.start(),
+        "Reason: socket_missing",
+    ),
+    "a strange id": Fault(
+        (("PodgpuAssignmentsUnmapped", "node-1", "", ""),),
+        _name_a_strange_gpu,
+        _forget_the_strange_gpu,
+        "unknown_device",
+    ),
+    "lost GPU": Fault((("PodgpuGpuLost", "node-1", "", ""),), _lose_gpu, _bring_gpu_back, "any more: gpu1"),
+    "driver away": Fault(
+        (("PodgpuExporterStale", "node-2", "", ""),),
+        lambda fleet: fleet.nodes[1].driver.faults.unload_driver(),
+        lambda fleet: fleet.nodes[1].driver.faults.load_driver(),
+        "nvml",
+    ),
+    "exporter down": Fault(
+        (("PodgpuExporterDown", "node-2", "", ""),),
+        lambda fleet: fleet.nodes[1].down(),
+        lambda fleet: fleet.nodes[1].up(),
+    ),
+    "a job without the relabelings": Fault(
+        (("PodgpuPodLabelsOverwritten", "", "", ""),),
+        lambda fleet: fleet.scrape_carelessly(True),
+        lambda fleet: fleet.scrape_carelessly(False),
+    ),
+    "every exporter down": Fault(
+        (
+            ("PodgpuExporterAbsent", "", "", ""),
+            ("PodgpuExporterDown", "node-1", "", ""),
+            ("PodgpuExporterDown", "node-2", "", ""),
+        ),
+        lambda fleet: [node.down() for node in fleet.nodes] and None,
+        lambda fleet: [node.up() for node in fleet.nodes],
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def fleet() -> Iterator[Fleet]:
+    with tempfile.TemporaryDirectory(prefix="pg", dir="/tmp") as folder, fleet_in(Path(folder)) as running:
+        yield running
+
+
+@needs_servers
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
+def test_a_fault_fires_its_alert_and_no_other_and_its_end_resolves_it(fleet: Fleet, fault: Fault) -> None:
+    wait_until(lambda: not fleet.firing(), "nothing fires before")
+    goes_on = fault.inject(fleet) or (lambda: None)
+    wait_until(lambda: _is_told(fleet, fault), f"{fault.expected}", goes_on)
+    fault.remove(fleet)
+    wait_until(lambda: not fleet.firing(), "all resolved")
+
+
+def _is_told(fleet: Fleet, fault: Fault) -> bool:
+    alerts = fleet.alertmanager.firing()
+    told = any(re.search(fault.told, alert["annotations"]["description"]) for alert in alerts)
+    return told and fleet.short(alerts) == set(fault.expected)
+
+
+@needs_servers
+def test_a_pods_series_has_its_own_pod_and_an_idle_gpus_has_none(fleet: Fleet) -> None:
+    """With the chart's relabelings. The exporter's own pod is beside it, under another name."""
+    wait_until(lambda: len(fleet.prometheus.ask("DCGM_FI_DEV_FB_FREE")) == 8, "every device is scraped")
+    found = {
+        (one.labels["Hostname"], one.labels["gpu"], one.labels.get("GPU_I_ID", "")): one.labels
+        for one in fleet.prometheus.ask("DCGM_FI_DEV_FB_FREE")
+    }
+    assert {key: labels.get("pod") for key, labels in found.items()} == {
+        ("node-1", "0", ""): "train-0",
+        ("node-1", "1", ""): "chat-0",
+        ("node-1", "2", ""): None,  # two share it
+        ("node-1", "3", ""): None,  # nobody's
+        ("node-2", "0", ""): "eval-0",
+        ("node-2", "1", ""): None,  # in MIG mode
+        ("node-2", "1", "7"): "ada-0",
+        ("node-2", "1", "8"): None,
+    }
+    assert {labels["exporter_pod"] for labels in found.values()} == {"podgpu-exporter-node-1", "podgpu-exporter-node-2"}
+    for labels in found.values():
+        assert ("pod" in labels) == ("namespace" in labels) == ("container" in labels)
+        assert not {"exported_pod", "exported_namespace", "exported_container"} & labels.keys()
+    assert fleet.prometheus.ask('podgpu_device_count{pod!=""}') == []
+
+
+@needs_servers
+def test_recorded_averages_are_the_mean_over_gpus_in_use(fleet: Fleet) -> None:
+    """Steady loads: what is recorded is what the driver says of the GPUs that work."""
+    wait_until(lambda: _near(fleet, "podgpu:used_gpu_util:avg5m", {"": (90 + 50 + 50 + 40) / 4}), "of the cluster")
+    by_namespace = {"research": (90 + 40) / 2, "serving": 50, "batch": 50}
+    wait_until(lambda: _near(fleet, "podgpu:namespace_used_gpu_util:avg5m", by_namespace), "by namespace")
+
+
+def _near(fleet: Fleet, record: str, expected: Mapping[str, float]) -> bool:
+    found = {one.labels.get("namespace", ""): one.value for one in fleet.prometheus.ask(record)}
+    return found == {namespace: pytest.approx(value, rel=0.1) for namespace, value in expected.items()}
+
+
+@needs_servers
+def test_no_rule_failed(fleet: Fleet) -> None:
+    groups = fleet.prometheus.get("/api/v1/rules")["data"]["groups"]
+    assert sum(len(group["rules"]) for group in groups) == sum(len(rules_of(file)) for file in RULES)
+    assert [rule["name"] for group in groups for rule in group["rules"] if rule["health"] != "ok"] == []
+
+
+def rules_of(file: Path) -> list[dict[str, object]]:
+    return [rule for group in yaml.safe_load(file.read_text(encoding="utf-8"))["groups"] for rule in group["rules"]]
+
+
+def test_every_alert_is_brought_about() -> None:
+    shipped = {rule["alert"] for file in RULES for rule in rules_of(file) if "alert" in rule}
+    brought = {alert[0] for fault in FAULTS.values() for alert in fault.expected}
+    assert brought == shipped
+
+
+def test_hastening_changes_times_and_nothing_else() -> None:
+    text = """
+groups:
+  - name: g
+    interval: 1m
+    rules:
+      - alert: A
+        expr: increase(x{a="600"}[10m]) > 600 or time() - y{z=~"48|62"} < 600 or x offset 1h
+        for: 2m
+        labels: {severity: warning}
+        annotations: {description: '{{ query "increase(x[15m])" }} 600'}
+"""
+    (group,) = yaml.safe_load(hasten(text, 60))["groups"]
+    assert group == {
+        "name": "g",
+        "interval": "1000ms",
+        "rules": [
+            {
+                "alert": "A",
+                "expr": 'increase(x{a="600"}[10000ms]) > 600 or time() - y{z=~"48|62"} < 10.0 or x offset 60000ms',
+                "for": "2000ms",
+                "labels": {"severity": "warning"},
+                "annotations": {"description": '{{ query "increase(x[15000ms])" }} 600'},
+            }
+        ],
+    }

@@ -1,0 +1,292 @@
+"""What the values of each component come to: where its pods run, what they see, how their health is asked after."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from fractions import Fraction
+from typing import Any
+
+import pytest
+
+from podgpu.catalog.counters import parse_counters
+from podgpu.cluster.prices import parse_prices
+from tests.deploy.chart import VARIANTS, container, env, of_kind, pod, the
+
+Values = Mapping[str, Any]
+
+
+def mounts(values: Values, component: str = "exporter", name: str = "podgpu") -> dict[str, str]:
+    return {one["mountPath"]: one["name"] for one in container(values, component, name).get("volumeMounts", ())}
+
+
+def host_paths(values: Values, component: str = "exporter") -> dict[str, str]:
+    volumes = pod(values, component).get("volumes", ())
+    return {one["name"]: one["hostPath"]["path"] for one in volumes if "hostPath" in one}
+
+
+# --- which nodes
+
+
+def test_known_gpu_nodes_by_default() -> None:
+    terms = pod()["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    keys = {expression["key"] for term in terms for expression in term["matchExpressions"]}
+    assert {"nvidia.com/gpu.present", "hardware-type", "cloud.google.com/gke-accelerator"} <= keys
+    assert all(len(term["matchExpressions"]) == 1 for term in terms), "one label is enough"
+    assert pod()["tolerations"] == [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
+
+
+@pytest.mark.parametrize(
+    ("variant", "label"),
+    [
+        ("operator's nodes", {"nvidia.com/gpu.deploy.dcgm-exporter": "true"}),
+        ("seed 000's nodes", {"hardware-type": "NVIDIAGPU"}),
+        ("all nodes", {}),
+    ],
+)
+def test_nodes_by_one_label(variant: str, label: dict[str, str]) -> None:
+    spec = pod(VARIANTS[variant])
+    assert spec["nodeSelector"] == {"kubernetes.io/os": "linux", **label}
+    assert "affinity" not in spec
+
+
+def test_own_node_selector_and_affinity() -> None:
+    spec = pod(VARIANTS["own affinity"])
+    assert spec["nodeSelector"]["pool"] == "a100"
+    assert spec["affinity"] == {"podAntiAffinity": {}}
+
+
+# --- how it sees GPUs
+
+
+def test_by_the_runtime() -> None:
+    assert (env()["NVIDIA_VISIBLE_DEVICES"], env()["NVIDIA_DRIVER_CAPABILITIES"]) == ("all", "utility")
+    assert "runtimeClassName" not in pod()
+    assert pod(VARIANTS["runtime class"])["runtimeClassName"] == "nvidia"
+    assert "NVIDIA_MIG_MONITOR_DEVICES" not in env()
+
+
+def test_by_a_mount() -> None:
+    values = VARIANTS["volume mounts"]
+    assert host_paths(values)["visible-devices"] == "/dev/null"
+    assert mounts(values)["/var/run/nvidia-container-devices/all"] == "visible-devices"
+    assert env(values)["NVIDIA_VISIBLE_DEVICES"] == "void"
+
+
+def test_by_cdi() -> None:
+    assert env(VARIANTS["cdi"])["NVIDIA_VISIBLE_DEVICES"] == "nvidia.com/gpu=all"
+
+
+def test_by_the_hosts_driver() -> None:
+    values = VARIANTS["driver root"]
+    assert host_paths(values)["driver-root"] == "/home/kubernetes/bin/nvidia"
+    assert mounts(values)["/usr/local/nvidia"] == "driver-root"
+    assert env(values)["LD_LIBRARY_PATH"] == "/usr/local/nvidia/lib64"
+    assert container(values)["securityContext"]["privileged"] is True
+
+
+def test_mig_monitoring_is_a_switch_with_its_price() -> None:
+    values = VARIANTS["mig monitoring"]
+    assert env(values)["NVIDIA_MIG_MONITOR_DEVICES"] == "all"
+    assert container(values)["securityContext"]["capabilities"]["add"] == ["SYS_ADMIN"]
+
+
+# --- the exporter
+
+
+def test_node_name_and_kubernetes_mapping() -> None:
+    assert env()["NODE_NAME"] == {"fieldRef": {"fieldPath": "spec.nodeName"}}
+    assert env()["DCGM_EXPORTER_KUBERNETES"] == "true"
+
+
+def test_a_slow_roll_out() -> None:
+    strategy = the("DaemonSet")["spec"]["updateStrategy"]
+    assert strategy == {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": "10%"}}
+
+
+def test_the_kubelets_directory_is_where_it_is_said_to_be() -> None:
+    values = VARIANTS["another kubelet"]
+    assert host_paths(values) == {
+        "pod-resources": "/var/lib/k0s/kubelet/pod-resources",
+        "pod-logs": "/data/log/pods",
+        "container-logs": "/data/log/containers",
+    }
+    assert mounts(values) == mounts({}), "inside, everything is where podgpu looks for it"
+
+
+def test_health_is_asked_on_the_metrics_port() -> None:
+    assert container()["livenessProbe"]["httpGet"] == {"path": "/livez", "port": "metrics"}
+    assert container()["readinessProbe"]["httpGet"] == {"path": "/ready", "port": "metrics"}
+
+
+@pytest.mark.parametrize(
+    ("variant", "component", "port"), [("web config", "exporter", 9401), ("cluster behind TLS", "cluster", 9402)]
+)
+def test_protected_pages_have_a_plain_port_for_probes(variant: str, component: str, port: int) -> None:
+    one = container(VARIANTS[variant], component)
+    assert {item["name"]: item["containerPort"] for item in one["ports"]}["probes"] == port
+    assert one["livenessProbe"]["httpGet"] == {"path": "/livez", "port": "probes"}
+    assert one["readinessProbe"]["httpGet"] == {"path": "/ready", "port": "probes"}
+    assert mounts(VARIANTS[variant], component)["/etc/podgpu/web"] == "web-config"
+    said = (*(str(value) for value in env(VARIANTS[variant], component).values()), *one.get("args", ()))
+    assert any(word.endswith("/etc/podgpu/web/web-config.yml") for word in said)
+    assert any(word.endswith(f":{port}") for word in said)
+
+
+@pytest.mark.parametrize("tls", [True, False])
+def test_who_scrapes_goes_by_what_the_web_config_has(tls: bool) -> None:
+    values = {"exporter": {"webConfig": {"secretName": "web", "tls": tls}}}
+    (port,) = the("Service", values)["spec"]["ports"]
+    assert port.get("appProtocol") == ("https" if tls else None)
+    (endpoint,) = the("ServiceMonitor", values)["spec"]["endpoints"]
+    assert endpoint.get("scheme") == ("https" if tls else None)
+
+
+def test_counters_by_value() -> None:
+    values = VARIANTS["counters by value"]
+    (config,) = [one for one in of_kind("ConfigMap", values) if one["metadata"]["name"] == "podgpu-counters"]
+    assert parse_counters(config["data"]["counters.csv"], "chart")
+    assert container(values)["args"] == ["-f", "/etc/podgpu/counters/counters.csv"]
+    assert mounts(values)["/etc/podgpu/counters"] == "counters"
+
+
+def test_counters_by_name() -> None:
+    assert container(VARIANTS["shipped counters"])["args"] == ["-f", "dcp"]
+
+
+def test_seed_001s_values() -> None:
+    values = VARIANTS["seed 001's values"]
+    assert container(values)["args"] == ["-c", "1000"]
+    volume = {"name": "exporter-metrics-volume", "configMap": {"name": "exporter-metrics-config-map"}}
+    assert volume in pod(values)["volumes"]
+    assert mounts(values)["/etc/dcgm-exporter/custom"] == "exporter-metrics-volume"
+
+
+def test_pod_settings() -> None:
+    values = VARIANTS["pod settings"]
+    daemonset = the("DaemonSet", values)
+    template, spec = daemonset["spec"]["template"], pod(values)
+    assert template["metadata"]["labels"].items() >= {"a": "b", "team": "platform"}.items()
+    assert template["metadata"]["annotations"]["c"] == "d"
+    assert (spec["priorityClassName"], spec["serviceAccountName"]) == ("system-node-critical", "mine")
+    assert spec["imagePullSecrets"] == [{"name": "pull"}]
+    assert daemonset["spec"]["updateStrategy"] == {"type": "OnDelete"}
+    assert not of_kind("ServiceAccount", values)
+    assert the("Service", values)["spec"]["internalTrafficPolicy"] == "Local"
+
+
+# --- network policies
+
+
+def test_an_exporter_that_asks_nobody_may_ask_nobody() -> None:
+    spec = the("NetworkPolicy", VARIANTS["network policies"])["spec"]
+    assert spec["policyTypes"] == ["Ingress", "Egress"]
+    assert spec["egress"] == []
+    assert [rule["ports"][0]["port"] for rule in spec["ingress"]] == ["metrics", "probes"]
+    assert the("NetworkPolicy", VARIANTS["network policies"], "enrich")["spec"]["egress"] == []
+
+
+def test_whom_a_policy_lets_in_and_out() -> None:
+    values = VARIANTS["network policies with exceptions"]
+    spec = the("NetworkPolicy", values)["spec"]
+    assert spec["ingress"][0]["from"][0]["namespaceSelector"]
+    assert [port["port"] for rule in spec["egress"] for port in rule["ports"]] == [443, 6443, 5555]
+    cluster = the("NetworkPolicy", values, "cluster")["spec"]["egress"]
+    assert cluster[-1] == {"ports": [{"port": 443, "protocol": "TCP"}]}, "the port of the URL"
+    enrich = the("NetworkPolicy", values, "enrich")["spec"]["egress"]
+    assert enrich[-1] == {"ports": [{"port": 9400, "protocol": "TCP"}]}
+
+
+def test_the_cluster_may_ask_its_exporters() -> None:
+    rules = the("NetworkPolicy", VARIANTS["network policies"], "cluster")["spec"]["egress"]
+    labels = the("DaemonSet", VARIANTS["network policies"])["spec"]["selector"]["matchLabels"]
+    assert rules[-1]["to"] == [{"podSelector": {"matchLabels": labels}}]
+
+
+# --- the cluster view
+
+
+def test_the_cluster_finds_this_releases_exporters() -> None:
+    arguments = dict(
+        word.removeprefix("--").split("=", 1) for word in container(VARIANTS["cluster"], "cluster")["args"]
+    )
+    namespace, _, selector = arguments["discover-kubernetes"].partition("/")
+    wanted = dict(pair.split("=") for pair in selector.split(","))
+    service = the("Service", VARIANTS["cluster"])
+    assert namespace == service["metadata"]["namespace"]
+    assert wanted.items() <= service["metadata"]["labels"].items(), "an EndpointSlice has its Service's labels"
+    assert arguments["discover-port"] == service["spec"]["ports"][0]["name"]
+
+
+def test_the_cluster_asks_prometheus_where_there_is_one() -> None:
+    values = VARIANTS["cluster by Prometheus"]
+    assert container(values, "cluster")["args"] == [
+        "--address=:9401",
+        "--prometheus=http://prometheus:9090",
+        '--match=cluster="a"',
+        "--prometheus-tenant=team-a",
+        "--prometheus-username=podgpu",
+        "--prometheus-password-file=/etc/podgpu/prometheus/password",
+        "--prometheus-ca-file=/etc/podgpu/prometheus/ca.crt",
+        "--prometheus-insecure-skip-verify=true",
+        "--owners=none",
+    ]
+    assert mounts(values, "cluster")["/etc/podgpu/prometheus"] == "prometheus-access"
+
+
+def test_owners_are_asked_for_only_where_that_is_allowed() -> None:
+    """Left to itself it asks whenever it has a token, and would be refused."""
+    assert "--owners=none" in container(VARIANTS["cluster"], "cluster")["args"]
+    everywhere = container(VARIANTS["cluster everywhere"], "cluster")["args"]
+    assert {"--owners=api", "--discover-kubernetes=/app=dcgm-exporter"} <= set(everywhere)
+
+
+def test_several_clusters_are_not_drained_at_once() -> None:
+    assert not of_kind("PodDisruptionBudget", VARIANTS["cluster"])
+    budget = the("PodDisruptionBudget", VARIANTS["cluster of two"], "cluster")
+    assert budget["spec"]["maxUnavailable"] == 1
+    assert pod(VARIANTS["cluster of two"], "cluster")["topologySpreadConstraints"]
+
+
+def test_prices_are_a_configmap() -> None:
+    values = VARIANTS["cluster of two"]
+    (config,) = [one for one in of_kind("ConfigMap", values) if one["metadata"]["name"] == "podgpu-prices"]
+    prices = parse_prices(config["data"]["prices.yaml"].encode(), "chart")
+    assert prices.currency == "EUR"
+    assert prices.of("NVIDIA H100 80GB HBM3").gpu_hour == Fraction(5, 2)
+    assert mounts(values, "cluster")["/etc/podgpu/prices"] == "prices"
+    assert "--prices=/etc/podgpu/prices/prices.yaml" in container(values, "cluster")["args"]
+
+
+# --- enrich
+
+
+def test_seed_000s_daemonset() -> None:
+    """dcgm-exporter, podgpu and node_exporter in one pod; one writes into the directory, one reads."""
+    values = VARIANTS["enrich"]
+    assert [one["name"] for one in pod(values, "enrich")["containers"]] == ["podgpu", "dcgm-exporter", "node-exporter"]
+    assert mounts(values, "enrich")["/run/textfile"] == "textfile"
+    reading = container(values, "enrich", "node-exporter")
+    assert reading["volumeMounts"] == [{"name": "textfile", "mountPath": "/run/textfile", "readOnly": True}]
+    assert "--collector.textfile.directory=/run/textfile" in reading["args"]
+    assert container(values, "enrich", "dcgm-exporter")["args"] == ["-a", "127.0.0.1:9400"]
+    assert "--in=http://127.0.0.1:9400/metrics" in container(values, "enrich")["args"]
+    volumes = {one["name"]: one for one in pod(values, "enrich")["volumes"]}
+    assert volumes["textfile"]["emptyDir"] == {"medium": "Memory", "sizeLimit": "32Mi"}
+
+
+def test_enrich_beside_what_is_there() -> None:
+    values = VARIANTS["enrich beside others"]
+    assert [one["name"] for one in pod(values, "enrich")["containers"]] == ["podgpu"]
+    assert host_paths(values, "enrich")["textfile"] == "/var/lib/node_exporter/textfile"
+    assert env(values, "enrich")["HOST_IP"] == {"fieldRef": {"fieldPath": "status.hostIP"}}
+    assert env(values, "enrich")["DCGM_EXPORTER_USE_OLD_NAMESPACE"] == "true"
+    assert env(values, "enrich")["NVIDIA_VISIBLE_DEVICES"] == "void"
+    assert not of_kind("PodMonitor", values)
+
+
+def test_on_gke_only_those_who_see_gpus_are_privileged() -> None:
+    values = VARIANTS["enrich on GKE"]
+    privileged = {
+        one["name"]: one["securityContext"].get("privileged", False) for one in pod(values, "enrich")["containers"]
+    }
+    assert privileged == {"podgpu": True, "dcgm-exporter": True, "node-exporter": False}

@@ -1,0 +1,203 @@
+"""Least privilege: what each pod may, and that it is what its features need and no more."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.deploy.chart import VARIANTS, Object, container, env, level, notes, objects, of_kind, pod, pods_of
+
+variants = pytest.mark.parametrize("values", VARIANTS.values(), ids=VARIANTS.keys())
+NO_MAPPING = {"exporter": {"kubernetes": {"enabled": False}}}
+NO_USAGE = {"exporter": {"containerUsage": {"enabled": False}}}
+LEAST = {"exporter": {"kubernetes": {"enabled": False}, "containerUsage": {"enabled": False}}}
+
+
+def test_the_default_exporter_may_read_the_kubelets_socket_and_nothing_else() -> None:
+    spec = pod()
+    assert spec["securityContext"] == {
+        "runAsUser": 0,
+        "runAsGroup": 0,
+        "runAsNonRoot": False,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+    assert container()["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert spec["automountServiceAccountToken"] is False
+    assert "hostNetwork" not in spec
+    assert {volume["hostPath"]["path"] for volume in spec["volumes"]} == {
+        "/var/lib/kubelet/pod-resources",
+        "/var/log/pods",
+        "/var/log/containers",
+    }
+    assert all(mount["readOnly"] for mount in container()["volumeMounts"])
+
+
+@variants
+def test_no_container_may_more_than_its_features_need(values: Mapping[str, Any]) -> None:
+    driver_root = values.get("gpus", {}).get("access") == "driver-root"
+    for spec in pods_of(objects(values)):
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert "hostIPC" not in spec
+        for one in spec["containers"]:
+            context = one["securityContext"]
+            if one["name"] != "dcgm-exporter":  # NVIDIA's; it is not known to run without writing
+                assert context["readOnlyRootFilesystem"] is True
+            assert context.get("privileged", False) == (driver_root and one["name"] != "node-exporter")
+            if not context.get("privileged"):
+                added = context["capabilities"].get("add", [])
+                assert context["capabilities"]["drop"] == ["ALL"]
+                assert context["allowPrivilegeEscalation"] == ("SYS_ADMIN" in added)
+                assert not added or _asked_for(values), added
+
+
+def _asked_for(values: Mapping[str, Any]) -> bool:
+    return bool(
+        values.get("gpus", {}).get("migMonitoring")
+        or values.get("exporter", {}).get("addCapabilities")
+        or values.get("enrich", {}).get("dcgmExporter", {}).get("profiling")
+    )
+
+
+@pytest.mark.parametrize("values", [NO_MAPPING, LEAST])
+def test_without_a_path_that_is_roots_it_is_not_root(values: Mapping[str, Any]) -> None:
+    context = pod(values)["securityContext"]
+    assert (context["runAsUser"], context["runAsNonRoot"]) == (65534, True)
+    assert not any("kubelet" in volume["hostPath"]["path"] for volume in pod(values).get("volumes", ()))
+    assert env(values)["DCGM_EXPORTER_KUBERNETES"] == "false"
+
+
+def test_host_pid_goes_with_container_usage() -> None:
+    assert pod()["hostPID"] is True
+    assert env()["PODGPU_CONTAINER_USAGE"] == "true"
+    assert "hostPID" not in pod(NO_USAGE)
+    assert env(NO_USAGE)["PODGPU_CONTAINER_USAGE"] == "false"
+    assert [volume["name"] for volume in pod(NO_USAGE)["volumes"]] == ["pod-resources"]
+    assert all("hostPID" not in pod(VARIANTS[name], "enrich") for name in ("enrich", "enrich with all"))
+
+
+def test_the_least_of_all_is_restricted() -> None:
+    assert level(pod(LEAST)) == "restricted"
+    assert level(pod({"cluster": {"enabled": True}}, "cluster")) == "restricted"
+
+
+@variants
+def test_the_notes_say_the_level_the_pods_need(values: Mapping[str, Any], tmp_path: Path) -> None:
+    needed = {level(spec) for spec in pods_of(objects(values))}
+    text = notes(values, tmp_path)
+    if "privileged" in needed:
+        assert 'must allow the Pod Security level "privileged"' in text
+        assert "pod-security.kubernetes.io/enforce=privileged" in text
+    else:
+        assert needed <= {"restricted"}
+        assert 'may have the Pod Security level "restricted"' in text
+
+
+def test_the_notes_say_what_each_privilege_is_for(tmp_path: Path) -> None:
+    text = notes(VARIANTS["mig monitoring"], tmp_path)
+    assert "- hostPath (the kubelet's socket)" in text
+    assert "- hostPID and hostPath (what each container uses)" in text
+    assert "- SYS_ADMIN (gpus.migMonitoring)" in text
+
+
+# --- the API server
+
+
+def rules_of(values: Mapping[str, Any], component: str = "exporter") -> dict[str, list[Object]]:
+    """By kind of role, those bound to the component's account."""
+    found: dict[str, list[Object]] = {}
+    for one in objects(values):
+        if one["kind"] in ("Role", "ClusterRole"):
+            bindings = [b for b in of_kind(f"{one['kind']}Binding", values) if _binds(b, one)]
+            assert [b["subjects"][0]["name"] for b in bindings] == [f"podgpu-{component}"]
+            found.setdefault(one["kind"], []).extend(one["rules"])
+    return found
+
+
+def _binds(binding: Object, role: Object) -> bool:
+    same_place = binding["metadata"].get("namespace") == role["metadata"].get("namespace")
+    return binding["roleRef"]["name"] == role["metadata"]["name"] and same_place
+
+
+PODS = {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]}
+SLICES = {"apiGroups": ["resource.k8s.io"], "resources": ["resourceslices"], "verbs": ["list", "watch"]}
+VERSIONS = {"nonResourceURLs": ["/apis/resource.k8s.io"], "verbs": ["get"]}
+
+
+@pytest.mark.parametrize(
+    ("variant", "expected"),
+    [
+        ("defaults", {}),
+        ("pod uid", {}),
+        ("pod labels", {"ClusterRole": [PODS]}),
+        ("annotations", {"ClusterRole": [PODS]}),
+        ("dra", {"ClusterRole": [SLICES, VERSIONS]}),
+    ],
+)
+def test_roles_are_for_what_is_switched_on(variant: str, expected: dict[str, list[Object]]) -> None:
+    assert rules_of(VARIANTS[variant]) == expected
+    assert pod(VARIANTS[variant])["automountServiceAccountToken"] is bool(expected)
+
+
+@pytest.mark.parametrize(
+    ("variant", "namespace", "name"),
+    [("counters in a ConfigMap", "gpu", "counters"), ("seed 001's values", "default", "exporter-metrics-volume")],
+)
+def test_one_configmap_may_be_read_where_it_is(variant: str, namespace: str, name: str) -> None:
+    one_map = {"apiGroups": [""], "resources": ["configmaps"], "resourceNames": [name], "verbs": ["list", "watch"]}
+    assert rules_of(VARIANTS[variant]) == {"Role": [one_map]}
+    (role,) = of_kind("Role", VARIANTS[variant])
+    assert role["metadata"]["namespace"] == namespace
+    assert env(VARIANTS[variant])["DCGM_EXPORTER_CONFIGMAP_DATA"] == f"{namespace}:{name}"
+
+
+@variants
+def test_nothing_is_ever_written_to_the_api_server(values: Mapping[str, Any]) -> None:
+    for one in objects(values):
+        for rule in one.get("rules", ()) if one["kind"] in ("Role", "ClusterRole") else ():
+            assert set(rule["verbs"]) <= {"get", "list", "watch"}
+            assert "secrets" not in rule.get("resources", ())
+        if one["kind"] == "ServiceAccount":
+            assert one["automountServiceAccountToken"] is False
+
+
+@pytest.mark.parametrize(
+    ("variant", "allocation"),
+    [
+        ("defaults", None),
+        ("annotations", None),
+        ("dra", "kubelet,processes"),
+        ("pod labels", "kubelet,processes"),
+        ("podlist", "podlist:/etc/podgpu/podlist/podlist.json,kubelet,processes"),
+    ],
+)
+def test_a_token_for_one_feature_is_not_used_for_another(variant: str, allocation: str | None) -> None:
+    """`--allocation auto` takes a token as leave to read annotations, and would be refused."""
+    assert env(VARIANTS[variant]).get("PODGPU_ALLOCATION") == allocation
+
+
+@pytest.mark.parametrize(
+    ("variant", "expected"),
+    [
+        ("cluster", {"Role": [["endpointslices"]]}),
+        ("cluster by Prometheus", {}),
+        ("cluster everywhere", {"ClusterRole": [["endpointslices"], ["pods"]]}),
+    ],
+)
+def test_the_cluster_reads_endpoints_where_its_exporters_are(variant: str, expected: dict[str, Any]) -> None:
+    rules = rules_of(VARIANTS[variant], "cluster")
+    assert {kind: [rule["resources"] for rule in some] for kind, some in rules.items()} == expected
+    assert pod(VARIANTS[variant], "cluster")["automountServiceAccountToken"] is bool(expected)
+
+
+def test_enrich_asks_for_what_is_switched_on() -> None:
+    assert rules_of(VARIANTS["enrich"], "enrich") == {}
+    assert rules_of(VARIANTS["enrich with all"], "enrich") == {"ClusterRole": [PODS]}
+    assert rules_of(VARIANTS["enrich beside others"], "enrich") == {"ClusterRole": [SLICES, VERSIONS]}
+    assert env(VARIANTS["enrich beside others"], "enrich")["PODGPU_ALLOCATION"] == "kubelet"

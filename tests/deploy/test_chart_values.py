@@ -1,0 +1,157 @@
+"""What values may be: typos and contradictions are refused with a sentence; every value of values.yaml is described."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+from jsonschema import Draft7Validator
+
+from deploy.render import CHART
+from tests.deploy.chart import VARIANTS, refusal, values_file
+
+SCHEMA = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
+HANDED_ON = {"global", "kubernetesObject"}
+"""Objects whose keys are not ours to know."""
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"exporterr": {}}, "Additional property exporterr is not allowed"),
+        ({"exporter": {"argument": ["-c", "1000"]}}, "exporter: Additional property argument is not allowed"),
+        ({"exporter": {"arguments": "-c 1000"}}, "exporter.arguments: Invalid type. Expected: array, given: string"),
+        ({"exporter": {"kubernets": {"enabled": True}}}, "exporter: Additional property kubernets is not allowed"),
+        ({"exporter": {"kubernetes": {"podlabels": True}}}, "exporter.kubernetes: Additional property podlabels"),
+        ({"exporter": {"kubernetes": {"enabled": "yes"}}}, "exporter.kubernetes.enabled: Invalid type"),
+        ({"exporter": {"kubernetes": {"allocation": "kublet"}}}, "exporter.kubernetes.allocation: Does not match"),
+        ({"exporter": {"port": 94000}}, "exporter.port: Must be less than or equal to 65535"),
+        ({"exporter": {"interval": "30 s"}}, "exporter.interval: Does not match pattern"),
+        ({"exporter": {"counters": {"set": "dcpp"}}}, 'must be one of the following: "", "default", "dcp"'),
+        ({"exporter": {"monitor": {"kind": "serviceMonitor"}}}, '"ServiceMonitor", "PodMonitor"'),
+        ({"exporter": {"monitor": {"enabled": "True"}}}, "exporter.monitor.enabled"),
+        ({"exporter": {"monitor": {"additionalLabels": {"a": 1}}}}, "additionalLabels.a: Invalid type"),
+        ({"exporter": {"addCapabilities": ["CAP_SYS_ADMIN"]}}, "exporter.addCapabilities.0"),
+        ({"exporter": {"livenessProbe": {"timeout": 3}}}, "exporter.livenessProbe: Additional property timeout"),
+        ({"exporter": {"resources": {"limit": {}}}}, "exporter.resources: Additional property limit"),
+        ({"exporter": {"extraEnv": {"A": "b"}}}, "exporter.extraEnv: Invalid type. Expected: array"),
+        ({"exporter": {"extraEnv": [{"name": "A", "valuefrom": {}}]}}, "Additional property valuefrom"),
+        ({"exporter": {"updateStrategy": {"rollingUpdate": {"maxUnavailable": "10"}}}}, "maxUnavailable"),
+        ({"gpus": {"access": "magic"}}, '"runtime", "volume-mounts", "cdi", "driver-root"'),
+        ({"gpus": {"cdi": {"device": "all"}}}, "gpus.cdi.device: Does not match pattern"),
+        ({"gpuNodes": {"labels": "gpu"}}, '"known", "operator", "hardware-type", "all"'),
+        ({"kubeletRoot": "var/lib/kubelet"}, "kubeletRoot: Does not match pattern"),
+        ({"image": {"digest": "sha256:abc"}}, "image.digest: Does not match pattern"),
+        ({"cluster": {"replicas": "2"}}, "cluster.replicas: Invalid type. Expected: integer"),
+        ({"cluster": {"prometheus": {"url": "prometheus:9090"}}}, "cluster.prometheus.url: Does not match pattern"),
+        ({"enrich": {"textfile": {"name": "gpu.txt"}}}, "enrich.textfile.name: Does not match pattern"),
+        ({"cluster": {"prices": {"models": {"*": {"hour": 1}}}}}, "Additional property hour is not allowed"),
+        ({"rules": {"enabled": "never"}}, "rules.enabled"),
+    ],
+)
+def test_a_wrong_value_is_refused_by_name(values: Mapping[str, Any], said: str) -> None:
+    assert said in refusal(values)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        (
+            {"exporter": {"kubernetes": {"enabled": False, "dra": True}}},
+            "exporter.kubernetes.dra is on, but exporter.kubernetes.enabled is false",
+        ),
+        (
+            {"exporter": {"kubernetes": {"enabled": False, "podLabels": {"enabled": True}}}},
+            "exporter.kubernetes.podLabels.enabled is on, but",
+        ),
+        (
+            {"exporter": {"counters": {"csv": "a", "set": "dcp"}}},
+            "csv and set both name the counters; keep one of them",
+        ),
+        ({"exporter": {"counters": {"configMap": {"namespace": "a"}}}}, "a namespace without a name"),
+        (
+            {"exporter": {"extraEnv": [{"name": "DCGM_EXPORTER_CONFIGMAP_DATA", "value": "counters"}]}},
+            'DCGM_EXPORTER_CONFIGMAP_DATA "counters": write NAMESPACE:NAME',
+        ),
+        (
+            {"exporter": {"extraEnv": [{"name": "DCGM_EXPORTER_KUBERNETES", "value": "false"}]}},
+            "exporter.extraEnv: DCGM_EXPORTER_KUBERNETES is set by the chart",
+        ),
+        ({"gpus": {"access": "cdi", "migMonitoring": True}}, "gpus.migMonitoring is for gpus.access runtime"),
+        ({"exporter": {"port": 9401, "webConfig": {"secretName": "web"}}}, "probes need a port of their own"),
+        ({"cluster": {"enabled": True}, "exporter": {"enabled": False}}, "there is nobody to ask"),
+        (
+            {"cluster": {"enabled": True, "prometheus": {"secret": {"tokenKey": "token"}}}},
+            "cluster.prometheus.secret has keys and no name",
+        ),
+        (
+            {"cluster": {"enabled": True, "exporterAccess": {"secret": {"name": "a"}}}},
+            "cluster.exporterAccess.secret names a Secret and no key of it",
+        ),
+        (
+            {"cluster": {"enabled": True, "prometheus": {"username": "me"}}},
+            "cluster.prometheus: username and secret.passwordKey go together",
+        ),
+        (
+            {"enrich": {"enabled": True, "dcgmExporter": {"enabled": False}}},
+            "say where dcgm-exporter's page is, such as http://$(HOST_IP):9400/metrics",
+        ),
+        ({"enrich": {"enabled": True, "nodeExporter": {"enabled": False}}}, "nobody would read the file"),
+    ],
+)
+def test_values_that_contradict_each_other_are_refused(values: Mapping[str, Any], said: str) -> None:
+    assert said in refusal(values)
+
+
+def closed_objects(schema: Any, name: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    if isinstance(schema, dict):
+        if schema.get("type") == "object":
+            yield name, schema
+        for key, inner in schema.items():
+            yield from closed_objects(inner, key)
+    elif isinstance(schema, list):
+        for inner in schema:
+            yield from closed_objects(inner, name)
+
+
+def test_no_object_takes_a_key_it_does_not_know() -> None:
+    for name, schema in closed_objects(SCHEMA):
+        if name not in HANDED_ON and not (name == "items" and schema.keys() == {"type"}):
+            assert "additionalProperties" in schema, name
+            assert schema["additionalProperties"] is not True, name
+
+
+def test_the_schema_describes_every_value_and_no_other() -> None:
+    compare(values_file(), SCHEMA, "")
+
+
+def compare(values: Mapping[str, Any], schema: Mapping[str, Any], path: str) -> None:
+    properties = dict(resolved(schema).get("properties", {}))
+    if not path:
+        properties.pop("global")
+    optional = {"maxSurge", "currency", "models"}
+    assert values.keys() == properties.keys() - optional or not properties, path
+    for key, value in values.items():
+        if isinstance(value, dict) and key in properties:
+            compare(value, properties[key], f"{path}.{key}")
+
+
+def resolved(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    reference = schema.get("$ref")
+    return SCHEMA["definitions"][reference.rpartition("/")[2]] if reference else schema
+
+
+def test_the_schema_itself_is_one() -> None:
+    Draft7Validator.check_schema(SCHEMA)
+    validator = Draft7Validator(SCHEMA)
+    assert not list(validator.iter_errors(values_file()))
+
+
+@pytest.mark.parametrize("values", VARIANTS.values(), ids=VARIANTS.keys())
+def test_a_second_validator_agrees(values: Mapping[str, Any]) -> None:
+    """Editors and CI check values with other validators than helm's. A null takes a default away: helm's habit."""
+    text = json.dumps(values)
+    if "null" not in text:
+        assert not list(Draft7Validator(SCHEMA).iter_errors(json.loads(text)))

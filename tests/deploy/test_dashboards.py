@@ -1,0 +1,218 @@
+"""The shipped dashboards: well made, and every query of every panel answered by a real Prometheus.
+
+NVIDIA's public dashboard 12239 is asked too: its queries, unchanged, on what podgpu publishes.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from podgpu.catalog.cluster_families import AVERAGE, CLUSTER_FAMILIES
+from podgpu.catalog.counters import shipped_counters
+from podgpu.catalog.families import OWN_FAMILIES
+from podgpu.cli.main import COMMANDS
+from tests.deploy.cluster_process import cluster_process
+from tests.deploy.fleet import ROOT, Fleet, fleet_in, needs_servers, wait_until
+from tests.deploy.grafana import (
+    DASHBOARDS,
+    Asked,
+    as_sent,
+    everything_chosen,
+    label_values,
+    panels,
+    queries,
+    several,
+    variables,
+)
+
+HAS_CLUSTER = "cluster" in COMMANDS
+each_dashboard = pytest.mark.parametrize("name", DASHBOARDS)
+each_query = pytest.mark.parametrize("asked", queries(), ids=lambda asked: f"{asked.dashboard}: {asked.panel}")
+
+NVIDIA_12239 = {
+    "GPU Temperature": 'DCGM_FI_DEV_GPU_TEMP{instance=~"$instance", gpu=~"$gpu"}',
+    "GPU Avg. Temp": 'avg(DCGM_FI_DEV_GPU_TEMP{instance=~"$instance", gpu=~"$gpu"})',
+    "GPU Power Usage": 'DCGM_FI_DEV_POWER_USAGE{instance=~"$instance", gpu=~"$gpu"}',
+    "GPU Power Total": 'sum(DCGM_FI_DEV_POWER_USAGE{instance=~"$instance", gpu=~"$gpu"})',
+    "GPU SM Clocks": 'DCGM_FI_DEV_SM_CLOCK{instance=~"$instance", gpu=~"$gpu"} * 1000000',
+    "GPU Utilization": 'DCGM_FI_DEV_GPU_UTIL{instance=~"$instance", gpu=~"$gpu"}',
+    "GPU Framebuffer Mem Used": 'DCGM_FI_DEV_FB_USED{instance=~"$instance", gpu=~"$gpu"}',
+    "Tensor Core Utilization": 'DCGM_FI_PROF_PIPE_TENSOR_ACTIVE{instance=~"$instance", gpu=~"$gpu"}',
+}
+"""Panel -> what it asks; both variables are label_values(DCGM_FI_DEV_GPU_TEMP, …)."""
+UNITS = {"none", "percent", "percentunit", "bytes", "Bps", "watt", "celsius", "hertz", "s", "h", "kwatth"}
+"""Grafana's ids of the units used here."""
+
+
+@pytest.fixture(scope="module")
+def fleet() -> Iterator[Fleet]:
+    """With something to see in every panel: an error, an alert that stays, a source that failed, an idle holder."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pg", dir="/tmp")))
+        cluster = stack.enter_context(cluster_process(folder))
+        running = stack.enter_context(fleet_in(folder, cluster.scrape_jobs))
+        cluster.start([node.instance for node in running.nodes])
+        first = running.nodes[0]
+        first.driver.faults.raise_xid(0, 31)
+        first.driver.faults.answer("nvmlDeviceGetRemappedRows", (0, 1, 0, 1), 3)
+        first.driver.remove(4003)  # of batch/ocr-0, which keeps its share
+        first.kubelet.stop()
+        wait_until(lambda: running.prometheus.ask("podgpu_exporter_source_errors_total"), "the kubelet is missed")
+        first.kubelet.start()
+        yield running
+
+
+def sent(asked: Asked) -> list[str]:
+    """With everything chosen. Where one node is, there is a query for each: only the second has MIG instances."""
+    dashboard = DASHBOARDS[asked.dashboard]
+    one_of = {as_sent(asked.expr, everything_chosen(dashboard, {"node": name})) for name in ("node-1", "node-2")}
+    return sorted(one_of)
+
+
+@needs_servers
+@each_query
+def test_every_query_returns_data(fleet: Fleet, asked: Asked) -> None:
+    if asked.needs_cluster and not HAS_CLUSTER:
+        pytest.skip("`podgpu cluster` is not a command yet: nothing publishes its families")
+    wait_until(lambda: any(fleet.prometheus.ask(query) for query in sent(asked)), str(sent(asked)))
+
+
+@needs_servers
+@pytest.mark.parametrize("title", NVIDIA_12239)
+def test_nvidias_dashboard_returns_data(fleet: Fleet, title: str) -> None:
+    picked = {"instance": several([node.instance for node in fleet.nodes]), "gpu": several(["0", "1"])}
+    query = as_sent(NVIDIA_12239[title], picked)
+    wait_until(lambda: fleet.prometheus.ask(query), query)
+    if not query.startswith(("avg", "sum")):
+        assert all({"instance", "gpu"} <= one.labels.keys() for one in fleet.prometheus.ask(query))
+
+
+@needs_servers
+@each_dashboard
+def test_every_variable_has_values(fleet: Fleet, name: str) -> None:
+    single = {"node": "node-1"}
+    for variable in variables(DASHBOARDS[name]).values():
+        if variable["type"] == "query":
+            series, label = label_values(variable["definition"])
+            matching = as_sent(series, everything_chosen(DASHBOARDS[name], single))
+            wait_until(lambda m=matching, n=label: _values(fleet, m, n), variable["definition"])
+
+
+def _values(fleet: Fleet, series: str, label: str) -> list[str]:
+    found: list[str] = fleet.prometheus.get(f"/api/v1/label/{label}/values", **{"match[]": series})["data"]
+    return found
+
+
+@needs_servers
+def test_the_three_states_of_gpus_add_up(fleet: Fleet) -> None:
+    """What the cluster dashboard stacks."""
+    (panel,) = [p for _, p in panels(DASHBOARDS["podgpu-cluster"]) if p["title"] == "GPUs by what becomes of them"]
+    picked = everything_chosen(DASHBOARDS["podgpu-cluster"], {})
+
+    def counts() -> list[float]:
+        return [
+            one.value for target in panel["targets"] for one in fleet.prometheus.ask(as_sent(target["expr"], picked))
+        ]
+
+    # Node 1: two held alone, one shared, one free. Node 2: one held, and one in MIG mode of which a part is held.
+    wait_until(lambda: counts() == [5, 0, 1], "5 GPUs held and working, none held in vain, 1 free")
+
+
+@needs_servers
+def test_one_pod_chosen_shows_that_pod_only(fleet: Fleet) -> None:
+    picked = {"namespace": "batch", "pod": "embed-0"}
+    for row, panel in panels(DASHBOARDS["podgpu-pod"]):
+        if row == "Its own use":
+            for target in panel["targets"]:
+                query = as_sent(target["expr"], picked)
+                wait_until(lambda q=query: fleet.prometheus.ask(q), query)
+                assert {one.labels.get("pod", "embed-0") for one in fleet.prometheus.ask(query)} == {"embed-0"}
+
+
+# --- the files themselves
+
+
+def test_the_files_are_what_the_code_makes() -> None:
+    check = [sys.executable, "-m", "deploy.dashboards", "--check"]
+    done = subprocess.run(check, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_all_four_are_there() -> None:
+    assert DASHBOARDS.keys() == {"podgpu-node", "podgpu-pod", "podgpu-cluster", "podgpu-waste-and-cost"}
+    assert {name: one["uid"] for name, one in DASHBOARDS.items()} == {name: name for name in DASHBOARDS}
+
+
+@each_dashboard
+def test_it_can_be_imported_by_hand_and_by_sidecar(name: str) -> None:
+    """Both take the data source from the variable: a sidecar fills in no `__inputs`."""
+    dashboard = DASHBOARDS[name]
+    assert dashboard["id"] is None
+    assert "__inputs" not in dashboard
+    assert variables(dashboard)["datasource"]["query"] == "prometheus"
+    assert {str(one.get("datasource")) for one in _with_datasource(dashboard)} == {
+        str({"type": "prometheus", "uid": "${datasource}"})
+    }
+
+
+def _with_datasource(dashboard: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield from (one for one in variables(dashboard).values() if one["type"] == "query")
+    yield from dashboard["annotations"]["list"]
+    for _, panel in panels(dashboard):
+        yield panel
+        yield from panel["targets"]
+
+
+@each_dashboard
+def test_panels_are_told_apart_explained_and_do_not_overlap(name: str) -> None:
+    found = [panel for _, panel in panels(DASHBOARDS[name])]
+    every = found + [panel for panel in DASHBOARDS[name]["panels"] if panel["type"] == "row"]
+    assert len({panel["id"] for panel in every}) == len(every)
+    assert all(panel["description"] and panel["title"] and panel["targets"] for panel in found)
+    for one, other in combinations((panel["gridPos"] for panel in every), 2):
+        beside = one["x"] + one["w"] <= other["x"] or other["x"] + other["w"] <= one["x"]
+        above = one["y"] + one["h"] <= other["y"] or other["y"] + other["h"] <= one["y"]
+        assert beside or above, (one, other)
+    assert all(panel["gridPos"]["x"] + panel["gridPos"]["w"] <= 24 for panel in every)
+
+
+@each_dashboard
+def test_units_are_grafanas(name: str) -> None:
+    for _, panel in panels(DASHBOARDS[name]):
+        overrides = [
+            p["value"] for o in panel["fieldConfig"]["overrides"] for p in o["properties"] if p["id"] == "unit"
+        ]
+        assert {panel["fieldConfig"]["defaults"]["unit"], *overrides} <= UNITS
+
+
+@each_dashboard
+def test_links_lead_to_a_dashboard_with_those_variables_by_columns_that_are_there(name: str) -> None:
+    for _, panel in panels(DASHBOARDS[name]):
+        for override in panel["fieldConfig"]["overrides"]:
+            for link in (v for p in override["properties"] if p["id"] == "links" for v in p["value"]):
+                target = re.match(r"/d/([\w-]+)\?", link["url"])
+                assert target is not None
+                there = variables(DASHBOARDS[target[1]])
+                assert set(re.findall(r"var-(\w+)=", link["url"])) <= there.keys()
+                (organize,) = [t["options"] for t in panel["transformations"] if t["id"] == "organize"]
+                columns = set(organize["renameByName"].values())
+                assert {override["matcher"]["options"], *re.findall(r"__data\.fields\.(\w+)", link["url"])} <= columns
+
+
+@each_query
+def test_families_of_podgpu_cluster_are_asked_for_only_where_it_says_so(asked: Asked) -> None:
+    own = {family.name for family in OWN_FAMILIES} | {c.field.name for c in shipped_counters("default") or ()}
+    more = {family.name for family in (*CLUSTER_FAMILIES, AVERAGE)}
+    named = set(re.findall(r"\b(?:podgpu_[a-z0-9_]+|DCGM_FI_[A-Z0-9_]+|avg_GPU_utilization)", asked.expr))
+    assert named <= own | more
+    assert bool(named & more) == asked.needs_cluster

@@ -1,0 +1,106 @@
+"""The shipped rule files as Prometheus reads them: accepted, unit-tested alert by alert, on families that are there."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from podgpu.catalog.counters import shipped_counters
+from podgpu.catalog.families import OWN_FAMILIES
+from podgpu.catalog.xids import UNKNOWN, xid_text
+
+ROOT = Path(__file__).parents[2]
+RULES = sorted((ROOT / "deploy" / "helm" / "podgpu" / "files" / "rules").glob("*.yaml"))
+UNIT_TESTS = sorted((Path(__file__).parent / "rules").glob("*_test.yaml"))
+RUNBOOK = "https://github.com/podgpu/podgpu/blob/main/docs/alerts.md#"
+
+needs_promtool = pytest.mark.skipif(
+    shutil.which("promtool") is None, reason="promtool is not here; on Debian: apt-get install prometheus"
+)
+
+
+def rules() -> list[dict[str, Any]]:
+    return [
+        rule
+        for file in RULES
+        for group in yaml.safe_load(file.read_text(encoding="utf-8"))["groups"]
+        for rule in group["rules"]
+    ]
+
+
+ALERTS = {rule["alert"]: rule for rule in rules() if "alert" in rule}
+each_alert = pytest.mark.parametrize("name", ALERTS)
+
+
+def promtool(*arguments: str | Path) -> None:
+    done = subprocess.run(["promtool", *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@needs_promtool
+@pytest.mark.parametrize("file", RULES, ids=lambda file: file.name)
+def test_prometheus_accepts_them(file: Path) -> None:
+    promtool("check", "rules", "--lint-fatal", file)
+
+
+@needs_promtool
+@pytest.mark.parametrize("file", UNIT_TESTS, ids=lambda file: file.stem)
+def test_unit_tests_pass(file: Path) -> None:
+    promtool("test", "rules", file)
+
+
+def expectations() -> dict[str, list[list[bool]]]:
+    """Alert -> for each of its scenarios whether it fires, in the order of time."""
+    found: dict[str, list[list[bool]]] = defaultdict(list)
+    for file in UNIT_TESTS:
+        for scenario in yaml.safe_load(file.read_text(encoding="utf-8"))["tests"]:
+            steps: dict[str, list[bool]] = defaultdict(list)
+            for step in scenario.get("alert_rule_test", ()):
+                steps[step["alertname"]].append(bool(step["exp_alerts"]))
+            for alert, fires in steps.items():
+                found[alert].append(fires)
+    return found
+
+
+@each_alert
+def test_each_is_unit_tested_before_during_and_after(name: str) -> None:
+    assert any(not fires[0] and any(fires) and not fires[-1] for fires in expectations()[name])
+
+
+@each_alert
+def test_each_says_what_where_and_what_to_do(name: str) -> None:
+    rule = ALERTS[name]
+    assert rule["labels"]["severity"] in ("warning", "critical")
+    assert rule["annotations"].keys() == {"summary", "description", "runbook_url"}
+    assert rule["annotations"]["runbook_url"] == RUNBOOK + name.lower()
+    page = (ROOT / "docs" / "alerts.md").read_text(encoding="utf-8")
+    assert re.search(rf"^#+ {name}$", page, re.MULTILINE), "no paragraph in docs/alerts.md"
+
+
+def test_the_runbook_has_no_alert_too_many() -> None:
+    page = (ROOT / "docs" / "alerts.md").read_text(encoding="utf-8")
+    assert re.findall(r"^#+ (Podgpu\w+)$", page, re.MULTILINE) == list(ALERTS)
+
+
+@pytest.mark.parametrize("rule", rules(), ids=lambda rule: rule.get("alert", rule.get("record")))
+def test_only_families_that_are_on_by_default(rule: dict[str, Any]) -> None:
+    published = {family.name for family in OWN_FAMILIES}
+    published |= {counter.field.name for counter in shipped_counters("default") or ()}
+    recorded = {other["record"] for other in rules() if "record" in other}
+    texts = [rule["expr"], *rule.get("annotations", {}).values()]
+    named = {name for text in texts for name in re.findall(r"\b(?:podgpu[:_][a-z0-9_:]+|DCGM_FI_[A-Z0-9_]+)", text)}
+    assert named <= published | recorded
+    assert named or rule.get("alert") is None
+
+
+def test_hardware_xids_are_numbers_that_podgpu_knows() -> None:
+    (numbers,) = {match for rule in ALERTS.values() for match in re.findall(r'xid=~"([\d|]+)"', rule["expr"])}
+    for number in numbers.split("|"):
+        assert xid_text(int(number)) != UNKNOWN, number

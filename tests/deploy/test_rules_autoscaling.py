@@ -1,0 +1,152 @@
+"""prometheus-adapter and HPA: the manifests by Kubernetes' schemas, the queries by a real Prometheus."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from tests.deploy.fleet import ROOT, Fleet, Series, fleet_in, needs_servers, wait_until
+
+FOLDER = ROOT / "deploy" / "autoscaling"
+FILES = sorted(FOLDER.glob("*.yaml"))
+HPAS = [file for file in FILES if file.name.startswith("hpa")]
+
+
+def load(file: Path) -> dict[str, Any]:
+    loaded: dict[str, Any] = yaml.safe_load(file.read_text(encoding="utf-8"))
+    return loaded
+
+
+def adapter() -> dict[str, Any]:
+    config: dict[str, Any] = yaml.safe_load(load(FOLDER / "prometheus-adapter.yaml")["data"]["config.yaml"])
+    return config
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+def test_kubernetes_takes_it(file: Path) -> None:
+    kubernetes_validate.validate(load(file), kubernetes_validate.latest_version(), strict=True)
+
+
+def test_a_typo_would_be_seen() -> None:
+    wrong = load(HPAS[0])
+    wrong["spec"]["maxReplica"] = wrong["spec"].pop("maxReplicas")
+    with pytest.raises(kubernetes_validate.ValidationError, match="maxReplica"):
+        kubernetes_validate.validate(wrong, kubernetes_validate.latest_version(), strict=True)
+
+
+# --- what an HPA asks the adapter for, and what the adapter makes of it
+
+
+@dataclass(frozen=True)
+class Request:
+    """One of the HPA's requests, as the adapter gets it."""
+
+    external: bool
+    metric: str
+    resource: str = ""
+    """Label of the objects asked for."""
+    names: tuple[str, ...] = ()
+    namespace: str = ""
+
+
+def request(hpa: Mapping[str, Any], pods: Sequence[str]) -> Request:
+    (asked,) = hpa["spec"]["metrics"]
+    namespace = hpa["metadata"]["namespace"]
+    if asked["type"] == "External":
+        return Request(True, asked["external"]["metric"]["name"])
+    if asked["type"] == "Pods":
+        return Request(False, asked["pods"]["metric"]["name"], "pod", tuple(pods), namespace)
+    described = asked["object"]["describedObject"]
+    assert (described["kind"], described["name"]) == ("Namespace", namespace)
+    return Request(False, asked["object"]["metric"]["name"], "namespace", (described["name"],))
+
+
+def rule_for(wanted: Request) -> dict[str, Any]:
+    """The one rule that gives this metric for this kind of object; two would be a conflict."""
+    rules = adapter()["externalRules" if wanted.external else "rules"]
+    (found,) = [rule for rule in rules if rule["name"]["as"] == wanted.metric]
+    if wanted.external:
+        assert found["resources"] == {"namespaced": False}
+    else:
+        assert {"resource": wanted.resource} in found["resources"]["overrides"].values()
+    return dict(found)
+
+
+def filled(rule: Mapping[str, Any], series: str, wanted: Request) -> str:
+    """The query as the adapter fills it: namespace first, then the objects; several become a pattern."""
+    matchers = [f'namespace="{wanted.namespace}"'] if wanted.namespace else []
+    if wanted.names:
+        operator = "=~" if len(wanted.names) > 1 else "="
+        matchers.append(f'{wanted.resource}{operator}"{"|".join(wanted.names)}"')
+    values = {"Series": series, "LabelMatchers": ",".join(matchers), "GroupBy": wanted.resource}
+    return re.sub(r"<<\.(\w+)>>", lambda m: values[m[1]], rule["metricsQuery"])
+
+
+@pytest.fixture(scope="module")
+def fleet() -> Iterator[Fleet]:
+    with tempfile.TemporaryDirectory(prefix="pg", dir="/tmp") as folder, fleet_in(Path(folder)) as running:
+        yield running
+
+
+def told(fleet: Fleet, file: str, namespace: str, pods: Sequence[str] = ()) -> list[Series]:
+    """What the HPA of this file would be told if it were in that namespace."""
+    hpa = load(FOLDER / file)
+    hpa["metadata"]["namespace"] = namespace
+    for asked in hpa["spec"]["metrics"]:
+        if asked["type"] == "Object":
+            asked["object"]["describedObject"]["name"] = namespace
+    wanted = request(hpa, pods)
+    rule = rule_for(wanted)
+    names = {one["__name__"] for one in fleet.prometheus.series(rule["seriesQuery"])}
+    return [one for name in names for one in fleet.prometheus.ask(filled(rule, name, wanted))]
+
+
+@needs_servers
+def test_the_average_over_all_gpus_in_use(fleet: Fleet) -> None:
+    """Loads use 30 % of the memory interface while busy: 27, 15, 15 and 12 %, and a GPU that nobody uses."""
+
+    def is_it() -> bool:
+        values = [one.value for one in told(fleet, "hpa.yaml", "serving")]
+        return values == [pytest.approx((27 + 15 + 15 + 12) / 4, rel=0.1)]
+
+    wait_until(is_it, "the external metric")
+
+
+@needs_servers
+def test_the_average_over_a_namespaces_gpus(fleet: Fleet) -> None:
+    def is_it() -> bool:
+        values = {one.labels["namespace"]: one.value for one in told(fleet, "hpa-namespace.yaml", "research")}
+        return values == {"research": pytest.approx((27 + 12) / 2, rel=0.1)}
+
+    wait_until(is_it, "the metric of a namespace")
+
+
+@needs_servers
+def test_the_use_of_each_pod(fleet: Fleet) -> None:
+    """Of a shared GPU too; one value for each pod asked for, by its name."""
+
+    def is_it() -> bool:
+        told_of = told(fleet, "hpa-pods.yaml", "batch", ["embed-0", "ocr-0"])
+        values = {one.labels["pod"]: one.value for one in told_of}
+        return values == {"embed-0": pytest.approx(35, rel=0.1), "ocr-0": pytest.approx(15, rel=0.1)}
+
+    wait_until(is_it, "the metric of pods")
+
+
+@needs_servers
+def test_a_namespace_without_gpus_is_told_nothing(fleet: Fleet) -> None:
+    wait_until(lambda: told(fleet, "hpa-namespace.yaml", "research"), "there is something to be told")
+    assert told(fleet, "hpa-namespace.yaml", "elsewhere") == []
+
+
+def test_every_hpa_asks_for_a_metric_that_the_adapter_has() -> None:
+    for file in HPAS:
+        rule_for(request(load(file), ["a"]))
