@@ -16,8 +16,9 @@ from pathlib import Path
 import pytest
 
 from podgpu.errors import SourceError, UsageError
+from podgpu.fetch.access import Access
+from podgpu.fetch.page import FilePage, UrlPage, open_page_source
 from podgpu.telemetry.page import parse_page
-from podgpu.telemetry.page_source import Access, FilePage, UrlPage, open_page_source
 from tests.kube.conftest import Certificates, certificates
 
 __all__ = ["certificates"]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from podgpu.figures.device import DeviceFigures
+from podgpu.figures.device import DeviceFigures, HolderFigures, View
+from podgpu.model import Workload
 from podgpu.top.history import POWER_WINDOW, History, Idle
 from tests.top.scene import BATCH, TRAINER, holder, view
 
@@ -131,3 +132,11 @@ def test_an_instances_holder_has_a_part_of_the_whole_gpu() -> None:
         instance = DeviceFigures("GPU-0", 0, instance="7", holders=(holder(energy_joules=own),))
         history.note(view(gpu, instance), now)
     assert parts(history, instance) == [0.25]
+
+
+def test_what_the_cluster_knows_of_idleness_goes_before_what_was_seen_from_here() -> None:
+    holder = HolderFigures(Workload("ns", "pod", "c"), busy_seconds=5.0, idle_seconds=7.0, idle_since=1000.0)
+    device = DeviceFigures("GPU-a", 0, holders=(holder,))
+    history = History()
+    history.note(View((device,), taken_at=4600.0), now=1.0)
+    assert history.idle(device, holder) == Idle(3600.0)

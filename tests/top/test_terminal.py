@@ -190,7 +190,7 @@ def test_ctrl_z_gives_the_terminal_back_and_takes_it_again(session: Session) -> 
 def test_a_source_that_fails_leaves_the_table_and_says_so(session: Session, server: RawServer) -> None:
     session.output = b""
     server.reply = answer(HTML)
-    shown = session.until(b"answers with a web page")
+    shown = session.until(b"is a web page")
     session.until(lambda output: re.search(rb"figures are \d+s old", output))
     assert b"two-slices" in shown
     server.reply = answer(PAGE)
@@ -204,7 +204,7 @@ def test_an_error_at_the_start_is_one_line_on_the_usual_screen() -> None:
     live = Session("--url", nobody())
     try:
         assert live.wait() == 1
-        assert live.output.endswith(b"nothing listens there\r\n")
+        assert live.output.endswith(b"(nothing listens there): see that the exporter runs there\r\n")
         assert ALTERNATE not in live.output
     finally:
         live.close()

@@ -29,11 +29,11 @@ from podgpu.cli.telemetries import open_telemetry
 from podgpu.enrich.textfile import OutputError, Owner, Textfile
 from podgpu.enrich.turn import Enricher, Held, Settings
 from podgpu.errors import SourceError, StartError, UsageError
+from podgpu.fetch.page import FilePage, PageSource
 from podgpu.join import Policy
 from podgpu.model import Device
 from podgpu.telemetry.beside import DriverBeside
 from podgpu.telemetry.page import Page, parse_page
-from podgpu.telemetry.page_source import FilePage, PageSource
 
 _log = logging.getLogger("podgpu")
 _DEADLINE = 5.0

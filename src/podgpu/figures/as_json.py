@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from podgpu.figures.device import DeviceFigures, HolderFigures
@@ -33,6 +34,26 @@ def picture_json(picture: Picture) -> JSON:
         namespaces=[namespace_json(n) for n in picture.namespaces],
         nodes=[node_json(n) for n in picture.nodes],
     )
+
+
+def pod_json(picture: Picture, namespace: str, pod: str) -> JSON | None:
+    """`/api/v1/pods/NAMESPACE/POD`: the devices it holds, with everybody who holds them. None: it holds none."""
+    found = [replace(n, devices=tuple(d for d in n.devices if _holds(d, namespace, pod))) for n in picture.nodes]
+    nodes = [node_json(node) for node in found if node.devices]
+    if not nodes:
+        return None
+    return _known(
+        api="podgpu/v1",
+        taken_at=picture.taken_at,
+        simulated=picture.simulated or None,
+        namespace=namespace,
+        pod=pod,
+        nodes=nodes,
+    )
+
+
+def _holds(device: DeviceFigures, namespace: str, pod: str) -> bool:
+    return any(h.holder.pod == pod and h.holder.namespace == namespace for h in device.holders)
 
 
 def namespace_json(of: NamespacePicture) -> JSON:

@@ -75,7 +75,7 @@ class DeviceFigures:
 
     @property
     def place(self) -> tuple[str, int, str, int, str]:
-        number = int(self.instance) if self.instance.isdecimal() else -1
+        number = int(self.instance) if self.instance.isdecimal() and len(self.instance) < 10 else -1
         return self.node, self.index, self.uuid, number, self.instance
 
 
@@ -86,6 +86,8 @@ class View:
     devices: tuple[DeviceFigures, ...] = ()
     notes: tuple[str, ...] = ()
     """What is not as it should be, for the person who looks."""
+    taken_at: float | None = None
+    """Unix time by the clock that `idle_since` goes by, where holders have one."""
 
 
 def who_is(workload: Workload) -> Who:

@@ -78,15 +78,17 @@ def _holders(snapshot: Snapshot) -> dict[str, dict[Who, HolderFigures]]:
     for assignment in snapshot.assignments:
         who = who_is(assignment.holder)
         if who:
-            found.setdefault(assignment.device, {})[who] = HolderFigures(assignment.holder)
+            found.setdefault(assignment.device, {})[who] = HolderFigures(assignment.holder, share=assignment.share)
     for usage in snapshot.usage.containers:
         who = who_is(usage.holder)
         if who:
-            found.setdefault(usage.device, {})[who] = _holder_figures(usage)
+            of_device = found.setdefault(usage.device, {})
+            given = of_device.get(who)
+            of_device[who] = _holder_figures(usage, given.share if given else None, snapshot.taken_at)
     return found
 
 
-def _holder_figures(usage: ContainerUsage) -> HolderFigures:
+def _holder_figures(usage: ContainerUsage, share: float | None, taken_at: float) -> HolderFigures:
     return HolderFigures(
         usage.holder,
         usage.utilization,
@@ -95,7 +97,14 @@ def _holder_figures(usage: ContainerUsage) -> HolderFigures:
         _divided(usage.busy_ns, _NS),
         _divided(usage.idle_ns, _NS),
         _divided(usage.energy_mj, _MJ),
+        share,
+        _idle_since(usage, taken_at),
     )
+
+
+def _idle_since(usage: ContainerUsage, taken_at: float) -> float | None:
+    """Only of who never did anything: the counters do not tell when somebody stopped."""
+    return taken_at - usage.idle_ns / _NS if usage.idle_ns and usage.busy_ns == 0 else None
 
 
 def _numbers(values: Mapping[int, Value]) -> dict[int, float]:

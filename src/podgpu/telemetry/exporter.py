@@ -15,10 +15,10 @@ from podgpu.catalog.conversions import Blank, value_on_page
 from podgpu.catalog.fields import Field, fields
 from podgpu.errors import DeviceLost, SourceError
 from podgpu.exposition.parse import ParsedSample
+from podgpu.fetch.page import PageSource
 from podgpu.model import Device, DeviceUsage, ProcessUsage, Reading, Value
 from podgpu.telemetry.beside import DriverBeside
 from podgpu.telemetry.page import Page, is_of_device, parse_page, settled
-from podgpu.telemetry.page_source import PageSource
 from podgpu.telemetry.source import GpuAnswer, Inventory, Telemetry, UsageFlaws, XidEvent
 
 _XID_FIELD = 230

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 
 from podgpu.errors import SourceError
 from podgpu.exposition.parse import BadExposition, ParsedFamily, ParsedSample, parse_text
+from podgpu.fetch.page import looks_like_web_page, not_prometheus
 from podgpu.join.dcgm import HOLDER_LABELS
 from podgpu.model import Device
-from podgpu.telemetry.page_source import not_prometheus
 
 LabelSet = Mapping[str, str]
 _UUIDS = ("UUID", "uuid", "gpu_uuid")
@@ -39,7 +39,7 @@ class Page:
 
 def parse_page(content: bytes, shown: str) -> Page:
     """Raises SourceError: not_prometheus, malformed with line and reason, duplicate_series."""
-    if content[:512].lstrip()[:1] == b"<":
+    if looks_like_web_page(content):
         raise not_prometheus(shown)
     try:
         families = tuple(parse_text(content.decode()))

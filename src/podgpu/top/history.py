@@ -51,10 +51,11 @@ class History:
         self._watched: dict[_Key, _Watched] = {}
         self._energy: dict[_Key, _Energy] = {}
         self._now = 0.0
+        self._taken_at: float | None = None
 
     def note(self, view: View, now: float) -> None:
         """`now` is monotonic seconds. Who is no longer there is forgotten."""
-        self._now = now
+        self._now, self._taken_at = now, view.taken_at
         whole = {d.uuid: d.energy_joules for d in view.devices if not d.instance}
         present = {(d.key, h.who) for d in view.devices for h in d.holders}
         self._watched = {key: watched for key, watched in self._watched.items() if key in present}
@@ -65,6 +66,9 @@ class History:
                 self._measure(device, holder, whole.get(device.uuid))
 
     def idle(self, device: DeviceFigures, holder: HolderFigures) -> Idle | None:
+        """As the source has it, which may have looked on for longer; else as seen from here."""
+        if holder.idle_since is not None and self._taken_at is not None:
+            return Idle(max(0.0, self._taken_at - holder.idle_since))
         watched = self._watched.get((device.key, holder.who))
         return None if watched is None else Idle(self._now - watched.since, watched.at_least)
 

@@ -42,9 +42,9 @@ class Line:
 
 def lines_of(view: View, history: History) -> list[Line]:
     """One for each physical GPU, in the order of GPUs."""
-    gpus: dict[str, list[DeviceFigures]] = {}
+    gpus: dict[tuple[str, str], list[DeviceFigures]] = {}
     for device in sorted(view.devices, key=lambda d: d.place):
-        gpus.setdefault(device.uuid, []).append(device)
+        gpus.setdefault((device.node, device.uuid), []).append(device)
     return [_gpu_line(devices, history) for devices in gpus.values()]
 
 

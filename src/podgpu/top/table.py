@@ -14,7 +14,7 @@ Span = tuple[str, str]
 Printed = list[Span]
 
 _BAR, _LEAST_BAR, _MOST_BAR = 10, 4, 20
-_LEAST_MODEL, _LEAST_HOLDER = 7, 16
+_LEAST_NODE, _LEAST_MODEL, _LEAST_HOLDER = 8, 7, 16
 _HOT, _VERY_HOT = 80.0, 90.0
 _IDLE, _LONG_IDLE = 60.0, 600.0
 
@@ -64,6 +64,7 @@ def _idle(line: Line, glyphs: Glyphs) -> str:
     return cells.idle(line.idle, glyphs) if line.holder and line.kind != "process" else ""
 
 
+NODE = Column("NODE", lambda line, _glyphs: line.node if line.kind == "gpu" else "", 4, right=False)
 GPU = Column("GPU", lambda line, _glyphs: line.gpu, 3, right=False, order="gpu")
 MODEL = Column("MODEL", _model, _LEAST_MODEL, right=False, style=lambda _line: "dim")
 HOLDER = Column("HOLDER", _holder, 6, right=False)
@@ -73,7 +74,9 @@ POWER = Column("POWER", _watts, 5, order="power")
 TEMPERATURE = Column("TEMP", _degrees, 4, style=_temperature_style)
 PROCESSES = Column("PROC", _processes, 4)
 IDLE = Column("IDLE", _idle, 6, order="idle", style=_idle_style)
-COLUMNS = (GPU, MODEL, HOLDER, USE, MEMORY, POWER, TEMPERATURE, PROCESSES, IDLE)
+COLUMNS = (NODE, GPU, MODEL, HOLDER, USE, MEMORY, POWER, TEMPERATURE, PROCESSES, IDLE)
+"""That of the node is there where lines are of several."""
+_CUT_AT_THE_START = (NODE, MODEL)
 _LEFT_OUT_FIRST = (MODEL, TEMPERATURE, PROCESSES, POWER, MEMORY, IDLE)
 
 
@@ -87,7 +90,7 @@ def table_of(lines: Iterable[Line], order: Order, glyphs: Glyphs, width: int | N
     """`width` None: as wide as it takes."""
     flat = list(flatten(lines))
     texts = [[_cell(column, depth, line, glyphs) for column in COLUMNS] for depth, line in flat]
-    layout = _lay_out(texts, width)
+    layout = _lay_out(texts, width, left_out=() if len({line.node for _, line in flat}) > 1 else (NODE,))
     header = _header(layout, order, glyphs)
     return Table(header, [_body(line, row, layout, glyphs) for (_, line), row in zip(flat, texts, strict=True)])
 
@@ -115,8 +118,8 @@ class _Layout:
         return sum(self.widths.values()) + len(self.widths) - 1 + (self.bar + 1 if self.bar else 0)
 
 
-def _lay_out(texts: Sequence[Sequence[str]], width: int | None) -> _Layout:
-    columns = enumerate(COLUMNS)
+def _lay_out(texts: Sequence[Sequence[str]], width: int | None, left_out: Sequence[Column]) -> _Layout:
+    columns = ((i, column) for i, column in enumerate(COLUMNS) if column not in left_out)
     natural = {c.title: max([c.least, len(c.title), *(width_of(row[i]) for row in texts)]) for i, c in columns}
     layout = _Layout(dict(natural))
     if width is None:
@@ -134,8 +137,10 @@ def _narrow(layout: _Layout, width: int) -> None:
     """Bars give way first, then the model's and the holder's name, then whole columns."""
     layout.bar -= max(0, min(layout.total - width, _BAR - _LEAST_BAR))
     _shrink(layout, MODEL, 12, width)
+    _shrink(layout, NODE, 16, width)
     _shrink(layout, HOLDER, 26, width)
     _shrink(layout, MODEL, _LEAST_MODEL, width)
+    _shrink(layout, NODE, _LEAST_NODE, width)
     _shrink(layout, HOLDER, _LEAST_HOLDER, width)
     for column in _LEFT_OUT_FIRST:
         if layout.total > width:
@@ -146,6 +151,8 @@ def _narrow(layout: _Layout, width: int) -> None:
 
 
 def _shrink(layout: _Layout, column: Column, least: int, width: int) -> None:
+    if column.title not in layout.widths:
+        return
     now = layout.widths[column.title]
     layout.widths[column.title] = max(min(now, least), now - max(0, layout.total - width))
 
@@ -174,6 +181,8 @@ def _body(line: Line, row: Sequence[str], layout: _Layout, glyphs: Glyphs) -> Pr
             printed += [(cells.bar(line.utilization, layout.bar, glyphs), "bar"), (" ", base)]
         style = "dim" if text == glyphs.absent else column.style(line) or base
         width = layout.widths[column.title]
-        fitted = fit_start(text, width, glyphs) if column is MODEL else fit(text, width, glyphs, column.right)
+        fitted = (
+            fit_start(text, width, glyphs) if column in _CUT_AT_THE_START else fit(text, width, glyphs, column.right)
+        )
         printed += [(fitted, style), (" ", base)]
     return printed[:-1]

@@ -1,0 +1,113 @@
+"""Where an exporter's page comes from: a URL or a file, as bytes. Bounded in time and size, never half a page."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+import aiohttp
+
+from podgpu.errors import SourceError, UsageError
+from podgpu.fetch.access import Access, Credentials
+from podgpu.fetch.endpoint import DEADLINE, LARGEST_ANSWER, Endpoint, open_session
+from podgpu.files import ReadOnChange, look_at
+
+MAX_AGE = 300.0
+_ACCEPT = "text/plain;version=0.0.4,text/plain;q=0.5"
+
+
+class PageSource(Protocol):
+    shown: str
+    """What to call it in messages: no secret in it."""
+
+    def fetch(self) -> bytes:
+        """The whole page, now. Raises SourceError."""
+
+
+def open_page_source(
+    place: str,
+    access: Access | None = None,
+    *,
+    deadline: float = DEADLINE,
+    max_age: float = MAX_AGE,
+    largest: int = LARGEST_ANSWER,
+) -> PageSource:
+    """`place` is a URL or the path of a file. Raises UsageError for what can be neither."""
+    scheme, separator, _ = place.partition("://")
+    if separator and scheme.lower() in ("http", "https"):
+        return UrlPage(place, access, deadline, largest)
+    if not place or separator:
+        raise UsageError(f"{place!r} is no page: write http://HOST:9400/metrics, https://… or the path of a file")
+    return FilePage(place, max_age, largest)
+
+
+class FilePage:
+    def __init__(
+        self,
+        path: str,
+        max_age: float = MAX_AGE,
+        largest: int = LARGEST_ANSWER,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`max_age`: seconds after which a file nobody writes any more is no reading of now."""
+        self.shown = self.path = path
+        self._max_age = max_age
+        self._clock = clock
+        self._reader: ReadOnChange[bytes] = ReadOnChange(lambda content, _path: content, largest)
+
+    def fetch(self) -> bytes:
+        age = self._clock() - look_at(self.path).modified_ns / 1e9
+        if age > self._max_age:
+            raise SourceError(
+                "stale",
+                f"{self.path} was last written {age:.0f} s ago, and after {self._max_age:g} s its figures are not"
+                " taken for today's: see that its writer runs",
+            )
+        content = self._reader.read(self.path)
+        if not content.endswith(b"\n"):
+            what = "ends in the middle of a line" if content else "is empty"
+            raise SourceError(
+                "being_written",
+                f"{self.path} {what}: read again next time; if it lasts, have its writer replace it by rename",
+            )
+        return content
+
+
+class UrlPage:
+    def __init__(
+        self,
+        url: str,
+        access: Access | Credentials | None = None,
+        deadline: float = DEADLINE,
+        largest: int = LARGEST_ANSWER,
+    ) -> None:
+        """Raises UsageError for what is no URL. One without a path means /metrics."""
+        self._endpoint = Endpoint(url, access, deadline=deadline, largest=largest, path="/metrics")
+        self.shown = self._endpoint.shown
+        self.host = self._endpoint.host
+
+    def fetch(self) -> bytes:
+        return asyncio.run(self._fetch_alone())
+
+    async def _fetch_alone(self) -> bytes:
+        async with open_session() as session:
+            return await self.fetch_with(session)
+
+    async def fetch_with(self, session: aiohttp.ClientSession) -> bytes:
+        """The same on a session that stays open. Raises SourceError."""
+        answer = await self._endpoint.ask(session, accept=_ACCEPT)
+        if answer.status != 200:
+            raise self._endpoint.refused(answer)
+        if answer.content_type == "text/html" or looks_like_web_page(answer.body):
+            raise not_prometheus(self.shown)
+        return answer.body
+
+
+def looks_like_web_page(body: bytes) -> bool:
+    return body[:512].lstrip()[:1] == b"<"
+
+
+def not_prometheus(shown: str) -> SourceError:
+    return SourceError("not_prometheus", f"{shown} is a web page, not metrics: name the path of the metrics")

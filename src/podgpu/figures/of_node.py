@@ -1,0 +1,101 @@
+"""The picture of one node, from its agent's snapshot: what the exporter's own page shows. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from statistics import fmean
+
+from podgpu.catalog.mig import part_of_gpu
+from podgpu.figures.device import DeviceFigures, HolderFigures
+from podgpu.figures.from_snapshot import view_of_snapshot
+from podgpu.figures.picture import NamespacePicture, NodePicture, Picture
+from podgpu.model import Device, NamespaceTotals, Snapshot
+
+_NS_PER_HOUR = 3_600 * 1_000_000_000
+_MJ_PER_KWH = 3_600_000_000
+_SIMULATED = "simulated"
+"""How the simulated driver names itself among the sources."""
+
+
+def node_picture(
+    snapshot: Snapshot,
+    node: str,
+    interval: float,
+    notes: Sequence[str] = (),
+    *,
+    fresh: bool = True,
+    version: str = "",
+) -> Picture:
+    """`fresh`: False when the figures are too old to be shown. Then the node is there, old, without any."""
+    devices = view_of_snapshot(snapshot, node).devices if fresh else ()
+    return Picture(
+        scope="node",
+        taken_at=snapshot.taken_at,
+        interval_seconds=interval,
+        nodes=(NodePicture(node, devices, old=not fresh),),
+        notes=tuple(notes),
+        namespaces=tuple(_namespaces(devices, snapshot.usage.namespaces)) if fresh else (),
+        used_utilization=_used_utilization(devices),
+        version=version,
+        simulated=any(o.source == _SIMULATED for o in snapshot.outcomes),
+    )
+
+
+def _used_utilization(devices: Iterable[DeviceFigures]) -> float | None:
+    """Mean over those that do something; 0 when none does, None when none tells."""
+    told = [d.utilization for d in devices if d.utilization is not None]
+    return fmean([u for u in told if u > 0] or [0.0]) if told else None
+
+
+def _namespaces(devices: Sequence[DeviceFigures], totals: Sequence[NamespaceTotals]) -> Iterator[NamespacePicture]:
+    parts = [(device, of, part) for device in devices for of, part in _parts(device)]
+    names = {of.holder.namespace for _, of, _ in parts} | {t.namespace for t in totals}
+    for name in sorted(names - {""}):
+        held = [(device, of, part) for device, of, part in parts if of.holder.namespace == name]
+        yield NamespacePicture(
+            name,
+            allocated_gpus=sum(part for *_, part in held),
+            used_gpus=sum(part for device, of, part in held if _is_used(device, of)),
+            idle_gpus=sum(part for device, of, part in held if _is_idle(device, of)),
+            allocated_hours=_sum(t.allocated_ns * _part(t.model) / _NS_PER_HOUR for t in totals if t.namespace == name),
+            busy_hours=_sum(
+                t.busy_ns * _part(t.model) / _NS_PER_HOUR
+                for t in totals
+                if t.namespace == name and t.busy_ns is not None
+            ),
+            energy_kwh=_sum(
+                t.energy_mj / _MJ_PER_KWH for t in totals if t.namespace == name and t.energy_mj is not None
+            ),
+        )
+
+
+def _parts(device: DeviceFigures) -> Iterator[tuple[HolderFigures, float]]:
+    """Each holder's part of a physical GPU: what it was given, else as much as every other holder."""
+    model = f"{device.model} MIG {device.profile}" if device.instance else device.model
+    for of in device.holders:
+        yield of, _part(model) * (1 / len(device.holders) if of.share is None else of.share)
+
+
+def _part(model: str) -> float:
+    """Of a GPU, by the name its use is billed under: `<model>` or `<model> MIG <profile>`."""
+    gpu, mig, profile = model.rpartition(" MIG ")
+    if not mig:
+        return 1.0
+    return part_of_gpu(Device(0, "", "", gpu, gi_id=0, profile=profile)) or 0.0
+
+
+def _is_used(device: DeviceFigures, of: HolderFigures) -> bool:
+    return bool(device.utilization if of.utilization is None else of.utilization)
+
+
+def _is_idle(device: DeviceFigures, of: HolderFigures) -> bool:
+    """As the page judges it where nobody says from when on an idle holder is a waste (page/devices.js)."""
+    if of.idle_since is not None or of.processes is not None:
+        return of.idle_since is not None or of.processes == 0
+    return device.utilization == 0
+
+
+def _sum(amounts: Iterable[float]) -> float | None:
+    """None where there is nothing to sum."""
+    known = list(amounts)
+    return sum(known) if known else None
