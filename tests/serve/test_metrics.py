@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from podgpu.exposition.text import CONTENT_TYPE
-from podgpu.serve.routes import _accepts_gzip
+from podgpu.serve.answers import accepts_gzip
 from tests.nodes.node import Node
 from tests.serve.server import Answer, Client
 
@@ -54,7 +54,7 @@ def test_plain_unless_gzip_is_asked_for(node: Node, client: Client) -> None:
     ],
 )
 def test_what_accepts_gzip(header: str, accepted: bool) -> None:
-    assert _accepts_gzip(header) is accepted
+    assert accepts_gzip(header) is accepted
 
 
 def test_head_is_get_without_a_body(node: Node, client: Client) -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import html.parser
 from pathlib import Path
 
 import pytest
 
-from podgpu import __version__
 from tests.nodes.node import Description, Node, node_of
 from tests.serve.server import Client, running
 
@@ -66,36 +64,6 @@ def test_live_but_not_ready_without_a_driver(folder: Path) -> None:
         assert health.status == 200
         for answer in (ready, health):
             assert "nvml: driver_not_loaded: no NVIDIA driver is loaded on this node" in answer.text
-
-
-class Links(html.parser.HTMLParser):
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.found: list[str] = []
-        self.feed(page)
-
-    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        self.found += [value or "" for name, value in attributes if (tag, name) == ("a", "href")]
-
-
-def test_the_page_links_to_what_there_is_and_runs_nothing(node: Node, client: Client) -> None:
-    node.take_turns()
-    page = client.ask("/")
-    assert page.status == 200
-    assert page.headers["Content-Type"] == "text/html; charset=utf-8"
-    assert page.headers["Content-Security-Policy"] == "default-src 'none'"
-    assert __version__ in page.text
-    assert "2 GPUs, 1 assignments" in page.text
-    assert Links(page.text).found == ["metrics", "health", "ready"]
-    assert [client.ask(f"/{link}").status for link in Links(page.text).found] == [200, 200, 200]
-
-
-def test_the_page_escapes_what_it_shows(node: Node, client: Client) -> None:
-    node.kubelet.refusal = ("INTERNAL", "<script>alert(1)</script>")
-    node.take_turns()
-    page = client.ask("/").text
-    assert "&lt;script&gt;" in page
-    assert "<script>" not in page
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,11 @@ from podgpu.errors import PodgpuError, UsageError
 
 COMMANDS = {
     "exporter": "Export this node's GPUs to Prometheus (a drop-in for dcgm-exporter).",
+    "cluster": "Look at every node: which pod is on which GPU, used and idle ones, cost; with a page.",
     "enrich": "Put pod labels on an existing dcgm-exporter's metrics, into a file for node_exporter.",
-    "top": "Show GPUs, who uses them and how much, live in the terminal: this node's or an exporter's.",
+    "top": "Show GPUs, who uses them and how much, live in the terminal: this node's, an exporter's, a cluster's.",
     "doctor": "Check this node: driver, permissions, kubelet, mapping; say what is wrong and what to do.",
-    "demo": "Run the exporter on simulated GPUs with a simulated kubelet.",
+    "demo": "Run exporters and the cluster view on simulated GPUs.",
 }
 
 

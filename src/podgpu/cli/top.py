@@ -1,4 +1,4 @@
-"""`podgpu top`: this node's GPUs, or an exporter's, and who uses them, in a terminal."""
+"""`podgpu top`: this node's GPUs, an exporter's or a cluster's, and who uses them, in a terminal."""
 
 from __future__ import annotations
 
@@ -51,6 +51,7 @@ def _local_options() -> list[Option]:
 
 TOP_OPTIONS = (
     Option("url", help="Ask an exporter, podgpu's or dcgm-exporter's: http://HOST:9400/metrics.", ours=True),
+    Option("cluster", help="Ask podgpu cluster for every node it sees: http://HOST:9401.", ours=True),
     Option("once", default="false", help="Read twice, print one table, exit.", kind="bool", ours=True),
     Option("sort", default="gpu", help="What comes first.", kind=f"choice:{'|'.join(ORDERS)}", ours=True),
     Option("filter", help="Only lines with this text in namespace, pod, container, node or model.", ours=True),
@@ -64,11 +65,11 @@ TOP_OPTIONS = (
 @with_options(TOP_OPTIONS)
 @click.pass_context
 def command(ctx: click.Context, /, **options: Any) -> int:
-    """A live table of GPUs and who uses them: this node's by its driver, or another's by its exporter's URL.
+    """A live table of GPUs and who uses them: this node's by its driver, another's by its exporter's URL, or all.
 
     Keys: q quits, h shows the others. Where standard output is no terminal one plain table is printed, as with --once.
     """
-    if options["url"]:
+    if options["url"] or options["cluster"]:
         _refuse_local_options(ctx, options)
     controls = Controls(options["sort"], options["filter"])
     with _no_logs(), _source(ctx, options) as source:
@@ -83,9 +84,12 @@ def command(ctx: click.Context, /, **options: Any) -> int:
 
 def _refuse_local_options(ctx: click.Context, options: dict[str, Any]) -> None:
     """Those from variables are left alone: they may be set for the exporter."""
+    if options["url"] and options["cluster"]:
+        raise UsageError("--url and --cluster: only one of them can be asked")
     said = [flag for flag in _LOCAL if _said(ctx, flag)] + (["processes"] if options["processes"] else [])
+    asked = "--url an exporter" if options["url"] else "--cluster podgpu cluster"
     if said:
-        raise UsageError(f"--{said[0]} is for the local driver: with --url an exporter is asked, which has its own")
+        raise UsageError(f"--{said[0]} is for the local driver: with {asked} is asked, which has its own")
 
 
 def _said(ctx: click.Context, flag: str) -> bool:
@@ -101,6 +105,11 @@ def _source(ctx: click.Context, options: dict[str, Any]) -> Iterator[Source]:
         from podgpu.top.page import PageSource
 
         yield PageSource(options["url"])
+        return
+    if options["cluster"]:
+        from podgpu.top.cluster import ClusterSource
+
+        yield ClusterSource(options["cluster"])
         return
     api = ApiAccess(options["kubeconfig"])
     try:

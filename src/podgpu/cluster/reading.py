@@ -66,6 +66,12 @@ class TargetOutcome:
     """Reason word, empty when all went well."""
     message: str = ""
 
+    @property
+    def said(self) -> str:
+        """What went wrong, with the target named once."""
+        text = self.message or self.error
+        return text if text.startswith(self.target) else f"{self.target}: {text}"
+
 
 @dataclass(frozen=True, slots=True)
 class Reading:

@@ -41,15 +41,20 @@ class Watcher(Generic[T]):
         *,
         pace: Pace | None = None,
         longest_line: int = LONGEST_LINE,
+        metadata_only: bool = False,
     ) -> None:
-        """`params`: fieldSelector, labelSelector. A node's agent always says `spec.nodeName=…`: they are 2,000."""
+        """`params`: fieldSelector, labelSelector. A node's agent always says `spec.nodeName=…`: they are 2,000.
+
+        `metadata_only`: `keep` reads nothing of spec and status.
+        """
         self._kept: Kept[T] = Kept()
         self._stop = asyncio.Event()
         self._loop = asyncio.new_event_loop()
         tempo = pace or Pace()
 
         async def follow() -> None:
-            async with ApiClient(config, deadline=tempo.deadline, verbs=("list", "watch")) as client:
+            verbs = ("list", "watch")
+            async with ApiClient(config, deadline=tempo.deadline, verbs=verbs, metadata_only=metadata_only) as client:
                 await Follower(client, path, params, keep, key, self._kept, tempo, longest_line).run()
 
         self._thread = threading.Thread(

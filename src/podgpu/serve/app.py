@@ -6,11 +6,11 @@ import asyncio
 import logging
 import signal
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from aiohttp import web
 
@@ -25,7 +25,6 @@ ADDRESS_OPTION = "-a"
 GPU_MANAGER_OPTION = "--gpu-manager-address"
 PROBE_OPTION = "--probe-address"
 
-_SAID = {GPU_MANAGER_OPTION: "gpu-manager's metrics alone on %s/metric", PROBE_OPTION: "probes alone on %s/livez"}
 _SHUTDOWN_SECONDS = 1.0
 _log = logging.getLogger(__name__)
 
@@ -54,6 +53,32 @@ def parse_address(text: str, option: str = ADDRESS_OPTION) -> Address:
     return Address(host, int(port))
 
 
+class Served(Protocol):
+    """What runs in the background while requests are answered: a node's agent, or the cluster's loop."""
+
+    @property
+    def fatal(self) -> StartError | None:
+        """Why it must end."""
+
+    def start(self, on_fatal: Callable[[], object]) -> None: ...
+    def reload(self) -> None: ...
+    def stop(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    app: web.Application
+    address: Address
+    option: str = ADDRESS_OPTION
+    protection: Protection | None = None
+    said: str = ""
+    """What is logged once it listens, with %s for its URL."""
+
+    @property
+    def tls(self) -> ssl.SSLContext | None:
+        return self.protection.tls if self.protection else None
+
+
 def serve(
     agent: Agent,
     address: Address,
@@ -67,46 +92,58 @@ def serve(
     `gpu_manager_address`: a second one, for gpu-manager's metrics alone. `probe_address`: one for the kubelet's probes
     alone, which `protection` leaves plain: a probe can show neither a password nor a certificate.
     """
-    listeners = [_Listener(application(agent, protection), address, ADDRESS_OPTION, protection)]
+    listeners = [Listener(application(agent, protection), address, protection=protection)]
     if gpu_manager_address is not None:
         theirs = gpu_manager_application(agent, protection)
-        listeners.append(_Listener(theirs, gpu_manager_address, GPU_MANAGER_OPTION, protection))
+        said = "gpu-manager's metrics alone on %s/metric"
+        listeners.append(Listener(theirs, gpu_manager_address, GPU_MANAGER_OPTION, protection, said))
     if probe_address is not None:
-        listeners.append(_Listener(probe_application(agent), probe_address, PROBE_OPTION))
-    asyncio.run(_serve(agent, listeners, on_listening))
-    if agent.fatal is not None:
-        raise agent.fatal
+        listeners.append(probe_listener(probe_routes(agent), probe_address))
+    release = partial(agent.release, DEFAULT_RELEASE_SECONDS)
+    run(agent, listeners, lambda bound: on_listening(bound[0]), release)
 
 
-@dataclass(frozen=True, slots=True)
-class _Listener:
-    app: web.Application
-    address: Address
-    option: str
-    protection: Protection | None = None
-
-    @property
-    def tls(self) -> ssl.SSLContext | None:
-        return self.protection.tls if self.protection else None
+def probe_listener(handlers: list[web.RouteDef], address: Address) -> Listener:
+    return Listener(make_application(handlers, None), address, PROBE_OPTION, said="probes alone on %s/livez")
 
 
-async def _serve(agent: Agent, listeners: list[_Listener], on_listening: Callable[[Address], None]) -> None:
+def run(
+    served: Served,
+    listeners: Sequence[Listener],
+    on_listening: Callable[[Sequence[Address]], None] = lambda bound: None,
+    release: Callable[[], object] | None = None,
+) -> None:
+    """Until SIGINT, SIGTERM or a fatal error of what is served. `on_listening` gets every listener's address, before
+    what is served starts."""
+    asyncio.run(_run(served, listeners, on_listening, release))
+    if served.fatal is not None:
+        raise served.fatal
+
+
+async def _run(
+    served: Served,
+    listeners: Sequence[Listener],
+    on_listening: Callable[[Sequence[Address]], None],
+    release: Callable[[], object] | None,
+) -> None:
     loop = asyncio.get_running_loop()
     done = asyncio.Event()
     for stop_signal in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(stop_signal, done.set)
-    loop.add_signal_handler(signal.SIGUSR1, lambda: loop.run_in_executor(None, agent.release, DEFAULT_RELEASE_SECONDS))
-    loop.add_signal_handler(signal.SIGHUP, agent.reload)
+    if release is not None:
+        loop.add_signal_handler(signal.SIGUSR1, lambda: loop.run_in_executor(None, release))
+    loop.add_signal_handler(signal.SIGHUP, served.reload)
     async with AsyncExitStack() as at_the_end:
-        at_the_end.callback(agent.stop)
+        at_the_end.callback(served.stop)
         bound = []
         for one in listeners:
             runner = await _runner(one.app, at_the_end)
             bound.append(await listen(runner, one.address, one.option, one.tls))
-        for one, where in list(zip(listeners, bound, strict=True))[1:]:
-            _log.info(_SAID[one.option], where.url)
-        agent.start(on_fatal=partial(loop.call_soon_threadsafe, done.set))
-        on_listening(bound[0])
+        for one, where in zip(listeners, bound, strict=True):
+            if one.said:
+                _log.info(one.said, where.url)
+        on_listening(bound)
+        served.start(on_fatal=partial(loop.call_soon_threadsafe, done.set))
         await done.wait()
 
 
@@ -118,19 +155,15 @@ async def _runner(app: web.Application, at_the_end: AsyncExitStack) -> web.AppRu
 
 
 def application(agent: Agent, protection: Protection | None = None) -> web.Application:
-    return _application(routes(agent), protection)
+    return make_application(routes(agent), protection)
 
 
 def gpu_manager_application(agent: Agent, protection: Protection | None = None) -> web.Application:
     """What gpu-manager itself would answer, as far as its metrics go."""
-    return _application(gpu_manager_routes(agent), protection)
+    return make_application(gpu_manager_routes(agent), protection)
 
 
-def probe_application(agent: Agent) -> web.Application:
-    return _application(probe_routes(agent), None)
-
-
-def _application(handlers: list[web.RouteDef], protection: Protection | None) -> web.Application:
+def make_application(handlers: list[web.RouteDef], protection: Protection | None) -> web.Application:
     app = web.Application(client_max_size=64 * 1024, middlewares=[protection.middleware] if protection else [])
     app.add_routes(handlers)
     return app

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import html
 import ipaddress
-import re
 from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
-from podgpu import __version__
 from podgpu.agent import health
 from podgpu.agent.loop import Agent
 from podgpu.exposition.body import EMPTY, Body
 from podgpu.exposition.text import CONTENT_TYPE
+from podgpu.serve.answers import prepared
+from podgpu.serve.node_page import NodePage
+from podgpu.serve.page_routes import page_routes
 
 DEFAULT_RELEASE_SECONDS = 60.0
 MOST_RELEASE_SECONDS = 3600.0
@@ -22,13 +22,15 @@ Handler = Callable[[web.Request], Awaitable[web.Response]]
 
 
 def routes(agent: Agent) -> list[web.RouteDef]:
+    """The page's own among them: it is made of what is published, like everything here."""
     theirs = [web.get("/metric", gpu_manager_metrics(agent))] if agent.settings.policy.gpu_manager else []
+    links = ["metrics", *(["metric"] if theirs else []), "health", "ready"]
     return [
         web.get("/metrics", metrics(agent)),
         *theirs,
         *probe_routes(agent),
         web.post("/-/release", release(agent)),
-        web.get("/", index(agent)),
+        *page_routes(NodePage(agent).latest, links),
     ]
 
 
@@ -63,20 +65,7 @@ def gpu_manager_metrics(agent: Agent) -> Handler:
 
 
 def _exposition(request: web.Request, body: Body) -> web.Response:
-    headers = {"Content-Type": CONTENT_TYPE, "Vary": "Accept-Encoding"}
-    if _accepts_gzip(request.headers.get("Accept-Encoding", "")):
-        headers["Content-Encoding"] = "gzip"
-        return web.Response(body=body.zipped, headers=headers)
-    return web.Response(body=body.plain, headers=headers)
-
-
-def _accepts_gzip(header: str) -> bool:
-    """By RFC 9110: gzip's own weight counts, else that of *; 0 means no."""
-    weights: dict[str, bool] = {}
-    for part in header.lower().split(","):
-        coding, *parameters = (piece.strip() for piece in part.split(";"))
-        weights.setdefault(coding, not any(re.fullmatch(r"q\s*=\s*0(\.0*)?", p) for p in parameters))
-    return weights.get("gzip", weights.get("*", False))
+    return prepared(request, body, {"Content-Type": CONTENT_TYPE})
 
 
 def probe(judge: Callable[[], tuple[bool, str]]) -> Handler:
@@ -116,24 +105,3 @@ def _is_loopback(remote: str | None) -> bool:
         return False
     mapped = getattr(address, "ipv4_mapped", None)
     return (mapped or address).is_loopback
-
-
-def index(agent: Agent) -> Handler:
-    async def handle(_request: web.Request) -> web.Response:
-        snapshot = agent.published.snapshot
-        lines = "".join(f"<li>{html.escape(line)}</li>" for line in health.degraded(agent))
-        degraded = f"<h2>Degraded</h2><ul>{lines}</ul>" if lines else ""
-        gpus = len([d for d in snapshot.devices if not d.is_instance])
-        theirs = '<li><a href="metric">metric</a></li>' if agent.settings.policy.gpu_manager else ""
-        page = (
-            '<!doctype html><html lang="en"><meta charset="utf-8"><title>podgpu</title>'
-            f"<h1>podgpu {__version__}</h1><p>{gpus} GPUs, {len(snapshot.assignments)} assignments.</p>"
-            '<ul><li><a href="metrics">metrics</a></li>'
-            f'{theirs}<li><a href="health">health</a></li>'
-            f'<li><a href="ready">ready</a></li></ul>{degraded}</html>'
-        )
-        return web.Response(
-            text=page, content_type="text/html", headers={"Content-Security-Policy": "default-src 'none'"}
-        )
-
-    return handle

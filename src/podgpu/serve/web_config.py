@@ -16,8 +16,8 @@ from typing import TypeVar
 
 from podgpu.errors import SourceError, UsageError
 from podgpu.files import ReadOnChange
-from podgpu.serve.strict_yaml import StrictMapping, parse_strict
 from podgpu.serve.tls_names import CIPHERS, CURVES, TLS13_CIPHERS, VERSIONS
+from podgpu.strict_yaml import StrictMapping, parse_strict
 
 _LARGEST_FILE = 256 * 1024
 _HASH = re.compile(r"\$2[aby]\$(0[4-9]|[12][0-9]|3[01])\$[./A-Za-z0-9]{21}[.Oeu][./A-Za-z0-9]{31}")

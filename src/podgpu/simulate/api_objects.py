@@ -14,10 +14,16 @@ Key = tuple[str, str, str]
 """Resource, namespace, name."""
 Store = dict[Key, Object]
 
-KINDS = {"pods": "Pod", "configmaps": "ConfigMap", "nodes": "Node", "resourceslices": "ResourceSlice"}
+KINDS = {
+    "pods": "Pod",
+    "configmaps": "ConfigMap",
+    "nodes": "Node",
+    "endpointslices": "EndpointSlice",
+    "resourceslices": "ResourceSlice",
+}
 
 _PATH = re.compile(
-    r"/(?:api/v1|apis/resource\.k8s\.io/(?P<version>v1|v1beta1))"
+    r"/(?:api/v1|apis/(?P<discovery>discovery\.k8s\.io)/v1|apis/resource\.k8s\.io/(?P<version>v1|v1beta1))"
     r"(?:/namespaces/(?P<namespace>[^/]+))?/(?P<resource>[a-z]+)(?:/(?P<name>[^/]+))?"
 )
 _FIELDS = ("metadata.name", "metadata.namespace", "spec.nodeName", "spec.driver")
@@ -39,12 +45,16 @@ class Asked:
     namespace: str
     name: str
     selector: tuple[tuple[str, str], ...]
+    labels: tuple[tuple[str, str], ...] = ()
 
     def takes(self, resource: str, one: Object | None) -> bool:
         if one is None or resource != self.resource:
             return False
         metadata = one["metadata"]
         if self.namespace and metadata.get("namespace") != self.namespace:
+            return False
+        held = metadata.get("labels") or {}
+        if any(held.get(name) != value for name, value in self.labels):
             return False
         return all(_field(one, path) == value for path, value in self.selector)
 
@@ -57,10 +67,13 @@ def parse_asked(path: str, query: Mapping[str, str], resource_api_versions: Sequ
     version = found["version"] or ""
     if bool(version) != (found["resource"] == "resourceslices"):
         return None
+    if bool(found["discovery"]) != (found["resource"] == "endpointslices"):
+        return None
     if version and version not in resource_api_versions:
         return None
     selector = tuple(_pairs(query.get("fieldSelector", "")))
-    return Asked(version, found["resource"], found["namespace"] or "", found["name"] or "", selector)
+    labels = tuple(_label_pairs(query.get("labelSelector", "")))
+    return Asked(version, found["resource"], found["namespace"] or "", found["name"] or "", selector, labels)
 
 
 class Collections:
@@ -134,6 +147,15 @@ def _pairs(selector: str) -> Iterable[tuple[str, str]]:
         if not equals or path not in _FIELDS:
             raise ValueError(f"Unable to find field selector {term!r}: field label not supported")
         yield path, value.removeprefix("=")
+
+
+def _label_pairs(selector: str) -> Iterable[tuple[str, str]]:
+    """Equality only: what `key=value,key=value` says."""
+    for term in filter(None, selector.split(",")):
+        name, equals, value = term.partition("=")
+        if not equals or not name or set(term) & set("()! "):
+            raise ValueError(f"unable to parse requirement: {term!r}")
+        yield name, value.removeprefix("=")
 
 
 def event_lines(change: Change, asked: Asked) -> Iterable[bytes]:

@@ -37,10 +37,11 @@ class Tenant:
     memory: int = 0
 
 
-def tenants(driver: SimulatedNvml) -> list[Tenant]:
+def tenants(driver: SimulatedNvml, first: int = 0) -> list[Tenant]:
+    """`first`: where in the pattern this node begins, a multiple of 8 for pods of other names than another node's."""
     found: list[Tenant] = []
     whole = [g for g in driver.machine.gpus if not g.instances]
-    for position, gpu in enumerate(whole):
+    for position, gpu in enumerate(whole, first):
         found += _on_gpu(position, gpu.number, gpu.uuid)
     for gpu in driver.machine.gpus:
         for slot, instance in enumerate(gpu.instances):
@@ -48,7 +49,7 @@ def tenants(driver: SimulatedNvml) -> list[Tenant]:
                 found.append(
                     Tenant(
                         "notebooks",
-                        f"jupyter-{gpu.number}-{slot}",
+                        f"jupyter-{first + gpu.number}-{slot}",
                         "notebook",
                         f"nvidia.com/mig-{instance.profile.name.replace('+', '.')}",
                         instance.uuid,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from fractions import Fraction
 
 import yaml
 
@@ -72,6 +73,16 @@ class StrictMapping:
         if not plain or not re.fullmatch(r"0|[1-9][0-9]{0,8}", node.value):
             raise self.complaint(name, "is not a whole number from 0 to 999999999")
         return int(node.value)
+
+    def amount(self, name: str) -> Fraction | None:
+        """A number of 0 or more, to the last digit written. None where nothing is written."""
+        node = self._entries.get(name)
+        if node is None or _is_null(node):
+            return None
+        is_number = isinstance(node, yaml.ScalarNode) and node.tag in (f"{_STANDARD}int", f"{_STANDARD}float")
+        if not is_number or not re.fullmatch(r"(?:0|[1-9][0-9]{0,11})(?:\.[0-9]{1,12})?", node.value):
+            raise self.complaint(_short(name), "is not a number of 0 or more, written as in 2.5")
+        return Fraction(node.value)
 
     def mapping(self, name: str) -> StrictMapping:
         """An empty one where nothing is written."""

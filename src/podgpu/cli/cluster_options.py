@@ -1,0 +1,91 @@
+"""Every option of `podgpu cluster`, once. The README's table comes from here."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from podgpu.cli.option_table import EXPORTER_OPTIONS, EXPORTER_PAGE_OPTIONS, Option
+
+_SHARED = ("kubeconfig", "web-config-file", "probe-address", "debug", "log-format")
+_OTHERWISE = {
+    "probe-address": {
+        "help": "A plain address for /livez, /ready and /health alone, such as :9402: what --web-config-file asks for, "
+        "the kubelet's probes cannot show."
+    },
+}
+
+
+def _option(flag: str, default: str, text: str, kind: str = "text", short: str = "") -> Option:
+    return Option(flag, short, f"PODGPU_CLUSTER_{flag.replace('-', '_').upper()}", default, text, kind, ours=True)
+
+
+def _shared() -> list[Option]:
+    rows = {option.flag: option for option in EXPORTER_OPTIONS}
+    return [replace(rows[flag], **_OTHERWISE.get(flag, {})) for flag in _SHARED]  # type: ignore[arg-type]
+
+
+PROMETHEUS_OPTIONS: tuple[Option, ...] = (
+    _option("prometheus", "", "Ask this server, which speaks Prometheus' HTTP API: http://HOST:9090."),
+    _option("match", "", 'Label matchers added to every selector, such as cluster="a".'),
+    _option(
+        "node-label", "Hostname,hostname,node,instance", "A node's name is the first of these labels that is there."
+    ),
+    _option("prometheus-ca-file", "", "Authorities that may vouch for the server at https://… (PEM)."),
+    _option("prometheus-insecure-skip-verify", "false", "Take any certificate of the server.", "bool"),
+    _option("prometheus-username", "", "Basic auth at the server; with --prometheus-password-file."),
+    _option("prometheus-password-file", "", "File with the password of --prometheus-username; read at every query."),
+    _option("prometheus-token-file", "", "File with a bearer token for the server; read at every query."),
+    _option("prometheus-tenant", "", "Tenant, sent as X-Scope-OrgID (Mimir, Cortex, Loki's kin)."),
+    _option("prometheus-timeout", "10s", "How long a query may take.", "duration"),
+)
+
+SCRAPE_OPTIONS: tuple[Option, ...] = (
+    _option("scrape", "", "Scrape these exporters: URL,URL,…; one without a path means /metrics."),
+    _option(
+        "discover-kubernetes",
+        "",
+        "Scrape the ready endpoints of Services with these labels: [NAMESPACE/]SELECTOR, "
+        "such as monitoring/app.kubernetes.io/name=podgpu.",
+    ),
+    _option("discover-port", "metrics", "Their port, by name or number."),
+    _option("scrape-timeout", "5s", "How long one exporter may take.", "duration"),
+    _option("scrape-concurrency", "64", "How many exporters are asked at a time."),
+    *(o for o in EXPORTER_PAGE_OPTIONS if o.flag != "exporter-max-age"),
+)
+
+VIEW_OPTIONS: tuple[Option, ...] = (
+    _option("interval", "15s", "How often the cluster is looked at.", "duration"),
+    _option(
+        "stale-after",
+        "45s",
+        "A node not heard of for this long is marked old and left out of averages. Not said: 3 intervals.",
+        "duration",
+    ),
+    _option("drop-after", "5m", "A node not heard of for this long is dropped.", "duration"),
+    _option(
+        "used-means",
+        "busy",
+        "When a GPU is in use: its --used-field is above 0, somebody holds it, or a holder runs a process on it.",
+        "choice:busy|allocated|processes",
+    ),
+    _option("used-field", "DCGM_FI_DEV_MEM_COPY_UTIL", "The field that used-GPU utilisation is the mean of."),
+    _option("window", "5m", "Length of the rolling average of used-GPU utilisation.", "duration"),
+    _option("idle-after", "30m", "A GPU held and not used for this long is reported as idle.", "duration"),
+    _option(
+        "owners",
+        "auto",
+        "What made each pod, where kube_pod_owner does not tell: ask the API server, or nobody. auto: ask it in a "
+        "cluster, with --discover-kubernetes and with --kubeconfig, and do without where it may not be asked.",
+        "choice:auto|api|none",
+    ),
+    _option("prices", "", "YAML file with prices per GPU-hour and kWh (docs/cluster.md)."),
+    _option("legacy-map-metrics", "false", "Export POD_GPU_MAP_INFO_<n> too.", "bool"),
+)
+
+CLUSTER_OPTIONS: tuple[Option, ...] = (
+    _option("address", ":9401", "Address to listen on: :PORT, HOST:PORT or [IPV6]:PORT.", short="a"),
+    *PROMETHEUS_OPTIONS,
+    *SCRAPE_OPTIONS,
+    *VIEW_OPTIONS,
+    *_shared(),
+)

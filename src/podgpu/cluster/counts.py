@@ -1,0 +1,140 @@
+"""How many devices there are, held, used, free and wasted: per node, per model, per namespace. Pure.
+
+A GPU cut into MIG instances is not counted itself: its instances are, as devices of a model of their own. Parts of
+devices are whole numbers inside, so that what the holders of a device have is never more than the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from podgpu.cluster.idle import IdleHolder
+from podgpu.cluster.models import device_model
+from podgpu.cluster.nodes import NodeView
+from podgpu.cluster.settings import UsedMeans, ViewSettings
+from podgpu.figures.device import DeviceFigures, HolderFigures
+
+WHOLE = 720_720 * 1_000_000
+"""One device. Up to 16 holders have equal parts of it without a rest."""
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class DeviceCount:
+    devices: int = 0
+    allocated: int = 0
+    used: int = 0
+
+    @property
+    def free(self) -> int:
+        return self.devices - self.allocated
+
+
+@dataclass(slots=True)
+class NamespaceCount:
+    """In parts of a device, of which `WHOLE` are one."""
+
+    allocated: int = 0
+    used: int = 0
+    idle: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    nodes: dict[tuple[str, str], DeviceCount] = field(default_factory=dict)
+    """(node, model)."""
+    models: dict[str, DeviceCount] = field(default_factory=dict)
+    namespaces: dict[tuple[str, str], NamespaceCount] = field(default_factory=dict)
+    """(namespace, model)."""
+
+    def add_to_namespaces(self, device: DeviceFigures, model: str, is_used: bool, means: UsedMeans) -> None:
+        for of, part in parts(device.holders):
+            if of.holder.namespace:
+                found = self.of_namespace(of.holder.namespace, model)
+                found.allocated += part
+                if is_used and _takes_part(of, means):
+                    found.used += part
+
+    def of_namespace(self, namespace: str, model: str) -> NamespaceCount:
+        key = namespace, model
+        found = self.namespaces.get(key)
+        if found is None:
+            found = self.namespaces[key] = NamespaceCount()
+        return found
+
+
+def count(
+    nodes: Iterable[NodeView], contested: frozenset[str], wasted: Iterable[IdleHolder], settings: ViewSettings
+) -> Counts:
+    """Old nodes are not counted. A GPU that several nodes claim counts on each, and once for model and namespace."""
+    counts, means = Counts(), settings.used_means
+    counted_at: dict[tuple[str, str], str] = {}
+    cut: set[tuple[str, str]] = set()
+    for node in nodes:
+        if node.old:
+            continue
+        cut.update([(node.name, device.uuid) for device in node.devices if device.instance])
+        for device in node.devices:
+            if cut and not device.instance and (node.name, device.uuid) in cut:
+                continue
+            model, is_held, is_used = device_model(device), bool(device.holders), is_in_use(device, means)
+            found = [_of(counts.nodes, (node.name, model))]
+            if device.uuid not in contested or counted_at.setdefault(device.key, node.name) == node.name:
+                found.append(_of(counts.models, model))
+                counts.add_to_namespaces(device, model, is_used, means)
+            for one in found:
+                one.devices += 1
+                one.allocated += is_held
+                one.used += is_used
+    for node, device, of, _ in wasted:
+        is_cut = not device.instance and (node.name, device.uuid) in cut
+        if of.holder.namespace and not is_cut and counted_at.get(device.key, node.name) == node.name:
+            part = next(part for one_of, part in parts(device.holders) if one_of is of)
+            counts.of_namespace(of.holder.namespace, device_model(device)).idle += part
+    return counts
+
+
+def _of(counts: dict[T, DeviceCount], key: T) -> DeviceCount:
+    found = counts.get(key)
+    if found is None:
+        found = counts[key] = DeviceCount()
+    return found
+
+
+def is_in_use(device: DeviceFigures, means: UsedMeans) -> bool:
+    """As in `used.py`; a device without the field (a MIG instance, mostly) by its utilisation."""
+    if means == "allocated":
+        return bool(device.holders)
+    if means == "processes":
+        return any(h.processes for h in device.holders)
+    if device.measured is not None:
+        return device.measured > 0
+    return bool(device.utilization) or any(h.utilization for h in device.holders)
+
+
+def _takes_part(of: HolderFigures, means: UsedMeans) -> bool:
+    """Whether a holder of a device in use is among those who use it. It is where nobody knows."""
+    if means == "allocated":
+        return True
+    return bool(of.processes) if means == "processes" else of.utilization != 0
+
+
+def parts(holders: Sequence[HolderFigures]) -> list[tuple[HolderFigures, int]]:
+    """Each holder's part of the device: what it was given; who was given nobody knows how much, equal parts of what is
+    left. More than there is was given: all get less."""
+    if len(holders) == 1 and holders[0].share in (None, 1):
+        return [(holders[0], WHOLE)]
+    given = [None if h.share is None else round(min(max(h.share, 0.0), 1.0) * WHOLE) for h in holders]
+    total, others = sum(filter(None, given)), given.count(None)
+    if total > WHOLE:
+        given = [None if part is None else part * WHOLE // total for part in given]
+        total = sum(filter(None, given))
+    found = []
+    for of, part in zip(holders, given, strict=True):
+        if part is None:
+            part = (WHOLE - total) // others
+            total, others = total + part, others - 1
+        found.append((of, part))
+    return found

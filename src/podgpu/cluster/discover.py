@@ -1,0 +1,113 @@
+"""Exporters found by the API server: the ready endpoints of the Services that a selector chooses."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from podgpu.errors import UsageError
+from podgpu.kube.access import ApiConfig
+from podgpu.kube.endpoint_slices import (
+    ANY_PORT,
+    EndpointSliceRecord,
+    Found,
+    metrics_urls,
+    parse_endpoint_slice,
+    slices_path,
+)
+from podgpu.kube.watch import Pace, Watcher
+
+_NAMESPACE = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
+_NUMBER = re.compile(r"[0-9]{1,5}")
+_PORT_NAME = re.compile(r"(?=.*[a-z])[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
+
+
+class Selection(NamedTuple):
+    namespace: str
+    """Empty: all."""
+    labels: str
+
+    @classmethod
+    def parse(cls, text: str) -> Selection:
+        """`[NAMESPACE/]SELECTOR`. Raises UsageError.
+
+        A label's name may have a slash too: what stands before the first one is a namespace where it has no dot in it.
+        A selector that begins with a slash is of all namespaces whatever follows.
+        """
+        before, slash, after = text.strip().partition("/")
+        if slash and not before:
+            namespace, labels = "", after
+        elif slash and _NAMESPACE.fullmatch(before):
+            namespace, labels = before, after
+        else:
+            namespace, labels = "", text.strip()
+        if not labels or not labels.isprintable():
+            raise UsageError(
+                f"--discover-kubernetes {text!r}: write [NAMESPACE/]LABEL=VALUE, the labels of the exporters' Service"
+            )
+        return cls(namespace, labels)
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.labels}" if self.namespace else self.labels
+
+
+def check_port(text: str) -> str:
+    """A port's name or number. Raises UsageError."""
+    if _NUMBER.fullmatch(text):
+        if 0 < int(text) < 65536:
+            return text
+    elif _PORT_NAME.fullmatch(text):
+        return text
+    raise UsageError(f"--discover-port {text!r}: write the name of the Service's port, or a number up to 65535")
+
+
+class KubernetesTargets:
+    """The `Targets` of --discover-kubernetes. While the API server is away the last ones stay."""
+
+    def __init__(
+        self,
+        config: ApiConfig,
+        selection: Selection,
+        port: str = ANY_PORT,
+        *,
+        https: bool = False,
+        pace: Pace | None = None,
+    ) -> None:
+        """`https`: all of them, not only those whose port says so."""
+        self._selection = selection
+        self._port = check_port(port)
+        self._https = https
+        self._watcher: Watcher[EndpointSliceRecord] = Watcher(
+            config,
+            slices_path(selection.namespace),
+            {"labelSelector": selection.labels},
+            parse_endpoint_slice,
+            pace=pace,
+        )
+        self._version = -1
+        self._found = Found((), ())
+
+    def wait_synced(self, timeout: float) -> bool:
+        """Blocks until the exporters are known for the first time: worth a moment before the first round."""
+        return self._watcher.wait_synced(timeout)
+
+    def urls(self) -> Sequence[str]:
+        version = self._watcher.version
+        if version != self._version:
+            self._found = metrics_urls(self._watcher.items(), self._port, https=self._https)
+            self._version = version
+        return self._found.urls
+
+    def notes(self) -> Sequence[str]:
+        error = self._watcher.error
+        if error is not None:
+            return (f"the list of exporters may be out of date: {error}", *self._found.problems)
+        if not self._watcher.synced:
+            return ("the API server has not yet told where the exporters are",)
+        if not self._found.urls and not self._found.problems:
+            return (f"no Service with the labels {self._selection} has a ready endpoint",)
+        return self._found.problems
+
+    def close(self) -> None:
+        self._watcher.close()

@@ -1,0 +1,229 @@
+"""Who is who: of everything that was read, each node once and each GPU where it is. Pure but for what was chosen last.
+
+A node may be told of by several targets, and a GPU by several nodes: one node under two addresses, a GPU that moved, or
+two nodes that both swear they have it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from podgpu.cluster.reading import NodeReading, TargetOutcome
+from podgpu.cluster.settings import ViewSettings
+from podgpu.figures.device import DeviceFigures
+
+AHEAD_SECONDS = 5.0
+BEHIND_SECONDS = 60.0
+"""An exporter's figures are some seconds old by nature: behind says less than ahead."""
+_NAMELESS = "gpu "
+"""How pages without UUIDs have their GPUs called (`gpu 0`): every node has one of those."""
+MOST_NOTES = 12
+PATIENCE_ROUNDS = 1.5
+"""Behind the newest may be who was chosen last: in the middle of a round one is read again before the other."""
+DeviceKey = tuple[str, str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeView:
+    """One node as the view has it."""
+
+    name: str
+    target: str
+    devices: tuple[DeviceFigures, ...]
+    """By index; each device once."""
+    age: float
+    """Seconds since what is here was true."""
+    old: bool = False
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    nodes: tuple[NodeView, ...] = ()
+    """By name."""
+    chosen: Mapping[str, NodeReading] = field(default_factory=dict)
+    """Node -> the reading that counts, by name; those too that turned out to be another node's other address."""
+    siblings: Mapping[str, tuple[NodeReading, ...]] = field(default_factory=dict)
+    """Node -> what other targets said of it, which counts for nothing."""
+    same: Mapping[str, str] = field(default_factory=dict)
+    """Node -> the node it is another address of."""
+    contested: frozenset[str] = frozenset()
+    """UUIDs that several fresh nodes claim: they stay on each, and count once."""
+
+
+class Choices:
+    """Which target was believed about which node. Two that are asked at the same time would else take turns."""
+
+    def __init__(self) -> None:
+        self._target: dict[str, str] = {}
+
+    def choose(self, node: str, readings: Sequence[NodeReading], patience: float) -> NodeReading:
+        """The newest, unless the one chosen last is as good as new."""
+        newest = min(readings, key=_newest_first)
+        for reading in readings:
+            if reading.target == self._target.get(node) and newest.read_at - reading.read_at <= patience:
+                return reading
+        return newest
+
+    def keep(self, chosen: Mapping[str, NodeReading]) -> None:
+        self._target = {node: reading.target for node, reading in chosen.items()}
+
+
+def settle(
+    readings: Iterable[NodeReading],
+    outcomes: Mapping[str, TargetOutcome],
+    choices: Choices,
+    settings: ViewSettings,
+    now: float,
+) -> Settled:
+    """`outcomes`: target -> how it fared. `now` is monotonic."""
+    by_node: dict[str, list[NodeReading]] = {}
+    for reading in readings:
+        if now - reading.read_at <= settings.drop_after:
+            by_node.setdefault(reading.node, []).append(reading)
+    chosen, siblings = _choose(by_node, choices, PATIENCE_ROUNDS * settings.interval)
+    claims = _Claims(chosen, settings, now)
+    nodes = []
+    for name, reading in chosen.items():
+        devices = claims.left(name, reading)
+        if devices or not reading.devices or name not in claims.same:
+            notes = bounded((*_notes(reading, siblings.get(name, ()), outcomes), *claims.notes.get(name, ())))
+            age = max(0.0, now - reading.read_at)
+            nodes.append(NodeView(name, reading.target, devices, age, age > settings.stale_after, notes))
+    return Settled(tuple(nodes), chosen, siblings, claims.same, frozenset(claims.contested))
+
+
+def _choose(
+    by_node: Mapping[str, list[NodeReading]], choices: Choices, patience: float
+) -> tuple[dict[str, NodeReading], dict[str, tuple[NodeReading, ...]]]:
+    chosen: dict[str, NodeReading] = {}
+    siblings: dict[str, tuple[NodeReading, ...]] = {}
+    for node, told in sorted(by_node.items()):
+        if len(told) == 1:
+            chosen[node] = told[0]
+        else:
+            chosen[node] = winner = choices.choose(node, told, patience)
+            others = (r for r in told if r is not winner and r.target != winner.target)
+            siblings[node] = tuple(sorted(others, key=lambda r: r.target))
+    choices.keep(chosen)
+    return chosen, siblings
+
+
+def _newest_first(reading: NodeReading) -> tuple[float, float, str]:
+    taken_at = float("-inf") if reading.taken_at is None else reading.taken_at
+    return -reading.read_at, -taken_at, reading.target
+
+
+class _Claims:
+    """GPUs that several nodes say are theirs, and what becomes of each."""
+
+    def __init__(self, chosen: Mapping[str, NodeReading], settings: ViewSettings, now: float) -> None:
+        self.same: dict[str, str] = {}
+        self.contested: set[str] = set()
+        self.notes: dict[str, list[str]] = {}
+        self._lost: dict[str, set[str]] = {}
+        self._settings = settings
+        self._now = now
+        for uuid, names in sorted(_claimed_twice(chosen).items()):
+            self._judge(uuid, sorted((chosen[name] for name in names), key=self._best_first))
+
+    def left(self, name: str, reading: NodeReading) -> tuple[DeviceFigures, ...]:
+        """The node's devices, less those that are another's."""
+        lost = self._lost.get(name)
+        devices = reading.devices
+        return in_order(tuple(d for d in devices if d.uuid not in lost) if lost else devices)
+
+    def _judge(self, uuid: str, claimants: Sequence[NodeReading]) -> None:
+        best = claimants[0]
+        for other in claimants[1:]:
+            if not (best.named and other.named):
+                self._lose(uuid, other.node)
+                self.same[other.node] = best.node
+                self._note(best.node, f"also read as {other.node}: the same GPUs under another address")
+            elif self._is_old(other) or best.read_at - other.read_at > self._settings.stale_after:
+                self._lose(uuid, other.node)
+                self._note(best.node, f"{uuid} was on {other.node} before")
+                self._note(other.node, f"{uuid} is on {best.node} now")
+            else:
+                self.contested.add(uuid)
+                self._note(best.node, f"{uuid} is on {other.node} too, it says")
+                self._note(other.node, f"{uuid} is on {best.node} too, it says")
+
+    def _best_first(self, reading: NodeReading) -> tuple[bool, bool, float, str]:
+        """Fresh before old, named before not, newer before older. All fresh ones are equally new: the name decides
+        among them, the same way in every round."""
+        is_old = self._is_old(reading)
+        return is_old, not reading.named, -reading.read_at if is_old else 0.0, reading.node
+
+    def _is_old(self, reading: NodeReading) -> bool:
+        return self._now - reading.read_at > self._settings.stale_after
+
+    def _lose(self, uuid: str, node: str) -> None:
+        self._lost.setdefault(node, set()).add(uuid)
+
+    def _note(self, node: str, note: str) -> None:
+        notes = self.notes.setdefault(node, [])
+        if note not in notes:
+            notes.append(note)
+
+
+def _claimed_twice(chosen: Mapping[str, NodeReading]) -> dict[str, set[str]]:
+    owner: dict[str, str] = {}
+    twice: dict[str, set[str]] = {}
+    for name, reading in chosen.items():
+        for device in reading.devices:
+            uuid = device.uuid
+            other = owner.setdefault(uuid, name)
+            if other is not name and other != name and has_identity(uuid):
+                twice.setdefault(uuid, {other}).add(name)
+    return twice
+
+
+def has_identity(uuid: str) -> bool:
+    """Whether the same UUID elsewhere means the same GPU."""
+    return bool(uuid) and not uuid.startswith(_NAMELESS)
+
+
+def in_order(devices: tuple[DeviceFigures, ...]) -> tuple[DeviceFigures, ...]:
+    """By index, each device once. Most pages have them so."""
+    last = -1
+    for device in devices:
+        if device.index <= last:
+            return _sorted_once(devices)
+        last = device.index
+    return devices if len({d.uuid for d in devices}) == len(devices) else _sorted_once(devices)
+
+
+def _sorted_once(devices: Iterable[DeviceFigures]) -> tuple[DeviceFigures, ...]:
+    found: dict[DeviceKey, DeviceFigures] = {}
+    for device in devices:
+        key = device.uuid, device.instance, device.model
+        other = found.get(key)
+        if other is None or repr(device) < repr(other):  # any one, but the same whatever order they come in
+            found[key] = device
+    return tuple(sorted(found.values(), key=lambda d: (d.place[1:], d.model)))
+
+
+def bounded(notes: Sequence[str], most: int = MOST_NOTES) -> tuple[str, ...]:
+    """Nobody reads a thousand."""
+    return tuple(notes) if len(notes) <= most else (*notes[:most], f"and {len(notes) - most} more")
+
+
+def _notes(
+    reading: NodeReading, siblings: Sequence[NodeReading], outcomes: Mapping[str, TargetOutcome]
+) -> tuple[str, ...]:
+    notes = list(reading.notes)
+    for told in (reading, *siblings):
+        outcome = outcomes.get(told.target)
+        if outcome is not None and outcome.error:
+            notes.append(f"{told.target}: {outcome.message or outcome.error}")
+    if siblings:
+        others = ", ".join(sibling.target for sibling in siblings)
+        notes.append(f"read from {reading.target}; also told of by {others}, which counts for nothing")
+    skew = reading.skew_seconds
+    if skew is not None and skew > AHEAD_SECONDS:
+        notes.append(f"its clock is {skew:.0f} s ahead")
+    elif skew is not None and skew < -BEHIND_SECONDS:
+        notes.append(f"its clock is {-skew:.0f} s behind, or its figures are that old")
+    return tuple(notes)

@@ -1,0 +1,139 @@
+"""What a server answers to an instant query, as samples: anything may be in it. Pure."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from podgpu.errors import SourceError
+from podgpu.exposition.parse import ParsedSample
+
+_LONGEST_TEXT = 200
+MOST_NOTES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Vector:
+    """Samples with the name they had, empty where the query left none. NaN, infinities and histograms are not here."""
+
+    samples: tuple[ParsedSample, ...] = ()
+    at: float | None = None
+    """Unix time the query was evaluated at, by the server's clock; None for an answer without samples."""
+    notes: tuple[str, ...] = ()
+    """The server's warnings, and that an answer is not whole."""
+
+
+def parse_answer(body: bytes, shown: str) -> Vector:
+    """`shown` is what to call the server. Raises SourceError, also for `status: error`."""
+    document = _document(body, shown)
+    if document.get("status") != "success":
+        said = error_text(document) or "it does not say why"
+        raise SourceError("query_failed", f"{shown} answers with an error: {said}")
+    data = document.get("data")
+    if not isinstance(data, dict):
+        raise _malformed(shown, "no data")
+    kind, result = data.get("resultType"), data.get("result")
+    if kind not in ("vector", "scalar") or not isinstance(result, list):
+        raise _malformed(shown, f"a {plain_text(str(kind))} where a vector was asked for")
+    try:
+        samples, at = _vector(result) if kind == "vector" else _scalar(result)
+    except (TypeError, ValueError, KeyError, IndexError, AttributeError, OverflowError):
+        raise _malformed(shown, "a sample of no known shape") from None
+    return Vector(samples, at, _notes(document))
+
+
+def parse_error(body: bytes) -> str:
+    """What a server says in an answer that is no success; empty: nothing that could be read."""
+    try:
+        document = json.loads(body)
+    except (ValueError, RecursionError):
+        return ""
+    return error_text(document) if isinstance(document, dict) else ""
+
+
+def error_text(document: dict[str, Any]) -> str:
+    text = document.get("error")
+    return plain_text(text) if isinstance(text, str) else ""
+
+
+def plain_text(text: str) -> str:
+    """One short line without anything that could move a cursor."""
+    line = " ".join("".join(c if c.isprintable() else " " for c in text[: 4 * _LONGEST_TEXT]).split())
+    return line if len(line) <= _LONGEST_TEXT else line[: _LONGEST_TEXT - 1] + "…"
+
+
+def _document(body: bytes, shown: str) -> dict[str, Any]:
+    try:
+        document = json.loads(body)
+    except (ValueError, RecursionError):
+        what = "a web page" if body[:512].lstrip()[:1] == b"<" else "no whole JSON"
+        reason = "not_prometheus" if what == "a web page" else "malformed"
+        raise SourceError(
+            reason, f"{shown} answers with {what}, not as Prometheus does: name the base URL of its HTTP API"
+        ) from None
+    if not isinstance(document, dict) or "status" not in document:
+        raise SourceError(
+            "not_prometheus", f"{shown} answers not as Prometheus does: name the base URL of its HTTP API"
+        )
+    return document
+
+
+def _malformed(shown: str, what: str) -> SourceError:
+    return SourceError("malformed", f"{shown} answers with {what}")
+
+
+def _vector(result: list[Any]) -> tuple[tuple[ParsedSample, ...], float | None]:
+    samples: list[ParsedSample] = []
+    at: float | None = None
+    for element in result:
+        point = element.get("value")
+        if point is None:  # a histogram has no single value
+            continue
+        at = _finite(point[0])
+        value = _number(point[1])
+        if math.isfinite(value):
+            labels = _labels(element["metric"])
+            samples.append(ParsedSample(labels.pop("__name__", ""), labels, value))
+    return tuple(samples), at
+
+
+def _scalar(result: list[Any]) -> tuple[tuple[ParsedSample, ...], float | None]:
+    value = _number(result[1])
+    return ((ParsedSample("", {}, value),) if math.isfinite(value) else ()), _finite(result[0])
+
+
+def _labels(metric: Any) -> dict[str, str]:
+    """An empty label is one that is not there. Half a character, which JSON can write, becomes a question mark."""
+    labels = {name: value for name, value in metric.items() if value}
+    if not all(type(value) is str for value in labels.values()):
+        raise TypeError("label")
+    if all(value.isascii() for value in labels.values()):
+        return labels
+    return {name: value.encode("utf-8", "replace").decode() for name, value in labels.items()}
+
+
+def _number(text: Any) -> float:
+    """JSON has no NaN and no infinity, so Prometheus writes numbers as text."""
+    if type(text) is not str or "_" in text:
+        raise TypeError("value")
+    return float(text)
+
+
+def _finite(number: Any) -> float:
+    value = float(number)
+    if type(number) not in (int, float) or not math.isfinite(value):
+        raise ValueError("time")
+    return value
+
+
+def _notes(document: dict[str, Any]) -> tuple[str, ...]:
+    notes: list[str] = []
+    if document.get("isPartial") is True:
+        notes.append("the answer is not whole: a part of the storage did not answer")
+    for kind in ("warnings", "infos"):
+        texts = document.get(kind)
+        if isinstance(texts, list):
+            notes += [plain_text(text) for text in texts if isinstance(text, str) and text.strip()]
+    return tuple(dict.fromkeys(notes))[:MOST_NOTES]

@@ -1,0 +1,67 @@
+"""Asks a server with Prometheus' HTTP API, a few queries at a time, each within its deadline."""
+
+from __future__ import annotations
+
+import asyncio
+
+import aiohttp
+
+from podgpu.cluster.prom_answer import Vector, parse_answer, parse_error
+from podgpu.errors import SourceError
+from podgpu.fetch.access import Access
+from podgpu.fetch.endpoint import Answer, Endpoint, open_session
+
+_PATH = "/api/v1/query"
+LARGEST_ANSWER = 128 * 1024 * 1024
+AT_A_TIME = 4
+"""A fifth of the 20 queries a Prometheus works on at a time, unless told otherwise."""
+
+
+class PrometheusClient:
+    def __init__(self, url: str, access: Access | None = None, timeout: float = 10.0) -> None:
+        """`url` may have a path, which is kept: …/prometheus for Mimir, …/select/0/prometheus for VictoriaMetrics'
+        cluster. Raises UsageError."""
+        self._endpoint = Endpoint(
+            url, access or Access(prefix="prometheus", server="Prometheus"), deadline=timeout, largest=LARGEST_ANSWER
+        )
+        self.shown = self._endpoint.shown
+        self._timeout = f"{max(1, round(timeout * 1000))}ms"
+        self._method = "POST"
+        self._session: aiohttp.ClientSession | None = None
+        self._turns: asyncio.Semaphore | None = None
+
+    async def ask(self, query: str, at: float | None = None) -> Vector:
+        """The samples at that time; without one, now by the server's clock. Raises SourceError."""
+        # VictoriaMetrics would else answer for half a minute ago; to others the word means nothing.
+        form = {"query": query, "timeout": self._timeout, "nocache": "1"}
+        if at is not None:
+            form["time"] = f"{at:.3f}"
+        if self._session is None or self._turns is None:
+            self._session, self._turns = open_session(), asyncio.Semaphore(AT_A_TIME)
+        async with self._turns:
+            answer = await self._send(self._session, form)
+        if answer.status != 200:
+            raise self._refused(answer)
+        return parse_answer(answer.body, self.shown)
+
+    async def _send(self, session: aiohttp.ClientSession, form: dict[str, str]) -> Answer:
+        """A query may be longer than a URL can be, so it is posted; some proxies let only GET through."""
+        answer = await self._endpoint.ask(session, self._method, _PATH, form, "application/json")
+        if answer.status == 405 and self._method == "POST":
+            answer = await self._endpoint.ask(session, "GET", _PATH, form, "application/json")
+            if answer.status == 200:
+                self._method = "GET"
+        return answer
+
+    def _refused(self, answer: Answer) -> SourceError:
+        """It says in JSON why it refuses a query: 400 and 422 for what is wrong with it, 503 when it gave up."""
+        said = parse_error(answer.body)
+        if not said or answer.status in (401, 403) or 300 <= answer.status < 400:
+            return self._endpoint.refused(answer)
+        advice = "; see that --match is right" if answer.status in (400, 422) else ""
+        return SourceError(f"http_{answer.status}", f"{self.shown} answers {answer.status}: {said}{advice}")
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+        self._session = self._turns = None

@@ -1,0 +1,201 @@
+"""From the samples of a round to nodes: whose sample it is, what the node is called, which copy is the newest. Pure.
+
+Each target's samples are put together again as the page they were scraped from, and read as every page is.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from podgpu.catalog import families as f
+from podgpu.catalog.fields import Field
+from podgpu.cluster.page import LEAST_SKEW_SECONDS
+from podgpu.cluster.prom_targets import Labels, Target, Targets, own_namespace, with_own_holder, with_own_pods
+from podgpu.cluster.reading import NamespaceCounters, NodeReading
+from podgpu.exposition.parse import ParsedFamily, ParsedSample
+from podgpu.figures.device import DeviceFigures
+from podgpu.figures.from_page import view_of_page
+
+_COUNTERS = {
+    f.NAMESPACE_ALLOCATED.name: "allocated_seconds",
+    f.NAMESPACE_BUSY.name: "busy_seconds",
+    f.NAMESPACE_ENERGY.name: "energy_joules",
+}
+_ADDRESS = "instance"
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What was asked and when, to tell how old each sample is."""
+
+    at: float
+    """Unix time by the server's clock."""
+    at_monotonic: float
+    """Ours at that moment: the two clocks are never compared otherwise."""
+    node_labels: tuple[str, ...]
+    used_field: Field
+
+    def read_at(self, sampled_at: float) -> float:
+        return self.at_monotonic - max(0.0, self.at - sampled_at)
+
+
+def nodes_of(
+    samples: Iterable[ParsedSample], times: Iterable[ParsedSample], targets: Targets, of: Round
+) -> tuple[NodeReading, ...]:
+    """`times`: the newest sample of each target, as Unix time."""
+    everything = list(samples)
+    targets = with_own_pods(targets, everything)
+    sampled_at = {targets.of(sample.labels): sample.value for sample in times}
+    found: dict[tuple[str, str], list[NodeReading]] = {}
+    for target, series in _by_target(everything, targets).items():
+        own = targets.own_pods.get(target[:2], frozenset())
+        for node in _read_target(series, target, own, sampled_at.get(target, of.at), of):
+            found.setdefault((f"{target.job}/{target.instance}", node.node), []).append(node)
+    return tuple(node for copies in found.values() for node in newest_copies(copies))
+
+
+def _by_target(samples: Iterable[ParsedSample], targets: Targets) -> dict[Target, list[ParsedSample]]:
+    found: dict[Target, list[ParsedSample]] = {}
+    for sample in samples:
+        found.setdefault(targets.of(sample.labels), []).append(sample)
+    return found
+
+
+# One target
+
+
+def _read_target(
+    series: Sequence[ParsedSample],
+    target: Target,
+    own_pods: frozenset[tuple[str, str]],
+    sampled_at: float,
+    of: Round,
+) -> list[NodeReading]:
+    names = _Names(series, of.node_labels)
+    pages: dict[str, dict[str, list[ParsedSample]]] = {}
+    profiles: dict[tuple[str, str], str] = {}
+    counters: dict[str, dict[tuple[str, str], NamespaceCounters]] = {}
+    taken_at: float | None = None
+    for sample in series:
+        node = names.of(sample.labels)
+        if sample.name in _COUNTERS:
+            _count(counters.setdefault(node, {}), sample)
+        elif sample.name == f.SNAPSHOT_TIMESTAMP.name:
+            taken_at = sample.value
+        else:
+            labels = with_own_holder(sample.labels, own_pods)
+            if "GPU_I_PROFILE" in labels:
+                profiles[_uuid(labels), labels.get("GPU_I_ID", "")] = labels["GPU_I_PROFILE"]
+            page = pages.setdefault(node, {})
+            page.setdefault(sample.name, []).append(ParsedSample(sample.name, labels, sample.value))
+    readings = []
+    for node in pages.keys() | counters.keys():
+        families = [ParsedFamily(name, samples=tuple(of_name)) for name, of_name in pages.get(node, {}).items()]
+        view = view_of_page(families, of.used_field.name)
+        readings.append(
+            NodeReading(
+                target=target.instance or node,
+                node=node,
+                named=names.are_names,
+                devices=tuple(_on(node, device, profiles) for device in view.devices),
+                namespaces=tuple(counters.get(node, {}).values()),
+                read_at=of.read_at(sampled_at),
+                taken_at=taken_at,
+                skew_seconds=_skew(taken_at, sampled_at),
+                notes=view.notes,
+            )
+        )
+    return readings
+
+
+def _on(node: str, device: DeviceFigures, profiles: Mapping[tuple[str, str], str]) -> DeviceFigures:
+    """`podgpu_allocation_info` names no profile, and may be all that its instance's labels were taken from."""
+    profile = device.profile or profiles.get(device.key, "")
+    return device if (device.node, device.profile) == (node, profile) else replace(device, node=node, profile=profile)
+
+
+def _skew(taken_at: float | None, sampled_at: float) -> float | None:
+    """Against the server's clock. Figures from the past may as well be old: only those from the future tell."""
+    ahead = 0.0 if taken_at is None else taken_at - sampled_at
+    return ahead if ahead > LEAST_SKEW_SECONDS else None
+
+
+def _count(found: dict[tuple[str, str], NamespaceCounters], sample: ParsedSample) -> None:
+    key = own_namespace(sample.labels), sample.labels.get("modelName", "")
+    if key[0]:
+        counters = found.get(key) or NamespaceCounters(*key)
+        found[key] = counters._replace(**{_COUNTERS[sample.name]: sample.value})  # type: ignore[arg-type]
+
+
+class _Names:
+    """What the nodes of one target are called.
+
+    The best label any of its series has counts for all of them: `podgpu_allocation_info` has no Hostname, and the label
+    `node` that Prometheus puts on it may name the same node otherwise.
+    """
+
+    def __init__(self, series: Iterable[ParsedSample], labels: Sequence[str]) -> None:
+        self._labels = labels
+        self._rank = len(labels)
+        found: dict[int, Counter[str]] = {}
+        by_uuid: dict[int, dict[str, str]] = {}
+        for sample in series:
+            rank = self._rank_of(sample.labels)
+            if rank < len(labels):
+                name = sample.labels[labels[rank]]
+                found.setdefault(rank, Counter())[name] += 1
+                by_uuid.setdefault(rank, {})[_uuid(sample.labels)] = name
+        self._rank = min(found, default=len(labels))
+        self._usual = min(found[self._rank].items(), key=lambda kv: (-kv[1], kv[0]))[0] if found else ""
+        self._by_uuid = by_uuid.get(self._rank, {})
+
+    @property
+    def are_names(self) -> bool:
+        """Not only the target's address."""
+        return self._rank < len(self._labels) and self._labels[self._rank] != _ADDRESS
+
+    def of(self, labels: Labels) -> str:
+        if self._rank_of(labels) == self._rank < len(self._labels):
+            return labels[self._labels[self._rank]]
+        return self._by_uuid.get(_uuid(labels), self._usual) or labels.get(_ADDRESS, "")
+
+    def _rank_of(self, labels: Labels) -> int:
+        return next((rank for rank, name in enumerate(self._labels) if labels.get(name)), len(self._labels))
+
+
+def _uuid(labels: Labels) -> str:
+    return labels.get("UUID") or labels.get("uuid", "")
+
+
+# Copies
+
+
+def newest_copies(copies: Sequence[NodeReading]) -> list[NodeReading]:
+    """Readings of one target and node that are about the same GPUs are one: the newest; of equally new ones the higher
+    figures. Those about other GPUs are other nodes under the same name (two clusters), and stay."""
+    kept: list[NodeReading] = []
+    for reading in sorted(copies, key=lambda r: (-r.read_at, repr(r.devices))):
+        at = next((n for n, other in enumerate(kept) if _same_gpus(reading, other)), None)
+        if at is None:
+            kept.append(reading)
+        elif reading.read_at == kept[at].read_at:
+            kept[at] = _higher(kept[at], reading)
+    return kept
+
+
+def _same_gpus(a: NodeReading, b: NodeReading) -> bool:
+    keys = {device.key for device in a.devices}
+    return not keys or not b.devices or not keys.isdisjoint(device.key for device in b.devices)
+
+
+def _higher(a: NodeReading, b: NodeReading) -> NodeReading:
+    devices = {device.key: device for device in a.devices}
+    for device in b.devices:
+        devices[device.key] = max(devices.get(device.key, device), device, key=_load)
+    return replace(a, devices=tuple(devices.values()))
+
+
+def _load(device: DeviceFigures) -> tuple[float, float]:
+    return device.utilization or 0.0, device.measured or 0.0

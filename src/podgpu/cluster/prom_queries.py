@@ -1,0 +1,103 @@
+"""What Prometheus is asked in a round: which families, with which of their labels. Pure.
+
+Every selector has the user's `--match`. Series are brought to the labels needed here by `max by (…)`: the rest of them
+(the driver's version, the copy of an HA pair) costs nothing on the way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from podgpu.catalog import families as f
+from podgpu.catalog.families import FamilySpec
+from podgpu.catalog.fields import Field, fields
+from podgpu.cluster import promql
+from podgpu.cluster.promql import Matcher
+from podgpu.figures.device import (
+    FB_FREE,
+    FB_RESERVED,
+    FB_TOTAL,
+    FB_USED,
+    GR_ENGINE,
+    POWER,
+    TEMPERATURE,
+    UTIL,
+)
+
+HOLDER_LABELS = ("namespace", "pod", "container")
+EXPORTED = {name: f"exported_{name}" for name in HOLDER_LABELS}
+"""What Prometheus calls a series' own label where the scrape target has one of the same name (honor_labels: false)."""
+_IDENTITY = (
+    *("job", "instance", "UUID", "uuid", "gpu_uuid", "gpu"),
+    *("GPU_I_ID", "GPU_I_PROFILE", "modelName", "model_name"),
+)
+_HOLDER = (
+    *HOLDER_LABELS,
+    *EXPORTED.values(),
+    *("pod_namespace", "pod_name", "container_name", "hpc_job", "pod_uid", "container_id", "vgpu"),
+)
+SAMPLE_LABELS = ("__name__", *_IDENTITY, *_HOLDER)
+_TARGET = ("job", "instance")
+
+_TIMED = (UTIL, GR_ENGINE, TEMPERATURE)
+"""Any of these tells when a target was last scraped; few counter files are without all of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One query of the round."""
+
+    name: str
+    names: tuple[str, ...]
+    needed: bool = False
+    """Without its answer the round has failed: what is held would look free, or the exporter's pod like a holder."""
+    extra: tuple[str, ...] = ()
+    """Labels beside those of a sample."""
+
+
+@dataclass(frozen=True, slots=True)
+class Queries:
+    match: tuple[Matcher, ...]
+    node_labels: tuple[str, ...]
+    used_field: Field
+
+    def parts(self) -> tuple[Part, ...]:
+        utilisation = dict.fromkeys((*_names(UTIL, GR_ENGINE), *self.used_field.names))
+        return (
+            Part("GPUs", (*utilisation, *_names(TEMPERATURE)), needed=True),
+            Part("holders", _own(f.ALLOCATION_INFO, f.ALLOCATION_SHARE, f.CONTAINER_PROCESSES), needed=True),
+            Part("memory", (*_names(FB_TOTAL, FB_FREE, FB_USED, FB_RESERVED), f.DEVICE_MEMORY.name)),
+            Part("power", (*_names(POWER), f.DEVICE_ENERGY.name)),
+            Part("use by containers", _own(f.CONTAINER_UTILIZATION, f.CONTAINER_MEMORY)),
+            Part("time by containers", _own(f.CONTAINER_BUSY, f.CONTAINER_IDLE, f.CONTAINER_ENERGY)),
+            Part("namespaces", _own(f.NAMESPACE_ALLOCATED, f.NAMESPACE_BUSY, f.NAMESPACE_ENERGY)),
+            Part("exporters", _own(f.BUILD_INFO, f.SNAPSHOT_TIMESTAMP, f.SOURCE_UP), extra=("source",)),
+        )
+
+    def samples(self, part: Part, copy_labels: Iterable[str] = ()) -> str:
+        labels = (*SAMPLE_LABELS, *self.node_labels, *part.extra, *copy_labels)
+        return f"max{promql.by(*labels)} ({promql.selector(part.names, *self.match)})"
+
+    def targets(self, with_match: bool = True) -> str:
+        """`up` of the targets with GPUs, with all its labels: whose pods the exporters are, and what copies differ in.
+
+        A label that `--match` asks for may be one that only the exporter's series have: `with_match` off, then.
+        """
+        up = promql.selector(("up",), *(self.match if with_match else ()))
+        gpus = promql.selector(tuple(_names(*_TIMED)), *self.match)
+        return f"{up} and on (job, instance) group by (job, instance) ({gpus})"
+
+    def times(self, copy_labels: Iterable[str] = ()) -> str:
+        """When each target's newest sample is of. `timestamp` leaves the name out, so it takes one at a time."""
+        labels = promql.by(*_TARGET, *copy_labels)
+        each = (f"max{labels} (timestamp({promql.selector((name,), *self.match)}))" for name in _names(*_TIMED))
+        return " or ".join(each)
+
+
+def _names(*ids: int) -> tuple[str, ...]:
+    return tuple(name for number in ids for name in fields()[number].names)
+
+
+def _own(*specs: FamilySpec) -> tuple[str, ...]:
+    return tuple(spec.name for spec in specs)

@@ -1,0 +1,214 @@
+"""The rolling average of used-GPU utilisation as Prometheus computes it: one subquery per kind of scope. Pure.
+
+At each instant a scope's figure is the mean over its devices in use, 0 when it has devices with data and none is in
+use; the average is that of the instants at which it had data. Instants are multiples of the interval, and the query is
+evaluated at one of them, with a range a millisecond short of the window: then Prometheus 2, whose ranges include both
+ends, Prometheus 3 and VictoriaMetrics all take the same ones, t, t - interval and so on, later than t - window.
+
+A device is its UUID, so that the copies of an HA pair count once. Series without a UUID are left out: nothing says
+which of them are the same GPU. What the view does with one round (`used.py`) is done here with each instant.
+
+Prometheus works out every part of an expression anew wherever it stands, at every instant: what is not needed is not in
+it, and the 0 of a scope is taken from the bare series.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from podgpu.catalog import families as f
+from podgpu.catalog.fields import Field
+from podgpu.cluster import promql
+from podgpu.cluster.prom_queries import EXPORTED
+from podgpu.cluster.prom_spellings import Spellings
+from podgpu.cluster.promql import Matcher, by, has, is_
+from podgpu.cluster.reading import Scope
+from podgpu.cluster.settings import ViewSettings
+from podgpu.exposition.parse import ParsedSample
+
+_NAMESPACE = "podgpu_namespace"
+"""A label of our own, for what may stand under three names."""
+_NAMESPACE_OF = {EXPORTED["pod"]: EXPORTED["namespace"], "pod": "namespace", "pod_name": "pod_namespace"}
+_OVER_FULL = 1.01
+_ANYTHING = "(?s)(.+)"
+
+
+@dataclass(frozen=True, slots=True)
+class RollingQueries:
+    match: tuple[Matcher, ...]
+    up_match: tuple[Matcher, ...]
+    """What `up` has of `match`."""
+    node_labels: tuple[str, ...]
+    used_field: Field
+    settings: ViewSettings
+    spelt: Spellings
+
+    def instant(self, at: float) -> float:
+        """The last multiple of the interval."""
+        step = max(1, round(self.settings.interval * 1000))
+        return round(at * 1000) // step * step / 1000
+
+    def all(self) -> dict[str, str]:
+        """Kind of scope -> query."""
+        return {
+            "cluster": self._average(self._mean(())),
+            "node": self._average(" or ".join(self._mean((label,), *self._named_by(label)) for label in self._names)),
+            "model": self._average(self._mean(self._model_labels)),
+            "namespace": self._average(self._mean_by_namespace()),
+        }
+
+    # Scopes
+
+    @property
+    def _names(self) -> tuple[str, ...]:
+        return self.spelt.nodes or self.node_labels
+
+    def _named_by(self, label: str) -> tuple[Matcher, ...]:
+        """Series that have this label, and none of those that count before it."""
+        before = self.node_labels[: self.node_labels.index(label)]
+        return has(label), *(is_(name) for name in before if name in self._names)
+
+    @property
+    def _model_labels(self) -> tuple[str, ...]:
+        """MIG instances are of a model of their own, where they have a figure of their own."""
+        return ("modelName", "GPU_I_PROFILE") if self.used_field.per_instance else ("modelName",)
+
+    def _average(self, expression: str) -> str:
+        settings = self.settings
+        window = promql.milliseconds(settings.window - 0.001)
+        return f"avg_over_time(({expression})[{window}:{promql.milliseconds(settings.interval)}]) / {settings.full:g}"
+
+    def _mean(self, labels: tuple[str, ...], *more: Matcher) -> str:
+        """Of the devices in use, by these labels; 0 where there are only others."""
+        devices = self._devices(labels, *more)
+        if self.settings.used_means == "processes":  # a device counts where somebody counts its processes
+            there = f"{devices} and on ({self._key}) {self._own(f.CONTAINER_PROCESSES.name)}"
+        else:
+            there = " or ".join(f"group{by(*labels)} ({series})" for series in self._series_of_devices(*more))
+        return f"(avg{by(*labels)} ({self._used(devices)}) or group{by(*labels)} ({there}) * 0)"
+
+    def _mean_by_namespace(self) -> str:
+        """A GPU held from several namespaces counts in each."""
+        held = f"({self._held_from()} * on ({self._key}) group_left () {self._devices(())})"
+        there = held
+        if self.settings.used_means == "processes":
+            there = f"{held} and on ({self._key}) {self._own(f.CONTAINER_PROCESSES.name)}"
+        return f"(avg by ({_NAMESPACE}) ({self._used(held)}) or group by ({_NAMESPACE}) ({there}) * 0)"
+
+    def _used(self, devices: str) -> str:
+        match self.settings.used_means:
+            case "busy":
+                return f"{devices} > 0"
+            case "allocated":
+                return f"{devices} and on ({self._key}) {self._held()}"
+            case "processes":
+                return f"{devices} and on ({self._key}) ({self._own(f.CONTAINER_PROCESSES.name)} > 0)"
+
+    # Devices
+
+    @property
+    def _keys(self) -> tuple[str, ...]:
+        """A MIG instance is a device where the field is one of instances; else its GPU is."""
+        return ("UUID", "GPU_I_ID") if self.used_field.per_instance else ("UUID",)
+
+    @property
+    def _key(self) -> str:
+        return ", ".join(self._keys)
+
+    def _devices(self, labels: Iterable[str], *more: Matcher) -> str:
+        """The field of each device, whatever its series carry beside `labels`."""
+        wanted = (*self._keys, *labels)
+        each = [
+            f"max{by(*wanted)} ({series})"
+            if uuid == "UUID"
+            else f"max{by(*wanted)} ({_with_upper_case(f'max{by(uuid, *wanted)} ({series})')})"
+            for uuid, series in zip(self.spelt.uuids, self._series_of_devices(*more), strict=True)
+        ]
+        return f"({' or '.join(each)})"
+
+    def _series_of_devices(self, *more: Matcher) -> list[str]:
+        """One for each way to spell a UUID. No sentinel is a percentage, and no NaN is less than anything."""
+        identity = {"UUID": (has("UUID"),), "uuid": (is_("UUID"), has("uuid"))}
+        possible = f"<= {self.settings.full * _OVER_FULL:g}"
+        return [f"{self._field(*identity[uuid], *more)} {possible}" for uuid in self.spelt.uuids]
+
+    # Holders
+
+    def _held(self) -> str:
+        """Devices that somebody holds."""
+        own = (f.ALLOCATION_INFO.name, f.CONTAINER_PROCESSES.name) if self.spelt.has_allocations else ()
+        holding = [*map(self._own, own), *(self._of_pods(self.used_field.names, label) for label in self.spelt.pods)]
+        if not holding:
+            holding = [self._own(f.ALLOCATION_INFO.name)]
+        each = " or ".join(f"group{by('uuid', *self._keys)} ({series})" for series in holding)
+        return f"group{by(*self._keys)} ({_with_upper_case(each)})"
+
+    def _held_from(self) -> str:
+        """Devices and the namespaces they are held from, each with the value 1."""
+        own = (f.ALLOCATION_INFO.name,) if self.spelt.has_allocations else ()
+        names = (*self.used_field.names, *own)
+        spelt = [label for label in self.spelt.pods if label in _NAMESPACE_OF] or ["pod"]
+        each = " or ".join(
+            _copied(
+                _NAMESPACE_OF[label],
+                _NAMESPACE,
+                f"group{by('uuid', *self._keys, _NAMESPACE_OF[label])} ({self._of_pods(names, label)})",
+            )
+            for label in spelt
+        )
+        return f"group{by(*self._keys, _NAMESPACE)} ({_with_upper_case(each)})"
+
+    def _of_pods(self, names: tuple[str, ...], label: str) -> str:
+        """Series with a holder under this label. A plain `pod` may be the scrape target's own, put on by Prometheus."""
+        if label != "pod":
+            return self._series(names, has(label))
+        up = promql.selector(("up",), *self.up_match)
+        series = self._series(names, has("pod"), is_(EXPORTED["pod"]))
+        return f"({series} unless on (job, instance, namespace, pod) {up})"
+
+    def _field(self, *matchers: Matcher) -> str:
+        return self._series(self.used_field.names, *matchers)
+
+    def _own(self, name: str) -> str:
+        return self._series((name,))
+
+    def _series(self, names: tuple[str, ...], *matchers: Matcher) -> str:
+        return promql.selector(names, *matchers, *self.match)
+
+
+def _with_upper_case(series: str) -> str:
+    """The 1.x names come with `uuid`, podgpu's own of the same GPU with `UUID`."""
+    return _copied("uuid", "UUID", series)
+
+
+def _copied(label: str, to: str, series: str) -> str:
+    """A label also under another name, where it is there."""
+    return f'label_replace({series}, "{to}", "$1", "{label}", "{_ANYTHING}")'
+
+
+def scope_of(kind: str, labels: Mapping[str, str], node_labels: Iterable[str]) -> Scope | None:
+    """Whose figure a sample of the answer is; None: nobody's (a namespace without a name)."""
+    match kind:
+        case "node":
+            return Scope("node", node=next((labels[name] for name in node_labels if labels.get(name)), ""))
+        case "model":
+            profile = labels.get("GPU_I_PROFILE", "")
+            model = labels.get("modelName", "")
+            return Scope("model", model=f"{model} MIG {profile}" if profile else model)
+        case "namespace":
+            namespace = labels.get(_NAMESPACE, "")
+            return Scope("namespace", namespace=namespace) if namespace else None
+    return Scope("cluster")
+
+
+def averages(answers: Mapping[str, Iterable[ParsedSample]], node_labels: Iterable[str]) -> dict[Scope, float]:
+    """`answers`: kind of scope -> samples."""
+    labels = tuple(node_labels)
+    found: dict[Scope, float] = {}
+    for kind, samples in answers.items():
+        for sample in samples:
+            scope = scope_of(kind, sample.labels, labels)
+            if scope is not None:
+                found[scope] = max(sample.value, found.get(scope, 0.0))
+    return found

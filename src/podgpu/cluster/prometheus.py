@@ -1,0 +1,310 @@
+"""The backend for clusters with a Prometheus, or anything that speaks its HTTP API: one round of queries at a time.
+
+The server's clock rules. A round begins by asking what time it is there; everything else is asked of that moment, the
+rolling average of the last multiple of the interval before it. What the server does not tell any more (a target that is
+gone) stays as it was, older every round, until the view drops it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from podgpu.catalog.fields import Field, field_named
+from podgpu.cluster import promql
+from podgpu.cluster.nodes import has_identity
+from podgpu.cluster.prom_answer import MOST_NOTES, Vector
+from podgpu.cluster.prom_client import PrometheusClient
+from podgpu.cluster.prom_idle import IdleDevices, IdleQuery
+from podgpu.cluster.prom_nodes import Round, nodes_of
+from podgpu.cluster.prom_owners import (
+    OwnerQueries,
+    Owners,
+    OwnersOf,
+    parse_pod_owners,
+    parse_replica_set_owners,
+    replica_sets_in,
+    resolved,
+)
+from podgpu.cluster.prom_queries import Queries
+from podgpu.cluster.prom_rolling import RollingQueries, averages
+from podgpu.cluster.prom_spellings import SpellingMemory, Spellings
+from podgpu.cluster.prom_targets import Targets, targets_of
+from podgpu.cluster.reading import NodeReading, Reading, Scope, TargetOutcome
+from podgpu.cluster.settings import ViewSettings, full_scale
+from podgpu.errors import SourceError, UsageError
+from podgpu.exposition.parse import ParsedSample
+from podgpu.fetch.access import Access
+from podgpu.figures.from_page import NODE_LABELS
+
+_log = logging.getLogger(__name__)
+_LOST = "Prometheus has no figures of it any more: see that its exporter runs and is scraped"
+_NO_UUID = "GPUs without a UUID label are in no rolling average"
+
+
+@dataclass(frozen=True, slots=True)
+class PrometheusPlace:
+    """Where the server is and what of it is wanted."""
+
+    url: str
+    access: Access = field(default_factory=lambda: Access(prefix="prometheus", server="Prometheus"))
+    match: str = ""
+    """Label matchers for every selector."""
+    node_labels: tuple[str, ...] = NODE_LABELS
+    timeout: float = 10.0
+    """Seconds for one query."""
+
+
+class PrometheusBackend:
+    def __init__(
+        self,
+        place: PrometheusPlace,
+        settings: ViewSettings,
+        owners_of: OwnersOf | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Needs no loop yet. `owners_of`: of pods that kube-state-metrics says nothing of. Raises UsageError."""
+        self._client = PrometheusClient(place.url, place.access, place.timeout)
+        self._settings = settings
+        self._node_labels = check_node_labels(place.node_labels)
+        self._field = _used_field(settings.used_field)
+        self._match = promql.parse_matchers(place.match)
+        self._queries = Queries(self._match, self._node_labels, self._field)
+        self._up_has_match = True
+        self._idle = IdleDevices(settings.idle_after)
+        self._spelt = SpellingMemory(self._node_labels, settings.window)
+        self._owners = Owners()
+        self._owners_of = owners_of
+        self._clock = clock
+        self._errors: Counter[tuple[str, str]] = Counter()
+        self._succeeded_at = self._averaged_at = float("-inf")
+        self._reading = Reading()
+        self.asked_at: float | None = None
+        """Unix time by the server's clock that the last whole round is of."""
+
+    def reading(self) -> Reading:
+        return self._reading
+
+    async def close(self) -> None:
+        await self._client.close()
+
+    async def turn(self) -> None:
+        started = self._clock()
+        round_ = _Asking(self._client)
+        try:
+            await self._turn(round_)
+        except SourceError as error:
+            self._fail(error, self._clock() - started)
+        else:
+            self._report(round_, self._clock() - started)
+
+    async def _turn(self, round_: _Asking) -> None:
+        """Nodes are told of as soon as they are known: averages take the server longest, and must not hold them up."""
+        of = await self._begin(round_)
+        targets = await self._targets(round_)
+        spelt = await self._read_nodes(round_, targets, of)
+        rolling = await self._rolling(round_, spelt)
+        self._reading = replace(self._reading, rolling=rolling, notes=self._notes(round_))
+
+    async def _read_nodes(self, round_: _Asking, targets: Targets, of: Round) -> Spellings:
+        samples, times, _ = await asyncio.gather(
+            self._samples(round_, targets),
+            round_.need(self._queries.times(targets.copy_labels)),
+            self._ask_idle(round_),
+        )
+        if round_.needed_failed is not None:
+            raise round_.needed_failed
+        nodes = nodes_of(samples, times.samples, targets, of)
+        await self._ask_owners(round_, nodes)
+        self._idle.watch(nodes)
+        self.asked_at, self._succeeded_at = of.at, of.at_monotonic
+        self._reading = replace(
+            self._reading,
+            nodes=(*nodes, *self._lost(nodes)),
+            owners=self._owners.known(self._owners_of),
+            idle_for=self._idle.idle_for(of.at),
+        )
+        return self._spelt.take(samples, self._field.names, of.at)
+
+    # What is asked
+
+    async def _begin(self, round_: _Asking) -> Round:
+        """What time it is there; also shows at little cost whether anybody is."""
+        before = self._clock()
+        answer = await self._client.ask("time()")
+        between = (before + self._clock()) / 2
+        if not answer.samples:
+            raise SourceError("malformed", f"{self._client.shown} does not tell the time when asked for time()")
+        round_.at = answer.samples[0].value
+        return Round(round_.at, between, self._node_labels, self._field)
+
+    async def _targets(self, round_: _Asking) -> Targets:
+        answer = await round_.ask(self._queries.targets(self._up_has_match))
+        if not answer.samples and self._match and self._up_has_match:
+            # What --match asks for may be on the exporters' series only.
+            answer = await round_.ask(self._queries.targets(with_match=False))
+            self._up_has_match = not answer.samples
+        return targets_of(answer.samples, self._node_labels)
+
+    async def _samples(self, round_: _Asking, targets: Targets) -> list[ParsedSample]:
+        parts = self._queries.parts()
+        texts = [self._queries.samples(part, targets.copy_labels) for part in parts]
+        answers = await asyncio.gather(
+            *(
+                round_.need(text) if part.needed else round_.may(part.name, text)
+                for part, text in zip(parts, texts, strict=True)
+            )
+        )
+        return [sample for answer in answers if answer is not None for sample in answer.samples]
+
+    async def _rolling(self, round_: _Asking, spelt: Spellings) -> Mapping[Scope, float] | None:
+        """As it last was when not all of it can be had; None after a while: the view computes it from the rounds."""
+        up_match = self._match if self._up_has_match else ()
+        queries = RollingQueries(self._match, up_match, self._node_labels, self._field, self._settings, spelt)
+        asked = queries.all()
+        at = queries.instant(round_.at)
+        answers = await asyncio.gather(
+            *(round_.may(f"rolling average by {kind}", text, at) for kind, text in asked.items())
+        )
+        samples = {kind: answer.samples for kind, answer in zip(asked, answers, strict=True) if answer is not None}
+        if len(samples) == len(asked):
+            self._averaged_at = self._clock()
+            return averages(samples, self._node_labels)
+        is_old = self._clock() - self._averaged_at > self._settings.stale_after
+        return None if is_old else self._reading.rolling
+
+    async def _ask_idle(self, round_: _Asking) -> None:
+        if not self._idle.is_due(round_.at):
+            return
+        query = IdleQuery(self._match, self._settings.idle_after)
+        at = query.instant(round_.at)
+        answer = await round_.may("idle GPUs", query.text(), at)
+        if answer is not None:
+            self._idle.take(answer.samples, at)
+
+    async def _ask_owners(self, round_: _Asking, nodes: Sequence[NodeReading]) -> None:
+        now = self._clock()
+        pods = self._owners.pods(nodes, now)
+        if not pods:
+            return
+        queries = OwnerQueries(self._match)
+        told = await round_.may("owners of pods", queries.pods(pods))
+        owners = parse_pod_owners(told.samples) if told else {}
+        sets = replica_sets_in(owners)
+        if sets:
+            made = await round_.may("owners of ReplicaSets", queries.replica_sets(sets))
+            if made is None:  # a ReplicaSet kept for its Deployment's pod would stay so
+                return
+            owners = resolved(owners, parse_replica_set_owners(made.samples))
+        self._owners.take(pods, owners, now)
+
+    # What becomes of it
+
+    def _lost(self, nodes: Sequence[NodeReading]) -> list[NodeReading]:
+        """Nodes of earlier rounds that are in none of the answers, as they last were."""
+        names = {node.node for node in nodes}
+        oldest = self._clock() - self._settings.drop_after
+        return [
+            replace(node, notes=(_LOST,))
+            for node in self._reading.nodes
+            if node.node not in names and node.read_at >= oldest
+        ]
+
+    def _notes(self, round_: _Asking) -> tuple[str, ...]:
+        notes = list(dict.fromkeys(round_.notes))[:MOST_NOTES]
+        if round_.failures:
+            notes.append(f"not known, as Prometheus did not answer: {', '.join(what for what, _ in round_.failures)}")
+        devices = [device for node in self._reading.nodes for device in node.devices]
+        if not devices:
+            and_match = " and that --match is right" if self._match else ""
+            notes.append(f"Prometheus has no figures of GPUs: see that it scrapes the exporters{and_match}")
+        elif not all(has_identity(device.uuid) for device in devices):
+            notes.append(_NO_UUID)
+        return tuple(notes)
+
+    def _fail(self, error: SourceError, seconds: float) -> None:
+        """All stays as it was and grows older, but for averages, which have no age to be seen."""
+        self._count(error)
+        self._tell(error)
+        reading = self._reading
+        if self._clock() - self._succeeded_at > self._settings.stale_after:
+            reading = replace(reading, rolling={}, idle_for={})
+        outcome = TargetOutcome(self._client.shown, seconds, error.reason, str(error))
+        self._reading = replace(reading, outcomes=(outcome,), errors=dict(self._errors), notes=())
+
+    def _report(self, round_: _Asking, seconds: float) -> None:
+        first: SourceError | None = None
+        for what, error in round_.failures:
+            self._count(error)
+            first = first or SourceError(error.reason, f"{error} (asked for: {what})")
+        self._tell(first)
+        outcome = TargetOutcome(self._client.shown, seconds, first.reason if first else "", str(first or ""))
+        self._reading = replace(self._reading, outcomes=(outcome,), errors=dict(self._errors))
+
+    def _count(self, error: SourceError) -> None:
+        self._errors[self._client.shown, error.reason] += 1
+
+    def _tell(self, error: SourceError | None) -> None:
+        """Once when it changes."""
+        before = self._reading.outcomes[0].error if self._reading.outcomes else ""
+        if error is not None and error.reason != before:
+            _log.warning("%s", error)
+        elif error is None and before:
+            _log.info("%s answers again", self._client.shown)
+
+
+class _Asking:
+    """One round's queries, their warnings and what went wrong."""
+
+    def __init__(self, client: PrometheusClient) -> None:
+        self._client = client
+        self.at = 0.0
+        self.notes: list[str] = []
+        self.failures: list[tuple[str, SourceError]] = []
+        self.needed_failed: SourceError | None = None
+
+    async def ask(self, query: str, at: float | None = None) -> Vector:
+        """Raises SourceError."""
+        answer = await self._client.ask(query, self.at if at is None else at)
+        self.notes += answer.notes
+        return answer
+
+    async def need(self, query: str) -> Vector:
+        """Empty when it failed, and then the round has."""
+        try:
+            return await self.ask(query)
+        except SourceError as error:
+            self.needed_failed = self.needed_failed or error
+            return Vector()
+
+    async def may(self, what: str, query: str, at: float | None = None) -> Vector | None:
+        """None when it failed. Not asked when the round is lost anyway."""
+        if self.needed_failed is not None:
+            return None
+        try:
+            return await self.ask(query, at)
+        except SourceError as error:
+            self.failures.append((what, error))
+            return None
+
+
+def check_node_labels(names: Sequence[str]) -> tuple[str, ...]:
+    """The same, each once. Raises UsageError."""
+    for name in names:
+        if not promql.is_label(name):
+            raise UsageError(f"--node-label: {name!r} is no name of a label; write Hostname,node,instance")
+    if not names:
+        raise UsageError("--node-label names no label: write Hostname,node,instance")
+    return tuple(dict.fromkeys(names))
+
+
+def _used_field(name: str) -> Field:
+    full_scale(name)
+    found = field_named(name)
+    if found is None:  # full_scale has refused it
+        raise UsageError(f"--used-field {name}: there is no such field")
+    return found

@@ -1,0 +1,64 @@
+"""From a reading to bytes, and the one reference a request reads."""
+
+from __future__ import annotations
+
+from podgpu.cluster.labels import LabelMemory
+from podgpu.cluster.metrics import cluster_families, node_families, self_families
+from podgpu.cluster.pictures import picture_of
+from podgpu.cluster.prices import NO_PRICES, ReadPrices
+from podgpu.cluster.reading import Reading
+from podgpu.cluster.settings import ViewSettings
+from podgpu.cluster.view import ClusterView, Memory, assemble
+from podgpu.exposition.body import Body
+from podgpu.exposition.text import encode
+from podgpu.figures.page_state import PageState
+
+
+class Published:
+    """All a request handler needs. Replaced as a whole; only the page's figures wait until somebody looks."""
+
+    def __init__(self, view: ClusterView, metrics: Body, nodes: Body, stale: Body, read_at: float) -> None:
+        self.view = view
+        self.metrics = metrics
+        self.nodes = nodes
+        """`/metrics/nodes`."""
+        self.stale = stale
+        """The cluster on itself only: what is served once the loop stands still."""
+        self.read_at = read_at
+        self._page: PageState | None = None
+
+    @property
+    def page_is_ready(self) -> bool:
+        return self._page is not None
+
+    def page(self) -> PageState:
+        if self._page is None:
+            self._page = PageState.of(picture_of(self.view))
+        return self._page
+
+
+class Publisher:
+    def __init__(self, settings: ViewSettings, prices: ReadPrices = lambda: (NO_PRICES, ())) -> None:
+        self.settings = settings
+        self._prices = prices
+        self._memory = Memory()
+        self._labels = LabelMemory()
+
+    def nothing_yet(self, wall: float) -> Published:
+        """Before the first round."""
+        return self._render(ClusterView(self.settings, wall), float("-inf"))
+
+    def publish(self, reading: Reading, now: float, wall: float, whole_round: bool) -> Published:
+        """`whole_round`: a round has ended, and counts as one where rounds are counted."""
+        prices, notes = self._prices()
+        view = assemble(
+            reading, self._memory, self.settings, now, wall, prices=prices, notes=notes, whole_round=whole_round
+        )
+        return self._render(view, now)
+
+    def _render(self, view: ClusterView, now: float) -> Published:
+        metrics = Body.of(encode(cluster_families(view, self._labels)))
+        nodes = Body.of(encode(node_families(view, self._labels)))
+        stale = Body.of(encode(self_families(view, self._labels)))
+        self._labels.next_rendering()
+        return Published(view, metrics, nodes, stale, now)

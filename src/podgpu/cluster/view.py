@@ -1,0 +1,149 @@
+"""From what a backend read to the view of the cluster: the one place where all its parts come together.
+
+Pure but for the memory it is given, which is what one round has to know of those before it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from podgpu.cluster.bills import Amounts, BillLedger, Series
+from podgpu.cluster.costs import CostKey, CostLedger
+from podgpu.cluster.counts import Counts, count
+from podgpu.cluster.idle import IdleHolder, IdleMemory, wasted
+from podgpu.cluster.nodes import Choices, NodeView, Settled, bounded, settle
+from podgpu.cluster.pod_map import MapRow, map_rows
+from podgpu.cluster.prices import NO_PRICES, Prices
+from podgpu.cluster.reading import Reading, Scope, TargetOutcome
+from podgpu.cluster.rolling import RollingMemory
+from podgpu.cluster.settings import ViewSettings
+from podgpu.cluster.used import CLUSTER, Used, used_by_scope
+
+
+@dataclass(slots=True)
+class Memory:
+    """What is carried from round to round. All of it is bounded."""
+
+    choices: Choices = field(default_factory=Choices)
+    idle: IdleMemory = field(default_factory=IdleMemory)
+    bills: BillLedger = field(default_factory=BillLedger)
+    costs: CostLedger = field(default_factory=CostLedger)
+    rolling: RollingMemory = field(default_factory=RollingMemory)
+    counting_since: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterView:
+    settings: ViewSettings
+    taken_at: float
+    """Unix time."""
+    nodes: tuple[NodeView, ...] = ()
+    """By name, old ones too."""
+    notes: tuple[str, ...] = ()
+    rows: tuple[MapRow, ...] = ()
+    used: Mapping[Scope, Used] = field(default_factory=dict)
+    """By the field's own unit, of which `settings.full` is everything."""
+    rolling: Mapping[Scope, float] = field(default_factory=dict)
+    """As ratios."""
+    idle: tuple[IdleHolder, ...] = ()
+    """All of them, however short it may be, by node and device."""
+    wasted: tuple[IdleHolder, ...] = ()
+    """Those that have been idle for longer than `settings.idle_after`."""
+    counts: Counts = field(default_factory=Counts)
+    bills: Mapping[Series, Amounts] = field(default_factory=dict)
+    costs: Mapping[CostKey, float] = field(default_factory=dict)
+    unpriced: Mapping[str, float] = field(default_factory=dict)
+    """Model -> GPU seconds."""
+    currency: str = ""
+    counting_since: float | None = None
+    outcomes: tuple[TargetOutcome, ...] = ()
+    """By target, each once."""
+    errors: Mapping[tuple[str, str], int] = field(default_factory=dict)
+
+    @property
+    def used_ratio(self) -> float | None:
+        """Of the whole cluster; None without data."""
+        used = self.used.get(CLUSTER)
+        return None if used is None else used.mean / self.settings.full
+
+    @property
+    def has_fresh_nodes(self) -> bool:
+        return any(not node.old for node in self.nodes)
+
+
+def assemble(
+    reading: Reading,
+    memory: Memory,
+    settings: ViewSettings,
+    now: float,
+    wall: float,
+    *,
+    prices: Prices = NO_PRICES,
+    notes: Sequence[str] = (),
+    whole_round: bool = True,
+) -> ClusterView:
+    """`now` is monotonic, `wall` Unix time. `whole_round`: False in the middle of a round, which then is no instant of
+    the rolling average. `notes` are put before what is found here."""
+    if memory.counting_since is None:
+        memory.counting_since = wall
+    outcomes = {outcome.target: outcome for outcome in reading.outcomes}
+    settled = settle(reading.nodes, outcomes, memory.choices, settings, now)
+    used = used_by_scope(settled.nodes, settled.contested, reading.owners, settings)
+    idle = memory.idle.turn(settled.nodes, reading.idle_for, now, wall)
+    too_long = wasted(idle, settings.idle_after, wall)
+    memory.costs.charge(memory.bills.turn(settled, now), prices)
+    bills = memory.bills.totals()
+    memory.costs.keep(namespace for namespace, _ in bills)
+    unpriced = memory.costs.unpriced()
+    return ClusterView(
+        settings=settings,
+        taken_at=wall,
+        nodes=settled.nodes,
+        notes=bounded((*notes, *reading.notes, *_unread(outcomes, settled), *_without_price(unpriced))),
+        rows=map_rows(settled.nodes),
+        used=used,
+        rolling=_rolling(reading, memory.rolling, used, settings, wall, whole_round),
+        idle=tuple(idle),
+        wasted=tuple(too_long),
+        counts=count(settled.nodes, settled.contested, too_long, settings),
+        bills=bills,
+        costs=memory.costs.totals(),
+        unpriced=unpriced,
+        currency=prices.currency,
+        counting_since=memory.counting_since,
+        outcomes=tuple(outcomes[target] for target in sorted(outcomes)),
+        errors=reading.errors,
+    )
+
+
+def _rolling(
+    reading: Reading,
+    memory: RollingMemory,
+    used: Mapping[Scope, Used],
+    settings: ViewSettings,
+    wall: float,
+    whole_round: bool,
+) -> dict[Scope, float]:
+    if reading.rolling is not None:
+        memory.clear()
+        return {scope: value for scope, value in reading.rolling.items() if math.isfinite(value)}
+    if whole_round:
+        full = settings.full
+        memory.add(wall, settings.interval, {scope: of.mean / full for scope, of in used.items()})
+    return memory.averages(wall, settings.interval, settings.window)
+
+
+def _unread(outcomes: Mapping[str, TargetOutcome], settled: Settled) -> Iterable[str]:
+    """Targets that failed and are not behind any node, where the node would say so."""
+    behind = {reading.target for reading in settled.chosen.values()}
+    behind |= {reading.target for siblings in settled.siblings.values() for reading in siblings}
+    for target in sorted(outcomes.keys() - behind):
+        if outcomes[target].error:
+            yield outcomes[target].said
+
+
+def _without_price(unpriced: Mapping[str, float]) -> Iterable[str]:
+    for model in sorted(unpriced):
+        yield f"--prices has no price for {model or 'devices of an unknown model'}: its hours are in no cost"

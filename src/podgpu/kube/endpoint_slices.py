@@ -1,0 +1,150 @@
+"""EndpointSlices of the API server: where the pods behind a Service can be reached. Pure: objects in, records out."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from sys import intern
+from typing import Any, NamedTuple
+
+GROUP_PATH = "/apis/discovery.k8s.io/v1"
+ANY_PORT = "metrics"
+"""The port's name where nobody says another: a Service with only one port need not have named it so."""
+_HTTPS = "https"
+
+
+class SlicePort(NamedTuple):
+    name: str
+    number: int
+    is_https: bool
+
+
+class EndpointRecord(NamedTuple):
+    address: str
+    uid: str
+    """Of what is behind the address, a pod nearly always; empty: nobody says."""
+    name: str
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointSliceRecord:
+    namespace: str
+    service: str
+    ports: tuple[SlicePort, ...]
+    endpoints: tuple[EndpointRecord, ...]
+    """Only those that are ready."""
+
+
+def slices_path(namespace: str = "") -> str:
+    return f"{GROUP_PATH}/namespaces/{namespace}/endpointslices" if namespace else f"{GROUP_PATH}/endpointslices"
+
+
+def parse_endpoint_slice(body: Mapping[str, Any]) -> EndpointSliceRecord | None:
+    """What can be read of an EndpointSlice; None: it is none. Never raises."""
+    metadata = _mapping(body.get("metadata"))
+    name = _text(metadata.get("name"))
+    if not name:
+        return None
+    service = _text(_mapping(metadata.get("labels")).get("kubernetes.io/service-name"))
+    endpoints = (_endpoint(_mapping(one)) for one in _list(body.get("endpoints")))
+    ports = (_port(_mapping(one)) for one in _list(body.get("ports")))
+    return EndpointSliceRecord(
+        intern(_text(metadata.get("namespace"))),
+        service or name,
+        tuple(port for port in ports if port is not None),
+        tuple(endpoint for endpoint in endpoints if endpoint is not None),
+    )
+
+
+def _endpoint(body: Mapping[str, Any]) -> EndpointRecord | None:
+    """A condition that is not said means ready; all addresses of an endpoint are the same to whoever asks."""
+    if _mapping(body.get("conditions")).get("ready") is False:
+        return None
+    address = next((text for text in map(_text, _list(body.get("addresses"))) if _is_address(text)), "")
+    target = _mapping(body.get("targetRef"))
+    if not address:
+        return None
+    return EndpointRecord(address, _text(target.get("uid")), _text(target.get("name")), _text(body.get("nodeName")))
+
+
+def _is_address(text: str) -> bool:
+    """An IP address, or a name: nothing that would be another part of a URL."""
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return bool(text) and text.isascii() and all(c.isalnum() or c in "-." for c in text)
+    return "%" not in text
+
+
+def _port(body: Mapping[str, Any]) -> SlicePort | None:
+    number = body.get("port")
+    if not isinstance(number, int) or isinstance(number, bool) or not 0 < number < 65536:
+        return None
+    if body.get("protocol") not in (None, "TCP"):
+        return None
+    name = _text(body.get("name"))
+    is_https = _text(body.get("appProtocol")).lower() == _HTTPS or _HTTPS in name.lower()
+    return SlicePort(intern(name), number, is_https)
+
+
+# Where to ask
+
+
+class Found(NamedTuple):
+    urls: tuple[str, ...]
+    problems: tuple[str, ...]
+    """Services whose port is not clear, in words."""
+
+
+def metrics_urls(slices: Iterable[EndpointSliceRecord], port: str = ANY_PORT, *, https: bool = False) -> Found:
+    """One URL per pod, in an order that does not depend on that of the slices. `port`: a name or a number."""
+    urls: dict[str, str] = {}
+    problems: dict[str, None] = {}
+    # IPv4 before IPv6: a pod with both is behind two slices, and is asked once.
+    places = [(_family(e.address), e.address, one, e) for one in slices for e in one.endpoints]
+    for _, address, one, endpoint in sorted(places, key=lambda place: (place[0], place[1], place[2].service)):
+        chosen = _choose(one.ports, port)
+        if chosen is None:
+            problems[_unclear(one, port)] = None
+            continue
+        host = f"[{address}]" if ":" in address else address
+        scheme = _HTTPS if https or chosen.is_https else "http"
+        url = f"{scheme}://{host}:{chosen.number}/metrics"
+        urls.setdefault(endpoint.uid or url, url)
+    return Found(tuple(dict.fromkeys(urls.values())), tuple(problems))
+
+
+def _family(address: str) -> int:
+    return 1 if ":" in address else 0
+
+
+def _choose(ports: tuple[SlicePort, ...], wanted: str) -> SlicePort | None:
+    if wanted.isdecimal():
+        listed = next((port for port in ports if port.number == int(wanted)), None)
+        return listed or SlicePort("", int(wanted), is_https=False)
+    named = next((port for port in ports if port.name == wanted), None)
+    if named is None and wanted == ANY_PORT and len(ports) == 1:
+        return ports[0]
+    return named
+
+
+def _unclear(one: EndpointSliceRecord, wanted: str) -> str:
+    there = ", ".join(f"{port.name or 'unnamed'} ({port.number})" for port in one.ports) or "none"
+    return (
+        f"the Service {one.namespace}/{one.service} has no port {wanted!r}; it has {there}: "
+        "name one with --discover-port"
+    )
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""

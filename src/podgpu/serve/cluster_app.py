@@ -1,0 +1,81 @@
+"""What `podgpu cluster` answers: bytes that are already there, as on the exporter."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+
+from podgpu.cluster.loop import Cluster
+from podgpu.exposition.body import Body
+from podgpu.exposition.text import CONTENT_TYPE
+from podgpu.serve.answers import prepared
+from podgpu.serve.app import Address, Listener, make_application, probe_listener
+from podgpu.serve.page_routes import page_routes
+from podgpu.serve.routes import Handler, probe
+
+if TYPE_CHECKING:
+    from podgpu.serve.protection import Protection
+
+_LINKS = ("metrics", "metrics/nodes", "health", "ready")
+_EXPOSITION = {"Content-Type": CONTENT_TYPE}
+_NO_NODES = Body.of(b"")
+
+
+def cluster_listeners(
+    cluster: Cluster, address: Address, probe_address: Address | None, protection: Protection | None
+) -> list[Listener]:
+    listeners = [Listener(cluster_application(cluster, protection), address, protection=protection)]
+    if probe_address is not None:
+        listeners.append(probe_listener(_probe_routes(cluster), probe_address))
+    return listeners
+
+
+def cluster_application(cluster: Cluster, protection: Protection | None = None) -> web.Application:
+    return make_application(
+        [
+            web.get("/metrics", _metrics(cluster)),
+            web.get("/metrics/nodes", _node_metrics(cluster)),
+            *_probe_routes(cluster),
+            *page_routes(cluster.page, _LINKS),
+        ],
+        protection,
+    )
+
+
+def _probe_routes(cluster: Cluster) -> list[web.RouteDef]:
+    return [
+        web.get("/health", probe(lambda: _live(cluster))),
+        web.get("/livez", probe(lambda: _live(cluster))),
+        web.get("/ready", probe(lambda: _ready(cluster))),
+    ]
+
+
+def _metrics(cluster: Cluster) -> Handler:
+    async def handle(request: web.Request) -> web.Response:
+        published = cluster.published
+        return prepared(request, published.metrics if cluster.turns else published.stale, _EXPOSITION)
+
+    return handle
+
+
+def _node_metrics(cluster: Cluster) -> Handler:
+    async def handle(request: web.Request) -> web.Response:
+        return prepared(request, cluster.published.nodes if cluster.turns else _NO_NODES, _EXPOSITION)
+
+    return handle
+
+
+def _live(cluster: Cluster) -> tuple[bool, str]:
+    """Exporters that are away are no reason to restart us; a loop that stands still is."""
+    if not cluster.turns:
+        return False, "the rounds stand still\n"
+    notes = cluster.published.view.notes
+    return True, "\n".join(["degraded", *notes, ""]) if notes else "OK\n"
+
+
+def _ready(cluster: Cluster) -> tuple[bool, str]:
+    view = cluster.published.view
+    if not cluster.turns or not view.has_fresh_nodes:
+        return False, "\n".join(["no node's figures are fresh", *view.notes, ""])
+    return True, "OK\n"

@@ -1,0 +1,63 @@
+// The tile of one square of the heat map, shown beside it: while it is pointed at, or until it is closed once chosen.
+
+import { h } from "./dom.js";
+import { Tile } from "./tile.js";
+
+const MARGIN = 8;
+
+export class Card {
+  constructor(context) {
+    this.tile = new Tile(context);
+    this.close = h("button", { type: "button", class: "quiet card-close" }, "Close");
+    this.close.addEventListener("click", () => this.hide());
+    this.element = h("div", { class: "card", role: "group", "aria-label": "Chosen GPU", hidden: true }, this.close, this.tile.element);
+    this.tile.element.removeAttribute("tabindex");
+    this.tile.element.addEventListener("click", (e) => e.target.closest("a") && this.hide());
+    this.pinned = false;
+    document.body.append(this.element);
+  }
+
+  show(one, square, pinned) {
+    if (this.pinned && !pinned) return;
+    this.square = square;
+    this.key = one.key;
+    this.pinned = pinned;
+    this.close.hidden = !pinned;
+    this.tile.update(one, true);
+    this.element.hidden = false;
+    this.move();
+    if (pinned) (this.element.querySelector(".rows a") ?? this.close).focus({ preventScroll: true });
+  }
+
+  // Keeps what is shown up to date; what is gone is no longer shown.
+  refresh(devices) {
+    if (this.element.hidden) return;
+    const one = devices.get(this.key);
+    if (one) this.tile.update(one, true);
+    else this.hide();
+  }
+
+  move() {
+    const at = this.square.getBoundingClientRect();
+    const own = this.element.getBoundingClientRect();
+    const below = at.bottom + MARGIN + own.height < innerHeight;
+    const left = Math.min(Math.max(MARGIN, at.left - MARGIN), innerWidth - own.width - MARGIN);
+    this.element.style.left = `${Math.max(MARGIN, left)}px`;
+    this.element.style.top = `${below ? at.bottom + MARGIN : Math.max(MARGIN, at.top - MARGIN - own.height)}px`;
+  }
+
+  leave() {
+    if (!this.pinned) this.element.hidden = true;
+  }
+
+  // True when there was something to hide.
+  hide() {
+    const shown = !this.element.hidden;
+    const inside = this.element.contains(document.activeElement);
+    this.element.hidden = true;
+    this.pinned = false;
+    if (inside) this.square?.focus({ preventScroll: true });
+    this.element.hidden = true; // the square's focus shows it again
+    return shown;
+  }
+}

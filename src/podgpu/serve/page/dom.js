@@ -1,0 +1,58 @@
+// Elements without markup: every text becomes a text node, so no name that anybody chose is ever parsed.
+
+const SVG = "http://www.w3.org/2000/svg";
+// Control characters and direction overrides could hide or turn round what stands beside them.
+const UNSEEN = /[\u0000-\u001f\u007f-\u009f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]/g;
+
+export function plain(text) {
+  return String(text).replace(UNSEEN, "\ufffd");
+}
+
+export function h(tag, attributes = {}, ...children) {
+  return fill(document.createElement(tag), attributes, children);
+}
+
+export function svg(tag, attributes = {}, ...children) {
+  return fill(document.createElementNS(SVG, tag), attributes, children);
+}
+
+function fill(element, attributes, children) {
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value !== undefined && value !== false) element.setAttribute(name, value === true ? "" : value);
+  }
+  for (const child of children) {
+    if (child !== undefined && child !== null) element.append(child);
+  }
+  return element;
+}
+
+// Writes only what changed: an untouched node costs neither style nor layout.
+export function setText(element, text) {
+  if (element.textContent !== text) element.textContent = text;
+}
+
+export function setAttribute(element, name, value) {
+  if (value === undefined || value === false) element.removeAttribute(name);
+  else if (element.getAttribute(name) !== String(value)) element.setAttribute(name, value);
+}
+
+export function setClass(element, name) {
+  if (element.className !== name) element.className = name;
+}
+
+// Makes `parent` hold exactly `children`, in order, and moves no more than it must: focus and scrolling stay.
+export function place(parent, children) {
+  const wanted = new Set(children);
+  for (const child of [...parent.children]) {
+    if (!wanted.has(child)) child.remove();
+  }
+  let at = parent.firstElementChild;
+  for (const child of children) {
+    if (child === at) at = at.nextElementSibling;
+    else parent.insertBefore(child, at);
+  }
+}
+
+export function byId(id) {
+  return document.getElementById(id);
+}

@@ -1,0 +1,97 @@
+// Asks for the picture again and again: only while somebody looks, only what changed, and on after any failure.
+
+const FLOOR_SECONDS = 2;
+const MOST_SECONDS = 5; // a question that is answered with "not modified" costs next to nothing
+const PATIENCE_SECONDS = 20;
+const LATE_INTERVALS = 3;
+const SLACK_SECONDS = 5;
+
+export class Feed {
+  constructor(url, onPicture, onTurn) {
+    this.url = url;
+    this.onPicture = onPicture;
+    this.onTurn = onTurn;
+    this.picture = undefined;
+    this.failure = "";
+    this.lostAt = undefined;
+    this.etag = "";
+    this.offset = undefined; // the server's clock less ours, in seconds
+    this.timer = undefined;
+    this.asking = false;
+  }
+
+  start() {
+    document.addEventListener("visibilitychange", () => this.turn());
+    this.turn();
+  }
+
+  turn() {
+    clearTimeout(this.timer);
+    if (!document.hidden && !this.asking) this.ask();
+  }
+
+  async ask() {
+    this.asking = true;
+    try {
+      await this.take(await this.answer());
+      this.failure = "";
+      this.lostAt = undefined;
+    } catch (error) {
+      this.failure = error instanceof Refused ? error.message : "Connection lost";
+      this.lostAt ??= Date.now() / 1000;
+    }
+    this.asking = false;
+    this.onTurn();
+    if (!document.hidden) this.timer = setTimeout(() => this.turn(), this.pause * 1000);
+  }
+
+  get pause() {
+    const interval = this.picture?.interval_seconds ?? FLOOR_SECONDS;
+    return Math.min(MOST_SECONDS, Math.max(FLOOR_SECONDS, interval));
+  }
+
+  answer() {
+    const headers = this.etag ? { "If-None-Match": this.etag } : {};
+    return fetch(this.url, { headers, cache: "no-store", signal: AbortSignal.timeout(PATIENCE_SECONDS * 1000) });
+  }
+
+  async take(response) {
+    this.compareClocks(response.headers.get("Date"));
+    if (response.status === 304) return;
+    if (response.status === 401) throw new Refused("Signed out: reload the page to sign in");
+    if (response.status === 429) throw new Refused("Too many requests, trying again");
+    if (!response.ok) throw new Refused(`The server answers ${response.status}, trying again`);
+    const picture = await response.json();
+    if (picture.api !== "podgpu/v1") throw new Refused("Not podgpu's answer, trying again");
+    this.picture = picture;
+    this.etag = response.headers.get("ETag") ?? "";
+    this.onPicture(picture);
+  }
+
+  // Ages are judged by the clock that wrote the timestamps. A Date header is cut to whole seconds and comes late, so
+  // the largest difference seen is the nearest to the truth; one far off means that a clock was set.
+  compareClocks(date) {
+    const told = Date.parse(date ?? "") / 1000;
+    if (Number.isNaN(told)) return;
+    const seen = told - Date.now() / 1000;
+    const moved = this.offset === undefined || Math.abs(seen - this.offset) > 3;
+    this.offset = moved ? seen : Math.max(seen, this.offset);
+  }
+
+  now() {
+    return Date.now() / 1000 + (this.offset ?? 0);
+  }
+
+  get age() {
+    return this.picture?.taken_at ? Math.max(0, this.now() - this.picture.taken_at) : undefined;
+  }
+
+  get state() {
+    if (this.failure) return "lost";
+    if (!this.picture) return "waiting";
+    const late = LATE_INTERVALS * this.picture.interval_seconds + SLACK_SECONDS;
+    return this.age === undefined || this.age > late ? "old" : "live";
+  }
+}
+
+class Refused extends Error {}

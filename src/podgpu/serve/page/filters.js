@@ -1,0 +1,66 @@
+// The filter row: what can be chosen follows the data, what is chosen follows the address.
+
+import { isFiltered, NAMES, SHOWS, SORTS, STATES } from "./criteria.js";
+import { byId, h, place, plain, setText } from "./dom.js";
+
+const ALL = { ns: "All namespaces", node: "All nodes", model: "All models" };
+
+export class Filters {
+  // `onChange`: called with what changed, as {name: value}.
+  constructor(onChange) {
+    this.form = byId("filters");
+    this.offered = {};
+    this.offer("state", STATES);
+    this.offer("sort", SORTS);
+    this.offer("show", SHOWS);
+    for (const name of Object.keys(ALL)) this.offer(name, [["", ALL[name]]]);
+    this.form.addEventListener("input", ({ target }) => onChange({ [target.name]: target.value }));
+    this.form.addEventListener("submit", (event) => event.preventDefault());
+    byId("more-filters").addEventListener("click", ({ target }) => {
+      const open = this.form.classList.toggle("is-open");
+      target.setAttribute("aria-expanded", open);
+      setText(target, open ? "Less" : "More");
+    });
+    byId("clear").addEventListener("click", () => onChange({ q: "", ns: "", node: "", model: "", state: "" }));
+  }
+
+  offer(name, choices) {
+    const said = JSON.stringify(choices);
+    if (this.offered[name] === said) return;
+    this.offered[name] = said;
+    const select = this.form.elements[name];
+    const chosen = select.value;
+    place(select, choices.map(([value, text]) => h("option", { value }, plain(text))));
+    select.value = chosen;
+  }
+
+  // What the devices give, and what is chosen already, even while it is not there.
+  offerFrom(devices, picture, criteria) {
+    const namespaces = new Set();
+    const models = new Set();
+    for (const one of devices) {
+      models.add(one.model);
+      for (const holder of one.holders) if (holder.namespace) namespaces.add(holder.namespace);
+    }
+    const nodes = (picture.nodes ?? []).map((node) => node.name);
+    this.offer("ns", choices("ns", namespaces, criteria));
+    this.offer("model", choices("model", models, criteria));
+    this.offer("node", choices("node", new Set(nodes), criteria));
+    this.form.elements.node.closest("label").hidden = nodes.length < 2 && !criteria.node;
+    this.form.elements.model.closest("label").hidden = models.size < 2 && !criteria.model;
+  }
+
+  show(criteria) {
+    for (const name of NAMES) {
+      const field = this.form.elements[name];
+      if (field.value !== criteria[name]) field.value = criteria[name];
+    }
+    byId("clear").hidden = !isFiltered(criteria);
+  }
+}
+
+function choices(of, names, criteria) {
+  if (criteria[of]) names.add(criteria[of]);
+  const ordered = [...names].sort((a, b) => a.localeCompare(b, "en", { numeric: true }));
+  return [["", ALL[of]], ...ordered.map((name) => [name, name])];
+}

@@ -1,0 +1,82 @@
+// Figures as people read them. What is not known is a dash, never a zero.
+
+export const UNKNOWN = "\u2013";
+const GIB = 1024 ** 3;
+const THIN = "\u202f";
+const FIXED = "\u00a0"; // no line is broken there
+
+export function percent(ratio) {
+  if (ratio === undefined) return UNKNOWN;
+  const hundredths = ratio * 100;
+  return `${hundredths > 0 && hundredths < 1 ? "<1" : Math.round(hundredths)}${THIN}%`;
+}
+
+// Formatters are dear to make and cheap to use.
+const COUNTS = [0, 1, 2].map(
+  (digits) => new Intl.NumberFormat("en", { minimumFractionDigits: digits, maximumFractionDigits: digits }),
+);
+const TIME = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit" });
+const DAY = new Intl.DateTimeFormat(undefined, { day: "numeric", month: "short" });
+
+export function count(number, digits = 0) {
+  return number === undefined ? UNKNOWN : COUNTS[digits].format(number);
+}
+
+function gibibytes(bytes) {
+  const amount = bytes / GIB;
+  return amount >= 100 || amount === 0 ? amount.toFixed(0) : amount.toFixed(1);
+}
+
+export function memory(bytes) {
+  return bytes === undefined ? UNKNOWN : `${gibibytes(bytes)}${FIXED}GiB`;
+}
+
+export function memoryOf(used, total) {
+  if (used === undefined || total === undefined) return memory(used ?? total);
+  return `${gibibytes(used)} / ${gibibytes(total)}${FIXED}GiB`;
+}
+
+export function watts(power) {
+  return power === undefined ? UNKNOWN : `${Math.round(power)}${FIXED}W`;
+}
+
+export function celsius(temperature) {
+  return temperature === undefined ? UNKNOWN : `${Math.round(temperature)}${FIXED}\u00b0C`;
+}
+
+export function energy(joules) {
+  if (joules === undefined) return UNKNOWN;
+  const hours = joules / 3.6e6;
+  return hours < 0.1 ? `${(hours * 1000).toFixed(1)}${FIXED}Wh` : `${hours.toFixed(2)}${FIXED}kWh`;
+}
+
+export function duration(seconds) {
+  if (seconds === undefined || !Number.isFinite(seconds)) return UNKNOWN;
+  const whole = Math.max(0, Math.round(seconds));
+  if (whole < 60) return `${whole}${FIXED}s`;
+  const minutes = Math.floor(whole / 60);
+  if (minutes < 60) return `${minutes}${FIXED}min`;
+  const hours = Math.floor(minutes / 60);
+  if (hours < 24) return `${hours}${FIXED}h ${minutes % 60}${FIXED}min`;
+  return `${Math.floor(hours / 24)}${FIXED}d ${hours % 24}${FIXED}h`;
+}
+
+export function moment(unix) {
+  const at = new Date(unix * 1000);
+  const today = new Date().toDateString() === at.toDateString();
+  return today ? TIME.format(at) : `${DAY.format(at)} ${TIME.format(at)}`;
+}
+
+export function money(amount, currency) {
+  if (amount === undefined) return UNKNOWN;
+  const figures = { minimumFractionDigits: 2, maximumFractionDigits: 2 };
+  try {
+    return amount.toLocaleString("en", { style: "currency", currency, ...figures });
+  } catch {
+    return `${amount.toLocaleString("en", figures)} ${currency}`; // no code of ISO 4217
+  }
+}
+
+export function plural(number, one, many = `${one}s`) {
+  return `${count(number)} ${number === 1 ? one : many}`;
+}

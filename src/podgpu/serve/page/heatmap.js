@@ -1,0 +1,141 @@
+// Very many GPUs: a small square for each, a cell for each node, and only what is on the screen is in the page.
+
+import { groupedByNode } from "./criteria.js";
+import { h, place, plain, setAttribute, setClass, setText } from "./dom.js";
+import { labelOf } from "./tile.js";
+
+const NARROWEST_CELL = 138;
+const GAP = 12;
+const SPARE_ROWS = 2;
+const NAME_HEIGHT = 17;
+const SQUARE_GAP = 2;
+const SQUARE_HEIGHT = 15;
+const TOUCHED_HEIGHT = 28; // a finger is no mouse
+
+export class HeatMap {
+  // `card`: shows a device beside its square.
+  constructor(context, card) {
+    this.context = context;
+    this.card = card;
+    this.cells = new Map();
+    this.groups = [];
+    this.window = h("div", { class: "map-window" });
+    this.element = h("div", { class: "map" }, this.window);
+    this.scheduled = false;
+    this.touched = matchMedia("(pointer: coarse), (max-width: 500px)");
+    const again = () => this.schedule();
+    addEventListener("scroll", again, { passive: true });
+    addEventListener("resize", again);
+    for (const event of ["mouseover", "focusin"]) this.element.addEventListener(event, (e) => this.point(e));
+    this.element.addEventListener("mouseleave", () => card.leave());
+    this.element.addEventListener("focusout", () => card.leave());
+    this.element.addEventListener("click", (e) => this.point(e, true));
+    this.element.addEventListener("keydown", (e) => {
+      if (e.key !== "Enter" && e.key !== " ") return;
+      e.preventDefault();
+      this.point(e, true);
+    });
+  }
+
+  // `place`: width, and top in the window, as they were before anything of this turn was changed. Measuring later would
+  // make the browser lay the page out twice.
+  show(devices, nodes, anew, place) {
+    this.nodes = nodes;
+    this.groups = [...groupedByNode(devices)];
+    this.largest = this.groups.reduce((most, [, members]) => Math.max(most, members.length), 1);
+    if (anew) this.card.leave();
+    this.render(place, anew);
+    this.schedule();
+  }
+
+  schedule() {
+    if (this.scheduled || !this.element.isConnected) return;
+    this.scheduled = true;
+    requestAnimationFrame(() => {
+      this.scheduled = false;
+      if (this.element.isConnected) this.render();
+    });
+  }
+
+  // Cells are all alike, so where a row lies needs no measuring: eight squares in a line, two lines at most.
+  layout(width) {
+    const perLine = this.largest > 16 ? Math.ceil(this.largest / 2) : Math.min(8, this.largest);
+    const lines = Math.ceil(this.largest / perLine);
+    const columns = Math.max(1, Math.floor((width + GAP) / (NARROWEST_CELL + GAP)));
+    const square = this.touched.matches ? TOUCHED_HEIGHT : SQUARE_HEIGHT;
+    return { perLine, columns, square, height: NAME_HEIGHT + lines * (square + SQUARE_GAP) + GAP };
+  }
+
+  // After a scroll nodes keep their cells, and only what came into sight is drawn. `anew`: the first node shown gets the
+  // first cell there is, and so on, since moving elements costs more than filling them.
+  render({ width, top: from } = this.measure(), anew = false) {
+    const { perLine, columns, square, height } = this.layout(width);
+    const rows = Math.ceil(this.groups.length / columns);
+    const top = -from;
+    const first = Math.max(0, Math.min(rows - 1, Math.floor(top / height)) - SPARE_ROWS);
+    const last = Math.min(rows, Math.ceil((top + innerHeight) / height) + SPARE_ROWS);
+    this.element.style.height = `${rows * height}px`;
+    this.element.style.setProperty("--per-line", perLine);
+    this.element.style.setProperty("--square", `${square}px`);
+    this.window.style.gridTemplateColumns = `repeat(${columns}, minmax(0, 1fr))`;
+    this.window.style.gridAutoRows = `${height}px`;
+    this.window.style.transform = `translateY(${first * height}px)`;
+    const drawn = this.groups.slice(first * columns, Math.max(first + 1, last) * columns);
+    this.draw(drawn, anew && !this.element.contains(document.activeElement));
+  }
+
+  measure() {
+    const { width, top } = this.element.getBoundingClientRect();
+    return { width, top };
+  }
+
+  draw(groups, anew) {
+    const kept = new Map();
+    if (anew) this.cells = new Map([...this.cells.values()].map((cell, i) => [groups[i]?.[0] ?? i, cell]));
+    const wanted = new Set(groups.map(([name]) => name));
+    const spare = [];
+    for (const [name, cell] of this.cells) {
+      if (!wanted.has(name) && !cell.element.contains(document.activeElement)) spare.push(cell);
+    }
+    for (const [name, members] of groups) {
+      const cell = this.cells.get(name) ?? spare.pop() ?? new Cell();
+      cell.show(this.nodes.get(name), members, this.context.now());
+      kept.set(name, cell);
+    }
+    this.cells = kept;
+    place(this.window, [...kept.values()].map((cell) => cell.element));
+  }
+
+  point(event, pinned = false) {
+    const square = event.target.closest(".square");
+    if (square) this.card.show(square.device, square, pinned);
+    else if (event.type === "mouseover") this.card.leave();
+  }
+}
+
+class Cell {
+  constructor() {
+    this.name = h("bdi");
+    this.squares = h("div", { class: "squares" });
+    this.element = h("section", { class: "cell" }, h("h2", { class: "cell-name" }, this.name), this.squares);
+  }
+
+  show(node, members, now) {
+    setText(this.name, plain(node.name));
+    setAttribute(this.name, "title", plain(node.name));
+    setClass(this.element, node.old ? "cell is-old" : "cell");
+    const squares = this.squares.children;
+    while (squares.length > members.length) squares[squares.length - 1].remove();
+    while (squares.length < members.length) {
+      this.squares.append(h("span", { role: "button", class: "square", tabindex: "-1" }));
+    }
+    members.forEach((one, i) => showSquare(squares[i], one, now));
+  }
+}
+
+function showSquare(square, one, now) {
+  if (square.device === one) return;
+  square.device = one;
+  setClass(square, `square is-${one.colour}${one.old ? " is-old" : ""}`);
+  square.setAttribute("aria-label", labelOf(one, now));
+}

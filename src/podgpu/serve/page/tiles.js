@@ -1,0 +1,108 @@
+// Tiles by node, or in one run when they are sorted. More are added as one scrolls: thousands at once help nobody.
+
+import { groupedByNode } from "./criteria.js";
+import { h, place, plain, setClass, setText } from "./dom.js";
+import { duration, plural } from "./format.js";
+import { Tile } from "./tile.js";
+
+const AT_ONCE = 32;
+
+export class Tiles {
+  constructor(context) {
+    this.context = context;
+    this.tiles = new Map();
+    this.sections = new Map();
+    this.limit = AT_ONCE;
+    this.more = h("button", { type: "button", class: "more" });
+    this.more.addEventListener("click", () => this.showMore());
+    this.list = h("div", { class: "nodes" });
+    this.element = h("div", {}, this.list, this.more);
+    new IntersectionObserver((seen) => seen.some((s) => s.isIntersecting) && this.showMore(), {
+      rootMargin: "400px",
+    }).observe(this.more);
+  }
+
+  showMore() {
+    if (!this.shown || this.shown.devices.length <= this.limit) return;
+    this.limit += AT_ONCE;
+    this.render();
+  }
+
+  // `nodes`: name -> the picture's node. `byNode`: under headings, else in the order given.
+  show(devices, nodes, byNode, anew) {
+    if (anew) this.limit = AT_ONCE;
+    this.shown = { devices, nodes, byNode };
+    this.render();
+  }
+
+  render() {
+    const { devices, nodes, byNode } = this.shown;
+    const drawn = devices.slice(0, this.limit);
+    const groups = byNode ? groupedByNode(drawn) : new Map([["", drawn]]);
+    const kept = new Map();
+    const spare = this.spare(drawn);
+    const sections = [];
+    for (const [name, members] of groups) {
+      const section = this.section(name);
+      section.show(byNode ? nodes.get(name) : undefined, members);
+      place(section.grid, members.map((one) => this.tile(one, kept, spare, !byNode)));
+      sections.push(section.element);
+    }
+    this.tiles = kept;
+    place(this.list, sections);
+    for (const name of this.sections.keys()) if (!groups.has(name)) this.sections.delete(name);
+    this.more.hidden = devices.length <= this.limit;
+    setText(this.more, `Show more: ${plural(devices.length - this.limit, "GPU")} left`);
+  }
+
+  section(name) {
+    let section = this.sections.get(name);
+    if (!section) this.sections.set(name, (section = new NodeSection(this.context)));
+    return section;
+  }
+
+  // Tiles that are no longer shown are used again: making one costs more than filling it.
+  spare(devices) {
+    const wanted = new Set(devices.map((one) => one.key));
+    const unused = [...this.tiles].filter(([key]) => !wanted.has(key)).map(([, tile]) => tile);
+    return unused.filter((tile) => !tile.element.contains(document.activeElement));
+  }
+
+  tile(one, kept, spare, showNode) {
+    const tile = this.tiles.get(one.key) ?? spare.pop() ?? new Tile(this.context);
+    tile.update(one, showNode);
+    kept.set(one.key, tile);
+    return tile.element;
+  }
+}
+
+class NodeSection {
+  constructor(context) {
+    this.context = context;
+    this.name = h("bdi");
+    this.about = h("span", { class: "node-about" });
+    this.age = h("span", { class: "badge badge-old", hidden: true });
+    this.notes = h("ul", { class: "node-notes", hidden: true });
+    this.head = h("div", { class: "node-head" }, h("h2", {}, this.name), this.age, this.about);
+    this.grid = h("div", { class: "tiles" });
+    this.element = h("section", { class: "node" }, this.head, this.notes, this.grid);
+  }
+
+  show(node, members) {
+    this.head.hidden = !node;
+    if (!node) return;
+    setText(this.name, plain(node.name));
+    setClass(this.element, node.old ? "node is-old" : "node");
+    const held = members.filter((one) => one.held).length;
+    setText(this.about, `${plural(members.length, "GPU")}, ${held} allocated`);
+    this.age.hidden = !node.old;
+    setText(this.age, oldText(node));
+    const notes = node.notes ?? [];
+    this.notes.hidden = !notes.length;
+    place(this.notes, notes.map((text) => h("li", {}, plain(text))));
+  }
+}
+
+export function oldText(node) {
+  return node.age_seconds === undefined ? "old" : `old: last seen ${duration(node.age_seconds)} ago`;
+}

@@ -1,0 +1,116 @@
+"""The web page and the JSON behind it (docs/api.md), for the exporter and for the cluster view alike.
+
+The page's files are read when they are asked for, not kept: an exporter that nobody looks at spends nothing on them.
+Every URL in them is relative, so that it works below a prefix.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+
+from podgpu import __version__
+from podgpu.exposition.body import Body
+from podgpu.serve.answers import prepared
+
+if TYPE_CHECKING:  # an exporter that nobody looks at does not load it
+    from podgpu.figures.page_state import PageState
+
+CONTENT_SECURITY_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+_HEADERS = {
+    "Cache-Control": "no-cache",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Content-Security-Policy": CONTENT_SECURITY_POLICY,
+}
+_JSON = {**_HEADERS, "Content-Type": "application/json; charset=utf-8"}
+_TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8"}
+_FOLDER = Path(__file__).parent / "page"
+_LINKS, _VERSION = "<!--links-->", "<!--version-->"
+
+Handler = Callable[[web.Request], Awaitable[web.Response]]
+
+
+def page_routes(latest: Callable[[], PageState], links: Sequence[str] = ("metrics",)) -> list[web.RouteDef]:
+    """`latest` is asked at every request, on the event loop: it hands out what is there. `links`: other paths of the
+    same server, shown at the foot of the page."""
+    return [
+        web.get("/", index(links)),
+        web.get("/page/{name}", asset(_asset_types())),
+        web.get("/api/v1/view", view(latest)),
+        web.get("/api/v1/pods/{namespace}/{pod}", pod(latest)),
+        web.route("*", "/api/{rest:.*}", nothing_here),
+    ]
+
+
+def index(links: Sequence[str]) -> Handler:
+    def page() -> bytes:
+        anchors = "".join(f'<a href="{html.escape(link)}">{html.escape(link)}</a>' for link in links)
+        text = (_FOLDER / "index.html").read_text(encoding="utf-8")
+        return text.replace(_LINKS, anchors).replace(_VERSION, html.escape(__version__)).encode()
+
+    async def handle(request: web.Request) -> web.Response:
+        return _file(request, page(), "text/html; charset=utf-8")
+
+    return handle
+
+
+def asset(types: Mapping[str, str]) -> Handler:
+    async def handle(request: web.Request) -> web.Response:
+        name = request.match_info["name"]
+        if name not in types:
+            raise web.HTTPNotFound()
+        return _file(request, (_FOLDER / name).read_bytes(), types[name])
+
+    return handle
+
+
+def _asset_types() -> dict[str, str]:
+    """Only what lies in the folder at start, by name: no path leads anywhere else."""
+    return {file.name: _TYPES[file.suffix] for file in _FOLDER.iterdir() if file.suffix in _TYPES}
+
+
+def _file(request: web.Request, content: bytes, content_type: str) -> web.Response:
+    from podgpu.figures.page_state import etag_of
+
+    return prepared(request, Body.of(content), {**_HEADERS, "Content-Type": content_type, "ETag": etag_of(content)})
+
+
+def view(latest: Callable[[], PageState]) -> Handler:
+    async def handle(request: web.Request) -> web.Response:
+        state = latest()
+        return prepared(request, state.view, {**_JSON, "ETag": state.etag})
+
+    return handle
+
+
+def pod(latest: Callable[[], PageState]) -> Handler:
+    async def handle(request: web.Request) -> web.Response:
+        from podgpu.figures.as_json import pod_json
+
+        namespace, name = request.match_info["namespace"], request.match_info["pod"]
+        found = pod_json(latest().picture, namespace, name)
+        if found is None:
+            return _error(404, f"no GPU is held by pod {namespace}/{name}")
+        return prepared(request, Body.of(json.dumps(found, ensure_ascii=False).encode()), _JSON)
+
+    return handle
+
+
+async def nothing_here(request: web.Request) -> web.Response:
+    """For scripts: what is wrong is JSON too."""
+    if request.method not in ("GET", "HEAD"):
+        return _error(405, f"{request.method} {request.path}: only GET and HEAD", Allow="GET, HEAD")
+    return _error(404, f"no such path: {request.path}; there are /api/v1/view and /api/v1/pods/NAMESPACE/POD")
+
+
+def _error(status: int, message: str, **headers: str) -> web.Response:
+    return web.Response(status=status, body=json.dumps({"error": message}).encode(), headers={**_JSON, **headers})

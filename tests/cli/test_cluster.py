@@ -1,0 +1,206 @@
+"""`podgpu cluster` and `podgpu demo` as a person starts them: what is refused, and what comes up."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from podgpu.cli.main import run
+from tests.cluster.real_servers import needs, prometheus
+
+_PATIENCE = 60.0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ([], "give exactly one of --prometheus URL, --scrape URL,… and --discover-kubernetes SELECTOR"),
+        (["--scrape", "http://a", "--prometheus", "http://b"], "--prometheus and --scrape to be asked"),
+        (["--scrape", "htp://a"], "--scrape 'htp://a': no URL"),
+        (["--scrape", ","], "--scrape names no exporter"),
+        (["--prometheus", "nowhere"], "--prometheus 'nowhere': no URL"),
+        (["--prometheus", "http://b", "--match", "a="], "--match: at character 3"),
+        (["--prometheus", "http://b", "--node-label", " , "], "--node-label names no label"),
+        (["--prometheus", "http://b", "--prometheus-username", "me"], "--prometheus-password-file go together"),
+        (["--prometheus", "http://b", "--prometheus-tenant", "a\nb"], "cannot be sent in one line"),
+        (["--scrape", "http://a", "--used-means", "owned"], "none of busy, allocated, processes"),
+        (["--scrape", "http://a", "--used-field", "DCGM_FI_DEV_MEM_COPY_UTL"], "is it DCGM_FI_DEV_MEM_COPY_UTIL?"),
+        (["--scrape", "http://a", "--used-field", "DCGM_FI_DEV_POWER_USAGE"], "is no utilisation"),
+        (["--scrape", "http://a", "--window", "24h", "--interval", "1s"], "holds more than"),
+        (["--scrape", "http://a", "--drop-after", "1s"], "is shorter than --stale-after"),
+        (["--scrape", "http://a", "--prices", "/nowhere"], "--prices: /nowhere is not there"),
+        (["--scrape", "http://a", "--scrape-concurrency", "many"], "write a number from 1 to 1000"),
+        (["--scrape", "http://a", "-a", "9401"], "not an address"),
+        (["--discover-kubernetes", "app=podgpu", "--kubeconfig", "/nowhere"], "/nowhere"),
+        (["--scrape", "http://a", "--owners", "api", "--kubeconfig", "/nowhere"], "/nowhere"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(
+    arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["cluster", *arguments]) == 2
+    said = capsys.readouterr().err
+    assert complaint in said
+    assert said.count("\n") == 1
+
+
+def test_the_port_of_the_exporter_is_not_taken_twice(tmp_path: Path) -> None:
+    with _started("demo", "-a", "127.0.0.1:0", "--cluster-address", "127.0.0.1:0") as demo:
+        address = _url(demo, "the cluster").removeprefix("http://")
+        result = _run("cluster", "-a", address, "--scrape", "http://127.0.0.1:1")
+    assert result.returncode == 1
+    assert "cannot listen on" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_the_demo_has_three_nodes_and_top_shows_them() -> None:
+    with _started("demo", "-a", "127.0.0.1:0", "--cluster-address", "127.0.0.1:0") as demo:
+        cluster = _url(demo, "the cluster")
+        view = _until(lambda: _nodes(cluster, 3))
+        top = _run("top", "--cluster", cluster, "--once", "--interval", "100ms")
+        demo.send_signal(signal.SIGINT)
+        assert demo.wait(_PATIENCE) == 0
+    assert view["simulated"] is True
+    assert [node["name"] for node in view["nodes"]] == ["node-1", "node-2", "node-3"]
+    assert any("instances" in gpu for node in view["nodes"] for gpu in node["gpus"])
+    assert top.returncode == 0, top.stderr
+    assert top.stdout.startswith("NODE ")
+    assert {line.split()[0] for line in top.stdout.splitlines() if line.startswith("node-")} == {
+        "node-1",
+        "node-2",
+        "node-3",
+    }
+
+
+def test_cluster_over_exporters_one_of_them_dead() -> None:
+    with _started("demo", "-a", "127.0.0.1:0", "--cluster-address", "127.0.0.1:0") as demo:
+        exporter = _url(demo, "node-1")
+        arguments = ("-a", "127.0.0.1:0", "--interval", "1s", "--scrape", f"{exporter},http://127.0.0.1:1")
+        with _started("cluster", *arguments) as cluster:
+            url = _until(lambda: _logged_url(cluster))
+            view = _until(lambda: _nodes(url, 1))
+            cluster.send_signal(signal.SIGTERM)
+            assert cluster.wait(_PATIENCE) == 0
+    assert any("nothing listens there" in note for note in view["notes"])
+
+
+@needs("prometheus", "promtool")
+def test_the_map_by_way_of_prometheus_is_the_one_by_scraping(tmp_path: Path) -> None:
+    with _started("demo", "-a", "127.0.0.1:0", "--cluster-address", "127.0.0.1:0") as demo:
+        scraping = _url(demo, "the cluster")
+        _until(lambda: _nodes(scraping, 3))
+        exporters = re.findall(r'target_up\{target="http://(\S+)/metrics"\} 1', _page(scraping))
+        jobs = {"job_name": "gpus", "honor_labels": True, "static_configs": [{"targets": exporters}]}
+        configuration = json.dumps({"global": {"scrape_interval": "1s"}, "scrape_configs": [jobs]})
+        with (
+            prometheus(tmp_path, configuration=configuration) as server,
+            _started("cluster", "-a", "127.0.0.1:0", "--interval", "1s", "--prometheus", server) as cluster,
+        ):
+            asking = _until(lambda: _logged_url(cluster))
+            wanted = _lines(scraping)
+            _until(lambda: _lines(asking) == wanted)
+    assert len(exporters) == 3
+    assert any(line.startswith("pod_and_gpu_map_info{") for line in wanted)
+    assert 'podgpu_node_gpus{node="node-3",model="NVIDIA H200"} 4' in wanted
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--cluster", "x"], "no URL"),
+        (["--cluster", "http://a", "--url", "http://b"], "only one of them"),
+        (["--cluster", "http://a", "--kubernetes"], "--cluster podgpu cluster is asked"),
+    ],
+)
+def test_top_refuses_what_cannot_be_meant(
+    arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["top", *arguments]) == 2
+    assert complaint in capsys.readouterr().err
+
+
+def test_top_says_when_nobody_answers(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["top", "--once", "--cluster", "http://127.0.0.1:1"]) == 1
+    assert "see that podgpu cluster runs there" in capsys.readouterr().err
+
+
+# Processes
+
+
+def _command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "podgpu", *arguments]
+
+
+def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(_command(*arguments), capture_output=True, text=True, timeout=_PATIENCE, check=False)
+
+
+@contextmanager
+def _started(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(_command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        with process:
+            try:
+                yield process
+            finally:
+                process.kill()
+    finally:
+        process.wait(_PATIENCE)
+
+
+def _url(process: subprocess.Popen[str], name: str) -> str:
+    """From the line of the demo's output that begins with it."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.strip().startswith(name) and (found := re.search(r"http://\S+?(?=/\s)", line)):
+            return found[0]
+    raise AssertionError("the demo ended without a word about it")
+
+
+def _logged_url(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    for line in process.stdout:
+        if found := re.search(r"listening on (http://\S+)/metrics", line):
+            return found[1]
+    raise AssertionError("the cluster ended without listening")
+
+
+def _nodes(url: str, number: int) -> dict[str, object] | None:
+    try:
+        with urllib.request.urlopen(f"{url}/api/v1/view", timeout=5) as response:
+            view = json.load(response)
+    except urllib.error.URLError:
+        return None
+    return view if len(view["nodes"]) >= number else None
+
+
+def _page(url: str) -> str:
+    with urllib.request.urlopen(f"{url}/metrics", timeout=5) as response:
+        return str(response.read(), "utf-8")
+
+
+def _lines(url: str) -> list[str]:
+    """What does not change while nobody comes or goes."""
+    steady = ("pod_and_gpu_map_info{", "podgpu_node_gpus{", "podgpu_node_allocated_gpus{", "podgpu_node_free_gpus{")
+    return [line for line in _page(url).splitlines() if line.startswith(steady)]
+
+
+def _until(look):  # type: ignore[no-untyped-def]
+    """What it finds, once it finds something."""
+    end = time.monotonic() + _PATIENCE
+    while time.monotonic() < end:
+        if found := look():
+            return found
+        time.sleep(0.1)
+    raise AssertionError("it did not come up in time")

@@ -1,0 +1,166 @@
+"""A server that speaks as much of Prometheus' HTTP API as podgpu asks of it, and misbehaves when told to.
+
+It answers a query by the names in it: every series put in whose name the query mentions, whatever the rest of the query
+says. What PromQL makes of samples is for the real servers to show.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+
+@dataclass(frozen=True)
+class Asked:
+    method: str
+    path: str
+    query: str
+    form: Mapping[str, str]
+    headers: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Reply:
+    body: bytes
+    status: int = 200
+    content_type: str = "application/json"
+    headers: Mapping[str, str] = field(default_factory=dict)
+    claimed_length: int | None = None
+    """More than the body has: the connection ends in the middle of it."""
+
+
+Misbehaviour = Callable[[Asked], Reply | None]
+"""None: answers as it should."""
+
+
+class PrometheusDouble:
+    def __init__(self) -> None:
+        self.now = 1_800_000_007.0
+        """Its own clock, which is nobody else's."""
+        self.series: list[tuple[Mapping[str, str], str]] = []
+        """Labels with __name__, and the value as it is written."""
+        self.extra: dict[str, Any] = {}
+        """More members of every answer."""
+        self.misbehave: Misbehaviour = lambda asked: None
+        self.asked: list[Asked] = []
+        self.released = threading.Event()
+        """Set at the end, so that what hangs lets go."""
+        self.url = ""
+
+    def put(self, name: str, value: float | str, **labels: str) -> None:
+        self.series.append(({"__name__": name, **labels}, str(value)))
+
+    def hang(self, asked: Asked) -> Reply | None:
+        self.released.wait(60)
+        return None
+
+    def answer(self, asked: Asked) -> Reply:
+        self.asked.append(asked)
+        reply = self.misbehave(asked)
+        if reply is not None:
+            return reply
+        if asked.query == "time()":
+            return vector([({}, f"{self.now:.3f}")], self.now, scalar=True, **self.extra)
+        at = float(asked.form.get("time", self.now))
+        if asked.query.startswith(("avg_over_time", "((")):  # what only PromQL can tell
+            return vector([], at, **self.extra)
+        words = {"up"} if asked.query.startswith("up") else set(re.findall(r"[a-zA-Z_:][a-zA-Z0-9_:]*", asked.query))
+        found = [(labels, value) for labels, value in self.series if labels["__name__"] in words]
+        if "timestamp(" in asked.query:
+            found = [
+                ({name: value for name, value in labels.items() if name in ("job", "instance")}, f"{at - 3:.3f}")
+                for labels, _ in found
+            ]
+        return vector(found, at, **self.extra)
+
+
+def vector(samples: list[tuple[Mapping[str, str], str]], at: float, scalar: bool = False, **extra: Any) -> Reply:
+    if scalar:
+        data = {"resultType": "scalar", "result": [at, samples[0][1]]}
+    else:
+        result = [{"metric": dict(labels), "value": [at, value]} for labels, value in samples]
+        data = {"resultType": "vector", "result": result}
+    return Reply(json.dumps({"status": "success", "data": data, **extra}).encode())
+
+
+def error(status: int, text: str, kind: str = "execution") -> Reply:
+    return Reply(json.dumps({"status": "error", "errorType": kind, "error": text}).encode(), status)
+
+
+@contextmanager
+def running_double() -> Iterator[PrometheusDouble]:
+    double = PrometheusDouble()
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            self._answer(urlsplit(self.path).query)
+
+        def do_POST(self) -> None:
+            length = int(self.headers.get("Content-Length", "0"))
+            self._answer(self.rfile.read(length).decode())
+
+        def _answer(self, form_text: str) -> None:
+            form = {name: values[0] for name, values in parse_qs(form_text, keep_blank_values=True).items()}
+            path = urlsplit(self.path).path
+            asked = Asked(self.command, path, form.get("query", ""), form, dict(self.headers.items()))
+            reply = double.answer(asked)
+            self.send_response(reply.status)
+            self.send_header("Content-Type", reply.content_type)
+            claimed = len(reply.body) if reply.claimed_length is None else reply.claimed_length
+            self.send_header("Content-Length", str(claimed))
+            for name, value in reply.headers.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(reply.body)
+            if reply.claimed_length is not None:
+                self.close_connection = True
+
+        def handle(self) -> None:
+            try:
+                super().handle()
+            except ConnectionError:  # whoever asked did not wait
+                self.close_connection = True
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    double.url = f"http://127.0.0.1:{server.server_port}"
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+    thread.start()
+    try:
+        yield double
+    finally:
+        double.released.set()
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def some_gpus(double: PrometheusDouble, nodes: int = 2) -> None:
+    """Plain dcgm-exporter data: two GPUs on each node, the first of them held."""
+    for number in range(nodes):
+        target = {"job": "dcgm", "instance": f"10.0.0.{number}:9400"}
+        for gpu in range(2):
+            labels = target | {
+                "gpu": str(gpu),
+                "UUID": f"GPU-{number}{gpu}",
+                "modelName": "H200",
+                "Hostname": f"node-{number}",
+            }
+            if gpu == 0:
+                labels |= {"namespace": "research", "pod": f"train-{number}", "container": "main"}
+            double.put("DCGM_FI_DEV_GPU_UTIL", 40 + gpu, **labels)
+            double.put("DCGM_FI_DEV_MEM_COPY_UTIL", 7 * gpu, **labels)
+            double.put("DCGM_FI_DEV_FB_USED", 1024, **labels)
+        double.put("up", 1, **target)

@@ -1,0 +1,138 @@
+"""Debian's prometheus and victoria-metrics, each on a port and a folder of its own, gone when the test is."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+PATIENCE = 30.0
+"""Seconds. Reached only when something is broken."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """One sample as it is to be stored."""
+
+    name: str
+    labels: Mapping[str, str]
+    value: float
+    at: float
+    """Unix time, whole milliseconds."""
+
+
+def needs(*binaries: str) -> pytest.MarkDecorator:
+    missing = [name for name in binaries if shutil.which(name) is None]
+    return pytest.mark.skipif(bool(missing), reason=f"not installed here: {', '.join(missing)}")
+
+
+def wait_for(condition: Callable[[], object], what: str, patience: float = PATIENCE) -> None:
+    give_up_at = time.monotonic() + patience
+    while not condition():
+        if time.monotonic() > give_up_at:
+            raise AssertionError(f"still not after {patience:.0f} s: {what}")
+        time.sleep(0.05)
+
+
+@contextlib.contextmanager
+def prometheus(folder: Path, points: Iterable[Point] = (), configuration: str = "") -> Iterator[str]:
+    """Its URL. `points` were there before it started; `configuration` is what prometheus.yml says."""
+    store = folder / "prometheus"
+    store.mkdir()
+    text = open_metrics(points)
+    if text:
+        (folder / "points.om").write_text(text + "# EOF\n", encoding="utf-8")
+        blocks = ["promtool", "tsdb", "create-blocks-from", "openmetrics", str(folder / "points.om"), str(store)]
+        subprocess.run(blocks, check=True, capture_output=True)
+    (folder / "prometheus.yml").write_text(configuration or "scrape_configs: []\n", encoding="utf-8")
+    command = [
+        "prometheus",
+        f"--config.file={folder / 'prometheus.yml'}",
+        f"--storage.tsdb.path={store}",
+        "--storage.tsdb.retention.time=10y",
+        "--log.level=warn",
+    ]
+    with _running(lambda port: [*command, f"--web.listen-address=127.0.0.1:{port}"], "/-/ready", folder) as url:
+        yield url
+
+
+@contextlib.contextmanager
+def victoria_metrics(folder: Path, points: Iterable[Point] = (), configuration: str = "") -> Iterator[str]:
+    """Its URL. It reads the same scrape configuration."""
+    store = folder / "victoria"
+    command = ["victoria-metrics", f"-storageDataPath={store}", "-retentionPeriod=10y", "-loggerLevel=WARN"]
+    if configuration:
+        (folder / "scrape.yml").write_text(configuration, encoding="utf-8")
+        command.append(f"-promscrape.config={folder / 'scrape.yml'}")
+    with _running(lambda port: [*command, f"-httpListenAddr=127.0.0.1:{port}"], "/health", folder) as url:
+        text = exposition(points)
+        if text:
+            _ask(f"{url}/api/v1/import/prometheus", text.encode())
+            _ask(f"{url}/internal/force_flush")
+        yield url
+
+
+def exposition(points: Iterable[Point]) -> str:
+    return "".join(f"{_series(p)} {p.value!r} {round(p.at * 1000)}\n" for p in points)
+
+
+def open_metrics(points: Iterable[Point]) -> str:
+    return "".join(f"{_series(p)} {p.value!r} {round(p.at * 1000) / 1000:.3f}\n" for p in points)
+
+
+def _series(point: Point) -> str:
+    pairs = (f'{name}="{_escaped(value)}"' for name, value in point.labels.items())
+    return f"{point.name}{{{','.join(pairs)}}}"
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
+
+
+@contextlib.contextmanager
+def _running(command_on: Callable[[int], list[str]], ready: str, folder: Path) -> Iterator[str]:
+    """A port that was free may be taken a moment later: another is tried then."""
+    for attempt in range(3):
+        port = _free_port()
+        log = folder / f"log-{attempt}"
+        with log.open("wb") as out:
+            process = subprocess.Popen(command_on(port), stdout=out, stderr=subprocess.STDOUT)
+        try:
+            url = f"http://127.0.0.1:{port}"
+            wait_for(lambda: process.poll() is not None or _answers(url + ready), f"{url} is ready")  # noqa: B023
+            if process.poll() is None:
+                yield url
+                return
+        finally:
+            process.terminate()
+            process.wait(PATIENCE)
+    raise AssertionError(f"it does not start: {log.read_text(errors='replace')[-2000:]}")
+
+
+def _free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return int(taken.getsockname()[1])
+
+
+def _answers(url: str) -> bool:
+    try:
+        _ask(url)
+    except OSError:
+        return False
+    return True
+
+
+def _ask(url: str, body: bytes | None = None) -> bytes:
+    with urllib.request.urlopen(url, body, timeout=PATIENCE) as answer:
+        content: bytes = answer.read()
+        return content

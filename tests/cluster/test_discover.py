@@ -1,0 +1,145 @@
+"""Exporters and owners from a simulated API server over real HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from podgpu.cluster.discover import KubernetesTargets, Selection, check_port
+from podgpu.cluster.owners_api import ApiOwners
+from podgpu.cluster.reading import Owner
+from podgpu.errors import UsageError
+from podgpu.kube.config import ApiConfig
+from podgpu.simulate.api_server import SimulatedApiServer
+from tests.kube.conftest import HURRY, config, eventually, server
+from tests.kube.test_endpoint_slices import endpoint, slice_of
+from tests.kube.test_pod_owners import owner, pod_of
+
+__all__ = ["config", "server"]
+LABELS = {"app.kubernetes.io/name": "podgpu"}
+
+
+def labelled(body: dict[str, Any], name: str, namespace: str = "monitoring", **labels: str) -> dict[str, Any]:
+    return body | {"metadata": {"name": name, "namespace": namespace, "labels": LABELS | labels}}
+
+
+@contextmanager
+def targets(
+    config: ApiConfig, selector: str = "app.kubernetes.io/name=podgpu", **options: Any
+) -> Iterator[KubernetesTargets]:
+    found = KubernetesTargets(config, Selection.parse(selector), pace=HURRY, **options)
+    try:
+        yield found
+    finally:
+        found.close()
+
+
+def test_endpoints_come_and_go(server: SimulatedApiServer, config: ApiConfig) -> None:
+    server.put("endpointslices", labelled(slice_of(endpoint("10.0.0.1", "a")), "one"))
+    server.put("endpointslices", slice_of(endpoint("10.9.9.9", "x"), name="another-app"))
+    with targets(config) as found:
+        assert found.wait_synced(10)
+        assert found.urls() == ("http://10.0.0.1:9400/metrics",)
+        assert found.notes() == ()
+        assert found.urls() is found.urls()
+        server.put("endpointslices", labelled(slice_of(endpoint("10.0.0.2", "b")), "two", "elsewhere"))
+        eventually(lambda: len(found.urls()) == 2)
+        server.remove("endpointslices", "one", "monitoring")
+        eventually(lambda: found.urls() == ("http://10.0.0.2:9400/metrics",))
+        server.remove("endpointslices", "two", "elsewhere")
+        eventually(lambda: found.urls() == ())
+        assert "no Service with the labels app.kubernetes.io/name=podgpu has a ready endpoint" in found.notes()
+    asked = server.requests[0]
+    assert asked.path == "/apis/discovery.k8s.io/v1/endpointslices"
+    assert asked.query["labelSelector"] == "app.kubernetes.io/name=podgpu"
+
+
+def test_one_namespace(server: SimulatedApiServer, config: ApiConfig) -> None:
+    for number, namespace in enumerate(("a", "b")):
+        server.put("endpointslices", labelled(slice_of(endpoint(f"10.0.0.{number}", namespace)), "s", namespace))
+    with targets(config, "b/app.kubernetes.io/name=podgpu", port="1234", https=True) as found:
+        assert found.wait_synced(10)
+        assert found.urls() == ("https://10.0.0.1:1234/metrics",)
+
+
+def test_while_the_api_server_is_away_the_last_ones_stay(server: SimulatedApiServer, config: ApiConfig) -> None:
+    server.put("endpointslices", labelled(slice_of(endpoint("10.0.0.1", "a")), "one"))
+    with targets(config) as found:
+        assert found.wait_synced(10)
+        assert found.urls()
+        server.stop()
+        eventually(lambda: found.notes())
+        assert found.urls() == ("http://10.0.0.1:9400/metrics",)
+        assert found.notes()[0].startswith("the list of exporters may be out of date: ")
+        server.start()
+        eventually(lambda: not found.notes())
+
+
+def test_what_the_server_refuses_is_told(server: SimulatedApiServer, config: ApiConfig) -> None:
+    server.refusal = (403, "endpointslices.discovery.k8s.io is forbidden")
+    with targets(config) as found:
+        eventually(lambda: "out of date" in found.notes()[0])
+        assert found.urls() == ()
+        assert "endpointslices" in found.notes()[0]
+
+
+def test_a_port_that_is_not_clear_is_a_note(server: SimulatedApiServer, config: ApiConfig) -> None:
+    server.put("endpointslices", labelled(slice_of(endpoint("10.0.0.1", "a"), ports=[]), "one"))
+    with targets(config) as found:
+        assert found.wait_synced(10)
+        assert found.urls() == ()
+        assert "--discover-port" in found.notes()[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "namespace", "labels"),
+    [
+        ("app=podgpu", "", "app=podgpu"),
+        ("monitoring/app=podgpu", "monitoring", "app=podgpu"),
+        ("app.kubernetes.io/name=podgpu", "", "app.kubernetes.io/name=podgpu"),
+        ("monitoring/app.kubernetes.io/name=podgpu,x=y", "monitoring", "app.kubernetes.io/name=podgpu,x=y"),
+        ("/team/name=podgpu", "", "team/name=podgpu"),
+        ("app=a/b", "", "app=a/b"),
+    ],
+)
+def test_selectors(text: str, namespace: str, labels: str) -> None:
+    assert Selection.parse(text) == (namespace, labels)
+
+
+@pytest.mark.parametrize("text", ["", " ", "monitoring/", "/", "a=\nb"])
+def test_what_is_no_selector(text: str) -> None:
+    with pytest.raises(UsageError, match="--discover-kubernetes"):
+        Selection.parse(text)
+
+
+def test_ports() -> None:
+    assert [check_port(text) for text in ("metrics", "9400", "http-2")] == ["metrics", "9400", "http-2"]
+    for text in ("", "0", "65536", "A", "a b", "a/b", "-", "-a"):
+        with pytest.raises(UsageError, match="--discover-port"):
+            check_port(text)
+
+
+# Owners
+
+
+def test_owners_of_all_pods(server: SimulatedApiServer, config: ApiConfig) -> None:
+    server.put("pods", pod_of(owner("Job", "train")))
+    owners = ApiOwners(config, HURRY)
+    try:
+        assert owners.wait_synced(10)
+        assert owners.all() == {("n", "p"): Owner("Job", "train")}
+        assert owners.all() is owners.all()
+        assert owners.of([("n", "p"), ("n", "q")]) == {("n", "p"): Owner("Job", "train")}
+        server.remove("pods", "p", "n")
+        eventually(lambda: owners.all() == {})
+        assert owners.notes() == ()
+        server.stop()
+        eventually(lambda: owners.notes())
+    finally:
+        owners.close()
+    accepted = [request.headers["Accept"] for request in server.requests]
+    assert "as=PartialObjectMetadataList;" in accepted[0]
+    assert any("as=PartialObjectMetadata;" in accept for accept in accepted[1:])

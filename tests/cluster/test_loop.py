@@ -1,0 +1,192 @@
+"""The cluster's rounds: what is published when, what is logged, how the loop ends. A backend of ours, no network."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from podgpu.cluster.loop import Clock, Cluster
+from podgpu.cluster.publish import Publisher
+from podgpu.cluster.reading import Backend, NodeReading, Reading, TargetOutcome
+from podgpu.cluster.settings import ViewSettings
+from podgpu.figures.device import DeviceFigures
+
+SETTINGS = ViewSettings(interval=10.0, stale_after=30.0, drop_after=60.0)
+
+
+class Time:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    @property
+    def clock(self) -> Clock:
+        return Clock(monotonic=lambda: self.now, wall=lambda: 1_000_000.0 + self.now)
+
+
+def node(name: str, read_at: float, measured: float = 50.0) -> NodeReading:
+    device = DeviceFigures(f"GPU-{name}", 0, "H100", name, measured=measured)
+    return NodeReading(f"http://{name}/metrics", name, devices=(device,), read_at=read_at)
+
+
+class Script:
+    """A backend that does in each turn what it is told."""
+
+    def __init__(self, *turns: Callable[[Script], object]) -> None:
+        self._turns = list(turns)
+        self.now = Reading()
+        self.closed = False
+        self.go_on: asyncio.Event | None = None
+
+    async def turn(self) -> None:
+        if self._turns:
+            self._turns.pop(0)(self)
+        if self.go_on is not None:
+            await self.go_on.wait()
+
+    def reading(self) -> Reading:
+        return self.now
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+def tell(reading: Reading) -> Callable[[Script], None]:
+    def turn(script: Script) -> None:
+        script.now = reading
+
+    return turn
+
+
+def page_of(cluster: Cluster) -> str:
+    return cluster.published.metrics.plain.decode()
+
+
+def test_before_the_first_round_there_is_a_page_about_itself() -> None:
+    cluster = Cluster(Script, Publisher(SETTINGS), Time().clock)
+    assert "podgpu_cluster_build_info" in page_of(cluster)
+    assert "avg_GPU_utilization" not in page_of(cluster)
+    assert not cluster.published.view.has_fresh_nodes
+    assert cluster.page().picture.nodes == ()
+
+
+def test_a_round_is_published_at_its_end() -> None:
+    time = Time()
+    cluster = Cluster(Script, Publisher(SETTINGS), time.clock)
+    asyncio.run(cluster.round(Script(tell(Reading((node("a", 100.0), node("b", 100.0, 0.0)))))))
+    assert "\navg_GPU_utilization 50" in page_of(cluster)
+    assert [n.name for n in cluster.page().picture.nodes] == ["a", "b"]
+    assert cluster.turns
+
+
+def test_what_a_long_round_has_found_is_published_meanwhile() -> None:
+    cluster = Cluster(Script, Publisher(SETTINGS), Time().clock, look_seconds=0.01)
+    script = Script(tell(Reading((node("a", 100.0),))))
+
+    async def play() -> None:
+        script.go_on = asyncio.Event()
+        round_ = asyncio.create_task(cluster.round(script))
+        while not cluster.published.view.nodes:
+            await asyncio.sleep(0.005)
+        assert not round_.done()
+        script.go_on.set()
+        await round_
+
+    asyncio.run(asyncio.wait_for(play(), 10))
+
+
+def test_a_node_becomes_old_and_is_dropped_while_the_loop_goes_on() -> None:
+    time = Time()
+    cluster = Cluster(Script, Publisher(SETTINGS), time.clock)
+    script = Script(tell(Reading((node("a", 100.0),))))
+    asyncio.run(cluster.round(script))
+    time.now = 140.0
+    asyncio.run(cluster.round(script))
+    assert 'podgpu_cluster_node_up{node="a"} 0' in page_of(cluster)
+    assert "avg_GPU_utilization" not in page_of(cluster)
+    time.now = 161.0
+    asyncio.run(cluster.round(script))
+    assert cluster.published.view.nodes == ()
+
+
+def test_changes_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    time = Time()
+    cluster = Cluster(Script, Publisher(SETTINGS), time.clock)
+    failed = TargetOutcome("http://a/metrics", 1.0, "timeout", "http://a/metrics: no whole answer within 5 s")
+    for reading in (
+        Reading((node("a", 100.0),), (TargetOutcome("http://a/metrics", 0.1),)),
+        Reading((node("a", 100.0),), (failed,)),
+        Reading((node("a", 100.0),), (failed,)),
+        Reading((node("a", 101.0),), (TargetOutcome("http://a/metrics", 0.1),)),
+    ):
+        asyncio.run(cluster.round(Script(tell(reading))))
+    assert [record.getMessage() for record in caplog.records] == [
+        "a: seen",
+        "http://a/metrics: no whole answer within 5 s; podgpu goes on and tries again",
+        "http://a/metrics: answers again",
+    ]
+
+
+def test_a_thousand_failures_are_not_a_thousand_lines(caplog: pytest.LogCaptureFixture) -> None:
+    outcomes = tuple(TargetOutcome(f"http://n{i}/metrics", 1.0, "timeout") for i in range(1000))
+    asyncio.run(Cluster(Script, Publisher(SETTINGS)).round(Script(tell(Reading(outcomes=outcomes)))))
+    assert len(caplog.records) < 40
+    assert "and 990 more" in [record.getMessage() for record in caplog.records]
+
+
+def test_the_loop_turns_in_its_thread_and_stops_in_the_middle_of_a_round() -> None:
+    made: list[Script] = []
+    started = threading.Event()
+
+    def make() -> Backend:
+        script = Script(lambda _: started.set())
+        script.go_on = asyncio.Event()
+        made.append(script)
+        return script
+
+    cluster = Cluster(make, Publisher(SETTINGS))
+    cluster.start(on_fatal=lambda: None)
+    assert started.wait(10)
+    cluster.stop()
+    assert made[0].closed
+    assert cluster.fatal is None
+
+
+def test_a_bug_in_a_round_ends_the_process_instead_of_leaving_old_figures() -> None:
+    ended = threading.Event()
+
+    def burst(_script: Script) -> None:
+        raise ZeroDivisionError("oops")
+
+    cluster = Cluster(lambda: Script(burst), Publisher(SETTINGS))
+    cluster.start(on_fatal=ended.set)
+    assert ended.wait(10)
+    assert "ended by a bug (ZeroDivisionError: oops)" in str(cluster.fatal)
+    cluster.stop()
+
+
+def test_a_loop_that_stands_still_is_late() -> None:
+    time = Time()
+    cluster = Cluster(Script, Publisher(SETTINGS), time.clock)
+    asyncio.run(cluster.round(Script()))
+    time.now += cluster.late_after
+    assert cluster.turns
+    time.now += 1.0
+    assert not cluster.turns
+
+
+def test_the_pages_figures_are_made_ready_only_while_somebody_looks() -> None:
+    time = Time()
+    cluster = Cluster(Script, Publisher(SETTINGS), time.clock)
+    asyncio.run(cluster.round(Script()))
+    assert not cluster.published.page_is_ready
+    cluster.page()
+    asyncio.run(cluster.round(Script()))
+    assert cluster.published.page_is_ready
+    time.now += 301.0
+    asyncio.run(cluster.round(Script()))
+    assert not cluster.published.page_is_ready

@@ -1,0 +1,75 @@
+"""The view as the picture that people look at."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+from hypothesis import given, settings
+
+from podgpu import __version__
+from podgpu.cluster.pictures import picture_of
+from podgpu.cluster.prices import Price, Prices
+from podgpu.cluster.reading import NamespaceCounters, Reading
+from podgpu.cluster.settings import ViewSettings
+from podgpu.cluster.view import Memory, assemble
+from podgpu.figures.as_json import encode_picture
+from podgpu.figures.device import DeviceFigures
+from podgpu.figures.from_json import parse_view
+from podgpu.figures.picture import NamespacePicture
+from tests.cluster.view_readings import H100, WALL, gpu, holder, node, readings, view_of
+
+
+def test_the_cluster() -> None:
+    view = view_of(
+        node("n2", gpu(0, holder(utilization=0.0), measured=50.0)),
+        node("n1", gpu(1), read_at=-60.0, notes=("the exporter cannot read: gpu3",)),
+        settings=ViewSettings(simulated=True),
+        notes=("partial data",),
+    )
+    picture = picture_of(view)
+    assert (picture.scope, picture.taken_at, picture.interval_seconds) == ("cluster", WALL, 15)
+    assert (picture.version, picture.simulated, picture.notes) == (__version__, True, ("partial data",))
+    assert (picture.used_utilization, picture.idle_after_seconds) == (0.5, 1800)
+    old, fresh = picture.nodes
+    assert (old.name, old.old, old.age_seconds) == ("n1", True, 60)
+    assert old.notes == ("the exporter cannot read: gpu3",)
+    assert not fresh.old
+    assert [h.idle_since for d in fresh.devices for h in d.holders] == [WALL]
+
+
+def test_only_the_idle_holder_of_a_shared_gpu_is_idle() -> None:
+    shared = gpu(0, holder("a", utilization=0.0), holder("b", utilization=0.4))
+    (one,) = picture_of(view_of(node("n1", shared))).nodes
+    assert [(h.holder.pod, h.idle_since) for h in one.devices[0].holders] == [("a", WALL), ("b", None)]
+
+
+def test_namespaces_in_gpus_hours_and_money() -> None:
+    mig = f"{H100} MIG 1g.10gb"
+    instance = DeviceFigures("GPU-1", 1, H100, instance="3", profile="1g.10gb", holders=(holder(),), utilization=0.5)
+    memory, prices = Memory(), Prices("EUR", {H100: Price(Fraction(7), Fraction("0.5"))})
+    for at in (0.0, 3600.0):
+        counters = (NamespaceCounters("ml", H100, at, at / 2, at * 1000), NamespaceCounters("ml", mig, at))
+        told = node("n1", gpu(0, holder(), measured=10.0), instance, read_at=at, namespaces=counters)
+        view = assemble(Reading((told,)), memory, ViewSettings(), at, WALL + at, prices=prices)
+    picture = picture_of(view)
+    (ml,) = picture.namespaces
+    assert (picture.currency, picture.counting_since) == ("EUR", WALL)
+    assert ml.allocated_gpus == pytest.approx(1 + 1 / 7)
+    assert (ml.used_gpus, ml.idle_gpus) == (pytest.approx(1 + 1 / 7), 0)
+    assert ml.allocated_hours == pytest.approx(1 + 1 / 7)
+    assert (ml.busy_hours, ml.energy_kwh) == (0.5, 1)
+    assert dict(ml.cost) == {"allocated": 8, "used": 3.5, "energy": 0.5}
+
+
+def test_what_nobody_counts_is_not_known() -> None:
+    (ml,) = picture_of(view_of(node("n1", gpu(0, holder())))).namespaces
+    assert ml == NamespacePicture("ml", allocated_gpus=1.0)
+
+
+@given(readings())
+@settings(max_examples=50)
+def test_every_picture_can_be_sent_and_read_back(reading: Reading) -> None:
+    view = assemble(reading, Memory(), ViewSettings(idle_after=1.0), 0.0, WALL)
+    back = parse_view(encode_picture(picture_of(view)))
+    assert {d.node for d in back.devices} <= {n.name for n in view.nodes}

@@ -1,0 +1,133 @@
+"""The price file: strict, read again when it changes, and what a MIG instance costs."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from podgpu.cluster.prices import Price, PriceFile, Prices, parse_prices
+from podgpu.errors import UsageError
+from podgpu.files import ReadOnChange
+
+H100 = "NVIDIA H100 80GB HBM3"
+WRONG_AMOUNTS = ("-1", ".nan", ".inf", "'2.5'", "free", "1e3", "[1]", "0x10", "1_000", "true", "1:30", "1.", ".5")
+GOOD = f"""
+currency: EUR
+models:
+  "{H100}": {{gpu_hour: 2.5, kwh: 0.30}}
+  "*": {{gpu_hour: 1}}
+"""
+
+
+def test_the_documented_file() -> None:
+    prices = parse_prices(GOOD.encode(), "p.yml")
+    assert prices.currency == "EUR"
+    assert prices.of(H100) == Price(Fraction(5, 2), Fraction(3, 10))
+    assert prices.of("NVIDIA A30") == Price(Fraction(1), None)
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        ("", "currency: is missing"),
+        ("currency: EUR", "models: names no model"),
+        ("models: {a: {kwh: 1}}", "currency: is missing"),
+        ("currency: [EUR]\nmodels: {a: {kwh: 1}}", "currency: is not a text"),
+        ("currency: EUR\nmodel: {}", "model: there is no such key; there are currency, models"),
+        ("currency: EUR\nmodels: []", "models: not a mapping"),
+        ("currency: EUR\nmodels: {a: 2.5}", "models.a: not a mapping"),
+        ("currency: EUR\nmodels: {a: {}}", "models.a: has neither gpu_hour nor kwh"),
+        ("currency: EUR\nmodels: {a: {gpu-hour: 1}}", "models.a.gpu-hour: there is no such key"),
+        ("currency: EUR\nmodels: {a: {kwh: 1}, a: {kwh: 2}}", "models: a stands twice, again in line 2"),
+        *(
+            (f"currency: EUR\nmodels: {{a: {{gpu_hour: {wrong}}}}}", "models.a.gpu_hour: is not a number of 0 or more")
+            for wrong in WRONG_AMOUNTS
+        ),
+        ("currency: EUR\nmodels: {a: {kwh: 1}", "not YAML"),
+        ("currency: \"a\\nb\"\nmodels: {a: {kwh: 1}}", "currency: is missing or no name"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_refused_with_its_place(content: str, complaint: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        parse_prices(content.encode(), "p.yml")
+    assert str(refused.value).startswith("p.yml: ")
+    assert complaint in str(refused.value)
+
+
+@given(st.binary(max_size=60) | st.text(alphabet="curenymodls:{}[]*\"' \n-0.5&?|>", max_size=60).map(str.encode))
+def test_no_file_makes_it_fall_over(content: bytes) -> None:
+    with suppress(UsageError):
+        parse_prices(content, "p.yml")
+
+
+def test_a_mig_instance_costs_its_slices() -> None:
+    prices = Prices(
+        "EUR",
+        {
+            H100: Price(Fraction(7), Fraction(1, 4)),
+            "NVIDIA A30": Price(Fraction(4)),
+            f"{H100} MIG 3g.40gb": Price(Fraction(9)),
+            "*": Price(Fraction(14)),
+        },
+    )
+    assert prices.of(f"{H100} MIG 1g.10gb") == Price(Fraction(1), Fraction(1, 4))
+    assert prices.of(f"{H100} MIG 2g.20gb+me").gpu_hour == 2
+    assert prices.of(f"{H100} MIG 3g.40gb") == Price(Fraction(9))
+    assert prices.of("NVIDIA A30 MIG 1g.6gb").gpu_hour == 1  # cut into four
+    assert prices.of("NVIDIA H200 MIG 1g.18gb").gpu_hour == 2
+    assert prices.of(f"{H100} MIG odd") == Price(None, Fraction(1, 4))
+    assert Prices("EUR", {H100: Price(kwh=Fraction(1))}).of(f"{H100} MIG 1g.10gb") == Price(None, Fraction(1))
+
+
+def test_blanks_written_as_dashes() -> None:
+    prices = parse_prices(GOOD.encode(), "p.yml")
+    assert prices.of("NVIDIA-H100-80GB-HBM3") == prices.of(H100)
+    assert Prices("EUR", {}).of("*") == Price()
+
+
+def test_the_file_is_read_again_and_a_wrong_one_changes_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "prices.yml"
+    file.write_text(GOOD, encoding="utf-8")
+    prices = PriceFile(str(file))
+    assert prices.read() == (parse_prices(GOOD.encode(), "p"), ())
+    file.write_text(GOOD.replace("2.5", "3.5"), encoding="utf-8")
+    assert prices.read()[0].of(H100).gpu_hour == Fraction(7, 2)
+    file.write_text(GOOD.replace("2.5", "-1"), encoding="utf-8")
+    kept, (note,) = prices.read()
+    assert kept.of(H100).gpu_hour == Fraction(7, 2)
+    assert "gpu_hour: is not a number of 0 or more" in note
+    file.unlink()
+    kept, (note,) = prices.read()
+    assert kept.of(H100).gpu_hour == Fraction(7, 2)
+    assert "is not there" in note
+    file.write_text(GOOD, encoding="utf-8")
+    assert prices.read() == (parse_prices(GOOD.encode(), "p"), ())
+
+
+def test_an_unchanged_file_is_not_read_again(tmp_path: Path) -> None:
+    file = tmp_path / "prices.yml"
+    file.write_text(GOOD, encoding="utf-8")
+    parsed: list[bytes] = []
+
+    def parse(content: bytes, path: str) -> Prices:
+        parsed.append(content)
+        return parse_prices(content, path)
+
+    a_day_later = file.stat().st_ctime_ns + 86_400 * 10**9
+    prices = PriceFile(str(file), ReadOnChange(parse, 1024, clock=lambda: a_day_later))
+    assert prices.read() == prices.read()
+    assert len(parsed) == 1
+
+
+def test_a_wrong_file_at_the_start(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"--prices: .*is not there"):
+        PriceFile(str(tmp_path / "none.yml"))
+    wrong = tmp_path / "wrong.yml"
+    wrong.write_text("currency: EUR", encoding="utf-8")
+    with pytest.raises(UsageError, match="models: names no model"):
+        PriceFile(str(wrong))

@@ -1,0 +1,199 @@
+"""Real servers that scrape real pages; and what podgpu says of the same pages when it reads them itself."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from podgpu.cluster.page import PageReader
+from podgpu.cluster.prometheus import PrometheusBackend, PrometheusPlace
+from podgpu.cluster.reading import NodeReading, Reading, Scope
+from podgpu.cluster.settings import ViewSettings
+from podgpu.figures.device import DeviceFigures
+from tests.cluster.real_servers import needs, prometheus, victoria_metrics, wait_for
+from tests.nodes.node import FIXTURES
+
+NODES = FIXTURES.parent / "nodes"
+SETTINGS = ViewSettings(interval=1.0, window=5.0)
+USED = "DCGM_FI_DEV_MEM_COPY_UTIL"
+
+
+@dataclass(frozen=True)
+class Exporter:
+    page: str
+    honor_labels: bool = True
+    copies: Sequence[Mapping[str, str]] = ({},)
+    """Labels of the target, once for each time it is scraped."""
+
+
+OWN_POD = {"namespace": "monitoring", "pod": "exporter", "container": "exporter"}
+EXPORTERS = {
+    # dcgm-exporter as the GPU operator has it scraped: the pods' names become exported_*.
+    "dcgm": Exporter((FIXTURES / "h200" / "dcp_pod.prom").read_text(), honor_labels=False, copies=[OWN_POD]),
+    # The same without a pod on its GPU: all that is left is its own.
+    "dcgm-free": Exporter((FIXTURES / "h200" / "default.prom").read_text(), honor_labels=False, copies=[OWN_POD]),
+    # podgpu's, over an HA pair.
+    "podgpu": Exporter(
+        (NODES / "usage-time-sliced" / "expected.prom").read_text(),
+        copies=[OWN_POD | {"prometheus_replica": "0"}, OWN_POD | {"prometheus_replica": "1"}],
+    ),
+    "podgpu-mig": Exporter((NODES / "usage-mig" / "expected.prom").read_text(), copies=[OWN_POD]),
+    "old-names": Exporter((FIXTURES / "h200" / "old.prom").read_text(), copies=[OWN_POD]),
+}
+SERVERS = {
+    "prometheus": pytest.param(prometheus, marks=needs("prometheus")),
+    "victoria-metrics": pytest.param(victoria_metrics, marks=needs("victoria-metrics")),
+}
+Serving = Callable[..., AbstractContextManager[str]]
+
+
+def page_of(name: str) -> str:
+    """Each exporter on a node and with GPUs of its own: the pages were recorded on one machine, or simulated alike."""
+    page = EXPORTERS[name].page
+    for host in ("vm", "node-1"):
+        page = page.replace(f'Hostname="{host}"', f'Hostname="{name}"')
+    return page.replace('UUID="GPU-', f'UUID="GPU-{name}-').replace('uuid="GPU-', f'uuid="GPU-{name}-')
+
+
+@contextmanager
+def exporters() -> Iterator[tuple[str, set[str]]]:
+    """HOST:PORT that has every page at /NAME, and the names of those that are away."""
+    away: set[str] = set()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            name = self.path.strip("/")
+            body = page_of(name).encode()
+            self.send_response(503 if name in away else 200)
+            self.send_header("Content-Type", "text/plain; version=0.0.4")
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+    thread.start()
+    try:
+        yield f"127.0.0.1:{server.server_port}", away
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def configuration(address: str) -> str:
+    jobs = [
+        {
+            "job_name": name,
+            "metrics_path": f"/{name}",
+            "honor_labels": exporter.honor_labels,
+            "static_configs": [{"targets": [address], "labels": dict(labels)} for labels in exporter.copies],
+        }
+        for name, exporter in EXPORTERS.items()
+    ]
+    return json.dumps({"global": {"scrape_interval": "1s"}, "scrape_configs": jobs})
+
+
+class Live:
+    def __init__(self, url: str, away: set[str]) -> None:
+        self.away = away
+        self._backend = PrometheusBackend(PrometheusPlace(url), SETTINGS)
+        self._runner = asyncio.Runner()
+
+    def turn(self) -> Reading:
+        self._runner.run(self._backend.turn())
+        return self._backend.reading()
+
+    def close(self) -> None:
+        self._runner.run(self._backend.close())
+        self._runner.close()
+
+    def settled(self) -> Reading:
+        """All exporters scraped, and a window full of it."""
+        wait_for(lambda: {node.node for node in self.turn().nodes} == set(EXPORTERS), "every node is there")
+        wait_for(lambda: len(self.turn().rolling or {}) > 5, "averages are there")
+        return self.turn()
+
+
+@pytest.fixture(scope="module", params=SERVERS.values())
+def live(request: pytest.FixtureRequest) -> Iterator[Live]:
+    serving: Serving = request.param
+    with (
+        tempfile.TemporaryDirectory(prefix="pg") as folder,
+        exporters() as (address, away),
+        serving(Path(folder), configuration=configuration(address)) as url,
+    ):
+        found = Live(url, away)
+        yield found
+        found.close()
+
+
+def directly(name: str) -> NodeReading:
+    return PageReader(name, "nowhere", USED).read(page_of(name).encode(), 0.0, 0.0)
+
+
+def comparable(device: DeviceFigures) -> DeviceFigures:
+    return replace(device, holders=tuple(sorted(device.holders, key=lambda of: of.who)))
+
+
+def in_order(node: NodeReading) -> list[DeviceFigures]:
+    return sorted(map(comparable, node.devices), key=lambda device: device.key)
+
+
+def test_the_same_as_reading_the_pages(live: Live) -> None:
+    """Every figure, every holder and every counter, each once."""
+    nodes = live.settled().nodes
+    assert sorted(node.node for node in nodes) == sorted(EXPORTERS)
+    for node in nodes:
+        expected = directly(node.node)
+        assert node.named
+        assert in_order(node) == in_order(expected)
+        assert sorted(node.namespaces) == sorted(expected.namespaces)
+        assert node.notes == expected.notes
+        assert node.taken_at == expected.taken_at
+
+
+def test_averages_of_pages_that_stand_still_are_theirs(live: Live) -> None:
+    """Once the window has no instant from before all exporters were scraped."""
+    measured = [device.measured for name in EXPORTERS for device in directly(name).devices]
+    used = [value / 100 for value in measured if value is not None and value > 0]
+    expected = pytest.approx(sum(used) / len(used))
+    wait_for(lambda: (live.turn().rolling or {}).get(Scope("cluster")) == expected, f"the average is {expected}")
+    rolling = live.turn().rolling or {}
+    assert rolling[Scope("node", node="dcgm")] == pytest.approx(0.09)
+    assert rolling[Scope("namespace", "research")] > 0
+    assert Scope("namespace", "monitoring") not in rolling
+
+
+def test_a_node_that_is_lost_is_told_as_it_was_and_grows_old(live: Live) -> None:
+    """Prometheus marks its series as ended at once; VictoriaMetrics 1.79 goes on with the last ones, which grow old."""
+    before = {node.node: node for node in live.settled().nodes}
+    live.away.add("dcgm")
+    try:
+        wait_for(lambda: _age(live.turn(), "dcgm") > 4, "it is old")
+        reading = live.turn()
+    finally:
+        live.away.clear()
+    assert in_order(_node(reading, "dcgm")) == in_order(before["dcgm"])
+    assert all(_age(reading, name) < 4 for name in EXPORTERS if name != "dcgm")
+
+
+def _age(reading: Reading, name: str) -> float:
+    return time.monotonic() - _node(reading, name).read_at
+
+
+def _node(reading: Reading, name: str) -> NodeReading:
+    return next(node for node in reading.nodes if node.node == name)
