@@ -1,0 +1,88 @@
+"""The page over 8,000 GPUs in a real Chromium: from a change in the filter to the painted page.
+
+The clock is the browser's own. It starts as the `input` event is sent, and stops in the first task after the frame in
+which the page shows what was asked for: style, layout and paint are in it. Some filters leave thousands of GPUs (a
+map), some a handful (tiles); the slowest kind is judged by its median. Without Chromium there is nothing to measure.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from statistics import median
+
+from bench.figures import Figure
+from tests.browser.chromium import Tab, browser, chromium
+from tests.browser.pictures import Showing, large
+
+MOST_MS = 100
+KINDS = {
+    "a word that leaves thousands": ("q", "job-1"),
+    "a word that leaves a few": ("q", "dev-4-"),
+    "a namespace": ("ns", "vision"),
+    "every idle GPU": ("state", "idle"),
+    "longest idle first": ("sort", "idle"),
+}
+_CHANGE = """async (name, value) => {
+  const field = document.querySelector('#filters').elements[name];
+  const painted = () => new Promise(done => requestAnimationFrame(() => {
+    const {port1, port2} = new MessageChannel();
+    port1.onmessage = done;
+    port2.postMessage(0);
+  }));
+  const change = async (to) => {
+    const began = performance.now();
+    field.value = to;
+    field.dispatchEvent(new Event('input', {bubbles: true}));
+    await painted();
+    return performance.now() - began;
+  };
+  await painted();
+  const there = await change(value);
+  return [there, await change('')];
+}"""
+_NEW_PICTURE = """async () => {
+  const {devicesOf, totalsOf} = await import(new URL('page/devices.js', location));
+  const text = await (await fetch('api/v1/view')).text();
+  const began = performance.now();
+  const picture = JSON.parse(text);
+  totalsOf(devicesOf(picture, picture.taken_at));
+  return performance.now() - began;
+}"""
+
+
+def measure(turns: int = 15, nodes: int = 1000) -> list[Figure]:
+    if chromium() is None:
+        print("page: no chromium here, so nothing is measured")
+        return []
+    with _page(nodes) as tab:
+        there: dict[str, list[float]] = {kind: [] for kind in KINDS}
+        back: list[float] = []
+        for _ in range(turns):
+            for kind, (name, value) in KINDS.items():
+                took = tab.evaluate(f"({_CHANGE})({json.dumps(name)}, {json.dumps(value)})")
+                there[kind].append(took[0])
+                back.append(took[1])
+        parsing = median(tab.evaluate(f"({_NEW_PICTURE})()") for _ in range(turns))
+    slowest = max([*map(median, there.values()), median(back)])
+    return [
+        Figure(f"page, {nodes * 8:,} GPUs: the slowest kind of filter", slowest, "ms", MOST_MS),
+        *(Figure(f"page: {kind}, median", median(took), "ms") for kind, took in there.items()),
+        Figure("page: all of them again, median", median(back), "ms"),
+        Figure("page: the longest of all changes", max([*back, *(t for took in there.values() for t in took)]), "ms"),
+        Figure("page: a new picture read and understood, median", parsing, "ms"),
+    ]
+
+
+@contextmanager
+def _page(nodes: int) -> Iterator[Tab]:
+    shown = Showing(replace(large(nodes), interval_seconds=3600.0))
+    with shown.served() as client, browser() as tab:
+        tab.look(1440, 900)
+        tab.open(client.address.url)
+        tab.wait_for("document.querySelectorAll('.square, .tile[data-key]').length > 0", "the page shows GPUs")
+        time.sleep(0.5)  # whatever a fresh browser still does
+        yield tab

@@ -1,0 +1,95 @@
+"""Draws the pictures of docs/images from made-up figures in a real Chromium: `python -m docs.screenshots [FOLDER]`.
+
+Desktop and phone, light and dark, for a node of eight GPUs, a cluster of three nodes and one of 8,000 GPUs. Without
+FOLDER only those that the documentation shows are written, to docs/images. Look at each before you commit it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from podgpu.figures.picture import Picture
+from tests.browser.chromium import MISSING, Tab, browser, chromium
+from tests.browser.pictures import Showing, large, lived_in_node, three_nodes
+
+IMAGES = Path(__file__).parent / "images"
+FONT = "Liberation Sans"
+"""Near to what most systems have; Debian's own choice is much wider."""
+DESKTOP, PHONE = (1440, 900), (360, 780)
+SHOWN = {
+    "cluster-desktop-light": "page-light.png",
+    "node-desktop-dark": "page-dark.png",
+    "cluster-phone-light": "page-phone.png",
+    "large-desktop-light": "page-8000.png",
+}
+"""Those in the documentation, and their names there."""
+
+
+@dataclass(frozen=True)
+class Scene:
+    name: str
+    make: Callable[[int], Picture]
+    seconds: float
+    """How long it runs before it is looked at, so that there are lines to see."""
+    views: tuple[tuple[str, str], ...] = (("", ""),)
+    """Name and what stands after # for other views of it."""
+
+
+SCENES = (
+    Scene("node", lived_in_node, 50),
+    Scene("cluster", three_nodes, 50, (("", ""), ("-pod", "#pod=serving/rerank"), ("-namespaces", "#view=namespaces"))),
+    Scene("large", lambda turn: large(turn=turn), 10, (("", ""), ("-idle", "#sort=idle"))),
+)
+
+
+def main() -> int:
+    arguments = argparse.ArgumentParser(prog="python -m docs.screenshots", description=__doc__)
+    arguments.add_argument("folder", nargs="?", type=Path, help="write every one of them there instead")
+    folder = arguments.parse_args().folder
+    if chromium() is None:
+        print(MISSING, file=sys.stderr)
+        return 1
+    (folder or IMAGES).mkdir(parents=True, exist_ok=True)
+    with browser(FONT) as tab:
+        for scene in SCENES:
+            for name in _looks(tab, scene):
+                path = folder / f"{name}.png" if folder else IMAGES / SHOWN.get(name, "")
+                if folder or name in SHOWN:
+                    tab.screenshot(path)
+                    print(f"{path}: {path.stat().st_size // 1024} KiB")
+    return 0
+
+
+def _looks(tab: Tab, scene: Scene) -> Iterator[str]:
+    """Every look of a scene in turn; what is in the tab is what the name says."""
+    shown = Showing(scene.make(0))
+    with shown.served() as client:
+        tab.look(*DESKTOP)
+        tab.open(client.address.url)
+        _let_run(tab, scene, shown)
+        for view, hash in scene.views:
+            for device, size in (("desktop", DESKTOP), ("phone", PHONE)):
+                for theme in ("light", "dark"):
+                    tab.look(*size, theme=theme, scale=1 if device == "desktop" else 2)
+                    tab.evaluate(f"location.hash = '{hash}'; scrollTo(0, 0)")
+                    tab.evaluate("new Promise(done => setTimeout(done, 300))")
+                    yield f"{scene.name}{view}-{device}-{theme}"
+
+
+def _let_run(tab: Tab, scene: Scene, shown: Showing) -> None:
+    """A new picture for every question, as a running server has."""
+    asked, turn, end = shown.asked, 0, time.monotonic() + scene.seconds
+    while time.monotonic() < end:
+        tab.evaluate("new Promise(done => setTimeout(done, 100))")
+        if shown.asked != asked:
+            asked, turn = shown.asked, turn + 1
+            shown.picture = scene.make(turn)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

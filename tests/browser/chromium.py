@@ -1,0 +1,274 @@
+"""A real Chromium without a window, driven over its DevTools protocol with aiohttp's websocket client.
+
+The event loop turns only while something is asked of the browser, so there is no thread and nothing to lock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+PATIENCE = 30.0
+MISSING = "no chromium here (Debian's package of that name)"
+_LARGEST_MESSAGE = 64 * 1024 * 1024
+_OPTIONS = (
+    *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"),
+    *("--no-first-run", "--no-default-browser-check", "--disable-background-networking", "--disable-extensions"),
+    *("--disable-component-update", "--disable-sync", "--mute-audio", "--remote-debugging-port=0"),
+)
+_KEYS = {
+    "Escape": 27,
+    "Tab": 9,
+    "Enter": 13,
+    "ArrowRight": 39,
+    "ArrowLeft": 37,
+    "ArrowDown": 40,
+    "ArrowUp": 38,
+    "Home": 36,
+    "End": 35,
+}
+
+
+def chromium() -> str | None:
+    return shutil.which("chromium") or shutil.which("chromium-browser")
+
+
+class BrowserError(AssertionError):
+    """What the page threw, or what did not come true in time."""
+
+
+@dataclass
+class Tab:
+    """One page. What went wrong in it is kept, for the test to look at."""
+
+    loop: asyncio.AbstractEventLoop
+    socket: aiohttp.ClientWebSocketResponse
+    reader: asyncio.Task[None] | None = None
+    errors: list[str] = field(default_factory=list)
+    """Exceptions, dialogs, violations of the Content-Security-Policy, console errors."""
+    _answers: dict[int, asyncio.Future[dict[str, Any]]] = field(default_factory=dict)
+    _number: int = 0
+
+    def call(self, method: str, **parameters: Any) -> dict[str, Any]:
+        return self._run(self._call(method, parameters))
+
+    def open(self, url: str) -> None:
+        self.call("Page.navigate", url=url)
+        self.wait_for("document.readyState === 'complete'", "the page is loaded")
+
+    def evaluate(self, expression: str) -> Any:
+        """The value of a JavaScript expression; promises are waited for."""
+        answer = self.call("Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True)
+        if "exceptionDetails" in answer:
+            raise BrowserError(f"{expression}: {_thrown(answer['exceptionDetails'])}")
+        return answer["result"].get("value")
+
+    def wait_for(self, expression: str, what: str = "", patience: float = PATIENCE) -> Any:
+        deadline = time.monotonic() + patience
+        while True:
+            with suppress(BrowserError):  # not there yet
+                if (value := self.evaluate(expression)) or value == {}:  # an element arrives as an empty object
+                    return value
+            if time.monotonic() > deadline:
+                seen = f"errors: {self.errors}\n{self.text()[:1500]}"
+                raise BrowserError(f"did not come true: {what or expression}\n{seen}")
+            self._run(asyncio.sleep(0.05))
+
+    def text(self, selector: str = "body") -> str:
+        return str(self.evaluate(f"document.querySelector({json.dumps(selector)})?.innerText ?? ''"))
+
+    def texts(self, selector: str) -> list[str]:
+        found: list[str] = self.evaluate(
+            f"[...document.querySelectorAll({json.dumps(selector)})].filter(e => e.checkVisibility())"
+            ".map(e => e.innerText.replace(/\\s+/g, ' ').trim())"
+        )
+        return found
+
+    def count(self, selector: str) -> int:
+        return len(self.texts(selector))
+
+    def click(self, selector: str) -> None:
+        """With the mouse, where the element is."""
+        self.evaluate(f"document.querySelector({json.dumps(selector)}).scrollIntoView({{block: 'center'}})")
+        at = self.evaluate(
+            f"(() => {{const r = document.querySelector({json.dumps(selector)}).getBoundingClientRect();"
+            "return [r.left + Math.min(r.width, 40) / 2, r.top + r.height / 2]})()"
+        )
+        for kind in ("mousePressed", "mouseReleased"):
+            self.call("Input.dispatchMouseEvent", type=kind, x=at[0], y=at[1], button="left", clickCount=1)
+
+    def point_at(self, selector: str) -> None:
+        at = self.evaluate(
+            f"(() => {{const r = document.querySelector({json.dumps(selector)}).getBoundingClientRect();"
+            "return [r.left + r.width / 2, r.top + r.height / 2]})()"
+        )
+        self.call("Input.dispatchMouseEvent", type="mouseMoved", x=at[0], y=at[1])
+
+    def press(self, *keys: str) -> None:
+        """Named keys, and any others as the characters they are."""
+        for key in keys:
+            code = {"windowsVirtualKeyCode": _KEYS[key]} if key in _KEYS else {"text": key}
+            if key == "Enter":
+                code["text"] = "\r"
+            self.call("Input.dispatchKeyEvent", type="keyDown", key=key, **code)
+            self.call("Input.dispatchKeyEvent", type="keyUp", key=key, **code)
+
+    def type(self, text: str) -> None:
+        self.press(*text)
+
+    def choose(self, name: str, value: str) -> None:
+        """In a select of the filter row."""
+        self.evaluate(
+            f"(() => {{const s = document.querySelector('select[name={name}]'); s.value = {json.dumps(value)};"
+            "s.dispatchEvent(new Event('input', {bubbles: true}))})()"
+        )
+
+    def look(self, width: int = 1440, height: int = 900, theme: str = "light", scale: float = 1) -> None:
+        """The window's size, and which colours the system wants."""
+        mobile = width < 500
+        self.call(
+            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=scale, mobile=mobile
+        )
+        self.call("Emulation.setTouchEmulationEnabled", enabled=mobile)
+        self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": theme}])
+
+    def screenshot(self, path: Path) -> None:
+        path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"]))
+
+    # -- below ---------------------------------------------------------------------------------------------------
+
+    def _run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return self.loop.run_until_complete(asyncio.wait_for(work, PATIENCE))
+
+    async def _call(self, method: str, parameters: dict[str, Any]) -> dict[str, Any]:
+        self._number += 1
+        answer = self._answers[self._number] = self.loop.create_future()
+        await self.socket.send_json({"id": self._number, "method": method, "params": parameters})
+        message = await answer
+        if "error" in message:
+            raise BrowserError(f"{method}: {message['error']}")
+        result: dict[str, Any] = message["result"]
+        return result
+
+    async def read(self) -> None:
+        async for frame in self.socket:
+            message = json.loads(frame.data)
+            if "id" in message:
+                waiting = self._answers.pop(message["id"])
+                if not waiting.done():
+                    waiting.set_result(message)
+            else:
+                await self._note(message["method"], message["params"])
+
+    async def _note(self, method: str, event: dict[str, Any]) -> None:
+        if method == "Runtime.exceptionThrown":
+            self.errors.append(_thrown(event["exceptionDetails"]))
+        elif method == "Page.javascriptDialogOpening":
+            self.errors.append(f"dialog: {event['message']}")
+        elif method == "Log.entryAdded" and event["entry"]["level"] == "error":
+            entry = event["entry"]
+            self.errors.append(f"{entry['source']}: {entry['text']} {entry.get('url', '')}".strip())
+        elif method == "Runtime.consoleAPICalled" and event["type"] in ("error", "warning"):
+            self.errors.append(f"console: {event['args']}")
+        elif method == "Audits.issueAdded" and "ContentSecurity" in event["issue"]["code"]:
+            self.errors.append(f"policy: {event['issue']}")
+
+
+def _thrown(details: dict[str, Any]) -> str:
+    return str(details.get("exception", {}).get("description") or details.get("text"))
+
+
+@contextmanager
+def browser(font: str = "") -> Iterator[Tab]:
+    """A tab of a fresh Chromium with a profile of its own. `font`: what it takes for the system's own."""
+    command = chromium()
+    if command is None:
+        raise RuntimeError(MISSING)
+    with tempfile.TemporaryDirectory(prefix="podgpu-chromium-", ignore_cleanup_errors=True) as profile:
+        started = [command, *_OPTIONS, f"--user-data-dir={profile}", "about:blank"]
+        environment = os.environ | (_fontconfig(Path(profile), font) if font else {})
+        process = subprocess.Popen(
+            started, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment, start_new_session=True
+        )
+        try:
+            loop = asyncio.new_event_loop()
+            try:
+                port = _port(Path(profile), process)
+                yield from _tab(loop, port)
+            finally:
+                loop.run_until_complete(loop.shutdown_asyncgens())
+                loop.close()
+        finally:
+            _end(process)
+
+
+def _tab(loop: asyncio.AbstractEventLoop, port: int) -> Iterator[Tab]:
+    session = loop.run_until_complete(_session())
+    try:
+        tab = loop.run_until_complete(_attach(loop, session, port))
+        for domain in ("Page", "Runtime", "Log", "Audits", "Network"):
+            tab.call(f"{domain}.enable")
+        yield tab
+        assert tab.reader is not None
+        tab.reader.cancel()
+        with suppress(asyncio.CancelledError):
+            loop.run_until_complete(tab.reader)
+    finally:
+        loop.run_until_complete(session.close())
+
+
+async def _session() -> aiohttp.ClientSession:
+    return aiohttp.ClientSession()
+
+
+async def _attach(loop: asyncio.AbstractEventLoop, session: aiohttp.ClientSession, port: int) -> Tab:
+    async with session.get(f"http://127.0.0.1:{port}/json/list") as answer:
+        pages = [target for target in await answer.json(content_type=None) if target["type"] == "page"]
+    socket = await session.ws_connect(pages[0]["webSocketDebuggerUrl"], max_msg_size=_LARGEST_MESSAGE)
+    tab = Tab(loop, socket)
+    tab.reader = loop.create_task(tab.read())
+    return tab
+
+
+def _port(profile: Path, process: subprocess.Popen[bytes]) -> int:
+    """Chromium writes it into its profile once it listens."""
+    file, deadline = profile / "DevToolsActivePort", time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+        if file.exists() and (lines := file.read_text().splitlines()):
+            return int(lines[0])
+        if process.poll() is not None:
+            raise RuntimeError(f"chromium ended with {process.returncode} at its start")
+        time.sleep(0.05)
+    raise RuntimeError("chromium did not say where it listens")
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """The whole group: its helpers would go on without it."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, 9)
+    process.wait()
+
+
+def _fontconfig(folder: Path, font: str) -> dict[str, str]:
+    file = folder / "fonts.conf"
+    alike = "".join(
+        f'<match target="pattern"><test name="family"><string>{name}</string></test>'
+        f'<edit name="family" mode="assign" binding="strong"><string>{font}</string></edit></match>'
+        for name in ("system-ui", "sans", "sans-serif", "DejaVu Sans")
+    )
+    include = '<include ignore_missing="yes">/etc/fonts/fonts.conf</include>'
+    file.write_text(f'<?xml version="1.0"?><fontconfig>{alike}{include}</fontconfig>')
+    return {"FONTCONFIG_FILE": str(file)}

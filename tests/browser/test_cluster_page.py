@@ -1,0 +1,369 @@
+"""The page over many nodes in a real browser: filters, sorting, a pod's view, nodes and servers that come and go."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from podgpu.figures.picture import NodePicture, Picture
+from podgpu.serve.app import Address
+from tests.browser.chromium import Tab
+from tests.browser.pictures import Showing, gpu, held, large, picture, three_nodes
+
+TILES = "document.querySelectorAll('main .tile[data-key]').length"
+STATE = "document.querySelector('#status').dataset.state"
+
+
+@pytest.fixture
+def shown() -> Showing:
+    return Showing(three_nodes())
+
+
+@pytest.fixture
+def url(shown: Showing) -> Iterator[str]:
+    with shown.served() as client:
+        yield client.address.url
+
+
+def opened(tab: Tab, url: str, hash: str = "") -> None:
+    tab.open("about:blank")  # the same address with another # would not load the page anew
+    tab.open(f"{url}/{hash}")
+    tab.wait_for(f"{STATE} === 'live'", "the page is live")
+
+
+def pods_shown(tab: Tab) -> list[str]:
+    return tab.texts("main .row-pod")
+
+
+# -- filters and sorting ---------------------------------------------------------------------------------------------
+
+
+def test_words_filter_by_everything_that_is_written(tab: Tab, url: str) -> None:
+    opened(tab, url)
+    assert tab.evaluate(TILES) == 20
+    tab.press("/")
+    tab.type("serving l40")
+    tab.wait_for(f"{TILES} === 4", "four tiles")
+    assert pods_shown(tab) == ["chat-0", "chat-1", "chat-2", "chat-3"]
+    assert tab.text("#shown").startswith("4 of 20 GPUs")
+    tab.wait_for("location.hash === '#q=serving+l40'", "the filter stands in the address")
+    tab.press("Escape")
+    tab.wait_for(f"{TILES} === 20", "all tiles again")
+    tab.wait_for("location.hash === ''", "nothing stands in the address")
+
+
+def test_choices_filter_and_stand_in_the_address(tab: Tab, url: str) -> None:
+    opened(tab, url)
+    tab.choose("ns", "notebooks")
+    tab.wait_for(f"{TILES} === 3")
+    tab.choose("state", "idle")
+    tab.wait_for(f"{TILES} === 2")
+    tab.wait_for("location.hash === '#ns=notebooks&state=idle'", "both stand in the address")
+    link = tab.evaluate("location.href")
+    tab.open("about:blank")
+    tab.open(link)
+    tab.wait_for(f"{TILES} === 2", "the link shows the same")
+    assert pods_shown(tab) == ["jupyter-ada", "jupyter-grace"]
+    tab.click("#clear")
+    tab.wait_for(f"{TILES} === 20")
+
+
+def test_a_total_filters_by_its_state(tab: Tab, url: str) -> None:
+    opened(tab, url)
+    assert tab.texts(".total-value")[:5] == ["20", "18", "16", "2", "2"]
+    tab.click(".total-free")
+    tab.wait_for(f"{TILES} === 2")
+    assert tab.evaluate("document.querySelector('.total-free').getAttribute('aria-pressed')") == "true"
+
+
+def test_the_longest_idle_come_first(tab: Tab, url: str) -> None:
+    opened(tab, url, "#sort=idle")
+    assert pods_shown(tab)[:2] == ["jupyter-ada", "jupyter-grace"]
+    first, second, *_ = tab.texts(".tile[data-key] .badge")
+    assert first == "idle 1 d 3 h"
+    assert second == "idle 2 h 12 min"
+    assert tab.texts(".tile-node")[0] == "on gpu-a-02" or tab.texts(".tile-node")[0] == "gpu-a-02"
+
+
+def test_by_utilisation_and_memory(tab: Tab, url: str) -> None:
+    for sort in ("utilization", "memory"):
+        opened(tab, url, f"#sort={sort}")
+        assert set(pods_shown(tab)[:4]) == {"llm-pretrain-gpu-a-01"}
+
+
+def test_nothing_found_says_so(tab: Tab, url: str) -> None:
+    opened(tab, url, "#q=nosuchpod")
+    assert "No GPU matches" in tab.text("main")
+
+
+# -- other views -----------------------------------------------------------------------------------------------------
+
+
+def test_a_holder_leads_to_the_pods_own_view(tab: Tab, url: str) -> None:
+    opened(tab, url, "#q=rerank")
+    tab.click("main .row:nth-child(2) a")
+    tab.wait_for("document.querySelector('.pod-title')?.innerText.includes('rerank')", "the pod's view")
+    assert tab.evaluate("location.hash") == "#pod=serving/rerank"
+    assert tab.evaluate(TILES) == 1
+    assert "1 GPU on 1 node" in tab.text(".facts")
+    assert tab.texts(".row-other .row-pod") == ["embed-documents", "ocr-v2"]
+    assert tab.count(".charts figure") == 2
+    tab.evaluate("history.back()")
+    tab.wait_for("!document.querySelector('.pod-title')", "back again")
+    assert tab.evaluate("document.querySelector('#q').value") == "rerank"
+
+
+def test_a_pod_that_holds_nothing(tab: Tab, url: str) -> None:
+    opened(tab, url, "#pod=gone/away")
+    assert "holds no GPU" in tab.text("main")
+
+
+def test_namespaces_with_hours_and_cost(tab: Tab, url: str) -> None:
+    opened(tab, url)
+    tab.click("#tab-namespaces")
+    tab.wait_for("document.querySelectorAll('tbody tr').length === 4", "four namespaces")
+    assert tab.texts("tbody tr")[0] == "research 10.00 9.00 0 3,120.5 2,710.2 87 % 1,881.4 €6,553.05 €5,691.42 €451.54"
+    tab.click("button[name=idle_gpus]")
+    assert tab.texts("tbody th")[0] == "notebooks"
+    assert tab.evaluate("document.querySelector('th[aria-sort]').innerText").startswith("Idle")
+    tab.click("tbody a")
+    tab.wait_for("location.hash === '#ns=notebooks'")
+
+
+# -- live ------------------------------------------------------------------------------------------------------------
+
+
+def test_new_figures_show_without_a_reload(tab: Tab, url: str, shown: Showing) -> None:
+    shown.picture = picture(NodePicture("n1", (gpu(0, "n1", utilization=0.25, holders=(held("a", "pod-1"),)),)))
+    opened(tab, url)
+    tab.evaluate("document.querySelector('.row-name a').focus(); window.stayed = true")
+    shown.picture = picture(NodePicture("n1", (gpu(0, "n1", utilization=0.75, holders=(held("a", "pod-1"),)),)))
+    tab.wait_for("document.querySelector('.tile-ratio').innerText.startsWith('75')", "the new figure")
+    assert tab.evaluate("window.stayed")
+    assert tab.evaluate("document.activeElement.className") == tab.evaluate(
+        "document.querySelector('.row-name a').className"
+    )
+    assert tab.evaluate("document.activeElement.closest('.tile') !== null"), "the focus is lost"
+
+
+def test_what_has_not_changed_is_not_sent_again(tab: Tab, url: str, shown: Showing) -> None:
+    opened(tab, url)
+    asked = shown.asked
+    tab.evaluate("performance.clearResourceTimings()")
+    tab.wait_for("performance.getEntriesByName(new URL('api/v1/view', location).href).length >= 2", "two more turns")
+    assert shown.asked > asked
+    sizes = "performance.getEntriesByName(new URL('api/v1/view', location).href).map(e => e.responseStatus)"
+    assert set(tab.evaluate(sizes)) == {304}
+
+
+def test_a_lost_node_is_old_and_then_gone(tab: Tab, url: str, shown: Showing) -> None:
+    opened(tab, url)
+    now = three_nodes()
+    *others, last = now.nodes
+    shown.picture = replace(now, nodes=(*others, replace(last, old=True, age_seconds=75.0)))
+    tab.wait_for("document.querySelectorAll('.tile.is-old').length === 4", "old tiles")
+    assert tab.texts(".node.is-old .badge-old") == ["old: last seen 1 min ago"]
+    assert tab.texts(".total-more")[0] == "4 more old"
+    tab.choose("state", "old")
+    tab.wait_for(f"{TILES} === 4")
+    tab.choose("state", "")
+    shown.picture = replace(now, nodes=tuple(others))
+    tab.wait_for(f"{TILES} === 16", "the node is gone")
+
+
+def test_a_picture_that_stands_still_is_called_old(tab: Tab, url: str, shown: Showing) -> None:
+    opened(tab, url)
+    shown.picture = replace(three_nodes(), taken_at=time.time() - 600)
+    tab.wait_for(f"{STATE} === 'old'", "the state is old")
+    assert tab.text("#status-text").startswith("Old, 10")
+
+
+def test_a_server_that_goes_away_and_comes_back(tab: Tab, shown: Showing) -> None:
+    with shown.served() as client:
+        address = client.address
+        opened(tab, address.url)
+    tab.wait_for(f"{STATE} === 'lost'", "the connection is lost")
+    assert tab.text("#status-text").startswith("Connection lost")
+    assert tab.evaluate(TILES) == 20, "the last figures stay"
+    shown.picture = three_nodes(1)
+    with shown.served(Address("127.0.0.1", address.port)):
+        tab.wait_for(f"{STATE} === 'live'", "it goes on by itself")
+        assert tab.evaluate(TILES) == 20
+    tab.errors[:] = [e for e in tab.errors if "ERR_CONNECTION_REFUSED" not in e]
+
+
+def test_nobody_is_asked_while_nobody_looks(tab: Tab, url: str, shown: Showing) -> None:
+    opened(tab, url)
+    hide = "Object.defineProperty(document, 'hidden', {configurable: true, get: () => %s});"
+    tell = "document.dispatchEvent(new Event('visibilitychange'))"
+    tab.evaluate(hide % "true" + tell)
+    tab.evaluate("new Promise(done => setTimeout(done, 300))")
+    asked = shown.asked
+    tab.evaluate("new Promise(done => setTimeout(done, 2500))")  # longer than a pause between two questions
+    assert shown.asked == asked
+    tab.evaluate(hide % "false" + tell)
+    tab.wait_for(f"{STATE} === 'live'")
+    deadline = time.monotonic() + 10
+    while shown.asked == asked and time.monotonic() < deadline:
+        tab.evaluate("new Promise(done => setTimeout(done, 50))")
+    assert shown.asked > asked
+
+
+# -- hostile, small, dark, by keyboard -------------------------------------------------------------------------------
+
+HOSTILE = [
+    "<img src=x onerror=alert(1)>",
+    '"><script>alert(2)</script>',
+    "line\nbreak\ttab 'quotes\" &amp;",
+    "\u202egnp.exe",
+    "javascript:alert(3)",
+    "a/b?c#d=e&pod=x",
+]
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_name_is_only_text(tab: Tab, url: str, shown: Showing, name: str) -> None:
+    device = gpu(0, name, model=name, utilization=0.5, holders=(held(name.replace("/", "-"), name, name),))
+    shown.picture = picture(NodePicture(name, (device,), notes=(name,)), notes=(name,))
+    opened(tab, url)
+    visible = "".join("\ufffd" if c in "\n\t\u202e" else c for c in name)
+    assert tab.evaluate("document.querySelector('main .row-pod').textContent") == visible
+    assert tab.evaluate("document.querySelector('main h2').textContent") == visible
+    assert tab.evaluate("document.images.length + document.scripts.length") == 1
+    tab.click("main .row-name a")
+    tab.wait_for("document.querySelector('.pod-title')", "the pod's view")
+    assert tab.evaluate("document.querySelector('.pod-title').lastChild.textContent") == visible
+    assert tab.evaluate(TILES) == 1
+    assert tab.errors == []
+
+
+def test_by_keyboard_alone(tab: Tab, url: str) -> None:
+    opened(tab, url)
+    focused = "document.activeElement"
+    tab.evaluate("document.querySelector('select[name=show]').focus()")
+    tab.press("Tab")
+    assert tab.evaluate(f"{focused}.getAttribute('aria-label')").startswith("GPU 0 of gpu-a-01, H100 80GB HBM3")
+    tab.press("ArrowRight")
+    assert tab.evaluate(f"{focused}.getAttribute('aria-label')").startswith("GPU 1 of gpu-a-01")
+    tab.press("ArrowDown")
+    below = tab.evaluate(f"{focused}.getAttribute('aria-label')")
+    assert below.startswith("GPU 5 of gpu-a-01")
+    tab.press("ArrowUp", "ArrowLeft")
+    assert tab.evaluate(f"{focused}.getAttribute('aria-label')").startswith("GPU 0 of gpu-a-01")
+    assert tab.evaluate(f"getComputedStyle({focused}).outlineStyle") == "solid"
+    tab.press("Tab")
+    assert tab.evaluate(f"{focused}.tagName") == "A"
+    tab.press("Enter")
+    tab.wait_for("document.querySelector('.pod-title')", "the pod's view")
+    tab.press("Escape")
+    tab.wait_for("!document.querySelector('.pod-title')", "all GPUs again")
+    tab.press("/")
+    assert tab.evaluate(f"{focused}.id") == "q"
+
+
+@pytest.mark.parametrize("hash", ["", "#pod=serving/rerank", "#view=namespaces", "#show=map", "#sort=idle"])
+def test_a_phone_needs_no_sideways_scrolling(tab: Tab, url: str, hash: str) -> None:
+    tab.look(360, 800)
+    opened(tab, url, hash)
+    assert tab.evaluate("document.documentElement.scrollWidth") <= 360
+    assert tab.evaluate("getComputedStyle(document.querySelector('#more-filters')).display") != "none" or hash
+
+
+def test_more_filters_on_a_phone(tab: Tab, url: str) -> None:
+    tab.look(360, 800)
+    opened(tab, url)
+    assert not tab.evaluate("document.querySelector('select[name=ns]').checkVisibility()")
+    tab.click("#more-filters")
+    assert tab.evaluate("document.querySelector('select[name=ns]').checkVisibility()")
+
+
+def test_light_and_dark(tab: Tab, url: str) -> None:
+    ground = "getComputedStyle(document.body).backgroundColor"
+    tab.look(theme="dark")
+    opened(tab, url)
+    dark = tab.evaluate(ground)
+    tab.look(theme="light")
+    light = tab.evaluate(ground)
+    assert (light, dark) == ("rgb(244, 246, 248)", "rgb(14, 19, 25)")
+    tab.click("#theme")
+    tab.click("#theme")
+    assert (tab.text("#theme"), tab.evaluate(ground)) == ("Theme: dark", dark)
+    opened(tab, url)
+    assert tab.evaluate(ground) == dark, "the choice is remembered"
+    tab.evaluate("localStorage.clear()")
+
+
+CONTRAST = """(() => {
+  const channel = v => (v /= 255) <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
+  const numbers = c => c.match(/[\\d.]+/g).map(Number);
+  const light = c => { const [r, g, b] = numbers(c).map(channel); return 0.2126*r + 0.7152*g + 0.0722*b; };
+  const ground = e => { for (; e; e = e.parentElement) {
+    const c = getComputedStyle(e).backgroundColor; const n = numbers(c); if (n.length < 4 || n[3] === 1) return c; }
+    return 'rgb(255,255,255)'; };
+  const bad = [];
+  for (const e of document.querySelectorAll('body *')) {
+    const own = [...e.childNodes].some(n => n.nodeType === 3 && n.data.trim());
+    if (!own || !e.checkVisibility() || e.closest('noscript, option')) continue;
+    const [a, b] = [light(getComputedStyle(e).color), light(ground(e))].sort((x, y) => y - x);
+    const ratio = (a + 0.05) / (b + 0.05);
+    if (ratio < 4.5) bad.push(`${e.className || e.tagName} ${ratio.toFixed(2)} ${e.textContent.slice(0, 20)}`);
+  }
+  return bad;
+})()"""
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_every_text_stands_out_from_its_ground(tab: Tab, url: str, shown: Showing, theme: str) -> None:
+    *others, last = shown.picture.nodes
+    shown.picture = replace(shown.picture, nodes=(*others, replace(last, old=True, age_seconds=75.0)))
+    tab.look(theme=theme)
+    for hash in ("", "#pod=serving/rerank", "#view=namespaces"):
+        opened(tab, url, hash)
+        assert tab.evaluate(CONTRAST) == []
+
+
+# -- very many -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def thousand() -> Picture:
+    return large()
+
+
+def test_thousands_are_a_map_of_which_only_what_is_seen_is_drawn(tab: Tab, thousand: Picture) -> None:
+    shown = Showing(replace(thousand, taken_at=time.time()))
+    with shown.served() as client:
+        opened(tab, client.address.url)
+        assert tab.texts(".total-value")[0] == "7,984"
+        drawn = tab.evaluate("document.querySelectorAll('.square').length")
+        assert 500 < drawn < 3000
+        assert tab.texts(".cell-name")[0] == "gpu-a-0000"
+        tab.evaluate("scrollTo(0, document.body.scrollHeight)")
+        last = "document.querySelector('.cell:last-child .cell-name').innerText"
+        tab.wait_for(f"{last} === 'gpu-h-0999'", "the last node")
+        assert tab.evaluate("document.querySelectorAll('.square').length") < 3000
+        tab.evaluate("scrollTo(0, 0)")
+        tab.press("/")
+        tab.type("dev-4-")
+        tab.wait_for(f"{TILES} === 4", "few are tiles")
+
+
+def test_a_square_shows_its_gpu(tab: Tab, thousand: Picture) -> None:
+    shown = Showing(replace(thousand, taken_at=time.time()))
+    card = "document.querySelector('.card')"
+    with shown.served() as client:
+        opened(tab, client.address.url)
+        tab.point_at(".square.is-idle")
+        tab.wait_for(f"!{card}.hidden", "the card")
+        assert "idle" in tab.text(".card")
+        assert "gpu-e-0004" in tab.text(".card")
+        tab.evaluate("document.querySelector('.square').focus()")
+        tab.press("ArrowRight", "ArrowDown")
+        assert tab.evaluate("document.activeElement.getAttribute('aria-label')").startswith("GPU 1 of gpu-b-0009")
+        tab.press("Enter")
+        assert tab.evaluate(f"{card}.contains(document.activeElement)")
+        tab.press("Escape")
+        assert tab.evaluate(f"{card}.hidden && document.activeElement.matches('.square')")

@@ -1,0 +1,123 @@
+"""The exporter's own page in a real browser, over a simulated node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from podgpu.accounting.containers import ContainerFinder
+from podgpu.agent.loop import Agent, Settings
+from podgpu.allocation.identity import IdentityReader
+from podgpu.allocation.kubelet import KubeletAllocation
+from podgpu.catalog.counters import shipped_counters
+from podgpu.join import Policy
+from podgpu.simulate.driver import SimulatedNvml
+from podgpu.simulate.kubelet import SimulatedKubelet
+from podgpu.simulate.node import furnish, place_loads, pods, tenants
+from podgpu.telemetry.nvml import NvmlTelemetry
+from tests.browser.chromium import Tab
+from tests.nodes.node import Description, node_of
+from tests.serve.server import Client, running
+
+STATE = "document.querySelector('#status').dataset.state"
+
+
+@pytest.fixture
+def agent(folder: Path) -> Iterator[Agent]:
+    """As `podgpu demo` has it: whole, shared, idle and free GPUs, and one in MIG mode."""
+    driver = SimulatedNvml("8xH100,1xH100/7x1g.10gb")
+    on_node = tenants(driver)
+    place_loads(driver, on_node)
+    furnish(folder, on_node)
+    with SimulatedKubelet(str(folder / "kubelet.sock"), pods(on_node)):
+        names = IdentityReader(str(folder / "pods"), str(folder / "containers"))
+        policy = Policy(counters=shipped_counters("dcp") or (), hostname="simulated-node")
+        agent = Agent(
+            NvmlTelemetry(driver, "simulated", count_expected=lambda: 9),
+            [KubeletAllocation(str(folder / "kubelet.sock"))],
+            Settings(interval=1.0, allocation_interval=1.0, policy=policy),
+            identities=lambda: names.read().complete,
+            containers=ContainerFinder(str(folder / "proc")),
+        )
+        agent.warm_up()
+        yield agent
+        driver.faults.unload_driver()
+        agent.stop()
+
+
+@pytest.fixture
+def client(agent: Agent) -> Iterator[Client]:
+    with running(agent) as found:
+        yield found
+
+
+def test_every_gpu_is_a_tile_with_its_holders(tab: Tab, client: Client) -> None:
+    tab.open(client.address.url)
+    tab.wait_for("document.querySelectorAll('.tile[data-key]').length === 9", "nine tiles")
+    assert tab.text("#scope") == "simulated-node"
+    assert tab.texts("#simulated") == ["SIMULATED"] or tab.texts("#simulated") == ["Simulated"]
+    first, *_ = tab.texts(".tile[data-key]")
+    assert first.startswith("GPU 0 H100")
+    assert "research/llm-train-0 trainer" in first.replace("research/ ", "research/")
+    assert "GiB" in first
+    assert "W" in first
+    assert tab.texts(".total-value")[0] == "9"
+
+
+def test_shared_gpus_and_mig_instances_are_parts_of_the_tile(tab: Tab, client: Client) -> None:
+    tab.open(client.address.url)
+    tab.wait_for("document.querySelectorAll('.tile[data-key]').length === 9")
+    rows = "[...document.querySelectorAll('.tile[data-key]')].map(t => t.querySelectorAll('.row').length)"
+    assert tab.evaluate(rows) == [1, 1, 1, 1, 2, 1, 1, 1, 7]
+    fills = "[...document.querySelectorAll('.tile[data-key]')].map(t => t.querySelectorAll('.segment').length)"
+    assert tab.evaluate(fills)[-1] == 7
+    mig = tab.texts(".tile[data-key]")[-1]
+    assert mig.count("1g.10gb") == 7
+    assert mig.count("Free") == 2
+    assert "embed-0" in tab.texts(".tile[data-key]")[4]
+    assert "ocr-0" in tab.texts(".tile[data-key]")[4]
+
+
+def test_who_holds_a_gpu_and_does_nothing_is_marked(tab: Tab, client: Client) -> None:
+    tab.open(client.address.url)
+    idle = tab.wait_for("document.querySelector('.tile.is-idle')?.innerText", "an idle tile")
+    assert "jupyter-ada-0" in idle
+    assert "idle" in idle
+
+
+def test_a_new_snapshot_shows_without_a_reload(tab: Tab, client: Client, agent: Agent) -> None:
+    tab.open(client.address.url)
+    tab.wait_for("document.querySelectorAll('.tile[data-key]').length === 9")
+    tab.evaluate("window.stayed = true; window.tile = document.querySelector('.tile[data-key]')")
+    before = tab.evaluate("document.querySelectorAll('.spark-line')[0].getAttribute('d')")
+    agent.read_telemetry()
+    tab.wait_for(f"document.querySelectorAll('.spark-line')[0].getAttribute('d') !== {before!r}", "a longer line")
+    assert tab.evaluate("window.stayed && window.tile === document.querySelector('.tile[data-key]')")
+
+
+def test_links_to_the_other_paths(tab: Tab, client: Client) -> None:
+    tab.open(client.address.url)
+    assert tab.texts(".foot a") == ["metrics", "health", "ready", "api/v1/view"]
+
+
+def test_what_does_not_work_is_said_and_never_parsed(tab: Tab, folder: Path) -> None:
+    with node_of(Description("two GPUs", "2xH100", arguments=["-k"]), folder) as node, running(node.agent) as client:
+        node.kubelet.refusal = ("INTERNAL", "<img src=x onerror=alert(1)>")
+        node.take_turns()
+        tab.open(client.address.url)
+        tab.wait_for("!document.querySelector('#notes').hidden", "notes")
+        tab.click("#notes summary")
+        assert "<img src=x onerror=alert(1)>" in tab.text("#notes-list")
+        assert tab.evaluate("document.images.length") == 0
+
+
+def test_figures_that_are_too_old_are_withheld(tab: Tab, folder: Path) -> None:
+    with node_of(Description("two GPUs", "2xH100", arguments=["-k"]), folder) as node, running(node.agent) as client:
+        node.take_turns()
+        tab.open(client.address.url)
+        tab.wait_for("document.querySelectorAll('.tile[data-key]').length === 2")
+        node.clock.advance(1000.0)
+        tab.wait_for("document.querySelectorAll('.tile[data-key]').length === 0", "no tiles")
+        assert "too old" in tab.evaluate("document.querySelector('#notes-list').textContent")
