@@ -9,17 +9,18 @@ import argparse
 import difflib
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from docs.option_blocks import OPTION_BLOCKS, code, prose, table
 from podgpu.agent.loop import Agent, Clock, Settings
 from podgpu.allocation.kubelet import parse_assignments
 from podgpu.allocation.pod_resources import decode_list
 from podgpu.allocation.source import Allocation
+from podgpu.catalog.cluster_families import CLUSTER_FAMILIES, SEED_FAMILIES
 from podgpu.catalog.counters import SHIPPED, Counter, shipped_counters
 from podgpu.catalog.families import GPU_MANAGER_FAMILIES, OWN_FAMILIES, FamilySpec
 from podgpu.catalog.fields import Call, Field, FieldValue, Gpm, Kept, fields
-from podgpu.cli.option_table import EXPORTER_OPTIONS, Option
 from podgpu.join import Policy
 from podgpu.model import Device
 from podgpu.simulate.driver import SimulatedNvml
@@ -73,60 +74,27 @@ def _first_difference(old: str, new: str) -> str:
 # --- tables
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    yield f"| {' | '.join(head)} |"
-    yield f"|{'|'.join('---' for _ in head)}|"
-    for row in rows:
-        yield f"| {' | '.join(row)} |"
-
-
-def _code(text: str) -> str:
-    return f"`{text.replace('|', chr(92) + '|')}`" if text else ""
-
-
-def _prose(text: str) -> str:
-    return re.sub(r"([*|\\])", r"\\\1", text.replace("&", "&amp;").replace("<", "&lt;"))
-
-
-def _options() -> Iterator[str]:
-    head = ("Flag", "Short", "Variable", "Default", "Meaning")
-    return _table(head, (_option_row(o) for o in EXPORTER_OPTIONS if o.works))
-
-
-def _option_row(option: Option) -> tuple[str, ...]:
-    _, _, words = option.kind.partition("choice:")
-    choice = f" One of {', '.join(map(_code, words.split('|')))}." if words else ""
-    return (*_names(option), _code(option.default), _prose(option.help) + choice)
-
-
-def _names(option: Option) -> tuple[str, str, str]:
-    flag = " ".join(_code(f"--{name}") for name in (option.flag, option.alias) if name)
-    return flag + (" †" if option.ours else ""), _code(f"-{option.short}" if option.short else ""), _code(option.env)
-
-
-def _accepted_options() -> Iterator[str]:
-    """dcgm-exporter's options that do nothing here."""
-    unbuilt = (o for o in EXPORTER_OPTIONS if not o.works)
-    rows = ((*_names(o), _prose(o.help.removeprefix("accepted; "))) for o in unbuilt)
-    return _table(("Flag", "Short", "Variable", "Why it does nothing"), rows)
-
-
 def _metrics() -> Iterator[str]:
     own = (_metric_row(f, f.help) for f in OWN_FAMILIES)
     theirs = (_metric_row(f, f"With --gpu-manager-metrics: {f.help}.") for f in GPU_MANAGER_FAMILIES)
-    return _table(("Metric", "Type", "Labels", "Meaning"), (*own, *theirs))
+    return table(("Metric", "Type", "Labels", "Meaning"), (*own, *theirs))
+
+
+def _cluster_metrics() -> Iterator[str]:
+    rows = (_metric_row(family, family.help) for family in (*SEED_FAMILIES, *CLUSTER_FAMILIES))
+    return table(("Metric", "Type", "Labels", "Meaning"), rows)
 
 
 def _metric_row(family: FamilySpec, meaning: str) -> tuple[str, ...]:
-    return _code(family.name), family.type, ", ".join(map(_code, family.labels)), _prose(meaning)
+    return code(family.name), family.type, ", ".join(map(code, family.labels)), prose(meaning)
 
 
 def _counters() -> Iterator[str]:
     """Every field of the shipped files in one row; how the 1.x file names it in the row's own column."""
     files = {short: {c.field.id: c for c in shipped_counters(short) or ()} for short in SHIPPED}
-    head = ("Field", "Type", *(_code(f"-f {short}") for short in ("default", "dcp")), "Name with `-f 1.x`", "Meaning")
+    head = ("Field", "Type", *(code(f"-f {short}") for short in ("default", "dcp")), "Name with `-f 1.x`", "Meaning")
     ids = sorted({i for counters in files.values() for i in counters})
-    return _table(head, (_counter_row({short: c.get(i) for short, c in files.items()}) for i in ids))
+    return table(head, (_counter_row({short: c.get(i) for short, c in files.items()}) for i in ids))
 
 
 def _counter_row(of: Mapping[str, Counter | None]) -> tuple[str, ...]:
@@ -136,24 +104,24 @@ def _counter_row(of: Mapping[str, Counter | None]) -> tuple[str, ...]:
     kind = f"{new.type} (1.x: {old.type})" if new and old and new.type != old.type else counter.type
     ticks = ("yes" if of[short] else "" for short in ("default", "dcp"))
     since = " Hopper and later." if isinstance(counter.field.recipe, Gpm) else ""
-    return _code(counter.field.name), kind, *ticks, _code(old.name if old else ""), _prose(counter.help) + since
+    return code(counter.field.name), kind, *ticks, code(old.name if old else ""), prose(counter.help) + since
 
 
 def _fields() -> Iterator[str]:
     head = ("Id", "Name", "Name since DCGM 4.6", "Name in 1.x", "Unit", "MIG instances", "From")
     rows = (_field_row(f) for f in fields().values() if f.recipe is not None)
-    return _table(head, rows)
+    return table(head, rows)
 
 
 def _field_row(field: Field) -> tuple[str, ...]:
-    names = (_code(name) for name in (field.name, field.name_since_4_6, field.name_1x))
-    return str(field.id), *names, _prose(field.unit), "own value" if field.per_instance else "", _origin(field)
+    names = (code(name) for name in (field.name, field.name_since_4_6, field.name_1x))
+    return str(field.id), *names, prose(field.unit), "own value" if field.per_instance else "", _origin(field)
 
 
 def _origin(field: Field) -> str:
     match field.recipe:
         case Call(function=function):
-            return _code(function)
+            return code(function)
         case FieldValue(ids=ids):
             return f"NVML field {'+'.join(map(str, ids))}"
         case Gpm(metric=metric):
@@ -227,9 +195,9 @@ def _sample() -> Iterator[str]:
 
 BLOCKS: Mapping[str, Callable[[], Iterator[str]]] = {
     "sample": _sample,
-    "options": _options,
-    "accepted-options": _accepted_options,
+    **OPTION_BLOCKS,
     "metrics": _metrics,
+    "cluster-metrics": _cluster_metrics,
     "counters": _counters,
     "fields": _fields,
 }

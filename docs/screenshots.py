@@ -1,18 +1,21 @@
-"""Draws the pictures of docs/images from made-up figures in a real Chromium: `python -m docs.screenshots [FOLDER]`.
+"""Draws the pictures of docs/images in a real Chromium: `python -m docs.screenshots [FOLDER]`.
 
-Desktop and phone, light and dark, for a node of eight GPUs, a cluster of three nodes and one of 8,000 GPUs. Without
-FOLDER only those that the documentation shows are written, to docs/images. Look at each before you commit it.
+What `podgpu top` shows of the demo, and the page with made-up figures: on desktop and phone, light and dark, for a node
+of eight GPUs, a cluster of three nodes and one of 8,000 GPUs. Without FOLDER only those that the documentation shows are
+written, to docs/images. Look at each before you commit it.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from docs.top_screenshot import top_html
 from podgpu.figures.picture import Picture
 from tests.browser.chromium import MISSING, Tab, browser, chromium
 from tests.browser.pictures import Showing, large, lived_in_node, three_nodes
@@ -56,6 +59,7 @@ def main() -> int:
         return 1
     (folder or IMAGES).mkdir(parents=True, exist_ok=True)
     with browser(FONT) as tab:
+        _draw_top(tab, (folder or IMAGES) / "top.png")
         for scene in SCENES:
             for name in _looks(tab, scene):
                 path = folder / f"{name}.png" if folder else IMAGES / SHOWN.get(name, "")
@@ -63,6 +67,18 @@ def main() -> int:
                     tab.screenshot(path)
                     print(f"{path}: {path.stat().st_size // 1024} KiB")
     return 0
+
+
+def _draw_top(tab: Tab, path: Path) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        page = Path(folder) / "top.html"
+        page.write_text(top_html(), encoding="utf-8")
+        tab.look(*DESKTOP, scale=1.25)
+        tab.open(page.as_uri())
+        width, height = tab.evaluate("[document.body.offsetWidth, document.body.offsetHeight]")
+        tab.look(width, height, scale=1.25)
+        tab.screenshot(path)
+        print(f"{path}: {path.stat().st_size // 1024} KiB")
 
 
 def _looks(tab: Tab, scene: Scene) -> Iterator[str]:

@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from bench import __main__ as command
-from bench import allocation, largest, memory, parser, rendering, serving, tick, usage
+from bench import allocation, cluster, largest, memory, page, parser, rendering, serving, tick, usage
 from bench.figures import Figure, row
 from bench.node import NodeShape, TickClock, pods, simulated_driver
+from tests.browser.chromium import chromium
 
 SMALL = NodeShape("1xH100/2x1g.10gb", 3)
 
@@ -33,8 +34,10 @@ def _quiet() -> Iterator[None]:
         (lambda: allocation.measure(pods=4, few_pods=2, turns=2), 3),
         (lambda: largest.measure(SMALL, ticks=5), 0),
         (lambda: memory.measure(first=5, last=10, scrape_every=5), 3),
+        (lambda: cluster.measure(nodes=3, rounds=2, firsts=1), 4),
+        (lambda: page.measure(turns=2, nodes=20), 1 if chromium() else 0),
     ],
-    ids=["serving", "rendering", "parser", "tick", "usage", "allocation", "largest", "memory"],
+    ids=["serving", "rendering", "parser", "tick", "usage", "allocation", "largest", "memory", "cluster", "page"],
 )
 def test_measures(measure: Callable[[], list[Figure]], judged: int) -> None:
     figures = measure()

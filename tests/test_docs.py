@@ -13,11 +13,13 @@ from pathlib import Path
 
 import click
 import pytest
+import yaml
 
+from podgpu.catalog.cluster_families import CLUSTER_FAMILIES
 from podgpu.catalog.families import OWN_FAMILIES
 from podgpu.catalog.fields import field_named, fields
-from podgpu.cli.enrich import ENRICH_OPTIONS
-from podgpu.cli.main import cli
+from podgpu.cli.cluster_options import CLUSTER_OPTIONS
+from podgpu.cli.main import COMMANDS, cli
 from podgpu.cli.option_table import EXPORTER_OPTIONS
 from podgpu.cli.params import normalise
 
@@ -45,16 +47,18 @@ def test_generated_blocks_are_fresh() -> None:
 
 def test_a_stale_block_is_told_in_one_line(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "docs", tmp_path / "docs")
-    (tmp_path / "README.md").write_text(README.replace("| `--once` † |", "| `--twice` † |"), encoding="utf-8")
+    (tmp_path / "README.md").write_text(
+        README.replace("| `podgpu_device_count` |", "| `podgpu_gpu_count` |"), encoding="utf-8"
+    )
     check = [sys.executable, "-m", "docs.generate", "--check"]
     done = subprocess.run(check, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (1, "")
     assert done.stdout.count("\n") == 1
-    assert "--twice" in done.stdout
-    assert "--once" in done.stdout
+    assert "podgpu_gpu_count" in done.stdout
+    assert "podgpu_device_count" in done.stdout
 
 
-@pytest.mark.parametrize("block", ["sample", "options", "accepted-options", "metrics", "counters"])
+@pytest.mark.parametrize("block", ["sample", "metrics", "counters"])
 def test_the_readme_has_the_block(block: str) -> None:
     assert README.count(f"<!-- generated:{block} -->") == 1
 
@@ -86,7 +90,7 @@ def test_relative_links_resolve(page: Path) -> None:
 
 @pages
 def test_every_metric_named_exists(page: Path) -> None:
-    own = {family.name for family in OWN_FAMILIES}
+    own = {family.name for family in (*OWN_FAMILIES, *CLUSTER_FAMILIES)}
     known = own | {name for field in fields().values() for name in field.names}
     for match in _NAME.finditer(page.read_text(encoding="utf-8")):
         name = match[0].removesuffix("*")
@@ -98,11 +102,30 @@ def test_every_metric_named_exists(page: Path) -> None:
 
 @pages
 def test_every_option_named_exists(page: Path) -> None:
-    options = (*EXPORTER_OPTIONS, *ENRICH_OPTIONS)
-    known = {f"--{name}" for option in options for name in (option.flag, option.alias) if name}
+    commands = [cli.get_command(click.Context(cli), name) for name in COMMANDS]
+    known = {name for command in commands if command for option in command.params for name in option.opts}
+    known |= {f"--{option.flag}" for option in CLUSTER_OPTIONS}
     text = _FENCE.sub("", page.read_text(encoding="utf-8"))
     named = {m[0] for m in re.finditer(r"(?<=`)--[a-z][a-z-]+", text)}
     assert named <= known | {"--check"}
+
+
+@pages
+def test_every_chart_value_named_exists(page: Path) -> None:
+    """`exporter.kubernetes.dra`, `gpus.access=cdi`, `exporter.monitor.*`: what begins as a chart's value is one."""
+    values = yaml.safe_load((ROOT / "deploy" / "helm" / "podgpu" / "values.yaml").read_text(encoding="utf-8"))
+    text = _FENCE.sub("", page.read_text(encoding="utf-8"))
+    for span in re.findall(r"`([a-zA-Z]+(?:\.[a-zA-Z*]+)+)(?:[=:][^`]*)?`", text):
+        here = values
+        for part in span.removesuffix(".*").split(".") if span.split(".")[0] in values else ():
+            assert part in here, span
+            here = here[part]
+
+
+@pages
+def test_every_path_named_exists(page: Path) -> None:
+    for path in re.findall(r"(?<![\w/.-])((?:deploy|tests|bench|docs)/[\w./-]+)", page.read_text(encoding="utf-8")):
+        assert (ROOT / path.rstrip(".")).exists(), path
 
 
 def test_every_room_is_on_the_map() -> None:
@@ -133,7 +156,7 @@ def command_lines() -> Iterator[list[str]]:
         for line in block.replace("\\\n", " ").splitlines():
             words = shlex.split(line.removeprefix("$ "), comments=True)
             for number, word in enumerate(words):
-                if Path(word).name == "podgpu" and words[number + 1 :]:
+                if "helm" not in words[:number] and Path(word).name == "podgpu" and words[number + 1 :]:
                     following = words[number + 1 :]
                     ends = [i for i, w in enumerate(following) if w in ("&&", "|", ";", "&", ">")]
                     yield following[: ends[0]] if ends else following

@@ -179,6 +179,8 @@ class ContainerUsage:
     energy_mj: int | None = None
     power_part: float | None = None
     """Its part of the device's energy in the last window."""
+    idle_run_ns: int | None = None
+    """The part of `idle_ns` since it last ran anything: for how long it has been idle."""
 
 
 @dataclass(frozen=True, slots=True)

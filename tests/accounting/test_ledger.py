@@ -69,6 +69,10 @@ class Books:
         return self
 
     def of(self, workload: Workload) -> ContainerUsage:
+        """Without `idle_run_ns`, which has a test of its own."""
+        return replace(self.statement_of(workload), idle_run_ns=None)
+
+    def statement_of(self, workload: Workload) -> ContainerUsage:
         (found,) = (one for one in self.ledger.statement().containers if one.holder.pod == workload.pod)
         return found
 
@@ -199,6 +203,15 @@ def test_idle_is_a_turn_held_in_which_nothing_ran(books: Books) -> None:
 
 
 # Busy time
+
+
+def test_how_long_somebody_has_been_idle_begins_anew_whenever_it_runs(books: Books) -> None:
+    told = []
+    for busy in (0, 100, 0, 0):
+        books.turn(used({1: busy} if busy else {}), [held(A)])
+        told.append(books.statement_of(A).idle_run_ns)
+    assert told == [SECOND, 0, SECOND, 2 * SECOND]
+    assert books.statement_of(A).idle_ns == 3 * SECOND
 
 
 def test_what_has_no_owner_is_in_the_rest(books: Books) -> None:

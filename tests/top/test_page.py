@@ -219,6 +219,7 @@ def test_a_bad_page_is_one_line_and_exit_code_1(reply: bytes, capsys: pytest.Cap
 
 
 def test_nobody_there_is_one_line_and_exit_code_1(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["top", "--once", "--url", (url := nobody())]) == 1
+    url = nobody()
+    assert run(["top", "--once", "--url", url]) == 1
     said = f"podgpu: {url} cannot be reached (nothing listens there): see that the exporter runs there\n"
     assert capsys.readouterr().err == said

@@ -40,6 +40,8 @@ class Account:
     busy_ns: int | None = None
     idle_ns: int | None = None
     energy_mj: int | None = None
+    idle_run_ns: int | None = None
+    """The idle time since it last ran anything."""
     _owed: int = 0
     """What is allocated beyond the last whole nanosecond, in units of one nanosecond / `_unit`."""
     _unit: int = 1
@@ -56,6 +58,7 @@ class Account:
         self.busy_ns = plus(self.busy_ns, entry.busy_ns)
         self.idle_ns = plus(self.idle_ns, entry.idle_ns)
         self.energy_mj = plus(self.energy_mj, entry.energy_mj)
+        self.idle_run_ns = 0 if entry.busy_ns else plus(self.idle_run_ns, entry.idle_ns)
 
     def statement(self, device: str) -> ContainerUsage:
         return ContainerUsage(
@@ -68,6 +71,7 @@ class Account:
             self.busy_ns,
             self.idle_ns,
             self.energy_mj,
+            idle_run_ns=self.idle_run_ns,
         )
 
 

@@ -13,7 +13,7 @@ from click.core import ParameterSource
 
 from podgpu.cli.cluster_options import CLUSTER_OPTIONS
 from podgpu.cli.logs import configure_logging
-from podgpu.cli.memory import share_one_heap
+from podgpu.cli.memory import look_for_cycles_seldom, share_one_heap
 from podgpu.cli.pages import access_by
 from podgpu.cli.params import naming_variable, with_options
 from podgpu.cluster.loop import Cluster
@@ -49,6 +49,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     --discover-kubernetes.
     """
     share_one_heap()
+    look_for_cycles_seldom()
     configure_logging(options["log_format"], options["debug"])
     with naming_variable(ctx, "address"):
         address = parse_address(options["address"])
@@ -149,7 +150,8 @@ def _scrape(options: dict[str, Any], settings: ViewSettings, at_the_end: ExitSta
     )
     targets = _targets(options, credentials, at_the_end)
     owners = _owners(options, at_the_end)
-    return lambda: ScrapeBackend(targets, credentials, scraping, owners=owners.all if owners else None)
+    said = owners.notes if owners and options["owners"] == "api" else tuple  # auto does without and says nothing
+    return lambda: ScrapeBackend(targets, credentials, scraping, owners=owners.all if owners else None, notes=said)
 
 
 def _targets(options: dict[str, Any], credentials: Credentials, at_the_end: ExitStack) -> Targets:
@@ -161,7 +163,8 @@ def _targets(options: dict[str, Any], credentials: Credentials, at_the_end: Exit
     from podgpu.cluster.discover import KubernetesTargets, Selection, check_port
 
     selection, port = Selection.parse(options["discover_kubernetes"]), check_port(options["discover_port"])
-    targets = KubernetesTargets(_api(options["kubeconfig"]), selection, port)
+    https = bool(options["exporter_ca_file"] or options["exporter_insecure_skip_verify"])
+    targets = KubernetesTargets(_api(options["kubeconfig"]), selection, port, https=https)
     at_the_end.callback(targets.close)
     if not targets.wait_synced(_SYNC_SECONDS):
         _log.warning("%s", "; ".join(targets.notes()))

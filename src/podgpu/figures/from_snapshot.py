@@ -103,8 +103,7 @@ def _holder_figures(usage: ContainerUsage, share: float | None, taken_at: float)
 
 
 def _idle_since(usage: ContainerUsage, taken_at: float) -> float | None:
-    """Only of who never did anything: the counters do not tell when somebody stopped."""
-    return taken_at - usage.idle_ns / _NS if usage.idle_ns and usage.busy_ns == 0 else None
+    return taken_at - usage.idle_run_ns / _NS if usage.idle_run_ns else None
 
 
 def _numbers(values: Mapping[int, Value]) -> dict[int, float]:
