@@ -1,7 +1,7 @@
 """Draws the pictures of docs/images in a real Chromium: `python -m docs.screenshots [FOLDER]`.
 
 What `podgpu top` shows of the demo, and the page with made-up figures: on desktop and phone, light and dark, for a node
-of eight GPUs, a cluster of three nodes and one of 8,000 GPUs. Without FOLDER only those that the documentation shows are
+of eight GPUs, a cluster of three nodes and one of 8,000 GPUs. Without FOLDER only those the documentation shows are
 written, to docs/images. Look at each before you commit it.
 """
 
