@@ -214,6 +214,18 @@ def test_how_long_somebody_has_been_idle_begins_anew_whenever_it_runs(books: Boo
     assert books.statement_of(A).idle_ns == 3 * SECOND
 
 
+def test_who_has_a_process_beside_a_busy_one_is_not_called_idle(books: Books) -> None:
+    """The driver gives its samples to the busy one, whatever the other ran between."""
+    books.turn(used({1: 100}, {1: 5, 2: 1}), [held(A, 0.5), held(B, 0.5)])
+    assert (books.statement_of(B).busy_ns, books.statement_of(B).idle_ns) == (0, None)
+    books.turn(used({}, {1: 5, 2: 1}), [held(A, 0.5), held(B, 0.5)])
+    assert books.statement_of(B).idle_ns == SECOND, "the device did nothing, so neither did it"
+    books.turn(used({1: 100}, {1: 5, 2: 1}), [held(A, 0.5), held(B, 0.5)])
+    assert books.statement_of(B).idle_run_ns == 0
+    books.turn(used({1: 100}, {1: 5}), [held(A, 0.5), held(B, 0.5)])
+    assert books.statement_of(B).idle_run_ns == SECOND, "nothing of it is there any more"
+
+
 def test_what_has_no_owner_is_in_the_rest(books: Books) -> None:
     books.turn(used({1: 100, 11: 20, 2: 200, 9: 50}, busy_ns=500), [held(A)])
     assert (books.of(A).busy_ns, books.of(B).busy_ns) == (120, 200)

@@ -140,3 +140,12 @@ def test_what_the_cluster_knows_of_idleness_goes_before_what_was_seen_from_here(
     history = History()
     history.note(View((device,), taken_at=4600.0), now=1.0)
     assert history.idle(device, holder) == Idle(3600.0)
+
+
+def test_who_has_a_process_beside_a_busy_one_is_neither_busy_nor_idle() -> None:
+    holder = HolderFigures(Workload("ns", "pod", "c"), utilization=0.0, processes=1, busy_seconds=5.0, idle_seconds=7.0)
+    history = History()
+    for now, utilization in ((1.0, 0.9), (2.0, 0.9)):
+        device = DeviceFigures("GPU-a", 0, utilization=utilization, holders=(holder,))
+        history.note(View((device,)), now)
+        assert history.idle(device, holder) is None

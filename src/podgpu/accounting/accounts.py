@@ -58,7 +58,8 @@ class Account:
         self.busy_ns = plus(self.busy_ns, entry.busy_ns)
         self.idle_ns = plus(self.idle_ns, entry.idle_ns)
         self.energy_mj = plus(self.energy_mj, entry.energy_mj)
-        self.idle_run_ns = 0 if entry.busy_ns else plus(self.idle_run_ns, entry.idle_ns)
+        may_have_run = entry.busy_ns is not None and (entry.busy_ns > 0 or entry.idle_ns is None)
+        self.idle_run_ns = 0 if may_have_run else plus(self.idle_run_ns, entry.idle_ns)
 
     def statement(self, device: str) -> ContainerUsage:
         return ContainerUsage(

@@ -87,7 +87,8 @@ def _gpus(devices: Iterable[DeviceFigures]) -> Iterable[JSON]:
             parent = gpus.setdefault(device.uuid, _known(uuid=device.uuid, index=_index(device), model=device.model))
             parent.setdefault("instances", []).append(_instance(device))
         else:
-            gpus[device.uuid] = device_json(device)
+            inside = gpus.get(device.uuid, {}).get("instances")
+            gpus[device.uuid] = device_json(device) | _known(instances=inside)
     return gpus.values()
 
 

@@ -14,6 +14,8 @@ FIELDS = (UTIL, GR_ENGINE, FB_TOTAL, FB_FREE, FB_USED, FB_RESERVED, POWER, TEMPE
 """DCGM fields the figures are made of."""
 
 _MIB = 1024 * 1024
+_OVER_FULL = 1.01
+"""A counter read a moment too late tells a little more than everything. What is beyond that is no value."""
 Who = tuple[str, ...]
 
 
@@ -113,9 +115,8 @@ def holder_text(workload: Workload) -> str:
 
 def utilization_of(values: Mapping[int, float]) -> float | None:
     """As a ratio. MIG instances have no GPU_UTIL: their engine's activity stands for it."""
-    if UTIL in values:
-        return values[UTIL] / 100
-    return values.get(GR_ENGINE)
+    ratio = values[UTIL] / 100 if UTIL in values else values.get(GR_ENGINE)
+    return ratio if ratio is not None and 0 <= ratio <= _OVER_FULL else None
 
 
 def memory_of(values: Mapping[int, float], used_bytes: float | None = None) -> tuple[int | None, int | None]:

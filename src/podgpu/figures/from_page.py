@@ -53,6 +53,10 @@ _OTHERS = frozenset(
 _NOWHERE = -1
 """Where a page's values end there is one more, None: what is not on the page."""
 _MOST_DIGITS = 9
+_MOST = 1e18
+"""Of anything: an exabyte, 30 billion years. What says more is a broken counter."""
+_DCGM_BLANK = 0x7FFFFFF0
+"""From here on DCGM's marks for "no value" begin. No field here, in %, MiB, W or degrees, has so much."""
 Labels = Mapping[str, str]
 
 
@@ -149,7 +153,11 @@ class _Device(NamedTuple):
 
     def figures(self, values: Sequence[float | None]) -> DeviceFigures:
         *of_fields, energy, memory, measured = (values[slot] for slot in self.slots)
-        known = {number: value for number, value in zip(FIELDS, of_fields, strict=True) if value is not None}
+        known = {
+            number: value
+            for number, value in zip(FIELDS, of_fields, strict=True)
+            if value is not None and value < _DCGM_BLANK
+        }
         used, total = memory_of(known, memory)
         return DeviceFigures(
             self.uuid,
@@ -164,7 +172,7 @@ class _Device(NamedTuple):
             known.get(POWER),
             known.get(TEMPERATURE),
             energy,
-            measured,
+            None if measured is None or measured >= _DCGM_BLANK else measured,
             tuple([holder.figures(values) for holder in self.holders]),
         )
 
@@ -197,10 +205,10 @@ class PageLayout:
         return bool(self._devices)
 
     def view(self, values: Sequence[float]) -> View:
-        every: list[float | None] = [*values]
+        every: list[float | None] = [value if 0 <= value <= _MOST else None for value in values]
         for is_sum, slots in self._merged:
-            parts = [values[slot] for slot in slots]
-            every.append(sum(parts) if is_sum else max(parts))
+            parts = [part for slot in slots if (part := every[slot]) is not None]
+            every.append((sum(parts) if is_sum else max(parts)) if parts else None)
         every.append(None)
         down = [source for source, slot in self._down if values[slot] == 0]
         notes = (f"the exporter cannot read: {', '.join(down)}",) if down else ()

@@ -85,6 +85,8 @@ class History:
         before = self._watched.get(key)
         if holder.utilization or (before is not None and busy > before.busy):
             self._watched[key] = _Watched(busy, self._now, False)
+        elif holder.processes and device.utilization:
+            self._watched.pop(key, None)  # beside a busy process its 0 tells nothing: see accounting/ledger.py
         elif before is None or busy < before.busy:
             since = self._now - holder.idle_seconds if busy == 0 else self._now
             self._watched[key] = _Watched(busy, since, at_least=busy > 0)
