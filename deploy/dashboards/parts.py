@@ -55,6 +55,20 @@ def table(title: str, queries: Sequence[Query], columns: Mapping[str, str], abou
     return Panel("table", title, tuple(queries), about, columns=columns, **{"width": 24, "height": 9, **more})
 
 
+LINES = 20
+"""As many as a person can tell apart, and as a browser draws at once on a cluster of a thousand nodes."""
+
+
+def largest(expr: str, count: int = LINES) -> str:
+    """Those with the highest values only: what has a line per node, pod or namespace has thousands somewhere."""
+    return f"topk({count}, {expr})"
+
+
+def largest_and_rest(expr: str, legend: str) -> list[tuple[str, str]]:
+    """The same for what is stacked: with all others as one, so that the heap is as high as it should be."""
+    return [(largest(expr), legend), (f"clamp_min(sum({expr}) - sum({largest(expr)}), 0)", "all others")]
+
+
 @dataclass(frozen=True)
 class Row:
     title: str

@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from deploy.dashboards.parts import Json, Query, Row, choice, dashboard, graph, stat, table
+from deploy.dashboards.parts import (
+    LINES,
+    Json,
+    Query,
+    Row,
+    choice,
+    dashboard,
+    graph,
+    largest,
+    largest_and_rest,
+    stat,
+    table,
+)
 
 _POD = 'namespace=~"$namespace",pod=~"$pod"'
 _ITS_GPUS = f"and on (UUID) podgpu_allocation_info{{{_POD}}}"
@@ -20,6 +32,7 @@ def _overview() -> Row:
     place = {"Hostname": "Node", "gpu": "GPU", "GPU_I_ID": "Instance", "modelName": "Model"}
     who = {"namespace": "Namespace", "pod": "Pod", "container": "Container"}
     by = ", ".join([*place, *who])
+    shown = largest(f"max by ({by}) (podgpu_container_gpu_utilization_ratio{{{_POD}}})", 200)
     return Row(
         "In the time shown",
         (
@@ -57,21 +70,22 @@ def _overview() -> Row:
             table(
                 "Where it runs",
                 [
+                    Query(shown, "Utilisation", "percentunit"),
                     Query(
-                        f"max by ({by}) (podgpu_container_gpu_utilization_ratio{{{_POD}}})",
-                        "Utilisation",
-                        "percentunit",
+                        f"sum by ({by}) (podgpu_container_gpu_memory_used_bytes{{{_POD}}}) and {shown}",
+                        "Memory",
+                        "bytes",
                     ),
-                    Query(f"sum by ({by}) (podgpu_container_gpu_memory_used_bytes{{{_POD}}})", "Memory", "bytes"),
-                    Query(f"sum by ({by}) (podgpu_container_gpu_processes{{{_POD}}})", "Processes"),
+                    Query(f"sum by ({by}) (podgpu_container_gpu_processes{{{_POD}}}) and {shown}", "Processes"),
                     Query(
-                        f"sum by ({by}) (rate(podgpu_container_gpu_energy_joules_total{{{_POD}}}[$__rate_interval]))",
+                        f"sum by ({by}) (rate(podgpu_container_gpu_energy_joules_total{{{_POD}}}[$__rate_interval]))"
+                        f" and {shown}",
                         "Power charged",
                         "watt",
                     ),
                 ],
                 {**place, **who},
-                "Needs hostPID; without it look at the figures of whole GPUs below.",
+                "The 200 busiest. Needs hostPID; without it look at the figures of whole GPUs below.",
                 link=("Node", "This node", _NODE_PAGE),
                 height=7,
             ),
@@ -85,14 +99,14 @@ def _use() -> Row:
         (
             graph(
                 "Utilisation",
-                [(f"max by ({_PART}) (podgpu_container_gpu_utilization_ratio{{{_POD}}})", _NAME)],
+                [(largest(f"max by ({_PART}) (podgpu_container_gpu_utilization_ratio{{{_POD}}})"), _NAME)],
                 "Part of each second in which its processes ran.",
                 "percentunit",
                 top=1,
             ),
             graph(
                 "Memory",
-                [(f"sum by ({_PART}) (podgpu_container_gpu_memory_used_bytes{{{_POD}}})", _NAME)],
+                [(largest(f"sum by ({_PART}) (podgpu_container_gpu_memory_used_bytes{{{_POD}}})"), _NAME)],
                 "Of its processes.",
                 "bytes",
             ),
@@ -106,13 +120,10 @@ def _use() -> Row:
             ),
             graph(
                 "Power charged",
-                [
-                    (
-                        f"sum by ({_PART}) "
-                        f"(rate(podgpu_container_gpu_energy_joules_total{{{_POD}}}[$__rate_interval]))",
-                        _NAME,
-                    )
-                ],
+                largest_and_rest(
+                    f"sum by ({_PART}) (rate(podgpu_container_gpu_energy_joules_total{{{_POD}}}[$__rate_interval]))",
+                    _NAME,
+                ),
                 "By use; by share held while nobody runs.",
                 "watt",
                 stacked=True,
@@ -141,19 +152,22 @@ def _devices() -> Row:
                 "Memory left on its GPUs",
                 [
                     (
-                        f"min by (Hostname, gpu, GPU_I_ID) (DCGM_FI_DEV_FB_FREE {_ITS_DEVICES}) * 1048576",
+                        f"bottomk({LINES}, min by (Hostname, gpu, GPU_I_ID) (DCGM_FI_DEV_FB_FREE {_ITS_DEVICES}))"
+                        " * 1048576",
                         "{{Hostname}} GPU {{gpu}} {{GPU_I_ID}}",
                     )
                 ],
-                "The next larger batch has to fit in there.",
+                "The next larger batch has to fit in there. The twenty fullest.",
                 "bytes",
             ),
             graph(
                 "Held down, by reason",
                 [
                     (
-                        "max by (Hostname, gpu, UUID, reason) (rate(podgpu_device_throttled_seconds_total"
-                        f'{{reason!="low_utilization"}}[$__rate_interval])) {_ITS_GPUS}',
+                        largest(
+                            "max by (Hostname, gpu, UUID, reason) (rate(podgpu_device_throttled_seconds_total"
+                            f'{{reason!="low_utilization"}}[$__rate_interval])) {_ITS_GPUS}'
+                        ),
                         "{{Hostname}} GPU {{gpu}} {{reason}}",
                     )
                 ],
@@ -165,7 +179,7 @@ def _devices() -> Row:
                 "XID errors on its GPUs",
                 [
                     (
-                        f"sum by (Hostname, gpu, UUID) (podgpu_device_xid_errors_total) {_ITS_GPUS}",
+                        largest(f"sum by (Hostname, gpu, UUID) (podgpu_device_xid_errors_total) {_ITS_GPUS}"),
                         "{{Hostname}} GPU {{gpu}}",
                     )
                 ],
@@ -176,7 +190,7 @@ def _devices() -> Row:
                 "Everybody on its GPUs",
                 [
                     (
-                        f"max by ({_PART}) (podgpu_container_gpu_utilization_ratio {_ITS_DEVICES})",
+                        largest(f"max by ({_PART}) (podgpu_container_gpu_utilization_ratio {_ITS_DEVICES})"),
                         "{{namespace}} " + _NAME,
                     )
                 ],

@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
-from deploy.dashboards.parts import Json, Query, Row, choice, dashboard, graph, number, stat, table
+from deploy.dashboards.parts import (
+    LINES,
+    Json,
+    Query,
+    Row,
+    choice,
+    dashboard,
+    graph,
+    largest,
+    largest_and_rest,
+    number,
+    stat,
+    table,
+)
 
 _PAYER = 'namespace=~"$namespace",modelName=~"$model"'
 _HOLDER = 'namespace=~"$namespace"'
@@ -105,21 +118,16 @@ def _waste() -> Row:
     place = {"namespace": "Namespace", "pod": "Pod", "container": "Container", "Hostname": "Node", "gpu": "GPU"}
     place |= {"GPU_I_ID": "Instance", "modelName": "Model"}
     by = ", ".join(place)
+    idlers = largest(f"sum by ({by}) (increase(podgpu_container_gpu_idle_seconds_total{{{_HOLDER}}}[$__range]))", 50)
     return Row(
         "Where it goes",
         (
             table(
                 "Who holds GPUs and does nothing with them",
                 [
+                    Query(idlers, "Idle in the time shown", "s", 0),
                     Query(
-                        f"topk(50, sum by ({by}) "
-                        f"(increase(podgpu_container_gpu_idle_seconds_total{{{_HOLDER}}}[$__range])))",
-                        "Idle in the time shown",
-                        "s",
-                        0,
-                    ),
-                    Query(
-                        f"max by ({by}) (podgpu_container_gpu_utilization_ratio{{{_HOLDER}}})",
+                        f"max by ({by}) (podgpu_container_gpu_utilization_ratio{{{_HOLDER}}}) and {idlers}",
                         "Utilisation now",
                         "percentunit",
                     ),
@@ -130,7 +138,7 @@ def _waste() -> Row:
             ),
             graph(
                 "GPUs held and not busy, by namespace",
-                [(f"clamp_min({_gpus('allocated')} - {_gpus('busy')}, 0)", "{{namespace}}")],
+                largest_and_rest(f"clamp_min({_gpus('allocated')} - {_gpus('busy')}, 0)", "{{namespace}}"),
                 "What could be given back.",
                 stacked=True,
             ),
@@ -148,7 +156,7 @@ def _waste() -> Row:
             ),
             graph(
                 "Cost per hour, by namespace",
-                [(f"{_gpus('allocated')} * $gpu_hour_price", "{{namespace}}")],
+                largest_and_rest(f"{_gpus('allocated')} * $gpu_hour_price", "{{namespace}}"),
                 "Of what is held, at the price above.",
                 stacked=True,
                 decimals=2,
@@ -156,7 +164,7 @@ def _waste() -> Row:
             graph(
                 "Power, by namespace",
                 [
-                    (
+                    *largest_and_rest(
                         "sum by (namespace) "
                         f"(rate(podgpu_namespace_gpu_energy_joules_total{{{_PAYER}}}[$__rate_interval]))",
                         "{{namespace}}",
@@ -169,8 +177,8 @@ def _waste() -> Row:
             ),
             graph(
                 "Busy part of what is held, by namespace",
-                [(f"{_gpus('busy')} / {_gpus('allocated')}", "{{namespace}}")],
-                "Low for long: fewer or smaller GPUs would do.",
+                [(f"bottomk({LINES}, {_gpus('busy')} / {_gpus('allocated')})", "{{namespace}}")],
+                "The twenty lowest. Low for long: fewer or smaller GPUs would do.",
                 "percentunit",
             ),
             graph(
@@ -205,14 +213,14 @@ def _from_podgpu_cluster() -> Row:
         (
             table(
                 "Idle longer than --idle-after",
-                [Query(f"time() - max by ({', '.join(columns)}) ({since})", "Idle for", "s", 0)],
+                [Query(largest(f"time() - max by ({', '.join(columns)}) ({since})", 200), "Idle for", "s", 0)],
                 columns,
-                "With holder and since when.",
+                "With holder and since when; the 200 longest.",
                 link=("Pod", "This pod", _POD_PAGE),
             ),
             graph(
                 "Idle GPUs, by namespace",
-                [(f"sum by (namespace) (podgpu_namespace_idle_gpus{{{_HOLDER}}})", "{{namespace}}")],
+                largest_and_rest(f"sum by (namespace) (podgpu_namespace_idle_gpus{{{_HOLDER}}})", "{{namespace}}"),
                 "Idle longer than --idle-after.",
                 stacked=True,
             ),
@@ -220,8 +228,10 @@ def _from_podgpu_cluster() -> Row:
                 "Cost per hour by --prices",
                 [
                     (
-                        "sum by (namespace, kind, currency) "
-                        f"(rate(podgpu_namespace_cost_total{{{_HOLDER}}}[$__rate_interval])) * 3600",
+                        largest(
+                            "sum by (namespace, kind, currency) "
+                            f"(rate(podgpu_namespace_cost_total{{{_HOLDER}}}[$__rate_interval])) * 3600"
+                        ),
                         "{{namespace}} {{kind}} ({{currency}})",
                     )
                 ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import shutil
 import subprocess
@@ -16,6 +17,8 @@ import yaml
 from deploy.render import CHART, NAMESPACE, OPERATOR, run_helm
 
 Object = dict[str, Any]
+NOTES = "Notes"
+"""A kind that Kubernetes does not have."""
 
 PRICES = {"currency": "EUR", "models": {"NVIDIA H100 80GB HBM3": {"gpu_hour": 2.5, "kwh": 0.3}, "*": {"gpu_hour": 1}}}
 
@@ -54,6 +57,17 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
             "extraEnv": [{"name": "DCGM_EXPORTER_CONFIGMAP_DATA", "value": "default:exporter-metrics-volume"}],
         }
     },
+    "seed 001's values where it has them": {
+        "arguments": ["-c", 1000],
+        "extraConfigMapVolumes": [
+            {"name": "exporter-metrics-volume", "configMap": {"name": "exporter-metrics-config-map"}}
+        ],
+        "extraEnv": [{"name": "DCGM_EXPORTER_CONFIGMAP_DATA", "value": "default:exporter-metrics-volume"}],
+    },
+    "selinux": {
+        "exporter": {"seLinuxOptions": {"type": "spc_t"}},
+        "enrich": {"enabled": True, "seLinuxOptions": {"type": "spc_t", "level": "s0"}},
+    },
     "host volumes": {"exporter": {"extraHostVolumes": [{"name": "x", "hostPath": {"path": "/run/x"}}]}},
     "another kubelet": {"kubeletRoot": "/var/lib/k0s/kubelet", "logRoot": "/data/log"},
     "host network": {"exporter": {"hostNetwork": True, "arguments": ["-r", "localhost:5555"]}},
@@ -90,7 +104,7 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
         "cluster": {
             "enabled": True,
             "networkPolicy": {"enabled": True},
-            "prometheus": {"url": "https://prometheus.example"},
+            "prometheus": {"url": "https://prometheus.example.com"},
         },
         "enrich": {
             "enabled": True,
@@ -98,6 +112,28 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
             "dcgmExporter": {"enabled": False},
             "networkPolicy": {"enabled": True},
         },
+    },
+    "network policies by Service": {
+        "exporter": {"hostNetwork": True},
+        "cluster": {
+            "enabled": True,
+            "networkPolicy": {"enabled": True},
+            "prometheus": {"url": "http://prometheus.monitoring.svc"},
+            "podOwners": True,
+        },
+        "enrich": {
+            "enabled": True,
+            "in": "http://dcgm-exporter:9400/metrics",
+            "dcgmExporter": {"enabled": False},
+            "networkPolicy": {"enabled": True},
+        },
+    },
+    "network policies on the host's network": {
+        "exporter": {"hostNetwork": True},
+        "cluster": {"enabled": True, "networkPolicy": {"enabled": True}},
+    },
+    "network policies everywhere": {
+        "cluster": {"enabled": True, "networkPolicy": {"enabled": True}, "discover": {"allNamespaces": True}}
     },
     "cluster": {"cluster": {"enabled": True}},
     "cluster of two": {"cluster": {"enabled": True, "replicas": 2, "prices": PRICES, "interval": "30s"}},
@@ -170,10 +206,23 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
 
 @cache
 def _rendered(values: str, operator: bool) -> str:
-    """The objects as JSON, which is read many times faster than YAML."""
-    done = _template(values, operator)
+    """The objects as JSON, which is read many times faster than YAML. NOTES.txt is one of them."""
+    done = _template(values, operator, _chart_with_notes())
     assert done.returncode == 0, done.stderr
     return json.dumps([one for one in yaml.load_all(done.stdout, Loader=yaml.CSafeLoader) if one])
+
+
+@cache
+def _chart_with_notes() -> Path:
+    """`helm template` leaves NOTES.txt out. A copy of the chart has it as an object: one rendering gives both."""
+    folder = Path(tempfile.mkdtemp(prefix="podgpu-chart-"))
+    atexit.register(shutil.rmtree, folder)
+    copy = folder / "podgpu"
+    shutil.copytree(CHART, copy)
+    text = (copy / "templates" / "NOTES.txt").read_text(encoding="utf-8")
+    body = f'{{{{- define "notes" -}}}}{text}{{{{- end -}}}}kind: {NOTES}\ntext: {{{{ include "notes" . | quote }}}}\n'
+    (copy / "templates" / "notes.yaml").write_text(body, encoding="utf-8")
+    return copy
 
 
 def refusal(values: Mapping[str, Any]) -> str:
@@ -183,30 +232,24 @@ def refusal(values: Mapping[str, Any]) -> str:
     return done.stderr
 
 
-def _template(values: str, operator: bool, chart: Path = CHART, *more: str) -> subprocess.CompletedProcess[str]:
+def _template(values: str, operator: bool, chart: Path = CHART) -> subprocess.CompletedProcess[str]:
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:  # JSON is YAML
         file.write(values)
         file.flush()
         apis = ("--api-versions", OPERATOR) if operator else ()
-        arguments = ("podgpu", str(chart), "--namespace", NAMESPACE, "--values", file.name, *apis, *more)
+        arguments = ("podgpu", str(chart), "--namespace", NAMESPACE, "--values", file.name, *apis)
         return run_helm("template", *arguments)
 
 
-def notes(values: Mapping[str, Any], folder: Path, operator: bool = False) -> str:
-    """NOTES.txt as `helm install` prints it. `helm template` leaves it out: a copy of the chart has it as an object."""
-    copy = folder / "podgpu"
-    shutil.copytree(CHART, copy)
-    text = (copy / "templates" / "NOTES.txt").read_text(encoding="utf-8")
-    body = f'{{{{- define "notes" -}}}}{text}{{{{- end -}}}}kind: Notes\ntext: {{{{ include "notes" . | quote }}}}\n'
-    (copy / "templates" / "notes.yaml").write_text(body, encoding="utf-8")
-    done = _template(json.dumps(values), operator, copy, "--show-only", "templates/notes.yaml")
-    assert done.returncode == 0, done.stderr
-    return str(yaml.safe_load(done.stdout)["text"])
+def notes(values: Mapping[str, Any], operator: bool = True) -> str:
+    """NOTES.txt as `helm install` prints it."""
+    (found,) = [one["text"] for one in json.loads(_rendered(json.dumps(values), operator)) if one["kind"] == NOTES]
+    return str(found)
 
 
 def objects(values: Mapping[str, Any] | None = None, operator: bool = True) -> list[Object]:
     found: list[Object] = json.loads(_rendered(json.dumps(values or {}), operator))
-    return found
+    return [one for one in found if one["kind"] != NOTES]
 
 
 def of_kind(kind: str, values: Mapping[str, Any] | None = None, operator: bool = True) -> list[Object]:

@@ -12,10 +12,12 @@ import re
 import shutil
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -221,11 +223,41 @@ class AlertmanagerServer(Server):
 
 
 @dataclass
+class ThirdNode:
+    """A node without an exporter, as kube-state-metrics tells of it. It has no GPUs unless it is given some."""
+
+    gpus: int = 0
+
+    @contextmanager
+    def told_of(self) -> Iterator[str]:
+        """The address of kube-state-metrics' page."""
+        node = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self.send_response(200)
+                self.end_headers()
+                labels = 'node="node-3",resource="nvidia_com_gpu",unit="integer"'
+                self.wfile.write(f"kube_node_status_allocatable{{{labels}}} {node.gpus}\n".encode())
+
+            def log_message(self, format: str, *args: object) -> None:
+                """Not into the tests' output."""
+
+        with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+            try:
+                yield f"127.0.0.1:{server.server_address[1]}"
+            finally:
+                server.shutdown()
+
+
+@dataclass
 class Fleet:
     nodes: Sequence[Node]
     prometheus: PrometheusServer
     alertmanager: AlertmanagerServer
     folder: Path = field(default_factory=Path)
+    third_node: ThirdNode = field(default_factory=ThirdNode)
 
     def firing(self) -> set[tuple[str, ...]]:
         return self.short(self.alertmanager.firing())
@@ -236,7 +268,7 @@ class Fleet:
         return {
             (
                 labels["alertname"],
-                labels.get("Hostname", instances.get(labels.get("instance", ""), "")),
+                labels.get("Hostname", instances.get(labels.get("instance", ""), labels.get("node", ""))),
                 labels.get("gpu", ""),
                 labels.get("pod", ""),
             )
@@ -281,9 +313,12 @@ def fleet_in(folder: Path, more_jobs: Sequence[Mapping[str, Any]] = ()) -> Itera
         write_whole(folder / "careless.json", "[]")
         careless: dict[str, Any] = {"job_name": "careless", "honor_labels": True}
         careless["file_sd_configs"] = [{"files": [str(folder / "careless.json")]}]
-        jobs = [scrape_job({node.name: node.instance for node in nodes}), careless, *more_jobs]
+        third = ThirdNode()
+        told: dict[str, Any] = {"job_name": "kube-state-metrics", "honor_labels": True}
+        told["static_configs"] = [{"targets": [stack.enter_context(third.told_of())]}]
+        jobs = [scrape_job({node.name: node.instance for node in nodes}), careless, told, *more_jobs]
         stack.enter_context(_prometheus(prometheus, alertmanager, jobs, folder))
-        fleet = Fleet(nodes, prometheus, alertmanager, folder)
+        fleet = Fleet(nodes, prometheus, alertmanager, folder, third)
         wait_until(lambda: len(prometheus.ask("podgpu_exporter_build_info")) == len(nodes), "every node is scraped")
         yield fleet
 

@@ -147,6 +147,12 @@ FAULTS = {
         lambda fleet: fleet.nodes[1].down(),
         lambda fleet: fleet.nodes[1].up(),
     ),
+    "a node that nobody looks at": Fault(
+        (("PodgpuNodeWithoutExporter", "node-3", "", ""),),
+        lambda fleet: setattr(fleet.third_node, "gpus", 8),
+        lambda fleet: setattr(fleet.third_node, "gpus", 0),
+        "GPUs of node-3",
+    ),
     "a job without the relabelings": Fault(
         (("PodgpuPodLabelsOverwritten", "", "", ""),),
         lambda fleet: fleet.scrape_carelessly(True),

@@ -18,7 +18,9 @@ from tests.deploy.chart import VARIANTS, Object, objects, of_kind, pods_of
 
 CRDS = {"ServiceMonitor", "PodMonitor", "PrometheusRule"}
 CLUSTER_WIDE = {"ClusterRole", "ClusterRoleBinding"}
-OLDEST, NEWEST = "1.25", "1.34"
+OLDEST, NEWEST = "1.25", ".".join(kubernetes_validate.latest_version().split(".")[:2])
+BETWEEN = ("1.27", "1.29", "1.31", "1.33")
+EVERYTHING = {"cluster": {"enabled": True, "replicas": 2}, "enrich": {"enabled": True, "kubernetes": {"dra": True}}}
 
 variants = pytest.mark.parametrize("values", VARIANTS.values(), ids=VARIANTS.keys())
 
@@ -35,6 +37,13 @@ def test_lint(values: Mapping[str, Any], tmp_path: Path) -> None:
 @pytest.mark.parametrize("version", [OLDEST, NEWEST])
 def test_kubernetes_takes_every_object(values: Mapping[str, Any], version: str) -> None:
     for one in objects(values):
+        if one["kind"] not in CRDS:
+            validate(json.dumps(one), version)
+
+
+@pytest.mark.parametrize("version", BETWEEN)
+def test_so_do_the_versions_between(version: str) -> None:
+    for one in objects(EVERYTHING):
         if one["kind"] not in CRDS:
             validate(json.dumps(one), version)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from deploy.render import NAMESPACE
 from podgpu.catalog.counters import parse_counters
 from podgpu.cluster.prices import parse_prices
 from tests.deploy.chart import VARIANTS, container, env, of_kind, pod, the
@@ -161,6 +162,13 @@ def test_seed_001s_values() -> None:
     assert mounts(values)["/etc/dcgm-exporter/custom"] == "exporter-metrics-volume"
 
 
+def test_selinux_options_are_the_pods() -> None:
+    values = VARIANTS["selinux"]
+    assert pod(values)["securityContext"]["seLinuxOptions"] == {"type": "spc_t"}
+    assert pod(values, "enrich")["securityContext"]["seLinuxOptions"] == {"type": "spc_t", "level": "s0"}
+    assert "seLinuxOptions" not in pod()["securityContext"]
+
+
 def test_pod_settings() -> None:
     values = VARIANTS["pod settings"]
     daemonset = the("DaemonSet", values)
@@ -189,7 +197,7 @@ def test_whom_a_policy_lets_in_and_out() -> None:
     values = VARIANTS["network policies with exceptions"]
     spec = the("NetworkPolicy", values)["spec"]
     assert spec["ingress"][0]["from"][0]["namespaceSelector"]
-    assert [port["port"] for rule in spec["egress"] for port in rule["ports"]] == [443, 6443, 5555]
+    assert [port["port"] for rule in spec["egress"] for port in rule["ports"]] == [443, 6443, 8443, 16443, 5555]
     cluster = the("NetworkPolicy", values, "cluster")["spec"]["egress"]
     assert cluster[-1] == {"ports": [{"port": 443, "protocol": "TCP"}]}, "the port of the URL"
     enrich = the("NetworkPolicy", values, "enrich")["spec"]["egress"]
@@ -200,6 +208,30 @@ def test_the_cluster_may_ask_its_exporters() -> None:
     rules = the("NetworkPolicy", VARIANTS["network policies"], "cluster")["spec"]["egress"]
     labels = the("DaemonSet", VARIANTS["network policies"])["spec"]["selector"]["matchLabels"]
     assert rules[-1]["to"] == [{"podSelector": {"matchLabels": labels}}]
+    assert {port["port"] for port in rules[0]["ports"]} == {53, 5353}, "DNS"
+    everywhere = the("NetworkPolicy", VARIANTS["network policies everywhere"], "cluster")["spec"]["egress"][-1]
+    assert everywhere["to"] == [{"podSelector": {"matchLabels": labels}, "namespaceSelector": {}}]
+
+
+def test_exporters_on_the_hosts_network_are_no_pods_to_a_policy() -> None:
+    rules = the("NetworkPolicy", VARIANTS["network policies on the host's network"], "cluster")["spec"]["egress"]
+    assert rules[-1] == {"ports": [{"port": 9400, "protocol": "TCP"}]}
+
+
+def test_a_service_may_lead_to_another_port_of_its_namespace() -> None:
+    """Policies are judged after a Service's port has become its pods': 80 of Prometheus' Service is 9090 there."""
+    values = VARIANTS["network policies by Service"]
+
+    def namespace(name: str) -> list[dict[str, Any]]:
+        return [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": name}}}]
+
+    cluster = the("NetworkPolicy", values, "cluster")["spec"]["egress"]
+    assert cluster[-2:] == [
+        {"ports": [{"port": 80, "protocol": "TCP"}]},
+        {"ports": [{"protocol": "TCP"}], "to": namespace("monitoring")},
+    ]
+    assert 6443 in [port["port"] for rule in cluster[:-1] for port in rule["ports"]], "the API server, for owners"
+    assert the("NetworkPolicy", values, "enrich")["spec"]["egress"][-1]["to"] == namespace(NAMESPACE)
 
 
 # --- the cluster view

@@ -171,6 +171,26 @@ def test_single_alerts_can_be_switched_off_and_the_others_stay_as_they_are() -> 
     assert len(kept) == len(shipped) - 1
 
 
+def alerts(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    rendered = of_kind("PrometheusRule", values)
+    rules = [rule for one in rendered for group in one["spec"]["groups"] for rule in group["rules"]]
+    return {rule["alert"]: rule for rule in rules if "alert" in rule}
+
+
+@pytest.mark.parametrize("more", [{}, {"disabled": ["PodgpuPowerBrake"]}])
+def test_runbooks_can_be_a_companys_own(more: dict[str, Any]) -> None:
+    base = "https://wiki.example.com/gpu"
+    found = alerts({"rules": {"runbookBase": base, **more}})
+    assert found
+    assert {name: rule["annotations"]["runbook_url"] for name, rule in found.items()} == {
+        name: f"{base}#{name.lower()}" for name in found
+    }
+
+
+def test_without_exporters_nobody_is_woken_because_there_are_none() -> None:
+    assert alerts({}).keys() - alerts({"exporter": {"enabled": False}}).keys() == {"PodgpuExporterAbsent"}
+
+
 def test_a_cluster_pod_that_moves_forks_no_series() -> None:
     moving = [
         rule

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -88,9 +87,9 @@ def test_the_least_of_all_is_restricted() -> None:
 
 
 @variants
-def test_the_notes_say_the_level_the_pods_need(values: Mapping[str, Any], tmp_path: Path) -> None:
+def test_the_notes_say_the_level_the_pods_need(values: Mapping[str, Any]) -> None:
     needed = {level(spec) for spec in pods_of(objects(values))}
-    text = notes(values, tmp_path)
+    text = notes(values)
     if "privileged" in needed:
         assert 'must allow the Pod Security level "privileged"' in text
         assert "pod-security.kubernetes.io/enforce=privileged" in text
@@ -99,11 +98,21 @@ def test_the_notes_say_the_level_the_pods_need(values: Mapping[str, Any], tmp_pa
         assert 'may have the Pod Security level "restricted"' in text
 
 
-def test_the_notes_say_what_each_privilege_is_for(tmp_path: Path) -> None:
-    text = notes(VARIANTS["mig monitoring"], tmp_path)
+def test_the_notes_say_what_each_privilege_is_for() -> None:
+    text = notes(VARIANTS["mig monitoring"])
     assert "- hostPath (the kubelet's socket)" in text
     assert "- hostPID and hostPath (what each container uses)" in text
     assert "- SYS_ADMIN (gpus.migMonitoring)" in text
+
+
+@pytest.mark.parametrize("repository", ["podgpu", "registry.example.com/podgpu"])
+def test_the_notes_say_that_there_is_no_published_image(repository: str) -> None:
+    text = notes({"image": {"repository": repository}})
+    assert ("There is no published image" in text) == (repository == "podgpu")
+
+
+def test_the_notes_say_where_a_service_monitor_ends() -> None:
+    assert "More than 1,000 GPU nodes? exporter.monitor.kind=PodMonitor" in notes({})
 
 
 # --- the API server

@@ -13,6 +13,10 @@ from deploy.render import CHART
 from tests.deploy.chart import VARIANTS, refusal, values_file
 
 SCHEMA = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
+DCGM_CHART = {
+    name for name, one in SCHEMA["properties"].items() if "dcgm-exporter's chart" in one.get("description", "")
+}
+"""Values of dcgm-exporter's chart: see test_chart_dcgm_chart.py."""
 HANDED_ON = {"global", "kubernetesObject"}
 """Objects whose keys are not ours to know."""
 
@@ -49,6 +53,8 @@ HANDED_ON = {"global", "kubernetesObject"}
         ({"enrich": {"textfile": {"name": "gpu.txt"}}}, "enrich.textfile.name: Does not match pattern"),
         ({"cluster": {"prices": {"models": {"*": {"hour": 1}}}}}, "Additional property hour is not allowed"),
         ({"rules": {"enabled": "never"}}, "rules.enabled"),
+        ({"rules": {"runbookBase": "wiki/alerts"}}, "rules.runbookBase: Does not match pattern"),
+        ({"exporter": {"seLinuxOptions": {"typ": "spc_t"}}}, "seLinuxOptions: Additional property typ is not allowed"),
     ],
 )
 def test_a_wrong_value_is_refused_by_name(values: Mapping[str, Any], said: str) -> None:
@@ -77,7 +83,24 @@ def test_a_wrong_value_is_refused_by_name(values: Mapping[str, Any], said: str) 
         ),
         (
             {"exporter": {"extraEnv": [{"name": "DCGM_EXPORTER_KUBERNETES", "value": "false"}]}},
-            "exporter.extraEnv: DCGM_EXPORTER_KUBERNETES is set by the chart",
+            "DCGM_EXPORTER_KUBERNETES is set by the chart: use the value exporter.kubernetes.enabled",
+        ),
+        (
+            {"exporter": {"extraEnv": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "0"}]}},
+            "exporter.extraEnv: NVIDIA_VISIBLE_DEVICES is set by the chart",
+        ),
+        ({"cluster": {"enabled": True, "arguments": ["-a", ":9500"]}}, "cluster.arguments: -a: use cluster.port"),
+        (
+            {"rules": {"enabled": True, "disabled": ["PodgpuPowerBreak"]}},
+            "rules.disabled: there is no alert PodgpuPowerBreak; there are PodgpuXidError,",
+        ),
+        (
+            {"rules": {"enabled": True, "exclude": ["alerts.yaml"]}},
+            "there are podgpu-alerts.yaml, podgpu-recording.yaml",
+        ),
+        (
+            {"dashboards": {"enabled": True, "exclude": ["podgpu-nodes.json"]}},
+            "dashboards.exclude: there is no file podgpu-nodes.json",
         ),
         ({"gpus": {"access": "cdi", "migMonitoring": True}}, "gpus.migMonitoring is for gpus.access runtime"),
         ({"exporter": {"port": 9401, "webConfig": {"secretName": "web"}}}, "probes need a port of their own"),
@@ -130,8 +153,8 @@ def test_the_schema_describes_every_value_and_no_other() -> None:
 def compare(values: Mapping[str, Any], schema: Mapping[str, Any], path: str) -> None:
     properties = dict(resolved(schema).get("properties", {}))
     if not path:
-        properties.pop("global")
-    optional = {"maxSurge", "currency", "models"}
+        properties = {name: one for name, one in properties.items() if name not in {"global", *DCGM_CHART}}
+    optional = {"maxSurge", "currency", "models", "level", "role", "type", "user"} - values.keys()
     assert values.keys() == properties.keys() - optional or not properties, path
     for key, value in values.items():
         if isinstance(value, dict) and key in properties:

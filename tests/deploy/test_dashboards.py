@@ -209,6 +209,23 @@ def test_links_lead_to_a_dashboard_with_those_variables_by_columns_that_are_ther
                 assert {override["matcher"]["options"], *re.findall(r"__data\.fields\.(\w+)", link["url"])} <= columns
 
 
+MANY = {"Hostname", "namespace", "pod", "container", "UUID", "node"}
+"""Labels with thousands of values on a large cluster."""
+
+
+@pytest.mark.parametrize("name", [name for name in DASHBOARDS if name != "podgpu-node"])
+def test_a_thousand_nodes_do_not_become_a_thousand_lines(name: str) -> None:
+    """What has a line per node, pod or namespace takes the first few; a table too, but for the one of all nodes."""
+    for _, panel in panels(DASHBOARDS[name]):
+        for target in panel["targets"]:
+            grouped = {label.strip() for by in re.findall(r"by \(([^)]*)\)", target["expr"]) for label in by.split(",")}
+            shown = set(re.findall(r"{{(\w+)}}", target.get("legendFormat", "")))
+            if panel["type"] == "table" and panel["title"] not in ("Nodes", "By namespace"):
+                shown = grouped
+            if shown & MANY:
+                assert re.search(r"\b(topk|bottomk)\(", target["expr"]), f"{panel['title']}: {target['expr']}"
+
+
 @each_query
 def test_families_of_podgpu_cluster_are_asked_for_only_where_it_says_so(asked: Asked) -> None:
     own = {family.name for family in OWN_FAMILIES} | {c.field.name for c in shipped_counters("default") or ()}

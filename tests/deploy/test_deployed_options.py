@@ -83,6 +83,17 @@ def test_the_images(monkeypatch: pytest.MonkeyPatch) -> None:
     parse("exporter", shlex.split(example[1]), {}, monkeypatch)
 
 
+def test_the_gpu_operators(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What its DaemonSet sets, with only the image changed: the table of docs/install-gpu-operator.md."""
+    page = (ROOT / "docs" / "install-gpu-operator.md").read_text(encoding="utf-8")
+    table = page.split("| the operator sets |")[1].split("\n\n")[0]
+    named = set(re.findall(r"`((?:DCGM|NODE)_[A-Z_]+)", table))
+    assert {"DCGM_EXPORTER_LISTEN", "DCGM_EXPORTER_COLLECTORS", "DCGM_REMOTE_HOSTENGINE_INFO", "NODE_NAME"} <= named
+    assert named <= known("exporter")
+    variables = dict(re.findall(r"`((?:DCGM|NODE)_[A-Z_]+)=([^`]+)`", table))
+    parse("exporter", (), variables, monkeypatch)
+
+
 def test_the_units(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the file of variables suggests, too."""
     lines = (ROOT / "deploy" / "systemd" / "podgpu.env").read_text(encoding="utf-8").splitlines()

@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
@@ -182,6 +183,20 @@ def test_everything_needed_at_run_time_is_there(installed: Path) -> None:
     sources = installed.parent / "kept" / "src" / "podgpu"
     wanted = {str(path.relative_to(sources)) for path in sources.rglob("*") if path.is_file() and path.suffix != ".pyc"}
     assert wanted - {str(path.relative_to(package)) for path in package.rglob("*")} == set()
+
+
+def test_an_sdist_carries_it_too(installed: Path, tmp_path: Path) -> None:
+    """For `pip install` of the archive: what is not in it cannot be in the wheel made from it."""
+    source = tmp_path / "source"
+    shutil.copytree(installed.parent / "kept", source)
+    build = "import sys; from setuptools import build_meta; print(build_meta.build_sdist(sys.argv[1]))"
+    command = [sys.executable, "-c", build, str(tmp_path)]
+    done = subprocess.run(command, cwd=source, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    with tarfile.open(tmp_path / done.stdout.split()[-1]) as archive:
+        packed = {name.partition("/")[2] for name in archive.getnames()}
+    files = (path for path in (installed.parent / "kept").rglob("*") if path.is_file() and path.suffix != ".pyc")
+    assert {str(path.relative_to(installed.parent / "kept")) for path in files} - packed == set()
 
 
 def test_every_module_is_compiled_without_a_time(installed: Path) -> None:

@@ -53,6 +53,16 @@ readinessProbe:
   {{- toYaml .readinessProbe | nindent 2 }}
 {{- end -}}
 
+{{/* Arguments as text: --set makes a number of 1000, and a file's 3600000 would be written 3.6e+06. */}}
+{{- define "podgpu.words" -}}
+{{- $words := list -}}
+{{- range . -}}
+{{- $whole := and (kindIs "float64" .) (eq (floor .) .) -}}
+{{- $words = append $words (ternary (int64 .) . $whole | toString) -}}
+{{- end -}}
+{{- toYaml $words -}}
+{{- end -}}
+
 {{/* (list path-of-the-value taken given): the chart's variables and the user's, which may not be the same ones. */}}
 {{- define "podgpu.env" -}}
 {{- $path := index . 0 -}}
@@ -130,11 +140,37 @@ spec:
     - {{ include "podgpu.endpoint" (dict "monitor" $monitor "port" (index . 2) "scheme" $scheme "component" (index . 1)) | indent 6 | trim }}
 {{- end -}}
 
-{{/* Egress to the API server, whose address a policy cannot name. */}}
+{{/* Egress to the API server, whose address a policy cannot name. Most network plugins judge a packet after the Service has
+been translated, so these are the ports it listens on itself: managed clusters, kubeadm and k3s, minikube, microk8s. */}}
 {{- define "podgpu.apiServerEgress" -}}
-- ports: [{port: 443, protocol: TCP}, {port: 6443, protocol: TCP}]
+- ports:
+    {{- range list 443 6443 8443 16443 }}
+    - {port: {{ . }}, protocol: TCP}
+    {{- end }}
 {{- end -}}
 
+{{/* 5353: where OpenShift's own listen behind their Service. */}}
 {{- define "podgpu.dnsEgress" -}}
-- ports: [{port: 53, protocol: UDP}, {port: 53, protocol: TCP}]
+- ports:
+    {{- range list 53 5353 }}
+    - {port: {{ . }}, protocol: UDP}
+    - {port: {{ . }}, protocol: TCP}
+    {{- end }}
+{{- end -}}
+
+{{/* (list root url): egress to whom the URL names. The port of a Service need not be that of its pods, and the latter is
+judged: to a Service of the cluster every port of its namespace is open, elsewhere the URL's alone. */}}
+{{- define "podgpu.urlEgress" -}}
+{{- $url := urlParse (index . 1) -}}
+{{- $port := regexFind ":[0-9]+$" $url.host | trimPrefix ":" | default (ternary "443" "80" (eq $url.scheme "https")) -}}
+{{- $host := regexReplaceAll ":[0-9]+$" $url.host "" -}}
+- ports: [{port: {{ $port }}, protocol: TCP}]
+{{- if regexMatch "^[a-z][-a-z0-9]*(\\.[-a-z0-9]+(\\.svc(\\.[-a-z0-9.]+)?)?)?$" $host }}
+{{- $parts := splitList "." $host }}
+- ports: [{protocol: TCP}]
+  to:
+    - namespaceSelector:
+        matchLabels:
+          kubernetes.io/metadata.name: {{ if gt (len $parts) 1 }}{{ index $parts 1 }}{{ else }}{{ (index . 0).Release.Namespace }}{{ end }}
+{{- end }}
 {{- end -}}

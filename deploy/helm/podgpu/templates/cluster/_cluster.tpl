@@ -69,8 +69,8 @@
 - {{ printf "--web-config-file=/etc/podgpu/web/%s" $cluster.webConfig.key | quote }}
 - {{ printf "--probe-address=:%v" $cluster.webConfig.probePort | quote }}
 {{- end }}
-{{- range $cluster.arguments }}
-- {{ . | quote }}
+{{- with $cluster.arguments }}
+{{ include "podgpu.words" . }}
 {{- end }}
 {{- end -}}
 
@@ -125,6 +125,11 @@
 {{- end -}}
 {{- if ne (empty $access.username) (empty $access.secret.passwordKey) -}}
 {{- fail (printf "cluster.%s: username and secret.passwordKey go together" $name) -}}
+{{- end -}}
+{{- end -}}
+{{- range include "podgpu.words" $cluster.arguments | fromYamlArray -}}
+{{- if regexMatch "^--?(a|address|web-config-file|probe-address)(=.*)?$" . -}}
+{{- fail (printf "cluster.arguments: %s: use cluster.port or cluster.webConfig, which the Service and the probes go by" .) -}}
 {{- end -}}
 {{- end -}}
 {{- if and (include "podgpu.cluster.discovers" .) (not .Values.exporter.enabled) (not $cluster.discover.selector) -}}

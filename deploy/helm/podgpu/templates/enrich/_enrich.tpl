@@ -42,8 +42,8 @@ configMap: ""
 {{- with $enrich.interval }}
 - {{ printf "--interval=%s" . | quote }}
 {{- end }}
-{{- range $enrich.arguments }}
-- {{ . | quote }}
+{{- with $enrich.arguments }}
+{{ include "podgpu.words" . }}
 {{- end }}
 {{- end -}}
 

@@ -6,7 +6,7 @@
 {{- if $named.name -}}
 {{- printf "%s:%s" (default .Release.Namespace $named.namespace) $named.name -}}
 {{- else -}}
-{{- range .Values.exporter.extraEnv -}}
+{{- range include "podgpu.exporter.extraEnv" . | fromYamlArray -}}
 {{- if and (eq .name "DCGM_EXPORTER_CONFIGMAP_DATA") (ne (.value | default "none") "none") -}}
 {{- if not (regexMatch "^[^:/]+:[^:/]+$" .value) -}}
 {{- fail (printf "exporter.extraEnv: DCGM_EXPORTER_CONFIGMAP_DATA %q: write NAMESPACE:NAME" .value) -}}
@@ -114,7 +114,7 @@ refused where they are not switched on; and it does not know where podlist.json 
 {{- $args := list -}}
 {{- if $counters.csv }}{{ $args = list "-f" "/etc/podgpu/counters/counters.csv" }}
 {{- else if $counters.set }}{{ $args = list "-f" $counters.set }}{{ end -}}
-{{- toYaml (concat $args .Values.exporter.arguments) -}}
+{{- toYaml (concat $args (include "podgpu.exporter.arguments" . | fromYamlArray)) -}}
 {{- end -}}
 
 {{- define "podgpu.exporter.mounts" -}}
@@ -167,7 +167,7 @@ refused where they are not switched on; and it does not know where podlist.json 
 - {name: web-config, secret: {secretName: {{ . }}}}
 {{- end }}
 {{- include "podgpu.gpuVolumes" . }}
-{{- with concat $exporter.extraConfigMapVolumes $exporter.extraHostVolumes }}
+{{- with concat (include "podgpu.exporter.extraConfigMapVolumes" . | fromYamlArray) $exporter.extraHostVolumes }}
 {{ toYaml . }}
 {{- end }}
 {{- end -}}
@@ -176,6 +176,7 @@ refused where they are not switched on; and it does not know where podlist.json 
 {{- define "podgpu.exporter.check" -}}
 {{- $exporter := .Values.exporter -}}
 {{- $kubernetes := $exporter.kubernetes -}}
+{{- include "podgpu.exporter.standsFor.check" . -}}
 {{- if and $exporter.counters.csv $exporter.counters.set -}}
 {{- fail "exporter.counters: csv and set both name the counters; keep one of them" -}}
 {{- end -}}

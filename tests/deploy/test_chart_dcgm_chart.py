@@ -1,0 +1,122 @@
+"""Seed 001's helm commands with only the chart changed: its values are taken, or it is said what they are here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml
+
+from deploy.render import CHART, template
+from podgpu.cli.option_table import EXPORTER_OPTIONS
+from tests.deploy.chart import VARIANTS, container, env, pod, refusal
+from tests.deploy.test_chart_values import DCGM_CHART
+
+TAKEN = {"arguments", "extraEnv", "extraConfigMapVolumes"}
+SEED = VARIANTS["seed 001's values where it has them"]
+
+
+def test_the_three_values_of_the_walk_through_are_taken() -> None:
+    assert container(SEED)["args"] == ["-c", "1000"]
+    assert env(SEED)["DCGM_EXPORTER_CONFIGMAP_DATA"] == "default:exporter-metrics-volume"
+    assert pod(SEED)["automountServiceAccountToken"] is True, "the ConfigMap is read from the API server"
+    volume = {"name": "exporter-metrics-volume", "configMap": {"name": "exporter-metrics-config-map"}}
+    assert volume in pod(SEED)["volumes"]
+
+
+def test_on_the_command_line_too() -> None:
+    """There helm makes a number of 1000."""
+    rendered = yaml.safe_load_all(template("--set", "arguments={-c,1000}", "--set", "image.tag=x"))
+    (daemonset,) = [one for one in rendered if one and one["kind"] == "DaemonSet"]
+    assert daemonset["spec"]["template"]["spec"]["containers"][0]["args"] == ["-c", "1000"]
+
+
+def test_numbers_stay_as_they_were_written() -> None:
+    assert container({"exporter": {"arguments": ["-x", 3600000, "--debug", True]}})["args"] == [
+        "-x",
+        "3600000",
+        "--debug",
+        "true",
+    ]
+
+
+def test_ours_come_after_theirs() -> None:
+    """So that of two the more exact place decides: the last of two flags is the one that counts."""
+    assert container({"arguments": ["-c", "1000"], "exporter": {"arguments": ["-c", "5s"]}})["args"] == [
+        "-c",
+        "1000",
+        "-c",
+        "5s",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"serviceMonitor": {"enabled": True}}, "Here it is exporter.monitor, with enabled, interval"),
+        ({"serviceMonitor": {"additionalLabels": {"release": "prometheus"}}}, "Here it is exporter.monitor"),
+        ({"tolerations": [{"operator": "Exists"}]}, "Here it is gpuNodes.tolerations"),
+        ({"nodeSelector": {"a": "b"}}, "Here it is gpuNodes.nodeSelector"),
+        ({"kubeletPath": "/var/lib/kubelet/pod-resources"}, "Here it is kubeletRoot"),
+        ({"customMetrics": "a"}, "Here it is exporter.counters.csv"),
+        ({"service": {"port": 9400}, "exporter": {"enabled": False}}, "Here it is exporter.service"),
+    ],
+)
+def test_of_its_other_values_is_said_what_they_are_here(values: dict[str, Any], said: str) -> None:
+    (name, *_) = values
+    assert f"{name} is a value of dcgm-exporter's chart. {said}" in refusal(values)
+
+
+def test_each_of_them_is_refused_and_leads_to_a_value_that_exists() -> None:
+    text = (CHART / "templates" / "_dcgm_chart.tpl").read_text(encoding="utf-8")
+    table = yaml.safe_load(text.split('define "podgpu.dcgmChart" -}}')[1].split("{{- end")[0])
+    assert table.keys() == DCGM_CHART - TAKEN
+    values = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
+    for ours in table.values():
+        for word in ours.replace(",", " ").replace(";", " ").split():
+            if "." in word:
+                assert exists(values, word), word
+
+
+def exists(values: Any, path: str) -> bool:
+    for key in path.split("."):
+        if not isinstance(values, dict) or key not in values:
+            return False
+        values = values[key]
+    return True
+
+
+# --- what needs a port, a mount or rights has a value of its own
+
+
+def standing_for() -> list[dict[str, Any]]:
+    text = (CHART / "templates" / "_dcgm_chart.tpl").read_text(encoding="utf-8")
+    table: list[dict[str, Any]] = yaml.safe_load(
+        text.split('define "podgpu.exporter.standsFor" -}}')[1].split("{{- end")[0]
+    )
+    return table
+
+
+def test_the_table_of_flags_is_the_packages() -> None:
+    options = {option.flag: option for option in EXPORTER_OPTIONS}
+    values = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
+    for one in standing_for():
+        option = options[one["flags"][-1]]
+        assert one["flags"] == [name for name in (option.short, option.flag) if name]
+        assert one.get("env", option.env) == option.env
+        assert exists(values, one["value"])
+
+
+@pytest.mark.parametrize("one", standing_for(), ids=lambda one: one["flags"][-1])
+def test_such_a_flag_or_variable_is_refused_with_the_value_to_use(one: dict[str, Any]) -> None:
+    """Taken as they are they would leave probes on a port where nobody listens, or a feature without its rights."""
+    short, *_, long = (*one["flags"], *one["flags"])
+    words = [f"--{long}=x"] if short == long else [f"-{short}", "x"]
+    assert f"{words[0]}: use the value {one['value']}," in refusal({"exporter": {"arguments": words}})
+    if "env" in one:
+        given = [{"name": one["env"], "value": "x"}]
+        assert f"{one['env']} is set by the chart: use the value {one['value']}," in refusal({"extraEnv": given})
+
+
+def test_other_flags_that_begin_alike_are_not_meant() -> None:
+    assert container({"arguments": ["--kubernetes-gpu-id-type=uid", "--allocation-interval", "5s"]})["args"]
