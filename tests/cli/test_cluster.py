@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import signal
 import subprocess
@@ -22,6 +23,15 @@ from tests.cluster.real_servers import needs, prometheus
 _PATIENCE = 60.0
 
 
+@pytest.fixture(autouse=True)
+def _logging_as_it_was() -> Iterator[None]:
+    """A command sets logging up for its process, which here goes on."""
+    handlers, level = logging.root.handlers[:], logging.root.level
+    yield
+    logging.root.handlers[:] = handlers
+    logging.root.setLevel(level)
+
+
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
@@ -34,6 +44,8 @@ _PATIENCE = 60.0
         (["--prometheus", "http://b", "--node-label", " , "], "--node-label names no label"),
         (["--prometheus", "http://b", "--prometheus-username", "me"], "--prometheus-password-file go together"),
         (["--prometheus", "http://b", "--prometheus-tenant", "a\nb"], "cannot be sent in one line"),
+        (["--scrape", "http://a", "--match", 'a="b"'], "--match goes with --prometheus, which is not given"),
+        (["--prometheus", "http://b", "--scrape-timeout", "1s"], "goes with --scrape or --discover-kubernetes"),
         (["--scrape", "http://a", "--used-means", "owned"], "none of busy, allocated, processes"),
         (["--scrape", "http://a", "--used-field", "DCGM_FI_DEV_MEM_COPY_UTL"], "is it DCGM_FI_DEV_MEM_COPY_UTIL?"),
         (["--scrape", "http://a", "--used-field", "DCGM_FI_DEV_POWER_USAGE"], "is no utilisation"),

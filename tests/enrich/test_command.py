@@ -83,7 +83,9 @@ def test_new_names_and_no_self_metrics(page: Path, out: Path, socket: str) -> No
 
 def test_without_a_kubelet_the_figures_come_without_pods(page: Path, out: Path, folder: Path) -> None:
     ran = enrich(page, out, str(folder / "nothing.sock"), "--once")
-    assert ran.code == 0
+    assert ran.code == 1, "whoever runs it by a timer is told"
+    assert "written without pod labels" in ran.err
+    assert "stands for a minute" not in ran.err, "nothing was ever known"
     assert series(out.read_text()) == series(BARE)
     assert "kubelet: " in ran.err
 

@@ -174,7 +174,7 @@ def test_a_silent_server_is_left_behind_at_the_deadline() -> None:
     ["node:9400", "ftp://node/x", "file:///etc/passwd", "http://", "http://n:99999", "http://n/a b", "http://[::"],
 )
 def test_no_url(url: str) -> None:
-    with pytest.raises(UsageError, match="write http://HOST:PORT/metrics"):
+    with pytest.raises(UsageError, match="write http://HOST:PORT"):
         PageSource(url)
 
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
-from podgpu.cli.cluster_options import CLUSTER_OPTIONS
+from podgpu.cli.cluster_options import CLUSTER_OPTIONS, PROMETHEUS_OPTIONS, SCRAPE_OPTIONS
 from podgpu.cli.logs import configure_logging
 from podgpu.cli.memory import look_for_cycles_seldom, share_one_heap
+from podgpu.cli.option_table import Option
 from podgpu.cli.pages import access_by
 from podgpu.cli.params import naming_variable, with_options
 from podgpu.cluster.loop import Cluster
@@ -57,7 +58,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
         probe_address = parse_address(options["probe_address"], PROBE_OPTION) if options["probe_address"] else None
     settings = _settings(ctx, options)
     with ExitStack() as at_the_end:
-        make_backend = _backend(options, settings, at_the_end)
+        make_backend = _backend(ctx, options, settings, at_the_end)
         cluster = Cluster(make_backend, Publisher(settings, _prices(options["prices"])))
         protection = _protection(options["web_config_file"], at_the_end)
         listeners = cluster_listeners(cluster, address, probe_address, protection)
@@ -104,7 +105,7 @@ def _protection(path: str, at_the_end: ExitStack) -> Protection | None:
 # Whom to ask
 
 
-def _backend(options: dict[str, Any], settings: ViewSettings, at_the_end: ExitStack) -> MakeBackend:
+def _backend(ctx: click.Context, options: dict[str, Any], settings: ViewSettings, at_the_end: ExitStack) -> MakeBackend:
     """Raises UsageError for what cannot be meant, before anything is asked."""
     chosen = [name for name in _BACKENDS if options[name]]
     if len(chosen) != 1:
@@ -113,7 +114,18 @@ def _backend(options: dict[str, Any], settings: ViewSettings, at_the_end: ExitSt
             f"{given} to be asked: give exactly one of --prometheus URL, --scrape URL,… and "
             "--discover-kubernetes SELECTOR"
         )
-    return (_prometheus if chosen == ["prometheus"] else _scrape)(options, settings, at_the_end)
+    if chosen == ["prometheus"]:
+        _refuse(ctx, SCRAPE_OPTIONS, "--scrape or --discover-kubernetes")
+        return _prometheus(options, settings, at_the_end)
+    _refuse(ctx, PROMETHEUS_OPTIONS, "--prometheus")
+    return _scrape(options, settings, at_the_end)
+
+
+def _refuse(ctx: click.Context, others: Sequence[Option], backend: str) -> None:
+    """What would be ignored is not taken. Those from variables are left alone: they may be set for somebody else."""
+    for option in others:
+        if ctx.get_parameter_source(option.parameter) is ParameterSource.COMMANDLINE:
+            raise UsageError(f"--{option.flag} goes with {backend}, which is not given")
 
 
 def _prometheus(options: dict[str, Any], settings: ViewSettings, at_the_end: ExitStack) -> MakeBackend:

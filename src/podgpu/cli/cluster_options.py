@@ -27,9 +27,6 @@ def _shared() -> list[Option]:
 PROMETHEUS_OPTIONS: tuple[Option, ...] = (
     _option("prometheus", "", "Ask this server, which speaks Prometheus' HTTP API: http://HOST:9090."),
     _option("match", "", 'Label matchers added to every selector, such as cluster="a".'),
-    _option(
-        "node-label", "Hostname,hostname,node,instance", "A node's name is the first of these labels that is there."
-    ),
     _option("prometheus-ca-file", "", "Authorities that may vouch for the server at https://… (PEM)."),
     _option("prometheus-insecure-skip-verify", "false", "Take any certificate of the server.", "bool"),
     _option("prometheus-username", "", "Basic auth at the server; with --prometheus-password-file."),
@@ -54,6 +51,9 @@ SCRAPE_OPTIONS: tuple[Option, ...] = (
 )
 
 VIEW_OPTIONS: tuple[Option, ...] = (
+    _option(
+        "node-label", "Hostname,hostname,node,instance", "A node's name is the first of these labels that is there."
+    ),
     _option("interval", "15s", "How often the cluster is looked at.", "duration"),
     _option(
         "stale-after",

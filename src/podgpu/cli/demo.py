@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -125,11 +127,19 @@ def _agent(driver: SimulatedNvml, host: Path, socket: str, name: str) -> Agent:
     )
 
 
+def _command() -> str:
+    """As it can be typed from where this was started: `make demo` has it in .venv/bin."""
+    path = Path(sys.argv[0])
+    return os.path.relpath(path) if path.name == "podgpu" and path.exists() else "python -m podgpu"
+
+
 def _announce(bound: Sequence[Address], agent: Agent) -> None:
     click.echo("Every figure is made up by podgpu's simulated driver.\n")
     click.echo(f"  the cluster  {bound[-1].url}/          a page; {bound[-1].url}/metrics")
     click.echo(f"  node-1       {bound[0].url}/          a page; {bound[0].url}/metrics, /health, /ready")
-    click.echo(f"  in here      podgpu top --cluster {bound[-1].url}\n")
+    for number, address in enumerate(bound[1:-1], start=2):
+        click.echo(f"  node-{number}       {address.url}/          a page")
+    click.echo(f"  a terminal   {_command()} top --cluster {bound[-1].url}\n")
     lines = agent.published.fresh.plain.decode().splitlines()
     for name in _SAMPLES:
         family = [line for line in lines if line.startswith(name)]

@@ -71,7 +71,12 @@ def _shared_options() -> list[Option]:
 ENRICH_OPTIONS = (
     Option("in", help="dcgm-exporter's page: http(s)://HOST:9400/metrics, or the path of its file.", ours=True),
     Option("out", help="The file to write, in node_exporter's textfile directory; ends in .prom.", ours=True),
-    Option("once", default="false", help="Write once and exit; exit code 1 when nothing was written.", kind="bool"),
+    Option(
+        "once",
+        default="false",
+        help="Write once and exit; exit code 1 when nothing was written, or no source could say who holds what.",
+        kind="bool",
+    ),
     Option("interval", default="15s", help="How often; a plain number is milliseconds.", kind="duration", ours=True),
     Option(
         "stale-after",
@@ -193,9 +198,12 @@ def _holders(turn: AllocationTurn) -> Callable[[Sequence[Device]], Held]:
 
 def _run_once(enricher: Enricher) -> None:
     try:
-        enricher.turn()
+        outcomes = enricher.turn()
     except (SourceError, OutputError) as e:
         raise StartError(str(e)) from e
+    if outcomes and not any(outcome.ok for outcome in outcomes):
+        told = "; ".join(f"{outcome.source}: {outcome.message}" for outcome in outcomes)
+        raise StartError(f"written without pod labels, because nobody could say who holds what: {told}")
 
 
 def _run(enricher: Enricher, interval: float) -> None:

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 
 class _Text(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        text = f"{_time(record)} {record.levelname:<7} {record.getMessage()}"
+        text = f"{_time(record)} {record.levelname:<7} {_one_line(record.getMessage())}"
         return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
 
 
@@ -27,6 +27,17 @@ class _Json(logging.Formatter):
         return json.dumps(entry, ensure_ascii=False)
 
 
+def _one_line(message: str) -> str:
+    """Names of others are in it: none of them begins a line of its own, or tells a terminal anything."""
+    return message if message.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in message)
+
+
+def _is_for_us(record: logging.LogRecord) -> bool:
+    """A request that is no HTTP is its sender's affair: any port scanner would fill the log with tracebacks."""
+    error = record.exc_info[1] if record.exc_info else None
+    return type(error).__module__ != "aiohttp.http_exceptions"
+
+
 def _time(record: logging.LogRecord) -> str:
     return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
@@ -37,3 +48,5 @@ def configure_logging(log_format: str, debug: bool) -> None:
     logging.basicConfig(level=logging.DEBUG if debug else logging.INFO, handlers=[handler], force=True)
     for noisy in ("asyncio", "aiohttp.access", "grpc"):
         logging.getLogger(noisy).setLevel(logging.INFO if debug else logging.WARNING)
+    server = logging.getLogger("aiohttp.server")
+    (server.removeFilter if debug else server.addFilter)(_is_for_us)

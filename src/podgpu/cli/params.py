@@ -18,6 +18,7 @@ _FALSE = {"0", "f", "false", "no", "off"}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)?")
 _UNIT_SECONDS = {None: 0.001, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _MOST_SECONDS = 86_400.0
+_METAVARS = {"text": "TEXT", "bool": "[true|false]", "duration": "DURATION"}
 
 
 class _Bool(click.ParamType):  # type: ignore[type-arg]
@@ -95,18 +96,22 @@ def _click_option(option: Option) -> Callable[[Callable[..., Any]], Callable[...
     names = [f"--{option.flag}", *([f"-{option.short}"] if option.short else [])]
     names += [f"--{option.alias}"] if option.alias else []
     optional_value: dict[str, Any] = {"is_flag": False, "flag_value": "true"} if option.kind == "bool" else {}
-    shown = {"" if option.kind == "text" and not option.default else option.default}
     return click.option(
         *names,
         option.parameter,
         type=_type(option.kind),
+        metavar=_METAVARS.get(option.kind) or option.kind.removeprefix("choice:"),
         envvar=option.env or None,
         default=option.default,
         show_envvar=bool(option.env),
-        show_default=bool(shown - {""}),
+        show_default=f"{option.default} ms" if _is_milliseconds(option) else bool(option.default),
         help=option.help,
         **optional_value,
     )
+
+
+def _is_milliseconds(option: Option) -> bool:
+    return option.kind == "duration" and option.default.isdecimal()
 
 
 def normalise(arguments: Sequence[str], options: Iterable[Option]) -> list[str]:

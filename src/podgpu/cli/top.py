@@ -191,7 +191,7 @@ def _run(feed: Feed, controls: Controls, name: str) -> int:
 
 
 def _print_once(feed: Feed, controls: Controls) -> int:
-    seen = feed.read_twice()
+    seen = feed.read_twice() if feed.has_rates else feed.read_or_raise()
     colour = _wants_colour()
     size = os.get_terminal_size(sys.stdout.fileno()) if sys.stdout.isatty() else None
     table = _table(seen, controls, _glyphs(colour), size.columns if size else None)
@@ -203,6 +203,8 @@ def _print_once(feed: Feed, controls: Controls) -> int:
         encoding = sys.stdout.encoding or "utf-8"
         text = "\n".join(map(as_text, (table.header, *table.body)))
         click.echo(text.encode(encoding, "replace").decode(encoding))
+    if controls.wanted and not table.body:
+        click.echo(f"podgpu: no line has {controls.wanted!r} in it (--filter)", err=True)
     for note in seen.notes:
         click.echo(f"podgpu: {note}", err=True)
     return 0

@@ -63,12 +63,14 @@ class Enricher:
         self._clock = clock
         self._errors: Counter[tuple[str, str]] = Counter()
         self._failing: dict[str, str] = {}
+        self._answered: set[str] = set()
         age = textfile.age
         self._written_at = clock() - age if age is not None else None
         """When the figures in the file are from; None: there are none in it."""
 
-    def turn(self) -> None:
-        """Raises SourceError when the page is no good, OutputError when the file cannot be written."""
+    def turn(self) -> Sequence[Outcome]:
+        """How the sources of holders fared. Raises SourceError when the page is no good, OutputError when the file
+        cannot be written."""
         began = self._clock()
         try:
             page = self._fetch()
@@ -87,6 +89,7 @@ class Enricher:
         there = {family.name for family in result.families}
         self._write(figures + self._about_itself(outcomes, held, time.time(), there))
         self._written_at = self._clock()
+        return held.outcomes
 
     def _devices(self, page: Page) -> tuple[Device, ...]:
         by_name = self._settings.device_name_ids
@@ -152,9 +155,13 @@ class Enricher:
         for outcome in outcomes:
             if outcome.ok:
                 self._answers(outcome.source)
+                self._answered.add(outcome.source)
             elif self._failing.get(outcome.source) != outcome.error:
                 self._failing[outcome.source] = outcome.error
-                _log.warning("%s: %s; what it knew stands for a minute", outcome.source, outcome.message)
+                known = (
+                    "what it knew stands for a minute" if outcome.source in self._answered else "it has told nothing"
+                )
+                _log.warning("%s: %s; %s", outcome.source, outcome.message, known)
 
     def _answers(self, source: str) -> None:
         if self._failing.pop(source, None) is not None:

@@ -107,7 +107,7 @@ class NvmlTelemetry:
                     gpus[gpu.device.uuid] = gpu
         self._gpus = gpus
         self._xids.start({uuid: gpu.handle for uuid, gpu in gpus.items()})
-        _log.info("%s: %d GPUs", self.name, len(gpus))
+        _log.info("%s: %d GPU%s", self.name, len(gpus), "" if len(gpus) == 1 else "s")
         return Inventory(tuple(gpu.device for gpu in gpus.values()), unreachable)
 
     def read(self, gpu: Device, fields: Sequence[Field]) -> GpuAnswer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 _NVIDIA = "0x10de"
@@ -21,6 +22,15 @@ def _is_gpu(device: Path) -> bool:
     try:
         if (device / "vendor").read_text().strip() != _NVIDIA:
             return False
-        return (device / "class").read_text().startswith(_DISPLAY_CLASSES)
+        return (device / "class").read_text().startswith(_DISPLAY_CLASSES) and not _is_given_away(device)
     except OSError:
         return False  # unplugged between listing and reading
+
+
+def _is_given_away(device: Path) -> bool:
+    """Another driver has it, such as vfio-pci for a virtual machine: NVIDIA's will never answer for it, and it is not
+    lost. Without any driver it may be."""
+    try:
+        return os.path.basename(os.readlink(device / "driver")) != "nvidia"
+    except OSError:
+        return False

@@ -18,10 +18,12 @@ _PATH = "api/v1/view"
 class ClusterSource:
     deadline = DEADLINE + 1.0
     """Of the whole reading in `feed.py`; the request's own message says more."""
+    has_rates = False
+    """It has a round of its own, every 15 s: two readings in a second are mostly the same."""
 
     def __init__(self, url: str) -> None:
         """`url` is where `podgpu cluster` (or an exporter: it has the same API) listens. Raises UsageError."""
-        self._endpoint = Endpoint(url, Access(prefix="", server="podgpu cluster"), deadline=DEADLINE)
+        self._endpoint = Endpoint(_base(url), Access(prefix="", server="podgpu cluster"), deadline=DEADLINE)
         self.name = self._endpoint.shown
 
     def read(self) -> View:
@@ -40,3 +42,8 @@ class ClusterSource:
 
     def close(self) -> None:
         """Nothing stays open between readings."""
+
+
+def _base(url: str) -> str:
+    """Whoever has its metrics at hand has the right server."""
+    return url.rstrip("/").removesuffix("/metrics")

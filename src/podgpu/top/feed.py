@@ -21,6 +21,8 @@ WARM_UP_SECONDS = 1.0
 class Source(Protocol):
     name: str
     deadline: float
+    has_rates: bool
+    """A second reading a second later tells what changed meanwhile."""
 
     def read(self) -> View:
         """Raises SourceError or StartError."""
@@ -49,6 +51,10 @@ class Feed:
         self._isolation = Isolation(clock)
         self._stopped = threading.Event()
         self.seen = Seen()
+
+    @property
+    def has_rates(self) -> bool:
+        return self._source.has_rates
 
     def read(self) -> Seen:
         """One reading; a source that hangs is left behind at its deadline, and not asked again until it returns."""

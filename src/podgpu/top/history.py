@@ -55,6 +55,7 @@ class History:
 
     def note(self, view: View, now: float) -> None:
         """`now` is monotonic seconds. Who is no longer there is forgotten."""
+        is_same = view.taken_at is not None and view.taken_at == self._taken_at
         self._now, self._taken_at = now, view.taken_at
         whole = {d.uuid: d.energy_joules for d in view.devices if not d.instance}
         present = {(d.key, h.who) for d in view.devices for h in d.holders}
@@ -63,7 +64,8 @@ class History:
         for device in view.devices:
             for holder in device.holders:
                 self._watch(device, holder)
-                self._measure(device, holder, whole.get(device.uuid))
+                if not is_same:  # a cluster is looked at more often than it looks itself
+                    self._measure(device, holder, whole.get(device.uuid))
 
     def idle(self, device: DeviceFigures, holder: HolderFigures) -> Idle | None:
         """As the source has it, which may have looked on for longer; else as seen from here."""

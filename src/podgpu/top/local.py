@@ -96,6 +96,7 @@ class ProcessWatch:
 
 class LocalSource:
     name = "this node"
+    has_rates = True
 
     def __init__(
         self,
@@ -122,7 +123,8 @@ class LocalSource:
         snapshot = self._agent.published.snapshot
         if not snapshot.readings:
             failed = [o.message for o in snapshot.outcomes if not o.ok]
-            raise SourceError("no_gpu", f"no GPU could be read: {'; '.join(failed) or 'there is none here'}")
+            why = "; ".join(failed) or "there is none here"
+            raise SourceError("no_gpu", f"no GPU could be read: {why}. Another machine's: --url, or --cluster")
         return view_of_snapshot(snapshot, self._node, self._processes.read() if self._processes else None)
 
     def close(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from podgpu.catalog.cluster_families import BUILD_INFO as CLUSTER_BUILD_INFO
 from podgpu.errors import SourceError, UsageError
 from podgpu.exposition.parse import BadExposition, parse_text
 from podgpu.fetch.access import Access
@@ -15,6 +16,7 @@ DEADLINE = 5.0
 
 
 class PageSource:
+    has_rates = True
     deadline = DEADLINE + 0.5
     """For whoever waits: a little more than the page's own, whose message says more."""
 
@@ -38,7 +40,9 @@ class PageSource:
             raise SourceError(error.reason, f"{self.name} is no page of metrics: {error}") from error
         view = view_of_page(families)
         if not view.devices:
-            why = "; ".join(view.notes) or "is it a GPU exporter?"
+            is_cluster = any(family.name == CLUSTER_BUILD_INFO.name for family in families)
+            asked_wrongly = "it is podgpu cluster: use --cluster" if is_cluster else "is it a GPU exporter?"
+            why = "; ".join(view.notes) or asked_wrongly
             raise SourceError("no_gpu", f"{self.name} has no GPU on its page: {why}")
         return view
 
