@@ -155,6 +155,8 @@ def _series(gpu: Gpu, n: int) -> Iterator[tuple[str, Labels, float]]:
     if gpu.instance:
         mig = {"GPU_I_ID": gpu.instance, "GPU_I_PROFILE": gpu.profile}
         yield "DCGM_FI_PROF_GR_ENGINE_ACTIVE", labels | mig, value / 100
+        if gpu.instance == "1":  # the GPU itself has the field too, and does not count beside its instances
+            yield "DCGM_FI_PROF_GR_ENGINE_ACTIVE", labels, 0.9
     elif gpu.old_names:
         yield "dcgm_mem_copy_utilization", labels, value
         yield "dcgm_gpu_utilization", labels, value

@@ -65,6 +65,12 @@ def test_the_holders_own_utilisation_goes_before_the_devices() -> None:
     assert since(World().turn(gpu(0, holder()))) is None  # nobody knows
 
 
+def test_who_has_a_process_beside_a_busy_one_is_not_called_idle() -> None:
+    assert since(World().turn(gpu(0, holder(utilization=0.0, processes=1), utilization=0.9))) is None
+    assert since(World().turn(gpu(0, holder(utilization=0.0, processes=0), utilization=0.9))) == 0
+    assert since(World().turn(gpu(0, holder(utilization=0.0, processes=1), utilization=0.0))) == 0
+
+
 def test_what_ran_between_two_rounds_was_no_idleness() -> None:
     world = World()
     world.turn(gpu(0, holder(utilization=0.0, busy_seconds=10.0)), rounds=3)
@@ -193,10 +199,10 @@ def test_what_is_counted_adds_up(nodes: list[list[DeviceFigures]], means: str) -
     counts: Counts = view.counts
     for count in (*counts.nodes.values(), *counts.models.values()):
         assert count.allocated + count.free == count.devices
-        assert 0 <= count.used <= count.devices
+        assert 0 <= (count.used or 0) <= count.devices
     for model, count in counts.models.items():
         held = [of for (_, other), of in counts.namespaces.items() if other == model]
         assert sum(of.allocated for of in held) <= count.allocated * WHOLE
-        assert all(of.used <= of.allocated and of.idle <= of.allocated for of in held)
+        assert all((of.used or 0) <= of.allocated and of.idle <= of.allocated for of in held)
     for _, model in counts.namespaces:
         assert model in counts.models

@@ -190,3 +190,21 @@ def test_the_pages_figures_are_made_ready_only_while_somebody_looks() -> None:
     time.now += 301.0
     asyncio.run(cluster.round(Script()))
     assert not cluster.published.page_is_ready
+
+
+def test_a_reload_in_the_middle_of_a_round_is_another_round_at_once() -> None:
+    rounds: list[Script] = []
+    again = threading.Event()
+
+    def make() -> Backend:
+        def first(script: Script) -> None:
+            rounds.append(script)
+            cluster.reload()
+
+        return Script(first, lambda _: again.set())
+
+    cluster = Cluster(make, Publisher(ViewSettings(interval=3600.0, stale_after=7200.0, drop_after=7200.0)))
+    cluster.start(on_fatal=lambda: None)
+    assert again.wait(10)
+    cluster.stop()
+    assert len(rounds) == 1

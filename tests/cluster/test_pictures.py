@@ -30,7 +30,8 @@ def test_the_cluster() -> None:
     picture = picture_of(view)
     assert (picture.scope, picture.taken_at, picture.interval_seconds) == ("cluster", WALL, 15)
     assert (picture.version, picture.simulated, picture.notes) == (__version__, True, ("partial data",))
-    assert (picture.used_utilization, picture.idle_after_seconds) == (0.5, 1800)
+    assert (picture.used_utilization, picture.used_field) == (0.5, "DCGM_FI_DEV_MEM_COPY_UTIL")
+    assert picture.idle_after_seconds == 1800
     old, fresh = picture.nodes
     assert (old.name, old.old, old.age_seconds) == ("n1", True, 60)
     assert old.notes == ("the exporter cannot read: gpu3",)
@@ -64,7 +65,15 @@ def test_namespaces_in_gpus_hours_and_money() -> None:
 
 def test_what_nobody_counts_is_not_known() -> None:
     (ml,) = picture_of(view_of(node("n1", gpu(0, holder())))).namespaces
-    assert ml == NamespacePicture("ml", allocated_gpus=1.0)
+    assert ml == NamespacePicture("ml", allocated_gpus=1.0, used_gpus=None)
+
+
+def test_who_holds_nothing_uses_nothing() -> None:
+    memory = Memory()
+    for at in (0.0, 3600.0):
+        told = node("n1", gpu(0), read_at=at, namespaces=(NamespaceCounters("ml", H100, at),))
+        view = assemble(Reading((told,)), memory, ViewSettings(), at, WALL + at)
+    assert picture_of(view).namespaces == (NamespacePicture("ml", allocated_hours=1.0),)
 
 
 @given(readings())

@@ -117,6 +117,7 @@ REPLIES: dict[str, tuple[Callable[[Asked], Reply], str, str]] = {
         *("malformed", "no known shape"),
     ),
     "no time": (lambda asked: vector([], 1.0), "malformed", "time()"),
+    "no such time": (lambda asked: vector([({}, "1e308")], 1.0), "malformed", "time()"),
 }
 
 
@@ -126,7 +127,7 @@ REPLIES: dict[str, tuple[Callable[[Asked], Reply], str, str]] = {
         (name, when)
         for name in REPLIES
         for when in ("from the start", "in the middle")
-        if name != "no time" or when == "from the start"  # the time is asked for first
+        if not name.endswith(" time") or when == "from the start"  # the time is asked for first
     ],
 )
 def test_what_fails_is_said_and_all_stays_as_it_was(

@@ -135,3 +135,10 @@ def test_the_mean_by_hand(nodes: list[list[float | None]]) -> None:
         assert average is None
     else:
         assert average == pytest.approx(fmean([m for m in told if m > 0] or [0.0]))
+
+
+def test_a_gpu_does_not_count_beside_its_instances() -> None:
+    settings = ViewSettings(used_field="DCGM_FI_PROF_GR_ENGINE_ACTIVE")
+    view = view_of(node("n1", gpu(0, measured=0.9), mig("1", measured=0.5), mig("2", measured=0.1)), settings=settings)
+    assert value(view, "podgpu_used_gpus", scope="cluster") == 2
+    assert value(view, "podgpu_used_gpu_utilization_ratio", scope="cluster") == pytest.approx(0.3)

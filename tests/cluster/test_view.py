@@ -200,3 +200,12 @@ def test_devices_are_by_index_and_each_once() -> None:
 def test_a_holder_without_a_pod_is_in_no_map() -> None:
     job = replace(holder(), holder=Workload(job="17"))
     assert view_of(node("n1", gpu(0, job))).rows == ()
+
+
+def test_an_exporter_without_gpus_does_not_hide_another_of_the_same_node() -> None:
+    memory = Memory()
+    for at in (0.0, 15.0):
+        blind = node("n1", read_at=at + 1, target="http://blind")
+        seeing = node("n1", gpu(0), read_at=at, target="http://seeing")
+        view = assemble(Reading((blind, seeing) if at else (blind,)), memory, ViewSettings(), at + 1, WALL + at)
+    assert [len(one.devices) for one in view.nodes] == [1]

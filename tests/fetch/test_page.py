@@ -118,6 +118,38 @@ def test_a_compressed_answer() -> None:
         assert UrlPage(url).fetch() == PAGE
 
 
+def test_a_compressed_answer_in_several_pieces_is_read_whole() -> None:
+    half = PAGE.index(b"\n") + 1
+    packed = gzip.compress(PAGE[:half]) + gzip.compress(PAGE[half:])
+    with serving(answer(packed, Content_Encoding="gzip")) as url:
+        assert UrlPage(url).fetch() == PAGE
+
+
+@pytest.mark.parametrize(
+    ("packed", "reason"),
+    [
+        (gzip.compress(PAGE) + b"more", "malformed"),
+        (gzip.compress(b"") * 10_000, "malformed"),
+        (gzip.compress(b"#" * 600_000) * 2, "too_large"),
+    ],
+)
+def test_pieces_that_are_no_whole_answer(packed: bytes, reason: str) -> None:
+    with serving(answer(packed, Content_Encoding="gzip")) as url:
+        assert refusal(UrlPage(url, largest=1_000_000)).reason == reason
+
+
+@pytest.mark.parametrize("said", ["\xff\xfe", "\x1b[2J", "x" * 5000])
+def test_what_a_server_writes_behind_its_status_is_one_short_line(said: str) -> None:
+    def send(request: BaseHTTPRequestHandler) -> None:
+        request.wfile.write(b"HTTP/1.1 500 Oh " + said.encode("latin-1") + b"\r\nContent-Length: 0\r\n\r\n")
+
+    with serving(send) as url:
+        error = refusal(UrlPage(url))
+    assert error.reason == "http_500"
+    assert str(error).isprintable()
+    assert len(str(error)) < 250
+
+
 def test_a_small_answer_that_unpacks_to_a_large_one() -> None:
     with serving(answer(gzip.compress(b"#" * 5_000_000), Content_Encoding="gzip")) as url:
         assert refusal(UrlPage(url, largest=1_000_000)).reason == "too_large"

@@ -92,3 +92,30 @@ def test_a_loop_that_stands_still_serves_itself_only() -> None:
     assert "podgpu_cluster_round_timestamp_seconds" in answer.text
     assert nodes.body == b""
     assert live.status == 503
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/metrics", 200),
+        ("GET", "/metrics/nodes", 200),
+        ("GET", "/health", 200),
+        ("GET", "/nothing", 404),
+        ("GET", "/page/nothing.js", 404),
+        ("GET", "/page/..%2fcluster_app.py", 404),
+        ("GET", "/page/%2e%2e/cluster_app.py", 404),
+        ("GET", "/api/v1/pods/%2e%2e/%2e%2e", 404),
+        ("GET", "/api/v1/pods/%00/%ff", 404),
+        ("HEAD", "/api/v1/view", 200),
+        ("POST", "/", 405),
+        ("POST", "/api/v1/view", 405),
+        ("OPTIONS", "/metrics", 405),
+    ],
+)
+def test_no_answer_is_more_to_a_browser_than_it_says(method: str, path: str, status: int) -> None:
+    with serving(reading()) as (client, _):
+        answer = client.ask(path, method)
+    assert answer.status == status
+    assert answer.headers["X-Content-Type-Options"] == "nosniff"
+    assert answer.headers["Content-Security-Policy"].startswith("default-src 'none'")
+    assert "text/html" not in answer.headers["Content-Type"]

@@ -2,7 +2,8 @@
 
 A node's counters are a baseline when it is first seen. After that every growth counts; a series that is new on a known
 node counts from 0; one that went down began anew and counts from 0; a node that comes back counts from where it was.
-Sums are whole nanoseconds and millijoules, and never go down.
+Sums are whole nanoseconds and millijoules, and never go down. What is older than what was billed already (one of two
+servers behind one address lags behind the other) is passed over: it would look as if counters had begun anew.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ MOST_ACCOUNTS = 20_000
 _MOST = 1e15
 """Seconds or joules: 30 million years. What says more is no counter."""
 _SLACK_SECONDS = 60.0
+_SAME_MOMENT = 1.0
+"""Seconds. Two readings no further apart may be in either order: an exporter takes longer to begin anew."""
 Series = tuple[str, str]
 """(namespace, model)."""
 
@@ -79,6 +82,10 @@ class _Book:
     """Who told it last."""
     began: float
     series: Standings
+    read_at: float
+    """Monotonic time at which its counters stood so."""
+    taken_at: float | None
+    """The same by the node's clock, where that is told."""
     absent: dict[Series, float] = field(default_factory=dict)
     """Series that were not told lately -> since when."""
     others: dict[str, Standings] = field(default_factory=dict)
@@ -96,6 +103,8 @@ class BillLedger:
         self._books: dict[str, _Book] = {}
         """By the node's name. A node that goes by several has one book."""
         self._seen: dict[str, float] = {}
+        self._told: dict[str, dict[str, Standings]] = {}
+        """Target -> node -> where its counters stood in the last turn."""
         self._accounts: dict[Series, _Account] = {}
 
     def turn(self, settled: Settled, now: float) -> Standings:
@@ -104,10 +113,13 @@ class BillLedger:
             self._share_book(name, of)
         self._part_ways(settled)
         sums: Sums = {}
+        told: dict[str, dict[str, Standings]] = {}
         for name, reading in settled.chosen.items():
             self._seen[name] = now
             if name not in settled.same:
-                self._bill(name, reading, sums, now)
+                standings = told.setdefault(reading.target, {})[name] = _standings(reading.namespaces)
+                self._bill(name, reading, standings, sums, now)
+        self._told = told
         self._note_others(settled)
         gains = {series: Amounts(*amounts) for series, amounts in sums.items()}
         self._enter(gains, now)
@@ -119,15 +131,20 @@ class BillLedger:
 
     # -- one node ------------------------------------------------------------------------------------------------
 
-    def _bill(self, name: str, reading: NodeReading, sums: Sums, now: float) -> None:
-        told = _standings(reading.namespaces)
+    def _bill(self, name: str, reading: NodeReading, told: Standings, sums: Sums, now: float) -> None:
         book = self._books.get(name)
         if book is None:
             if told or reading.devices:  # an exporter with nothing to say yet may have a past to tell of
-                self._books[name] = _Book(reading.target, now, dict(told))
+                self._books[name] = _Book(reading.target, now, dict(told), reading.read_at, reading.taken_at)
                 _take_baseline(sums, told)
             return
         _follow(book, reading.target, told)
+        renamed = self._told.get(reading.target, {})
+        if len(renamed) == 1 and name not in renamed:
+            _go_on_from(book, next(iter(renamed.values())), told)
+        if _is_older(reading, told, book):
+            return
+        book.read_at, book.taken_at = reading.read_at, reading.taken_at
         if not book.series and _have_a_past(told, (now - book.began) * max(1, len(reading.devices))):
             _take_baseline(sums, told)
             book.series.update(told)
@@ -212,6 +229,37 @@ def _follow(book: _Book, target: str, told: Standings) -> None:
         book.series = {series: own[series].no_less(last.get(series, _ZERO), amounts) for series, amounts in now}
         book.absent = {}
     book.target = target
+
+
+def _go_on_from(book: _Book, before: Standings, told: Standings) -> None:
+    """The target told of a node by another name before. Where its counters went on from there, that was billed."""
+    for series, now in told.items():
+        if series in book.series and series in before:
+            known, other = book.series[series], before[series]
+            book.series[series] = Amounts(*(_nearest_below(*three) for three in zip(known, other, now, strict=True)))
+
+
+def _nearest_below(known: int | None, other: int | None, now: int | None) -> int | None:
+    if known is None or other is None or now is None or other > now:
+        return known
+    return other if known > now else max(known, other)
+
+
+def _is_older(reading: NodeReading, told: Standings, book: _Book) -> bool:
+    """Whether its counters stood so before those in the book did."""
+    newer = reading.read_at - book.read_at
+    if newer < 0:
+        return True
+    is_before = reading.taken_at is not None and book.taken_at is not None and reading.taken_at < book.taken_at
+    return (newer <= _SAME_MOMENT or is_before) and _went_down(told, book.series)
+
+
+def _went_down(told: Standings, standing: Standings) -> bool:
+    return any(
+        now is not None and known is not None and now < known
+        for series, amounts in told.items()
+        for now, known in zip(amounts, standing.get(series, _ZERO), strict=True)
+    )
 
 
 def _forget_absent(book: _Book, told: Standings, now: float) -> None:

@@ -10,6 +10,8 @@ from podgpu.cluster.view import ClusterView
 _log = logging.getLogger("podgpu")
 MOST_LINES = 10
 """Of one kind at once: a rack that goes dark is a hundred nodes."""
+LONGEST_LINE = 1000
+"""Names of others are in it."""
 
 
 class ChangeLog:
@@ -54,6 +56,6 @@ class ChangeLog:
 def _each(log: Callable[[str, str], None], lines: Iterable[str]) -> None:
     lines = list(lines)
     for line in lines[:MOST_LINES]:
-        log("%s", line)
+        log("%s", line if len(line) <= LONGEST_LINE else f"{line[:LONGEST_LINE]}…")
     if len(lines) > MOST_LINES:
         log("%s", f"and {len(lines) - MOST_LINES} more")

@@ -25,7 +25,8 @@ T = TypeVar("T")
 class DeviceCount:
     devices: int = 0
     allocated: int = 0
-    used: int = 0
+    used: int | None = None
+    """None: of no device is it known."""
 
     @property
     def free(self) -> int:
@@ -37,7 +38,8 @@ class NamespaceCount:
     """In parts of a device, of which `WHOLE` are one."""
 
     allocated: int = 0
-    used: int = 0
+    used: int | None = None
+    """None: of no device is it known."""
     idle: int = 0
 
 
@@ -49,13 +51,13 @@ class Counts:
     namespaces: dict[tuple[str, str], NamespaceCount] = field(default_factory=dict)
     """(namespace, model)."""
 
-    def add_to_namespaces(self, device: DeviceFigures, model: str, is_used: bool, means: UsedMeans) -> None:
+    def add_to_namespaces(self, device: DeviceFigures, model: str, is_used: bool | None, means: UsedMeans) -> None:
         for of, part in parts(device.holders):
             if of.holder.namespace:
                 found = self.of_namespace(of.holder.namespace, model)
                 found.allocated += part
-                if is_used and _takes_part(of, means):
-                    found.used += part
+                if is_used is not None:
+                    found.used = (found.used or 0) + (part if is_used and _takes_part(of, means) else 0)
 
     def of_namespace(self, namespace: str, model: str) -> NamespaceCount:
         key = namespace, model
@@ -87,7 +89,8 @@ def count(
             for one in found:
                 one.devices += 1
                 one.allocated += is_held
-                one.used += is_used
+                if is_used is not None:
+                    one.used = (one.used or 0) + is_used
     for node, device, of, _ in wasted:
         is_cut = not device.instance and (node.name, device.uuid) in cut
         if of.holder.namespace and not is_cut and counted_at.get(device.key, node.name) == node.name:
@@ -103,15 +106,19 @@ def _of(counts: dict[T, DeviceCount], key: T) -> DeviceCount:
     return found
 
 
-def is_in_use(device: DeviceFigures, means: UsedMeans) -> bool:
-    """As in `used.py`; a device without the field (a MIG instance, mostly) by its utilisation."""
+def is_in_use(device: DeviceFigures, means: UsedMeans) -> bool | None:
+    """As in `used.py`; a device without the field (a MIG instance, mostly) by its utilisation. What nobody holds has no
+    holder's process. None: nobody can tell."""
     if means == "allocated":
         return bool(device.holders)
     if means == "processes":
-        return any(h.processes for h in device.holders)
+        told = [h.processes for h in device.holders if h.processes is not None]
+        return any(told) if told or not device.holders else None
     if device.measured is not None:
         return device.measured > 0
-    return bool(device.utilization) or any(h.utilization for h in device.holders)
+    ratios = (device.utilization, *(h.utilization for h in device.holders))
+    known = [ratio for ratio in ratios if ratio is not None]
+    return any(known) if known else None
 
 
 def _takes_part(of: HolderFigures, means: UsedMeans) -> bool:

@@ -82,13 +82,21 @@ class IdleMemory:
         self._seen, self._nodes = found, names
         return idle
 
+    def clock_was_set(self, seconds: float) -> None:
+        """By so much: what was idle for a minute has not been idle for hours because of that."""
+        for seen in self._seen.values():
+            seen.active_at += seconds
+
     def __len__(self) -> int:
         return len(self._seen)
 
 
 def _runs_nothing(device: DeviceFigures, of: HolderFigures) -> bool:
-    """False where nobody knows."""
-    return (device.utilization if of.utilization is None else of.utilization) == 0
+    """False where nobody knows: the driver's samples go to the busiest process alone, so beside a busy one a figure of
+    0 says nothing of whoever has a process there too."""
+    if of.utilization is None:
+        return device.utilization == 0
+    return of.utilization == 0 and not (of.processes and device.utilization)
 
 
 def _idle_before(device: DeviceFigures, of: HolderFigures, idle_for: IdleFor) -> float:

@@ -24,13 +24,13 @@ from podgpu.model import NO_LABELS, Family, Labels, Sample, Workload
 T = TypeVar("T")
 Key = TypeVar("Key", bound=tuple[str, ...])
 Pairs = tuple[tuple[str, ...], tuple[str, ...]]
-_NODE_COUNTS: tuple[tuple[FamilySpec, FamilySpec, Callable[[DeviceCount], int]], ...] = (
+_NODE_COUNTS: tuple[tuple[FamilySpec, FamilySpec, Callable[[DeviceCount], int | None]], ...] = (
     (f.NODE_GPUS, f.MODEL_GPUS, lambda c: c.devices),
     (f.NODE_ALLOCATED, f.MODEL_ALLOCATED, lambda c: c.allocated),
     (f.NODE_USED, f.MODEL_USED, lambda c: c.used),
     (f.NODE_FREE, f.MODEL_FREE, lambda c: c.free),
 )
-_NAMESPACE_COUNTS: tuple[tuple[FamilySpec, Callable[[NamespaceCount], int]], ...] = (
+_NAMESPACE_COUNTS: tuple[tuple[FamilySpec, Callable[[NamespaceCount], int | None]], ...] = (
     (f.NAMESPACE_ALLOCATED_GPUS, lambda c: c.allocated),
     (f.NAMESPACE_USED_GPUS, lambda c: c.used),
     (f.NAMESPACE_IDLE_GPUS, lambda c: c.idle),
@@ -155,10 +155,14 @@ def _count_families(view: ClusterView, kept: LabelMemory) -> list[Family]:
     models = [(kept.of(f.MODEL_GPUS.labels, (model,)), counts.models[model]) for model in sorted(counts.models)]
     namespaces = _labelled(counts.namespaces, f.NAMESPACE_ALLOCATED_GPUS, kept)
     return [
-        *(of_node.of([Sample(of, figure(c)) for of, c in nodes]) for of_node, _, figure in _NODE_COUNTS),
-        *(of_model.of([Sample(of, figure(c)) for of, c in models]) for _, of_model, figure in _NODE_COUNTS),
-        *(spec.of([Sample(of, figure(c) / WHOLE) for of, c in namespaces]) for spec, figure in _NAMESPACE_COUNTS),
+        *(of_node.of(_known(nodes, figure)) for of_node, _, figure in _NODE_COUNTS),
+        *(of_model.of(_known(models, figure)) for _, of_model, figure in _NODE_COUNTS),
+        *(spec.of(list(_amounts(namespaces, figure, WHOLE))) for spec, figure in _NAMESPACE_COUNTS),
     ]
+
+
+def _known(counts: Iterable[tuple[Labels, T]], figure: Callable[[T], int | None]) -> list[Sample]:
+    return [Sample(labels, number) for labels, count in counts if (number := figure(count)) is not None]
 
 
 def _bill_families(view: ClusterView, kept: LabelMemory) -> list[Family]:
@@ -170,10 +174,8 @@ def _bill_families(view: ClusterView, kept: LabelMemory) -> list[Family]:
     ]
 
 
-def _amounts(
-    bills: Iterable[tuple[Labels, Amounts]], figure: Callable[[Amounts], int | None], unit: int
-) -> Iterator[Sample]:
-    for labels, amounts in bills:
+def _amounts(rows: Iterable[tuple[Labels, T]], figure: Callable[[T], int | None], unit: int) -> Iterator[Sample]:
+    for labels, amounts in rows:
         amount = figure(amounts)
         if amount is not None:
             yield Sample(labels, amount / unit)

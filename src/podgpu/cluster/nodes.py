@@ -59,8 +59,12 @@ class Choices:
         self._target: dict[str, str] = {}
 
     def choose(self, node: str, readings: Sequence[NodeReading], patience: float) -> NodeReading:
-        """The newest, unless the one chosen last is as good as new."""
+        """The newest, unless the one chosen last is as good as new. One that sees no GPU (an exporter without a driver
+        beside another) counts only where no other is as good as new."""
         newest = min(readings, key=_newest_first)
+        seeing = [r for r in readings if r.devices and newest.read_at - r.read_at <= patience]
+        if seeing:
+            readings, newest = seeing, min(seeing, key=_newest_first)
         for reading in readings:
             if reading.target == self._target.get(node) and newest.read_at - reading.read_at <= patience:
                 return reading

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from podgpu.catalog import families as f
 from podgpu.cluster.page_chunks import HOLE, Chunks
-from podgpu.cluster.reading import NamespaceCounters, NodeReading
+from podgpu.cluster.reading import NamespaceCounters, NodeReading, moment
 from podgpu.errors import SourceError
 from podgpu.exposition.parse import BadExposition, ParsedFamily, ParsedSample, parse_text
 from podgpu.figures.from_page import NODE_LABELS, PageLayout, figure_names, samples_named
@@ -138,7 +138,7 @@ class _Page:
 
     def reading(self, values: Sequence[float], read_at: float, wall: float) -> NodeReading:
         view = self._layout.view(values)
-        taken_at = None if self._taken_at is None else values[self._taken_at]
+        taken_at = None if self._taken_at is None else moment(values[self._taken_at])
         ahead = 0.0 if taken_at is None else taken_at - wall
         return NodeReading(
             target=self._target,

@@ -31,6 +31,7 @@ def picture_of(view: ClusterView) -> Picture:
         notes=view.notes,
         namespaces=_namespaces(view),
         used_utilization=view.used_ratio,
+        used_field=view.settings.used_field,
         idle_after_seconds=view.settings.idle_after,
         currency=view.currency,
         counting_since=view.counting_since,
@@ -63,7 +64,8 @@ class _Held:
     """In GPUs: a MIG instance is as much of one as its compute slices are."""
 
     allocated: float = 0.0
-    used: float = 0.0
+    used: float | None = None
+    """None: of no part of it is it known."""
     idle: float = 0.0
 
 
@@ -72,14 +74,16 @@ def _namespaces(view: ClusterView) -> tuple[NamespacePicture, ...]:
     for (namespace, model), count in sorted(view.counts.namespaces.items()):
         of, part = held.setdefault(namespace, _Held()), _part(model) / WHOLE
         of.allocated += count.allocated * part
-        of.used += count.used * part
+        if count.used is not None:
+            of.used = (of.used or 0.0) + count.used * part
         of.idle += count.idle * part
     bills: dict[str, list[tuple[str, Amounts]]] = {}
     for (namespace, model), amounts in sorted(view.bills.items()):
         bills.setdefault(namespace, []).append((model, amounts))
     costs = {(key.namespace, key.kind): cost for key, cost in view.costs.items() if key.currency == view.currency}
     names = sorted((held.keys() | bills.keys()) - {""})
-    return tuple(_namespace(name, held.get(name, _Held()), bills.get(name, []), costs) for name in names)
+    nothing = _Held(used=0.0)
+    return tuple(_namespace(name, held.get(name, nothing), bills.get(name, []), costs) for name in names)
 
 
 def _namespace(

@@ -13,7 +13,7 @@ from podgpu.catalog import families as f
 from podgpu.catalog.fields import Field
 from podgpu.cluster.page import LEAST_SKEW_SECONDS
 from podgpu.cluster.prom_targets import Labels, Target, Targets, own_namespace, with_own_holder, with_own_pods
-from podgpu.cluster.reading import NamespaceCounters, NodeReading
+from podgpu.cluster.reading import NamespaceCounters, NodeReading, moment
 from podgpu.exposition.parse import ParsedFamily, ParsedSample
 from podgpu.figures.device import DeviceFigures
 from podgpu.figures.from_page import view_of_page
@@ -83,7 +83,7 @@ def _read_target(
         if sample.name in _COUNTERS:
             _count(counters.setdefault(node, {}), sample)
         elif sample.name == f.SNAPSHOT_TIMESTAMP.name:
-            taken_at = sample.value
+            taken_at = moment(sample.value)
         else:
             labels = with_own_holder(sample.labels, own_pods)
             if "GPU_I_PROFILE" in labels:

@@ -131,7 +131,17 @@ class RollingQueries:
         """One for each way to spell a UUID. No sentinel is a percentage, and no NaN is less than anything."""
         identity = {"UUID": (has("UUID"),), "uuid": (is_("UUID"), has("uuid"))}
         possible = f"<= {self.settings.full * _OVER_FULL:g}"
-        return [f"{self._field(*identity[uuid], *more)} {possible}" for uuid in self.spelt.uuids]
+        return [
+            f"{self._field(*identity[uuid], *more)} {possible}{self._but_for_cut_gpus(uuid, identity[uuid])}"
+            for uuid in self.spelt.uuids
+        ]
+
+    def _but_for_cut_gpus(self, uuid: str, identity: tuple[Matcher, ...]) -> str:
+        """A GPU whose instances have the field does not count beside them."""
+        if not self.used_field.per_instance:
+            return ""
+        whole, instance = is_("GPU_I_ID"), has("GPU_I_ID")
+        return f" unless ({self._field(*identity, whole)} and on ({uuid}) {self._field(*identity, instance)})"
 
     # Holders
 

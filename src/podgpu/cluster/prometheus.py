@@ -34,7 +34,7 @@ from podgpu.cluster.prom_queries import Queries
 from podgpu.cluster.prom_rolling import RollingQueries, averages
 from podgpu.cluster.prom_spellings import SpellingMemory, Spellings
 from podgpu.cluster.prom_targets import Targets, targets_of
-from podgpu.cluster.reading import NodeReading, Reading, Scope, TargetOutcome
+from podgpu.cluster.reading import NodeReading, Reading, Scope, TargetOutcome, moment
 from podgpu.cluster.settings import ViewSettings, full_scale
 from podgpu.errors import SourceError, UsageError
 from podgpu.exposition.parse import ParsedSample
@@ -137,9 +137,10 @@ class PrometheusBackend:
         before = self._clock()
         answer = await self._client.ask("time()")
         between = (before + self._clock()) / 2
-        if not answer.samples:
+        told = moment(answer.samples[0].value) if answer.samples else None
+        if told is None:
             raise SourceError("malformed", f"{self._client.shown} does not tell the time when asked for time()")
-        round_.at = answer.samples[0].value
+        round_.at = told
         return Round(round_.at, between, self._node_labels, self._field)
 
     async def _targets(self, round_: _Asking) -> Targets:

@@ -8,6 +8,9 @@ from typing import NamedTuple, Protocol
 
 from podgpu.figures.device import DeviceFigures
 
+_LAST_MOMENT = 1e11
+"""Some three thousand years from now. A clock that shows more is none."""
+
 
 class NamespaceCounters(NamedTuple):
     """One node's `podgpu_namespace_*` counters of one namespace and model, as they stand. None: not exported."""
@@ -103,3 +106,8 @@ class Backend(Protocol):
 
 MakeBackend = Callable[[], Backend]
 """Called on the loop that will run it: sessions belong to a loop."""
+
+
+def moment(value: float | None) -> float | None:
+    """Unix time as somebody tells it, where it can be meant."""
+    return value if value is not None and 0 < value < _LAST_MOMENT else None

@@ -1,7 +1,8 @@
 """The embedded backend: scrapes the exporters itself, keeps what each said last, and nothing else.
 
-A slow or dead exporter never delays the others: one that failed last time waits in a lane of its own with few slots;
-one that is slow for the first time gives its slot away after a moment, and goes on without it until its deadline.
+A slow or dead exporter never delays the others: one that failed last time waits in a lane of its own, and there never
+so long that nobody notices when it is back; one that is slow for the first time gives its slot away after a moment, and
+goes on without it until its deadline.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from podgpu.figures.from_page import NODE_LABELS
 
 LARGEST_PAGE = 16 * 1024 * 1024
 """A node of 16 GPUs cut into 112 slices has a page of 2 MB."""
+_ROUNDS_TO_ASK_FAILED = 4
 _NO_OWNERS: Mapping[tuple[str, str], Owner] = {}
 
 
@@ -45,9 +47,9 @@ class ScrapeSettings:
         """After which a slow one no longer counts among those under way."""
         return min(1.0, self.deadline / 4)
 
-    @property
-    def slots_for_failed(self) -> int:
-        return max(1, self.concurrency // 8)
+    def slots_for_failed(self, failed: int) -> int:
+        """So many that each of them is asked at least in every fourth round, where that is not too many at a time."""
+        return min(max(1, self.concurrency // 8, -(-failed // _ROUNDS_TO_ASK_FAILED)), 4 * self.concurrency)
 
 
 class Targets(Protocol):
@@ -140,7 +142,7 @@ class ScrapeBackend:
         slots = settings.concurrency
         first = Lane(well, ask, slots=slots, most=5 * slots, patience=settings.patience)
         # Those at the end of the second wait for the next turn: they are asked in the order of when they last were.
-        second = Lane(failed, ask, slots=settings.slots_for_failed, until=settings.deadline)
+        second = Lane(failed, ask, slots=settings.slots_for_failed(len(failed)), until=settings.deadline)
         await Lane.run_all(first, second)
 
     def _take_targets(self, urls: Sequence[str]) -> None:

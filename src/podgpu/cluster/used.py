@@ -97,16 +97,20 @@ def used_by_scope(
     nodes: Iterable[NodeView], contested: frozenset[str], owners: Owners, settings: ViewSettings
 ) -> dict[Scope, Used]:
     """Old nodes count for nothing."""
-    most, in_use = settings.full * _OVER_FULL, _IN_USE[settings.used_means]
+    full, in_use = settings.full, _IN_USE[settings.used_means]
+    most = full * _OVER_FULL
     tallies = _Tallies(owners)
     for node in nodes:
         if node.old:
             continue
         inside = _held_inside(node.devices)
+        cut = {device.uuid for device in node.devices if device.instance and device.measured is not None}
         for device in node.devices:
             value = device.measured
             if value is None or not 0 <= value <= most:
                 continue
+            if device.uuid in cut and not device.instance:
+                continue  # its instances are counted
             holders: Holders = device.holders
             if inside and not device.instance:
                 holders = (*holders, *inside.get(device.uuid, ()))
@@ -120,7 +124,7 @@ def used_by_scope(
             if is_used:
                 for tally in found:
                     tally.devices += 1
-                    tally.total += value
+                    tally.total += value if value <= full else full
     return tallies.by_scope()
 
 

@@ -20,6 +20,7 @@ from podgpu.cluster.reading import Reading, Scope, TargetOutcome
 from podgpu.cluster.rolling import RollingMemory
 from podgpu.cluster.settings import ViewSettings
 from podgpu.cluster.used import CLUSTER, Used, used_by_scope
+from podgpu.cluster.wall_clock import WallClock
 
 
 @dataclass(slots=True)
@@ -31,7 +32,15 @@ class Memory:
     bills: BillLedger = field(default_factory=BillLedger)
     costs: CostLedger = field(default_factory=CostLedger)
     rolling: RollingMemory = field(default_factory=RollingMemory)
+    clock: WallClock = field(default_factory=WallClock)
     counting_since: float | None = None
+
+    def look_at_clock(self, now: float, wall: float) -> None:
+        """Moments of the past stay as long ago as they were when the wall clock was set."""
+        step = self.clock.step(now, wall)
+        if step:
+            self.idle.clock_was_set(step)
+        self.counting_since = wall if self.counting_since is None else self.counting_since + step
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +95,7 @@ def assemble(
 ) -> ClusterView:
     """`now` is monotonic, `wall` Unix time. `whole_round`: False in the middle of a round, which then is no instant of
     the rolling average. `notes` are put before what is found here."""
-    if memory.counting_since is None:
-        memory.counting_since = wall
+    memory.look_at_clock(now, wall)
     outcomes = {outcome.target: outcome for outcome in reading.outcomes}
     settled = settle(reading.nodes, outcomes, memory.choices, settings, now)
     used = used_by_scope(settled.nodes, settled.contested, reading.owners, settings)
@@ -128,7 +136,7 @@ def _rolling(
 ) -> dict[Scope, float]:
     if reading.rolling is not None:
         memory.clear()
-        return {scope: value for scope, value in reading.rolling.items() if math.isfinite(value)}
+        return {scope: min(value, 1.0) for scope, value in reading.rolling.items() if math.isfinite(value)}
     if whole_round:
         full = settings.full
         memory.add(wall, settings.interval, {scope: of.mean / full for scope, of in used.items()})

@@ -25,6 +25,9 @@ DEADLINE = 4.0
 KEEP_ALIVE_SECONDS = 70.0
 """Less than the 75 s after which aiohttp's servers, and podgpu's, hang up; more than most intervals."""
 _PIECE = 256 * 1024
+_LONGEST_REASON = 100
+_MOST_MEMBERS = 16
+"""Of a compressed answer: what is left is copied for each, and a small answer may have a million of them."""
 _AGENT = f"podgpu/{__version__}"
 
 
@@ -35,6 +38,7 @@ class Answer(NamedTuple):
     content_type: str
     """Without parameters, in lower case."""
     reason: str = ""
+    """What the server wrote behind the status, in one short line of text."""
     location: str = ""
     """Where a redirect points; may have secrets in it."""
 
@@ -135,7 +139,7 @@ class Endpoint:
         encoding = headers.get("Content-Encoding", "")
         body = self._unpack(packed, encoding.strip().lower()) if encoding else packed
         content_type = headers.get("Content-Type", "").partition(";")[0].strip().lower()
-        return Answer(response.status, body, content_type, response.reason or "", headers.get("Location", ""))
+        return Answer(response.status, body, content_type, _plain(response.reason or ""), headers.get("Location", ""))
 
     async def _read(self, response: aiohttp.ClientResponse) -> bytes:
         if (response.content_length or 0) > self._largest:
@@ -154,16 +158,27 @@ class Endpoint:
             return body
         if encoding not in ("gzip", "x-gzip", "deflate"):
             raise SourceError("not_prometheus", f"{self.shown} answers in {encoding!r}, which it was not asked for")
+        plain, rest, members = b"", body, 0
+        while rest or not members:  # gzip may come in several, and one of two is half a page
+            members += 1
+            if members > _MOST_MEMBERS:
+                raise SourceError("malformed", f"{self.shown}: the compressed answer is in too many pieces")
+            more, rest = self._unpack_member(rest, self._largest - len(plain))
+            plain += more
+        return plain
+
+    def _unpack_member(self, packed: bytes, most: int) -> tuple[bytes, bytes]:
+        """What it holds, and what stands behind it."""
         unpacker = zlib.decompressobj(wbits=47)  # gzip or zlib, as the header says
         try:
-            plain = unpacker.decompress(body, self._largest + 1)
+            plain = unpacker.decompress(packed, most + 1)
         except zlib.error as error:
             raise SourceError("malformed", f"{self.shown}: the compressed answer is broken ({error})") from error
-        if len(plain) > self._largest:
+        if len(plain) > most:
             raise self._too_large()
         if not unpacker.eof:
             raise SourceError("malformed", f"{self.shown}: the compressed answer ends too early")
-        return plain
+        return plain, unpacker.unused_data
 
     # Why not
 
@@ -224,7 +239,7 @@ def _split(url: str) -> SplitResult:
             return parts
     except ValueError:
         pass
-    raise UsageError(f"{without_secrets(url)}: no URL that could be asked; write http://HOST:PORT/metrics")
+    raise UsageError(f"{without_secrets(url)}: no URL that could be asked; write http://HOST:PORT")
 
 
 def _url(parts: SplitResult) -> URL:
@@ -239,6 +254,11 @@ def without_secrets(url: str) -> str:
     rest = rest if separator else scheme
     shown = rest.partition("?")[0].rpartition("@")[2]
     return ascii(f"{scheme}://{shown}" if separator else shown)[:200]
+
+
+def _plain(text: str) -> str:
+    """A server may write anything there: half a character, or what moves a cursor."""
+    return "".join(c for c in text[:_LONGEST_REASON] if c.isprintable())
 
 
 def _first_line(error: Exception) -> str:

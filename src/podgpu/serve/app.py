@@ -26,6 +26,11 @@ GPU_MANAGER_OPTION = "--gpu-manager-address"
 PROBE_OPTION = "--probe-address"
 
 _SHUTDOWN_SECONDS = 1.0
+_SAFE_HEADERS = {
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
+}
 _log = logging.getLogger(__name__)
 
 
@@ -166,7 +171,15 @@ def gpu_manager_application(agent: Agent, protection: Protection | None = None) 
 def make_application(handlers: list[web.RouteDef], protection: Protection | None) -> web.Application:
     app = web.Application(client_max_size=64 * 1024, middlewares=[protection.middleware] if protection else [])
     app.add_routes(handlers)
+    app.on_response_prepare.append(_with_safe_headers)
     return app
+
+
+async def _with_safe_headers(_request: web.Request, response: web.StreamResponse) -> None:
+    """On every answer, errors too: none of them is anything to a browser but what it says it is. What a handler or the
+    web config says itself stands."""
+    for name, value in _SAFE_HEADERS.items():
+        response.headers.setdefault(name, value)
 
 
 async def listen(
