@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from statistics import fmean
 from typing import cast
 
 from aiohttp import web
@@ -67,8 +66,8 @@ def held(namespace: str, pod: str, container: str = "main", **figures: object) -
 
 
 def picture(*nodes: NodePicture, **members: object) -> Picture:
-    loads = [d.utilization for n in nodes if not n.old for d in n.devices if d.utilization]
-    members.setdefault("used_utilization", fmean(loads) if loads else None)
+    members.setdefault("used_utilization", 0.19)  # of the memory controllers: nothing that the page shows
+    members.setdefault("used_field", "DCGM_FI_DEV_MEM_COPY_UTIL")
     return Picture("cluster", time.time(), INTERVAL, nodes, version="1.2.3", **members)  # type: ignore[arg-type]
 
 

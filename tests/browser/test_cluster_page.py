@@ -116,6 +116,21 @@ def test_a_holder_leads_to_the_pods_own_view(tab: Tab, url: str) -> None:
     assert tab.evaluate("document.querySelector('#q').value") == "rerank"
 
 
+@pytest.mark.parametrize("way", ["link", "Escape", "tab"])
+def test_the_way_back_from_a_pod_keeps_the_filters(tab: Tab, url: str, way: str) -> None:
+    opened(tab, url, "#ns=serving&q=rerank")
+    tab.click("main .row:nth-child(2) a")
+    tab.wait_for("document.querySelector('.pod-title')", "the pod's view")
+    if way == "Escape":
+        tab.press("Escape")
+    else:
+        tab.click(".back" if way == "link" else "#tab-gpus")
+    tab.wait_for("!document.querySelector('.pod-title')", "back again")
+    assert tab.evaluate("location.hash") == "#q=rerank&ns=serving"
+    assert tab.evaluate(TILES) == 1
+    assert tab.evaluate("document.querySelector('select[name=ns]').value") == "serving"
+
+
 def test_a_pod_that_holds_nothing(tab: Tab, url: str) -> None:
     opened(tab, url, "#pod=gone/away")
     assert "holds no GPU" in tab.text("main")
@@ -125,7 +140,7 @@ def test_namespaces_with_hours_and_cost(tab: Tab, url: str) -> None:
     opened(tab, url)
     tab.click("#tab-namespaces")
     tab.wait_for("document.querySelectorAll('tbody tr').length === 4", "four namespaces")
-    assert tab.texts("tbody tr")[0] == "research 10.00 9.00 0 3,120.5 2,710.2 87 % 1,881.4 €6,553.05 €5,691.42 €451.54"
+    assert tab.texts("tbody tr")[0] == "research 10 9 0 3,120.5 2,710.2 87 % 1,881.4 €6,553.05 €5,691.42 €451.54"
     tab.click("button[name=idle_gpus]")
     assert tab.texts("tbody th")[0] == "notebooks"
     assert tab.evaluate("document.querySelector('th[aria-sort]').innerText").startswith("Idle")
@@ -367,3 +382,17 @@ def test_a_square_shows_its_gpu(tab: Tab, thousand: Picture) -> None:
         assert tab.evaluate(f"{card}.contains(document.activeElement)")
         tab.press("Escape")
         assert tab.evaluate(f"{card}.hidden && document.activeElement.matches('.square')")
+
+
+def test_home_and_end_reach_the_first_and_the_last_of_thousands(tab: Tab, thousand: Picture) -> None:
+    shown = Showing(replace(thousand, taken_at=time.time()))
+    focused = "document.activeElement.getAttribute('aria-label')"
+    with shown.served() as client:
+        opened(tab, client.address.url)
+        tab.evaluate("document.querySelector('.square').focus()")
+        for key, name in (("End", "GPU 7 of gpu-h-0999"), ("Home", "GPU 0 of gpu-a-0000")):
+            tab.press(key)
+            assert tab.evaluate(focused).startswith(name)
+            at = tab.evaluate("document.activeElement.getBoundingClientRect().top")
+            assert 0 <= at < 900, "it is on the screen"
+            assert name.split()[-1] in tab.text(".card")

@@ -121,3 +121,24 @@ def test_figures_that_are_too_old_are_withheld(tab: Tab, folder: Path) -> None:
         node.clock.advance(1000.0)
         tab.wait_for("document.querySelectorAll('.tile[data-key]').length === 0", "no tiles")
         assert "too old" in tab.evaluate("document.querySelector('#notes-list').textContent")
+
+
+def test_an_exporter_that_never_read_a_driver(tab: Tab, folder: Path) -> None:
+    with node_of(Description("two GPUs", "2xH100", arguments=["-k"]), folder) as node, running(node.agent) as client:
+        tab.open(client.address.url)
+        tab.wait_for(f"{STATE} === 'old'", "the state is old")
+        assert (tab.text("#status-text"), tab.text("#updated")) == ("No figures yet", "No figures yet")
+        assert "no figures yet" in tab.text("#notes-list")
+
+
+def test_without_dcgm_families_nothing_is_said_about_use(tab: Tab, folder: Path) -> None:
+    described = Description("no utilisation", "8xH100", lived_in=True, arguments=["-k", "-f", "none"])
+    with node_of(described, folder) as node, running(node.agent) as client:
+        node.take_turns()
+        tab.open(client.address.url)
+        tab.wait_for("document.querySelectorAll('.tile[data-key]').length === 8")
+        assert set(tab.texts(".tile-ratio")) == {"\u2013"}
+        names = tab.texts(".total-name")
+        said = dict(zip(names, tab.texts(".total-value"), strict=True))
+        assert (said["Allocated"], said["Used"], said["Free"], said["Mean of used"]) == ("7", "\u2013", "1", "\u2013")
+        assert tab.texts(".total-used .total-more") == ["7 not known"]

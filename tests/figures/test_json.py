@@ -119,3 +119,21 @@ members = st.sampled_from(["nodes", "notes", "gpus", "holders", "instances", "na
 @given(st.dictionaries(members, values | st.lists(st.dictionaries(members, values, max_size=4), max_size=3)))
 def test_strange_members_never_crash(document: dict[str, object]) -> None:
     parse_view(json.dumps({"api": "podgpu/v1", **document}).encode())
+
+
+def test_an_instance_without_a_number_stays_inside_its_gpu() -> None:
+    devices = (DeviceFigures("GPU-a", -1, instance="7"), DeviceFigures("GPU-a", 0, "H100"))
+    (gpu,) = picture_json(Picture("node", 1.0, 15.0, (NodePicture("n", devices),)))["nodes"][0]["gpus"]
+    assert (gpu["index"], [one["id"] for one in gpu["instances"]]) == (0, ["7"])
+
+
+def test_a_view_of_nothing_that_was_ever_read() -> None:
+    never = Picture("node", None, 30.0, (NodePicture("n1", old=True),))
+    assert "taken_at" not in picture_json(never)
+    view = parse_view(encode_picture(never))
+    assert (view.devices, view.notes, view.taken_at) == ((), ("n1 is old",), None)
+
+
+def test_the_used_field_stands_beside_its_mean() -> None:
+    said = picture_json(Picture("cluster", 1.0, 1.0, used_utilization=0.19, used_field="DCGM_FI_DEV_MEM_COPY_UTIL"))
+    assert (said["used_utilization_ratio"], said["used_field"]) == (0.19, "DCGM_FI_DEV_MEM_COPY_UTIL")

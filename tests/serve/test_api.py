@@ -88,6 +88,8 @@ def test_nobody_asks_the_driver_for_it(node: Node, client: Client) -> None:
 def test_before_the_first_reading_there_is_nothing(client: Client) -> None:
     said = view(client)
     assert said["nodes"] == [{"name": "node-1", "old": True, "gpus": []}]
+    assert "taken_at" not in said
+    assert "no figures yet" in said["notes"][0]
 
 
 def test_figures_that_are_too_old_are_withheld(node: Node, client: Client) -> None:
@@ -165,6 +167,18 @@ def test_parts_of_gpus_add_up_in_the_namespaces(lived_in: Node) -> None:
     assert idle["pod"] == "jupyter-ada-0"
     for namespace in said["namespaces"]:
         assert namespace["allocated_gpu_hours"] > 0
+    assert "used_utilization_ratio" not in said, "a figure of the cluster's"
+    assert "used_field" not in said
+
+
+def test_use_that_nobody_measured_is_no_zero(folder: Path) -> None:
+    described = Description(about="no utilisation", gpus="8xH100", lived_in=True, arguments=["-k", "-f", "none"])
+    with node_of(described, folder) as built:
+        built.take_turns()
+        with running(built.agent) as client:
+            said = view(client)
+    assert [n["namespace"] for n in said["namespaces"]] == ["batch", "notebooks", "research", "serving"]
+    assert all("used_gpus" not in n and n["allocated_gpus"] > 0 for n in said["namespaces"])
 
 
 def members(of: object) -> set[str]:

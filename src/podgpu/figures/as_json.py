@@ -28,6 +28,7 @@ def picture_json(picture: Picture) -> JSON:
         simulated=picture.simulated or None,
         notes=list(picture.notes),
         used_utilization_ratio=picture.used_utilization,
+        used_field=picture.used_field or None,
         idle_after_seconds=picture.idle_after_seconds,
         counting_since=picture.counting_since,
         currency=picture.currency or None,
@@ -38,8 +39,8 @@ def picture_json(picture: Picture) -> JSON:
 
 def pod_json(picture: Picture, namespace: str, pod: str) -> JSON | None:
     """`/api/v1/pods/NAMESPACE/POD`: the devices it holds, with everybody who holds them. None: it holds none."""
-    found = [replace(n, devices=tuple(d for d in n.devices if _holds(d, namespace, pod))) for n in picture.nodes]
-    nodes = [node_json(node) for node in found if node.devices]
+    found = [(node, [d for d in node.devices if _holds(d, namespace, pod)]) for node in picture.nodes]
+    nodes = [node_json(replace(node, devices=tuple(devices))) for node, devices in found if devices]
     if not nodes:
         return None
     return _known(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from statistics import fmean
 
 from podgpu.catalog.mig import part_of_gpu
 from podgpu.figures.device import DeviceFigures, HolderFigures
@@ -15,6 +14,8 @@ _NS_PER_HOUR = 3_600 * 1_000_000_000
 _MJ_PER_KWH = 3_600_000_000
 _SIMULATED = "simulated"
 """How the simulated driver names itself among the sources."""
+_Held = tuple[DeviceFigures, HolderFigures, float]
+"""A device, who holds it, and what part of a GPU that is."""
 
 
 def node_picture(
@@ -30,21 +31,14 @@ def node_picture(
     devices = view_of_snapshot(snapshot, node).devices if fresh else ()
     return Picture(
         scope="node",
-        taken_at=snapshot.taken_at,
+        taken_at=snapshot.taken_at or None,
         interval_seconds=interval,
         nodes=(NodePicture(node, devices, old=not fresh),),
         notes=tuple(notes),
         namespaces=tuple(_namespaces(devices, snapshot.usage.namespaces)) if fresh else (),
-        used_utilization=_used_utilization(devices),
         version=version,
         simulated=any(o.source == _SIMULATED for o in snapshot.outcomes),
     )
-
-
-def _used_utilization(devices: Iterable[DeviceFigures]) -> float | None:
-    """Mean over those that do something; 0 when none does, None when none tells."""
-    told = [d.utilization for d in devices if d.utilization is not None]
-    return fmean([u for u in told if u > 0] or [0.0]) if told else None
 
 
 def _namespaces(devices: Sequence[DeviceFigures], totals: Sequence[NamespaceTotals]) -> Iterator[NamespacePicture]:
@@ -55,7 +49,7 @@ def _namespaces(devices: Sequence[DeviceFigures], totals: Sequence[NamespaceTota
         yield NamespacePicture(
             name,
             allocated_gpus=sum(part for *_, part in held),
-            used_gpus=sum(part for device, of, part in held if _is_used(device, of)),
+            used_gpus=_used_gpus(held),
             idle_gpus=sum(part for device, of, part in held if _is_idle(device, of)),
             allocated_hours=_sum(t.allocated_ns * _part(t.model) / _NS_PER_HOUR for t in totals if t.namespace == name),
             busy_hours=_sum(
@@ -84,12 +78,21 @@ def _part(model: str) -> float:
     return part_of_gpu(Device(0, "", "", gpu, gi_id=0, profile=profile)) or 0.0
 
 
-def _is_used(device: DeviceFigures, of: HolderFigures) -> bool:
-    return bool(device.utilization if of.utilization is None else of.utilization)
+def _used_gpus(held: Sequence[_Held]) -> float | None:
+    """None: of nothing that is held is it known."""
+    told = [(_utilization(device, of), part) for device, of, part in held]
+    known = [(ratio, part) for ratio, part in told if ratio is not None]
+    return sum(part for ratio, part in known if ratio > 0) if known or not held else None
+
+
+def _utilization(device: DeviceFigures, of: HolderFigures) -> float | None:
+    return device.utilization if of.utilization is None else of.utilization
 
 
 def _is_idle(device: DeviceFigures, of: HolderFigures) -> bool:
     """As the page judges it where nobody says from when on an idle holder is a waste (page/devices.js)."""
+    if of.utilization:
+        return False
     if of.idle_since is not None or of.processes is not None:
         return of.idle_since is not None or of.processes == 0
     return device.utilization == 0

@@ -25,7 +25,7 @@ class NamespacePicture:
 
     namespace: str
     allocated_gpus: float = 0.0
-    used_gpus: float = 0.0
+    used_gpus: float | None = 0.0
     idle_gpus: float = 0.0
     allocated_hours: float | None = None
     busy_hours: float | None = None
@@ -38,15 +38,16 @@ class NamespacePicture:
 class Picture:
     scope: str
     """`node` or `cluster`."""
-    taken_at: float
-    """Unix time."""
+    taken_at: float | None
+    """Unix time; None while nothing was ever read."""
     interval_seconds: float
     """How often a new one may be expected."""
     nodes: tuple[NodePicture, ...] = ()
     notes: tuple[str, ...] = ()
     namespaces: tuple[NamespacePicture, ...] = ()
     used_utilization: float | None = None
-    """Mean over the GPUs in use, as a ratio; None without data."""
+    """Mean of `used_field` over the devices in use, as a ratio; None without data, and where nobody asked for it."""
+    used_field: str = ""
     idle_after_seconds: float | None = None
     """From when on an idle holder is called a waste."""
     currency: str = ""

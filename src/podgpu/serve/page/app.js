@@ -3,7 +3,7 @@
 import { Card } from "./card.js";
 import { isFiltered, matching, readHash, sorted, without, writeHash } from "./criteria.js";
 import { devicesOf, totalsOf } from "./devices.js";
-import { byId, h, place, setText } from "./dom.js";
+import { byId, h, place, setAttribute, setText } from "./dom.js";
 import { Feed } from "./feed.js";
 import { Filters } from "./filters.js";
 import { count, moment, percent, plural } from "./format.js";
@@ -11,7 +11,7 @@ import { HeatMap } from "./heatmap.js";
 import { History } from "./history.js";
 import { Keys } from "./keys.js";
 import { Namespaces } from "./namespaces.js";
-import { Overview } from "./overview.js";
+import { NO_FIGURES, Overview } from "./overview.js";
 import { PodView } from "./pod.js";
 import { startTheme } from "./theme.js";
 import { Tiles } from "./tiles.js";
@@ -26,6 +26,7 @@ class Page {
     this.history = new History();
     this.feed = new Feed("api/v1/view", (picture) => this.take(picture), () => this.turned());
     this.criteria = readHash(location.hash);
+    this.list = { ...this.criteria, pod: "", view: "" }; // as the list of GPUs was last looked at
     this.devices = [];
     const context = {
       history: this.history,
@@ -33,7 +34,7 @@ class Page {
       pause: () => this.feed.pause,
       span: () => this.span,
     };
-    this.overview = new Overview((state) => this.change({ state, view: "", pod: "" }));
+    this.overview = new Overview((state) => this.change({ ...this.list, state }));
     this.filters = new Filters((changed) => this.change(changed));
     this.tiles = new Tiles(context);
     this.card = new Card(context);
@@ -42,7 +43,7 @@ class Page {
     this.namespaces = new Namespaces();
     this.main = byId("main");
     this.message = h("p", { class: "message" });
-    this.keys = new Keys(this.main, byId("q"), () => this.escape());
+    this.keys = new Keys(this.main, byId("q"), () => this.escape(), (last) => this.map.reach(last));
     startTheme(byId("theme"));
     byId("skip").addEventListener("click", () => this.main.focus());
     document.addEventListener("click", () => this.writeAddress(), { capture: true });
@@ -65,7 +66,8 @@ class Page {
     this.filters.offerFrom(this.devices, picture, this.criteria);
     this.render(first);
     this.card.refresh(new Map(this.devices.map((one) => [one.key, one])));
-    setText(byId("updated"), `Figures of ${moment(picture.taken_at)}`);
+    const { figuresAt } = this.feed;
+    setText(byId("updated"), figuresAt === undefined ? NO_FIGURES : `Figures of ${moment(figuresAt)}`);
   }
 
   turned() {
@@ -104,7 +106,7 @@ class Page {
     const field = byId("q");
     if (this.card.hide()) return;
     this.writeAddress();
-    if (this.criteria.pod || this.criteria.view) location.hash = "#";
+    if (this.criteria.pod || this.criteria.view) location.hash = writeHash(this.list);
     else if (isFiltered(this.criteria)) this.change(without(this.criteria));
     else if (document.activeElement === field) field.blur();
   }
@@ -115,6 +117,7 @@ class Page {
     const { criteria } = this;
     const hasNamespaces = (picture.namespaces ?? []).length > 0;
     const isTable = criteria.view === "namespaces" && hasNamespaces && !criteria.pod;
+    if (!isTable && !criteria.pod) this.list = { ...criteria, view: "" };
     const place = this.main.getBoundingClientRect();
     this.overview.showChosen(criteria);
     this.filters.show(criteria);
@@ -122,6 +125,7 @@ class Page {
     byId("tabs").hidden = !hasNamespaces;
     byId("filters").hidden = isTable || Boolean(criteria.pod);
     byId("shown").hidden = true;
+    setAttribute(byId("tab-gpus"), "href", writeHash(this.list));
     setCurrent("tab-gpus", !isTable && !criteria.pod);
     setCurrent("tab-namespaces", isTable);
     if (criteria.pod) this.showPod();
@@ -132,7 +136,7 @@ class Page {
   }
 
   showPod() {
-    this.pod.show(this.devices, this.criteria.pod);
+    this.pod.show(this.devices, this.criteria.pod, writeHash(this.list));
     place(this.main, [this.pod.element]);
   }
 

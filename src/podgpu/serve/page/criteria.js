@@ -6,6 +6,7 @@ export const STATES = [
   ["used", "Used"],
   ["free", "Free"],
   ["idle", "Idle, allocated"],
+  ["unknown", "Not known"],
   ["old", "Old"],
 ];
 export const SORTS = [
@@ -57,16 +58,10 @@ export function matching(devices, criteria) {
     (one) =>
       (!node || one.node === node) &&
       (!model || one.model === model) &&
-      (!state || isIn(one, state)) &&
+      (!state || one[state]) &&
       (!ns || one.holders.some((holder) => holder.namespace === ns)) &&
       words.every((word) => one.text.includes(word)),
   );
-}
-
-function isIn(one, state) {
-  if (state === "old") return one.old;
-  if (state === "free") return !one.held;
-  return Boolean(one[state]);
 }
 
 // Stable, and what is not known comes last.

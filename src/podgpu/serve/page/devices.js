@@ -1,6 +1,7 @@
 // The JSON of api/v1/view as a flat list of GPUs, each with all that filters, sorting and drawing ask about.
 
 const BUCKETS = 5;
+const LEAST_WORK = 256 * 1024 ** 2; // bytes: less than a CUDA context takes, more than a driver keeps for itself
 
 export function devicesOf(picture, now) {
   const found = [];
@@ -22,7 +23,7 @@ function device(gpu, node, picture, now) {
     index: gpu.index,
     name: gpu.index === undefined ? "GPU" : `GPU ${gpu.index}`,
     model: shortModel(gpu.model ?? ""),
-    utilization: gpu.utilization_ratio ?? meanOf(parts),
+    utilization: meanOf(parts) ?? gpu.utilization_ratio,
     memoryUsed: gpu.memory_used_bytes ?? sumOf(parts, "memoryUsed"),
     memoryTotal: gpu.memory_total_bytes ?? sumOf(parts, "memoryTotal"),
     power: gpu.power_watts,
@@ -34,10 +35,21 @@ function device(gpu, node, picture, now) {
     idleSince: idle || undefined,
   };
   one.held = holders.length > 0;
-  one.used = one.utilization > 0;
+  one.used = one.utilization > 0 || holders.some((holder) => holder.utilization > 0);
+  one.unknown = isUnknown(one);
+  one.free = !one.held && !one.used && !one.unknown;
   one.colour = colourOf(one);
   one.text = haystack(one);
   return one;
+}
+
+function isUnknown(one) {
+  return one.utilization === undefined && !one.used && !one.idle && (one.held || mayWork(one));
+}
+
+// Nobody measured whether it does, but something lies in its memory.
+function mayWork(one) {
+  return one.utilization === undefined && one.memoryUsed >= LEAST_WORK;
 }
 
 function part(instance) {
@@ -50,6 +62,7 @@ function part(instance) {
     memoryTotal: instance.memory_total_bytes,
   };
   one.holders = holdersOf(instance, one);
+  one.free = !one.holders.length && !(one.utilization > 0) && !mayWork(one);
   return one;
 }
 
@@ -97,6 +110,7 @@ function idleSince(holders, gpu, parts, picture, now) {
 }
 
 function doesNothing(holder, gpu) {
+  if (holder.utilization > 0) return false;
   if (holder.processes !== undefined) return holder.processes === 0;
   return (holder.part ? holder.part.utilization : gpu.utilization_ratio) === 0;
 }
@@ -105,7 +119,7 @@ function shortModel(model) {
   return model.replace(/^NVIDIA[ -]/, "");
 }
 
-// Of a GPU in MIG mode, which has no utilisation of its own: its instances', by their compute slices.
+// A GPU in MIG mode counts by its instances, each by its compute slices: it has no utilisation of its own.
 function meanOf(parts) {
   const told = parts.filter((p) => p.utilization !== undefined);
   const slices = told.reduce((sum, p) => sum + p.slices, 0);
@@ -119,7 +133,7 @@ function sumOf(parts, name) {
 
 function colourOf(device) {
   if (device.idle) return "idle";
-  if (!device.held && !device.used) return "free";
+  if (device.free) return "free";
   if (device.utilization === undefined) return "unknown";
   return `u${Math.min(BUCKETS - 1, Math.floor(device.utilization * BUCKETS))}`;
 }
@@ -131,9 +145,12 @@ function haystack(device) {
   return words.join("\n").toLowerCase();
 }
 
-// Of the nodes that answer: what is old says nothing about now.
+// Of the nodes that answer: what is old says nothing about now. `mean`: of the utilisation of those in use, as their
+// tiles show it.
 export function totalsOf(devices) {
-  const totals = { gpus: 0, held: 0, used: 0, free: 0, idle: 0, old: 0, busy: 0, colours: {} };
+  const totals = { gpus: 0, held: 0, used: 0, free: 0, idle: 0, unknown: 0, old: 0, colours: {} };
+  let busy = 0;
+  let measured = 0;
   for (const one of devices) {
     if (one.old) {
       totals.old += 1;
@@ -141,12 +158,16 @@ export function totalsOf(devices) {
     }
     totals.gpus += 1;
     totals.held += one.held;
-    totals.free += !one.held;
+    totals.free += one.free;
     totals.used += one.used;
     totals.idle += one.idle;
-    if (one.used) totals.busy += one.utilization;
+    totals.unknown += one.unknown;
+    if (one.used && one.utilization !== undefined) {
+      busy += one.utilization;
+      measured += 1;
+    }
     totals.colours[one.colour] = (totals.colours[one.colour] ?? 0) + 1;
   }
-  totals.mean = totals.used ? totals.busy / totals.used : undefined;
+  totals.mean = measured ? busy / measured : undefined;
   return totals;
 }

@@ -82,15 +82,28 @@ export class Feed {
     return Date.now() / 1000 + (this.offset ?? 0);
   }
 
+  // When the newest figures were true: a view may be new and all it has be old. undefined: there are none yet.
+  get figuresAt() {
+    const { taken_at: taken, nodes } = this.picture ?? {};
+    if (!taken || !this.isAllOld) return taken || undefined;
+    return taken - nodes.reduce((least, node) => Math.min(least, node.age_seconds ?? 0), Infinity);
+  }
+
+  get isAllOld() {
+    const nodes = this.picture?.nodes ?? [];
+    return nodes.length > 0 && nodes.every((node) => node.old);
+  }
+
   get age() {
-    return this.picture?.taken_at ? Math.max(0, this.now() - this.picture.taken_at) : undefined;
+    const at = this.figuresAt;
+    return at === undefined ? undefined : Math.max(0, this.now() - at);
   }
 
   get state() {
     if (this.failure) return "lost";
     if (!this.picture) return "waiting";
     const late = LATE_INTERVALS * this.picture.interval_seconds + SLACK_SECONDS;
-    return this.age === undefined || this.age > late ? "old" : "live";
+    return this.isAllOld || this.age === undefined || this.age > late ? "old" : "live";
   }
 }
 

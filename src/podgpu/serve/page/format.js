@@ -12,14 +12,25 @@ export function percent(ratio) {
 }
 
 // Formatters are dear to make and cheap to use.
-const COUNTS = [0, 1, 2].map(
-  (digits) => new Intl.NumberFormat("en", { minimumFractionDigits: digits, maximumFractionDigits: digits }),
-);
+const WHOLE = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
+const PARTS = new Intl.NumberFormat("en", { maximumFractionDigits: 2 });
+const TENTHS = new Intl.NumberFormat("en", { minimumFractionDigits: 1, maximumFractionDigits: 1 });
+const SMALL = new Intl.NumberFormat("en", { maximumSignificantDigits: 2 });
 const TIME = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit" });
 const DAY = new Intl.DateTimeFormat(undefined, { day: "numeric", month: "short" });
 
-export function count(number, digits = 0) {
-  return number === undefined ? UNKNOWN : COUNTS[digits].format(number);
+export function count(number) {
+  return number === undefined ? UNKNOWN : WHOLE.format(number);
+}
+
+// Of GPUs: 7, 5.5, 3.43.
+export function parts(number) {
+  return PARTS.format(number);
+}
+
+// Hours and the like: 3,120.5, and 0.037 of what has only begun.
+export function amount(number) {
+  return Math.abs(number) < 1 ? SMALL.format(number) : TENTHS.format(number);
 }
 
 function gibibytes(bytes) {

@@ -84,6 +84,13 @@ export class HeatMap {
     this.draw(drawn, anew && !this.element.contains(document.activeElement));
   }
 
+  // The first or the last square is in the page once one has scrolled there.
+  reach(last) {
+    if (!this.element.isConnected) return;
+    scrollTo(0, last ? document.documentElement.scrollHeight : 0);
+    this.render();
+  }
+
   measure() {
     const { width, top } = this.element.getBoundingClientRect();
     return { width, top };

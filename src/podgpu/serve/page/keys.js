@@ -9,8 +9,10 @@ const MOVES = {
 const SELECTOR = ".tile[data-key], .square";
 
 export class Keys {
-  // `escape`: gets out of the innermost thing that is open.
-  constructor(main, filter, escape) {
+  // `escape`: gets out of the innermost thing that is open. `reach`: called before the first or the last is looked for,
+  // with whether it is the last; brings it into the page.
+  constructor(main, filter, escape, reach) {
+    this.reach = reach;
     this.main = main;
     this.filter = filter;
     this.current = undefined;
@@ -53,9 +55,10 @@ export class Keys {
   }
 
   edge(key) {
+    if (key !== "Home" && key !== "End") return undefined;
+    this.reach(key === "End");
     const all = this.main.querySelectorAll(SELECTOR);
-    if (key === "Home") return all[0];
-    return key === "End" ? all[all.length - 1] : undefined;
+    return key === "Home" ? all[0] : all[all.length - 1];
   }
 
   // Sideways in reading order; up and down by where things are on the screen.

@@ -2,7 +2,7 @@
 
 import { writeHash } from "./criteria.js";
 import { h, place, plain, setAttribute, setClass, setText } from "./dom.js";
-import { count, money, moment, percent, UNKNOWN } from "./format.js";
+import { amount, money, moment, parts, percent, UNKNOWN } from "./format.js";
 
 const KINDS = [
   ["allocated", "Cost, allocated"],
@@ -87,24 +87,21 @@ function aboutText(picture) {
 
 function columnsOf(rows, currency) {
   const has = (value) => rows.some((row) => value(row) !== undefined);
-  const number = (name, title, most) => {
-    const digits = rows.every((row) => Number.isInteger(row[name] ?? 0)) ? 0 : most;
-    return { name, title, value: (row) => row[name], write: (value) => count(value, digits) };
-  };
+  const number = (name, title, write) => ({ name, title, value: (row) => row[name], write });
   const columns = [
     { name: "namespace", title: "Namespace", value: (row) => row.namespace },
-    number("allocated_gpus", "Allocated", 2),
-    number("used_gpus", "Used", 2),
-    number("idle_gpus", "Idle", 2),
-    number("allocated_gpu_hours", "GPU-hours", 1),
-    number("busy_gpu_hours", "Busy GPU-hours", 1),
+    number("allocated_gpus", "Allocated", parts),
+    number("used_gpus", "Used", parts),
+    number("idle_gpus", "Idle", parts),
+    number("allocated_gpu_hours", "GPU-hours", amount),
+    number("busy_gpu_hours", "Busy GPU-hours", amount),
     { name: "efficiency", title: "Busy of allocated", value: efficiency, write: percent },
-    number("energy_kwh", "kWh", 1),
+    number("energy_kwh", "kWh", amount),
     ...KINDS.map(([kind, title]) => ({
       name: `cost-${kind}`,
       title,
       value: (row) => row.cost?.[kind],
-      write: (amount) => money(amount, currency),
+      write: (price) => money(price, currency),
     })),
   ];
   return columns.filter((column) => has(column.value));

@@ -14,6 +14,7 @@ const COLOURS = [
   ["free", "free"],
 ];
 const STATE_TEXT = { waiting: "Loading", live: "Live", old: "Old" };
+export const NO_FIGURES = "No figures yet";
 
 export class Overview {
   // `onState`: called with the state that a total stands for.
@@ -30,29 +31,32 @@ export class Overview {
     place(byId("totals"), [...this.totals.map((total) => total.element), mean]);
     this.spread = COLOURS.map(([colour]) => h("span", { class: `is-${colour}` }));
     place(byId("spread"), this.spread);
+    this.notes = new Notes();
     this.legend = COLOURS.map(([colour, text]) => new Entry(colour, text));
     place(byId("legend"), this.legend.map((entry) => entry.element));
   }
 
-  show(picture, totals) {
+  show(picture, counted) {
+    const totals = picture.taken_at === undefined ? { colours: {} } : counted; // of nothing, no number is known
     byId("overview").hidden = false;
     setText(byId("scope"), scopeText(picture));
+    setAttribute(byId("scope"), "title", scopeText(picture));
     document.title = `${scopeText(picture)} \u00b7 podgpu`;
     byId("simulated").hidden = !picture.simulated;
     const [all, held, used, free, idle] = this.totals;
     all.show(totals.gpus, totals.old ? `${count(totals.old)} more old` : "");
     held.show(totals.held, shareText(totals.held, totals.gpus));
-    used.show(totals.used, shareText(totals.used, totals.gpus));
+    used.show(totals.used || !totals.unknown ? totals.used : undefined, usedText(totals));
     free.show(totals.free, shareText(totals.free, totals.gpus));
     idle.show(totals.idle, shareText(totals.idle, totals.held, "of allocated"));
-    setText(this.mean, percent(picture.used_utilization_ratio ?? totals.mean));
+    setText(this.mean, percent(totals.mean));
     COLOURS.forEach(([colour], i) => {
       const number = totals.colours[colour] ?? 0;
       this.spread[i].style.flexGrow = number;
       this.spread[i].hidden = !number;
       this.legend[i].show(number);
     });
-    showNotes(notesOf(picture));
+    this.notes.show(notesOf(picture), !totals.gpus);
   }
 
   showChosen(criteria) {
@@ -64,12 +68,13 @@ export class Overview {
     const { state } = feed;
     const age = feed.age === undefined ? "" : `, ${state === "lost" ? "figures " : ""}${duration(feed.age)} old`;
     const lost = feed.lostAt === undefined ? "" : `${feed.failure} ${duration(Date.now() / 1000 - feed.lostAt)} ago`;
-    const text = state === "lost" ? (feed.failure === "Connection lost" ? lost : feed.failure) : STATE_TEXT[state];
+    const told = state === "old" && feed.age === undefined ? NO_FIGURES : STATE_TEXT[state];
+    const text = state === "lost" ? (feed.failure === "Connection lost" ? lost : feed.failure) : told;
     setText(byId("status-text"), `${text}${state === "waiting" ? "" : age}`);
     if (status.dataset.state !== state) {
       status.dataset.state = state;
       document.body.dataset.feed = state;
-      setText(byId("announced"), state === "lost" ? feed.failure : STATE_TEXT[state]);
+      setText(byId("announced"), state === "lost" ? feed.failure : told);
     }
   }
 }
@@ -117,6 +122,10 @@ function shareText(part, whole, of = "") {
   return whole ? `${percent(part / whole)} ${of}`.trim() : "";
 }
 
+function usedText({ used, unknown, gpus }) {
+  return unknown ? `${count(unknown)} not known` : shareText(used, gpus);
+}
+
 function notesOf(picture) {
   const ofNodes = (picture.nodes ?? []).flatMap((node) => (node.notes ?? []).map((text) => `${node.name}: ${text}`));
   const old = (picture.nodes ?? []).filter((node) => node.old && node.age_seconds !== undefined);
@@ -124,8 +133,21 @@ function notesOf(picture) {
   return [...(picture.notes ?? []), ...ages, ...ofNodes];
 }
 
-function showNotes(notes) {
-  byId("notes").hidden = !notes.length;
-  setText(byId("notes-summary"), plural(notes.length, "note"));
-  place(byId("notes-list"), notes.slice(0, 200).map((text) => h("li", {}, plain(text))));
+// They unfold by themselves when there is nothing else to see, and fold again when there is.
+class Notes {
+  constructor() {
+    this.element = byId("notes");
+    this.unfolded = false;
+    this.alone = false;
+  }
+
+  show(notes, alone) {
+    this.element.hidden = !notes.length;
+    setText(byId("notes-summary"), plural(notes.length, "note"));
+    place(byId("notes-list"), notes.slice(0, 200).map((text) => h("li", {}, plain(text))));
+    if (!notes.length || alone === this.alone) return;
+    this.alone = alone;
+    if (alone) this.unfolded = !this.element.open;
+    if (this.unfolded) this.element.open = alone;
+  }
 }

@@ -1,7 +1,7 @@
 // A pod's own view: every GPU it holds, wherever, with its figures.
 
 import { podDevices } from "./criteria.js";
-import { h, place, plain, setText } from "./dom.js";
+import { h, place, plain, setAttribute, setText } from "./dom.js";
 import { duration, energy, memory, percent, plural, watts } from "./format.js";
 import { ownUtilization } from "./history.js";
 import { Tile } from "./tile.js";
@@ -20,7 +20,9 @@ export class PodView {
     this.element = h("div", { class: "pod" }, this.back, title, this.facts, this.none, this.grid);
   }
 
-  show(devices, path) {
+  // `back`: where "All GPUs" leads.
+  show(devices, path, back) {
+    setAttribute(this.back, "href", back);
     const [namespace, pod] = splitPath(path);
     if (path !== this.path) this.tiles = new Map();
     this.path = path;

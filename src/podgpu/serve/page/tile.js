@@ -120,7 +120,7 @@ function segments(one, own) {
   if (one.parts.length) {
     const slices = Math.max(7, one.parts.reduce((sum, part) => sum + part.slices, 0));
     return one.parts.map((part) => {
-      const kind = part.holders.length ? "segment" : "segment is-free";
+      const kind = part.free ? "segment is-free" : "segment";
       return segment(kind, part.slices / slices, [[!own || own.part === part ? 1 : "rest", part.utilization]]);
     });
   }
@@ -146,14 +146,18 @@ function segment(kind, width, fills) {
 function rowsOf(one, chosen) {
   const rows = [];
   for (const part of one.parts) {
-    if (!part.holders.length && !chosen) rows.push({ profile: part.profile, text: "Free" });
+    if (!part.holders.length && !chosen) rows.push({ profile: part.profile, text: freeText(part.free) });
     part.holders.forEach((holder, i) => rows.push({ profile: i ? "" : part.profile, holder }));
   }
   const whole = one.holders.filter((holder) => !holder.part);
   const shared = one.holders.length > 1;
   whole.forEach((holder, i) => rows.push({ tint: shared ? (i % TINTS) + 1 : 0, holder }));
-  if (!rows.length) rows.push({ text: one.used ? "Nobody is known to hold it" : "Free" });
+  if (!rows.length) rows.push({ text: freeText(one.free) });
   return rows;
+}
+
+function freeText(free) {
+  return free ? "Free" : "Nobody is known to hold it";
 }
 
 // Kept from picture to picture, so that a link that has the focus does not lose it.
@@ -183,7 +187,8 @@ class Row {
     const alone = !holder || (one.holders.length < 2 && !one.parts.length);
     const idle = alone || one.idle || holder.idleSince === undefined ? "" : `idle ${duration(now - holder.idleSince)}`;
     showText(this.idle, idle);
-    showText(this.ratio, alone || idle ? "" : percent(ownUtilization(one, holder)));
+    const repeats = alone && (one.utilization !== undefined || holder?.utilization === undefined);
+    showText(this.ratio, repeats || idle ? "" : percent(ownUtilization(one, holder)));
     showText(this.memory, alone ? "" : memory(holder.memory ?? holder.part?.memoryUsed));
   }
 
@@ -217,7 +222,7 @@ export function labelOf(one, now) {
 function label(one, now) {
   const who = one.holders.length
     ? `held by ${one.holders.map((holder) => plain(holder.name)).join(", ")}`
-    : "free";
+    : freeText(one.free).toLowerCase();
   const said = [`${one.name} of ${plain(one.node)}`, plain(one.model), percent(one.utilization), who, idleText(one, now)];
   if (one.parts.length) said.push(`${count(one.parts.length)} instances`);
   return [...said, one.old ? "old figures" : ""].filter(Boolean).join(", ");
