@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from podgpu.cluster.discover import KubernetesTargets, Selection, check_port
-from podgpu.cluster.owners_api import ApiOwners
 from podgpu.cluster.reading import Owner
+from podgpu.cluster.scraping.discover import KubernetesTargets, Selection, check_port
+from podgpu.cluster.scraping.owners_api import ApiOwners
 from podgpu.errors import UsageError
 from podgpu.kube.config import ApiConfig
 from podgpu.simulate.api_server import SimulatedApiServer

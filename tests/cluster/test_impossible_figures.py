@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from podgpu.cluster.page import PageReader
 from podgpu.cluster.publish import Publisher
 from podgpu.cluster.reading import NodeReading, Reading
+from podgpu.cluster.scraping.page import PageReader
 from podgpu.cluster.settings import UsedMeans, ViewSettings
 from tests.cluster.view_readings import gpu, holder, node, series, value, view_of
 

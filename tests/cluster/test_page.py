@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podgpu.cluster.page import PageReader, _Holed, names_read
-from podgpu.cluster.page_chunks import Chunks
 from podgpu.cluster.reading import NamespaceCounters, NodeReading
+from podgpu.cluster.scraping.page import PageReader, _Holed, names_read
+from podgpu.cluster.scraping.page_chunks import Chunks
 from podgpu.errors import SourceError
 
 NODES = Path(__file__).parents[1] / "nodes"

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podgpu.cluster.prom_answer import parse_answer, parse_error, plain_text
+from podgpu.cluster.prom.answer import parse_answer, parse_error, plain_text
 from podgpu.errors import SourceError
 
 JSON = st.recursive(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from podgpu.cluster.prometheus import PrometheusBackend, PrometheusPlace
+from podgpu.cluster.prom.backend import PrometheusBackend, PrometheusPlace
 from podgpu.cluster.reading import Owner, Reading
 from podgpu.cluster.settings import ViewSettings
 from podgpu.errors import UsageError
@@ -329,7 +329,7 @@ def test_a_change_is_logged_once(
     backend.turn()
     double.misbehave = lambda asked: None
     backend.turn()
-    said = [record.message for record in caplog.records if record.name.startswith("podgpu.cluster.prometheus")]
+    said = [record.message for record in caplog.records if record.name.startswith("podgpu.cluster.prom.backend")]
     assert said == [f"{double.url} answers 503: starting", f"{double.url} answers again"]
 
 

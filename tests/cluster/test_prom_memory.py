@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from podgpu.cluster.prom_idle import ASK_EVERY, IdleDevices, IdleQuery
-from podgpu.cluster.prom_owners import (
+from podgpu.cluster.prom.idle import ASK_EVERY, IdleDevices, IdleQuery
+from podgpu.cluster.prom.owners import (
     ASK_AGAIN,
     MOST_AT_A_TIME,
     Owners,
@@ -11,7 +11,7 @@ from podgpu.cluster.prom_owners import (
     parse_replica_set_owners,
     resolved,
 )
-from podgpu.cluster.prom_spellings import SpellingMemory, Spellings
+from podgpu.cluster.prom.spellings import SpellingMemory, Spellings
 from podgpu.cluster.reading import NodeReading, Owner
 from podgpu.exposition.parse import ParsedSample
 from podgpu.figures.device import DeviceFigures, HolderFigures

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podgpu.catalog.fields import field_named
-from podgpu.cluster.prom_nodes import Round, nodes_of
-from podgpu.cluster.prom_targets import Targets, targets_of, with_own_holder
+from podgpu.cluster.prom.nodes import Round, nodes_of
+from podgpu.cluster.prom.targets import Targets, targets_of, with_own_holder
 from podgpu.cluster.reading import NodeReading
 from podgpu.exposition.parse import ParsedSample
 from podgpu.figures.from_page import NODE_LABELS

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from podgpu.cluster.prometheus import PrometheusBackend, PrometheusPlace
+from podgpu.cluster.prom.backend import PrometheusBackend, PrometheusPlace
 from podgpu.cluster.reading import NodeReading, Reading
 from podgpu.cluster.settings import UsedMeans, ViewSettings
 from podgpu.cluster.view import Memory, assemble

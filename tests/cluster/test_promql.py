@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podgpu.cluster import promql
-from podgpu.cluster.promql import Matcher, parse_matchers
+from podgpu.cluster.prom import promql
+from podgpu.cluster.prom.promql import Matcher, parse_matchers
 from podgpu.errors import UsageError
 
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=30)

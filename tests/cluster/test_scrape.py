@@ -12,7 +12,7 @@ from aiohttp import web
 
 from podgpu.cluster.loop import Clock
 from podgpu.cluster.reading import Owner, Reading
-from podgpu.cluster.scrape import FixedTargets, ScrapeBackend, ScrapeSettings
+from podgpu.cluster.scraping.backend import FixedTargets, ScrapeBackend, ScrapeSettings
 from podgpu.errors import UsageError
 from podgpu.fetch.access import Access, Credentials
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from podgpu.cluster.scrape import FixedTargets, ScrapeBackend, ScrapeSettings
+from podgpu.cluster.scraping.backend import FixedTargets, ScrapeBackend, ScrapeSettings
 from podgpu.errors import UsageError
 from tests.cluster.test_scrape import exporters, page_of
 

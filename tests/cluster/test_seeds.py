@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from podgpu.cluster.metrics import cluster_families, node_families
-from podgpu.cluster.page import PageReader
 from podgpu.cluster.reading import NodeReading
+from podgpu.cluster.scraping.page import PageReader
 from podgpu.cluster.settings import ViewSettings
 from podgpu.cluster.view import ClusterView
 from podgpu.exposition.parse import parse_text

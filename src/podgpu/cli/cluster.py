@@ -27,8 +27,8 @@ from podgpu.serve.app import PROBE_OPTION, Address, parse_address, run
 from podgpu.serve.cluster_app import cluster_listeners
 
 if TYPE_CHECKING:
-    from podgpu.cluster.owners_api import ApiOwners
-    from podgpu.cluster.scrape import Targets
+    from podgpu.cluster.scraping.backend import Targets
+    from podgpu.cluster.scraping.owners_api import ApiOwners
     from podgpu.fetch.access import Credentials
     from podgpu.kube.access import ApiConfig
     from podgpu.serve.protection import Protection
@@ -129,7 +129,7 @@ def _refuse(ctx: click.Context, others: Sequence[Option], backend: str) -> None:
 
 
 def _prometheus(options: dict[str, Any], settings: ViewSettings, at_the_end: ExitStack) -> MakeBackend:
-    from podgpu.cluster.prometheus import PrometheusBackend, PrometheusPlace
+    from podgpu.cluster.prom.backend import PrometheusBackend, PrometheusPlace
 
     tenant = options["prometheus_tenant"]
     place = PrometheusPlace(
@@ -150,7 +150,7 @@ def _prometheus(options: dict[str, Any], settings: ViewSettings, at_the_end: Exi
 
 
 def _scrape(options: dict[str, Any], settings: ViewSettings, at_the_end: ExitStack) -> MakeBackend:
-    from podgpu.cluster.scrape import ScrapeBackend, ScrapeSettings
+    from podgpu.cluster.scraping.backend import ScrapeBackend, ScrapeSettings
     from podgpu.fetch.access import Credentials
 
     credentials = Credentials(access_by(options, "exporter", "the exporter"))
@@ -168,11 +168,11 @@ def _scrape(options: dict[str, Any], settings: ViewSettings, at_the_end: ExitSta
 
 def _targets(options: dict[str, Any], credentials: Credentials, at_the_end: ExitStack) -> Targets:
     if options["scrape"]:
-        from podgpu.cluster.scrape import FixedTargets
+        from podgpu.cluster.scraping.backend import FixedTargets
 
         with _naming("--scrape"):
             return FixedTargets(options["scrape"].split(","), credentials)
-    from podgpu.cluster.discover import KubernetesTargets, Selection, check_port
+    from podgpu.cluster.scraping.discover import KubernetesTargets, Selection, check_port
 
     selection, port = Selection.parse(options["discover_kubernetes"]), check_port(options["discover_port"])
     https = bool(options["exporter_ca_file"] or options["exporter_insecure_skip_verify"])
@@ -188,7 +188,7 @@ def _owners(options: dict[str, Any], at_the_end: ExitStack) -> ApiOwners | None:
     asked_anyway = options["discover_kubernetes"] or options["kubeconfig"] or "KUBERNETES_SERVICE_HOST" in os.environ
     if options["owners"] == "none" or (options["owners"] == "auto" and not asked_anyway):
         return None
-    from podgpu.cluster.owners_api import ApiOwners
+    from podgpu.cluster.scraping.owners_api import ApiOwners
 
     owners = ApiOwners(_api(options["kubeconfig"]))
     at_the_end.callback(owners.close)

@@ -19,7 +19,7 @@ from podgpu.catalog.counters import shipped_counters
 from podgpu.cli.logs import configure_logging
 from podgpu.cluster.loop import Cluster
 from podgpu.cluster.publish import Publisher
-from podgpu.cluster.scrape import FixedTargets, ScrapeBackend
+from podgpu.cluster.scraping.backend import FixedTargets, ScrapeBackend
 from podgpu.cluster.settings import ViewSettings
 from podgpu.errors import StartError
 from podgpu.join import Policy

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from podgpu.catalog import families as f
-from podgpu.cluster.prom_queries import EXPORTED
+from podgpu.cluster.prom.queries import EXPORTED
 from podgpu.exposition.parse import ParsedSample
 
 UUIDS = ("UUID", "uuid")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from podgpu.catalog import families as f
-from podgpu.cluster.prom_queries import EXPORTED, HOLDER_LABELS, SAMPLE_LABELS
+from podgpu.cluster.prom.queries import EXPORTED, HOLDER_LABELS, SAMPLE_LABELS
 from podgpu.exposition.parse import ParsedSample
 
 MOST_COPY_LABELS = 4

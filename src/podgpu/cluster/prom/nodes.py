@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 
 from podgpu.catalog import families as f
 from podgpu.catalog.fields import Field
-from podgpu.cluster.page import LEAST_SKEW_SECONDS
-from podgpu.cluster.prom_targets import Labels, Target, Targets, own_namespace, with_own_holder, with_own_pods
+from podgpu.cluster.prom.targets import Labels, Target, Targets, own_namespace, with_own_holder, with_own_pods
 from podgpu.cluster.reading import NamespaceCounters, NodeReading, moment
+from podgpu.cluster.scraping.page import LEAST_SKEW_SECONDS
 from podgpu.exposition.parse import ParsedFamily, ParsedSample
 from podgpu.figures.device import DeviceFigures
 from podgpu.figures.from_page import view_of_page

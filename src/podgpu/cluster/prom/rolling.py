@@ -19,10 +19,10 @@ from dataclasses import dataclass
 
 from podgpu.catalog import families as f
 from podgpu.catalog.fields import Field
-from podgpu.cluster import promql
-from podgpu.cluster.prom_queries import EXPORTED
-from podgpu.cluster.prom_spellings import Spellings
-from podgpu.cluster.promql import Matcher, by, has, is_
+from podgpu.cluster.prom import promql
+from podgpu.cluster.prom.promql import Matcher, by, has, is_
+from podgpu.cluster.prom.queries import EXPORTED
+from podgpu.cluster.prom.spellings import Spellings
 from podgpu.cluster.reading import Scope
 from podgpu.cluster.settings import ViewSettings
 from podgpu.exposition.parse import ParsedSample

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from podgpu.catalog.fields import fields
-from podgpu.cluster import promql
-from podgpu.cluster.promql import Matcher, by, has, is_
+from podgpu.cluster.prom import promql
+from podgpu.cluster.prom.promql import Matcher, by, has, is_
 from podgpu.cluster.reading import NodeReading
 from podgpu.exposition.parse import ParsedSample
 from podgpu.figures.device import GR_ENGINE, UTIL

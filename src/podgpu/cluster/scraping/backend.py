@@ -15,11 +15,11 @@ from typing import Protocol
 import aiohttp
 
 from podgpu.cluster.loop import Clock
-from podgpu.cluster.page import USED_FIELD, PageReader, names_read
-from podgpu.cluster.page_chunks import Chunks
 from podgpu.cluster.reading import NodeReading, Owner, Reading, TargetOutcome
-from podgpu.cluster.scrape_connections import allow_connections
-from podgpu.cluster.scrape_lanes import Lane
+from podgpu.cluster.scraping.connections import allow_connections
+from podgpu.cluster.scraping.lanes import Lane
+from podgpu.cluster.scraping.page import USED_FIELD, PageReader, names_read
+from podgpu.cluster.scraping.page_chunks import Chunks
 from podgpu.errors import SourceError, UsageError
 from podgpu.fetch.access import Credentials
 from podgpu.fetch.endpoint import KEEP_ALIVE_SECONDS, open_session

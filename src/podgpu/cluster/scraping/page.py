@@ -19,8 +19,8 @@ from sys import intern
 from typing import NamedTuple
 
 from podgpu.catalog import families as f
-from podgpu.cluster.page_chunks import HOLE, Chunks
 from podgpu.cluster.reading import NamespaceCounters, NodeReading, moment
+from podgpu.cluster.scraping.page_chunks import HOLE, Chunks
 from podgpu.errors import SourceError
 from podgpu.exposition.parse import BadExposition, ParsedFamily, ParsedSample, parse_text
 from podgpu.figures.from_page import NODE_LABELS, PageLayout, figure_names, samples_named

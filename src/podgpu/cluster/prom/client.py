@@ -6,7 +6,7 @@ import asyncio
 
 import aiohttp
 
-from podgpu.cluster.prom_answer import Vector, parse_answer, parse_error
+from podgpu.cluster.prom.answer import Vector, parse_answer, parse_error
 from podgpu.errors import SourceError
 from podgpu.fetch.access import Access
 from podgpu.fetch.endpoint import Answer, Endpoint, open_session

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from podgpu.catalog import families as f
 from podgpu.catalog.families import FamilySpec
 from podgpu.catalog.fields import Field, fields
-from podgpu.cluster import promql
-from podgpu.cluster.promql import Matcher
+from podgpu.cluster.prom import promql
+from podgpu.cluster.prom.promql import Matcher
 from podgpu.figures.device import (
     FB_FREE,
     FB_RESERVED,

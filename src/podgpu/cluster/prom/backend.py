@@ -15,13 +15,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from podgpu.catalog.fields import Field, field_named
-from podgpu.cluster import promql
 from podgpu.cluster.nodes import has_identity
-from podgpu.cluster.prom_answer import MOST_NOTES, Vector
-from podgpu.cluster.prom_client import PrometheusClient
-from podgpu.cluster.prom_idle import IdleDevices, IdleQuery
-from podgpu.cluster.prom_nodes import Round, nodes_of
-from podgpu.cluster.prom_owners import (
+from podgpu.cluster.prom import promql
+from podgpu.cluster.prom.answer import MOST_NOTES, Vector
+from podgpu.cluster.prom.client import PrometheusClient
+from podgpu.cluster.prom.idle import IdleDevices, IdleQuery
+from podgpu.cluster.prom.nodes import Round, nodes_of
+from podgpu.cluster.prom.owners import (
     OwnerQueries,
     Owners,
     OwnersOf,
@@ -30,10 +30,10 @@ from podgpu.cluster.prom_owners import (
     replica_sets_in,
     resolved,
 )
-from podgpu.cluster.prom_queries import Queries
-from podgpu.cluster.prom_rolling import RollingQueries, averages
-from podgpu.cluster.prom_spellings import SpellingMemory, Spellings
-from podgpu.cluster.prom_targets import Targets, targets_of
+from podgpu.cluster.prom.queries import Queries
+from podgpu.cluster.prom.rolling import RollingQueries, averages
+from podgpu.cluster.prom.spellings import SpellingMemory, Spellings
+from podgpu.cluster.prom.targets import Targets, targets_of
 from podgpu.cluster.reading import NodeReading, Reading, Scope, TargetOutcome, moment
 from podgpu.cluster.settings import ViewSettings, full_scale
 from podgpu.errors import SourceError, UsageError

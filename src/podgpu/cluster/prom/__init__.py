@@ -1,0 +1,1 @@
+"""The backend that asks Prometheus, or whatever speaks its HTTP API: `backend.py` has a round, the others its parts."""
