@@ -50,7 +50,7 @@ def _demo() -> Iterator[str]:
             _wait_until_ready(url)
             yield url
         finally:
-            process.kill()
+            process.terminate()
 
 
 def _wait_until_ready(url: str) -> None:

@@ -166,9 +166,10 @@ def _started(*arguments: str) -> Iterator[subprocess.Popen[str]]:
             try:
                 yield process
             finally:
-                process.kill()
+                process.terminate()  # not kill: it has folders to take away
+                process.communicate(timeout=_PATIENCE)
     finally:
-        process.wait(_PATIENCE)
+        process.kill()
 
 
 def _url(process: subprocess.Popen[str], name: str) -> str:

@@ -8,7 +8,6 @@ gone) stays as it was, older every round, until the view drops it.
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -41,7 +40,6 @@ from podgpu.exposition.parse import ParsedSample
 from podgpu.fetch.access import Access
 from podgpu.figures.from_page import NODE_LABELS
 
-_log = logging.getLogger(__name__)
 _LOST = "Prometheus has no figures of it any more: see that its exporter runs and is scraped"
 _NO_UUID = "GPUs without a UUID label are in no rolling average"
 
@@ -230,7 +228,6 @@ class PrometheusBackend:
     def _fail(self, error: SourceError, seconds: float) -> None:
         """All stays as it was and grows older, but for averages, which have no age to be seen."""
         self._count(error)
-        self._tell(error)
         reading = self._reading
         if self._clock() - self._succeeded_at > self._settings.stale_after:
             reading = replace(reading, rolling={}, idle_for={})
@@ -242,20 +239,11 @@ class PrometheusBackend:
         for what, error in round_.failures:
             self._count(error)
             first = first or SourceError(error.reason, f"{error} (asked for: {what})")
-        self._tell(first)
         outcome = TargetOutcome(self._client.shown, seconds, first.reason if first else "", str(first or ""))
         self._reading = replace(self._reading, outcomes=(outcome,), errors=dict(self._errors))
 
     def _count(self, error: SourceError) -> None:
         self._errors[self._client.shown, error.reason] += 1
-
-    def _tell(self, error: SourceError | None) -> None:
-        """Once when it changes."""
-        before = self._reading.outcomes[0].error if self._reading.outcomes else ""
-        if error is not None and error.reason != before:
-            _log.warning("%s", error)
-        elif error is None and before:
-            _log.info("%s answers again", self._client.shown)
 
 
 class _Asking:
