@@ -23,10 +23,11 @@ from pathlib import Path
 
 from bench.node import TickClock
 from podgpu.accounting.containers import ContainerFinder
-from podgpu.agent.loop import Agent, Clock, Settings
+from podgpu.agent.loop import Agent, Settings
 from podgpu.allocation.identity import IdentityReader
 from podgpu.allocation.kubelet import KubeletAllocation
 from podgpu.catalog.counters import shipped_counters
+from podgpu.clock import Clock
 from podgpu.exposition.text import CONTENT_TYPE
 from podgpu.join import Policy
 from podgpu.simulate.driver import SimulatedNvml

@@ -9,9 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from podgpu.agent.loop import Agent, Clock, Settings
+from podgpu.agent.loop import Agent, Settings
 from podgpu.allocation.source import AllocationSource
 from podgpu.catalog.counters import shipped_counters
+from podgpu.clock import Clock
 from podgpu.join import Policy
 from podgpu.simulate.driver import SimulatedNvml
 from podgpu.simulate.kubelet import SimulatedPod

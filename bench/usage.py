@@ -30,9 +30,10 @@ from bench.node import TickClock
 from bench.running import memory_of
 from bench.tick import TimedNvml, median_seconds
 from podgpu.accounting.containers import ContainerFinder
-from podgpu.agent.loop import Agent, Clock, Settings
+from podgpu.agent.loop import Agent, Settings
 from podgpu.agent.publish import publish
 from podgpu.allocation.identity import IdentityReader
+from podgpu.clock import Clock
 from podgpu.join import Policy
 from podgpu.model import Allocation, Assignment, Device, Workload
 from podgpu.simulate.driver import SimulatedNvml

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from docs.option_blocks import OPTION_BLOCKS, code, prose, table
-from podgpu.agent.loop import Agent, Clock, Settings
+from podgpu.agent.loop import Agent, Settings
 from podgpu.allocation.kubelet import parse_assignments
 from podgpu.allocation.pod_resources import decode_list
 from podgpu.allocation.source import Allocation
@@ -21,6 +21,7 @@ from podgpu.catalog.cluster_families import CLUSTER_FAMILIES, SEED_FAMILIES
 from podgpu.catalog.counters import SHIPPED, Counter, shipped_counters
 from podgpu.catalog.families import GPU_MANAGER_FAMILIES, OWN_FAMILIES, FamilySpec
 from podgpu.catalog.fields import Call, Field, FieldValue, Gpm, Kept, fields
+from podgpu.clock import Clock
 from podgpu.join import Policy
 from podgpu.model import Device
 from podgpu.simulate.driver import SimulatedNvml

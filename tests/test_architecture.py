@@ -18,7 +18,7 @@ ROWS = [
     {"enrich"},
     {"telemetry", "allocation", "accounting", "configuration"},
     {"fetch"},
-    {"kube", "files", "figures"},
+    {"kube", "files", "figures", "clock"},
     {"join", "exposition", "device_ids", "device_selection", "snapshot_json", "strict_yaml"},
     {"catalog"},
     {"model", "errors", "__init__"},

@@ -25,9 +25,10 @@ from uuid import NAMESPACE_DNS, uuid5
 import pytest
 
 from podgpu.accounting.containers import ContainerFinder
-from podgpu.agent.loop import Agent, Clock, Settings
+from podgpu.agent.loop import Agent, Settings
 from podgpu.allocation.identity import IdentityReader
 from podgpu.allocation.kubelet import KubeletAllocation
+from podgpu.clock import Clock
 from podgpu.join import Policy
 from podgpu.simulate.driver import SimulatedNvml
 from podgpu.simulate.kubelet import SimulatedKubelet, SimulatedPod

@@ -18,9 +18,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from podgpu.agent.allocation_turn import KEEP_SECONDS
-from podgpu.agent.loop import Agent, Clock, Settings
+from podgpu.agent.loop import Agent, Settings
 from podgpu.allocation.kubelet import KubeletAllocation
 from podgpu.catalog.counters import parse_counters
+from podgpu.clock import Clock
 from podgpu.join import Policy
 from podgpu.simulate.driver import SimulatedNvml
 from podgpu.simulate.kubelet import RATE_LIMITED, SimulatedKubelet, SimulatedPod

@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 
 from podgpu.agent import health
-from podgpu.agent.loop import Agent, Clock, Settings
+from podgpu.agent.loop import Agent, Settings
 from podgpu.catalog.counters import parse_counters, shipped_counters
+from podgpu.clock import Clock
 from podgpu.device_selection import parse_selection
 from podgpu.errors import SourceError, UsageError
 from podgpu.join import Policy

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from podgpu.accounting.containers import ContainerFinder
-from podgpu.agent.loop import Agent, Clock, Settings
+from podgpu.agent.loop import Agent, Settings
 from podgpu.catalog.counters import shipped_counters
+from podgpu.clock import Clock
 from podgpu.join import Policy
 from podgpu.model import Allocation, Assignment, Device, Workload
 from podgpu.simulate.driver import SimulatedNvml

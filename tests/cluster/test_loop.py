@@ -9,7 +9,8 @@ from collections.abc import Callable
 
 import pytest
 
-from podgpu.cluster.loop import Clock, Cluster
+from podgpu.clock import Clock
+from podgpu.cluster.loop import Cluster
 from podgpu.cluster.publish import Publisher
 from podgpu.cluster.reading import Backend, NodeReading, Reading, TargetOutcome
 from podgpu.cluster.settings import ViewSettings

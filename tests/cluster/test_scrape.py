@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from podgpu.cluster.loop import Clock
+from podgpu.clock import Clock
 from podgpu.cluster.reading import Owner, Reading
 from podgpu.cluster.scraping.backend import FixedTargets, ScrapeBackend, ScrapeSettings
 from podgpu.errors import UsageError

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from podgpu.agent.loop import Agent, Clock, Settings
+from podgpu.agent.loop import Agent, Settings
 from podgpu.catalog.counters import parse_counters
+from podgpu.clock import Clock
 from podgpu.configuration.counter_feeds import ConfigMapCounters, FileCounters
 from podgpu.errors import SourceError
 from podgpu.join import Policy

@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 
 from podgpu.accounting.containers import ContainerFinder
-from podgpu.agent.loop import Agent, Clock, Settings
+from podgpu.agent.loop import Agent, Settings
 from podgpu.allocation.kubelet import KubeletAllocation
+from podgpu.clock import Clock
 from podgpu.errors import StartError
 from podgpu.exposition.text import CONTENT_TYPE
 from podgpu.join import Policy

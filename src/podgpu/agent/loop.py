@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -22,6 +21,7 @@ from podgpu.allocation.source import AllocationSource
 from podgpu.catalog.counters import Counter as MetricCounter
 from podgpu.catalog.families import THROTTLE_REASONS
 from podgpu.catalog.fields import Field, fields
+from podgpu.clock import Clock
 from podgpu.configuration.counter_feeds import CounterFeed
 from podgpu.device_selection import Selection
 from podgpu.errors import SourceError, StartError
@@ -54,14 +54,6 @@ class Settings:
     def stale_after(self) -> float:
         """Past three intervals figures are withheld; a turn that waited for a hung source is not yet late."""
         return max(3 * self.interval, self.interval + self.deadline)
-
-
-@dataclass(frozen=True)
-class Clock:
-    """Time, injected."""
-
-    monotonic: Callable[[], float] = time.monotonic
-    wall: Callable[[], float] = time.time
 
 
 class Agent:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from podgpu.agent.allocation_turn import Identities
 from podgpu.allocation.source import AllocationSource
 from podgpu.cli.api_access import ApiAccess, unless_no_api
 from podgpu.errors import UsageError
@@ -155,3 +156,11 @@ def _make(entry: str, around: Surroundings) -> AllocationSource:
 def _refuse(argument: str, name: str) -> None:
     if argument:
         raise UsageError(f"--allocation {name} takes no argument, not {argument!r}")
+
+
+def make_identities(api: ApiAccess, varlog: str) -> Identities:
+    """Who is who, from the names of the kubelet's log files, and from the API server where it is asked anyway."""
+    from podgpu.allocation.identity import IdentityReader
+
+    names = IdentityReader(os.path.join(varlog, "pods"), os.path.join(varlog, "containers"), pods=api.known_pods)
+    return lambda: names.read().complete

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from podgpu.cli.option_table import EXPORTER_OPTIONS, EXPORTER_PAGE_OPTIONS, Option
+from podgpu.cli.option_table import EXPORTER_PAGE_OPTIONS, Option
+from podgpu.cli.params import exporter_options
 
 _SHARED = ("kubeconfig", "web-config-file", "probe-address", "debug", "log-format")
 _OTHERWISE = {
@@ -17,11 +16,6 @@ _OTHERWISE = {
 
 def _option(flag: str, default: str, text: str, kind: str = "text", short: str = "") -> Option:
     return Option(flag, short, f"PODGPU_CLUSTER_{flag.replace('-', '_').upper()}", default, text, kind, ours=True)
-
-
-def _shared() -> list[Option]:
-    rows = {option.flag: option for option in EXPORTER_OPTIONS}
-    return [replace(rows[flag], **_OTHERWISE.get(flag, {})) for flag in _SHARED]  # type: ignore[arg-type]
 
 
 PROMETHEUS_OPTIONS: tuple[Option, ...] = (
@@ -87,5 +81,5 @@ CLUSTER_OPTIONS: tuple[Option, ...] = (
     *PROMETHEUS_OPTIONS,
     *SCRAPE_OPTIONS,
     *VIEW_OPTIONS,
-    *_shared(),
+    *exporter_options(_SHARED, _OTHERWISE),
 )

@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import click
@@ -21,8 +20,8 @@ from podgpu.cli.allocations import Surroundings, make_allocations
 from podgpu.cli.api_access import ApiAccess, NoApi
 from podgpu.cli.exporter import read_counters
 from podgpu.cli.logs import configure_logging
-from podgpu.cli.option_table import EXPORTER_OPTIONS, Option
-from podgpu.cli.params import with_options
+from podgpu.cli.option_table import Option
+from podgpu.cli.params import exporter_options, with_options
 from podgpu.cli.telemetries import open_telemetry, with_host_engine
 from podgpu.device_selection import parse_selection
 from podgpu.doctor.examine import DEADLINE, SYSFS, Question, examine
@@ -49,16 +48,11 @@ _SHARED = (
     "path-proc",
     "path-varlog",
 )
-_HELP = {"kubernetes": "Pod labels are wanted. Not said: the kubelet is asked where its socket exists."}
-
-
-def _options() -> list[Option]:
-    rows = {option.flag: option for option in EXPORTER_OPTIONS}
-    return [replace(rows[flag], help=_HELP.get(flag, rows[flag].help)) for flag in _SHARED]
+_OTHERWISE = {"kubernetes": {"help": "Pod labels are wanted. Not said: the kubelet is asked where its socket exists."}}
 
 
 DOCTOR_OPTIONS = (
-    *_options(),
+    *exporter_options(_SHARED, _OTHERWISE),
     Option("path-sysfs", default=SYSFS, help="Where the host's /sys is.", ours=True),
     Option("json", default="false", help="Print the findings as JSON.", kind="bool", ours=True),
 )

@@ -10,21 +10,20 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 import click
 from click.core import ParameterSource
 
-from podgpu.agent.allocation_turn import AllocationTurn, Identities
+from podgpu.agent.allocation_turn import AllocationTurn
 from podgpu.agent.isolate import Isolation
 from podgpu.allocation.api_health import ApiHealth
-from podgpu.cli.allocations import Surroundings, make_allocations
+from podgpu.cli.allocations import Surroundings, make_allocations, make_identities
 from podgpu.cli.api_access import ApiAccess
 from podgpu.cli.logs import configure_logging
-from podgpu.cli.option_table import EXPORTER_OPTIONS, EXPORTER_PAGE_OPTIONS, Option
+from podgpu.cli.option_table import EXPORTER_PAGE_OPTIONS, Option
 from podgpu.cli.pages import open_page
-from podgpu.cli.params import naming_variable, with_options
+from podgpu.cli.params import exporter_options, naming_variable, with_options
 from podgpu.cli.telemetries import open_telemetry
 from podgpu.enrich.textfile import OutputError, Owner, Textfile
 from podgpu.enrich.turn import Enricher, Held, Settings
@@ -63,11 +62,6 @@ _OTHERWISE = {
 }
 
 
-def _shared_options() -> list[Option]:
-    rows = {option.flag: option for option in EXPORTER_OPTIONS}
-    return [replace(rows[flag], **_OTHERWISE.get(flag, {})) for flag in _SHARED]  # type: ignore[arg-type]
-
-
 ENRICH_OPTIONS = (
     Option("in", help="dcgm-exporter's page: http(s)://HOST:9400/metrics, or the path of its file.", ours=True),
     Option("out", help="The file to write, in node_exporter's textfile directory; ends in .prom.", ours=True),
@@ -88,7 +82,7 @@ ENRICH_OPTIONS = (
     Option("mode", default="0644", help="Permissions of the file, in octal.", ours=True),
     Option("owner", help="UID or UID:GID of the file, in numbers. Default: who runs podgpu.", ours=True),
     Option("self-metrics", default="true", help="Write podgpu_exporter_* about the sources too.", kind="bool"),
-    *_shared_options(),
+    *exporter_options(_SHARED, _OTHERWISE),
     *EXPORTER_PAGE_OPTIONS,
 )
 
@@ -108,7 +102,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
         sources = make_allocations(options["allocation"], Surroundings(options, api, driver))
     if api.feeds:
         sources.append(ApiHealth(api.feeds))
-    turn = AllocationTurn(sources, _identities(api, options["path_varlog"]), isolation, _DEADLINE, time.monotonic)
+    turn = AllocationTurn(sources, make_identities(api, options["path_varlog"]), isolation, _DEADLINE, time.monotonic)
     enricher = Enricher(_fetch(source, isolation), _holders(turn), textfile, settings, DriverBeside(driver))
     try:
         _run_once(enricher) if options["once"] else _run(enricher, options["interval"])
@@ -164,13 +158,6 @@ def _settings(ctx: click.Context, options: dict[str, Any]) -> Settings:
         self_metrics=options["self_metrics"],
         device_name_ids=options["kubernetes_gpu_id_type"] == "device-name",
     )
-
-
-def _identities(api: ApiAccess, varlog: str) -> Identities:
-    from podgpu.allocation.identity import IdentityReader
-
-    names = IdentityReader(os.path.join(varlog, "pods"), os.path.join(varlog, "containers"), pods=api.known_pods)
-    return lambda: names.read().complete
 
 
 def _fetch(source: PageSource, isolation: Isolation) -> Callable[[], Page]:

@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from podgpu.accounting.containers import ContainerFinder
-from podgpu.agent.allocation_turn import Identities
-from podgpu.agent.loop import Agent, Clock, Settings
+from podgpu.agent.loop import Agent, Settings
 from podgpu.allocation.api_health import ApiHealth
 from podgpu.catalog.counters import SHIPPED, Counter, shipped_counters
-from podgpu.cli.allocations import Surroundings, make_allocations
+from podgpu.cli.allocations import Surroundings, make_allocations, make_identities
 from podgpu.cli.api_access import ApiAccess, unless_no_api
 from podgpu.cli.logs import configure_logging
 from podgpu.cli.memory import share_one_heap
 from podgpu.cli.option_table import EXPORTER_OPTIONS
 from podgpu.cli.params import given, naming_variable, with_options
 from podgpu.cli.telemetries import open_telemetry, with_host_engine
+from podgpu.clock import Clock
 from podgpu.configuration.counter_feeds import CounterFeed, FileCounters
 from podgpu.configuration.pod_labels import LabelFilter
 from podgpu.device_selection import parse_selection
@@ -123,7 +123,7 @@ def build_agent(
     with naming_variable(ctx, "allocation"):
         sources = make_allocations(options["allocation"], Surroundings(options, api, telemetry))
     pod_labels = _pod_labels(options, api)
-    identities = _identities(api, options["path_varlog"])
+    identities = make_identities(api, options["path_varlog"])
     if api.feeds:
         sources.append(ApiHealth(api.feeds))
     containers = ContainerFinder(options["path_proc"]) if options["container_usage"] else None
@@ -156,14 +156,6 @@ def _pod_labels(options: dict[str, Any], api: ApiAccess) -> Callable[[], PodLabe
         return dict
     pods = unless_no_api("kubernetes-enable-pod-labels", api.pods)
     return dict if pods is None else lambda: patterns.of(pods.items())
-
-
-def _identities(api: ApiAccess, varlog: str) -> Identities:
-    """Who is who, from the names of the kubelet's log files, and from the API server where it is asked anyway."""
-    from podgpu.allocation.identity import IdentityReader
-
-    names = IdentityReader(os.path.join(varlog, "pods"), os.path.join(varlog, "containers"), pods=api.known_pods)
-    return lambda: names.read().complete
 
 
 def hostname(options: dict[str, Any]) -> str:

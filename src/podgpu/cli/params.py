@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import click
 from click.core import ParameterSource
 
-from podgpu.cli.option_table import Option
+from podgpu.cli.option_table import EXPORTER_OPTIONS, Option
 from podgpu.errors import UsageError
 
 _TRUE = {"1", "t", "true", "yes", "on"}
@@ -81,6 +82,12 @@ def _type(kind: str) -> Any:
     if kind.startswith("choice:"):
         return _Choice(kind.removeprefix("choice:").split("|"))
     return click.STRING
+
+
+def exporter_options(flags: Iterable[str], otherwise: Mapping[str, Mapping[str, str]] | None = None) -> list[Option]:
+    """The exporter's options that another command has too, but for what is otherwise there."""
+    rows = {option.flag: option for option in EXPORTER_OPTIONS}
+    return [replace(rows[flag], **(otherwise or {}).get(flag, {})) for flag in flags]  # type: ignore[arg-type]
 
 
 def with_options(options: Iterable[Option]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

@@ -8,15 +8,14 @@ import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
 from podgpu.cli.api_access import ApiAccess
-from podgpu.cli.option_table import EXPORTER_OPTIONS, Option
-from podgpu.cli.params import naming_variable, with_options
+from podgpu.cli.option_table import Option
+from podgpu.cli.params import exporter_options, naming_variable, with_options
 from podgpu.errors import UsageError
 from podgpu.top.cells import ASCII, PLAIN, RICH, Glyphs
 from podgpu.top.controls import ORDERS, Controls
@@ -25,7 +24,6 @@ from podgpu.top.lines import Order, arrange
 from podgpu.top.table import Table, as_text, table_of
 
 if TYPE_CHECKING:
-    from podgpu.agent.allocation_turn import Identities
     from podgpu.join import Policy
 
 _LOCAL = (
@@ -41,12 +39,7 @@ _LOCAL = (
     "path-proc",
     "path-varlog",
 )
-_HELP = {"kubernetes": "Name holders by pod. Not said: where the kubelet's socket can be opened."}
-
-
-def _local_options() -> list[Option]:
-    rows = {option.flag: option for option in EXPORTER_OPTIONS}
-    return [replace(rows[flag], help=_HELP.get(flag, rows[flag].help)) for flag in _LOCAL]
+_OTHERWISE = {"kubernetes": {"help": "Name holders by pod. Not said: where the kubelet's socket can be opened."}}
 
 
 TOP_OPTIONS = (
@@ -57,7 +50,7 @@ TOP_OPTIONS = (
     Option("filter", help="Only lines with this text in namespace, pod, container, node or model.", ours=True),
     Option("interval", default="1000", help="How often to read; at least 100 ms.", kind="duration", ours=True),
     Option("processes", default="false", help="Show each process too (local driver only).", kind="bool", ours=True),
-    *_local_options(),
+    *exporter_options(_LOCAL, _OTHERWISE),
 )
 
 
@@ -123,7 +116,7 @@ def _local(ctx: click.Context, options: dict[str, Any], api: ApiAccess) -> Sourc
     from podgpu.accounting.containers import ContainerFinder
     from podgpu.agent.loop import Agent, Settings
     from podgpu.allocation.api_health import ApiHealth
-    from podgpu.cli.allocations import Surroundings, make_allocations
+    from podgpu.cli.allocations import Surroundings, make_allocations, make_identities
     from podgpu.cli.telemetries import open_telemetry
     from podgpu.device_selection import parse_selection
     from podgpu.top.local import LocalSource, OverheardTelemetry, ProcessWatch
@@ -138,20 +131,13 @@ def _local(ctx: click.Context, options: dict[str, Any], api: ApiAccess) -> Sourc
         sources = make_allocations(options["allocation"], Surroundings(options, api, telemetry))
     if api.feeds:
         sources.append(ApiHealth(api.feeds))
-    identities, finder = _identities(options["path_varlog"], api), ContainerFinder(options["path_proc"])
+    identities, finder = make_identities(api, options["path_varlog"]), ContainerFinder(options["path_proc"])
     settings = Settings(interval=options["interval"], selection=selection, policy=_policy())
     agent = Agent(telemetry, sources, settings, identities=identities, containers=finder)
     with naming_variable(ctx, "devices"):
         agent.check_selection()
     watch = ProcessWatch(telemetry, finder, identities) if options["processes"] else None
     return LocalSource(agent, os.environ.get("NODE_NAME") or socket.gethostname(), watch)
-
-
-def _identities(varlog: str, api: ApiAccess) -> Identities:
-    from podgpu.allocation.identity import IdentityReader
-
-    names = IdentityReader(os.path.join(varlog, "pods"), os.path.join(varlog, "containers"), pods=api.known_pods)
-    return lambda: names.read().complete
 
 
 def _policy() -> Policy:

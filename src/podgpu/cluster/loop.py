@@ -9,11 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 
+from podgpu.clock import Clock
 from podgpu.cluster.change_log import ChangeLog
 from podgpu.cluster.publish import Publisher
 from podgpu.cluster.reading import Backend, MakeBackend, Reading
@@ -27,14 +26,6 @@ LOOKED_AT_SECONDS = 300.0
 """The page's figures are made ready with every round for so long after somebody looked; before that, when asked for."""
 _CLOSE_SECONDS = 3.0
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Clock:
-    """Time, injected."""
-
-    monotonic: Callable[[], float] = time.monotonic
-    wall: Callable[[], float] = time.time
 
 
 class Cluster:

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from podgpu.agent.loop import Agent, Clock, Settings
+from podgpu.agent.loop import Agent, Settings
 from podgpu.catalog.counters import parse_counters
+from podgpu.clock import Clock
 from podgpu.join import Policy
 from podgpu.model import Allocation, Assignment, Device, Workload
 from podgpu.snapshot_json import dump_snapshot, load_snapshot

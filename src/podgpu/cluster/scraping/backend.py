@@ -14,7 +14,7 @@ from typing import Protocol
 
 import aiohttp
 
-from podgpu.cluster.loop import Clock
+from podgpu.clock import Clock
 from podgpu.cluster.reading import NodeReading, Owner, Reading, TargetOutcome
 from podgpu.cluster.scraping.connections import allow_connections
 from podgpu.cluster.scraping.lanes import Lane
