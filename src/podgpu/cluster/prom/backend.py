@@ -204,13 +204,20 @@ class PrometheusBackend:
     # What becomes of it
 
     def _lost(self, nodes: Sequence[NodeReading]) -> list[NodeReading]:
-        """Nodes of earlier rounds that are in none of the answers, as they last were."""
+        """Nodes of earlier rounds that are in none of the answers, as they last were.
+
+        One whose GPUs are all told of elsewhere now is not lost: it had another name, as while the server had taken in
+        only a part of its first page.
+        """
         names = {node.node for node in nodes}
+        here = {device.uuid for node in nodes for device in node.devices}
         oldest = self._clock() - self._settings.drop_after
         return [
             replace(node, notes=(_LOST,))
             for node in self._reading.nodes
-            if node.node not in names and node.read_at >= oldest
+            if node.node not in names
+            and node.read_at >= oldest
+            and any(device.uuid not in here for device in node.devices)
         ]
 
     def _notes(self, round_: _Asking) -> tuple[str, ...]:
