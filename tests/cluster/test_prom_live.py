@@ -128,6 +128,15 @@ class Live:
         return self.turn()
 
 
+def _names_at(url: str) -> set[str]:
+    """As somebody sees it who looks for the first time."""
+    once = Live(url, set())
+    try:
+        return {node.node for node in once.turn().nodes}
+    finally:
+        once.close()
+
+
 @pytest.fixture(scope="module", params=SERVERS.values())
 def live(request: pytest.FixtureRequest) -> Iterator[Live]:
     serving: Serving = request.param
@@ -136,6 +145,8 @@ def live(request: pytest.FixtureRequest) -> Iterator[Live]:
         exporters() as (address, away),
         serving(Path(folder), configuration=configuration(address)) as url,
     ):
+        # A server may have taken in half of a first page: what a backend saw then, it remembers for a while.
+        wait_for(lambda: _names_at(url) == set(EXPORTERS), "every exporter was scraped")
         found = Live(url, away)
         yield found
         found.close()
