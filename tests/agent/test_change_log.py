@@ -93,3 +93,64 @@ def test_a_thousand_at_once_are_few_lines(caplog: pytest.LogCaptureFixture) -> N
     messages = said(caplog, *many)
     assert len(messages) == MOST_LINES + 1
     assert messages[-1] == "podlist: and 995 more of that kind (unknown_device): podgpu doctor names all"
+
+
+GPU_A, GPU_B = "GPU-a", "GPU-b"
+
+
+def failing(reason: str, device: str = GPU_A) -> Outcome:
+    return Outcome("gpu1", 1.0, reason, f"gpu1: {reason}", device)
+
+
+def well(device: str = GPU_A) -> Outcome:
+    return Outcome("gpu1", 0.1, device=device)
+
+
+class Log:
+    """A change log whose time the test turns, a second for each outcome."""
+
+    def __init__(self, caplog: pytest.LogCaptureFixture) -> None:
+        caplog.set_level(logging.INFO)
+        self.now = 0.0
+        self._log = ChangeLog(lambda: self.now)
+
+    def report(self, *outcomes: Outcome) -> None:
+        for outcome in outcomes:
+            self.now += 1
+            self._log.report(Snapshot(1.0, outcomes=(outcome,)))
+
+
+def test_a_late_call_is_one_fault_by_whichever_name(caplog: pytest.LogCaptureFixture) -> None:
+    log = Log(caplog)
+    log.report(*(failing(reason) for _ in range(100) for reason in ("deadline", "hung")))
+    assert caplog.messages == [f"gpu1 ({GPU_A}): deadline; podgpu goes on and tries again"]
+    log.report(well())
+    assert caplog.messages[1:] == [f"gpu1 ({GPU_A}): answers again"]
+
+
+def test_a_fault_that_comes_and_goes_is_two_lines_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    log = Log(caplog)
+    log.report(*(outcome for _ in range(90) for outcome in (failing("deadline"), well())))
+    assert len(caplog.messages) == 2 * 3
+    log.report(*(failing("deadline") for _ in range(61)))
+    assert caplog.messages[-1].startswith(f"gpu1 ({GPU_A}): deadline"), "one that stays is told in the end"
+
+
+def test_another_fault_is_told_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    Log(caplog).report(failing("deadline"), failing("gpu_lost"), failing("gpu_lost"))
+    assert [message.split(": ")[1] for message in caplog.messages] == [
+        "deadline; podgpu goes on and tries again",
+        "gpu_lost; podgpu goes on and tries again",
+    ]
+
+
+def test_only_the_same_gpu_answers_again(caplog: pytest.LogCaptureFixture) -> None:
+    """Another has its number now."""
+    log = Log(caplog)
+    log.report(failing("gpu_lost"), well(GPU_B))
+    assert len(caplog.messages) == 1
+    log.report(failing("gpu_lost", GPU_B), well(GPU_B))
+    assert caplog.messages[1:] == [
+        f"gpu1 ({GPU_B}): gpu_lost; podgpu goes on and tries again",
+        f"gpu1 ({GPU_B}): answers again",
+    ]

@@ -9,6 +9,7 @@ import pytest
 
 from podgpu.agent.isolate import Isolation
 from podgpu.errors import SourceError
+from tests.nodes.clock import wait_until
 
 
 @pytest.fixture
@@ -63,3 +64,35 @@ def test_a_bug_in_one_source_is_contained(isolation: Isolation, caplog: pytest.L
 def test_workers_are_daemons_so_a_hang_never_keeps_the_process(isolation: Isolation) -> None:
     isolation.run({"one": lambda: None}, 5.0)
     assert all(t.daemon for t in threading.enumerate() if t.name.startswith("read-"))
+
+
+def test_closing_while_others_begin_and_end_workers_raises_nothing_and_leaves_no_thread() -> None:
+    raised: list[Exception] = []
+    for _ in range(20):
+        isolation, begin = Isolation(), threading.Barrier(5)
+
+        def churn(number: int, isolation: Isolation = isolation, begin: threading.Barrier = begin) -> None:
+            begin.wait(10)
+            try:
+                for turn in range(60):
+                    isolation.run({f"w{number}-{turn}-{n}": int for n in range(3)}, 5.0)
+                    isolation.forget(f"w{number}-{turn}-{n}" for n in range(2))
+            except Exception as e:  # noqa: BLE001 - what the test is about
+                raised.append(e)
+
+        threads = [threading.Thread(target=churn, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        begin.wait(10)
+        isolation.close()
+        for thread in threads:
+            thread.join(30)
+        assert not raised
+    wait_until(lambda: not [t for t in threading.enumerate() if t.name.startswith("read-w")], "all workers have ended")
+
+
+def test_who_asks_after_the_end_is_told_so(isolation: Isolation) -> None:
+    isolation.close()
+    error = isolation.run({"late": lambda: 1}, 5.0)["late"].error
+    assert isinstance(error, SourceError)
+    assert error.reason == "stopping"

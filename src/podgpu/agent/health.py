@@ -6,12 +6,14 @@ from podgpu.agent.loop import Agent
 
 
 def degraded(agent: Agent) -> list[str]:
-    """One line for each source that does not work, and one where all work and there is no GPU all the same."""
+    """One line for each source that does not work, and for what is wrong although all of them do."""
     snapshot = agent.published.snapshot
     lines = [f"{o.source}: {o.error}: {o.message}" for o in snapshot.outcomes if not o.ok]
     expected = snapshot.device_count.expected
     if snapshot.outcomes and not lines and not snapshot.device_count.visible and expected:
         lines.append(f"the PCI bus shows {expected} GPUs, the driver none: `podgpu doctor` says what to look at")
+    if agent.turns and snapshot.readings and not agent.is_fresh(agent.published):
+        lines.append("figures: late: GPUs are read, but the page takes so long to build that it is old when it is done")
     return lines
 
 

@@ -27,12 +27,15 @@ from podgpu.device_selection import Selection
 from podgpu.errors import SourceError, StartError
 from podgpu.join import Policy
 from podgpu.join.gpu_manager import FB_TOTAL_FIELD
-from podgpu.model import Outcome, PodLabels, Snapshot
+from podgpu.model import Assignment, Outcome, PodLabels, Snapshot
 from podgpu.telemetry.source import Telemetry
 
 _log = logging.getLogger(__name__)
 _CLOCK_EVENTS_FIELD = 112
 _CLOCK_EVENTS_COUNT_FIELD = 9002
+_HOLDERS = "allocation"
+MOST_HOLDERS = 1024
+"""Of one device. 20,000 make a page of 40 MB that takes 4 s to build: all figures would be too old to be served."""
 WARM_UP_SECONDS = 1.0
 """Rates need two readings: the second comes this soon after the first, whatever the interval."""
 
@@ -101,6 +104,7 @@ class Agent:
         self._telemetry_part = TelemetryPart()
         self._allocation_part = AllocationPart()
         self._allocation_errors: Mapping[tuple[str, str], int] = {}
+        self._left_out: Counter[tuple[str, str]] = Counter()
         # Any loop publishes what the others brought: they hand over copies, which nobody changes.
         self._read_at = float("-inf")
         self._taken_at = 0.0
@@ -136,8 +140,10 @@ class Agent:
     def read_allocation(self) -> None:
         """One allocation turn, and a new rendering."""
         self._allocate_now.clear()
-        self._allocation_part = self._allocation_turn.collect(self._telemetry_part.devices)
-        self._allocation_errors = dict(self._allocation_turn.errors)
+        part = self._allocation_turn.collect(self._telemetry_part.devices)
+        self._allocation_part, left_out = _without_crowds(part)
+        self._left_out += left_out
+        self._allocation_errors = {**self._allocation_turn.errors, **self._left_out}
         self._publish()
 
     def read_usage(self) -> None:
@@ -333,6 +339,27 @@ def _fields_to_read(policy: Policy) -> tuple[Field, ...]:
     own = set(THROTTLE_REASONS) | ({_CLOCK_EVENTS_FIELD} if _CLOCK_EVENTS_COUNT_FIELD in wanted else set())
     own |= {FB_TOTAL_FIELD} if policy.gpu_manager else set()
     return tuple((wanted | {i: fields()[i] for i in own}).values())
+
+
+def _without_crowds(part: AllocationPart) -> tuple[AllocationPart, Counter[tuple[str, str]]]:
+    """The part with as many holders of each device as a page can name, and how many were left out: it is said."""
+    held: Counter[str] = Counter()
+    kept: list[Assignment] = []
+    for one in part.allocation.assignments:
+        held[one.device] += 1
+        if held[one.device] <= MOST_HOLDERS:
+            kept.append(one)
+    left_out = len(part.allocation.assignments) - len(kept)
+    if not left_out:
+        return part, Counter()
+    crowded = ", ".join(f"{device} ({number})" for device, number in held.items() if number > MOST_HOLDERS)
+    message = f"more holders than podgpu names ({MOST_HOLDERS} of one device), the others are left out: {crowded}"
+    reason = "too_many_holders"
+    return replace(
+        part,
+        allocation=replace(part.allocation, assignments=tuple(kept)),
+        outcomes=(*part.outcomes, Outcome(_HOLDERS, 0.0, reason, message)),
+    ), Counter({(_HOLDERS, reason): left_out})
 
 
 def _clock_event_masks(part: TelemetryPart) -> dict[str, int]:

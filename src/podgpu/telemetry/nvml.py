@@ -33,7 +33,7 @@ _BUS_LOOK_SECONDS = 10.0
 _CLOSE_WAIT = 0.45
 """Seconds for calls in flight to return: within the shortest deadline that an inventory is given."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 5.0, 60.0
-"""Seconds between two attempts to start over; they double until somebody answers."""
+"""Seconds between two attempts to start over; they double until one is made and somebody answers."""
 _MOST_REMEMBERED = 64
 """GPUs that are gone."""
 
@@ -97,7 +97,7 @@ class NvmlTelemetry:
         if self._roll_call is None:
             return False
         answers = [gpu.answers for gpu in self._gpus.values() if gpu.answers is not None]
-        if any(answers):
+        if any(answers) and not self._bus_changed:
             self._pause = _FIRST_PAUSE
         nobody = bool(answers or self._roll_call.failed) and not any(answers)
         return (self._bus_changed or nobody) and self._clock() >= self._not_before

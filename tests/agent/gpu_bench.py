@@ -1,0 +1,181 @@
+"""A node of simulated GPUs, scraped over real HTTP after every turn, and what must hold in each of those scrapes."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from podgpu.accounting.containers import ContainerFinder
+from podgpu.agent.loop import Agent, Settings
+from podgpu.catalog.counters import parse_counters
+from podgpu.clock import Clock
+from podgpu.join import Policy
+from podgpu.model import Allocation, Assignment, Device, Workload
+from podgpu.simulate.driver import SimulatedNvml
+from podgpu.simulate.faults import Faults
+from podgpu.simulate.proc import SimulatedProc, container_cgroup
+from podgpu.simulate.workload import SimulatedLoad
+from podgpu.telemetry.nvml import NvmlTelemetry
+from tests.nodes.clock import wait_until
+from tests.serve.server import Client, running
+
+COUNTERS = parse_counters(
+    "DCGM_FI_DEV_GPU_TEMP,gauge,t\nDCGM_FI_DEV_POWER_USAGE,gauge,w\nDCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION,counter,e\n"
+    "DCGM_FI_PROF_GR_ENGINE_ACTIVE,gauge,a\nDCGM_EXP_XID_ERRORS_COUNT,gauge,n\nDCGM_EXP_CLOCK_EVENTS_COUNT,gauge,c\n",
+    "bench",
+)
+GIB = 1024**3
+UID = "9f1f4ffc-0b8c-4d53-9b1e-6b2d0f9b8a1{}"
+_SERIES = re.compile(r"(\w+)\{(.*)\} (\S+)")
+
+
+class Holders:
+    """Pod `p0` holds GPU 0, and so on, for as long as podgpu knows the GPU."""
+
+    name = "kubelet"
+
+    def __init__(self) -> None:
+        self.crowds: dict[int, int] = {}
+        """GPU -> how many hold it instead."""
+
+    def assignments(self, devices: Sequence[Device]) -> Allocation:
+        held = [d for d in devices if not d.is_instance]
+        return Allocation(tuple(one for device in held for one in self._holders(device)))
+
+    def _holders(self, device: Device) -> Iterator[Assignment]:
+        number = device.minor or 0
+        crowd = self.crowds.get(number, 1)
+        if crowd == 1:
+            yield Assignment(device.uuid, holder(number), "kubelet", share=1.0)
+            return
+        for n in range(crowd):
+            yield Assignment(device.uuid, Workload("ns", f"crowd-{n}", "main", f"u-{n}"), "kubelet", share=1 / crowd)
+
+    def close(self) -> None:
+        pass
+
+
+def holder(number: int) -> Workload:
+    return Workload("ns", f"p{number}", "main", UID.format(number), f"{number:x}" * 64)
+
+
+def _named(workload: Workload) -> Workload:
+    return holder(int(workload.uid[-1])) if workload.container_id else workload
+
+
+class GpuBench:
+    """Half busy H100s, one pod on each. Time moves when told; deadlines are real, of one second (-c 1000)."""
+
+    def __init__(self, folder: Path, gpus: str) -> None:
+        self.time, self.leapt = 1000.0, 0.0
+        self.driver = SimulatedNvml(gpus, clock=lambda: self.time, wall=self.wall, unrest=0)
+        self.faults = self.driver.faults
+        self.expected = len(self.driver.machine.gpus)
+        proc = SimulatedProc(folder / "proc")
+        for gpu in self.driver.machine.gpus:
+            proc.add(41 + gpu.number, container_cgroup(UID.format(gpu.number), f"{gpu.number:x}" * 64))
+            if not gpu.mig_enabled:
+                self.driver.place(SimulatedLoad(gpu.number, 41 + gpu.number, duty=0.5, memory=GIB))
+        telemetry = NvmlTelemetry(self.driver, "nvml", lambda: self.expected, lambda: self.time, self.wall)
+        self._holders = Holders()
+        self.agent = Agent(
+            telemetry,
+            [self._holders],
+            Settings(interval=1.0, policy=Policy(counters=COUNTERS, hostname="h")),
+            Clock(lambda: self.time, self.wall),
+            identities=lambda: _named,
+            containers=ContainerFinder(str(folder / "proc"), lambda: self.time),
+        )
+        self.client: Client
+        self.page = ""
+        self._highest: dict[str, float] = {}
+        self._energy: dict[int, tuple[int, float]] = {}
+
+    def wall(self) -> float:
+        return 1_700_000_000 + self.time + self.leapt
+
+    def crowd(self, gpu: int, holders: int) -> None:
+        self._holders.crowds[gpu] = holders
+
+    def leap(self, seconds: float) -> None:
+        """The wall clock is set, and the driver's timestamps, which follow it."""
+        self.leapt += seconds
+        for gpu in self.driver.machine.gpus:
+            gpu.epoch += seconds
+
+    def turn(self, *well: int, seconds: float = 1.0) -> str:
+        """All three cadences, a scrape, and what holds in every one: `well` GPUs are there and right."""
+        self.time += seconds
+        self.agent.read_telemetry()
+        self.agent.read_allocation()
+        self.agent.read_usage()
+        self.page = self.client.ask("/metrics").text
+        self._no_counter_fell()
+        for number in well:
+            self._is_right(number)
+        return self.page
+
+    def value(self, name: str, gpu: int, *labels: str) -> float | None:
+        uuid = self.uuid(gpu)
+        found = [
+            float(value)
+            for family, pairs, value in _SERIES.findall(self.page)
+            if family == name and f'UUID="{uuid}"' in pairs and all(label in pairs for label in labels)
+        ]
+        assert len(found) <= 1, f"{name} of GPU {gpu} is there {len(found)} times"
+        return found[0] if found else None
+
+    def uuid(self, gpu: int) -> str:
+        return self.driver.machine.gpu(gpu).uuid
+
+    def shown(self, gpu: int) -> bool:
+        return self.value("DCGM_FI_DEV_GPU_TEMP", gpu) is not None
+
+    def energy_error(self, gpu: int) -> float:
+        """Joules by which podgpu's sum differs from what the driver itself counted since the first call of this."""
+        told = self.value("podgpu_device_energy_joules_total", gpu)
+        assert told is not None
+        counted = self.driver.machine.gpu(gpu).energy_mj
+        first = self._energy.setdefault(gpu, (counted, told))
+        return told - first[1] - (counted - first[0]) / 1000
+
+    def _is_right(self, number: int) -> None:
+        gpu = self.driver.machine.gpu(number)
+        assert self.value("DCGM_FI_DEV_POWER_USAGE", number) == gpu.milliwatts / 1000
+        assert self.value("DCGM_FI_DEV_GPU_TEMP", number) == round(gpu.celsius)
+        assert self.value("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", number) == gpu.energy_mj
+        assert self.value("DCGM_FI_PROF_GR_ENGINE_ACTIVE", number) is not None
+        assert abs(self.energy_error(number)) < 0.002, "podgpu's sum is the driver's"
+
+    def _no_counter_fell(self) -> None:
+        """Nor does one begin again below where it stood when it was last there."""
+        for family, pairs, value in _SERIES.findall(self.page):
+            if family.endswith("_total"):
+                series = f"{family}{{{pairs}}}"
+                assert float(value) >= self._highest.get(series, 0.0), series
+                self._highest[series] = float(value)
+
+
+@contextmanager
+def bench_of(
+    folder: Path, gpus: str, *well: int, before: Callable[[Faults], object] = lambda faults: None
+) -> Iterator[GpuBench]:
+    """After two readings of the `well` GPUs, which is when rates are there. In the end no thread is left behind.
+
+    `before`: what is wrong from the start.
+    """
+    threads = set(threading.enumerate())
+    bench = GpuBench(folder, gpus)
+    before(bench.faults)
+    with running(bench.agent) as bench.client:
+        try:
+            bench.turn()
+            bench.turn(*well)
+            yield bench
+        finally:
+            bench.faults.release_all()
+            bench.agent.stop()
+    wait_until(lambda: set(threading.enumerate()) <= threads, "all threads have ended")

@@ -1,0 +1,338 @@
+"""What one GPU, or the driver, does wrong, for as long as it likes; what the others' scrapes look like; how it ends."""
+
+from __future__ import annotations
+
+import logging
+import math
+import signal
+from pathlib import Path
+
+import pynvml
+import pytest
+
+from podgpu.agent.loop import MOST_HOLDERS
+from tests.agent.gpu_bench import bench_of
+from tests.nodes.clock import wait_until
+from tests.serve.test_signals import assert_ends_cleanly, exporter, wait_for
+
+MINUTE = 60
+
+
+def lines_about(caplog: pytest.LogCaptureFixture, *words: str) -> list[str]:
+    return [message for message in caplog.messages if any(word in message for word in words)]
+
+
+@pytest.mark.fault(
+    "A call into the driver about one GPU hangs for ever",
+    "The other GPUs are in every scrape; the hung one has no figures, is named in /health and in one line of the log,"
+    " and is back with the first reading after the call returns",
+)
+def test_a_hung_gpu_never_takes_the_others_with_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    with bench_of(tmp_path, "3xH100", 0, 1, 2) as bench:
+        hang = bench.faults.hang("nvmlDeviceGetTemperature", 1)
+        for _ in range(3 * MINUTE):
+            bench.turn(0, 2)
+            assert not bench.shown(1)
+            assert bench.client.ask("/ready").status == 200
+        assert hang.entered.is_set()
+        assert bench.driver.calls["nvmlInit"] == 1
+        assert "gpu1: hung: " in bench.client.ask("/health").text
+        said = lines_about(caplog, "gpu1", bench.uuid(1))
+        assert len(said) == 1, "once, not in every turn"
+        bench.faults.release_all()
+        wait_until(lambda: bench.turn(0, 2) and bench.shown(1), "the GPU is back")
+        assert lines_about(caplog, "answers again") == [f"gpu1 ({bench.uuid(1)}): answers again"]
+
+
+@pytest.mark.fault(
+    "A GPU hangs in its very first calls, while podgpu starts",
+    "The other GPUs are there after the first deadline; the hung one is named in /health and joins them when its call"
+    " returns",
+)
+@pytest.mark.parametrize("function", ["nvmlDeviceGetUUID", "nvmlDeviceGetName", "nvmlDeviceGetPciInfo"])
+def test_a_gpu_that_hangs_at_the_start(tmp_path: Path, function: str) -> None:
+    with bench_of(tmp_path, "3xH100", 0, 2, before=lambda faults: faults.hang(function, 1)) as bench:
+        for _ in range(MINUTE):
+            bench.turn(0, 2)
+        assert "gpu1: hung: GPU 1 does not answer" in bench.client.ask("/health").text
+        assert 'podgpu_device_count{state="lost",Hostname="h"} 1' in bench.page
+        bench.faults.release_all()
+        wait_until(lambda: bench.turn(0, 2) and bench.shown(1), "the GPU is met late")
+        assert bench.client.ask("/health").text == "OK\n"
+
+
+@pytest.mark.fault(
+    "A GPU is lost (XID 79, fell off the bus) and comes back",
+    "NVML is not initialised anew for it, so the others' figures and sums stay exact; their XIDs are watched on; the"
+    " lost one is looked for by its slot and goes on where it was",
+)
+def test_a_lost_gpu_hurts_nobody(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    with bench_of(tmp_path, "3xH100", 0, 1, 2) as bench:
+        bench.faults.lose(1)
+        for _ in range(3 * MINUTE):
+            bench.turn(0, 2)
+            assert not bench.shown(1)
+        assert bench.driver.calls["nvmlInit"] == 1
+        bench.faults.raise_xid(2, 31)
+        wait_until(lambda: 'xid="31"' in bench.turn(0, 2, seconds=0.5), "the XID of another GPU is counted")
+        assert len(lines_about(caplog, "gpu1", bench.uuid(1))) == 1
+        bench.faults.recover(1)
+        bench.turn(0, 2)
+        bench.turn(0, 1, 2)
+        assert f"gpu1 ({bench.uuid(1)}): answers again" in caplog.messages
+
+
+def test_a_gpu_that_was_reset_is_found_again_by_its_slot(tmp_path: Path) -> None:
+    """Its old handle is refused; the others keep theirs, and NVML is not initialised anew."""
+    with bench_of(tmp_path, "2xH100", 0, 1) as bench:
+        bench.faults.reset(1)
+        for _ in range(3):
+            bench.turn(0)
+        assert bench.shown(1)
+        assert bench.driver.calls["nvmlInit"] == 1
+        bench.faults.raise_xid(1, 13)
+        wait_until(lambda: 'xid="13"' in bench.turn(0, seconds=0.5), "its XIDs are watched through the new handle")
+
+
+def test_a_gpu_that_is_lost_from_the_start(tmp_path: Path) -> None:
+    """It has no name yet; the XIDs of the others are watched all the same."""
+    with bench_of(tmp_path, "3xH100", 0, 2, before=lambda faults: faults.lose(1)) as bench:
+        assert "gpu1: unreachable: GPU 1 does not answer" in bench.client.ask("/health").text
+        bench.faults.raise_xid(0, 31)
+        wait_until(lambda: 'xid="31"' in bench.turn(0, 2, seconds=0.5), "an XID of another")
+        bench.faults.recover(1)
+        wait_until(lambda: bench.turn(0, 2) and bench.shown(1), "it is met late")
+        assert bench.driver.calls["nvmlInit"] == 1
+
+
+@pytest.mark.parametrize("error", [pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_UNKNOWN])
+def test_a_gpu_that_cannot_be_registered_for_xids(tmp_path: Path, error: int) -> None:
+    with bench_of(
+        tmp_path, "2xH100", 0, before=lambda faults: faults.fail("nvmlDeviceRegisterEvents", error, 1)
+    ) as bench:
+        bench.faults.raise_xid(0, 31)
+        wait_until(lambda: 'xid="31"' in bench.turn(0, 1, seconds=0.5), "the other is watched, both are read")
+        bench.faults.clear("nvmlDeviceRegisterEvents", 1)
+        bench.turn(0, 1)
+        bench.faults.raise_xid(1, 13)
+        wait_until(lambda: 'xid="13"' in bench.turn(0, 1, seconds=0.5), "it is tried again")
+
+
+@pytest.mark.fault(
+    "One GPU is lost while a call into another hangs",
+    "The healthy ones are in every scrape: nobody is shut out so that the driver can be let go of",
+)
+def test_a_lost_gpu_beside_a_hung_one(tmp_path: Path) -> None:
+    with bench_of(tmp_path, "4xH100", 0, 1, 2, 3) as bench:
+        bench.faults.lose(1)
+        bench.faults.hang("nvmlDeviceGetFieldValues", 2)
+        for _ in range(2 * MINUTE):
+            bench.turn(0, 3)
+        assert not any(reason == "released" for _, reason in bench.agent.published.snapshot.errors)
+        bench.expected = 5  # a GPU was plugged in: the driver should be taken up anew, and cannot be
+        for _ in range(2 * MINUTE):
+            bench.turn(0, 3)
+        bench.faults.release_all()
+        bench.faults.recover(1)
+        wait_until(lambda: bench.turn(0, 3) and bench.shown(1) and bench.shown(2), "both are back")
+
+
+@pytest.mark.fault(
+    "The driver is unloaded and loaded again",
+    "No figures meanwhile; all of them again within seconds, and podgpu's counters go on where they were",
+)
+def test_a_reloaded_driver(tmp_path: Path) -> None:
+    with bench_of(tmp_path, "2xH100", 0, 1) as bench:
+        bench.faults.unload_driver()
+        for _ in range(30):
+            bench.turn()
+            assert not bench.shown(0)
+        assert bench.client.ask("/ready").status == 503
+        bench.faults.load_driver()
+        for _ in range(MINUTE):
+            bench.turn()
+        assert bench.shown(0)
+        assert bench.shown(1)
+        assert bench.client.ask("/ready").status == 200
+
+
+@pytest.mark.fault(
+    "A GPU's MIG instances are laid out anew",
+    "The new instances have figures with the next reading; the other GPUs notice nothing",
+)
+def test_mig_laid_out_anew(tmp_path: Path) -> None:
+    with bench_of(tmp_path, "1xH100,1xH100/7x1g.10gb", 0) as bench:
+        for layout in (["3g.40gb", "3g.40gb"], None, ["1g.10gb"] * 7):
+            bench.faults.relayout(1, layout)
+            bench.turn(0)
+            bench.turn(0)
+            profiles = [r.device.profile for r in bench.agent.published.snapshot.readings if r.device.is_instance]
+            assert profiles == (layout or [])
+
+
+@pytest.mark.fault(
+    "A GPU sends thousands of XID errors",
+    "Each is counted; the log has one line a minute for the same XID of the same GPU",
+)
+def test_an_xid_storm(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    storm = 5000
+    with bench_of(tmp_path, "2xH100", 0, 1) as bench:
+        for _ in range(storm):
+            bench.faults.raise_xid(1, 94)
+        wait_until(
+            lambda: bench.turn(0, 1, seconds=0.5) and bench.value("podgpu_xid_errors_total", 1, 'xid="94"') == storm,
+            "all are counted",
+        )
+        assert len(lines_about(caplog, "XID 94")) == 1
+
+
+@pytest.mark.fault(
+    "The wall clock jumps forward and back",
+    "Nothing is counted twice or lost: sums, windows and ages go by the clock that never jumps",
+)
+@pytest.mark.parametrize("leap", [3600.0, -3600.0, 86400.0 * 365])
+def test_the_wall_clock_jumps(tmp_path: Path, leap: float) -> None:
+    with bench_of(tmp_path, "2xH100", 0, 1) as bench:
+        bench.faults.raise_xid(0, 31)
+        in_window = ("DCGM_EXP_XID_ERRORS_COUNT", 0, 'xid="31"')
+        wait_until(lambda: bench.turn(0, 1, seconds=0.5) and bench.value(*in_window) == 1, "the XID is counted")
+        for seconds in (leap, -leap, leap):
+            bench.leap(seconds)
+            for _ in range(10):
+                bench.turn(0, 1)
+                assert bench.value(*in_window) == 1
+        bench.turn(0, 1, seconds=5 * MINUTE)
+        assert bench.value(*in_window) is None, "five minutes are five minutes"
+
+
+@pytest.mark.fault(
+    "The driver answers NaN or another impossible figure for energy",
+    "The figure is left out and counted as refused; the next good one makes up for it",
+)
+@pytest.mark.parametrize("garbage", [math.nan, math.inf, -math.inf, 2**64 - 1])
+def test_an_energy_counter_that_is_no_number(tmp_path: Path, garbage: float, caplog: pytest.LogCaptureFixture) -> None:
+    with bench_of(tmp_path, "2xH100", 0, 1) as bench:
+        bench.faults.answer("nvmlDeviceGetTotalEnergyConsumption", garbage, 1)
+        for _ in range(5):
+            bench.turn(0)
+            assert bench.value("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", 1) is None
+        assert bench.agent.published.snapshot.errors == {("usage", "bad_value"): 5}
+        bench.faults.clear("nvmlDeviceGetTotalEnergyConsumption", 1)
+        bench.turn(0, 1)
+    assert "Traceback" not in caplog.text
+    assert "please report" not in caplog.text
+
+
+@pytest.mark.fault(
+    "The driver counts GPUs and gives a handle for none of them",
+    "/health names each of them and why, and /ready is 503",
+)
+def test_no_handle_for_any_gpu(tmp_path: Path) -> None:
+    error = pynvml.NVML_ERROR_UNKNOWN
+    with bench_of(tmp_path, "2xH100", before=lambda faults: faults.fail("nvmlDeviceGetHandleByIndex", error)) as bench:
+        health = bench.client.ask("/health").text
+        assert health.startswith("degraded\n")
+        assert "gpu0: unreachable: " in health
+        assert "gpu1: unreachable: " in health
+        assert bench.client.ask("/ready").status == 503
+        bench.faults.clear("nvmlDeviceGetHandleByIndex")
+        wait_until(lambda: bench.turn() and bench.shown(0) and bench.shown(1), "it is over by itself")
+
+
+@pytest.mark.fault(
+    "A GPU is taken out of the machine and put back",
+    "The others' sums stay exact; its own counters go on where they were, and the GPU that has its number meanwhile is"
+    " not said to have recovered",
+)
+def test_a_gpu_that_goes_and_comes_back(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    with bench_of(tmp_path, "3xH100", 0, 1, 2) as bench:
+        for _ in range(20):
+            bench.turn(0, 1, 2)
+        before = bench.value("podgpu_device_energy_joules_total", 1)
+        assert before
+        bench.faults.lose(1)
+        bench.turn(0, 2)
+        bench.faults.lose(1, enumerated=False)
+        bench.expected = 2
+        wait_until(lambda: bench.turn() and bench.driver.calls["nvmlInit"] == 2, "the bus was looked at")
+        for _ in range(10):
+            bench.turn()
+        assert bench.agent.published.snapshot.devices[1].uuid == bench.uuid(2), "GPU 2 has number 1 now"
+        assert not lines_about(caplog, "answers again")
+        bench.turn(0, 2)
+        bench.faults.recover(1)
+        bench.expected = 3
+        wait_until(lambda: bench.turn() and bench.shown(1), "it is back")
+        bench.turn(0, 2)
+        after = bench.value("podgpu_device_energy_joules_total", 1)
+        assert after is not None
+        assert after >= before
+
+
+@pytest.mark.fault(
+    "How a GPU is used cannot be read, although all else about it can",
+    "Its device series stand; the usage source is not up, and /health says whose figures are left out and why",
+)
+def test_a_gpu_that_hangs_where_only_use_is_read(tmp_path: Path) -> None:
+    with bench_of(tmp_path, "2xH100", 0, 1) as bench:
+        bench.faults.hang("nvmlDeviceGetProcessUtilization", 1)
+        for _ in range(3):
+            bench.turn(0)
+            assert bench.shown(1)
+        assert (
+            f"usage: hung: what its containers use of {bench.uuid(1)} is not known" in bench.client.ask("/health").text
+        )
+        assert 'podgpu_exporter_source_up{source="usage"} 0' in bench.page
+        bench.faults.release_all()
+        wait_until(lambda: bench.turn(0) and bench.client.ask("/health").text == "OK\n", "it is over by itself")
+
+
+@pytest.mark.fault(
+    "One GPU is said to have 20,000 holders",
+    "1,024 of them are named, so that the page stays small enough to be served in time; how many were left out is"
+    " counted, and /health says it",
+)
+def test_a_crowd_on_one_gpu(tmp_path: Path) -> None:
+    with bench_of(tmp_path, "2xH100", 0, 1) as bench:
+        bench.crowd(1, 20_000)
+        bench.turn(0, seconds=1.0)
+        assert bench.shown(1)
+        assert bench.page.count("podgpu_container_gpu_allocated_seconds_total{") == MOST_HOLDERS + 2, (
+            "and those who work there"
+        )
+        assert "more holders than podgpu names (1024 of one device)" in bench.client.ask("/health").text
+        errors = bench.agent.published.snapshot.errors
+        assert errors["allocation", "too_many_holders"] == 20_000 - MOST_HOLDERS
+        bench.crowd(1, 1)
+        bench.turn(0)
+        assert bench.client.ask("/health").text == "OK\n"
+
+
+def test_a_call_that_is_late_in_every_turn_is_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It is `deadline` in the turn that begins it and `hung` in the next, over and over."""
+    caplog.set_level(logging.INFO)
+    with bench_of(tmp_path, "2xH100", 0, 1) as bench:
+        for _ in range(3):
+            bench.faults.hang("nvmlDeviceGetTemperature", 1)
+            bench.turn(0)
+            bench.turn(0)
+            bench.faults.release_all()
+            wait_until(lambda: bench.turn(0, seconds=0.5) and bench.shown(1), "it answers in between")
+        errors = bench.agent.published.snapshot.errors
+        assert errors["gpu1", "deadline"] == 3
+        assert errors["gpu1", "hung"] >= 3
+        assert len(lines_about(caplog, "gpu1 (")) == 2, "that it is late, once a minute, and that it answers again"
+
+
+@pytest.mark.fault(
+    "SIGTERM comes in the middle of a reading",
+    "podgpu ends at once and cleanly, whatever the driver is doing",
+)
+def test_sigterm_in_mid_tick() -> None:
+    with exporter("nvmlDeviceGetMigMode") as (process, client):
+        wait_for(client, "/health", ": hung: ")
+        process.send_signal(signal.SIGTERM)
+        assert_ends_cleanly(process)
