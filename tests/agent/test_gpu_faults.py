@@ -50,7 +50,9 @@ def test_a_hung_gpu_never_takes_the_others_with_it(tmp_path: Path, caplog: pytes
     "The other GPUs are there after the first deadline; the hung one is named in /health and joins them when its call"
     " returns",
 )
-@pytest.mark.parametrize("function", ["nvmlDeviceGetUUID", "nvmlDeviceGetName", "nvmlDeviceGetPciInfo"])
+@pytest.mark.parametrize(
+    "function", ["nvmlDeviceGetHandleByIndex", "nvmlDeviceGetUUID", "nvmlDeviceGetName", "nvmlDeviceGetPciInfo"]
+)
 def test_a_gpu_that_hangs_at_the_start(tmp_path: Path, function: str) -> None:
     with bench_of(tmp_path, "3xH100", 0, 2, before=lambda faults: faults.hang(function, 1)) as bench:
         for _ in range(MINUTE):

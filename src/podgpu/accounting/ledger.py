@@ -92,8 +92,8 @@ class Ledger:
         `untold`: processes of which it is not known whose they are, so that no holder may be called idle for them.
         """
         told = {usage.device.key: usage for usage in usages}
-        self._welcome_back({physical(key) for key in told})
         held = holdings_of(assignments)
+        self._welcome_back({physical(key) for key in told.keys() | held.keys()})
         ask = cache(owner)
         turns = {
             key: self._meet(key, told.get(key), held.get(key, {}), ask, untold)

@@ -185,6 +185,8 @@ class Agent:
         self._wake.set()
 
     def _publish(self) -> None:
+        if self._stopping:
+            return  # nobody is asked any more, and it would look as if nobody answered
         with self._publishing:
             self._xids.note(self._telemetry.xid_events(), self.clock.monotonic())
             snapshot = self._snapshot()

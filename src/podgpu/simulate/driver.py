@@ -99,14 +99,25 @@ class SimulatedNvml:
     # How every call goes ---------------------------------------------------------------------------------------
 
     def _call(self, name: str, function: Callable[..., Any], *arguments: Any) -> Any:
-        self._begin(name, None)
+        number = self._aimed_at(name, arguments)
+        self._begin(name, number)
         with self.machine.lock:
             if name not in _WITHOUT_SESSION:
                 self._require_session()
-            told = self.faults.answer_for(name, None)
+            told = self.faults.answer_for(name, number)
             if told is not None:
                 return _tell(told)
             return function(*arguments)
+
+    def _aimed_at(self, name: str, arguments: Sequence[Any]) -> int | None:
+        """The GPU whose handle is asked for, so that a fault can be that GPU's alone."""
+        with self.machine.lock:
+            gpus = self.machine.enumeration()
+            if name == "nvmlDeviceGetHandleByIndex":
+                return next((gpu.number for index, gpu in enumerate(gpus) if index == arguments[0]), None)
+            if name == "nvmlDeviceGetHandleByPciBusId":
+                return next((gpu.number for gpu in gpus if _is_at(gpu, arguments[0])), None)
+        return None
 
     def _call_on_device(self, name: str, handle: Any, *arguments: Any, **named: Any) -> Any:
         address = address_in(handle)
@@ -212,10 +223,8 @@ class SimulatedNvml:
         refuse(pynvml.NVML_ERROR_NOT_FOUND)
 
     def _by_pci_bus_id(self, wanted: str | bytes) -> Handle:
-        bus_id = (wanted.decode() if isinstance(wanted, bytes) else wanted).upper()
         for gpu in self.machine.enumeration():
-            # With the domain in eight digits, in four as the kernel writes it, or left out.
-            if bus_id in (pci_bus_id(gpu), pci_bus_id(gpu)[4:], pci_bus_id(gpu)[9:]):
+            if _is_at(gpu, wanted):
                 return self._handle(gpu)
         refuse(pynvml.NVML_ERROR_NOT_FOUND)
 
@@ -262,6 +271,12 @@ class SimulatedNvml:
         if self.faults.processes_hidden:
             return []
         return list_processes(target.gpu.running(target.instance.gi_id if target.instance else None), kind)
+
+
+def _is_at(gpu: SimulatedGpu, bus_id: str | bytes) -> bool:
+    """With the domain in eight digits, in four as the kernel writes it, or left out."""
+    text = (bus_id.decode() if isinstance(bus_id, bytes) else bus_id).upper()
+    return text in (pci_bus_id(gpu), pci_bus_id(gpu)[4:], pci_bus_id(gpu)[9:])
 
 
 def _tell(told: Answer) -> Any:

@@ -16,7 +16,7 @@ from podgpu.model import Device
 from podgpu.telemetry.driver import NvmlDriver
 from podgpu.telemetry.nvml_gpu import meet
 
-_QUIET_SECONDS = 0.8
+_QUIET_SECONDS = 0.5
 """Who has not answered this long after the last that did is not waited for: within the shortest deadline."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
 
