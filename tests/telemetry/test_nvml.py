@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 
 import pynvml
@@ -68,6 +69,16 @@ def test_the_inventory_names_every_gpu(bench: Bench) -> None:
     assert len({g.uuid for g in inventory.gpus}) == 2
     assert inventory.gpus[0].model == "NVIDIA H100 80GB HBM3"
     assert bench.telemetry.expected == 2
+
+
+def test_a_driver_that_takes_long_for_every_gpu_is_waited_for(bench: Bench) -> None:
+    """As one that is not kept loaded (no persistence mode) does: `--once` has all GPUs all the same."""
+    hangs = [bench.driver.faults.hang("nvmlDeviceGetUUID", gpu) for gpu in (0, 1)]
+    for seconds, hang in zip((0.7, 1.4), hangs, strict=True):
+        threading.Timer(seconds, hang.release).start()
+    inventory = bench.telemetry.inventory()
+    assert [gpu.index for gpu in inventory.gpus] == [0, 1]
+    assert not inventory.unreachable
 
 
 def test_values_are_in_the_units_dcgm_uses(bench: Bench) -> None:

@@ -6,6 +6,7 @@ Who fails is asked again, ever more rarely; who answers late is met late.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +18,10 @@ from podgpu.telemetry.driver import NvmlDriver
 from podgpu.telemetry.nvml_gpu import meet
 
 _QUIET_SECONDS = 0.5
-"""Who has not answered this long after the last that did is not waited for: within the shortest deadline."""
+"""Who has not answered this long after the last that did is not waited for, within the shortest deadline; nor half as
+long again as the others took: a driver that is not kept loaded takes a second or two for each GPU."""
+_LONGEST_WAIT = 4.5
+"""Seconds, within the deadline that there is as a rule."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
 
 Met = tuple[Any, Device]
@@ -48,11 +52,12 @@ class RollCall:
     def wait(self) -> None:
         """The first time, for all who answer soon. Raises StartError, and DriverGone when that is all they say."""
         with self._answered:
+            began = time.monotonic()
             while not self._waited:
-                before = self._pending()
-                self._waited = not before or not self._answered.wait_for(
-                    partial(self._fewer_than, before), _QUIET_SECONDS
-                )
+                before, took = self._pending(), time.monotonic() - began
+                patience = max(_QUIET_SECONDS, 1.5 * took) if before < len(self._calls) else _LONGEST_WAIT
+                left = min(patience, _LONGEST_WAIT - took)
+                self._waited = not before or not self._answered.wait_for(partial(self._fewer_than, before), left)
         errors = [call.error for call in self._calls.values()]
         for error in errors:
             if isinstance(error, StartError):
