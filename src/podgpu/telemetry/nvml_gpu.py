@@ -22,7 +22,7 @@ from podgpu.telemetry.plan import DevicePlan
 from podgpu.telemetry.process_list import ProcessList
 from podgpu.telemetry.source import GpuAnswer
 from podgpu.telemetry.usage import UsageReader
-from podgpu.telemetry.xid_watch import XidWatch
+from podgpu.telemetry.xid_watch import XidWatch, address_in
 
 _log = logging.getLogger(__name__)
 
@@ -112,7 +112,10 @@ class Gpu:
         if self._used_with != self._grip.taken:
             was_away = self._used_with < self._reset_with
             self._used_with = self._grip.taken
-            self.usage_reader.begin_anew() if was_away else self.usage_reader.close()
+            if was_away:
+                self.usage_reader.begin_anew()
+            else:
+                self.usage_reader.close()
         enabled, instances = self._usage_layout.read()
         device = replace(self.device, mig_enabled=enabled)
         return self.usage_reader.read(device, instances, self._usage_processes.read)
@@ -123,8 +126,11 @@ class Gpu:
         A handle that is no good is taken anew, which is all that a GPU needs that was reset or came back to its slot.
         """
         with self._taking:
-            if not self._is_it(self._grip):
-                self._grip.take(self._find_again())
+            if self._is_it(self._grip):
+                return
+            handle = self._find_again()
+            if address_in(handle) != address_in(self._grip.handle):  # else it was one call that failed
+                self._grip.take(handle)
                 self._reset_with = self._grip.taken
                 _log.info("GPU %d (%s) is found again at %s", self.device.index, self.device.uuid, self._slot)
 

@@ -57,7 +57,7 @@ class XidWatch:
         """Watch this GPU too. Raises SourceError; Unsupported where it cannot tell XIDs."""
         if self._set is None:
             return
-        self._uuids[_address(grip.handle)] = uuid
+        self._uuids[address_in(grip.handle)] = uuid
         xid = self._driver.constant("nvmlEventTypeXidCriticalError")
         self._driver.call("nvmlDeviceRegisterEvents", grip, xid, self._set)
 
@@ -95,7 +95,7 @@ class XidWatch:
         return True
 
     def _note(self, data: Any) -> None:
-        uuid = self._uuids.get(_address(data.device), "unknown")  # not asked: a GPU that fell off the bus cannot say
+        uuid = self._uuids.get(address_in(data.device), "unknown")  # not asked: a GPU that fell off the bus cannot say
         gi_id = data.gpuInstanceId
         key = uuid if gi_id == _NO_INSTANCE else f"{uuid}/gi{gi_id}"
         event = XidEvent(key, int(data.eventData), self._wall())
@@ -116,6 +116,6 @@ class XidWatch:
         _log.warning("XID %d on %s: %s%s", event.xid, event.device, xid_text(event.xid), more)
 
 
-def _address(handle: Any) -> int | None:
+def address_in(handle: Any) -> int | None:
     """NVML's handles are pointers: two objects for one GPU differ, what they point to does not."""
     return ctypes.cast(handle, ctypes.c_void_p).value
