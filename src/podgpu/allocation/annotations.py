@@ -62,10 +62,14 @@ class AnnotationsAllocation:
         self._read: dict[str, _Reading] = {}
 
     def assignments(self, devices: Sequence[Device]) -> Allocation:
-        """Once read in full, the last pods stand: an API server that is away takes nothing from anybody."""
+        """Once read in full, the last pods stand: an API server that is away takes nothing from anybody.
+
+        One that forbids to watch them is not away: what was listed would stand for ever.
+        """
         feed = self._pods()
-        if not feed.synced:
-            raise _not_yet(feed.error)
+        error = feed.error
+        if not feed.synced or (error is not None and error.reason == "forbidden"):
+            raise _not_read(error)
         return self._mapped.of(feed.items(), devices)
 
     def close(self) -> None:
@@ -100,7 +104,7 @@ class _Reading:
     bad: BadAnnotation | None = None
 
 
-def _not_yet(error: SourceError | None) -> SourceError:
+def _not_read(error: SourceError | None) -> SourceError:
     if error is not None:
         return SourceError(error.reason, str(error))
     return SourceError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Generic, NoReturn, TypeVar
@@ -13,12 +13,17 @@ from typing import Generic, NoReturn, TypeVar
 from podgpu.errors import SourceError
 from podgpu.kube.answers import Object, Refused
 from podgpu.kube.backoff import Backoff
-from podgpu.kube.client import ApiClient
-from podgpu.kube.events import LONGEST_LINE, Lines, is_older, parse_event, parse_list
+from podgpu.kube.client import LARGEST_ANSWER, ApiClient
+from podgpu.kube.events import LONGEST, Lines, is_older, parse_event, parse_list
 from podgpu.kube.kept import Kept
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
+
+_LIST_AGAIN = frozenset({"gone", "bad_answer", "not_found"})
+"""Answers to a watch after which there is nothing to go on from."""
+_BROKEN = frozenset({"unreachable", "tls"})
+"""Ends of a watch that miss nothing: it goes on where it was."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,22 +31,41 @@ class Pace:
     """Every duration of a watcher, and its dice; tests bring their own."""
 
     first_wait: float = 1.0
-    longest_wait: float = 60.0
+    longest_wait: float = 10.0
+    """While the server is away: its return is seen within about as long."""
+    longest_refused: float = 60.0
+    """While it answers, and says no: a person must change something first."""
     good_after: float = 60.0
+    settle: float = 1.0
+    """A watch that stands for so long is believed: one from a forgotten version is accepted first, and then ended."""
+    silence: float = 150.0
+    """A watch without a byte for so long is doubted. A server sends bookmarks about every minute, but none while
+    nothing of that kind changes anywhere in the cluster: silence alone is no failure."""
     watch_seconds: tuple[int, int] = (300, 600)
     """How long one watch may last: drawn anew each time, so that many watchers do not end theirs together."""
-    idle_slack: float = 15.0
-    """A watch silent for this long past its end is dead."""
     deadline: float = 30.0
     """For a list, and for the server to accept a watch."""
     chance: Callable[[], float] = random.random
 
     def backoff(self) -> Backoff:
-        return Backoff(self.first_wait, self.longest_wait, self.good_after, self.chance)
+        return Backoff(self.first_wait, self.longest_wait, self.longest_refused, self.good_after, self.chance)
 
     def draw_watch_seconds(self) -> int:
         least, most = self.watch_seconds
         return least + int(self.chance() * (most - least))
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """How much is taken from an API server. What is past them is refused, and costs this collection only."""
+
+    answer: int = LARGEST_ANSWER
+    object: int = LONGEST
+    objects: int = 500_000
+
+
+FindPath = Callable[[ApiClient], Awaitable[str]]
+"""Asks the server where a collection is: which of its versions it has."""
 
 
 class Follower(Generic[T]):
@@ -56,7 +80,8 @@ class Follower(Generic[T]):
         key: Callable[[Object], str],
         kept: Kept[T],
         pace: Pace,
-        longest_line: int = LONGEST_LINE,
+        bounds: Bounds,
+        find_path: FindPath | None = None,
     ) -> None:
         self._client = client
         self._path = path
@@ -65,66 +90,89 @@ class Follower(Generic[T]):
         self._key = key
         self._kept = kept
         self._pace = pace
-        self._longest_line = longest_line
+        self._bounds = bounds
+        self._find_path = find_path
         self._watch_from: str | None = None
         """None: list first."""
         self._seen = ""
         """Newest version known; no list older than this is taken."""
         self._distrust_cache = False
+        self._doubted = False
+        """The last watch was silent: did it miss anything?"""
         self._keep_failed = False
 
     async def run(self) -> NoReturn:
         backoff = self._pace.backoff()
         clock = asyncio.get_running_loop().time
         while True:
-            began, stay_away = clock(), 0.0
+            began, reason, stay_away = clock(), "", 0.0
             try:
                 await self._turn()
             except SourceError as error:
-                stay_away = error.retry_after if isinstance(error, Refused) else 0.0
+                reason, stay_away = error.reason, error.retry_after if isinstance(error, Refused) else 0.0
                 self._fail(error)
             except Exception as error:  # noqa: BLE001 - the edge: a bug must not leave readers with old items for ever
                 _log.exception("watching %s: unexpected error, please report it", self._path)
-                self._watch_from = None
+                reason, self._watch_from = "bug", None
                 self._fail(SourceError("bug", f"watching {self._path}: {type(error).__name__}: {error}"))
-            await asyncio.sleep(backoff.after(clock() - began, stay_away))
+            await asyncio.sleep(backoff.after(clock() - began, reason, stay_away))
 
     async def _turn(self) -> None:
         """A list, if there is nothing to go on from, and one watch until it ends."""
-        version = self._watch_from
-        if version is None:
-            version = await self._list()
         try:
+            version = self._watch_from
+            if version is None:
+                version = await self._list()
             await self._watch(version)
         except SourceError as error:
-            if error.reason in ("gone", "bad_answer"):
+            if error.reason in _LIST_AGAIN:
                 self._watch_from = None
             raise
 
     async def _list(self) -> str:
+        if self._find_path is not None:
+            self._path = await self._find_path(self._client)
         # Version 0 is "whatever the API server has in memory": no read of etcd for each of two thousand nodes.
         asked = {} if self._distrust_cache else {"resourceVersion": "0"}
-        items, version = parse_list(await self._client.ask(self._path, self._params | asked))
+        things, version = await self._read_list(asked)
         if not self._distrust_cache and is_older(version, self._seen):
-            items, version = await self._list_not_older()
-        self._kept.replace(self._kept_of(items))
-        self._distrust_cache = False
+            things, version = await self._list_not_older()
+        before = self._kept.version
+        self._kept.replace(things)
+        if self._doubted and self._kept.version != before:
+            self._kept.count("deaf_watch")
+            _log.warning(
+                "watching %s: nothing was heard for %.0f s and yet things had changed: they are listed again;"
+                " does a proxy or load balancer hold the API server's answers back?",
+                self._path,
+                self._pace.silence,
+            )
+        self._distrust_cache = self._doubted = False
         self._watch_from = self._seen = version
         return version
 
-    async def _list_not_older(self) -> tuple[list[Object], str]:
+    async def _read_list(self, asked: dict[str, str]) -> tuple[dict[str, T], str]:
+        """What is kept of a list, and its version. Each object is cut down before the next one is made."""
+        found: dict[str, T] = {}
+
+        def take(body: Object) -> None:
+            key, thing = self._key(body), self._small(body)
+            if thing is not None:
+                found[key] = thing
+                self._check_count(len(found))
+
+        body = await self._client.read(self._path, self._params | asked)
+        return found, parse_list(body, take, self._bounds.object)
+
+    async def _list_not_older(self) -> tuple[dict[str, T], str]:
         """The server's memory was behind what another server had told us: time must not run backwards."""
         asked = {"resourceVersion": self._seen, "resourceVersionMatch": "NotOlderThan"}
         try:
-            return parse_list(await self._client.ask(self._path, self._params | asked))
+            return await self._read_list(asked)
         except SourceError:
             # After etcd was restored from a backup no server will ever get there. Ask etcd itself, and believe it.
             self._distrust_cache = True
             raise
-
-    def _kept_of(self, items: list[Object]) -> dict[str, T]:
-        found = ((self._key(one), self._small(one)) for one in items)
-        return {key: thing for key, thing in found if thing is not None}
 
     async def _watch(self, version: str) -> None:
         seconds = self._pace.draw_watch_seconds()
@@ -134,19 +182,28 @@ class Follower(Generic[T]):
             "timeoutSeconds": str(seconds),
             "resourceVersion": version,
         }
-        lines = Lines(self._longest_line)
-        stream = self._client.stream(self._path, self._params | asked, idle=seconds + self._pace.idle_slack)
-        async with aclosing(stream):
-            async for piece in stream:
-                if not piece:
-                    self._recover()
-                try:
+        lines = Lines(self._bounds.object)
+        stream = self._client.stream(self._path, self._params | asked, self._pace.silence)
+        settled: asyncio.TimerHandle | None = None
+        try:
+            async with aclosing(stream):
+                async for piece in stream:
+                    if not piece:
+                        settled = asyncio.get_running_loop().call_later(self._pace.settle, self._recover)
                     for line in lines.feed(piece):
                         self._apply(line)
-                except SourceError:
-                    # An event that cannot be read is an event missed. A connection that merely broke misses none.
-                    self._watch_from = None
-                    raise
+                        self._recover()
+        except SourceError as error:
+            if settled is None or error.reason in _BROKEN:
+                raise
+            # An event that cannot be read is an event missed, and so may be one that never came.
+            self._watch_from = None
+            if error.reason != "timeout":
+                raise
+            self._doubted = True
+        finally:
+            if settled is not None:
+                settled.cancel()
 
     def _apply(self, line: bytes) -> None:
         kind, body, version = parse_event(line)
@@ -154,9 +211,16 @@ class Follower(Generic[T]):
             self._kept.put(self._key(body), None)
         elif kind != "BOOKMARK":
             self._kept.put(self._key(body), self._small(body))
+            self._check_count(len(self._kept))
         self._watch_from = version
         if not is_older(version, self._seen):
             self._seen = version
+
+    def _check_count(self, count: int) -> None:
+        if count > self._bounds.objects:
+            raise SourceError(
+                "bad_answer", f"{self._path} has more than the {self._bounds.objects} objects podgpu takes"
+            )
 
     def _small(self, body: Object) -> T | None:
         try:

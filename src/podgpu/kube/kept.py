@@ -24,6 +24,9 @@ class Kept(Generic[T]):
         self.version = 0
         self.error: SourceError | None = None
 
+    def __len__(self) -> int:
+        return len(self._things)
+
     def items(self) -> tuple[T, ...]:
         with self._lock:
             if self._snapshot is None:
