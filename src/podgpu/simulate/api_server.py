@@ -73,6 +73,7 @@ class SimulatedApiServer:
         self.refusal: tuple[int, str] | None = None
         """Status and message for every request."""
         self.refuse_watches_only = False
+        self.forbidden_paths: frozenset[str] = frozenset()
         self.retry_after: int | None = None
         self.raw_answer: bytes | None = None
         """Sent, with status 200, instead of any list."""
@@ -242,6 +243,8 @@ class SimulatedApiServer:
             return _status(401, "Unauthorized")
         if self.refusal is not None and (asked_now.watches or not self.refuse_watches_only):
             return _status(*self.refusal, self.retry_after)
+        if request.path in self.forbidden_paths:
+            return _status(403, f'forbidden: cannot get path "{request.path}"')
         if request.path == "/apis/resource.k8s.io" and self.resource_api_versions:
             return web.json_response(group(self.resource_api_versions))
         try:
