@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from podgpu.errors import SourceError
 from podgpu.kube.answers import api_sentence, parse_retry_after
-from podgpu.kube.backoff import Backoff
 from podgpu.kube.events import Lines, is_older, parse_event, parse_list, uid
+from podgpu.kube.pace import Backoff, Pace
 
 _json = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
@@ -186,27 +186,27 @@ def test_retry_after(text: str, seconds: float) -> None:
 
 
 def test_the_wait_grows_and_is_drawn_from_all_of_it() -> None:
-    most = Backoff(chance=lambda: 1.0)
+    most = Backoff(Pace(chance=lambda: 1.0))
     assert [most.after(0, "unreachable") for _ in range(7)] == [1, 2, 4, 8, 10, 10, 10]
-    half = Backoff(chance=lambda: 0.5)
+    half = Backoff(Pace(chance=lambda: 0.5))
     assert [half.after(0, "unreachable") for _ in range(3)] == [0.5, 1, 2]
 
 
 def test_a_refusal_is_asked_about_less_and_less() -> None:
-    backoff = Backoff(chance=lambda: 1.0)
+    backoff = Backoff(Pace(chance=lambda: 1.0))
     assert [backoff.after(0, "forbidden") for _ in range(8)] == [1, 2, 4, 8, 16, 32, 60, 60]
 
 
 def test_a_server_that_comes_back_and_refuses_for_a_moment_is_asked_soon() -> None:
     """kube-apiserver forbids everything until its RBAC rules are read."""
-    backoff = Backoff(chance=lambda: 1.0)
+    backoff = Backoff(Pace(chance=lambda: 1.0))
     for _ in range(9):
         backoff.after(0, "unreachable")
     assert [backoff.after(0, "forbidden") for _ in range(2)] == [1, 2]
 
 
 def test_a_forgotten_version_is_listed_at_once_however_long_the_outage() -> None:
-    backoff = Backoff(chance=lambda: 1.0)
+    backoff = Backoff(Pace(chance=lambda: 1.0))
     for _ in range(9):
         backoff.after(0, "unreachable")
     assert backoff.after(0, "gone") == 1
@@ -215,7 +215,7 @@ def test_a_forgotten_version_is_listed_at_once_however_long_the_outage() -> None
 
 def seconds_until_seen(outage: float, chance: random.Random) -> float:
     """From a server's return until its collection is listed anew: it is met, says gone, and is asked again."""
-    backoff, now = Backoff(chance=chance.random), 0.0
+    backoff, now = Backoff(Pace(chance=chance.random)), 0.0
     while now < outage:
         now += backoff.after(0, "unreachable")
     return now + backoff.after(0, "gone") - outage
@@ -232,22 +232,22 @@ def test_nearly_all_are_back_within_seconds_of_any_outage_and_not_as_one() -> No
 
 
 def test_a_good_minute_starts_the_wait_anew() -> None:
-    backoff = Backoff(chance=lambda: 1.0)
+    backoff = Backoff(Pace(chance=lambda: 1.0))
     waits = [backoff.after(lasted) for lasted in (0, 0, 0, 60, 0, 0)]
     assert waits == [1, 2, 4, 1, 2, 4]
 
 
 def test_the_time_a_turn_lasted_is_taken_off() -> None:
-    backoff = Backoff(chance=lambda: 1.0)
+    backoff = Backoff(Pace(chance=lambda: 1.0))
     assert [backoff.after(7) for _ in range(6)] == [0, 0, 0, 1, 3, 3]
 
 
 def test_the_wait_the_server_asks_for_is_the_least() -> None:
-    backoff = Backoff(chance=lambda: 0.0)
+    backoff = Backoff(Pace(chance=lambda: 0.0))
     assert backoff.after(0, at_least=7) == 7
 
 
 @given(st.lists(st.floats(0, 200), max_size=100), st.floats(0, 1))
 def test_the_wait_stays_within_its_bounds(turns: list[float], chance: float) -> None:
-    backoff = Backoff(chance=lambda: chance)
+    backoff = Backoff(Pace(chance=lambda: chance))
     assert all(0 <= backoff.after(lasted) <= 10 for lasted in turns)

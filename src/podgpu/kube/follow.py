@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
+import threading
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -12,10 +13,9 @@ from typing import Generic, NoReturn, TypeVar
 
 from podgpu.errors import SourceError
 from podgpu.kube.answers import Object, Refused
-from podgpu.kube.backoff import Backoff
 from podgpu.kube.client import LARGEST_ANSWER, ApiClient
 from podgpu.kube.events import LONGEST, Lines, is_older, parse_event, parse_list
-from podgpu.kube.kept import Kept
+from podgpu.kube.pace import Backoff, Pace
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -24,35 +24,6 @@ _LIST_AGAIN = frozenset({"gone", "bad_answer", "not_found"})
 """Answers to a watch after which there is nothing to go on from."""
 _BROKEN = frozenset({"unreachable", "tls"})
 """Ends of a watch that miss nothing: it goes on where it was."""
-
-
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """Every duration of a watcher, and its dice; tests bring their own."""
-
-    first_wait: float = 1.0
-    longest_wait: float = 10.0
-    """While the server is away: its return is seen within about as long."""
-    longest_refused: float = 60.0
-    """While it answers, and says no: a person must change something first."""
-    good_after: float = 60.0
-    settle: float = 1.0
-    """A watch that stands for so long is believed: one from a forgotten version is accepted first, and then ended."""
-    silence: float = 150.0
-    """A watch without a byte for so long is doubted. A server sends bookmarks about every minute, but none while
-    nothing of that kind changes anywhere in the cluster: silence alone is no failure."""
-    watch_seconds: tuple[int, int] = (300, 600)
-    """How long one watch may last: drawn anew each time, so that many watchers do not end theirs together."""
-    deadline: float = 30.0
-    """For a list, and for the server to accept a watch."""
-    chance: Callable[[], float] = random.random
-
-    def backoff(self) -> Backoff:
-        return Backoff(self.first_wait, self.longest_wait, self.longest_refused, self.good_after, self.chance)
-
-    def draw_watch_seconds(self) -> int:
-        least, most = self.watch_seconds
-        return least + int(self.chance() * (most - least))
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +37,64 @@ class Bounds:
 
 FindPath = Callable[[ApiClient], Awaitable[str]]
 """Asks the server where a collection is: which of its versions it has."""
+
+
+class Kept(Generic[T]):
+    """Things by key, how fresh they are, and what went wrong. No lock is ever held while waiting for anything."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._things: dict[str, T] = {}
+        self._snapshot: tuple[T, ...] | None = ()
+        self._failures: Counter[str] = Counter()
+        self.synced = threading.Event()
+        self.version = 0
+        self.error: SourceError | None = None
+
+    def __len__(self) -> int:
+        return len(self._things)
+
+    def items(self) -> tuple[T, ...]:
+        with self._lock:
+            if self._snapshot is None:
+                # Made when asked for, not per event: a busy cluster changes more often than anybody looks.
+                self._snapshot = tuple(self._things.values())
+            return self._snapshot
+
+    def failures(self) -> Mapping[str, int]:
+        with self._lock:
+            return dict(self._failures)
+
+    def replace(self, things: dict[str, T]) -> None:
+        """A whole list came in."""
+        if things != self._things:
+            with self._lock:
+                self._things = things
+                self._changed()
+        self.synced.set()
+
+    def put(self, key: str, thing: T | None) -> None:
+        """One thing is new, changed, or (None) gone."""
+        if self._things.get(key) == thing:
+            return
+        with self._lock:
+            if thing is None:
+                del self._things[key]
+            else:
+                self._things[key] = thing
+            self._changed()
+
+    def fail(self, error: SourceError) -> None:
+        self.error = error
+        self.count(error.reason)
+
+    def count(self, reason: str) -> None:
+        with self._lock:
+            self._failures[reason] += 1
+
+    def _changed(self) -> None:
+        self._snapshot = None
+        self.version += 1
 
 
 class Follower(Generic[T]):
@@ -102,7 +131,7 @@ class Follower(Generic[T]):
         self._keep_failed = False
 
     async def run(self) -> NoReturn:
-        backoff = self._pace.backoff()
+        backoff = Backoff(self._pace)
         clock = asyncio.get_running_loop().time
         while True:
             began, reason, stay_away = clock(), "", 0.0

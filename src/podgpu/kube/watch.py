@@ -14,8 +14,8 @@ from podgpu.kube.access import ApiConfig
 from podgpu.kube.answers import Object
 from podgpu.kube.client import ApiClient
 from podgpu.kube.events import uid
-from podgpu.kube.follow import Bounds, FindPath, Follower, Pace
-from podgpu.kube.kept import Kept
+from podgpu.kube.follow import Bounds, FindPath, Follower, Kept
+from podgpu.kube.pace import Pace
 
 __all__ = ["Bounds", "Pace", "Watcher", "uid"]
 
