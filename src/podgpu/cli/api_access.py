@@ -61,10 +61,11 @@ class ApiAccess:
     def pods(self) -> Watcher[PodRecord]:
         """This node's pods."""
         if self._pods is None:
+            from podgpu.allocation.annotation_formats import is_read
             from podgpu.kube.pods import parse_pod
 
             selector = {"fieldSelector": f"spec.nodeName={self._node()}"}
-            self._pods = self._watch("/api/v1/pods", selector, parse_pod)
+            self._pods = self._watch("/api/v1/pods", selector, lambda body: parse_pod(body, is_read))
         return self._pods
 
     def known_pods(self) -> tuple[PodRecord, ...]:
