@@ -227,6 +227,28 @@ def test_a_restarted_server_is_followed_at_once(server: SimulatedApiServer, watc
     assert not any("listed again" in line for line, _ in said.lines)
 
 
+def test_a_server_that_forbids_everything_while_it_starts_is_asked_again_soon(
+    server: SimulatedApiServer, watch: MakeWatcher
+) -> None:
+    asked = [0]
+    pace = replace(
+        HURRY,
+        longest_wait=600.0,
+        longest_refused=600.0,
+        chance=lambda: 1.0 if asked[0] and len(server.requests) > asked[0] else 0.0,
+    )
+    watcher = watch(pace=pace)
+    wait_watching(server, watcher)
+    asked[0] = len(server.requests)
+    server.stop()
+    eventually(lambda: watcher.failures.get("unreachable", 0) > 20)
+    server.forbids_first = 3
+    server.put("pods", pod("a"))
+    server.start()
+    eventually(lambda: watcher.items() == ("a",))
+    assert (watcher.failures["forbidden"], watcher.failures["gone"]) == (3, 1)
+
+
 def test_a_server_that_always_forgets_is_not_pressed(server: SimulatedApiServer, watch: MakeWatcher) -> None:
     pace = Pace(first_wait=0.001, longest_wait=0.05, settle=600.0, chance=lambda: 1.0)
     gone = json.dumps({"type": "ERROR", "object": {"code": 410, "message": "too old"}}).encode() + b"\n"
@@ -326,6 +348,18 @@ def test_a_garbled_list_is_asked_for_again(server: SimulatedApiServer, watch: Ma
     assert not watcher.wait_synced(0)
     server.raw_answer = None
     eventually(lambda: watcher.items() == ("a",))
+
+
+def test_objects_without_end_are_refused(server: SimulatedApiServer, watch: MakeWatcher) -> None:
+    server.put("pods", pod("a"))
+    watcher = watch(bounds=Bounds(objects=50))
+    wait_watching(server, watcher)
+    metadata = ({"name": f"p{number}", "uid": f"u{number}", "resourceVersion": "900"} for number in range(60))
+    events = ({"type": "ADDED", "object": {"metadata": one}} for one in metadata)
+    server.send(b"".join(json.dumps(event).encode() + b"\n" for event in events))
+    eventually(lambda: watcher.failures.get("bad_answer"))
+    wait_watching(server, watcher, 2)
+    assert watcher.items() == ("a",), "what is true was listed again"
 
 
 def test_blank_lines_are_nothing(server: SimulatedApiServer, watch: MakeWatcher) -> None:

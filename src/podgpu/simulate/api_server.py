@@ -2,7 +2,9 @@
 
 Nobody can write to it over HTTP; whoever holds it changes its objects from any thread. Where it matters it does as
 kube-apiserver 1.35 was seen to do: once started anew it has forgotten every version from before, a watch from one is
-accepted with status 200 and ended by an ERROR event, and until its RBAC rules are read it forbids everything.
+accepted with status 200 and ended by an ERROR event, and while its RBAC rules are not read it forbids everything
+(`forbids_first`). It sends bookmarks only when told to: a real one does every minute, and before a watch ends, but none
+while nothing of that kind changes in the whole cluster.
 """
 
 from __future__ import annotations
@@ -74,6 +76,8 @@ class SimulatedApiServer:
         """Status and message for every request."""
         self.refuse_watches_only = False
         self.forbidden_paths: frozenset[str] = frozenset()
+        self.forbids_first = 0
+        """So many requests after a start are forbidden: its RBAC rules are not read yet."""
         self.retry_after: int | None = None
         self.raw_answer: bytes | None = None
         """Sent, with status 200, instead of any list."""
@@ -93,6 +97,7 @@ class SimulatedApiServer:
         self.requests: list[Request] = []
         self._tls = tls
         self._port = 0
+        self._answered_since_start = 0
         self._held = Collections()
         self._watches: set[_Watch] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -124,6 +129,7 @@ class SimulatedApiServer:
 
     def start(self) -> None:
         """On the port it had before, if it ran before; what was changed before is no longer told to watches."""
+        self._answered_since_start = 0
         if self._port:
             self._held.start_anew()
         ready = threading.Event()
@@ -243,6 +249,9 @@ class SimulatedApiServer:
             return _status(401, "Unauthorized")
         if self.refusal is not None and (asked_now.watches or not self.refuse_watches_only):
             return _status(*self.refusal, self.retry_after)
+        if self._answered_since_start < self.forbids_first:
+            self._answered_since_start += 1
+            return _status(403, "forbidden")
         if request.path in self.forbidden_paths:
             return _status(403, f'forbidden: cannot get path "{request.path}"')
         if request.path == "/apis/resource.k8s.io" and self.resource_api_versions:
