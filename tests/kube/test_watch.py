@@ -395,6 +395,33 @@ def test_a_silent_watch_that_missed_nothing_is_no_failure(server: SimulatedApiSe
     assert (watcher.failures, watcher.error, watcher.version) == ({}, None, 1)
 
 
+def test_a_watch_that_ends_without_a_word_is_doubted(server: SimulatedApiServer, watch: MakeWatcher) -> None:
+    """As behind a gateway that does not know answers without end."""
+    server.put("pods", pod("a"))
+    server.holds_back = True
+    watcher = watch()
+    wait_watching(server, watcher)
+    server.put("pods", pod("b"))
+    server.end_watches()
+    eventually(lambda: watcher.items() == ("a", "b"))
+    assert watcher.failures == {"deaf_watch": 1}
+
+
+def test_a_watch_that_drips_and_never_ends_is_ended(server: SimulatedApiServer, watch: MakeWatcher) -> None:
+    server.put("pods", pod("a"))
+    server.overstays = server.holds_back = True
+    watcher = watch(pace=replace(HURRY, watch_seconds=(0, 0), deadline=1.0))
+    wait_watching(server, watcher)
+    server.put("pods", pod("b"))
+
+    def seen() -> bool:
+        server.send(b" ")
+        return watcher.items() == ("a", "b")
+
+    eventually(seen)
+    assert watcher.failures["deaf_watch"] == 1
+
+
 def test_bookmarks_keep_the_trust_in_a_watch(server: SimulatedApiServer, watch: MakeWatcher) -> None:
     watcher = watch(pace=replace(HURRY, silence=2.0))
     wait_watching(server, watcher)

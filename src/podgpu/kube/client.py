@@ -23,6 +23,8 @@ from podgpu.kube.tls import TlsContexts
 LARGEST_ANSWER = 64 * 1024 * 1024
 DEADLINE = 30.0
 
+_LARGEST_OBJECT = 4 * 1024 * 1024
+"""Of what is parsed in one piece: no other thread runs meanwhile."""
 _LARGEST_REFUSAL = 64 * 1024
 _CONNECT_SECONDS = 10.0
 _PIECE = 256 * 1024
@@ -83,15 +85,15 @@ class ApiClient:
 
     async def ask(self, path: str, params: Mapping[str, str] | None = None) -> Object:
         """The same, but only once."""
-        return _parse(await self.read(path, params), path)
+        return _parse(await self.read(path, params, min(self.largest_answer, _LARGEST_OBJECT)), path)
 
-    async def read(self, path: str, params: Mapping[str, str] | None = None) -> bytes:
+    async def read(self, path: str, params: Mapping[str, str] | None = None, most: int | None = None) -> bytes:
         """The answer as it came, whole and not too large."""
         timeout = aiohttp.ClientTimeout(total=self.deadline, sock_connect=_CONNECT_SECONDS)
         response = await self._open(path, params or {}, timeout, self._accept("PartialObjectMetadataList"))
         try:
             with self._explained(path):
-                return await self._read(response, self.largest_answer, path)
+                return await self._read(response, most or self.largest_answer, path)
         finally:
             _let_go(response)
 

@@ -127,7 +127,7 @@ class Follower(Generic[T]):
         """Newest version known; no list older than this is taken."""
         self._distrust_cache = False
         self._doubted = False
-        """The last watch was silent: did it miss anything?"""
+        """The last watch ended without a word, or fell silent: did it miss anything?"""
         self._keep_failed = False
 
     async def run(self) -> NoReturn:
@@ -171,10 +171,9 @@ class Follower(Generic[T]):
         if self._doubted and self._kept.version != before:
             self._kept.count("deaf_watch")
             _log.warning(
-                "watching %s: nothing was heard for %.0f s and yet things had changed: they are listed again;"
+                "watching %s: the watch told nothing and yet things had changed: they are listed again and again;"
                 " does a proxy or load balancer hold the API server's answers back?",
                 self._path,
-                self._pace.silence,
             )
         self._distrust_cache = self._doubted = False
         self._watch_from = self._seen = version
@@ -211,28 +210,32 @@ class Follower(Generic[T]):
             "timeoutSeconds": str(seconds),
             "resourceVersion": version,
         }
-        lines = Lines(self._bounds.object)
+        lines, heard, settled = Lines(self._bounds.object), False, None
         stream = self._client.stream(self._path, self._params | asked, self._pace.silence)
-        settled: asyncio.TimerHandle | None = None
         try:
-            async with aclosing(stream):
+            async with asyncio.timeout(seconds + self._pace.deadline), aclosing(stream):
                 async for piece in stream:
                     if not piece:
                         settled = asyncio.get_running_loop().call_later(self._pace.settle, self._recover)
                     for line in lines.feed(piece):
                         self._apply(line)
                         self._recover()
+                        heard = True
+        except TimeoutError:
+            heard = False  # it goes on past its end: nothing of it is to be trusted
         except SourceError as error:
             if settled is None or error.reason in _BROKEN:
                 raise
-            # An event that cannot be read is an event missed, and so may be one that never came.
+            # An event that cannot be read is an event missed.
             self._watch_from = None
             if error.reason != "timeout":
                 raise
-            self._doubted = True
+            heard = False
         finally:
             if settled is not None:
                 settled.cancel()
+        if not heard:
+            self._watch_from, self._doubted = None, True
 
     def _apply(self, line: bytes) -> None:
         kind, body, version = parse_event(line)
