@@ -362,6 +362,31 @@ def test_objects_without_end_are_refused(server: SimulatedApiServer, watch: Make
     assert watcher.items() == ("a",), "what is true was listed again"
 
 
+@pytest.mark.parametrize("forgotten", [0, 1, 3])
+def test_a_long_list_comes_in_pages(server: SimulatedApiServer, watch: MakeWatcher, forgotten: int) -> None:
+    server.put("pods", *(pod(f"p{number}") for number in range(7)))
+    server.forget_pages = forgotten
+    watcher = watch(page_size=3)
+    wait_watching(server, watcher)
+    assert watcher.items() == tuple(f"p{number}" for number in range(7))
+    assert watcher.failures == ({"gone": forgotten} if forgotten else {})
+    last = [request.query for request in lists(server)][-3:]
+    assert [query["limit"] for query in last] == ["3", "3", "3"]
+    assert ["continue" in query for query in last] == [False, True, True]
+    assert not any("resourceVersion" in query for query in last)
+
+
+@pytest.mark.parametrize("page_size", [0, 3])
+@pytest.mark.parametrize("items", ["[]", '[{"metadata": {"uid": "u", "name": "u"}}]'])
+def test_pages_that_never_end_are_refused(
+    server: SimulatedApiServer, watch: MakeWatcher, page_size: int, items: str
+) -> None:
+    server.raw_answer = f'{{"metadata": {{"resourceVersion": "1", "continue": "x"}}, "items": {items}}}'.encode()
+    watcher = watch(page_size=page_size, bounds=Bounds(objects=40))
+    eventually(lambda: watcher.failures.get("bad_answer", 0) >= 2)
+    assert not watcher.synced
+
+
 def test_blank_lines_are_nothing(server: SimulatedApiServer, watch: MakeWatcher) -> None:
     watcher = watch()
     wait_watching(server, watcher)

@@ -74,8 +74,15 @@ def _error(status: Object) -> Refused:
     return Refused("server_error", f"the API server ended the watch ({said}): it is listed anew")
 
 
-def parse_list(body: bytes, take: Callable[[Object], object], longest: int = LONGEST) -> str:
-    """Hands on the objects of a list, and says the version to watch from.
+class Listed(NamedTuple):
+    version: str
+    """To watch from."""
+    more: str
+    """What to ask the next page with; empty: that was all."""
+
+
+def parse_list(body: bytes, take: Callable[[Object], object], longest: int = LONGEST) -> Listed:
+    """Hands on the objects of a list, or of a page of one.
 
     One object at a time is made and let go of: a whole list as objects would take ten times its size in memory, and
     hold up every other thread while it is made. What was handed on counts for nothing when this raises SourceError.
@@ -95,7 +102,7 @@ class _ListText:
         self._at = 0
         self._from, self._window = 0, text[: min(_WINDOW, longest)]
 
-    def read(self, take: Callable[[Object], object]) -> str:
+    def read(self, take: Callable[[Object], object]) -> Listed:
         metadata: object = None
         self._expect("{")
         while True:
@@ -113,7 +120,9 @@ class _ListText:
         self._expect("}")
         if self._mark():
             raise ValueError("there is more than one value")
-        return _list_version({"metadata": metadata})
+        answer = {"metadata": metadata}
+        more = _metadata(answer).get("continue")
+        return Listed(resource_version(answer), more if isinstance(more, str) else "")
 
     def _items(self, take: Callable[[Object], object]) -> None:
         if self._mark() == "n":
@@ -171,12 +180,6 @@ class _ListText:
 
 def _no_objects() -> SourceError:
     return SourceError("bad_answer", "the answer to a list has no list of objects")
-
-
-def _list_version(answer: Object) -> str:
-    if _metadata(answer).get("continue"):
-        raise SourceError("bad_answer", "the API server gave part of a list though all of it was asked for")
-    return resource_version(answer)
 
 
 def resource_version(body: Object) -> str:

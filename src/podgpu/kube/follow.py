@@ -111,6 +111,7 @@ class Follower(Generic[T]):
         pace: Pace,
         bounds: Bounds,
         find_path: FindPath | None = None,
+        page_size: int = 0,
     ) -> None:
         self._client = client
         self._path = path
@@ -121,6 +122,7 @@ class Follower(Generic[T]):
         self._pace = pace
         self._bounds = bounds
         self._find_path = find_path
+        self._page_size = page_size
         self._watch_from: str | None = None
         """None: list first."""
         self._seen = ""
@@ -161,10 +163,8 @@ class Follower(Generic[T]):
     async def _list(self) -> str:
         if self._find_path is not None:
             self._path = await self._find_path(self._client)
-        # Version 0 is "whatever the API server has in memory": no read of etcd for each of two thousand nodes.
-        asked = {} if self._distrust_cache else {"resourceVersion": "0"}
-        things, version = await self._read_list(asked)
-        if not self._distrust_cache and is_older(version, self._seen):
+        things, version = await self._read_list(self._first_question())
+        if not self._reads_etcd and is_older(version, self._seen):
             things, version = await self._list_not_older()
         before = self._kept.version
         self._kept.replace(things)
@@ -179,18 +179,40 @@ class Follower(Generic[T]):
         self._watch_from = self._seen = version
         return version
 
+    @property
+    def _reads_etcd(self) -> bool:
+        return self._distrust_cache or bool(self._page_size)
+
+    def _first_question(self) -> dict[str, str]:
+        if self._page_size:  # a server's memory would give all of it at once
+            return {"limit": str(self._page_size)}
+        # Version 0 is "whatever the API server has in memory": no read of etcd for each of two thousand nodes.
+        return {} if self._distrust_cache else {"resourceVersion": "0"}
+
     async def _read_list(self, asked: dict[str, str]) -> tuple[dict[str, T], str]:
-        """What is kept of a list, and its version. Each object is cut down before the next one is made."""
+        """What is kept of a list, and its version. Each object is cut down before the next one is made.
+
+        Between two pages the server may forget the list: that is `gone`, and it begins anew.
+        """
         found: dict[str, T] = {}
+        taken = 0
 
         def take(body: Object) -> None:
+            nonlocal taken
+            taken += 1
+            self._check_count(taken)
             key, thing = self._key(body), self._small(body)
             if thing is not None:
                 found[key] = thing
-                self._check_count(len(found))
 
-        body = await self._client.read(self._path, self._params | asked)
-        return found, parse_list(body, take, self._bounds.object)
+        while True:
+            before, body = taken, await self._client.read(self._path, self._params | asked)
+            version, more = parse_list(body, take, self._bounds.object)
+            if not more:
+                return found, version
+            if not self._page_size or taken == before:
+                raise SourceError("bad_answer", f"the API server gave only part of {self._path}, or a page without end")
+            asked = asked | {"continue": more}
 
     async def _list_not_older(self) -> tuple[dict[str, T], str]:
         """The server's memory was behind what another server had told us: time must not run backwards."""

@@ -43,11 +43,13 @@ class Watcher(Generic[T]):
         metadata_only: bool = False,
         bounds: Bounds | None = None,
         find_path: FindPath | None = None,
+        page_size: int = 0,
     ) -> None:
         """`params`: fieldSelector, labelSelector. A node's agent always says `spec.nodeName=…`: they are 2,000.
 
         `metadata_only`: `keep` reads nothing of spec and status. `find_path`: asked before each list where the
-        collection is, if that depends on the server; `path` is then what to call it until it is found.
+        collection is, if that depends on the server; `path` is then what to call it until it is found. `page_size`:
+        lists come in pages of so many, for collections of a whole cluster; 0: in one answer.
         """
         self._kept: Kept[T] = Kept()
         self._stop = asyncio.Event()
@@ -64,7 +66,7 @@ class Watcher(Generic[T]):
                 metadata_only=metadata_only,
             )
             async with client:
-                await Follower(client, path, params, keep, key, self._kept, tempo, limits, find_path).run()
+                await Follower(client, path, params, keep, key, self._kept, tempo, limits, find_path, page_size).run()
 
         self._thread = threading.Thread(
             target=self._run, args=(follow,), name=f"watch-{path.rpartition('/')[2]}", daemon=True

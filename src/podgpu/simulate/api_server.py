@@ -84,6 +84,8 @@ class SimulatedApiServer:
         self.raw_headers: Mapping[str, str] = {"Content-Type": "application/json"}
         self.raw_endless = False
         """It is sent again and again, until the client has enough."""
+        self.forget_pages = 0
+        """So many times whoever asks for the next page of a list is told 410."""
         self.gone_as_event = True
         """A version too old is refused inside the stream, as kube-apiserver does, or else by status."""
         self.holds_back = False
@@ -279,7 +281,15 @@ class SimulatedApiServer:
         version, items = self._held.select(asked, wanted)
         if wanted.isdigit() and int(wanted) > version:
             return _status(504, f"Timeout: Too large resource version: {wanted}, current: {version}")
-        body = {"kind": f"{KINDS[asked.resource]}List", "metadata": {"resourceVersion": str(version)}, "items": items}
+        metadata = {"resourceVersion": str(version)}
+        if limit := int(request.query.get("limit", "0")):
+            began, _, first = request.query.get("continue", f"{version}/0").partition("/")
+            if "continue" in request.query and self.forget_pages:
+                self.forget_pages -= 1
+                return _status(410, "The provided continue parameter is too old")
+            items, left = items[int(first) : int(first) + limit], items[int(first) + limit :]
+            metadata |= {"resourceVersion": began} | ({"continue": f"{began}/{int(first) + limit}"} if left else {})
+        body = {"kind": f"{KINDS[asked.resource]}List", "metadata": metadata, "items": items}
         return web.json_response(body)
 
     async def _write_raw(self, request: web.Request, body: bytes) -> web.StreamResponse:
