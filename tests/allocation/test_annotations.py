@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from podgpu.allocation.annotation_formats import is_read
 from podgpu.allocation.annotations import AnnotationsAllocation, PodFeed
 from podgpu.allocation.source import AllocationSource
 from podgpu.errors import SourceError
@@ -122,7 +123,7 @@ def test_holders_are_known_in_full() -> None:
         },
         "status": {"phase": "Running", "containerStatuses": [{"name": "main", "containerID": "containerd://abc"}]},
     }
-    record = parse_pod(body)
+    record = parse_pod(body, is_read)
     assert record is not None
     holder = Workload("ml", "train", "main", "u-1", "abc")
     assert read(record) == Allocation((Assignment(uuid(1), holder, "annotations", share=0.25),))

@@ -18,7 +18,7 @@ from podgpu.kube.watch import Pace, Watcher
 from podgpu.simulate.api_server import SimulatedApiServer
 
 PODS = "/api/v1/pods"
-HURRY = Pace(first_wait=0.01, longest_wait=0.02, deadline=5.0)
+HURRY = Pace(first_wait=0.01, longest_wait=0.02, longest_refused=0.02, settle=0.05, deadline=5.0)
 
 
 def pod(name: str, node: str = "node-a", namespace: str = "team", **labels: str) -> dict[str, Any]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import random
+import tracemalloc
 from itertools import pairwise
 from typing import Any
 
@@ -12,8 +14,8 @@ from hypothesis import strategies as st
 
 from podgpu.errors import SourceError
 from podgpu.kube.answers import api_sentence, parse_retry_after
-from podgpu.kube.backoff import Backoff
 from podgpu.kube.events import Lines, is_older, parse_event, parse_list, uid
+from podgpu.kube.pace import Backoff, Pace
 
 _json = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
@@ -66,23 +68,87 @@ def test_any_line_gives_an_event_or_a_source_error(line: bytes) -> None:
     assert found in ("ADDED", "MODIFIED", "DELETED", "BOOKMARK", "bad_answer", "gone", "server_error")
 
 
-@given(st.dictionaries(st.sampled_from(["items", "metadata"]), _json))
-def test_any_list_gives_objects_or_a_source_error(answer: dict[str, Any]) -> None:
+def listed(answer: object, **bounds: int) -> tuple[list[Any], str]:
+    items: list[Any] = []
+    body = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
+    return items, parse_list(body, items.append, **bounds).version
+
+
+@given(st.dictionaries(st.sampled_from(["items", "metadata"]), _json) | st.binary(max_size=60))
+def test_any_list_gives_objects_or_a_source_error(answer: object) -> None:
     try:
-        items, version = parse_list(answer)
+        items, version = listed(answer)
     except SourceError as error:
         items, version = [], error.reason
     assert version
     assert all(isinstance(one, dict) for one in items)
 
 
-def test_part_of_a_list_is_no_list() -> None:
-    with pytest.raises(SourceError, match="part of a list"):
-        parse_list({"items": [], "metadata": {"resourceVersion": "1", "continue": "more"}})
+_objects = st.lists(st.dictionaries(st.text(max_size=8), _json, max_size=3), max_size=5)
+
+
+@given(
+    _objects,
+    st.permutations(["kind", "items", "metadata"]),
+    st.sampled_from([None, 2]),
+    st.integers(1, 40).map(lambda size: size * 4096),
+)
+def test_a_list_is_read_as_json_has_it(items: list[Any], order: list[str], indent: int | None, longest: int) -> None:
+    answer = {"kind": "PodList", "items": items, "metadata": {"resourceVersion": "7"}}
+    text = json.dumps({name: answer[name] for name in order}, indent=indent).encode()
+    expected = json.loads(text)["items"]
+    assert json.dumps(listed(text, longest=longest)) == json.dumps([expected, "7"])
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"{}", b"[]", b"null", b'{"items": [}', b'{"items": [{}', b'{"items": [{},]}', b'{"items": [{} {}]}',
+     b'{"metadata": {"resourceVersion": "1"}} {}', b'{"metadata": {"resourceVersion": "1"}, "items": {}}',
+     b'{"metadata": {"resourceVersion": "1"}, "items": [1]}', b'{"metadata": {"resourceVersion": "1"}, "items": ne}',
+     b"\xff", b"<html>log in first</html>", b"[" * 100_000, b'{"items": [' + b'{"a":' * 100_000],
+)  # fmt: skip
+def test_what_is_no_list(body: bytes) -> None:
+    with pytest.raises(SourceError) as caught:
+        listed(body)
+    assert caught.value.reason == "bad_answer"
+
+
+def test_a_large_object_of_a_list_is_refused_and_not_made() -> None:
+    def of(size: int) -> bytes:
+        return b'{"metadata": {"resourceVersion": "1"}, "items": [{"a": [' + b"[]," * (size // 3) + b"[]]}]}"
+
+    assert len(listed(of(900_000), longest=1_000_000)[0]) == 1
+    tracemalloc.start()
+    try:
+        with pytest.raises(SourceError, match="larger than the 1000000 bytes"):
+            listed(of(20_000_000), longest=1_000_000)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 20_000_000 * 2 + 1_000_000 * 25  # as objects the whole would take 480 MB
+
+
+def test_of_a_long_list_one_object_at_a_time_is_held() -> None:
+    pod = {"metadata": {"uid": "u", "labels": {f"label-{number}": "x" for number in range(20)}}}
+    body = json.dumps({"metadata": {"resourceVersion": "1"}, "items": [pod] * 20_000}).encode()
+    tracemalloc.start()
+    try:
+        count = [0]
+        parse_list(body, lambda _: count.__setitem__(0, count[0] + 1))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert count == [20_000]
+    assert peak < len(body) * 1.5  # its text once, and one object
+
+
+def test_a_page_says_what_to_ask_the_next_with() -> None:
+    body = json.dumps({"items": [], "metadata": {"resourceVersion": "1", "continue": "more"}}).encode()
+    assert parse_list(body, print) == ("1", "more")
 
 
 def test_an_empty_list_may_be_null() -> None:
-    assert parse_list({"items": None, "metadata": {"resourceVersion": "1"}}) == ([], "1")
+    assert listed({"items": None, "metadata": {"resourceVersion": "1"}}) == ([], "1")
 
 
 @pytest.mark.parametrize("code", [{"code": 410}, {"reason": "Expired"}, {"reason": "Gone"}])
@@ -119,30 +185,69 @@ def test_retry_after(text: str, seconds: float) -> None:
     assert parse_retry_after(text) == seconds
 
 
-def test_the_wait_grows_to_a_minute_and_is_drawn_from_all_of_it() -> None:
-    most = Backoff(chance=lambda: 1.0)
-    assert [most.after(0) for _ in range(8)] == [1, 2, 4, 8, 16, 32, 60, 60]
-    half = Backoff(chance=lambda: 0.5)
-    assert [half.after(0) for _ in range(3)] == [0.5, 1, 2]
+def test_the_wait_grows_and_is_drawn_from_all_of_it() -> None:
+    most = Backoff(Pace(chance=lambda: 1.0))
+    assert [most.after(0, "unreachable") for _ in range(7)] == [1, 2, 4, 8, 10, 10, 10]
+    half = Backoff(Pace(chance=lambda: 0.5))
+    assert [half.after(0, "unreachable") for _ in range(3)] == [0.5, 1, 2]
+
+
+def test_a_refusal_is_asked_about_less_and_less() -> None:
+    backoff = Backoff(Pace(chance=lambda: 1.0))
+    assert [backoff.after(0, "forbidden") for _ in range(8)] == [1, 2, 4, 8, 16, 32, 60, 60]
+
+
+def test_a_server_that_comes_back_and_refuses_for_a_moment_is_asked_soon() -> None:
+    """kube-apiserver forbids everything until its RBAC rules are read."""
+    backoff = Backoff(Pace(chance=lambda: 1.0))
+    for _ in range(9):
+        backoff.after(0, "unreachable")
+    assert [backoff.after(0, "forbidden") for _ in range(2)] == [1, 2]
+
+
+def test_a_forgotten_version_is_listed_at_once_however_long_the_outage() -> None:
+    backoff = Backoff(Pace(chance=lambda: 1.0))
+    for _ in range(9):
+        backoff.after(0, "unreachable")
+    assert backoff.after(0, "gone") == 1
+    assert [backoff.after(0, "gone") for _ in range(2)] == [10, 10], "forgotten again and again it is an illness"
+
+
+def seconds_until_seen(outage: float, chance: random.Random) -> float:
+    """From a server's return until its collection is listed anew: it is met, says gone, and is asked again."""
+    backoff, now = Backoff(Pace(chance=chance.random)), 0.0
+    while now < outage:
+        now += backoff.after(0, "unreachable")
+    return now + backoff.after(0, "gone") - outage
+
+
+def test_nearly_all_are_back_within_seconds_of_any_outage_and_not_as_one() -> None:
+    chance = random.Random(1)
+    for outage in (5.0, 22.0, 300.0):
+        times = sorted(seconds_until_seen(outage, chance) for _ in range(2000))
+        assert times[1900] < 10.0
+        assert times[-1] < 15.0
+        busiest = max(sum(start <= one < start + 1 for one in times) for start in range(15))
+        assert busiest < 2000 * 0.5, "two thousand do not come back in the same second"
 
 
 def test_a_good_minute_starts_the_wait_anew() -> None:
-    backoff = Backoff(chance=lambda: 1.0)
+    backoff = Backoff(Pace(chance=lambda: 1.0))
     waits = [backoff.after(lasted) for lasted in (0, 0, 0, 60, 0, 0)]
     assert waits == [1, 2, 4, 1, 2, 4]
 
 
 def test_the_time_a_turn_lasted_is_taken_off() -> None:
-    backoff = Backoff(chance=lambda: 1.0)
-    assert [backoff.after(50) for _ in range(9)] == [0, 0, 0, 0, 0, 0, 10, 10, 10]
+    backoff = Backoff(Pace(chance=lambda: 1.0))
+    assert [backoff.after(7) for _ in range(6)] == [0, 0, 0, 1, 3, 3]
 
 
 def test_the_wait_the_server_asks_for_is_the_least() -> None:
-    backoff = Backoff(chance=lambda: 0.0)
+    backoff = Backoff(Pace(chance=lambda: 0.0))
     assert backoff.after(0, at_least=7) == 7
 
 
 @given(st.lists(st.floats(0, 200), max_size=100), st.floats(0, 1))
 def test_the_wait_stays_within_its_bounds(turns: list[float], chance: float) -> None:
-    backoff = Backoff(chance=lambda: chance)
-    assert all(0 <= backoff.after(lasted) <= 60 for lasted in turns)
+    backoff = Backoff(Pace(chance=lambda: chance))
+    assert all(0 <= backoff.after(lasted) <= 10 for lasted in turns)

@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podgpu.kube.pods import ANNOTATIONS_READ, ContainerRecord, PodRecord, parse_pod, parse_quantity
+from podgpu.allocation.annotation_formats import asks_for_gpu, is_read
+from podgpu.kube.pods import ContainerRecord, PodRecord, parse_pod, parse_quantity
 
 ID = "3f" * 32
 
@@ -67,13 +68,13 @@ def pod_of(**changes: Any) -> dict[str, Any]:
 
 
 def parsed(**changes: Any) -> PodRecord:
-    record = parse_pod(pod_of(**changes))
+    record = parse_pod(pod_of(**changes), is_read)
     assert record is not None
     return record
 
 
 def test_what_is_kept() -> None:
-    assert parse_pod(POD) == PodRecord(
+    assert parse_pod(POD, is_read) == PodRecord(
         "research",
         "train-0",
         "c3a3a1f0-0000-4000-8000-000000000001",
@@ -95,13 +96,13 @@ def test_what_is_kept() -> None:
 
 def test_the_order_of_maps_does_not_make_another_record() -> None:
     turned = json.loads(json.dumps(POD, sort_keys=True))
-    assert parse_pod(turned) == parse_pod(POD)
+    assert parse_pod(turned, is_read) == parse_pod(POD, is_read)
 
 
 def test_heartbeats_do_not_make_another_record() -> None:
     statuses = [{**one, "ready": True, "restartCount": 3} for one in POD["status"]["containerStatuses"]]
     changed = parsed(metadata={"resourceVersion": "77"}, status={"conditions": [{}], "containerStatuses": statuses})
-    assert changed == parse_pod(POD)
+    assert changed == parse_pod(POD, is_read)
 
 
 @pytest.mark.parametrize(
@@ -180,7 +181,16 @@ def test_is_finished(phase: object, finished: bool) -> None:
 )
 def test_who_asks_for_a_gpu(requests: object, asks: bool) -> None:
     container = parsed(spec={"containers": [{"name": "main", "resources": {"limits": requests}}]}).containers[0]
-    assert container.asks_for_gpu is asks
+    assert asks_for_gpu(container) is asks
+
+
+def test_annotations_are_kept_only_for_who_reads_them() -> None:
+    record = parse_pod(POD)
+    assert record is not None
+    assert record.annotations == ()
+    kept = parse_pod(POD, lambda name: name == "tencent.com/gpu-assigned")
+    assert kept is not None
+    assert kept.annotations == (("tencent.com/gpu-assigned", "true"),)
 
 
 def test_amounts_and_annotations_by_name() -> None:
@@ -236,10 +246,10 @@ def test_anything_anywhere_is_a_record_or_none(value: object, path: tuple[str | 
     for step in path[:-1]:
         place = place[step]
     place[path[-1]] = value
-    record = parse_pod(body)
+    record = parse_pod(body, is_read)
     if record is not None:
         assert record.uid
-        assert {key for key, _ in record.annotations if "idx" not in key} <= ANNOTATIONS_READ
+        assert all(is_read(key) for key, _ in record.annotations)
         repr(record).encode()
         hash(record)
 
@@ -253,7 +263,7 @@ def test_a_thousand_records_are_small() -> None:
     bodies = (json.dumps(POD).replace("train-0", f"train-{number}") for number in range(1000))
     tracemalloc.start()
     try:
-        kept = [parse_pod(json.loads(body)) for body in bodies]
+        kept = [parse_pod(json.loads(body), is_read) for body in bodies]
         size, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

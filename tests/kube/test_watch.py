@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 import threading
 import time
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from podgpu.kube.config import ApiConfig, ExecPlugin
-from podgpu.kube.watch import Pace, Watcher
+from podgpu.kube.watch import Bounds, Pace, Watcher
 from podgpu.simulate.api_server import Request, SimulatedApiServer
 
 from .conftest import HURRY, PODS, eventually, name_of, pod
@@ -168,6 +169,108 @@ def test_a_version_too_old_is_listed_again(server: SimulatedApiServer, watch: Ma
     assert [request.query.get("resourceVersion") for request in lists(server)] == ["0", "0"]
 
 
+class Said(logging.Handler):
+    """What was logged, and what the watcher had at that moment."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.watcher: Watcher[Any] | None = None
+        self.lines: list[tuple[str, tuple[Any, ...]]] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self.watcher is not None:
+            self.lines.append((record.getMessage(), self.watcher.items()))
+
+
+@pytest.fixture
+def said() -> Iterator[Said]:
+    handler, logger = Said(), logging.getLogger("podgpu.kube")
+    logger.addHandler(handler)
+    level = logger.level
+    logger.setLevel(logging.INFO)
+    yield handler
+    logger.removeHandler(handler)
+    logger.setLevel(level)
+
+
+@pytest.mark.fault(
+    "the API server restarts, and no longer knows the versions that were watched from",
+    "the last pods stand while it is away; once it is back they are listed anew at once, not after another back-off:"
+    " with 40 watchers and 22 s of outage 95 % had the next change within 6 s of its readiness",
+)
+def test_a_restarted_server_is_followed_at_once(server: SimulatedApiServer, watch: MakeWatcher, said: Said) -> None:
+    """Away, it is looked for again and again; from the first request that reaches it every wait is the longest."""
+    asked = [0]
+    pace = Pace(
+        first_wait=0.01,
+        longest_wait=600.0,
+        settle=600.0,
+        chance=lambda: 1.0 if asked[0] and len(server.requests) > asked[0] else 0.0,
+    )
+    server.put("pods", pod("a"))
+    watcher = said.watcher = watch(pace=pace)
+    wait_watching(server, watcher)
+    asked[0] = len(server.requests)
+    server.stop()
+    eventually(lambda: watcher.failures.get("unreachable", 0) > 20)
+    assert watcher.items() == ("a",)
+    server.remove("pods", "a", "team")
+    server.put("pods", pod("b"))
+    server.start()
+    eventually(lambda: watcher.items() == ("b",))
+    assert watcher.failures["gone"] == 1
+    eventually(lambda: server.open_watches == 1)
+    server.put("pods", pod("c"))
+    eventually(lambda: watcher.error is None)
+    (seen,) = (items for line, items in said.lines if line.endswith("up to date again"))
+    assert seen == ("b", "c"), "said when it is so, and not when a watch of a forgotten version was accepted"
+    assert not any("listed again" in line for line, _ in said.lines)
+
+
+def test_a_server_that_forbids_everything_while_it_starts_is_asked_again_soon(
+    server: SimulatedApiServer, watch: MakeWatcher
+) -> None:
+    asked = [0]
+    pace = replace(
+        HURRY,
+        longest_wait=600.0,
+        longest_refused=600.0,
+        chance=lambda: 1.0 if asked[0] and len(server.requests) > asked[0] else 0.0,
+    )
+    watcher = watch(pace=pace)
+    wait_watching(server, watcher)
+    asked[0] = len(server.requests)
+    server.stop()
+    eventually(lambda: watcher.failures.get("unreachable", 0) > 20)
+    server.forbids_first = 3
+    server.put("pods", pod("a"))
+    server.start()
+    eventually(lambda: watcher.items() == ("a",))
+    assert (watcher.failures["forbidden"], watcher.failures["gone"]) == (3, 1)
+
+
+def test_a_server_that_always_forgets_is_not_pressed(server: SimulatedApiServer, watch: MakeWatcher) -> None:
+    pace = Pace(first_wait=0.001, longest_wait=0.05, settle=600.0, chance=lambda: 1.0)
+    gone = json.dumps({"type": "ERROR", "object": {"code": 410, "message": "too old"}}).encode() + b"\n"
+    watcher = watch(pace=pace)
+
+    def forget_again() -> bool:
+        server.send(gone)
+        return watcher.failures.get("gone", 0) >= 12
+
+    began = time.monotonic()
+    eventually(forget_again)
+    assert time.monotonic() - began > 0.05 * 5, "the waits have grown"
+
+
+def test_a_watch_that_stands_is_believed_without_an_event(server: SimulatedApiServer, watch: MakeWatcher) -> None:
+    watcher = watch(pace=replace(HURRY, settle=0.05))
+    wait_watching(server, watcher)
+    server.cut_watches()
+    eventually(lambda: watcher.failures.get("unreachable"))
+    eventually(lambda: watcher.error is None)
+
+
 def test_any_other_error_event_is_listed_again(server: SimulatedApiServer, watch: MakeWatcher) -> None:
     watcher = watch()
     wait_watching(server, watcher)
@@ -223,7 +326,7 @@ def test_after_a_restored_backup_etcd_is_believed(server: SimulatedApiServer, wa
 )
 def test_garbage_is_counted_and_listed_again(server: SimulatedApiServer, watch: MakeWatcher, garbage: bytes) -> None:
     server.put("pods", pod("a"))
-    watcher = watch(longest_line=200_000)
+    watcher = watch(bounds=Bounds(object=200_000))
     wait_watching(server, watcher)
     server.send(garbage)
     wait_watching(server, watcher, 2)
@@ -247,6 +350,43 @@ def test_a_garbled_list_is_asked_for_again(server: SimulatedApiServer, watch: Ma
     eventually(lambda: watcher.items() == ("a",))
 
 
+def test_objects_without_end_are_refused(server: SimulatedApiServer, watch: MakeWatcher) -> None:
+    server.put("pods", pod("a"))
+    watcher = watch(bounds=Bounds(objects=50))
+    wait_watching(server, watcher)
+    metadata = ({"name": f"p{number}", "uid": f"u{number}", "resourceVersion": "900"} for number in range(60))
+    events = ({"type": "ADDED", "object": {"metadata": one}} for one in metadata)
+    server.send(b"".join(json.dumps(event).encode() + b"\n" for event in events))
+    eventually(lambda: watcher.failures.get("bad_answer"))
+    wait_watching(server, watcher, 2)
+    assert watcher.items() == ("a",), "what is true was listed again"
+
+
+@pytest.mark.parametrize("forgotten", [0, 1, 3])
+def test_a_long_list_comes_in_pages(server: SimulatedApiServer, watch: MakeWatcher, forgotten: int) -> None:
+    server.put("pods", *(pod(f"p{number}") for number in range(7)))
+    server.forget_pages = forgotten
+    watcher = watch(page_size=3)
+    wait_watching(server, watcher)
+    assert watcher.items() == tuple(f"p{number}" for number in range(7))
+    assert watcher.failures == ({"gone": forgotten} if forgotten else {})
+    last = [request.query for request in lists(server)][-3:]
+    assert [query["limit"] for query in last] == ["3", "3", "3"]
+    assert ["continue" in query for query in last] == [False, True, True]
+    assert not any("resourceVersion" in query for query in last)
+
+
+@pytest.mark.parametrize("page_size", [0, 3])
+@pytest.mark.parametrize("items", ["[]", '[{"metadata": {"uid": "u", "name": "u"}}]'])
+def test_pages_that_never_end_are_refused(
+    server: SimulatedApiServer, watch: MakeWatcher, page_size: int, items: str
+) -> None:
+    server.raw_answer = f'{{"metadata": {{"resourceVersion": "1", "continue": "x"}}, "items": {items}}}'.encode()
+    watcher = watch(page_size=page_size, bounds=Bounds(objects=40))
+    eventually(lambda: watcher.failures.get("bad_answer", 0) >= 2)
+    assert not watcher.synced
+
+
 def test_blank_lines_are_nothing(server: SimulatedApiServer, watch: MakeWatcher) -> None:
     watcher = watch()
     wait_watching(server, watcher)
@@ -256,12 +396,65 @@ def test_blank_lines_are_nothing(server: SimulatedApiServer, watch: MakeWatcher)
     assert watcher.failures == {}
 
 
-def test_a_silent_watch_past_its_end_is_dead(server: SimulatedApiServer, watch: MakeWatcher) -> None:
-    server.overstays = True
-    watcher = watch(pace=replace(HURRY, watch_seconds=(1, 1), idle_slack=-0.9))
-    eventually(lambda: len(watches(server)) >= 3)
-    assert watcher.failures["timeout"] >= 2
-    assert len(lists(server)) == 1
+@pytest.mark.fault(
+    "a proxy between podgpu and the API server holds the events of a watch back",
+    "a watch that brings nothing for 150 s, not even the bookmarks asked for, is doubted: the collection is listed"
+    " again, and what was missed is counted as deaf_watch",
+)
+def test_a_silent_watch_is_doubted(server: SimulatedApiServer, watch: MakeWatcher) -> None:
+    server.put("pods", pod("a"))
+    watcher = watch(pace=replace(HURRY, silence=0.2))
+    wait_watching(server, watcher)
+    server.holds_back = True
+    server.put("pods", pod("b"))
+    eventually(lambda: watcher.items() == ("a", "b"))
+    assert watcher.failures == {"deaf_watch": 1}
+    assert watcher.error is None
+
+
+def test_a_silent_watch_that_missed_nothing_is_no_failure(server: SimulatedApiServer, watch: MakeWatcher) -> None:
+    server.put("pods", pod("a"))
+    watcher = watch(pace=replace(HURRY, silence=0.1))
+    eventually(lambda: len(watches(server)) >= 4)
+    assert len(lists(server)) >= 3
+    assert (watcher.failures, watcher.error, watcher.version) == ({}, None, 1)
+
+
+def test_a_watch_that_ends_without_a_word_is_doubted(server: SimulatedApiServer, watch: MakeWatcher) -> None:
+    """As behind a gateway that does not know answers without end."""
+    server.put("pods", pod("a"))
+    server.holds_back = True
+    watcher = watch()
+    wait_watching(server, watcher)
+    server.put("pods", pod("b"))
+    server.end_watches()
+    eventually(lambda: watcher.items() == ("a", "b"))
+    assert watcher.failures == {"deaf_watch": 1}
+
+
+def test_a_watch_that_drips_and_never_ends_is_ended(server: SimulatedApiServer, watch: MakeWatcher) -> None:
+    server.put("pods", pod("a"))
+    server.overstays = server.holds_back = True
+    watcher = watch(pace=replace(HURRY, watch_seconds=(0, 0), deadline=1.0))
+    wait_watching(server, watcher)
+    server.put("pods", pod("b"))
+
+    def seen() -> bool:
+        server.send(b" ")
+        return watcher.items() == ("a", "b")
+
+    eventually(seen)
+    assert watcher.failures["deaf_watch"] == 1
+
+
+def test_bookmarks_keep_the_trust_in_a_watch(server: SimulatedApiServer, watch: MakeWatcher) -> None:
+    watcher = watch(pace=replace(HURRY, silence=2.0))
+    wait_watching(server, watcher)
+    until = time.monotonic() + 3.0
+    while time.monotonic() < until:
+        server.bookmark()
+        time.sleep(0.1)
+    assert len(server.requests) == 2
 
 
 def test_the_server_is_away_for_a_while(server: SimulatedApiServer, watch: MakeWatcher) -> None:
@@ -275,8 +468,7 @@ def test_the_server_is_away_for_a_while(server: SimulatedApiServer, watch: MakeW
     server.put("pods", pod("b"))
     server.start()
     eventually(lambda: watcher.items() == ("a", "b"))
-    assert watcher.error is None
-    assert len(lists(server)) == 1
+    eventually(lambda: watcher.error is None)
 
 
 def test_a_server_that_hangs_is_asked_again(server: SimulatedApiServer, watch: MakeWatcher) -> None:

@@ -73,6 +73,8 @@ class Description:
     """Pids outside any container."""
     api_objects: Mapping[str, Sequence[Mapping[str, Any]]] | None = None
     """Resource -> objects of an API server that `{folder}/kubeconfig` leads to; None: there is none."""
+    api_away: bool = False
+    """It is not there yet when podgpu starts, and is not waited for."""
     faults: Sequence[Sequence[Any]] = ()
     """Methods of `Faults` and their arguments; there from the start."""
     faults_later: Sequence[Sequence[Any]] = ()
@@ -135,6 +137,8 @@ def node_of(description: Description, folder: Path) -> Iterator[Node]:
         api_server = None
         if description.api_objects is not None:
             api_server = stack.enter_context(_api_server(description.api_objects, folder))
+            if description.api_away:
+                api_server.stop()
         clock.advance(_UP_FOR)
         _apply(driver, description.faults)
         agent, api = stack.enter_context(_agent(description, driver, clock, folder))
@@ -258,7 +262,8 @@ def _agent(
         api = ApiAccess(ctx.params["kubeconfig"])
         agent = build_agent(ctx, ctx.params, api, telemetry, Clock(clock.monotonic, clock.wall))
     try:
-        wait_until(lambda: all(feed.synced for feed in api.feeds), "the API server was read")
+        if not description.api_away:
+            wait_until(lambda: all(feed.synced for feed in api.feeds), "the API server was read")
         yield agent, api
     finally:
         agent.stop()

@@ -15,22 +15,50 @@ from fractions import Fraction
 from podgpu.allocation import vcuda
 from podgpu.errors import SourceError
 from podgpu.files import as_list, as_object, as_text
-from podgpu.kube.pods import (
-    GPU_MANAGER_ASSIGNED,
-    GPU_MANAGER_CARDS,
-    HAMI_1_DEVICES,
-    HAMI_DEVICES,
-    HAMI_MIG_DEVICES,
-    KOORDINATOR_DEVICES,
-    VOLCANO_DEVICES,
-    ContainerRecord,
-    PodRecord,
-    parse_quantity,
+from podgpu.kube.pods import ContainerRecord, PodRecord, parse_quantity
+
+KOORDINATOR_DEVICES = "scheduling.koordinator.sh/device-allocated"
+HAMI_DEVICES = "hami.io/vgpu-devices-allocated"
+HAMI_MIG_DEVICES = "hami.io/vgpu-mig-allocations"
+HAMI_1_DEVICES = "4pd.io/vgpu-ids-new"
+VOLCANO_DEVICES = "volcano.sh/vgpu-ids-new"
+GPU_MANAGER_ASSIGNED = "tencent.com/gpu-assigned"
+GPU_MANAGER_CARDS = "tencent.com/predicate-gpu-idx-"
+"""Followed by the number of the container."""
+
+_READ = frozenset(
+    {
+        KOORDINATOR_DEVICES,
+        HAMI_DEVICES,
+        HAMI_MIG_DEVICES,
+        HAMI_1_DEVICES,
+        VOLCANO_DEVICES,
+        GPU_MANAGER_ASSIGNED,
+    }
 )
+GPU_RESOURCES = (
+    "nvidia.com/gpu",
+    "nvidia.com/mig-",
+    "nvidia.com/vgpu",
+    "koordinator.sh/gpu",
+    "tencent.com/vcuda-",
+    "volcano.sh/vgpu",
+    "4pd.io/vgpu",
+)
+"""How the resources begin by which a container asks for a GPU or a part of one."""
 
 MIB = 1024 * 1024
 VCUDA_MEMORY = 256 * MIB
 """What one unit of tencent.com/vcuda-memory stands for."""
+
+
+def is_read(annotation: str) -> bool:
+    """What a watcher of pods must keep of their annotations for the functions below."""
+    return annotation in _READ or annotation.startswith(GPU_MANAGER_CARDS)
+
+
+def asks_for_gpu(container: ContainerRecord) -> bool:
+    return any(name.startswith(GPU_RESOURCES) and container.amount(name) for name, _ in container.requests)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +196,7 @@ def volcano_grants(pod: PodRecord) -> list[Grant]:
 
 
 def _asking(containers: Sequence[ContainerRecord]) -> tuple[ContainerRecord, ...]:
-    return tuple(one for one in containers if one.asks_for_gpu)
+    return tuple(one for one in containers if asks_for_gpu(one))
 
 
 def _positional(pod: PodRecord, key: str, orders: Sequence[Sequence[ContainerRecord]]) -> list[Grant]:

@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from podgpu.allocation import vcuda
-from podgpu.allocation.annotation_formats import BadAnnotation, Grant, read_grants
+from podgpu.allocation.annotation_formats import GPU_RESOURCES, BadAnnotation, Grant, asks_for_gpu, read_grants
 from podgpu.allocation.holdings import LastMapping, in_order, parse_id
 from podgpu.device_ids import DeviceId, DeviceIndex
 from podgpu.errors import SourceError
-from podgpu.kube.pods import GPU_RESOURCES, ContainerRecord, PodRecord
+from podgpu.kube.pods import ContainerRecord, PodRecord
 from podgpu.model import Allocation, Assignment, Device, Unmapped, VcudaRequest, Workload
 
 SOURCE = "annotations"
@@ -62,10 +62,14 @@ class AnnotationsAllocation:
         self._read: dict[str, _Reading] = {}
 
     def assignments(self, devices: Sequence[Device]) -> Allocation:
-        """Once read in full, the last pods stand: an API server that is away takes nothing from anybody."""
+        """Once read in full, the last pods stand: an API server that is away takes nothing from anybody.
+
+        One that forbids to watch them is not away: what was listed would stand for ever.
+        """
         feed = self._pods()
-        if not feed.synced:
-            raise _not_yet(feed.error)
+        error = feed.error
+        if not feed.synced or (error is not None and error.reason == "forbidden"):
+            raise _not_read(error)
         return self._mapped.of(feed.items(), devices)
 
     def close(self) -> None:
@@ -100,7 +104,7 @@ class _Reading:
     bad: BadAnnotation | None = None
 
 
-def _not_yet(error: SourceError | None) -> SourceError:
+def _not_read(error: SourceError | None) -> SourceError:
     if error is not None:
         return SourceError(error.reason, str(error))
     return SourceError(
@@ -140,7 +144,7 @@ def _held_together(pod: PodRecord, grant: Grant) -> Iterator[Held]:
 
     Where nobody is known to ask, the first container holds it, as in the answers of koordinator's own proxy.
     """
-    asking = [one for one in (*pod.init_containers, *pod.containers) if one.asks_for_gpu and not one.finished]
+    asking = [one for one in (*pod.init_containers, *pod.containers) if asks_for_gpu(one) and not one.finished]
     holders = asking or list(pod.containers[:1]) or [ContainerRecord("")]
     for container, part in zip(holders, _parts(holders), strict=True):
         share = None if grant.share is None else grant.share * part

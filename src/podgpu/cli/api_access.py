@@ -12,14 +12,19 @@ from podgpu.errors import SourceError, UsageError
 
 if TYPE_CHECKING:
     from podgpu.kube.access import ApiConfig
+    from podgpu.kube.follow import FindPath
     from podgpu.kube.pods import PodRecord
-    from podgpu.kube.slice_feed import SliceFeed
+    from podgpu.kube.resource_slices import PoolSlice
     from podgpu.kube.watch import Watcher
 
 T = TypeVar("T")
 _log = logging.getLogger("podgpu")
 _SERVICE_ACCOUNT_TOKEN = "/var/run/secrets/kubernetes.io/serviceaccount/token"
 _SYNC_SECONDS = 10.0
+_LARGEST_ANSWER = 16 * 1024 * 1024
+_MOST_OBJECTS = 20_000
+"""Of one node: a thousand pods with 16 KiB each, and the ended ones that nobody cleared away. A list past these would
+not fit beside the rest into the memory the chart gives an exporter."""
 
 
 class NoApi(UsageError):
@@ -40,7 +45,7 @@ class ApiAccess:
         self._kubeconfig = kubeconfig or None
         self._config: ApiConfig | None = None
         self._pods: Watcher[PodRecord] | None = None
-        self.feeds: list[Watcher[Any] | SliceFeed] = []
+        self.feeds: list[Watcher[Any]] = []
 
     @property
     def at_hand(self) -> bool:
@@ -56,10 +61,11 @@ class ApiAccess:
     def pods(self) -> Watcher[PodRecord]:
         """This node's pods."""
         if self._pods is None:
+            from podgpu.allocation.annotation_formats import is_read
             from podgpu.kube.pods import parse_pod
 
             selector = {"fieldSelector": f"spec.nodeName={self._node()}"}
-            self._pods = self._watch("/api/v1/pods", selector, parse_pod)
+            self._pods = self._watch("/api/v1/pods", selector, lambda body: parse_pod(body, is_read))
         return self._pods
 
     def known_pods(self) -> tuple[PodRecord, ...]:
@@ -77,13 +83,11 @@ class ApiAccess:
             _log.warning("ConfigMap %s cannot be read yet (%s); starting with the counters of -f", name, watcher.error)
         return ConfigMapCounters(name, lambda: next(iter(watcher.items()), None))
 
-    def resource_slices(self) -> SliceFeed:
-        """This node's DRA devices."""
-        from podgpu.kube.slice_feed import SliceFeed
+    def resource_slices(self) -> Watcher[PoolSlice]:
+        """This node's DRA devices, in whichever version of the API the server has."""
+        from podgpu.kube.resource_slices import VERSIONS, find_slices_path, parse_slice, slices_params, slices_path
 
-        feed = SliceFeed(self._access(), self._node())
-        self.feeds.append(feed)
-        return feed
+        return self._watch(slices_path(VERSIONS[0]), slices_params(self._node()), parse_slice, find_slices_path)
 
     @staticmethod
     def _node() -> str:
@@ -105,10 +109,13 @@ class ApiAccess:
                 raise NoApi(str(e)) from e
         return self._config
 
-    def _watch(self, path: str, params: Mapping[str, str], keep: Any) -> Watcher[Any]:
-        from podgpu.kube.watch import Watcher
+    def _watch(
+        self, path: str, params: Mapping[str, str], keep: Any, find_path: FindPath | None = None
+    ) -> Watcher[Any]:
+        from podgpu.kube.watch import Bounds, Watcher
 
-        watcher: Watcher[Any] = Watcher(self._access(), path, params, keep)
+        bounds = Bounds(answer=_LARGEST_ANSWER, objects=_MOST_OBJECTS)
+        watcher: Watcher[Any] = Watcher(self._access(), path, params, keep, bounds=bounds, find_path=find_path)
         self.feeds.append(watcher)
         return watcher
 

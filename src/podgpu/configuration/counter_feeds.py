@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Protocol
 
 from podgpu.catalog.counters import MOST_BYTES, Counter, parse_counters
 from podgpu.errors import SourceError, UsageError
 from podgpu.files import ReadOnChange
+
+_log = logging.getLogger("podgpu")
 
 CONFIGMAP_KEY = "metrics"
 """The key dcgm-exporter reads in its ConfigMap."""
@@ -35,16 +38,29 @@ class ConfigMapCounters:
     def __init__(self, name: str, text: Callable[[], str | None]) -> None:
         self._name = name
         self._text = text
-        self._last: tuple[str, tuple[Counter, ...]] | None = None
+        self._last: tuple[str, tuple[Counter, ...] | SourceError] | None = None
 
     def read(self) -> tuple[Counter, ...]:
         text = self._text()
         if text is None:
+            self._last = None
             message = f"there is no ConfigMap {self._name} with the key {CONFIGMAP_KEY!r} (or it may not be read)"
             raise SourceError("configmap_missing", message)
         if self._last is None or self._last[0] != text:
-            self._last = (text, _parse(text.encode(), f"ConfigMap {self._name}"))
-        return self._last[1]
+            self._last = (text, self._take(text))
+        found = self._last[1]
+        if isinstance(found, SourceError):
+            raise SourceError(found.reason, str(found))
+        return found
+
+    def _take(self, text: str) -> tuple[Counter, ...] | SourceError:
+        try:
+            return _parse(text.encode("utf-8", "replace"), f"ConfigMap {self._name}")
+        except SourceError as error:
+            if self._last is not None and isinstance(self._last[1], SourceError):
+                # Whoever logs that this source fails has said so, and takes the next mistake for the same one.
+                _log.warning("counters: changed, but still wrong: %s; the last good ones stay", error)
+            return error
 
 
 def _parse(content: bytes, origin: str) -> tuple[Counter, ...]:

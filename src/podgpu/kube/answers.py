@@ -53,7 +53,9 @@ def explain_status(
     if status == 404:
         return Refused("not_found", f"the API server has no {path}{quoted}")
     if status == 410:
-        return Refused("gone", f"the API server has forgotten the version asked for of {path}{quoted}: listed again")
+        return Refused(
+            "gone", f"the API server has forgotten the version asked for of {path}{quoted}: it is listed anew"
+        )
     if status == 429:
         return Refused("throttled", f"the API server has too much to do for {path}{quoted}: asked again later", wait)
     if status >= 500:

@@ -23,6 +23,8 @@ from podgpu.kube.tls import TlsContexts
 LARGEST_ANSWER = 64 * 1024 * 1024
 DEADLINE = 30.0
 
+_LARGEST_OBJECT = 4 * 1024 * 1024
+"""Of what is parsed in one piece: no other thread runs meanwhile."""
 _LARGEST_REFUSAL = 64 * 1024
 _CONNECT_SECONDS = 10.0
 _PIECE = 256 * 1024
@@ -83,14 +85,17 @@ class ApiClient:
 
     async def ask(self, path: str, params: Mapping[str, str] | None = None) -> Object:
         """The same, but only once."""
+        return _parse(await self.read(path, params, min(self.largest_answer, _LARGEST_OBJECT)), path)
+
+    async def read(self, path: str, params: Mapping[str, str] | None = None, most: int | None = None) -> bytes:
+        """The answer as it came, whole and not too large."""
         timeout = aiohttp.ClientTimeout(total=self.deadline, sock_connect=_CONNECT_SECONDS)
         response = await self._open(path, params or {}, timeout, self._accept("PartialObjectMetadataList"))
         try:
             with self._explained(path):
-                body = await self._read(response, self.largest_answer, path)
+                return await self._read(response, most or self.largest_answer, path)
         finally:
             _let_go(response)
-        return _parse(body, path)
 
     async def stream(self, path: str, params: Mapping[str, str], idle: float) -> AsyncGenerator[bytes, None]:
         """The body of an answer that does not end soon, in pieces; the first is empty and says: accepted.
@@ -98,9 +103,7 @@ class ApiClient:
         Ends when the server ends it; `idle` seconds without a byte are a `timeout`. Close it when done (aclosing).
         """
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS, sock_read=idle)
-        # Compressed, an event could wait in the server's buffer for the next one.
-        headers = {"Accept-Encoding": "identity"} | self._accept("PartialObjectMetadata")
-        response = await self._open(path, params, timeout, headers)
+        response = await self._open(path, params, timeout, self._accept("PartialObjectMetadata"))
         try:
             _probe_when_silent(response)
             yield b""
@@ -152,7 +155,8 @@ class ApiClient:
             options["ssl"] = self._tls.context(identity)
             if self.config.tls_server_name:
                 options["server_hostname"] = self.config.tls_server_name
-        carried = {"Accept": "application/json", **headers}
+        # Compressed, an event could wait in the server's buffer for the next, and a small answer grow without bound.
+        carried = {"Accept": "application/json", "Accept-Encoding": "identity", **headers}
         if identity.token:
             carried["Authorization"] = f"Bearer {identity.token}"
         with self._explained(path):
@@ -175,7 +179,9 @@ class ApiClient:
     def _open_session(self) -> aiohttp.ClientSession:
         if self._session is None:
             self._session = aiohttp.ClientSession(
-                headers={"User-Agent": f"podgpu/{__version__}"}, cookie_jar=aiohttp.DummyCookieJar()
+                headers={"User-Agent": f"podgpu/{__version__}"},
+                cookie_jar=aiohttp.DummyCookieJar(),
+                auto_decompress=False,
             )
         return self._session
 

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from podgpu.errors import SourceError
 from podgpu.kube.answers import Object, Refused, api_sentence
 
-LONGEST_LINE = 8 * 1024 * 1024
+LONGEST = 4 * 1024 * 1024
+"""Of one object. etcd takes none over 1.5 MiB; written as JSON it is larger, but not by this much."""
+
+_WINDOW = 64 * 1024
+_DECODER = json.JSONDecoder()
+_BLANKS = re.compile(r"[ \t\r\n]*")
 
 
 class Lines:
     """Whole lines out of pieces that were cut anywhere."""
 
-    def __init__(self, longest: int = LONGEST_LINE) -> None:
+    def __init__(self, longest: int = LONGEST) -> None:
         self._longest = longest
         self._begun = bytearray()
 
@@ -63,18 +70,116 @@ def parse_event(line: bytes) -> Event:
 def _error(status: Object) -> Refused:
     said = api_sentence(json.dumps(status).encode())
     if status.get("code") == 410 or status.get("reason") in ("Expired", "Gone"):
-        return Refused("gone", f"the API server has forgotten the version watched from ({said}): listed again")
-    return Refused("server_error", f"the API server ended the watch ({said}): listed again")
+        return Refused("gone", f"the API server has forgotten the version watched from ({said}): it is listed anew")
+    return Refused("server_error", f"the API server ended the watch ({said}): it is listed anew")
 
 
-def parse_list(answer: Object) -> tuple[list[Object], str]:
-    """The objects of a list, and the version to watch from."""
-    items = answer.get("items") or []
-    if not isinstance(items, list) or not all(isinstance(one, dict) for one in items):
-        raise SourceError("bad_answer", "the answer to a list has no list of objects")
-    if _metadata(answer).get("continue"):
-        raise SourceError("bad_answer", "the API server gave part of a list though all of it was asked for")
-    return items, resource_version(answer)
+class Listed(NamedTuple):
+    version: str
+    """To watch from."""
+    more: str
+    """What to ask the next page with; empty: that was all."""
+
+
+def parse_list(body: bytes, take: Callable[[Object], object], longest: int = LONGEST) -> Listed:
+    """Hands on the objects of a list, or of a page of one.
+
+    One object at a time is made and let go of: a whole list as objects would take ten times its size in memory, and
+    hold up every other thread while it is made. What was handed on counts for nothing when this raises SourceError.
+    """
+    try:
+        return _ListText(body.decode(), longest).read(take)
+    except (ValueError, RecursionError) as error:
+        raise SourceError("bad_answer", "the answer to a list is not JSON: is this an API server?") from error
+
+
+class _ListText:
+    """A list as text, and how far it was read."""
+
+    def __init__(self, text: str, longest: int) -> None:
+        self._text = text
+        self._longest = longest
+        self._at = 0
+        self._from, self._window = 0, text[: min(_WINDOW, longest)]
+
+    def read(self, take: Callable[[Object], object]) -> Listed:
+        metadata: object = None
+        self._expect("{")
+        while True:
+            name = self._value()
+            self._expect(":")
+            if name == "items":
+                self._items(take)
+            elif name == "metadata":
+                metadata = self._value()
+            else:
+                self._value()
+            if self._mark() != ",":
+                break
+            self._at += 1
+        self._expect("}")
+        if self._mark():
+            raise ValueError("there is more than one value")
+        answer = {"metadata": metadata}
+        more = _metadata(answer).get("continue")
+        return Listed(resource_version(answer), more if isinstance(more, str) else "")
+
+    def _items(self, take: Callable[[Object], object]) -> None:
+        if self._mark() == "n":
+            if self._value() is not None:
+                raise _no_objects()
+            return
+        if self._mark() != "[":
+            raise _no_objects()
+        self._at += 1
+        if self._mark() == "]":
+            self._at += 1
+            return
+        while True:
+            one = self._value()
+            if not isinstance(one, dict):
+                raise _no_objects()
+            take(one)
+            if self._mark() != ",":
+                break
+            self._at += 1
+        self._expect("]")
+
+    def _mark(self) -> str:
+        """The next character that is not blank; empty at the end."""
+        found = _BLANKS.match(self._text, self._at)
+        self._at = found.end() if found is not None else self._at
+        return self._text[self._at : self._at + 1]
+
+    def _expect(self, mark: str) -> None:
+        if self._mark() != mark:
+            raise ValueError(f"no {mark} where one must be")
+        self._at += 1
+
+    def _value(self) -> object:
+        """The next value. It is looked for in a window of the text that grows: past `longest` nothing is made."""
+        self._mark()
+        size = 0
+        while True:
+            if size:
+                self._from, self._window = self._at, self._text[self._at : self._at + size]
+            is_cut = self._from + len(self._window) < len(self._text)
+            try:
+                value, end = _DECODER.raw_decode(self._window, self._at - self._from)
+            except json.JSONDecodeError:
+                if not is_cut:
+                    raise
+            else:
+                if end < len(self._window) or not is_cut:  # a number cut by the window's edge would be another number
+                    self._at = self._from + end
+                    return value
+            if size >= self._longest:
+                raise SourceError("bad_answer", f"an object is larger than the {self._longest} bytes podgpu accepts")
+            size = min(max(_WINDOW, 8 * size), self._longest)
+
+
+def _no_objects() -> SourceError:
+    return SourceError("bad_answer", "the answer to a list has no list of objects")
 
 
 def resource_version(body: Object) -> str:

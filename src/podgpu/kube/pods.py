@@ -7,40 +7,10 @@ what nobody reads must not be in them.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from sys import intern
-
-KOORDINATOR_DEVICES = "scheduling.koordinator.sh/device-allocated"
-HAMI_DEVICES = "hami.io/vgpu-devices-allocated"
-HAMI_MIG_DEVICES = "hami.io/vgpu-mig-allocations"
-HAMI_1_DEVICES = "4pd.io/vgpu-ids-new"
-VOLCANO_DEVICES = "volcano.sh/vgpu-ids-new"
-GPU_MANAGER_ASSIGNED = "tencent.com/gpu-assigned"
-GPU_MANAGER_CARDS = "tencent.com/predicate-gpu-idx-"
-"""Followed by the number of the container."""
-
-ANNOTATIONS_READ = frozenset(
-    {
-        KOORDINATOR_DEVICES,
-        HAMI_DEVICES,
-        HAMI_MIG_DEVICES,
-        HAMI_1_DEVICES,
-        VOLCANO_DEVICES,
-        GPU_MANAGER_ASSIGNED,
-    }
-)
-GPU_RESOURCES = (
-    "nvidia.com/gpu",
-    "nvidia.com/mig-",
-    "nvidia.com/vgpu",
-    "koordinator.sh/gpu",
-    "tencent.com/vcuda-",
-    "volcano.sh/vgpu",
-    "4pd.io/vgpu",
-)
-"""How the resources begin by which a container asks for a GPU or a part of one."""
 
 # The API server's own uid of a static pod's image is known to nobody on the node. The kubelet names the pod's cgroups,
 # logs and checkpoint entries by the uid it gave the pod itself, and notes that here.
@@ -63,10 +33,6 @@ class ContainerRecord:
         """How much of a resource it asks for; 0 when it does not."""
         return next((_amount(text) for name, text in self.requests if name == resource), Fraction(0))
 
-    @property
-    def asks_for_gpu(self) -> bool:
-        return any(name.startswith(GPU_RESOURCES) and _amount(text) for name, text in self.requests)
-
 
 @dataclass(frozen=True, slots=True)
 class PodRecord:
@@ -79,7 +45,7 @@ class PodRecord:
     phase: str = ""
     labels: Pairs = ()
     annotations: Pairs = ()
-    """Only those podgpu reads."""
+    """Only those the caller of `parse_pod` reads."""
     init_containers: tuple[ContainerRecord, ...] = ()
     containers: tuple[ContainerRecord, ...] = ()
 
@@ -92,8 +58,11 @@ class PodRecord:
         return next((text for name, text in self.annotations if name == key), "")
 
 
-def parse_pod(body: object) -> PodRecord | None:
-    """A Pod object of the API; None when it is none. Parts that are not of the right type count as absent."""
+def parse_pod(body: object, is_read: Callable[[str], bool] = lambda _: False) -> PodRecord | None:
+    """A Pod object of the API; None when it is none. Parts that are not of the right type count as absent.
+
+    `is_read`: which annotations to keep, by name.
+    """
     whole = _object(body)
     metadata, spec, status = (_object(whole.get(key)) for key in ("metadata", "spec", "status"))
     name, uid = _text(metadata.get("name")), _text(metadata.get("uid"))
@@ -107,14 +76,10 @@ def parse_pod(body: object) -> PodRecord | None:
         intern(_text(spec.get("nodeName"))),
         intern(_text(status.get("phase"))),
         tuple(sorted((intern(key), intern(text)) for key, text in _texts(metadata.get("labels")))),
-        tuple(sorted((intern(key), text) for key, text in annotations.items() if _is_read(key))),
+        tuple(sorted((intern(key), text) for key, text in annotations.items() if is_read(key))),
         tuple(_containers(spec.get("initContainers"), status.get("initContainerStatuses"), ends=True)),
         tuple(_containers(spec.get("containers"), status.get("containerStatuses"))),
     )
-
-
-def _is_read(key: str) -> bool:
-    return key in ANNOTATIONS_READ or key.startswith(GPU_MANAGER_CARDS)
 
 
 def _containers(value: object, statuses: object, ends: bool = False) -> Iterator[ContainerRecord]:

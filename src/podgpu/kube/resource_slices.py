@@ -1,10 +1,18 @@
-"""What DRA drivers publish about their devices: ResourceSlices of every API version taken apart. Pure."""
+"""What DRA drivers publish about their devices: ResourceSlices of every API version taken apart.
+
+Pure, but for `find_slices_path`, which asks the server what it has.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from podgpu.errors import SourceError
+
+if TYPE_CHECKING:
+    from podgpu.kube.client import ApiClient
 
 NVIDIA_DRIVER = "gpu.nvidia.com"
 GROUP_PATH = "/apis/resource.k8s.io"
@@ -41,6 +49,29 @@ class PoolSlice:
 
 def slices_path(version: str) -> str:
     return f"{GROUP_PATH}/{version}/resourceslices"
+
+
+async def find_slices_path(client: ApiClient) -> str:
+    """Where this server has its slices. Asked again before each list: servers come late, and are replaced by others."""
+    try:
+        version = choose_version(await client.ask(GROUP_PATH))
+    except SourceError as error:
+        if error.reason == "not_found":
+            raise _no_slices("no such group") from error
+        if error.reason != "forbidden":
+            raise
+        version = VERSIONS[0]  # who may not ask what there is may still be let at the slices
+    if version is None:
+        raise _no_slices("no version that podgpu knows")
+    return slices_path(version)
+
+
+def _no_slices(what: str) -> SourceError:
+    return SourceError(
+        "not_found",
+        f"the API server has {what} at {GROUP_PATH}: DRA begins with Kubernetes 1.31, and before 1.34 it must be turned"
+        " on there; podgpu keeps asking",
+    )
 
 
 def slices_params(node: str = "", driver: str = NVIDIA_DRIVER) -> dict[str, str]:

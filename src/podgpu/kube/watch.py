@@ -13,11 +13,11 @@ from podgpu.errors import SourceError
 from podgpu.kube.access import ApiConfig
 from podgpu.kube.answers import Object
 from podgpu.kube.client import ApiClient
-from podgpu.kube.events import LONGEST_LINE, uid
-from podgpu.kube.follow import Follower, Pace
-from podgpu.kube.kept import Kept
+from podgpu.kube.events import uid
+from podgpu.kube.follow import Bounds, FindPath, Follower, Kept
+from podgpu.kube.pace import Pace
 
-__all__ = ["Pace", "Watcher", "uid"]
+__all__ = ["Bounds", "Pace", "Watcher", "uid"]
 
 T = TypeVar("T")
 
@@ -40,22 +40,33 @@ class Watcher(Generic[T]):
         key: Callable[[Object], str] = uid,
         *,
         pace: Pace | None = None,
-        longest_line: int = LONGEST_LINE,
         metadata_only: bool = False,
+        bounds: Bounds | None = None,
+        find_path: FindPath | None = None,
+        page_size: int = 0,
     ) -> None:
         """`params`: fieldSelector, labelSelector. A node's agent always says `spec.nodeName=…`: they are 2,000.
 
-        `metadata_only`: `keep` reads nothing of spec and status.
+        `metadata_only`: `keep` reads nothing of spec and status. `find_path`: asked before each list where the
+        collection is, if that depends on the server; `path` is then what to call it until it is found. `page_size`:
+        lists come in pages of so many, for collections of a whole cluster; 0: in one answer.
         """
         self._kept: Kept[T] = Kept()
         self._stop = asyncio.Event()
         self._loop = asyncio.new_event_loop()
-        tempo = pace or Pace()
+        tempo, limits = pace or Pace(), bounds or Bounds()
 
         async def follow() -> None:
             verbs = ("list", "watch")
-            async with ApiClient(config, deadline=tempo.deadline, verbs=verbs, metadata_only=metadata_only) as client:
-                await Follower(client, path, params, keep, key, self._kept, tempo, longest_line).run()
+            client = ApiClient(
+                config,
+                deadline=tempo.deadline,
+                largest_answer=limits.answer,
+                verbs=verbs,
+                metadata_only=metadata_only,
+            )
+            async with client:
+                await Follower(client, path, params, keep, key, self._kept, tempo, limits, find_path, page_size).run()
 
         self._thread = threading.Thread(
             target=self._run, args=(follow,), name=f"watch-{path.rpartition('/')[2]}", daemon=True

@@ -23,7 +23,7 @@ KINDS = {
 }
 
 _PATH = re.compile(
-    r"/(?:api/v1|apis/(?P<discovery>discovery\.k8s\.io)/v1|apis/resource\.k8s\.io/(?P<version>v1|v1beta1))"
+    r"/(?:api/v1|apis/(?P<discovery>discovery\.k8s\.io)/v1|apis/resource\.k8s\.io/(?P<version>v1|v1beta2|v1beta1|v1alpha3))"
     r"(?:/namespaces/(?P<namespace>[^/]+))?/(?P<resource>[a-z]+)(?:/(?P<name>[^/]+))?"
 )
 _FIELDS = ("metadata.name", "metadata.namespace", "spec.nodeName", "spec.driver")
@@ -119,6 +119,11 @@ class Collections:
         self.oldest = self.version
         self._history.clear()
 
+    def start_anew(self) -> None:
+        """A server that starts writes something of its own, and knows no version from before that."""
+        self.version += 1
+        self.compact()
+
     def rewind(self, version: int) -> None:
         self.version, self.oldest = version, 0
         self._history.clear()
@@ -174,8 +179,8 @@ def event_line(kind: str, one: Object) -> bytes:
 
 
 def shown(one: Object, version: str) -> Object:
-    """Slices are stored as v1 has them; v1beta1 puts what a device is one level down, under `basic`."""
-    if version != "v1beta1":
+    """Slices are stored as v1 has them; until v1beta1 what a device is stood one level down, under `basic`."""
+    if version not in ("v1beta1", "v1alpha3"):
         return one
     devices = one["spec"].get("devices") or []
     old = [{"name": each["name"], "basic": {k: v for k, v in each.items() if k != "name"}} for each in devices]

@@ -1,6 +1,10 @@
 """An API server as far as get, list and watch go: real HTTP on 127.0.0.1, and ill on request.
 
-Nobody can write to it over HTTP; whoever holds it changes its objects from any thread.
+Nobody can write to it over HTTP; whoever holds it changes its objects from any thread. Where it matters it does as
+kube-apiserver 1.35 was seen to do: once started anew it has forgotten every version from before, a watch from one is
+accepted with status 200 and ended by an ERROR event, and while its RBAC rules are not read it forbids everything
+(`forbids_first`). It sends bookmarks only when told to: a real one does every minute, and before a watch ends, but none
+while nothing of that kind changes in the whole cluster.
 """
 
 from __future__ import annotations
@@ -71,11 +75,21 @@ class SimulatedApiServer:
         self.refusal: tuple[int, str] | None = None
         """Status and message for every request."""
         self.refuse_watches_only = False
+        self.forbidden_paths: frozenset[str] = frozenset()
+        self.forbids_first = 0
+        """So many requests after a start are forbidden: its RBAC rules are not read yet."""
         self.retry_after: int | None = None
         self.raw_answer: bytes | None = None
         """Sent, with status 200, instead of any list."""
-        self.gone_as_event = False
-        """A version too old is refused inside the stream, not by status; real servers do either."""
+        self.raw_headers: Mapping[str, str] = {"Content-Type": "application/json"}
+        self.raw_endless = False
+        """It is sent again and again, until the client has enough."""
+        self.forget_pages = 0
+        """So many times whoever asks for the next page of a list is told 410."""
+        self.gone_as_event = True
+        """A version too old is refused inside the stream, as kube-apiserver does, or else by status."""
+        self.holds_back = False
+        """Watches are told of no change: as behind a proxy that waits for more to send."""
         self.cut_after: int | None = None
         """Every watch breaks off after so many bytes."""
         self.piece: int | None = None
@@ -85,6 +99,7 @@ class SimulatedApiServer:
         self.requests: list[Request] = []
         self._tls = tls
         self._port = 0
+        self._answered_since_start = 0
         self._held = Collections()
         self._watches: set[_Watch] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -115,7 +130,10 @@ class SimulatedApiServer:
         return len(self._watches)
 
     def start(self) -> None:
-        """On the port it had before, if it ran before."""
+        """On the port it had before, if it ran before; what was changed before is no longer told to watches."""
+        self._answered_since_start = 0
+        if self._port:
+            self._held.start_anew()
         ready = threading.Event()
         self._stopping = asyncio.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve(ready)), name="simulated-api-server")
@@ -214,6 +232,8 @@ class SimulatedApiServer:
 
     def _change(self, key: tuple[str, str, str], after: Object | None) -> None:
         change = self._held.change(key, after)
+        if self.holds_back:
+            return
         for watch in self._watches:
             for line in event_lines(change, watch.asked):
                 watch.queue.put_nowait(line)
@@ -231,6 +251,11 @@ class SimulatedApiServer:
             return _status(401, "Unauthorized")
         if self.refusal is not None and (asked_now.watches or not self.refuse_watches_only):
             return _status(*self.refusal, self.retry_after)
+        if self._answered_since_start < self.forbids_first:
+            self._answered_since_start += 1
+            return _status(403, "forbidden")
+        if request.path in self.forbidden_paths:
+            return _status(403, f'forbidden: cannot get path "{request.path}"')
         if request.path == "/apis/resource.k8s.io" and self.resource_api_versions:
             return web.json_response(group(self.resource_api_versions))
         try:
@@ -241,7 +266,7 @@ class SimulatedApiServer:
             return _status(404, "the server could not find the requested resource")
         if asked.name:
             return self._get(asked)
-        return await self._watch(request, asked) if asked_now.watches else self._list(request, asked)
+        return await self._watch(request, asked) if asked_now.watches else await self._list(request, asked)
 
     def _get(self, asked: Asked) -> web.Response:
         one = self._held.get((asked.resource, asked.namespace, asked.name))
@@ -249,15 +274,33 @@ class SimulatedApiServer:
             return _status(404, f'{asked.resource} "{asked.name}" not found')
         return web.json_response(shown(one, asked.version))
 
-    def _list(self, request: web.Request, asked: Asked) -> web.Response:
+    async def _list(self, request: web.Request, asked: Asked) -> web.StreamResponse:
         if self.raw_answer is not None:
-            return web.Response(body=self.raw_answer, content_type="application/json")
+            return await self._write_raw(request, self.raw_answer)
         wanted = request.query.get("resourceVersion", "")
         version, items = self._held.select(asked, wanted)
         if wanted.isdigit() and int(wanted) > version:
             return _status(504, f"Timeout: Too large resource version: {wanted}, current: {version}")
-        body = {"kind": f"{KINDS[asked.resource]}List", "metadata": {"resourceVersion": str(version)}, "items": items}
+        metadata = {"resourceVersion": str(version)}
+        if limit := int(request.query.get("limit", "0")):
+            began, _, first = request.query.get("continue", f"{version}/0").partition("/")
+            if "continue" in request.query and self.forget_pages:
+                self.forget_pages -= 1
+                return _status(410, "The provided continue parameter is too old")
+            items, left = items[int(first) : int(first) + limit], items[int(first) + limit :]
+            metadata |= {"resourceVersion": began} | ({"continue": f"{began}/{int(first) + limit}"} if left else {})
+        body = {"kind": f"{KINDS[asked.resource]}List", "metadata": metadata, "items": items}
         return web.json_response(body)
+
+    async def _write_raw(self, request: web.Request, body: bytes) -> web.StreamResponse:
+        if not self.raw_endless:
+            return web.Response(body=body, headers=self.raw_headers)
+        response = web.StreamResponse(headers=self.raw_headers)
+        response.enable_chunked_encoding()
+        await response.prepare(request)
+        while True:  # ends when the client goes away: writing then raises
+            await response.write(body)
+            await asyncio.sleep(0)
 
     async def _watch(self, request: web.Request, asked: Asked) -> web.StreamResponse:
         since = int(request.query.get("resourceVersion") or 0)

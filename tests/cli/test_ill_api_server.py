@@ -1,0 +1,323 @@
+"""A whole node against an API server that is away, refuses, hangs or talks nonsense: it costs what it was asked for."""
+
+from __future__ import annotations
+
+import gzip
+import http.client
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from podgpu.agent.loop import Agent
+from podgpu.cli.api_access import ApiAccess
+from podgpu.simulate.api_server import SimulatedApiServer
+from tests.nodes.clock import wait_until
+from tests.nodes.node import Description, Node, kubeconfig, node_of, only_these_variables, read_description
+
+UUID = "GPU-00000000-1111-2222-3333-444444444444"
+POD = {
+    "metadata": {"namespace": "ns", "name": "train", "uid": "u-1", "labels": {"team": "vision"}},
+    "spec": {"nodeName": "node-1", "containers": [{"name": "main"}]},
+    "status": {"phase": "Running"},
+}
+HELD = {"namespace": "ns", "name": "train", "containers": {"main": {"nvidia.com/gpu": [UUID]}}}
+SERIES = 'team="vision",container="main",namespace="ns",pod="train"} '
+TEMPERATURE = "DCGM_FI_DEV_GPU_TEMP, gauge, t\n"
+
+
+@pytest.fixture(autouse=True)
+def _no_variables() -> Iterator[None]:
+    with only_these_variables({}):
+        yield
+
+
+@contextmanager
+def watched_node(folder: Path) -> Iterator[tuple[Node, SimulatedApiServer]]:
+    """A pod whose labels come from the API server, and whose GPU from the kubelet."""
+    arguments = ["-f", "{folder}/counters.csv", "--container-usage=false", "--kubeconfig", "{folder}/kubeconfig"]
+    arguments += ["--allocation", "kubelet,annotations", "--kubernetes-enable-pod-labels"]
+    files = {"counters.csv": TEMPERATURE}
+    described = Description("", "1xT4", arguments, uuids=[UUID], pods=[HELD], files=files, api_objects={"pods": [POD]})
+    with node_of(described, folder) as node:
+        assert node.api_server is not None
+        node.take_turns()
+        assert SERIES in page(node.agent)
+        yield node, node.api_server
+
+
+def page(agent: Agent) -> str:
+    return agent.published.fresh.plain.decode()
+
+
+def errors(agent: Agent, source: str) -> Mapping[str, int]:
+    found = re.findall(rf'source_errors_total{{source="{source}",reason="(\w+)"}} (\d+)', page(agent))
+    return {reason: int(count) for reason, count in found}
+
+
+# What may be listed, but not watched
+
+
+@pytest.mark.fault(
+    "podgpu's role lets it list pods, but not watch them",
+    "what was listed would stand for ever: the sources api-server and annotations are not up, with the reason"
+    " forbidden and the rule to add; GPUs and the kubelet's holders stay",
+)
+def test_a_source_that_may_list_but_not_watch_is_not_up(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with watched_node(folder) as (node, server):
+        (feed,) = node.api.feeds
+        server.refuse_watches_only = True
+        server.refusal = (403, 'pods is forbidden: User "podgpu" cannot watch resource "pods" in API group ""')
+        server.cut_watches()
+        wait_until(lambda: "forbidden" in feed.failures, "the watch is refused")
+        for turn in (1, 2, 3):
+            node.clock.advance(5.0)
+            node.agent.read_allocation()
+            for source in ("api-server", "annotations"):
+                assert f'source_up{{source="{source}"}} 0' in page(node.agent)
+                assert errors(node.agent, source)["forbidden"] == turn
+        assert 'source_up{source="kubelet"} 1' in page(node.agent)
+        assert 'source_up{source="gpu0"} 1' in page(node.agent)
+        assert SERIES in page(node.agent)
+        said = [line for line in caplog.messages if line.startswith("annotations: ")]
+        assert len(said) == 1
+        assert 'cannot watch resource "pods"' in said[0]
+        assert 'verbs: ["list", "watch"]' in said[0]
+        server.refusal = None
+        wait_until(lambda: feed.error is None, "the watch stands again")
+        for _ in range(2):
+            node.agent.read_allocation()
+        assert 'source_up{source="annotations"} 1' in page(node.agent)
+        assert 'source_up{source="api-server"} 1' in page(node.agent)
+
+
+# DRA
+
+
+VERSIONS = ["v1alpha3", "v1beta1", "v1beta2", "v1"]
+
+
+@pytest.mark.fault(
+    "the API server is away when podgpu starts, and offers DRA in an older version (Kubernetes 1.31 to 1.33)",
+    "podgpu starts without waiting; claims are unmapped as slices_not_synced until the server is back, and then name"
+    " their GPUs, whichever version it has",
+)
+@pytest.mark.parametrize("version", VERSIONS)
+def test_dra_comes_with_the_api_server(version: str, folder: Path) -> None:
+    described = read_description(Path(__file__).parents[1] / "nodes" / "dra")
+    with node_of(replace(described, api_away=True), folder) as node:
+        server = node.api_server
+        assert server is not None
+        node.take_turns()
+        assert 'reason="slices_not_synced"' in page(node.agent)
+        assert 'pod="train"' not in page(node.agent)
+        server.resource_api_versions = (version,)
+        server.start()
+
+        def mapped() -> bool:
+            node.agent.read_allocation()
+            return 'pod="train"' in page(node.agent)
+
+        wait_until(mapped, "the claim names its GPU")
+        assert 'reason="slices_not_synced"' not in page(node.agent)
+        (listed, watched) = (
+            [r for r in server.requests if r.path.endswith("slices") and r.watches == w] for w in (0, 1)
+        )
+        assert {request.path for request in [*listed, *watched]} == {f"/apis/resource.k8s.io/{version}/resourceslices"}
+        assert len(listed) == 1
+
+
+@pytest.mark.parametrize("group", [(), ("v1alpha2",)], ids=["none", "too old"])
+def test_dra_comes_with_the_upgrade_of_the_api_server(group: tuple[str, ...], folder: Path) -> None:
+    described = read_description(Path(__file__).parents[1] / "nodes" / "dra")
+    with node_of(replace(described, api_away=True), folder) as node:
+        server = node.api_server
+        assert server is not None
+        server.resource_api_versions = group
+        server.start()
+        (feed,) = node.api.feeds
+        wait_until(lambda: "not_found" in feed.failures, "the server says that it has none")
+        assert "DRA begins with Kubernetes 1.31" in str(feed.error)
+        server.resource_api_versions = ("v1beta1",)
+        wait_until(lambda: feed.synced, "it was asked again")
+        node.take_turns()
+        assert 'pod="train"' in page(node.agent)
+
+
+def test_who_may_not_ask_what_there_is_may_still_read_the_slices(folder: Path) -> None:
+    """Some clusters take system:discovery from everybody."""
+    described = read_description(Path(__file__).parents[1] / "nodes" / "dra")
+    with node_of(replace(described, api_away=True), folder) as node:
+        server = node.api_server
+        assert server is not None
+        server.forbidden_paths = frozenset({"/apis/resource.k8s.io"})
+        server.start()
+        (feed,) = node.api.feeds
+        wait_until(lambda: feed.synced, "the slices are read as v1")
+
+
+def test_a_hung_api_server_holds_up_no_start(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NODE_NAME", "node-1")
+    with SimulatedApiServer() as server:
+        server.hang()
+        (folder / "kubeconfig").write_text(kubeconfig(server.url))
+        api = ApiAccess(str(folder / "kubeconfig"))
+        began = time.monotonic()
+        feed = api.resource_slices()
+        assert (feed.items(), feed.synced) == ((), False)
+        assert time.monotonic() - began < 1.0
+        wait_until(lambda: server.requests, "it is asked meanwhile")
+        server.resume()
+        wait_until(lambda: feed.synced, "it answers at last")
+        api.close()
+
+
+# The counters' ConfigMap
+
+
+def counters(text: str) -> dict[str, Any]:
+    return {"metadata": {"namespace": "gpu", "name": "counters"}, "data": {"metrics": text}}
+
+
+@pytest.mark.fault(
+    "the ConfigMap of the counters is wrong, and the change meant to mend it is wrong too",
+    "the last good counters stay; the log says each mistake once, the second as well as the first",
+)
+def test_one_malformed_configmap_after_another_is_said_again(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    arguments = ["-m", "gpu:counters", "--kubeconfig", "{folder}/kubeconfig", "--container-usage=false"]
+    objects = {"configmaps": [counters(TEMPERATURE)]}
+    with node_of(Description("", "1xT4", arguments, api_objects=objects), folder) as node:
+        server, (feed,) = node.api_server, node.api.feeds
+        assert server is not None
+        node.take_turns()
+        for wrong in ("DCGM_FI_NO_SUCH_FIELD, gauge, x\n", "DCGM_FI_DEV_GPU_TEMP, gorge, x\n"):
+            caplog.clear()
+            version = feed.version
+            server.put("configmaps", counters(wrong))
+            wait_until(lambda before=version: feed.version > before, "the change arrived")  # type: ignore[misc]
+            for _ in range(3):
+                node.clock.advance(5.0)
+                node.agent.read_counters()
+                node.agent.read_telemetry()
+            (said,) = (line for line in caplog.messages if line.startswith("counters: "))
+            assert ("gorge" if "gorge" in wrong else "DCGM_FI_NO_SUCH_FIELD") in said
+            assert "DCGM_FI_DEV_GPU_TEMP{" in page(node.agent), "the last good ones stay"
+            assert 'source_up{source="counters"} 0' in page(node.agent)
+        server.put("configmaps", counters("DCGM_FI_DEV_SM_CLOCK, gauge, c\n"))
+        wait_until(lambda: _has_clock(node), "the mended one is taken up")
+
+
+def _has_clock(node: Node) -> bool:
+    node.clock.advance(1.0)
+    node.agent.read_counters()
+    node.agent.read_telemetry()
+    return "DCGM_FI_DEV_SM_CLOCK{" in page(node.agent)
+
+
+# Nonsense
+
+
+def pods_of(*pods: Mapping[str, Any]) -> bytes:
+    return json.dumps({"kind": "PodList", "metadata": {"resourceVersion": "900"}, "items": pods}).encode()
+
+
+def many(count: int) -> bytes:
+    return pods_of(*({"metadata": {"name": f"p{n}", "uid": f"u{n}", "namespace": "n"}} for n in range(count)))
+
+
+HOSTILE = {
+    "an object of 20 MiB": (pods_of({"metadata": {"uid": "u", "name": "x" * (20 << 20)}}), {}, False),
+    "an object of 10 MiB": (pods_of({"metadata": {"uid": "u", "name": "x" * (10 << 20)}}), {}, False),
+    "a list without end": (b'{"metadata": {"resourceVersion": "900"}, "items": [' + b"{}," * 9000, {}, True),
+    "100,000 pods of one node": (many(100_000), {}, False),
+    "a list cut short": (many(50)[:-9], {}, False),
+    "a page to log in": (b"<html>please log in</html>", {"Content-Type": "text/html"}, False),
+    "a compressed 200 MiB": (gzip.compress(b" " * (200 << 20)), {"Content-Encoding": "gzip"}, False),
+    "nothing": (b"", {}, False),
+}
+
+
+@pytest.mark.fault(
+    "the API server answers with nonsense: objects of 20 MiB, endless lists, broken JSON, a log-in page, a gzip bomb",
+    "the answer is refused within its bounds and the source api-server is not up (bad_answer); the last pod labels, the"
+    " kubelet's holders and all GPUs stay",
+)
+@pytest.mark.parametrize("case", HOSTILE)
+def test_nonsense_costs_the_api_server_only(case: str, folder: Path) -> None:
+    body, headers, endless = HOSTILE[case]
+    with watched_node(folder) as (node, server):
+        (feed,) = node.api.feeds
+        server.raw_answer, server.raw_endless = body, endless
+        server.raw_headers = {"Content-Type": "application/json"} | headers
+        server.send(b"nonsense\n")
+        wait_until(lambda: feed.failures.get("bad_answer", 0) >= 2, "the list was refused too")
+        node.clock.advance(1.0)
+        node.agent.read_telemetry()
+        node.agent.read_allocation()
+        assert errors(node.agent, "api-server")["bad_answer"] >= 1
+        assert 'source_up{source="api-server"} 0' in page(node.agent)
+        assert 'source_up{source="kubelet"} 1' in page(node.agent)
+        assert 'source_up{source="gpu0"} 1' in page(node.agent)
+        assert SERIES in page(node.agent)
+        server.raw_answer = None
+        wait_until(lambda: feed.error is None, "all is well again")
+
+
+# Probes
+
+
+@contextmanager
+def exporter(*arguments: str) -> Iterator[str]:
+    """Its address."""
+    words = ["exporter", "--telemetry", "simulated:1xT4", "-a", "127.0.0.1:0", "-c", "1s", *arguments]
+    environment = {**os.environ, "NODE_NAME": "node-1"}
+    start = [sys.executable, "-m", "podgpu", *words]
+    with subprocess.Popen(start, stderr=subprocess.PIPE, text=True, env=environment) as process:
+        try:
+            assert process.stderr is not None
+            listening = next(line for line in process.stderr if "listening on" in line)
+            yield listening.rpartition("http://")[2].removesuffix("/metrics\n")
+        finally:
+            process.kill()
+
+
+def longest_probe(address: str, seconds: float) -> float:
+    longest, until = 0.0, time.monotonic() + seconds
+    while time.monotonic() < until:
+        began = time.monotonic()
+        connection = http.client.HTTPConnection(address, timeout=10)
+        connection.request("GET", "/livez")
+        assert connection.getresponse().status == 200
+        connection.close()
+        longest = max(longest, time.monotonic() - began)
+        time.sleep(0.02)
+    return longest
+
+
+@pytest.mark.fault(
+    "the API server hangs, or sends lists of 60 MiB",
+    "/livez answers within a second: nothing waits for the API server, and no answer is taken in one piece",
+)
+@pytest.mark.parametrize("ill", ["hangs", "sends 60 MiB"])
+def test_probes_are_answered_whatever_the_api_server_does(ill: str, folder: Path) -> None:
+    with SimulatedApiServer() as server:
+        (folder / "kubeconfig").write_text(kubeconfig(server.url))
+        if ill == "hangs":
+            server.hang()
+        else:
+            server.raw_answer = pods_of(*([POD] * 330_000))
+            assert 60 << 20 < len(server.raw_answer) < 64 << 20
+        options = ["--allocation", "annotations", "--kubernetes-enable-pod-labels", "--container-usage=false"]
+        with exporter(*options, "--kubeconfig", f"{folder}/kubeconfig") as address:
+            wait_until(lambda: server.requests, "the API server is asked")
+            assert longest_probe(address, 4.0) < 1.0
+        server.resume()
