@@ -433,7 +433,7 @@ def test_a_kubelet_that_hangs_delays_nobody_else(folder: Path) -> None:
         node.agent.read_allocation()
         node.agent.read_allocation()
         assert BY_KUBELET in page(node.agent)
-        assert errors(node.agent, "kubelet") == {"deadline": 1, "hung": 1}
+        assert errors(node.agent, "kubelet") == {"deadline": 2}
         node.agent.read_telemetry()
         assert 'source_up{source="gpu0"} 1' in page(node.agent)
         node.kubelet.resume()
@@ -442,9 +442,11 @@ def test_a_kubelet_that_hangs_delays_nobody_else(folder: Path) -> None:
 def test_a_kubelet_that_restarts_is_found_again(folder: Path) -> None:
     with two_sources(folder, GOOD) as node:
         node.kubelet.restart()
+        node.agent.read_allocation()
+        assert BY_KUBELET in page(node.agent)
         node.kubelet.pods = ()
         node.agent.read_allocation()
-        assert BY_KUBELET not in page(node.agent)
+        assert BY_KUBELET not in page(node.agent), "it was named by this kubelet, and is not any more"
         assert 'source_up{source="kubelet"} 1' in page(node.agent)
 
 

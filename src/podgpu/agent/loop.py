@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from podgpu.accounting.containers import ContainerFinder
-from podgpu.agent.allocation_turn import AllocationPart, AllocationTurn, Identities
+from podgpu.agent.allocation_turn import DEADLINE, AllocationPart, AllocationTurn, ReadIdentities, ReadSigns
 from podgpu.agent.change_log import ChangeLog
 from podgpu.agent.isolate import Isolation
 from podgpu.agent.publish import Published, publish
@@ -63,12 +63,16 @@ class Agent:
         allocation: Sequence[AllocationSource] = (),
         settings: Settings | None = None,
         clock: Clock | None = None,
-        identities: Identities | None = None,
+        identities: ReadIdentities | None = None,
         pod_labels: Callable[[], PodLabels] = dict,
         counter_feed: CounterFeed | None = None,
         containers: ContainerFinder | None = None,
+        signs: ReadSigns | None = None,
     ) -> None:
-        """`containers` finds a process's container; without it nobody's usage is accounted for."""
+        """`containers` finds a process's container; without it nobody's usage is accounted for.
+
+        `signs` looks for who is plainly there when the sources of holders are silent or were started anew.
+        """
         self.settings = settings or Settings()
         self.clock = clock or Clock()
         self._telemetry = telemetry
@@ -85,7 +89,7 @@ class Agent:
             self.settings.deadline,
         )
         self._allocation_turn = AllocationTurn(
-            allocation, identities, self._isolation, self.settings.deadline, self.clock.monotonic
+            allocation, identities, self._isolation, DEADLINE, self.clock.monotonic, signs, self.reload
         )
         self._pod_labels = pod_labels
         self._usage_turn = (

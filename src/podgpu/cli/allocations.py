@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from podgpu.agent.allocation_turn import Identities
+from podgpu.agent.allocation_turn import ReadIdentities, ReadSigns
 from podgpu.allocation.source import AllocationSource
 from podgpu.cli.api_access import ApiAccess, unless_no_api
 from podgpu.errors import UsageError
@@ -158,9 +158,19 @@ def _refuse(argument: str, name: str) -> None:
         raise UsageError(f"--allocation {name} takes no argument, not {argument!r}")
 
 
-def make_identities(api: ApiAccess, varlog: str) -> Identities:
+def make_identities(api: ApiAccess, varlog: str) -> ReadIdentities:
     """Who is who, from the names of the kubelet's log files, and from the API server where it is asked anyway."""
     from podgpu.allocation.identity import IdentityReader
 
     names = IdentityReader(os.path.join(varlog, "pods"), os.path.join(varlog, "containers"), pods=api.known_pods)
-    return lambda: names.read().complete
+    return names.read
+
+
+def make_signs(options: Mapping[str, Any]) -> ReadSigns:
+    """Who is plainly there, from the processes of the node and the names of the kubelet's log files."""
+    from podgpu.accounting.containers import read_living
+    from podgpu.allocation.keeping import SignsOfLife
+
+    varlog = options["path_varlog"]
+    living = partial(read_living, options["path_proc"])
+    return SignsOfLife(os.path.join(varlog, "pods"), os.path.join(varlog, "containers"), living).read
