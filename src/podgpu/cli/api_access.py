@@ -81,7 +81,7 @@ class ApiAccess:
         """This node's DRA devices."""
         from podgpu.kube.slice_feed import SliceFeed
 
-        feed = SliceFeed(self._access(), self._node())
+        feed = SliceFeed(self.config, self._node())
         self.feeds.append(feed)
         return feed
 
@@ -94,6 +94,11 @@ class ApiAccess:
                 "set it from spec.nodeName by the downward API"
             )
         return node
+
+    @property
+    def config(self) -> ApiConfig:
+        """How the API server is reached. Raises NoApi."""
+        return self._access()
 
     def _access(self) -> ApiConfig:
         from podgpu.kube.config import load_config

@@ -20,6 +20,7 @@ KINDS = {
     "nodes": "Node",
     "endpointslices": "EndpointSlice",
     "resourceslices": "ResourceSlice",
+    "resourceclaims": "ResourceClaim",
 }
 
 _PATH = re.compile(
@@ -65,7 +66,7 @@ def parse_asked(path: str, query: Mapping[str, str], resource_api_versions: Sequ
     if found is None or found["resource"] not in KINDS:
         return None
     version = found["version"] or ""
-    if bool(version) != (found["resource"] == "resourceslices"):
+    if bool(version) != (found["resource"] in ("resourceslices", "resourceclaims")):
         return None
     if bool(found["discovery"]) != (found["resource"] == "endpointslices"):
         return None
@@ -175,7 +176,7 @@ def event_line(kind: str, one: Object) -> bytes:
 
 def shown(one: Object, version: str) -> Object:
     """Slices are stored as v1 has them; v1beta1 puts what a device is one level down, under `basic`."""
-    if version != "v1beta1":
+    if version != "v1beta1" or "driver" not in one["spec"]:
         return one
     devices = one["spec"].get("devices") or []
     old = [{"name": each["name"], "basic": {k: v for k, v in each.items() if k != "name"}} for each in devices]
