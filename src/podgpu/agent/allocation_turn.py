@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import TypeVar
 
 from podgpu.agent.isolate import Isolation, Result
 from podgpu.allocation.identity import Identities
@@ -13,11 +14,13 @@ from podgpu.allocation.keeping import Keeper, Signs, no_signs
 from podgpu.allocation.merge import Complete, merge
 from podgpu.allocation.source import AllocationSource
 from podgpu.errors import SourceError, StartError
-from podgpu.model import Allocation, Device, Outcome
+from podgpu.model import Allocation, Assignment, ContainerUsage, Device, Outcome, VcudaRequest
 
 DEADLINE = 5.0
 """How long a turn waits for its sources, whatever the interval of the figures is. One that takes longer is not asked
 again meanwhile: its answer is taken when it comes."""
+
+T = TypeVar("T", Assignment, ContainerUsage, VcudaRequest)
 
 ReadIdentities = Callable[[], Identities]
 """Reads who is who on this node now."""
@@ -83,6 +86,16 @@ class AllocationTurn:
         """
         self._read_identities()
         return self.complete
+
+    def show(self, named: Iterable[T]) -> tuple[T, ...]:
+        """With the uids that people know: of a static pod the API server's, where that is asked. Everything on the
+        node, processes and logs, goes by the one the kubelet gave it."""
+        uids = self._known.api_uids
+        if not uids:
+            return tuple(named)
+        return tuple(
+            replace(one, holder=replace(one.holder, uid=uids.get(one.holder.uid, one.holder.uid))) for one in named
+        )
 
     def _read_identities(self) -> Result[Identities] | None:
         if self._identities is None:

@@ -185,6 +185,7 @@ class Agent:
 
     def _snapshot(self) -> Snapshot:
         telemetry, allocation = self._telemetry_part, self._allocation_part.allocation
+        usage, show = self._usage_part.usage, self._allocation_turn.show
         configured = {c.field.id for c in self._policy.counters}
         errors = self._telemetry_turn.errors + self._allocation_turn.errors + self._counter_errors
         if self._usage_turn is not None:
@@ -194,9 +195,9 @@ class Agent:
             devices=telemetry.selected,
             readings=telemetry.readings,
             others=telemetry.others,
-            assignments=allocation.assignments,
+            assignments=show(allocation.assignments),
             unmapped=allocation.unmapped,
-            vcuda=allocation.vcuda,
+            vcuda=show(allocation.vcuda),
             pod_labels=self._pod_labels(),
             outcomes=(
                 *telemetry.outcomes,
@@ -211,7 +212,7 @@ class Agent:
             last_xid=dict(self._xids.last),
             clock_events=self._clock_events.counts(),
             device_count=telemetry.device_count,
-            usage=self._usage_part.usage,
+            usage=replace(usage, containers=show(usage.containers)),
         )
 
     def warm_up(self) -> None:

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import click
@@ -176,7 +177,8 @@ def _fetch(source: PageSource, isolation: Isolation) -> Callable[[], Page]:
 def _holders(turn: AllocationTurn) -> Callable[[Sequence[Device]], Held]:
     def holders(devices: Sequence[Device]) -> Held:
         part = turn.collect(devices)
-        return Held(part.allocation, part.outcomes, turn.errors)
+        shown = replace(part.allocation, assignments=turn.show(part.allocation.assignments))
+        return Held(shown, part.outcomes, turn.errors)
 
     return holders
 
