@@ -18,7 +18,7 @@ from podgpu.allocation.kubelet import KubeletAllocation
 from podgpu.model import Device
 from podgpu.simulate.kubelet import SimulatedKubelet, SimulatedPod
 from podgpu.simulate.proc import container_cgroup
-from tests.nodes.clock import PATIENCE
+from tests.nodes.clock import PATIENCE, FakeClock
 from tests.nodes.node import Description, Node, node_of
 
 GPUS = [f"GPU-0000000{number}-1111-2222-3333-444444444444" for number in range(2)]
@@ -211,6 +211,7 @@ def test_a_kubelet_that_is_away_for_long(folder: Path) -> None:
 # The device plugin
 
 
+NODE = tuple(Device(number, uuid, "", "H100", minor=number) for number, uuid in enumerate(GPUS))
 SLICES = tuple(
     SimulatedPod("ns", name, {"main": {"nvidia.com/gpu": [f"{GPUS[0]}::{number}"]}}) for number, name in enumerate(UIDS)
 )
@@ -228,17 +229,25 @@ def shares(page: str) -> dict[str, float]:
 )
 @pytest.mark.parametrize("left", [0, 3], ids=["none left", "three are healthy"])
 def test_the_number_of_slices_stands_while_the_gpu_is_held(folder: Path, left: int) -> None:
-    with held(folder) as kubelet:
-        kubelet.node.kubelet.pods, kubelet.node.kubelet.allocatable = SLICES, REGISTERED
-        kubelet.turn()
-        assert shares(kubelet.page) == {"train": 0.25, "serve": 0.25}
-        kubelet.node.kubelet.allocatable = {"nvidia.com/gpu": REGISTERED["nvidia.com/gpu"][:left]}
+    clock, isolation = FakeClock(), Isolation()
+    with SimulatedKubelet(str(folder / "kubelet.sock"), SLICES) as kubelet:
+        source = KubeletAllocation(kubelet.socket, clock=clock.monotonic)
+        turn = AllocationTurn([source], None, isolation, PATIENCE, clock.monotonic)
+
+        def shares_after(seconds: float) -> dict[str, float | None]:
+            clock.advance(seconds)
+            return {one.holder.pod: one.share for one in turn.collect(NODE).allocation.assignments}
+
+        kubelet.allocatable = REGISTERED
+        assert shares_after(0.0) == {"train": 0.25, "serve": 0.25}
+        kubelet.allocatable = {"nvidia.com/gpu": REGISTERED["nvidia.com/gpu"][:left]}
         for _ in range(5):
-            kubelet.turn(61.0)
-            assert shares(kubelet.page) == {"train": 0.25, "serve": 0.25}
-        kubelet.node.kubelet.pods = SLICES[:1]
-        kubelet.turn(61.0)
-        assert shares(kubelet.page) == {"train": 0.25}, "a sole holder of a slice has a slice"
+            assert shares_after(61.0) == {"train": 0.25, "serve": 0.25}
+        kubelet.pods = SLICES[:1]
+        assert shares_after(61.0) == {"train": 0.25}, "a sole holder of a slice has a slice"
+        assert kubelet.calls.count("/v1.PodResourcesLister/GetAllocatableResources") == 7, "it is counted every minute"
+        turn.close()
+    isolation.close()
 
 
 def test_the_number_of_slices_outlives_a_kubelet_that_forgot_who_holds_them(folder: Path) -> None:
@@ -265,9 +274,6 @@ def test_slices_that_were_never_counted_are_no_share(folder: Path) -> None:
 
 
 # A slow kubelet
-
-
-NODE = tuple(Device(number, uuid, "", "H100", minor=number) for number, uuid in enumerate(GPUS))
 
 
 @pytest.fixture
