@@ -151,8 +151,9 @@ def test_a_pod_without_its_container_is_given_up_after_a_minute(folder: Path) ->
     "the kubelet restarts, and the first it lists is a new pod on a GPU that another pod held",
     "the new pod is that GPU's holder at once, the old one is not; the holders of other GPUs stay",
 )
-def test_a_new_pod_takes_the_gpu(folder: Path) -> None:
-    with held(folder, logs=False) as kubelet:
+@pytest.mark.parametrize("logs", [False, True], ids=["", "the old pod's logs are still there"])
+def test_a_new_pod_takes_the_gpu(folder: Path, logs: bool) -> None:
+    with held(folder, logs=logs) as kubelet:
         new = SimulatedPod("ns", "tune", {"main": {"nvidia.com/gpu": [GPUS[0]]}})
         kubelet.restarts(knows=(new,))
         assert kubelet.turn() == ["serve", "tune"]

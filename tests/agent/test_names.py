@@ -124,7 +124,8 @@ def test_more_names_than_are_read(folder: Path, full: Path, caplog: pytest.LogCa
         assert str(folder / "log" / "pods") in health.live(node.agent)[1]
         (said,) = (message for message in caplog.messages if message.startswith("identities: "))
         assert "see why the kubelet removes none" in said
-        (full / "ns_old-0_u0").unlink()
+        for number in range(MOST_ENTRIES):
+            (full / f"ns_old-{number}_u{number}").unlink()
         node.clock.advance(5.0)
         node.agent.read_allocation()
         assert 'podgpu_exporter_source_up{source="identities"} 1' in page(node)

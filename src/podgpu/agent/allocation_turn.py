@@ -13,7 +13,6 @@ from podgpu.allocation.identity import Identities
 from podgpu.allocation.keeping import Keeper, Signs, no_signs
 from podgpu.allocation.merge import Complete, merge
 from podgpu.allocation.source import AllocationSource
-from podgpu.errors import SourceError, StartError
 from podgpu.model import Allocation, Assignment, ContainerUsage, Device, Outcome, VcudaRequest
 
 DEADLINE = 5.0
@@ -59,6 +58,7 @@ class AllocationTurn:
         self._keepers = {source.name: Keeper() for source in sources}
         self._known = Identities()
         """Who is who, as last read."""
+        self._names_result: Result[Identities] | None = None
         self._names_outcome: tuple[Outcome, ...] = ()
         self.errors: Counter[tuple[str, str]] = Counter()
 
@@ -97,21 +97,22 @@ class AllocationTurn:
             replace(one, holder=replace(one.holder, uid=uids.get(one.holder.uid, one.holder.uid))) for one in named
         )
 
-    def _read_identities(self) -> Result[Identities] | None:
+    def _read_identities(self) -> None:
         if self._identities is None:
-            return None
+            return
         result = self._isolation.run({"identities": self._identities}, self._deadline)["identities"]
         if result.value is not None:
             self._known = result.value
-        return result
+        if getattr(result.error, "reason", "") != "hung":  # else another thread waits for it, and will know
+            self._names_result = result
 
     def _identify_and_say(self) -> None:
         """Names that cannot be read are said: without them `pod_uid` is missing, and nothing else looks wrong."""
-        result = self._read_identities()
-        if result is None or _is_busy(result.error):
+        self._read_identities()
+        if self._names_result is None:
             return
         problem = next((one for one in self._known.problems if one.reason != "file_missing"), None)
-        said = replace(result, error=result.error or problem)
+        said = replace(self._names_result, error=self._names_result.error or problem)
         if said.error is not None or self._names_outcome:  # what never failed is no source to speak of
             self._names_outcome = (self._outcome("identities", said),)
 
@@ -139,11 +140,6 @@ class AllocationTurn:
     def close(self) -> None:
         for source in self._sources:
             source.close()
-
-
-def _is_busy(error: SourceError | StartError | None) -> bool:
-    """Another thread is reading them at this moment, or a reading hangs: said when it began to."""
-    return isinstance(error, SourceError) and error.reason == "hung"
 
 
 def _without_unknown(allocation: Allocation) -> Allocation:

@@ -8,7 +8,8 @@ longer while it is plainly there, and no longer once it is plainly gone.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Set
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -38,8 +39,6 @@ class _Held:
     vcuda: list[VcudaRequest]
     known: Workload
     """With the uid and container id it had when it was last named: its files go when it goes."""
-    given_away: bool = False
-    """Somebody else was given what only one can have."""
 
 
 class Keeper:
@@ -71,10 +70,12 @@ class Keeper:
             self._identify(self._named)
             before = before | self._named
         self._named = _by_holder(answer, now)
-        self._unnamed = {holder: one for holder, one in before.items() if holder not in self._named}
-        taken = {_exclusive(one) for one in answer.assignments} - {None}
-        for one in self._unnamed.values():
-            one.given_away = not taken.isdisjoint(map(_exclusive, one.assignments))
+        given_away = _had_alone(before.values()) & {_what(one) for one in answer.assignments}
+        self._unnamed = {
+            holder: one
+            for holder, one in before.items()
+            if holder not in self._named and given_away.isdisjoint(map(_what, one.assignments))
+        }
         self._answer, self._answered_at = answer, now
 
     def settle(self, now: float, complete: Complete, signs: Signs) -> Allocation | None:
@@ -116,9 +117,15 @@ def _by_holder(answer: Allocation, now: float) -> dict[Workload, _Held]:
     return held
 
 
-def _exclusive(assignment: Assignment) -> tuple[str, str] | None:
-    """What is in one pair of hands only. A claim (DRA) can be shared."""
-    return None if assignment.attributes else (assignment.device, assignment.replica)
+def _what(assignment: Assignment) -> tuple[str, ...]:
+    """What is in somebody's hands. A device may be in many through claims (DRA), but those are not given on."""
+    return (assignment.device, assignment.replica, *(text for pair in assignment.attributes for text in pair))
+
+
+def _had_alone(held: Iterable[_Held]) -> Set[tuple[str, ...]]:
+    """What only one had: if somebody else has it now, it was given on. koordinator's GPUs can be in many hands."""
+    hands = Counter(_what(one) for each in held for one in each.assignments)
+    return {what for what, count in hands.items() if count == 1}
 
 
 def _who_stay(held: Mapping[Workload, _Held], now: float, signs: Signs) -> dict[Workload, _Held]:
@@ -127,7 +134,7 @@ def _who_stay(held: Mapping[Workload, _Held], now: float, signs: Signs) -> dict[
 
 def _stays(held: _Held, now: float, signs: Signs) -> bool:
     sign = signs(held.known)
-    return sign if sign is not None else not held.given_away and now - held.named_at <= KEEP_SECONDS
+    return sign if sign is not None else now - held.named_at <= KEEP_SECONDS
 
 
 # What the node shows
@@ -147,9 +154,9 @@ class SignsOfLife:
     def read(self) -> Signs:
         living = self._living()
         logs = [one for one in (self._pods_dir, self._containers_dir) if _has_names(one)]
-        if not living:
+        uids, ids = ({getattr(one, part) for one in living or ()} - {""} for part in ("uid", "container_id"))
+        if not uids:  # not even podgpu's own pod can be seen
             return lambda workload: self._by_logs(workload, logs)
-        uids, ids = {one.uid for one in living}, {one.container_id for one in living}
 
         def sign(workload: Workload) -> bool | None:
             seen = _by_processes(workload, uids, ids)

@@ -109,7 +109,10 @@ class SimulatedKubelet:
                 os.unlink(self.socket)
 
     def restart(self) -> None:
-        """A new process on a new socket file, as after `systemctl restart kubelet`."""
+        """A new process on a new socket file, as after `systemctl restart kubelet`.
+
+        A real one lists no pods at first: for a second, and for as long as the API server is away. Set `pods` for that.
+        """
         self.stop()
         self.start()
 
