@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import shutil
@@ -88,7 +89,8 @@ def held(folder: Path, logs: bool = True, processes: bool = False) -> Iterator[K
     "the kubelet restarts while the API server is away: it lists no pods, and says no error, for ten minutes",
     "every holder stays, its counters go on, because its log files are there; source_up is 1",
 )
-def test_holders_stay_while_their_containers_are_plainly_there(folder: Path) -> None:
+def test_holders_stay_while_their_containers_are_plainly_there(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
     with held(folder) as kubelet:
         before = kubelet.allocated("train")
         kubelet.restarts()
@@ -98,6 +100,8 @@ def test_holders_stay_while_their_containers_are_plainly_there(folder: Path) -> 
             assert 'podgpu_exporter_source_up{source="kubelet"} 1' in kubelet.page
         kubelet.node.kubelet.pods = PODS
         assert kubelet.turn() == ["serve", "train"]
+        (said,) = (message for message in caplog.messages if "started anew" in message)
+        assert "does not name 2 containers that held a GPU" in said
 
 
 @pytest.mark.fault(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,11 +11,12 @@ from typing import TypeVar
 
 from podgpu.agent.isolate import Isolation, Result
 from podgpu.allocation.identity import Identities
-from podgpu.allocation.keeping import Keeper, Signs, no_signs
+from podgpu.allocation.keeping import KEEP_SECONDS, Keeper, Signs, no_signs
 from podgpu.allocation.merge import Complete, merge
 from podgpu.allocation.source import AllocationSource
 from podgpu.model import Allocation, Assignment, ContainerUsage, Device, Outcome, VcudaRequest
 
+_log = logging.getLogger("podgpu")
 DEADLINE = 5.0
 """How long a turn waits for its sources, whatever the interval of the figures is. One that takes longer is not asked
 again meanwhile: its answer is taken when it comes."""
@@ -119,7 +121,14 @@ class AllocationTurn:
     def _settle(self, results: dict[str, Result[Allocation]]) -> dict[str, Allocation]:
         now = self._clock()
         for name, result in results.items():
-            self._keepers[name].hear(result.value, now)
+            keeper = self._keepers[name]
+            keeper.hear(result.value, now)
+            if keeper.forgotten:
+                _log.info(
+                    "%s was started anew and does not name %d containers that held a GPU: kept for up to %.0f s, and"
+                    " for longer while they are seen on the node",
+                    *(name, keeper.forgotten, KEEP_SECONDS),
+                )
         in_doubt = any(keeper.in_doubt for keeper in self._keepers.values())
         signs = self._read_signs() if in_doubt else no_signs
         settled = {name: self._keepers[name].settle(now, self.complete, signs) for name in results}

@@ -55,13 +55,17 @@ class Keeper:
         """Who was who when the source last answered."""
         self.in_doubt = False
         """Whether it matters what the node shows of somebody."""
+        self.forgotten = 0
+        """How many a source that was just started anew does not name. Only in the turn in which it was met."""
 
     def hear(self, answer: Allocation | None, now: float) -> None:
         """What a turn brought; None is silence. Whom the same life named before, and does not any more, is gone."""
         if answer is None:
             self._identify(self._named)
         else:
+            before, is_new = self._unnamed.keys(), self._answer is not None and answer.life != self._answer.life
             self._take(answer, now)
+            self.forgotten = len(self._unnamed.keys() - before) if is_new else 0
         self.in_doubt = bool(self._unnamed or (answer is None and self._named))
 
     def _take(self, answer: Allocation, now: float) -> None:
