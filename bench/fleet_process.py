@@ -63,7 +63,7 @@ def _agent(driver: SimulatedNvml, host: Path, socket: str, clock: TickClock) -> 
         [KubeletAllocation(socket)],
         Settings(policy=Policy(counters=shipped_counters("dcp") or (), hostname=HOST)),
         Clock(clock, clock),
-        identities=lambda: names.read().complete,
+        identities=names.read,
         containers=ContainerFinder(str(host / "proc"), clock),
     )
 

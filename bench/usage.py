@@ -89,7 +89,7 @@ class BusyNode:
             [self.holders],
             Settings(policy=Policy(hostname="simulated-node")),
             Clock(self.clock, self.clock),
-            identities=lambda: names.read().complete,
+            identities=names.read,
             containers=self.finder,
         )
 

@@ -190,7 +190,7 @@ class Node:
             [KubeletAllocation(self.kubelet.socket, clock=clock.monotonic)],
             Settings(TELEMETRY_EVERY, ALLOCATION_EVERY, USAGE_EVERY, policy=Policy(hostname="node-1")),
             clock,
-            identities=lambda: names.read().complete,
+            identities=names.read,
             containers=ContainerFinder(str(self.proc.root), clock.monotonic),
         )
 

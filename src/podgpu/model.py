@@ -104,6 +104,8 @@ class Allocation:
     assignments: tuple[Assignment, ...] = ()
     unmapped: tuple[Unmapped, ...] = ()
     vcuda: tuple[VcudaRequest, ...] = ()
+    life: int = 0
+    """Which life of the source said so: another one after it was started anew, or the connection to it broke."""
 
 
 @dataclass(frozen=True, slots=True)

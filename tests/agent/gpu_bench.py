@@ -10,6 +10,7 @@ from pathlib import Path
 
 from podgpu.accounting.containers import ContainerFinder
 from podgpu.agent.loop import Agent, Settings
+from podgpu.allocation.identity import Identities
 from podgpu.catalog.counters import parse_counters
 from podgpu.clock import Clock
 from podgpu.join import Policy
@@ -62,8 +63,7 @@ def holder(number: int) -> Workload:
     return Workload("ns", f"p{number}", "main", UID.format(number), f"{number:x}" * 64)
 
 
-def _named(workload: Workload) -> Workload:
-    return holder(int(workload.uid[-1])) if workload.container_id else workload
+NAMES = Identities(stated=frozenset(holder(number) for number in range(8)))
 
 
 class GpuBench:
@@ -86,7 +86,7 @@ class GpuBench:
             [self._holders],
             Settings(interval=1.0, policy=Policy(counters=COUNTERS, hostname="h")),
             Clock(lambda: self.time, self.wall),
-            identities=lambda: _named,
+            identities=lambda: NAMES,
             containers=ContainerFinder(str(folder / "proc"), lambda: self.time),
         )
         self.client: Client

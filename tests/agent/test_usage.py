@@ -10,6 +10,7 @@ import pytest
 
 from podgpu.accounting.containers import ContainerFinder
 from podgpu.agent.loop import Agent, Settings
+from podgpu.allocation.identity import Identities
 from podgpu.catalog.counters import shipped_counters
 from podgpu.clock import Clock
 from podgpu.join import Policy
@@ -22,6 +23,7 @@ from podgpu.telemetry.nvml import NvmlTelemetry
 GIB = 1024**3
 UIDS = {name: f"{n}f1f4ffc-0b8c-4d53-9b1e-6b2d0f9b8a1{n}" for n, name in enumerate(("train", "serve", "idle"))}
 IDS = {name: f"{n:x}" * 64 for n, name in enumerate(UIDS, 1)}
+NAMES = Identities(stated=frozenset(Workload("ns", name, "main", UIDS[name], IDS[name]) for name in UIDS))
 
 
 class Holders:
@@ -55,17 +57,12 @@ class Node:
             [self.holders],
             Settings(interval=1.0, policy=policy),
             Clock(lambda: self.time, self.wall),
-            identities=lambda: self.identify,
+            identities=lambda: NAMES,
             containers=ContainerFinder(str(root / "proc"), lambda: self.time),
         )
 
     def wall(self) -> float:
         return 1_700_000_000 + self.time
-
-    @staticmethod
-    def identify(workload: Workload) -> Workload:
-        name = next((n for n, uid in UIDS.items() if uid == workload.uid or n == workload.pod), None)
-        return workload if name is None else Workload("ns", name, "main", UIDS[name], IDS[name])
 
     def give(self, *names: str) -> None:
         gpu = self.driver.machine.gpus[0].uuid

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podgpu.allocation.holdings import HeldId, HeldMapping, count_replicas, map_held, parse_id
+from podgpu.allocation.holdings import HeldId, HeldMapping, count_replicas, map_held, parse_id, replicas_of
 from podgpu.model import Device, Workload
 
 UUIDS = [f"GPU-0000000{number}-1111-2222-3333-444444444444" for number in range(3)]
@@ -32,7 +32,7 @@ def test_a_mapping_that_remembers_says_what_a_new_one_says(
 ) -> None:
     remembering = HeldMapping("kubelet")
     for held, devices, registered in readings:
-        replicas = count_replicas(ids(held), sorted(registered))
+        replicas = count_replicas(ids(held), replicas_of(sorted(registered)))
         assert remembering.of(ids(held), devices, replicas) == map_held("kubelet", ids(held), devices, replicas)
 
 
@@ -54,6 +54,6 @@ def test_who_is_as_before_is_not_mapped_again() -> None:
 
 def test_replicas_in_somebodys_hands_count_though_they_are_not_healthy() -> None:
     held = ids([(Workload("ns", "p", "a"), f"{UUIDS[0]}::5")])
-    (shared,) = count_replicas(held, [f"{UUIDS[0]}::0", f"{UUIDS[0]}::1", "a card"]).items()
+    (shared,) = count_replicas(held, replicas_of([f"{UUIDS[0]}::0", f"{UUIDS[0]}::1", "a card"])).items()
     assert shared == (held[0].device_id.shared, 3)  # type: ignore[union-attr]
-    assert count_replicas(held, []) == {}
+    assert count_replicas(held, {}) == {}

@@ -100,7 +100,9 @@ def test_who_is_seen_at_work_counts_only_on_a_device_nobody_holds() -> None:
 def test_shares_where_nobody_said() -> None:
     a, b = Workload("ns", "a", "c"), Workload("ns", "b", "c")
     sliced = merged_of(told(Assignment("GPU-1", a, "kubelet", "0"), Assignment("GPU-1", b, "kubelet", "1")))
-    assert [x.share for x in sliced.assignments] == [0.5, 0.5]
+    assert [x.share for x in sliced.assignments] == [None, None], "how many slices there are nobody told"
+    alone = merged_of(told(Assignment("GPU-1", a, "kubelet", "0")))
+    assert [x.share for x in alone.assignments] == [None], "a slice is not the whole, though nobody holds another"
     unknown = merged_of(told(Assignment("GPU-1", a, "podlist"), Assignment("GPU-1", b, "podlist")))
     assert [x.share for x in unknown.assignments] == [None, None]
 

@@ -38,7 +38,7 @@ def agent(folder: Path) -> Iterator[Agent]:
             NvmlTelemetry(driver, "simulated", count_expected=lambda: 9),
             [KubeletAllocation(str(folder / "kubelet.sock"))],
             Settings(interval=1.0, allocation_interval=1.0, policy=policy),
-            identities=lambda: names.read().complete,
+            identities=names.read,
             containers=ContainerFinder(str(folder / "proc")),
         )
         agent.warm_up()

@@ -558,7 +558,12 @@ CLAIM = {"device_id": "gpu.nvidia.com/pool/gpu-0", "resource": "claim ns/c"}
         ),
         (unmapped("kubelet", "unknown_claim_device", **CLAIM), Level.WRONG, "no device of that name", "delete the pod"),
         (unmapped("kubelet", "claim_device_without_uuid", **CLAIM), Level.WRONG, "tells no UUID", "update the DRA"),
-        (unmapped("kubelet", "ambiguous_mig_device", **CLAIM), Level.NOTE, "several MIG instances", "nothing to mend"),
+        (
+            unmapped("kubelet", "ambiguous_mig_device", **CLAIM),
+            Level.NOTE,
+            "several MIG instances",
+            "its checkpoint tells",
+        ),
         (unmapped("kubelet", "slices_not_synced", **CLAIM), Level.WRONG, "were not read yet", "may list and watch"),
         (unmapped("kubelet", "claim_without_device_name", **CLAIM), Level.NOTE, "does not tell which", "from 1.31 on"),
         (

@@ -116,7 +116,7 @@ class Node:
                 usage_interval=0.3,
                 policy=Policy(counters=shipped_counters("default") or (), hostname=self.name),
             ),
-            identities=lambda: names.read().complete,
+            identities=names.read,
             containers=ContainerFinder(str(root / "proc")),
         )
 

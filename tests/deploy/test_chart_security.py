@@ -136,6 +136,7 @@ def _binds(binding: Object, role: Object) -> bool:
 
 PODS = {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]}
 SLICES = {"apiGroups": ["resource.k8s.io"], "resources": ["resourceslices"], "verbs": ["list", "watch"]}
+CLAIMS = {"apiGroups": ["resource.k8s.io"], "resources": ["resourceclaims"], "verbs": ["get"]}
 VERSIONS = {"nonResourceURLs": ["/apis/resource.k8s.io"], "verbs": ["get"]}
 
 
@@ -146,7 +147,7 @@ VERSIONS = {"nonResourceURLs": ["/apis/resource.k8s.io"], "verbs": ["get"]}
         ("pod uid", {}),
         ("pod labels", {"ClusterRole": [PODS]}),
         ("annotations", {"ClusterRole": [PODS]}),
-        ("dra", {"ClusterRole": [SLICES, VERSIONS]}),
+        ("dra", {"ClusterRole": [SLICES, CLAIMS, VERSIONS]}),
     ],
 )
 def test_roles_are_for_what_is_switched_on(variant: str, expected: dict[str, list[Object]]) -> None:
@@ -208,5 +209,5 @@ def test_the_cluster_reads_endpoints_where_its_exporters_are(variant: str, expec
 def test_enrich_asks_for_what_is_switched_on() -> None:
     assert rules_of(VARIANTS["enrich"], "enrich") == {}
     assert rules_of(VARIANTS["enrich with all"], "enrich") == {"ClusterRole": [PODS]}
-    assert rules_of(VARIANTS["enrich beside others"], "enrich") == {"ClusterRole": [SLICES, VERSIONS]}
+    assert rules_of(VARIANTS["enrich beside others"], "enrich") == {"ClusterRole": [SLICES, CLAIMS, VERSIONS]}
     assert env(VARIANTS["enrich beside others"], "enrich")["PODGPU_ALLOCATION"] == "kubelet"

@@ -125,7 +125,7 @@ def test_container_ids_without_the_runtime(container_id: object, expected: str) 
 def test_a_static_pod_goes_by_the_uid_the_kubelet_gave_it() -> None:
     digest = "c63e0a9c87dc112faa66d5e798e17fdd"
     record = parsed(metadata={"annotations": {"kubernetes.io/config.mirror": digest}})
-    assert (record.uid, record.annotations) == (digest, ())
+    assert (record.uid, record.api_uid, record.annotations) == (digest, POD["metadata"]["uid"], ())
 
 
 @pytest.mark.parametrize(
@@ -270,7 +270,7 @@ def test_a_thousand_records_are_small() -> None:
     assert size / len(kept) < 2500
     assert not hasattr(kept[0], "__dict__")
     assert {sys.getsizeof(one) for one in kept} == {sys.getsizeof(kept[0])}
-    assert len(fields(PodRecord)) == 9
+    assert len(fields(PodRecord)) == 10
 
 
 # Quantities

@@ -59,7 +59,7 @@ class Description:
     pods: Sequence[Mapping[str, Any]] = ()
     kubelet_answers: Mapping[str, str] = field(default_factory=dict)
     """gRPC method -> a file below tests/fixtures, replayed as it is."""
-    allocatable: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    allocatable: Mapping[str, Sequence[str]] | None = None
     """Resource -> ids, as GetAllocatableResources has them."""
     files: Mapping[str, Any] = field(default_factory=dict)
     """Name -> text, or what is written as JSON."""

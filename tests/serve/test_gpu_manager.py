@@ -16,6 +16,7 @@ import pytest
 
 from podgpu.accounting.containers import ContainerFinder
 from podgpu.agent.loop import Agent, Settings
+from podgpu.allocation.identity import Identities
 from podgpu.allocation.kubelet import KubeletAllocation
 from podgpu.clock import Clock
 from podgpu.errors import StartError
@@ -42,6 +43,7 @@ THEIRS = {
 }
 UIDS = {name: f"{n}f1f4ffc-0b8c-4d53-9b1e-6b2d0f9b8a1{n}" for n, name in enumerate(("train", "serve", "idle"))}
 IDS = {name: f"{n:x}" * 64 for n, name in enumerate(UIDS, 1)}
+NAMES = Identities(stated=frozenset(Workload("ml", name, "main", UIDS[name], IDS[name]) for name in UIDS))
 
 
 def vcuda(cores: range, blocks: range) -> dict[str, list[str]]:
@@ -81,14 +83,9 @@ class Node:
             [KubeletAllocation(socket_path, clock=self.clock.monotonic)],
             Settings(interval=30.0, policy=Policy(hostname="n1", gpu_manager=gpu_manager)),
             Clock(self.clock.monotonic, self.clock.wall),
-            identities=lambda: self.identify,
+            identities=lambda: NAMES,
             containers=ContainerFinder(str(root / "proc"), self.clock.monotonic),
         )
-
-    @staticmethod
-    def identify(workload: Workload) -> Workload:
-        name = next((n for n, uid in UIDS.items() if uid == workload.uid or n == workload.pod), None)
-        return workload if name is None else Workload("ml", name, "main", UIDS[name], IDS[name])
 
     def take_turns(self) -> None:
         for _ in range(2):

@@ -18,6 +18,8 @@ from podgpu.model import Workload
 
 MOST_REMEMBERED = 4096
 """Processes. More than run on the GPUs of any node; past it the one remembered longest is asked about again."""
+MOST_LOOKED_AT = 50_000
+"""Processes in all. Reading the cgroups of a thousand takes about 20 ms."""
 FRESH_SECONDS = 30.0
 """A living process can be moved to another cgroup: after this long it is looked up again."""
 
@@ -99,6 +101,30 @@ def locate(cgroup: str) -> Whereabouts:
     if ref is None:
         return Whereabouts("not_in_container")
     return Whereabouts("found", Workload(uid=ref.uid, container_id=ref.container_id))
+
+
+def read_living(proc: str = "/proc") -> frozenset[Workload] | None:
+    """The container (`uid` and `container_id`) of every process there is; None where not all of them can be seen."""
+    if not in_host_pid_namespace(proc):
+        return None
+    try:
+        with os.scandir(proc) as entries:
+            pids = [entry.name for entry in entries if entry.name.isdigit()]
+        found = {parse_cgroup(text) for pid in pids[:MOST_LOOKED_AT] if (text := _read_cgroup(proc, pid))}
+    except (OSError, ValueError):
+        return None
+    if len(pids) > MOST_LOOKED_AT:
+        return None
+    return frozenset(Workload(uid=one.uid, container_id=one.container_id) for one in found if one is not None)
+
+
+def _read_cgroup(proc: str, pid: str) -> str:
+    """Empty for a process that ended meanwhile. Any other failure is raised: who is not seen may still be there."""
+    try:
+        with _open_folder(f"{proc}/{pid}") as folder:
+            return _read(folder, "cgroup").decode(errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
 
 
 def parse_started(stat: bytes) -> int:

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import TypeVar
 
 from podgpu.agent.isolate import Isolation, Result
+from podgpu.allocation.identity import Identities
+from podgpu.allocation.keeping import KEEP_SECONDS, Keeper, Signs, no_signs
 from podgpu.allocation.merge import Complete, merge
 from podgpu.allocation.source import AllocationSource
-from podgpu.model import Allocation, Device, Outcome
+from podgpu.model import Allocation, Assignment, ContainerUsage, Device, Outcome, VcudaRequest
 
-KEEP_SECONDS = 60.0
-"""How long a mapping outlives its source. While the kubelet is away it starts and ends no pods, and it asks clients
-over its rate limit to go on with what they have; longer than this the mapping is a guess and is withdrawn."""
+_log = logging.getLogger("podgpu")
+DEADLINE = 5.0
+"""How long a turn waits for its sources, whatever the interval of the figures is. One that takes longer is not asked
+again meanwhile: its answer is taken when it comes."""
 
-Identities = Callable[[], Complete]
+T = TypeVar("T", Assignment, ContainerUsage, VcudaRequest)
+
+ReadIdentities = Callable[[], Identities]
 """Reads who is who on this node now."""
+ReadSigns = Callable[[], Signs]
+"""Looks at the node for who is plainly there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,53 +41,105 @@ class AllocationTurn:
     def __init__(
         self,
         sources: Sequence[AllocationSource],
-        identities: Identities | None,
+        identities: ReadIdentities | None,
         isolation: Isolation,
         deadline: float,
         clock: Callable[[], float],
+        signs: ReadSigns | None = None,
+        late: Callable[[], object] = lambda: None,
     ) -> None:
+        """`late` is called from another thread when an answer came after its turn was over: the next one takes it."""
         self._sources = sources
         """In order of precedence."""
         self._identities = identities
         self._isolation = isolation
         self._deadline = deadline
         self._clock = clock
-        self._last_good: dict[str, tuple[float, Allocation]] = {}
-        self.complete: Complete = lambda workload: workload
+        self._signs = signs
+        self._late = late
+        self._keepers = {source.name: Keeper() for source in sources}
+        self._known = Identities()
         """Who is who, as last read."""
+        self._names_result: Result[Identities] | None = None
+        self._names_outcome: tuple[Outcome, ...] = ()
         self.errors: Counter[tuple[str, str]] = Counter()
 
     @property
     def has_sources(self) -> bool:
         return bool(self._sources)
 
+    @property
+    def complete(self) -> Complete:
+        """Fills in who is who, as last read."""
+        return self._known.complete
+
     def collect(self, devices: Sequence[Device]) -> AllocationPart:
         jobs = {s.name: partial(s.assignments, devices) for s in self._sources}
-        results = self._isolation.run(jobs, self._deadline)
-        self.identify()
+        results = self._isolation.run(jobs, self._deadline, self._late)
+        self._identify_and_say()
         outcomes = tuple(self._outcome(name, result) for name, result in results.items())
-        kept = {name: self._keep(name, result) for name, result in results.items()}
-        merged = merge({n: a for n, a in kept.items() if a is not None}, self.complete)
-        return AllocationPart(merged if devices else _without_unknown(merged), outcomes)
+        merged = merge(self._settle(results), self.complete)
+        return AllocationPart(merged if devices else _without_unknown(merged), outcomes + self._names_outcome)
 
     def identify(self) -> Complete:
         """Who is who, read after the holders so that a container just started is known; else as it was last known.
 
         Another thread may ask too: of two at once one gets what was last known.
         """
-        if self._identities is not None:
-            result = self._isolation.run({"identities": self._identities}, self._deadline)["identities"]
-            self.complete = result.value or self.complete
+        self._read_identities()
         return self.complete
 
-    def _keep(self, name: str, result: Result[Allocation]) -> Allocation | None:
-        now = self._clock()
-        if result.value is not None:
-            self._last_good[name] = (now, result.value)
-        at, allocation = self._last_good.get(name, (float("-inf"), Allocation()))
-        return allocation if now - at <= KEEP_SECONDS else None
+    def show(self, named: Iterable[T]) -> tuple[T, ...]:
+        """With the uids that people know: of a static pod the API server's, where that is asked. Everything on the
+        node, processes and logs, goes by the one the kubelet gave it."""
+        uids = self._known.api_uids
+        if not uids:
+            return tuple(named)
+        return tuple(
+            replace(one, holder=replace(one.holder, uid=uids.get(one.holder.uid, one.holder.uid))) for one in named
+        )
 
-    def _outcome(self, source: str, result: Result[Allocation]) -> Outcome:
+    def _read_identities(self) -> None:
+        if self._identities is None:
+            return
+        result = self._isolation.run({"identities": self._identities}, self._deadline)["identities"]
+        if result.value is not None:
+            self._known = result.value
+        if getattr(result.error, "reason", "") != "hung":  # else another thread waits for it, and will know
+            self._names_result = result
+
+    def _identify_and_say(self) -> None:
+        """Names that cannot be read are said: without them `pod_uid` is missing, and nothing else looks wrong."""
+        self._read_identities()
+        if self._names_result is None:
+            return
+        problem = next((one for one in self._known.problems if one.reason != "file_missing"), None)
+        said = replace(self._names_result, error=self._names_result.error or problem)
+        if said.error is not None or self._names_outcome:  # what never failed is no source to speak of
+            self._names_outcome = (self._outcome("identities", said),)
+
+    def _settle(self, results: dict[str, Result[Allocation]]) -> dict[str, Allocation]:
+        now = self._clock()
+        for name, result in results.items():
+            keeper = self._keepers[name]
+            keeper.hear(result.value, now)
+            if keeper.forgotten:
+                _log.info(
+                    "%s was started anew and does not name %d containers that held a GPU: kept for up to %.0f s, and"
+                    " for longer while they are seen on the node",
+                    *(name, keeper.forgotten, KEEP_SECONDS),
+                )
+        in_doubt = any(keeper.in_doubt for keeper in self._keepers.values())
+        signs = self._read_signs() if in_doubt else no_signs
+        settled = {name: self._keepers[name].settle(now, self.complete, signs) for name in results}
+        return {name: allocation for name, allocation in settled.items() if allocation is not None}
+
+    def _read_signs(self) -> Signs:
+        if self._signs is None:
+            return no_signs
+        return self._isolation.run({"signs of life": self._signs}, self._deadline)["signs of life"].value or no_signs
+
+    def _outcome(self, source: str, result: Result[Allocation] | Result[Identities]) -> Outcome:
         if result.error is None:
             return Outcome(source, result.seconds)
         reason = getattr(result.error, "reason", "error")

@@ -1,6 +1,7 @@
 """Runs each source's call in a thread of its own with a deadline. One that hangs costs nobody else anything.
 
-An abandoned call keeps its worker: it is not started again until it returns, and a late answer is thrown away.
+An abandoned call keeps its worker: it is not started again until it returns. A late answer is thrown away, unless the
+caller said that it wants those.
 Worker threads are daemons, so a call that never returns cannot keep the process from ending.
 """
 
@@ -39,15 +40,19 @@ class Isolation:
         """Turns of several cadences come and go here at once."""
         self._closed = False
 
-    def run(self, jobs: Mapping[str, Callable[[], T]], deadline: float) -> dict[str, Result[T]]:
+    def run(
+        self, jobs: Mapping[str, Callable[[], T]], deadline: float, late: Callable[[], object] | None = None
+    ) -> dict[str, Result[T]]:
+        """With `late`, a call that outlasts the deadline is not lost: `late` is called, in the worker's thread, when
+        it returns, and the next run gives its answer. Until then it is not asked anew, and no longer waited for."""
         began = self._clock()
         with self._lock:
             if self._closed:
                 ended = SourceError("stopping", "podgpu is about to end, and asks nobody any more")
                 return {name: Result(None, ended, 0.0) for name in jobs}
-            turns = {name: self._worker(name).start(job) for name, job in jobs.items()}
+            turns = {name: self._worker(name).start(job, late is not None) for name, job in jobs.items()}
         until = time.monotonic() + deadline
-        return {name: self._outcome(name, turn, until - time.monotonic(), began) for name, turn in turns.items()}
+        return {name: self._outcome(name, turn, until - time.monotonic(), began, late) for name, turn in turns.items()}
 
     def forget(self, names: Iterable[str]) -> None:
         """End the workers of devices that are gone; one that still hangs ends when its call returns."""
@@ -72,27 +77,36 @@ class Isolation:
             worker = self._workers[name] = _Worker(name, self._clock)
         return worker
 
-    def _outcome(self, name: str, turn: _Turn[T] | float, wait: float, began: float) -> Result[T]:
+    def _outcome(
+        self, name: str, turn: _Turn[T] | float, wait: float, began: float, late: Callable[[], object] | None
+    ) -> Result[T]:
         if isinstance(turn, float):
             message = f"{name}: a call begun {turn:.0f} s ago has not returned; skipped until it does"
             return Result(None, SourceError("hung", message), 0.0)
-        if not turn.done.wait(max(0.0, wait)):
-            seconds = self._clock() - began
-            return Result(None, SourceError("deadline", f"{name}: no answer within {seconds:.1f} s"), seconds)
+        if not turn.done.wait(0.0 if turn.late else max(0.0, wait)):  # an earlier run has waited for it already
+            turn.late = late
+            if late is None or not turn.done.is_set():  # else it came while nobody was looking
+                seconds = self._clock() - (began if late is None else turn.began)
+                return Result(None, SourceError("deadline", f"{name}: no answer within {seconds:.1f} s"), seconds)
+        turn.taken = True
         return Result(turn.value, turn.error, turn.seconds)
 
 
 class _Turn(Generic[T]):
     """One call on its way through a worker."""
 
-    __slots__ = ("call", "done", "error", "seconds", "value")
+    __slots__ = ("began", "call", "done", "error", "late", "seconds", "taken", "value")
 
-    def __init__(self, call: Callable[[], T]) -> None:
+    def __init__(self, call: Callable[[], T], began: float) -> None:
         self.call = call
+        self.began = began
         self.done = threading.Event()
         self.value: T | None = None
         self.error: SourceError | StartError | None = None
         self.seconds = 0.0
+        self.taken = False
+        self.late: Callable[[], object] | None = None
+        """Whom to tell when it returns and nobody waits for it."""
 
 
 class _Worker:
@@ -101,15 +115,18 @@ class _Worker:
         self._clock = clock
         self._inbox: queue.SimpleQueue[_Turn[object] | None] = queue.SimpleQueue()
         self._current: _Turn[object] | None = None
-        self._began = 0.0
         threading.Thread(target=self._work, name=f"read-{name}", daemon=True).start()
 
-    def start(self, call: Callable[[], T]) -> _Turn[T] | float:
-        """While an earlier call has not returned, for how many seconds it has not."""
-        if self._current is not None and not self._current.done.is_set():
-            return float(self._clock() - self._began)
-        turn = _Turn(call)
-        self._current, self._began = turn, self._clock()  # type: ignore[assignment]
+    def start(self, call: Callable[[], T], wants_late: bool = False) -> _Turn[T] | float:
+        """While an earlier call has not returned, for how many seconds it has not; with `wants_late`, that call until
+        its answer was taken."""
+        current = self._current
+        if current is not None and wants_late and not current.taken:
+            return current  # type: ignore[return-value]
+        if current is not None and not current.done.is_set():
+            return float(self._clock() - current.began)
+        turn = _Turn(call, self._clock())
+        self._current = turn  # type: ignore[assignment]
         self._inbox.put(turn)  # type: ignore[arg-type]
         return turn
 
@@ -128,4 +145,6 @@ class _Worker:
                 turn.error = SourceError("bug", f"{self._name}: {type(e).__name__}: {e}")
             turn.seconds = self._clock() - began
             turn.done.set()
+            if turn.late is not None:
+                turn.late()
             del turn  # keep no answer alive until the next one comes

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from podgpu.accounting.containers import ContainerFinder
-from podgpu.agent.allocation_turn import AllocationPart, AllocationTurn, Identities
+from podgpu.agent.allocation_turn import DEADLINE, AllocationPart, AllocationTurn, ReadIdentities, ReadSigns
 from podgpu.agent.change_log import ChangeLog
 from podgpu.agent.isolate import Isolation
 from podgpu.agent.publish import Published, publish
@@ -66,12 +66,16 @@ class Agent:
         allocation: Sequence[AllocationSource] = (),
         settings: Settings | None = None,
         clock: Clock | None = None,
-        identities: Identities | None = None,
+        identities: ReadIdentities | None = None,
         pod_labels: Callable[[], PodLabels] = dict,
         counter_feed: CounterFeed | None = None,
         containers: ContainerFinder | None = None,
+        signs: ReadSigns | None = None,
     ) -> None:
-        """`containers` finds a process's container; without it nobody's usage is accounted for."""
+        """`containers` finds a process's container; without it nobody's usage is accounted for.
+
+        `signs` looks for who is plainly there when the sources of holders are silent or were started anew.
+        """
         self.settings = settings or Settings()
         self.clock = clock or Clock()
         self._telemetry = telemetry
@@ -88,7 +92,7 @@ class Agent:
             self.settings.deadline,
         )
         self._allocation_turn = AllocationTurn(
-            allocation, identities, self._isolation, self.settings.deadline, self.clock.monotonic
+            allocation, identities, self._isolation, DEADLINE, self.clock.monotonic, signs, self.reload
         )
         self._pod_labels = pod_labels
         self._usage_turn = (
@@ -195,6 +199,7 @@ class Agent:
 
     def _snapshot(self) -> Snapshot:
         telemetry, allocation, usage = self._telemetry_part, self._allocation_part.allocation, self._usage_part
+        show = self._allocation_turn.show
         configured = {c.field.id for c in self._policy.counters}
         errors: Counter[tuple[str, str]] = Counter()
         for part in (telemetry.errors, self._allocation_errors, self._counter_errors, usage.errors):
@@ -204,9 +209,9 @@ class Agent:
             devices=telemetry.selected,
             readings=telemetry.readings,
             others=telemetry.others,
-            assignments=allocation.assignments,
+            assignments=show(allocation.assignments),
             unmapped=allocation.unmapped,
-            vcuda=allocation.vcuda,
+            vcuda=show(allocation.vcuda),
             pod_labels=self._pod_labels(),
             outcomes=(
                 *telemetry.outcomes,
@@ -221,7 +226,7 @@ class Agent:
             last_xid=dict(self._xids.last),
             clock_events=self._clock_counts,
             device_count=telemetry.device_count,
-            usage=usage.usage,
+            usage=replace(usage.usage, containers=show(usage.usage.containers)),
         )
 
     def warm_up(self) -> None:

@@ -23,6 +23,7 @@ from podgpu.allocation.holdings import (
     holder_of,
     map_held,
     parse_id,
+    replicas_of,
 )
 from podgpu.files import LastEntries, ReadOnChange, as_list, as_object, as_text, parse_json
 from podgpu.model import Allocation, Device
@@ -84,7 +85,7 @@ def _checkpoint(value: object, resource_names: frozenset[str], entries: LastEntr
     content = as_object(as_object(value, "the whole").get("Data"), "Data")
     everything = entries.of(as_list(content.get("PodDeviceEntries"), "PodDeviceEntries"))
     held = tuple(one for one in everything if concerns_gpus(one, resource_names))
-    return Checkpoint(held, count_replicas(held, _registered(content.get("RegisteredDevices"))))
+    return Checkpoint(held, count_replicas(held, replicas_of(_registered(content.get("RegisteredDevices")))))
 
 
 def _last_entries() -> LastEntries[HeldId]:

@@ -1,6 +1,7 @@
 """GPUs held through ResourceClaims (DRA): the kubelet says who holds which claim, ResourceSlices which GPU that is.
 
-Reads what others brought: the kubelet's decoded answer, and slices from a feed that somebody else keeps up to date.
+Reads what others brought: the kubelet's decoded answer, slices from a feed that somebody else keeps up to date, and
+what `dra_claims.py` knows of single claims.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from podgpu.allocation.dra_claims import ClaimReader, DeviceName, DriverCheckpoint, Prepared
 from podgpu.allocation.holdings import in_order, parse_id
 from podgpu.allocation.kubelet import SOURCE
 from podgpu.device_ids import DeviceIndex
@@ -37,19 +39,52 @@ class SliceFeed(Protocol):
 class DraClaims:
     """Turns the claims in a kubelet's answer into assignments."""
 
-    def __init__(self, feed: SliceFeed, driver: str = NVIDIA_DRIVER) -> None:
+    def __init__(
+        self,
+        feed: SliceFeed | None,
+        driver: str = NVIDIA_DRIVER,
+        checkpoint: DriverCheckpoint | None = None,
+        reader: ClaimReader | None = None,
+    ) -> None:
+        """Any of the three that know more of a claim than the kubelet may be missing."""
         self.feed = feed
         self.driver = driver
+        self._checkpoint = checkpoint
+        self._reader = reader
         self._seen: tuple[PoolSlice, ...] = ()
         self._pools: Pools = {}
+        self._remembered: dict[DeviceName, SliceDevice] = {}
+        """What claims that are held were of, when a slice last told: a driver that is away takes its slices along."""
 
     def held(self, response: Any, devices: Sequence[Device]) -> Allocation:
-        """Who holds which of the devices through a claim, from a decoded List answer. Never waits."""
-        claimed = list(parse_claims(response, self.driver))
-        return map_claims(claimed, self._known_pools() if self.feed.synced else None, devices)
+        """Who holds which of the devices through a claim, from a decoded List answer."""
+        prepared = Prepared() if self._checkpoint is None else self._checkpoint.read()
+        claimed = self._without_lookers(list(parse_claims(response, self.driver)), prepared)
+        pools = self._known_pools() if self.feed is not None and self.feed.synced else None
+        self._remember(claimed, pools or {})
+        return map_claims(claimed, pools, devices, self._remembered, prepared.uuids)
+
+    def _without_lookers(self, claimed: list[Claimed], prepared: Prepared) -> list[Claimed]:
+        """A claim with adminAccess, a monitoring pod's, is no holder: beside it the true one goes on."""
+        admin = dict(prepared.admin)
+        unknown = {(one.namespace, one.claim) for one in claimed} - admin.keys()
+        if self._reader is not None:
+            admin |= self._reader.read(unknown)
+        return [one for one in claimed if (one.pool, one.device) not in admin.get((one.namespace, one.claim), ())]
+
+    def _remember(self, claimed: Iterable[Claimed], pools: Pools) -> None:
+        """Forgotten is who is not held while its pool is there: a kubelet started anew lists no claims at first."""
+        told = {
+            (one.pool, one.device): offered
+            for one in claimed
+            if (offered := pools.get(one.pool, {}).get(one.device)) is not None
+        }
+        held = {(one.pool, one.device) for one in claimed}
+        kept = {name: one for name, one in self._remembered.items() if name in held or name[0] not in pools}
+        self._remembered = kept | told
 
     def _known_pools(self) -> Pools:
-        slices = self.feed.items()
+        slices = () if self.feed is None else self.feed.items()
         if slices is not self._seen:
             current = current_devices(one for one in slices if one.driver == self.driver)
             self._pools = {pool: {one.name: one for one in found} for (_, pool), found in current.items()}
@@ -113,12 +148,19 @@ class Found(NamedTuple):
     attributes: Attributes
 
 
-def map_claims(claimed: Sequence[Claimed], pools: Pools | None, devices: Sequence[Device]) -> Allocation:
+def map_claims(
+    claimed: Sequence[Claimed],
+    pools: Pools | None,
+    devices: Sequence[Device],
+    remembered: Mapping[DeviceName, SliceDevice] | None = None,
+    uuids: Mapping[DeviceName, str] | None = None,
+) -> Allocation:
     """Who holds which of the devices. `pools` is None while the slices are not known yet.
 
+    `remembered`: what slices that are gone told; `uuids`: what the driver says it has made ready.
     A holder holds a device once, be it through several claims: the first of them, by name, gives the labels.
     """
-    resolver = _Resolver(claimed, pools, devices)
+    resolver = _Resolver(claimed, pools, devices, remembered or {}, uuids or {})
     held: dict[tuple[str, Workload], Attributes] = {}
     unmapped: set[Unmapped] = set()
     for one in claimed:
@@ -137,8 +179,17 @@ def map_claims(claimed: Sequence[Claimed], pools: Pools | None, devices: Sequenc
 class _Resolver:
     """From the names of a claimed device to the device, or to the reason (a word) why there is none."""
 
-    def __init__(self, claimed: Iterable[Claimed], pools: Pools | None, devices: Sequence[Device]) -> None:
+    def __init__(
+        self,
+        claimed: Iterable[Claimed],
+        pools: Pools | None,
+        devices: Sequence[Device],
+        remembered: Mapping[DeviceName, SliceDevice],
+        uuids: Mapping[DeviceName, str],
+    ) -> None:
         self._pools = pools
+        self._remembered = remembered
+        self._uuids = uuids
         self._index = DeviceIndex(devices)
         self._instances: dict[tuple[str, str], list[Device]] = defaultdict(list)
         """(parent, profile) -> GPU instances there are."""
@@ -156,22 +207,24 @@ class _Resolver:
         if not one.device:
             return self._find_by_cdi_name(one)
         offered = self._offered(one)
+        uuid = (offered.uuid if isinstance(offered, SliceDevice) else "") or self._uuids.get((one.pool, one.device), "")
+        if uuid:
+            return self._with_uuid(one, uuid)
         if isinstance(offered, str):
             return offered
-        device = self._find_by_uuid(offered.uuid) if offered.uuid else self._find_instance(offered)
+        device = self._find_instance(offered)
         if isinstance(device, str):
             return device
-        if offered.type != "mig":
-            return Found(device, _attributes(one))
-        return Found(device, _attributes(one, offered.uuid or _only_mig_uuid(device), offered.profile))
+        return Found(device, _attributes(one, _only_mig_uuid(device), offered.profile))
 
     def _offered(self, one: Claimed) -> SliceDevice | str:
+        pool = (self._pools or {}).get(one.pool, {})
+        found = pool.get(one.device) or self._remembered.get((one.pool, one.device))
+        if found is not None:
+            return found
         if self._pools is None:
             return "slices_not_synced"
-        pool = self._pools.get(one.pool)
-        if pool is None:
-            return "unknown_pool"
-        return pool.get(one.device) or "unknown_claim_device"
+        return "unknown_claim_device" if one.pool in self._pools else "unknown_pool"
 
     def _find_by_uuid(self, uuid: str) -> Device | str:
         device_id = parse_id(uuid) if uuid.startswith(("GPU-", "MIG-")) else None
@@ -194,14 +247,15 @@ class _Resolver:
 
     def _find_by_cdi_name(self, one: Claimed) -> Found | str:
         uuid = _UUID.search(one.cdi_name)
-        if uuid is None:
-            return "claim_without_device_name"
-        device = self._find_by_uuid(uuid[0])
+        return "claim_without_device_name" if uuid is None else self._with_uuid(one, uuid[0])
+
+    def _with_uuid(self, one: Claimed, uuid: str) -> Found | str:
+        device = self._find_by_uuid(uuid)
         if isinstance(device, str):
             return device
         if not device.is_instance:
             return Found(device, _attributes(one))
-        return Found(device, _attributes(one, uuid[0], device.profile))
+        return Found(device, _attributes(one, uuid, device.profile))
 
 
 def _layout(offered: SliceDevice) -> tuple[str, str]:

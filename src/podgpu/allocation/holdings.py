@@ -186,16 +186,20 @@ def _is_compute_instance(device_id: DeviceId) -> bool:
     return device_id.mig_uuid is not None or device_id.ci_id is not None
 
 
-def count_replicas(held: Iterable[HeldId], registered: Iterable[str]) -> dict[Shared, int]:
-    """Registered are the healthy ones. Those in somebody's hands count too, so that shares add up to 1 at most."""
-    healthy = _replicas_of(tuple(registered))
-    sick: dict[Shared, set[str]] = defaultdict(set)
+def count_replicas(held: Iterable[HeldId], known: Mapping[Shared, Set[str]]) -> dict[Shared, int]:
+    """Those in somebody's hands count too, known or not, so that shares add up to 1 at most."""
+    more: dict[Shared, set[str]] = defaultdict(set)
     for _, _, _, device_id in held:
         if device_id is not None and (replica := device_id.replica):
-            known = healthy.get(device_id[:-1])
-            if known is not None and replica not in known:
-                sick[device_id.shared].add(replica)
-    return {shared: len(numbers) + len(sick.get(shared, ())) for shared, numbers in healthy.items()}
+            numbers = known.get(device_id[:-1])
+            if numbers and replica not in numbers:
+                more[device_id.shared].add(replica)
+    return {shared: len(numbers) + len(more.get(shared, ())) for shared, numbers in known.items() if numbers}
+
+
+def replicas_of(registered: Iterable[str]) -> Mapping[Shared, frozenset[str]]:
+    """The replicas of each shared device, from the ids a device plugin registered."""
+    return _replicas_of(tuple(registered))
 
 
 @lru_cache(maxsize=8)  # what is registered changes with the configuration of a device plugin
@@ -205,3 +209,31 @@ def _replicas_of(registered: tuple[str, ...]) -> Mapping[Shared, frozenset[str]]
         if device_id is not None and device_id.replica:
             replicas[device_id.shared].add(device_id.replica)
     return {shared: frozenset(numbers) for shared, numbers in replicas.items()}
+
+
+class KnownReplicas:
+    """The replicas of shared devices, as last told; of one that is held, all that were ever told meanwhile.
+
+    The kubelet tells of healthy ones only, and of none while their device plugin is away: a part of a device would
+    grow, though nobody was given more.
+    """
+
+    def __init__(self) -> None:
+        self._told: dict[Shared, frozenset[str]] = {}
+        self._held: frozenset[Shared] = frozenset()
+
+    def of(self, held: Iterable[HeldId]) -> Mapping[Shared, frozenset[str]]:
+        """Of every shared device that is held; empty where they were never told."""
+        return {device: self._told.get(device, frozenset()) for device in _shared_in(held)}
+
+    def learn(self, registered: Iterable[str], held: Iterable[HeldId]) -> None:
+        """A device is still held for the time until the next count: a kubelet started anew forgets whom it gave it."""
+        told, held_now = replicas_of(registered), _shared_in(held)
+        kept = {device: self._told.get(device, frozenset()) for device in held_now | self._held}
+        devices = kept.keys() | told.keys()
+        self._told = {one: kept.get(one, frozenset()) | told.get(one, frozenset()) for one in devices}
+        self._held = held_now
+
+
+def _shared_in(held: Iterable[HeldId]) -> frozenset[Shared]:
+    return frozenset(one.device_id.shared for one in held if one.device_id is not None and one.device_id.replica)

@@ -80,6 +80,8 @@ class Identities:
     """What the API server says: the pods that are, with or without a container and its present id."""
     problems: tuple[SourceError, ...] = field(default=(), compare=False)
     """Why something is not known that could be."""
+    api_uids: Mapping[str, str] = field(default_factory=dict, compare=False)
+    """The uid by which the node goes for a static pod -> the API server's, by which people do."""
     _index: _Index = field(init=False, compare=False, repr=False)
     _completed: dict[Workload, Workload] = field(init=False, compare=False, repr=False, default_factory=dict)
     """The same few ask at every reading, and nothing that is known changes."""
@@ -89,8 +91,10 @@ class Identities:
 
     def with_pods(self, records: Iterable[PodRecord]) -> Identities:
         """These, and what the API server says."""
-        said = frozenset(one for record in records for one in _stated(record))
-        return replace(self, stated=self.stated | said)
+        pods = tuple(records)
+        said = frozenset(one for record in pods for one in _stated(record))
+        api_uids = {record.uid: record.api_uid for record in pods if record.api_uid}
+        return replace(self, stated=self.stated | said, api_uids=api_uids)
 
     def learning_from(self, before: Identities) -> Identities:
         """These, with what the ones before completed: but for those of whom less, more or other is known now."""
@@ -310,6 +314,7 @@ def list_names(directory: str) -> list[str]:
         # With some names left out, "the only one of that name" would not be true.
         raise SourceError(
             "too_large",
-            f"{directory} has more than {MOST_ENTRIES} entries, and none are used: see why the kubelet removes none",
+            f"{directory} has more than {MOST_ENTRIES} entries, and none are used: uids and container ids are missing"
+            " where the API server does not tell them; see why the kubelet removes none",
         )
     return names

@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any, Protocol
 
 from podgpu.allocation.holdings import (
     HeldId,
     HeldMapping,
+    KnownReplicas,
     concerns_gpus,
     count_replicas,
     holder_of,
     in_order,
     map_held,
     parse_id,
+    replicas_of,
 )
 from podgpu.allocation.pod_resources import PodResourcesClient
 from podgpu.allocation.vcuda import count_vcuda
+from podgpu.device_ids import Shared
 from podgpu.model import Allocation, Device
 
 SOURCE = "kubelet"
 _REPLICAS_SECONDS = 60.0
 """How long the number of replicas is taken as known: it changes with the device plugin's configuration."""
+DEADLINE = 30.0
+"""For one answer. Longer than anybody waits for it: a late one is taken when it comes."""
 
 
 class Claims(Protocol):
@@ -41,7 +46,7 @@ class KubeletAllocation:
         self,
         socket: str,
         resource_names: frozenset[str] = frozenset(),
-        deadline: float = 5.0,
+        deadline: float = DEADLINE,
         clock: Callable[[], float] = time.monotonic,
         claims: Claims | None = None,
     ) -> None:
@@ -50,28 +55,31 @@ class KubeletAllocation:
         self.resource_names = resource_names
         self.claims = claims
         self._clock = clock
-        self._allocatable: tuple[str, ...] = ()
-        self._allocatable_at = float("-inf")
+        self._replicas = KnownReplicas()
+        self._counted_at = float("-inf")
         self._mapping = HeldMapping(SOURCE)
 
     def assignments(self, devices: Sequence[Device]) -> Allocation:
-        return self.map(self.client.list(), devices)
+        response = self.client.list()
+        return replace(self.map(response, devices), life=self.client.life)
 
     def map(self, response: Any, devices: Sequence[Device]) -> Allocation:
         """Who holds which of the devices, from a decoded List answer."""
         everything = list(_held_ids(response))
         held = gpu_ids(everything, self.resource_names)
-        has_replicas = any(one.device_id is not None and one.device_id.replica for one in held)
-        replicas = count_replicas(held, self._count_again() if has_replicas else ())
-        mapped = self._mapping.of(held, devices, replicas)
+        mapped = self._mapping.of(held, devices, count_replicas(held, self._count_replicas(held)))
         by_id = replace(mapped, vcuda=count_vcuda(everything))
         return by_id if self.claims is None else _unite(by_id, self.claims.held(response, devices))
 
-    def _count_again(self) -> tuple[str, ...]:
-        now = self._clock()
-        if now - self._allocatable_at >= _REPLICAS_SECONDS:
-            self._allocatable, self._allocatable_at = self.client.allocatable_ids(), now
-        return self._allocatable
+    def _count_replicas(self, held: Iterable[HeldId]) -> Mapping[Shared, Set[str]]:
+        """Counted again once a minute, and at every reading while one in somebody's hands was never counted."""
+        known, now = self._replicas.of(held), self._clock()
+        is_due = now - self._counted_at >= _REPLICAS_SECONDS
+        if known and (is_due or not all(known.values())):
+            self._counted_at = now
+            self._replicas.learn(self.client.allocatable_ids(), held)
+            known = self._replicas.of(held)
+        return known
 
     def close(self) -> None:
         """Drop the connection. A later reading would make a new one."""
@@ -90,7 +98,7 @@ def parse_assignments(
     """
     everything = list(_held_ids(response))
     held = gpu_ids(everything, resource_names)
-    mapped = map_held(SOURCE, held, devices, count_replicas(held, allocatable))
+    mapped = map_held(SOURCE, held, devices, count_replicas(held, replicas_of(allocatable)))
     return replace(mapped, vcuda=count_vcuda(everything))
 
 

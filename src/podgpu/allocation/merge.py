@@ -140,18 +140,9 @@ def _combine(said: Sequence[Assignment], holder: Workload, holders: Mapping[str,
         replica = replica or one.replica
         if one.attributes:
             attributes = tuple(sorted({**dict(one.attributes), **dict(attributes)}.items()))
-    if share is None:
-        share = _share(trusted.source, replica, holders[trusted.device])
+    if share is None and trusted.source not in LAST_RESORT and not replica and holders[trusted.device] == 1:
+        share = 1.0  # a sole holder has it all; of a replica nobody knows how many there are
     return Assignment(trusted.device, holder, trusted.source, replica, share, attributes)
-
-
-def _share(source: str, replica: str, holders: int) -> float | None:
-    """A replica whose siblings nobody counted is one of as many as hold the device; a sole holder has it all."""
-    if source in LAST_RESORT:
-        return None
-    if replica:
-        return 1 / holders
-    return 1.0 if holders == 1 else None
 
 
 def _refuse(assignment: Assignment, holder: Workload, reason: str) -> Unmapped:

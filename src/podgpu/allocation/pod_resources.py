@@ -35,6 +35,8 @@ class PodResourcesClient:
         self.deadline = deadline
         self._channel: Any = None
         self._connected_to: SocketIdentity | None = None
+        self.life = 0
+        """Another number for every kubelet that answers: a new one lists no pods at first, and says no error."""
         self.version: str | None = None
         """Which version of the API this kubelet has; None until it answered."""
 
@@ -54,25 +56,32 @@ class PodResourcesClient:
 
         channel = self._connect(grpc, identity)
         try:
-            return self._ask(grpc, channel, time.monotonic() + self.deadline)
+            answer = self._ask(grpc, channel, time.monotonic() + self.deadline)
+            self._meet(_look_at_socket(self.socket))  # gRPC connects anew by itself: a new kubelet may have answered
+            return answer
         except grpc.RpcError as error:
             if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNIMPLEMENTED):
                 # A fresh start next time, without the time gRPC waits between two attempts.
                 self.close()
+                self.life += 1
             raise _explain(error, self.socket, self.deadline) from error
         except ValueError as error:  # how grpc says that another thread closed the channel
             raise SourceError("error", f"the connection to {self.socket} was closed: podgpu is stopping") from error
 
     def _connect(self, grpc: Any, identity: SocketIdentity) -> Any:
-        if identity != self._connected_to:
-            # The kubelet restarted, and may have another version now.
-            self.close()
+        self._meet(identity)
         if self._channel is None:
             # The target is a URI, so a % in the path must be quoted. gRPC connects at the first call.
             target = "unix://" + quote(os.fsencode(self.socket))
             self._channel = grpc.insecure_channel(target, options=_CHANNEL_OPTIONS)
-            self._connected_to = identity
         return self._channel
+
+    def _meet(self, identity: SocketIdentity) -> None:
+        if identity != self._connected_to:
+            # The kubelet restarted, and may have another version now.
+            self.close()
+            self.life += self._connected_to is not None
+            self._connected_to = identity
 
     def _ask(self, grpc: Any, channel: Any, give_up_at: float) -> bytes:
         """One List: a kubelet that does not have the version asked for refuses at once and lists nothing."""

@@ -40,7 +40,8 @@ _OF_CLAIMS = {
     ),
     "ambiguous_mig_device": Explanation(
         "its ResourceSlice tells no UUID, and several MIG instances of that profile are in use on the GPU",
-        "nothing to mend: the DRA driver does not tell which of them it made; one alone on its GPU is mapped",
+        "mount the DRA driver's directory plugins/gpu.nvidia.com beside the kubelet's socket: its checkpoint tells"
+        " which of them it made; one alone on its GPU is mapped without it",
         harmless=True,
     ),
     "claim_without_device_name": Explanation(

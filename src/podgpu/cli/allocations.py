@@ -7,13 +7,16 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from podgpu.agent.allocation_turn import Identities
+from podgpu.agent.allocation_turn import ReadIdentities, ReadSigns
 from podgpu.allocation.source import AllocationSource
 from podgpu.cli.api_access import ApiAccess, unless_no_api
 from podgpu.errors import UsageError
 from podgpu.telemetry.source import Telemetry
+
+if TYPE_CHECKING:
+    from podgpu.allocation.dra import DraClaims
 
 _log = logging.getLogger("podgpu")
 
@@ -68,14 +71,22 @@ def _kubelet(argument: str, around: Surroundings) -> AllocationSource:
     from podgpu.allocation.kubelet import KubeletAllocation
 
     _refuse(argument, "kubelet (its socket: --pod-resources-kubelet-socket)")
-    claims = None
-    if around.options["kubernetes_enable_dra"]:
-        from podgpu.allocation.dra import DraClaims
-
-        slices = unless_no_api("kubernetes-enable-dra", around.api.resource_slices)
-        claims = DraClaims(slices) if slices is not None else None
     socket = around.options["pod_resources_kubelet_socket"]
+    claims = _claims(around) if around.options["kubernetes_enable_dra"] else None
     return KubeletAllocation(socket, resource_names(around.options), claims=claims)
+
+
+def _claims(around: Surroundings) -> DraClaims | None:
+    """Without the API server, what the driver's checkpoint says: nothing where that is not mounted either."""
+    from podgpu.allocation.dra import DraClaims
+    from podgpu.allocation.dra_claims import NAME, ClaimReader, DriverCheckpoint
+
+    path = os.path.join(_kubelet_directory(around), NAME)
+    slices = unless_no_api("kubernetes-enable-dra", around.api.resource_slices)
+    if slices is None and not os.path.exists(path):
+        return None
+    reader = None if slices is None else ClaimReader(around.api.config)
+    return DraClaims(slices, checkpoint=DriverCheckpoint(path), reader=reader)
 
 
 def _checkpoint(argument: str, around: Surroundings) -> AllocationSource:
@@ -94,9 +105,13 @@ def _checkpoint_path(around: Surroundings) -> str:
     """In the directory of the kubelet whose socket is asked, if it is there, else where it usually is."""
     from podgpu.allocation.checkpoint import DEFAULT_PATH, NAME
 
-    kubelet = os.path.dirname(os.path.dirname(os.path.abspath(around.options["pod_resources_kubelet_socket"])))
-    beside = os.path.join(kubelet, NAME)
+    beside = os.path.join(_kubelet_directory(around), NAME)
     return beside if os.path.exists(beside) else DEFAULT_PATH
+
+
+def _kubelet_directory(around: Surroundings) -> str:
+    socket: str = around.options["pod_resources_kubelet_socket"]
+    return os.path.dirname(os.path.dirname(os.path.abspath(socket)))
 
 
 def _hpc(argument: str, around: Surroundings) -> AllocationSource:
@@ -158,9 +173,19 @@ def _refuse(argument: str, name: str) -> None:
         raise UsageError(f"--allocation {name} takes no argument, not {argument!r}")
 
 
-def make_identities(api: ApiAccess, varlog: str) -> Identities:
+def make_identities(api: ApiAccess, varlog: str) -> ReadIdentities:
     """Who is who, from the names of the kubelet's log files, and from the API server where it is asked anyway."""
     from podgpu.allocation.identity import IdentityReader
 
     names = IdentityReader(os.path.join(varlog, "pods"), os.path.join(varlog, "containers"), pods=api.known_pods)
-    return lambda: names.read().complete
+    return names.read
+
+
+def make_signs(options: Mapping[str, Any]) -> ReadSigns:
+    """Who is plainly there, from the processes of the node and the names of the kubelet's log files."""
+    from podgpu.accounting.containers import read_living
+    from podgpu.allocation.keeping import SignsOfLife
+
+    varlog = options["path_varlog"]
+    living = partial(read_living, options["path_proc"])
+    return SignsOfLife(os.path.join(varlog, "pods"), os.path.join(varlog, "containers"), living).read

@@ -99,6 +99,11 @@ class ApiAccess:
             )
         return node
 
+    @property
+    def config(self) -> ApiConfig:
+        """How the API server is reached. Raises NoApi."""
+        return self._access()
+
     def _access(self) -> ApiConfig:
         from podgpu.kube.config import load_config
 

@@ -122,7 +122,7 @@ def _agent(driver: SimulatedNvml, host: Path, socket: str, name: str) -> Agent:
         NvmlTelemetry(driver, "simulated", count_expected=lambda: count),
         [KubeletAllocation(socket)],
         Settings(interval=1.0, allocation_interval=1.0, policy=policy),
-        identities=lambda: names.read().complete,
+        identities=names.read,
         containers=ContainerFinder(str(host / "proc")),
     )
 

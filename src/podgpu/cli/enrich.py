@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import click
@@ -18,7 +19,7 @@ from click.core import ParameterSource
 from podgpu.agent.allocation_turn import AllocationTurn
 from podgpu.agent.isolate import Isolation
 from podgpu.allocation.api_health import ApiHealth
-from podgpu.cli.allocations import Surroundings, make_allocations, make_identities
+from podgpu.cli.allocations import Surroundings, make_allocations, make_identities, make_signs
 from podgpu.cli.api_access import ApiAccess
 from podgpu.cli.logs import configure_logging
 from podgpu.cli.option_table import EXPORTER_PAGE_OPTIONS, Option
@@ -102,7 +103,8 @@ def command(ctx: click.Context, /, **options: Any) -> None:
         sources = make_allocations(options["allocation"], Surroundings(options, api, driver))
     if api.feeds:
         sources.append(ApiHealth(api.feeds))
-    turn = AllocationTurn(sources, make_identities(api, options["path_varlog"]), isolation, _DEADLINE, time.monotonic)
+    identities, signs = make_identities(api, options["path_varlog"]), make_signs(options)
+    turn = AllocationTurn(sources, identities, isolation, _DEADLINE, time.monotonic, signs)
     enricher = Enricher(_fetch(source, isolation), _holders(turn), textfile, settings, DriverBeside(driver))
     try:
         _run_once(enricher) if options["once"] else _run(enricher, options["interval"])
@@ -175,7 +177,8 @@ def _fetch(source: PageSource, isolation: Isolation) -> Callable[[], Page]:
 def _holders(turn: AllocationTurn) -> Callable[[Sequence[Device]], Held]:
     def holders(devices: Sequence[Device]) -> Held:
         part = turn.collect(devices)
-        return Held(part.allocation, part.outcomes, turn.errors)
+        shown = replace(part.allocation, assignments=turn.show(part.allocation.assignments))
+        return Held(shown, part.outcomes, turn.errors)
 
     return holders
 

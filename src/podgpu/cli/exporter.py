@@ -15,7 +15,7 @@ from podgpu.accounting.containers import ContainerFinder
 from podgpu.agent.loop import Agent, Settings
 from podgpu.allocation.api_health import ApiHealth
 from podgpu.catalog.counters import SHIPPED, Counter, shipped_counters
-from podgpu.cli.allocations import Surroundings, make_allocations, make_identities
+from podgpu.cli.allocations import Surroundings, make_allocations, make_identities, make_signs
 from podgpu.cli.api_access import ApiAccess, unless_no_api
 from podgpu.cli.logs import configure_logging
 from podgpu.cli.memory import share_one_heap
@@ -127,7 +127,9 @@ def build_agent(
     if api.feeds:
         sources.append(ApiHealth(api.feeds))
     containers = ContainerFinder(options["path_proc"]) if options["container_usage"] else None
-    agent = Agent(telemetry, sources, settings, clock, identities, pod_labels, counter_feed, containers)
+    agent = Agent(
+        telemetry, sources, settings, clock, identities, pod_labels, counter_feed, containers, make_signs(options)
+    )
     with naming_variable(ctx, "devices"):
         agent.check_selection()
     agent.read_counters()

@@ -116,7 +116,7 @@ def _local(ctx: click.Context, options: dict[str, Any], api: ApiAccess) -> Sourc
     from podgpu.accounting.containers import ContainerFinder
     from podgpu.agent.loop import Agent, Settings
     from podgpu.allocation.api_health import ApiHealth
-    from podgpu.cli.allocations import Surroundings, make_allocations, make_identities
+    from podgpu.cli.allocations import Surroundings, make_allocations, make_identities, make_signs
     from podgpu.cli.telemetries import open_telemetry
     from podgpu.device_selection import parse_selection
     from podgpu.top.local import LocalSource, OverheardTelemetry, ProcessWatch
@@ -133,7 +133,7 @@ def _local(ctx: click.Context, options: dict[str, Any], api: ApiAccess) -> Sourc
         sources.append(ApiHealth(api.feeds))
     identities, finder = make_identities(api, options["path_varlog"]), ContainerFinder(options["path_proc"])
     settings = Settings(interval=options["interval"], selection=selection, policy=_policy())
-    agent = Agent(telemetry, sources, settings, identities=identities, containers=finder)
+    agent = Agent(telemetry, sources, settings, identities=identities, containers=finder, signs=make_signs(options))
     with naming_variable(ctx, "devices"):
         agent.check_selection()
     watch = ProcessWatch(telemetry, finder, identities) if options["processes"] else None

@@ -48,6 +48,8 @@ class PodRecord:
     """Only those the caller of `parse_pod` reads."""
     init_containers: tuple[ContainerRecord, ...] = ()
     containers: tuple[ContainerRecord, ...] = ()
+    api_uid: str = ""
+    """The API server's own uid of a static pod, which people know it by; empty where it is the same."""
 
     @property
     def is_finished(self) -> bool:
@@ -69,16 +71,18 @@ def parse_pod(body: object, is_read: Callable[[str], bool] = lambda _: False) ->
     if not name or not uid:
         return None
     annotations = dict(_texts(metadata.get("annotations")))
+    on_node = annotations.get(_MIRROR) or uid
     return PodRecord(
         intern(_text(metadata.get("namespace"))),
         name,
-        annotations.get(_MIRROR) or uid,
+        on_node,
         intern(_text(spec.get("nodeName"))),
         intern(_text(status.get("phase"))),
         tuple(sorted((intern(key), intern(text)) for key, text in _texts(metadata.get("labels")))),
         tuple(sorted((intern(key), text) for key, text in annotations.items() if is_read(key))),
         tuple(_containers(spec.get("initContainers"), status.get("initContainerStatuses"), ends=True)),
         tuple(_containers(spec.get("containers"), status.get("containerStatuses"))),
+        uid if uid != on_node else "",
     )
 
 

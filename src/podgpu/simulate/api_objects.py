@@ -20,6 +20,7 @@ KINDS = {
     "nodes": "Node",
     "endpointslices": "EndpointSlice",
     "resourceslices": "ResourceSlice",
+    "resourceclaims": "ResourceClaim",
 }
 
 _PATH = re.compile(
@@ -65,7 +66,7 @@ def parse_asked(path: str, query: Mapping[str, str], resource_api_versions: Sequ
     if found is None or found["resource"] not in KINDS:
         return None
     version = found["version"] or ""
-    if bool(version) != (found["resource"] == "resourceslices"):
+    if bool(version) != (found["resource"] in ("resourceslices", "resourceclaims")):
         return None
     if bool(found["discovery"]) != (found["resource"] == "endpointslices"):
         return None
@@ -180,7 +181,7 @@ def event_line(kind: str, one: Object) -> bytes:
 
 def shown(one: Object, version: str) -> Object:
     """Slices are stored as v1 has them; until v1beta1 what a device is stood one level down, under `basic`."""
-    if version not in ("v1beta1", "v1alpha3"):
+    if version not in ("v1beta1", "v1alpha3") or not isinstance(one["spec"].get("devices"), list):
         return one
     devices = one["spec"].get("devices") or []
     old = [{"name": each["name"], "basic": {k: v for k, v in each.items() if k != "name"}} for each in devices]

@@ -58,7 +58,8 @@ class SimulatedKubelet:
     def __init__(self, socket: str, pods: Iterable[SimulatedPod] = ()) -> None:
         self.socket = socket
         self.pods: tuple[SimulatedPod, ...] = tuple(pods)
-        self.allocatable: Resources = {}
+        self.allocatable: Resources | None = None
+        """What the device plugins registered, empty while they are away. None: what is in somebody's hands, no more."""
         self.numa_nodes: Sequence[int] = (0,)
         """NUMA nodes of every device; the kubelet lists a device once for each."""
         self.versions: frozenset[str] = frozenset({"v1", "v1alpha1"})
@@ -108,7 +109,10 @@ class SimulatedKubelet:
                 os.unlink(self.socket)
 
     def restart(self) -> None:
-        """A new process on a new socket file, as after `systemctl restart kubelet`."""
+        """A new process on a new socket file, as after `systemctl restart kubelet`.
+
+        A real one lists no pods at first: for a second, and for as long as the API server is away. Set `pods` for that.
+        """
         self.stop()
         self.start()
 
@@ -147,9 +151,18 @@ class SimulatedKubelet:
         return list_answer(self.pods, numa_nodes=(), with_claims=False)
 
     def _allocatable_v1(self) -> bytes:
-        devices = _container_devices(self.allocatable, self.numa_nodes)
+        registered = self._held() if self.allocatable is None else self.allocatable
+        devices = _container_devices(registered, self.numa_nodes)
         answer = podresources_pb2.AllocatableResourcesResponse(devices=devices)
         return bytes(answer.SerializeToString())
+
+    def _held(self) -> Resources:
+        held: dict[str, list[str]] = {}
+        for pod in self.pods:
+            for container in pod.containers.values():
+                for resource, ids in container.items():
+                    held.setdefault(resource, []).extend(ids)
+        return held
 
 
 def list_answer(pods: Iterable[SimulatedPod], numa_nodes: Sequence[int] = (0,), with_claims: bool = True) -> bytes:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from podgpu.accounting.containers import ContainerFinder
-from podgpu.agent.allocation_turn import Identities
+from podgpu.agent.allocation_turn import ReadIdentities
 from podgpu.agent.loop import Agent
 from podgpu.catalog.fields import Field
 from podgpu.errors import SourceError
@@ -66,14 +66,14 @@ class OverheardTelemetry:
 class ProcessWatch:
     """What runs on each device, with the container it runs in."""
 
-    def __init__(self, telemetry: OverheardTelemetry, finder: ContainerFinder, identities: Identities) -> None:
+    def __init__(self, telemetry: OverheardTelemetry, finder: ContainerFinder, identities: ReadIdentities) -> None:
         self._telemetry = telemetry
         self._finder = finder
         self._identities = identities
 
     def read(self) -> dict[str, list[ProcessFigures]]:
         """By device key, as of the last usage turn."""
-        complete = self._identities()
+        complete = self._identities().complete
         usages = [usage for gpu in list(self._telemetry.usages.values()) for usage in gpu]
         return {u.device.key: [self._figures(p, u, complete) for p in u.processes or ()] for u in usages}
 

@@ -19,6 +19,8 @@ rules:
   {{- end }}
   {{- if $api.slices }}
   - {apiGroups: [resource.k8s.io], resources: [resourceslices], verbs: [list, watch]}
+  # Those that containers of this node use, each once: which of them have adminAccess.
+  - {apiGroups: [resource.k8s.io], resources: [resourceclaims], verbs: [get]}
   - {nonResourceURLs: [/apis/resource.k8s.io], verbs: [get]}
   {{- end }}
 ---

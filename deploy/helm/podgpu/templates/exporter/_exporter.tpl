@@ -122,6 +122,9 @@ refused where they are not switched on; and it does not know where podlist.json 
 {{- if $exporter.kubernetes.enabled }}
 - {name: pod-resources, mountPath: /var/lib/kubelet/pod-resources, readOnly: true}
 {{- end }}
+{{- if and $exporter.kubernetes.enabled $exporter.kubernetes.dra }}
+- {name: dra-driver, mountPath: /var/lib/kubelet/plugins/gpu.nvidia.com, readOnly: true}
+{{- end }}
 {{- if $exporter.kubernetes.podlistDirectory }}
 - {name: podlist, mountPath: /etc/podgpu/podlist, readOnly: true}
 {{- end }}
@@ -149,6 +152,10 @@ refused where they are not switched on; and it does not know where podlist.json 
 {{- if $exporter.kubernetes.enabled }}
 # The directory: a kubelet that restarts makes a new socket in it.
 - {name: pod-resources, hostPath: {path: {{ .Values.kubeletRoot }}/pod-resources, type: Directory}}
+{{- end }}
+{{- if and $exporter.kubernetes.enabled $exporter.kubernetes.dra }}
+# Its checkpoint: which MIG device each claim was given. Made where the driver does not run.
+- {name: dra-driver, hostPath: {path: {{ .Values.kubeletRoot }}/plugins/gpu.nvidia.com, type: DirectoryOrCreate}}
 {{- end }}
 {{- with $exporter.kubernetes.podlistDirectory }}
 - {name: podlist, hostPath: {path: {{ . }}, type: Directory}}

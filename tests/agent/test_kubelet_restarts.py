@@ -1,0 +1,340 @@
+"""Who holds what while the kubelet restarts, is away, or forgets: real gRPC, real files, the whole agent."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from podgpu.agent.allocation_turn import AllocationTurn
+from podgpu.agent.isolate import Isolation
+from podgpu.allocation.kubelet import KubeletAllocation
+from podgpu.model import Device
+from podgpu.simulate.kubelet import SimulatedKubelet, SimulatedPod
+from podgpu.simulate.proc import container_cgroup
+from tests.nodes.clock import PATIENCE, FakeClock
+from tests.nodes.node import Description, Node, node_of
+
+GPUS = [f"GPU-0000000{number}-1111-2222-3333-444444444444" for number in range(2)]
+UIDS = {"train": "0f1f4ffc-0b8c-4d53-9b1e-6b2d0f9b8a10", "serve": "1f1f4ffc-0b8c-4d53-9b1e-6b2d0f9b8a11"}
+IDS = {"train": "a" * 64, "serve": "b" * 64}
+PODS = tuple(
+    SimulatedPod("ns", name, {"main": {"nvidia.com/gpu": [gpu]}}) for name, gpu in zip(UIDS, GPUS, strict=True)
+)
+LOGS = {name: (f"pods/ns_{name}_{uid}", f"containers/{name}_ns_main-{IDS[name]}.log") for name, uid in UIDS.items()}
+TURN = 5.0
+
+
+class Kubelet:
+    """A node whose two GPUs are held, and what becomes of its kubelet."""
+
+    def __init__(self, node: Node, folder: Path) -> None:
+        self.node, self.folder = node, folder
+
+    def restarts(self, knows: tuple[SimulatedPod, ...] = ()) -> None:
+        """As a real one does: no pod and no error, until it has heard of its pods from the API server."""
+        self.node.kubelet.pods = knows
+        self.node.kubelet.restart()
+
+    def turn(self, seconds: float = TURN) -> list[str]:
+        """Who holds a GPU on the page now."""
+        self.node.clock.advance(seconds)
+        self.node.agent.read_allocation()
+        self.node.agent.read_usage()
+        return sorted(re.findall(r'podgpu_allocation_info\{.*?pod="([^"]*)"', self.page))
+
+    @property
+    def page(self) -> str:
+        return self.node.agent.published.fresh.plain.decode()
+
+    def allocated(self, pod: str) -> float:
+        (value,) = re.findall(rf'gpu_allocated_seconds_total\{{.*?pod="{pod}".*?\}} (\S+)', self.page)
+        return float(value)
+
+    def remove_logs(self, pod: str) -> None:
+        for name in LOGS[pod]:
+            shutil.rmtree(self.folder / "log" / name)
+
+
+@contextmanager
+def held(folder: Path, logs: bool = True, processes: bool = False) -> Iterator[Kubelet]:
+    description = Description(
+        "two GPUs, two pods",
+        "2xH100",
+        ["-k", "-f", "none", "--allocation", "kubelet"],
+        uuids=GPUS,
+        logs=[name for names in LOGS.values() for name in names] if logs else [],
+        processes=(
+            {str(41 + n): {"uid": UIDS[name], "container_id": IDS[name]} for n, name in enumerate(UIDS)}
+            if processes
+            else None
+        ),
+    )
+    with node_of(description, folder) as node:
+        node.kubelet.pods = PODS
+        node.take_turns()
+        kubelet = Kubelet(node, folder)
+        assert kubelet.turn() == ["serve", "train"]
+        yield kubelet
+
+
+@pytest.mark.fault(
+    "the kubelet restarts while the API server is away: it lists no pods, and says no error, for ten minutes",
+    "every holder stays, its counters go on, because its log files are there; source_up is 1",
+)
+def test_holders_stay_while_their_containers_are_plainly_there(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    with held(folder) as kubelet:
+        before = kubelet.allocated("train")
+        kubelet.restarts()
+        for turn in range(1, 121):
+            assert kubelet.turn() == ["serve", "train"]
+            assert kubelet.allocated("train") == pytest.approx(before + turn * TURN), "it began anew"
+            assert 'podgpu_exporter_source_up{source="kubelet"} 1' in kubelet.page
+        kubelet.node.kubelet.pods = PODS
+        assert kubelet.turn() == ["serve", "train"]
+        (said,) = (message for message in caplog.messages if "started anew" in message)
+        assert "does not name 2 containers that held a GPU" in said
+
+
+@pytest.mark.fault(
+    "the kubelet restarts and lists no pods, on a node where podgpu can look at neither logs nor processes",
+    "every holder stays for 60 s after it was last named, and is then withdrawn",
+)
+def test_where_nothing_tells_time_does(folder: Path) -> None:
+    with held(folder, logs=False) as kubelet:
+        kubelet.restarts()
+        for _ in range(12):
+            assert kubelet.turn() == ["serve", "train"]
+        assert kubelet.turn() == []
+
+
+@pytest.mark.fault(
+    "a pod ends while the kubelet restarts",
+    "it disappears as soon as its log files or its processes are gone; the others stay",
+)
+@pytest.mark.parametrize("processes", [False, True], ids=["by its logs", "by its processes"])
+def test_a_pod_that_ended_meanwhile(folder: Path, processes: bool) -> None:
+    with held(folder, processes=processes) as kubelet:
+        kubelet.restarts()
+        assert kubelet.turn() == ["serve", "train"]
+        if processes:
+            shutil.rmtree(folder / "proc" / "41")
+        else:
+            kubelet.remove_logs("train")
+        assert kubelet.turn() == ["serve"]
+
+
+def test_processes_show_that_it_is_there_without_any_log_of_it(folder: Path) -> None:
+    with held(folder, processes=True) as kubelet:
+        for pod in UIDS:
+            (folder / "log" / LOGS[pod][0]).rmdir()
+            (folder / "log" / LOGS[pod][1]).rmdir()
+        kubelet.restarts()
+        assert kubelet.turn(600.0) == ["serve", "train"]
+
+
+def test_a_pod_without_its_container_is_given_up_after_a_minute(folder: Path) -> None:
+    """The pod's namespaces are still held open; the container ended, and no kubelet is there to start it again."""
+    with held(folder, processes=True) as kubelet:
+        kubelet.restarts()
+        pause = container_cgroup(UIDS["train"], "c" * 64)
+        (folder / "proc" / "41" / "cgroup").write_text(pause)
+        assert kubelet.turn(59.0) == ["serve", "train"]
+        assert kubelet.turn(2.0) == ["serve"]
+
+
+@pytest.mark.fault(
+    "the kubelet restarts, and the first it lists is a new pod on a GPU that another pod held",
+    "the new pod is that GPU's holder at once, the old one is not; the holders of other GPUs stay",
+)
+@pytest.mark.parametrize("logs", [False, True], ids=["", "the old pod's logs are still there"])
+def test_a_new_pod_takes_the_gpu(folder: Path, logs: bool) -> None:
+    with held(folder, logs=logs) as kubelet:
+        new = SimulatedPod("ns", "tune", {"main": {"nvidia.com/gpu": [GPUS[0]]}})
+        kubelet.restarts(knows=(new,))
+        assert kubelet.turn() == ["serve", "tune"]
+
+
+def test_pods_that_are_listed_one_by_one(folder: Path) -> None:
+    """A container that is listed before the device manager knows what it holds counts as not listed."""
+    with held(folder, logs=False) as kubelet:
+        kubelet.restarts()
+        assert kubelet.turn() == ["serve", "train"]
+        kubelet.node.kubelet.pods = (SimulatedPod("ns", "train", {"main": {}}),)
+        assert kubelet.turn() == ["serve", "train"]
+        kubelet.node.kubelet.pods = PODS[:1]
+        assert kubelet.turn() == ["serve", "train"]
+        kubelet.node.kubelet.pods = ()
+        assert kubelet.turn() == ["serve"], "this kubelet named it, and does not any more"
+
+
+def test_a_kubelet_that_restarts_between_the_look_at_its_socket_and_its_answer(folder: Path) -> None:
+    with held(folder, logs=False) as kubelet:
+
+        class Replaced(tuple[SimulatedPod, ...]):
+            def __iter__(self) -> Iterator[SimulatedPod]:
+                os.chmod(kubelet.node.kubelet.socket, 0o700)  # changes what tells one socket from another
+                return super().__iter__()
+
+        kubelet.node.kubelet.pods = Replaced()
+        assert kubelet.turn() == ["serve", "train"]
+
+
+def test_a_kubelet_that_ends_a_pod_is_believed(folder: Path) -> None:
+    with held(folder) as kubelet:
+        kubelet.node.kubelet.pods = PODS[:1]
+        assert kubelet.turn() == ["train"]
+
+
+@pytest.mark.fault(
+    "the kubelet is stopped for ten minutes",
+    "source_up is 0; holders whose containers run on stay, with their counters; those that end meanwhile disappear",
+)
+def test_a_kubelet_that_is_away_for_long(folder: Path) -> None:
+    with held(folder) as kubelet:
+        before = kubelet.allocated("serve")
+        kubelet.node.kubelet.stop()
+        for _ in range(120):
+            assert kubelet.turn() == ["serve", "train"]
+        assert 'podgpu_exporter_source_up{source="kubelet"} 0' in kubelet.page
+        kubelet.remove_logs("train")
+        assert kubelet.turn() == ["serve"]
+        kubelet.node.kubelet.pods = PODS[1:]
+        kubelet.node.kubelet.start()
+        assert kubelet.turn() == ["serve"]
+        assert kubelet.allocated("serve") == pytest.approx(before + 122 * TURN)
+
+
+# The device plugin
+
+
+NODE = tuple(Device(number, uuid, "", "H100", minor=number) for number, uuid in enumerate(GPUS))
+SLICES = tuple(
+    SimulatedPod("ns", name, {"main": {"nvidia.com/gpu": [f"{GPUS[0]}::{number}"]}}) for number, name in enumerate(UIDS)
+)
+REGISTERED = {"nvidia.com/gpu": [f"{GPUS[0]}::{number}" for number in range(4)]}
+
+
+def shares(page: str) -> dict[str, float]:
+    found = re.findall(r'podgpu_allocation_share_ratio\{.*?pod="([^"]*)".*?\} (\S+)', page)
+    return {pod: float(share) for pod, share in found}
+
+
+@pytest.mark.fault(
+    "the device plugin is away for five minutes: the kubelet tells of no time slices any more",
+    "the share of a holder stays what it was, 0.25 of a GPU in four slices",
+)
+@pytest.mark.parametrize("left", [0, 3], ids=["none left", "three are healthy"])
+def test_the_number_of_slices_stands_while_the_gpu_is_held(folder: Path, left: int) -> None:
+    clock, isolation = FakeClock(), Isolation()
+    with SimulatedKubelet(str(folder / "kubelet.sock"), SLICES) as kubelet:
+        source = KubeletAllocation(kubelet.socket, clock=clock.monotonic)
+        turn = AllocationTurn([source], None, isolation, PATIENCE, clock.monotonic)
+
+        def shares_after(seconds: float) -> dict[str, float | None]:
+            clock.advance(seconds)
+            return {one.holder.pod: one.share for one in turn.collect(NODE).allocation.assignments}
+
+        kubelet.allocatable = REGISTERED
+        assert shares_after(0.0) == {"train": 0.25, "serve": 0.25}
+        kubelet.allocatable = {"nvidia.com/gpu": REGISTERED["nvidia.com/gpu"][:left]}
+        for _ in range(5):
+            assert shares_after(61.0) == {"train": 0.25, "serve": 0.25}
+        kubelet.pods = SLICES[:1]
+        assert shares_after(61.0) == {"train": 0.25}, "a sole holder of a slice has a slice"
+        assert kubelet.calls.count("/v1.PodResourcesLister/GetAllocatableResources") == 7, "it is counted every minute"
+        turn.close()
+    isolation.close()
+
+
+def test_the_number_of_slices_outlives_a_kubelet_that_forgot_who_holds_them(folder: Path) -> None:
+    with held(folder) as kubelet:
+        kubelet.node.kubelet.pods, kubelet.node.kubelet.allocatable = SLICES, REGISTERED
+        kubelet.turn()
+        kubelet.node.kubelet.allocatable = {}
+        kubelet.restarts()
+        kubelet.turn()
+        assert shares(kubelet.page) == {"train": 0.25, "serve": 0.25}
+        kubelet.node.kubelet.pods = SLICES
+        kubelet.turn()
+        assert shares(kubelet.page) == {"train": 0.25, "serve": 0.25}
+
+
+def test_slices_that_were_never_counted_are_no_share(folder: Path) -> None:
+    with held(folder) as kubelet:
+        kubelet.node.kubelet.pods, kubelet.node.kubelet.allocatable = SLICES, {}
+        kubelet.turn()
+        assert shares(kubelet.page) == {}
+        kubelet.node.kubelet.allocatable = REGISTERED
+        kubelet.turn()
+        assert shares(kubelet.page) == {"train": 0.25, "serve": 0.25}, "as soon as the plugin is back"
+
+
+# A slow kubelet
+
+
+@pytest.fixture
+def slow(folder: Path) -> Iterator[SimulatedKubelet]:
+    with SimulatedKubelet(str(folder / "kubelet.sock"), PODS) as kubelet:
+        yield kubelet
+
+
+@pytest.fixture
+def make_turn(slow: SimulatedKubelet) -> Iterator[Callable[..., AllocationTurn]]:
+    isolation, made = Isolation(), list[AllocationTurn]()
+
+    def make(late: Callable[[], object]) -> AllocationTurn:
+        source = KubeletAllocation(slow.socket)
+        made.append(AllocationTurn([source], None, isolation, 0.05, lambda: 0.0, late=late))
+        return made[-1]
+
+    yield make
+    slow.resume()
+    for turn in made:
+        turn.close()
+    isolation.close()
+
+
+def test_a_late_answer_is_taken_when_it_comes(slow: SimulatedKubelet, make_turn: Callable[..., AllocationTurn]) -> None:
+    came = threading.Event()
+    turn = make_turn(came.set)
+    slow.hang()
+    for _ in range(3):
+        part = turn.collect(NODE)
+        assert [(one.source, one.error) for one in part.outcomes] == [("kubelet", "deadline")], "one fault, one word"
+        assert part.allocation.assignments == ()
+    assert not came.is_set()
+    slow.resume()
+    assert came.wait(PATIENCE)
+    part = turn.collect(NODE)
+    assert [one.holder.pod for one in part.allocation.assignments] == ["train", "serve"]
+    assert part.outcomes[0].ok
+    assert len(slow.calls) == 1, "it was asked once, and its answer used"
+    turn.collect(NODE)
+    assert len(slow.calls) == 2, "and asked again, once its answer was used"
+
+
+@pytest.mark.fault(
+    "the kubelet takes 1.5 s for every answer, and figures are collected every second (-c 1000)",
+    "holders are there: their sources have a deadline of their own, 5 s, and a later answer is taken when it comes",
+)
+def test_a_kubelet_slower_than_the_collect_interval(folder: Path) -> None:
+    arguments = ["-k", "-f", "none", "--allocation", "kubelet", "-c", "1000"]
+    with node_of(Description("a slow kubelet", "2xH100", arguments, uuids=GPUS), folder) as node:
+        node.agent.read_telemetry()
+        node.kubelet.pods = PODS
+        node.kubelet.hang()
+        answering = threading.Timer(1.5, node.kubelet.resume)
+        answering.start()
+        node.agent.read_allocation()
+        answering.join()
+        assert Kubelet(node, folder).turn(0.0) == ["serve", "train"]
+        assert 'podgpu_exporter_source_errors_total{source="kubelet"' not in node.agent.published.fresh.plain.decode()

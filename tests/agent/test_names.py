@@ -1,0 +1,143 @@
+"""Whose uid is on the page: static pods, and a node with more log names than are read. Real files, HTTP and gRPC."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from podgpu.agent import health
+from podgpu.allocation.identity import MOST_ENTRIES
+from tests.nodes.clock import wait_until
+from tests.nodes.node import Description, Node, node_of
+
+GPU = "GPU-00000000-1111-2222-3333-444444444444"
+ID = "a" * 64
+ON_NODE, IN_API = "2dc8f1d45af43985ee32ada4c7377f02", "a8ebd3e1-cd2a-436b-a655-f765426d9cb5"
+MIRROR = {
+    "metadata": {
+        "namespace": "ns",
+        "name": "train",
+        "uid": IN_API,
+        "annotations": {"kubernetes.io/config.hash": ON_NODE, "kubernetes.io/config.mirror": ON_NODE},
+    },
+    "spec": {"nodeName": "node-1", "containers": [{"name": "main"}]},
+    "status": {"phase": "Running"},
+}
+HELD = {"namespace": "ns", "name": "train", "containers": {"main": {"nvidia.com/gpu": [GPU]}}}
+
+
+def description(*arguments: str, **more: object) -> Description:
+    return Description(
+        "one GPU, one pod",
+        "1xH100",
+        ["-k", "--allocation", "kubelet", "--kubernetes-enable-pod-uid", *arguments],
+        uuids=[GPU],
+        pods=[HELD],
+        **more,  # type: ignore[arg-type]
+    )
+
+
+def page(node: Node) -> str:
+    return node.agent.published.fresh.plain.decode()
+
+
+def uids(text: str) -> set[str]:
+    return set(re.findall(r'pod_uid="([^"]*)"', text))
+
+
+@pytest.mark.parametrize("asked", [False, True], ids=["without the API server", "with the API server"])
+def test_a_static_pod_is_shown_by_the_uid_people_know(folder: Path, asked: bool) -> None:
+    """Logs and cgroups are named by the kubelet's own; what its processes do is the pod's all the same."""
+    arguments = ["--kubernetes-enable-pod-labels", "--kubeconfig", "{folder}/kubeconfig"] if asked else []
+    static = description(
+        *arguments,
+        logs=[f"pods/ns_train_{ON_NODE}", f"containers/train_ns_main-{ID}.log"],
+        processes={"41": {"uid": ON_NODE, "container_id": ID}},
+        loads=[{"gpu": 0, "pid": 41, "duty": 0.5}],
+        api_objects={"pods": [MIRROR]} if asked else None,
+        usage_turns=3,
+    )
+    with node_of(static, folder) as node:
+        if asked:
+            wait_until(lambda: node.api.known_pods(), "the pods are read")
+        node.take_turns()
+        assert uids(page(node)) == {IN_API if asked else ON_NODE}
+        (ratio,) = re.findall(r'podgpu_container_gpu_utilization_ratio\{.*?pod="train".*?\} (\S+)', page(node))
+        assert float(ratio) == pytest.approx(0.5, abs=0.05)
+
+
+def test_counters_go_on_when_the_api_server_comes_late(folder: Path) -> None:
+    """The uid on the page changes once; the container is the same."""
+    static = description(
+        "--kubernetes-enable-pod-labels",
+        "--kubeconfig",
+        "{folder}/kubeconfig",
+        logs=[f"pods/ns_train_{ON_NODE}", f"containers/train_ns_main-{ID}.log"],
+        processes={},
+        api_objects={},
+        usage_turns=5,
+    )
+
+    def allocated(node: Node) -> float:
+        (value,) = re.findall(r'gpu_allocated_seconds_total\{.*?pod="train".*?\} (\S+)', page(node))
+        return float(value)
+
+    with node_of(static, folder) as node:
+        node.take_turns()
+        before = allocated(node)
+        assert node.api_server is not None
+        node.api_server.put("pods", MIRROR)
+        wait_until(lambda: node.api.known_pods(), "the pods are read")
+        node.clock.advance(5.0)
+        node.agent.read_allocation()
+        node.agent.read_usage()
+        assert uids(page(node)) == {IN_API}
+        assert allocated(node) == pytest.approx(before + 5.0)
+
+
+@pytest.mark.fault(
+    "more than 50,000 names under /var/log/pods: a kubelet that removes no logs",
+    "pod_uid is missing, and it is said: source_up of identities is 0, reason too_large, /health names the directory",
+)
+def test_more_names_than_are_read(folder: Path, full: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    (full / f"ns_train_{IN_API}").mkdir()
+    with node_of(description(), folder) as node:
+        node.take_turns()
+        assert uids(page(node)) == {IN_API}
+        assert "identities" not in page(node)
+        for number in range(MOST_ENTRIES):
+            (full / f"ns_old-{number}_u{number}").touch()
+        for turn in (1, 2):
+            node.clock.advance(5.0)
+            node.agent.read_allocation()
+            assert 'podgpu_exporter_source_up{source="identities"} 0' in page(node)
+            errors = f'podgpu_exporter_source_errors_total{{source="identities",reason="too_large"}} {turn}'
+            assert errors in page(node)
+        assert 'pod="train"' in page(node), "all else goes on"
+        assert str(folder / "log" / "pods") in health.live(node.agent)[1]
+        (said,) = (message for message in caplog.messages if message.startswith("identities: "))
+        assert "see why the kubelet removes none" in said
+        for number in range(MOST_ENTRIES):
+            (full / f"ns_old-{number}_u{number}").unlink()
+        node.clock.advance(5.0)
+        node.agent.read_allocation()
+        assert 'podgpu_exporter_source_up{source="identities"} 1' in page(node)
+        assert uids(page(node)) == {IN_API}
+        assert "identities: answers again" in caplog.messages
+
+
+@pytest.fixture
+def full(folder: Path) -> Iterator[Path]:
+    """Below /var/log, but in memory: on a disk, so many names take a minute to remove."""
+    place = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix="pg", dir=place) as names:
+        (folder / "log").mkdir()
+        (folder / "log" / "pods").symlink_to(names)
+        yield Path(names)
