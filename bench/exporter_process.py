@@ -24,7 +24,9 @@ from podgpu.agent.loop import Agent
 from podgpu.allocation.kubelet import KubeletAllocation
 from podgpu.cli import exporter as _loaded_as_in_production  # noqa: F401 - click and the option table count too
 from podgpu.exposition.text import CONTENT_TYPE
-from podgpu.serve.app import Address, application, listen
+from podgpu.serve.app import Listener, application, listening
+from podgpu.serve.connections import Limits
+from podgpu.serve.sockets import Address
 
 TICKS_PER_ALLOCATION = 5
 CONSTANT, CONSTANT_ZIPPED = "/constant", "/constant-zipped"
@@ -66,14 +68,11 @@ async def run(shape: NodeShape, socket: str) -> None:
     ticker.tick(TICKS_PER_ALLOCATION)
     app = application(agent)
     app.add_routes(constant_routes(agent))
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    bound = await listen(runner, Address("127.0.0.1", 0))
-    _say({"port": bound.port})
     try:
-        await _obey(ticker, agent)
+        async with listening(Listener(app, Address("127.0.0.1", 0)), Limits()) as bound:
+            _say({"port": bound.port})
+            await _obey(ticker, agent)
     finally:
-        await runner.cleanup()
         agent.stop()
 
 

@@ -20,8 +20,9 @@ import pytest
 import yaml
 
 from podgpu.errors import UsageError
-from podgpu.serve.app import Address, application
+from podgpu.serve.app import application
 from podgpu.serve.protection import protect
+from podgpu.serve.sockets import Address
 from podgpu.serve.tls import subject_names
 from tests.nodes.clock import PATIENCE
 from tests.nodes.node import Node

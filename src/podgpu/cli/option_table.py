@@ -28,7 +28,6 @@ class Option:
         return self.flag.replace("-", "_")
 
 
-_YET = "accepted; not built yet"
 _DCGM = "accepted; belongs to DCGM, which podgpu does not need"
 
 EXPORTER_PAGE_OPTIONS: tuple[Option, ...] = tuple(
@@ -163,7 +162,14 @@ EXPORTER_OPTIONS: tuple[Option, ...] = (
         "",
         "Prometheus' web config: TLS, client certificates, basic auth, headers, rate limit (docs/security.md).",
     ),
-    Option("web-systemd-socket", "", "DCGM_EXPORTER_SYSTEMD_SOCKET", "false", _YET, "bool", works=False),
+    Option(
+        "web-systemd-socket",
+        "",
+        "DCGM_EXPORTER_SYSTEMD_SOCKET",
+        "false",
+        "Listen on the sockets that systemd passes (podgpu.socket) in place of -a.",
+        "bool",
+    ),
     Option(
         "xid-count-window-size",
         "x",
@@ -389,6 +395,15 @@ EXPORTER_OPTIONS: tuple[Option, ...] = (
         "",
         "A plain address for /livez, /ready and /health alone, such as :9401: what --web-config-file asks for, the "
         "kubelet's probes cannot show.",
+        ours=True,
+    ),
+    Option(
+        "web-enable-lifecycle",
+        "",
+        "PODGPU_WEB_ENABLE_LIFECYCLE",
+        "true",
+        "Answer POST /-/release, which only somebody on this machine may ask for (docs/security.md).",
+        "bool",
         ours=True,
     ),
     *EXPORTER_PAGE_OPTIONS,

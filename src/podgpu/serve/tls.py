@@ -1,6 +1,7 @@
 """The server's side of TLS: an SSL context made from the web config, and made anew when it or a file behind it changed.
 
-Reads the certificate, the key and the client authorities at every new connection; a private key never touches a disk.
+Reads the certificate, the key and the client authorities at every new connection, and not on the event loop; a private
+key never touches a disk.
 """
 
 from __future__ import annotations
@@ -226,28 +227,3 @@ class Contexts:
             return self._refusing
         self._complaint.is_over()
         return context
-
-
-class PerConnection(ssl.SSLContext):
-    """Given to asyncio in place of a context. It wraps each accepted connection with the context of that moment.
-
-    Not by sni_callback: what that swaps in brings its certificate, but neither its versions nor its client policy.
-    """
-
-    contexts: Contexts
-
-    def wrap_bio(
-        self,
-        incoming: ssl.MemoryBIO,
-        outgoing: ssl.MemoryBIO,
-        server_side: bool = False,
-        server_hostname: str | bytes | None = None,
-        session: ssl.SSLSession | None = None,
-    ) -> ssl.SSLObject:
-        return self.contexts.now().wrap_bio(incoming, outgoing, server_side, server_hostname, session)
-
-
-def per_connection(contexts: Contexts) -> PerConnection:
-    context = PerConnection(ssl.PROTOCOL_TLS_SERVER)
-    context.contexts = contexts
-    return context
