@@ -155,7 +155,8 @@ async def listening(one: Listener, limits: Limits) -> AsyncIterator[Address]:
         entrance = Entrance(runner, sockets, one.tls, limits)
         entrance.open()
         try:
-            yield address_of(sockets[0], one.address.host, secure=one.tls is not None)
+            asked_for = None if one.sockets else one.address.host
+            yield address_of(sockets[0], asked_for, secure=one.tls is not None)
         finally:
             await entrance.close()
     finally:

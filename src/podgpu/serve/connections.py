@@ -12,6 +12,7 @@ import logging
 import resource
 import socket
 import ssl
+import struct
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ _EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 _OWN_DESCRIPTORS = 64
 """What podgpu needs besides connections: files, sockets and the driver's device nodes."""
 _REPEATED_SECONDS = 60.0
+_RESET = struct.pack("ii", 1, 0)
 _CLOSED = b"HTTP/1.1 431 Request Header Fields Too Large\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 _log = logging.getLogger(__name__)
 
@@ -110,6 +112,8 @@ class Connection(web.RequestHandler):
     def drop(self) -> None:
         self._places.forget(self)
         if self._line is not None:
+            if self.unread:  # else the kernel would keep it for them
+                self._line.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
             self._line.abort()
         elif self._beginning is not None:
             self._beginning.cancel()

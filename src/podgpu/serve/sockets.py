@@ -13,6 +13,7 @@ from podgpu.serve.connections import BACKLOG
 
 ADDRESS_OPTION = "-a"
 SYSTEMD_OPTION = "--web-systemd-socket"
+_UNIX = "unix:"
 _FIRST_DESCRIPTOR = 3
 _MOST_DESCRIPTORS = 64
 
@@ -26,6 +27,8 @@ class Address:
 
     @property
     def url(self) -> str:
+        if self.host.startswith(_UNIX):
+            return self.host
         host = self.host or "localhost"
         return f"{self.scheme}://[{host}]:{self.port}" if ":" in host else f"{self.scheme}://{host}:{self.port}"
 
@@ -95,10 +98,12 @@ def _taken_over(descriptor: int) -> socket.socket:
     return found
 
 
-def address_of(listening: socket.socket, host: str, secure: bool) -> Address:
-    """With the port the system chose for port 0; of a UNIX socket, its path and no port."""
+def address_of(listening: socket.socket, host: str | None, secure: bool) -> Address:
+    """With the port the system chose for port 0. `host`: as it was asked for; None: the socket's own. Of a UNIX socket
+    its path, and no port."""
     name = listening.getsockname()
     scheme = "https" if secure else "http"
-    if isinstance(name, tuple):
-        return Address(host, name[1], scheme)
-    return Address(f"unix:{name}", 0, scheme)
+    if not isinstance(name, tuple):
+        return Address(f"{_UNIX}{name}", 0, scheme)
+    own = "" if name[0] in ("0.0.0.0", "::") else name[0]
+    return Address(own if host is None else host, name[1], scheme)
