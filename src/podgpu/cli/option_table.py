@@ -28,6 +28,7 @@ class Option:
         return self.flag.replace("-", "_")
 
 
+_DUMP = "accepted; use --dump-snapshot"
 _DCGM = "accepted; belongs to DCGM, which podgpu does not need"
 
 EXPORTER_PAGE_OPTIONS: tuple[Option, ...] = tuple(
@@ -270,32 +271,14 @@ EXPORTER_OPTIONS: tuple[Option, ...] = (
         works=False,
     ),
     Option("enable-pprof", "", "DCGM_EXPORTER_ENABLE_PPROF", "false", "accepted; a Go profiler", "bool", works=False),
-    Option(
-        "dump-enabled",
-        "",
-        "DCGM_EXPORTER_DUMP_ENABLED",
-        "false",
-        "accepted; use --dump-snapshot",
-        "bool",
-        works=False,
-    ),
-    Option(
-        "dump-directory",
-        "",
-        "DCGM_EXPORTER_DUMP_DIRECTORY",
-        "/tmp/dcgm-exporter-debug",
-        "accepted; use --dump-snapshot",
-        works=False,
-    ),
-    Option("dump-retention", "", "DCGM_EXPORTER_DUMP_RETENTION", "24", "accepted; use --dump-snapshot", works=False),
-    Option(
-        "dump-compression",
-        "",
-        "DCGM_EXPORTER_DUMP_COMPRESSION",
-        "true",
-        "accepted; use --dump-snapshot",
-        "bool",
-        works=False,
+    *(
+        Option(f"dump-{name}", "", f"DCGM_EXPORTER_DUMP_{name.upper()}", default, _DUMP, kind, works=False)
+        for name, default, kind in (
+            ("enabled", "false", "bool"),
+            ("directory", "/tmp/dcgm-exporter-debug", "text"),
+            ("retention", "24", "text"),
+            ("compression", "true", "bool"),
+        )
     ),
     Option(
         "hostname-label",
