@@ -1,7 +1,8 @@
 """Who may stay connected, and for how long. Owns the accepting and every connection of an application.
 
 No visitor can take what the scrapers and probes need. Whoever was answered well keeps a place among the known;
-everybody else is a stranger. Both rooms are bounded, and in each the one who was idle longest goes when another comes.
+everybody else is a stranger. Both rooms are bounded. When another comes, the stranger goes who is here longest, or of the
+known the one who was answered least often: a scraper who comes back and back is the last to go.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ _log.addFilter(OnceAMinute())
 class Connection(web.RequestHandler):
     """aiohttp's, which also knows since when it waits for what."""
 
-    __slots__ = ("_answering", "_beginning", "_line", "_places", "_received", "deadline")
+    __slots__ = ("_answering", "_beginning", "_line", "_places", "_received", "answers", "deadline")
 
     def __init__(self, places: Places, server: web.Server) -> None:
         limits = places.limits
@@ -103,6 +104,7 @@ class Connection(web.RequestHandler):
         self._beginning: asyncio.Task[None] | None = None
         self._answering = False
         self._received = 0
+        self.answers = 0
         self.deadline = places.clock() + limits.headers_seconds
 
     def begins(self, task: asyncio.Task[None]) -> None:
@@ -130,7 +132,9 @@ class Connection(web.RequestHandler):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if not self._received and not self._answering:
+        if self._answering:
+            self.close()  # after this answer: see `understood`
+        elif not self._received:
             self.deadline = self._places.clock() + self._places.limits.headers_seconds
         self._received += len(data)
         if self._received <= self._places.limits.request_bytes:
@@ -156,7 +160,13 @@ class Connection(web.RequestHandler):
     # What aiohttp tells it
 
     def understood(self) -> None:
-        """A request's headers are all here."""
+        """A request's headers are all here.
+
+        One that came along with another is the last: nobody who scrapes or looks asks before he has his answer, and
+        whoever asks a thousand times in one packet would have us work for him alone.
+        """
+        if not self._received:
+            self.close()
         self._answering, self._received = True, 0
         self.deadline = self._places.clock() + self._places.limits.answer_seconds
 
@@ -188,7 +198,7 @@ async def note_request(request: web.Request, handler: Handler) -> web.StreamResp
 
 
 class Places:
-    """Every connection of one listener, those idle longest first."""
+    """Every connection of one listener; strangers as they came, the known as they were last answered."""
 
     def __init__(self, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
         self.limits = limits
@@ -212,8 +222,10 @@ class Places:
         if connection not in self._strangers and connection not in self._known:
             return  # dropped meanwhile
         self._strangers.pop(connection, None)
-        if self._known.pop(connection, self) is self and len(self._known) >= self.limits.known:
-            next(iter(self._known)).drop()
+        connection.answers += 1
+        if connection not in self._known and len(self._known) >= self.limits.known:
+            min(self._known, key=lambda one: one.answers).drop()  # of several, who was answered least lately
+        self._known.pop(connection, None)
         self._known[connection] = None
 
     def reads_slowly(self, connection: Connection) -> None:
