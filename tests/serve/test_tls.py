@@ -6,12 +6,13 @@ import http.client
 import logging
 import re
 import signal
+import socket
 import ssl
 import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ import yaml
 
 from podgpu.errors import UsageError
 from podgpu.serve.app import application
+from podgpu.serve.connections import Limits
 from podgpu.serve.protection import protect
 from podgpu.serve.sockets import Address
 from podgpu.serve.tls import subject_names
@@ -54,12 +56,13 @@ def write(tmp_path: Path, certificates: Certificates) -> Callable[..., Path]:
 
 
 @contextmanager
-def secured(node: Node, path: Path) -> Iterator[Callable[[ssl.SSLContext], Client]]:
+def secured(node: Node, path: Path, limits: Limits | None = None) -> Iterator[Callable[[ssl.SSLContext], Client]]:
     """Makes clients of a running server."""
     node.take_turns()
     protection = protect(str(path))
     try:
-        with running(node.agent, LOOPBACK, partial(application, protection=protection), protection.tls) as plain:
+        app = partial(application, protection=protection)
+        with running(node.agent, LOOPBACK, app, protection.tls, limits) as plain:
             yield lambda context: Client(plain.address, context)
     finally:
         protection.close()
@@ -80,6 +83,31 @@ def shown_names(client: Client) -> frozenset[str]:
         return subject_names(connection.sock.getpeercert())
     finally:
         connection.close()
+
+
+# --- who does not finish
+
+
+@pytest.mark.fault(
+    "clients connect to the TLS port and never finish the handshake",
+    "each is let go after 10 s, and the oldest as soon as there are more than 128; scrapes go on",
+)
+@pytest.mark.parametrize("first", [b"", b"\x16\x03\x01"], ids=["silent", "half a hello"])
+def test_handshakes_that_never_end(
+    node: Node, write: Callable[..., Path], certificates: Certificates, first: bytes
+) -> None:
+    soon = Limits(strangers=20, headers_seconds=0.5, look_seconds=0.05)
+    with secured(node, write(PAIR), soon) as client, ExitStack() as held:
+        scraper = client(certificates.client())
+        address = (scraper.address.host, scraper.address.port)
+        visitors = [held.enter_context(socket.create_connection(address, PATIENCE)) for _ in range(100)]
+        for visitor in visitors:
+            with suppress(OSError):
+                visitor.sendall(first)
+        assert [scraper.ask("/metrics").status for _ in range(3)] == [200] * 3
+        for visitor in visitors:
+            with suppress(ConnectionResetError):
+                assert visitor.recv(1) == b""
 
 
 # --- who is let in

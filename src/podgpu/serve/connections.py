@@ -1,8 +1,8 @@
 """Who may stay connected, and for how long. Owns the accepting and every connection of an application.
 
 No visitor can take what the scrapers and probes need. Whoever was answered well keeps a place among the known;
-everybody else is a stranger. Both rooms are bounded. When another comes, the stranger goes who is here longest, or of the
-known the one who was answered least often: a scraper who comes back and back is the last to go.
+everybody else is a stranger. Both rooms are bounded. When another comes, the stranger goes who is here longest, or of
+the known the one who was answered least often: a scraper who comes back and back is the last to go.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import ssl
 import struct
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -110,6 +111,10 @@ class Connection(web.RequestHandler):
     def begins(self, task: asyncio.Task[None]) -> None:
         """While the TLS handshake lasts there is a task, and no transport yet."""
         self._beginning = task
+
+    @property
+    def has_begun(self) -> bool:
+        return self._line is not None
 
     def drop(self) -> None:
         self._places.forget(self)
@@ -307,16 +312,21 @@ class Entrance:
     def _welcome(self, accepted: socket.socket) -> None:
         connection = Connection(self._places, self._server)
         self._places.take(connection)
-        connection.begins(self._keep(asyncio.create_task(self._begin(accepted, connection))))
+        task = self._keep(asyncio.create_task(self._begin(accepted, connection)))
+        connection.begins(task)
+        task.add_done_callback(lambda _: self._begun(accepted, connection))
 
     async def _begin(self, accepted: socket.socket, connection: Connection) -> None:
         loop, handshake = asyncio.get_running_loop(), {}
-        try:
-            context = await self._tls() if self._tls is not None else None
-            if context is not None:
-                handshake = {"ssl_handshake_timeout": self._handshake_seconds}
+        context = await self._tls() if self._tls is not None else None
+        if context is not None:
+            handshake = {"ssl_handshake_timeout": self._handshake_seconds}
+        with suppress(OSError):  # of a handshake that failed, or was too slow; ssl's errors are of this kind too
             await loop.connect_accepted_socket(lambda: connection, accepted, ssl=context, **handshake)
-        except (OSError, asyncio.CancelledError):  # of a handshake that failed, or was too slow; ssl's are OSErrors too
+
+    def _begun(self, accepted: socket.socket, connection: Connection) -> None:
+        """Also for a task that was cancelled before its first step."""
+        if not connection.has_begun:
             self._places.forget(connection)
             accepted.close()
 
