@@ -26,9 +26,10 @@ from podgpu.serve.connections import Limits
 from podgpu.serve.protection import protect
 from podgpu.serve.sockets import Address
 from podgpu.serve.tls import subject_names
-from tests.nodes.clock import PATIENCE
+from tests.nodes.clock import PATIENCE, wait_until
 from tests.nodes.node import Node
 from tests.serve.certificates import Certificates, make_certificates
+from tests.serve.process import EXPORTER, podgpu
 from tests.serve.server import LOOPBACK, Client, running
 
 REFUSED = (ssl.SSLError, ConnectionError)
@@ -108,6 +109,26 @@ def test_handshakes_that_never_end(
         for visitor in visitors:
             with suppress(ConnectionResetError):
                 assert visitor.recv(1) == b""
+
+
+def test_visitors_over_tls_cost_little_memory(
+    write: Callable[..., Path], certificates: Certificates, folder: Path
+) -> None:
+    """Every place is taken: half of them silent, half after a good answer."""
+    with podgpu((*EXPORTER, "--web-config-file", str(write(PAIR))), folder, wait=False) as process, ExitStack() as held:
+        scraper = Client(process.client.address, certificates.client())
+        wait_until(lambda: scraper.ask("/ready").status == 200, "podgpu is ready")
+        before, limits = process.resident_bytes, Limits()
+        for _ in range(limits.known):
+            connection = scraper.connect()
+            held.callback(connection.close)
+            connection.request("GET", "/metrics")
+            assert connection.getresponse().read()
+        address = (scraper.address.host, scraper.address.port)
+        for _ in range(limits.strangers):
+            held.enter_context(socket.create_connection(address, PATIENCE))
+        assert scraper.ask("/metrics").status == 200
+        assert process.resident_bytes - before < 40 * 1024**2
 
 
 # --- who is let in

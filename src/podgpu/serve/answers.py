@@ -12,15 +12,20 @@ from podgpu.exposition.text import CONTENT_TYPE, OPENMETRICS_TYPE
 
 _OPENMETRICS = "application/openmetrics-text"
 _VERSIONS = ("", "1.0.0")
+_LONG = 512 * 1024
 
 
 async def exposition(request: web.Request, page: Exposition) -> web.Response:
-    """Metrics, as text unless OpenMetrics is asked for. Whoever asks for that first has it made, in another thread."""
+    """Metrics, as text unless OpenMetrics is asked for. Whoever asks for that first has it made.
+
+    Here, unless it is long: that takes a millisecond, and other threads may be busy with those who look at the page.
+    """
     if not accepts_openmetrics(",".join(request.headers.getall("Accept", ()))):
         return prepared(request, page.text, {"Content-Type": CONTENT_TYPE}, vary="Accept, Accept-Encoding")
     body = page.openmetrics_if_made
     if body is None:
-        body = await asyncio.to_thread(page.openmetrics)
+        is_long = len(page.plain) > _LONG
+        body = await asyncio.to_thread(page.openmetrics) if is_long else page.openmetrics()
     return prepared(request, body, {"Content-Type": OPENMETRICS_TYPE}, vary="Accept, Accept-Encoding")
 
 

@@ -12,6 +12,7 @@ import os
 import ssl
 import tempfile
 import warnings
+from asyncio.sslproto import SSLProtocol
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -26,6 +27,10 @@ _LARGEST_PEM = 4 * 1024 * 1024
 _OLD_CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20:ECDHE+AES"
 """What TLS 1.0 and 1.1 can use is not among Python's own choice."""
 _log = logging.getLogger(__name__)
+
+# asyncio gives every TLS connection a buffer of 256 KiB to read into; 256 of them would take what the chart allows us.
+# Requests are of a few hundred bytes.
+SSLProtocol.max_size = 16 * 1024
 
 
 # The client's name
