@@ -200,7 +200,9 @@ def test_two_thousand_slow_clients(command: tuple[str, ...], folder: Path) -> No
                 scrape(scraper)
             assert process.descriptors - descriptors <= Limits().strangers + 8
             assert process.resident_bytes - memory < 16 * MIB
+        wait_until(lambda: process.descriptors <= descriptors, "no descriptor is left behind")
         assert len(process.log.splitlines()) - lines <= 2, process.log
+        scrape(scraper)
         scraper.close()
 
 
