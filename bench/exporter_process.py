@@ -89,7 +89,7 @@ async def _obey(ticker: Ticker, agent: Agent) -> None:
 def constant_routes(agent: Agent) -> list[web.RouteDef]:
     """The page as it is now, handed out by the least that aiohttp asks of a handler."""
     body = agent.published.fresh
-    headers = {"Content-Type": CONTENT_TYPE, "Vary": "Accept-Encoding"}
+    headers = {"Content-Type": CONTENT_TYPE, "Vary": "Accept, Accept-Encoding"}
     zipped_headers = {**headers, "Content-Encoding": "gzip"}
 
     async def plain(_request: web.Request) -> web.Response:

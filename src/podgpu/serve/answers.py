@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 
 from aiohttp import web
 
@@ -48,6 +49,7 @@ def knows(request: web.Request, etag: str) -> bool:
     return "*" in known or etag.removeprefix("W/") in known
 
 
+@lru_cache(maxsize=64)
 def accepts_gzip(header: str) -> bool:
     """By RFC 9110: gzip's own weight counts, else that of *; 0 means no."""
     weights: dict[str, bool] = {}
@@ -56,6 +58,7 @@ def accepts_gzip(header: str) -> bool:
     return weights.get("gzip", weights.get("*", False))
 
 
+@lru_cache(maxsize=64)
 def accepts_openmetrics(header: str) -> bool:
     """It is asked for by name, in the version we write, and no less than text is. A wildcard does not ask for it."""
     asked, text, anything = 0.0, 0.0, 0.0
