@@ -28,6 +28,8 @@ MakeContext = Callable[[], Awaitable[ssl.SSLContext]]
 _EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 _OWN_DESCRIPTORS = 64
 """What podgpu needs besides connections: files, sockets and the driver's device nodes."""
+_WAITING_BYTES = 64 * 1024
+"""Whoever leaves more of an answer unread counts as slow."""
 _REPEATED_SECONDS = 60.0
 _RESET = struct.pack("ii", 1, 0)
 _CLOSED = b"HTTP/1.1 431 Request Header Fields Too Large\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
@@ -119,8 +121,10 @@ class Connection(web.RequestHandler):
     def drop(self) -> None:
         self._places.forget(self)
         if self._line is not None:
-            if self.unread:  # else the kernel would keep it for them
-                self._line.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+            line = self._line.get_extra_info("socket")
+            if line is not None and self.unread:  # else the kernel would keep it for them
+                with suppress(OSError):
+                    line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
             self._line.abort()
         elif self._beginning is not None:
             self._beginning.cancel()
@@ -130,6 +134,7 @@ class Connection(web.RequestHandler):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._line = transport
+        transport.set_write_buffer_limits(_WAITING_BYTES)  # over TLS it would be eight times as much
         super().connection_made(transport)
 
     def connection_lost(self, exc: BaseException | None) -> None:
@@ -211,9 +216,6 @@ class Places:
         self._strangers: dict[Connection, None] = {}
         self._known: dict[Connection, None] = {}
         self._slow: dict[Connection, None] = {}
-
-    def __len__(self) -> int:
-        return len(self._strangers) + len(self._known)
 
     def take(self, connection: Connection) -> None:
         if len(self._strangers) >= self.limits.strangers:
