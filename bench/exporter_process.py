@@ -24,7 +24,9 @@ from podgpu.agent.loop import Agent
 from podgpu.allocation.kubelet import KubeletAllocation
 from podgpu.cli import exporter as _loaded_as_in_production  # noqa: F401 - click and the option table count too
 from podgpu.exposition.text import CONTENT_TYPE
-from podgpu.serve.app import Address, application, listen
+from podgpu.serve.app import Listener, application, listening
+from podgpu.serve.connections import Limits
+from podgpu.serve.sockets import Address
 
 TICKS_PER_ALLOCATION = 5
 CONSTANT, CONSTANT_ZIPPED = "/constant", "/constant-zipped"
@@ -66,14 +68,11 @@ async def run(shape: NodeShape, socket: str) -> None:
     ticker.tick(TICKS_PER_ALLOCATION)
     app = application(agent)
     app.add_routes(constant_routes(agent))
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    bound = await listen(runner, Address("127.0.0.1", 0))
-    _say({"port": bound.port})
     try:
-        await _obey(ticker, agent)
+        async with listening(Listener(app, Address("127.0.0.1", 0)), Limits()) as bound:
+            _say({"port": bound.port})
+            await _obey(ticker, agent)
     finally:
-        await runner.cleanup()
         agent.stop()
 
 
@@ -90,7 +89,7 @@ async def _obey(ticker: Ticker, agent: Agent) -> None:
 def constant_routes(agent: Agent) -> list[web.RouteDef]:
     """The page as it is now, handed out by the least that aiohttp asks of a handler."""
     body = agent.published.fresh
-    headers = {"Content-Type": CONTENT_TYPE, "Vary": "Accept-Encoding"}
+    headers = {"Content-Type": CONTENT_TYPE, "Vary": "Accept, Accept-Encoding"}
     zipped_headers = {**headers, "Content-Encoding": "gzip"}
 
     async def plain(_request: web.Request) -> web.Response:

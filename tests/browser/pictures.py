@@ -16,8 +16,8 @@ from podgpu.figures.device import DeviceFigures, HolderFigures
 from podgpu.figures.page_state import PageState
 from podgpu.figures.picture import NamespacePicture, NodePicture, Picture
 from podgpu.model import Workload
-from podgpu.serve.app import Address
 from podgpu.serve.page_routes import page_routes
+from podgpu.serve.sockets import Address
 from tests.serve.server import LOOPBACK, Client, running
 
 GIB = 1024**3

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from podgpu.figures.picture import NodePicture, Picture
-from podgpu.serve.app import Address
+from podgpu.serve.sockets import Address
 from tests.browser.chromium import Tab
 from tests.browser.pictures import Showing, gpu, held, large, picture, three_nodes
 

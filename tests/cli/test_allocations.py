@@ -21,7 +21,7 @@ from podgpu.cli.allocations import Surroundings, make_allocations
 from podgpu.cli.api_access import ApiAccess
 from podgpu.cli.exporter import command
 from podgpu.cli.main import run
-from podgpu.serve.app import parse_address
+from podgpu.serve.sockets import parse_address
 from podgpu.simulate.driver import SimulatedNvml
 from podgpu.simulate.kubelet import SimulatedKubelet
 from podgpu.simulate.proc import OTHER_PID_NAMESPACE, SimulatedProc

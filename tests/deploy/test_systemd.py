@@ -14,17 +14,24 @@ import pytest
 
 from deploy.render import ROOT
 from podgpu.cli.main import cli
+from podgpu.cli.option_table import EXPORTER_OPTIONS
+from podgpu.serve.connections import Limits
 
 FOLDER = ROOT / "deploy" / "systemd"
 UNIT = FOLDER / "podgpu.service"
+SOCKET = FOLDER / "podgpu.socket"
 needs_systemd = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
 
 
 def service() -> configparser.SectionProxy:
+    return section(UNIT, "Service")
+
+
+def section(unit: Path, name: str) -> configparser.SectionProxy:
     parser = configparser.ConfigParser(interpolation=None, delimiters=("=",), comment_prefixes=("#",))
     parser.optionxform = str  # type: ignore[assignment,method-assign]
-    parser.read(UNIT, encoding="utf-8")
-    return parser["Service"]
+    parser.read(unit, encoding="utf-8")
+    return parser[name]
 
 
 def analyze(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -44,6 +51,29 @@ def startable(tmp_path: Path) -> Path:
 def test_systemd_understands_it(startable: Path) -> None:
     done = analyze("verify", "--man=no", str(startable))
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@needs_systemd
+def test_systemd_understands_the_socket(startable: Path) -> None:
+    beside = startable.with_name("podgpu.socket")
+    beside.write_text(SOCKET.read_text(encoding="utf-8"), encoding="utf-8")
+    done = analyze("verify", "--man=no", str(beside), str(startable))
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_socket_is_the_port_podgpu_would_bind() -> None:
+    rows = {option.flag: option for option in EXPORTER_OPTIONS}
+    found = section(SOCKET, "Socket")
+    assert found["ListenStream"] == rows["address"].default.removeprefix(":")
+    assert "Accept" not in found, "podgpu accepts by itself"
+    variables = (FOLDER / "podgpu.env").read_text(encoding="utf-8")
+    assert f"#{rows['web-systemd-socket'].env}=true" in variables.splitlines()
+
+
+def test_it_has_descriptors_for_every_visitor() -> None:
+    listeners = 3
+    wanted = listeners * (Limits().strangers + Limits().known) + 256
+    assert int(service()["LimitNOFILE"]) >= wanted
 
 
 @needs_systemd

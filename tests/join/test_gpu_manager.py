@@ -323,4 +323,4 @@ def test_they_are_published_only_when_asked_for() -> None:
     assert without.gpu_manager.plain == b""
     assert with_them.gpu_manager.plain == theirs != b""
     assert with_them.fresh.plain == without.fresh.plain + theirs
-    assert with_them.stale == without.stale
+    assert with_them.stale.plain == without.stale.plain

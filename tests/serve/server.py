@@ -14,10 +14,14 @@ from typing import Any
 from aiohttp import web
 
 from podgpu.agent.loop import Agent
-from podgpu.serve.app import Address, application, listen
+from podgpu.serve.app import Listener, application, listening
+from podgpu.serve.connections import Limits, MakeContext
+from podgpu.serve.sockets import Address
 
 LOOPBACK = Address("127.0.0.1", 0)
 _PATIENCE = 10.0
+RELEASE = {"X_Podgpu_Request": "release"}
+"""What `ask` sends to be heard at /-/release."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,7 @@ class Client:
     def ask(self, path: str, method: str = "GET", **headers: str) -> Answer:
         connection = self.connect()
         try:
-            connection.putrequest(method, path, skip_accept_encoding=True)
+            connection.putrequest(method, path, skip_host="Host" in headers, skip_accept_encoding=True)
             for name, value in headers.items():
                 connection.putheader(name.replace("_", "-"), value)
             connection.endheaders()
@@ -62,16 +66,16 @@ def running(
     agent: Agent,
     address: Address = LOOPBACK,
     app: Callable[[Agent], web.Application] = application,
-    tls: ssl.SSLContext | None = None,
+    tls: MakeContext | None = None,
+    limits: Limits | None = None,
 ) -> Iterator[Client]:
     """Serves what the agent published; its turns are the test's to take."""
     with _event_loop() as loop:
-        runner = web.AppRunner(app(agent), access_log=None)
+        server = listening(Listener(app(agent), address, tls=tls), limits or Limits())
         try:
-            _in(loop, runner.setup())
-            yield Client(_in(loop, listen(runner, address, tls=tls)))
+            yield Client(_in(loop, server.__aenter__()))
         finally:
-            _in(loop, runner.cleanup())
+            _in(loop, server.__aexit__(None, None, None))
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 
 from podgpu.cluster.loop import Cluster
 from podgpu.cluster.publish import Publisher
@@ -53,6 +54,16 @@ def test_metrics_of_the_cluster_parse_with_hostile_names() -> None:
 def test_metrics_by_node() -> None:
     with serving(reading()) as (client, _):
         assert "# TYPE n_1_info gauge" in client.ask("/metrics/nodes").text
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/metrics/nodes"])
+def test_openmetrics_where_it_is_asked_for(path: str) -> None:
+    with serving(reading()) as (client, _):
+        text, asked = client.ask(path), client.ask(path, Accept="application/openmetrics-text;version=1.0.0")
+    assert asked.headers["Content-Type"].startswith("application/openmetrics-text; version=1.0.0")
+    series = [line for line in asked.text.splitlines() if not line.startswith("#")]
+    assert series == [line for line in text.text.splitlines() if not line.startswith("#")]
+    assert sum(len(family.samples) for family in parse_openmetrics(asked.text)) == len(series)
 
 
 @pytest.mark.parametrize("path", ["/metrics", "/metrics/nodes", "/api/v1/view"])

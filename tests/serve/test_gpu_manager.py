@@ -23,7 +23,8 @@ from podgpu.errors import StartError
 from podgpu.exposition.text import CONTENT_TYPE
 from podgpu.join import Policy
 from podgpu.model import Workload
-from podgpu.serve.app import Address, gpu_manager_application, parse_address, serve
+from podgpu.serve.app import gpu_manager_application, serve
+from podgpu.serve.sockets import Address, parse_address
 from podgpu.simulate.driver import SimulatedNvml
 from podgpu.simulate.kubelet import SimulatedKubelet, SimulatedPod
 from podgpu.simulate.proc import SimulatedProc, container_cgroup

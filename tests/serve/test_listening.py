@@ -7,9 +7,10 @@ import socket
 import pytest
 
 from podgpu.errors import StartError, UsageError
-from podgpu.serve.app import Address, parse_address, serve
+from podgpu.serve.app import serve
+from podgpu.serve.sockets import Address, parse_address
 from tests.nodes.node import Node
-from tests.serve.server import running
+from tests.serve.server import RELEASE, running
 
 
 @pytest.mark.parametrize(
@@ -88,7 +89,7 @@ def test_ipv6(node: Node) -> None:
     with running(node.agent, parse_address("[::1]:0")) as client:
         assert client.address.port != 0
         assert client.ask("/metrics").status == 200
-        assert client.ask("/-/release", "POST").status == 200
+        assert client.ask("/-/release", "POST", **RELEASE).status == 200
 
 
 def _has_ipv6() -> bool:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from podgpu.serve.app import parse_address
+from podgpu.serve.sockets import parse_address
 from tests.nodes.clock import PATIENCE, wait_until
 from tests.serve.server import Client
 
@@ -18,7 +18,8 @@ from tests.serve.server import Client
 SCRIPT = """
 import sys
 from podgpu.agent.loop import Agent, Settings
-from podgpu.serve.app import Address, serve
+from podgpu.serve.app import serve
+from podgpu.serve.sockets import Address
 from podgpu.simulate.driver import SimulatedNvml
 from podgpu.telemetry.nvml import NvmlTelemetry
 

@@ -6,12 +6,13 @@ import http.client
 import logging
 import re
 import signal
+import socket
 import ssl
 import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,12 +21,15 @@ import pytest
 import yaml
 
 from podgpu.errors import UsageError
-from podgpu.serve.app import Address, application
+from podgpu.serve.app import application
+from podgpu.serve.connections import Limits
 from podgpu.serve.protection import protect
+from podgpu.serve.sockets import Address
 from podgpu.serve.tls import subject_names
-from tests.nodes.clock import PATIENCE
+from tests.nodes.clock import PATIENCE, wait_until
 from tests.nodes.node import Node
 from tests.serve.certificates import Certificates, make_certificates
+from tests.serve.process import EXPORTER, podgpu
 from tests.serve.server import LOOPBACK, Client, running
 
 REFUSED = (ssl.SSLError, ConnectionError)
@@ -53,12 +57,13 @@ def write(tmp_path: Path, certificates: Certificates) -> Callable[..., Path]:
 
 
 @contextmanager
-def secured(node: Node, path: Path) -> Iterator[Callable[[ssl.SSLContext], Client]]:
+def secured(node: Node, path: Path, limits: Limits | None = None) -> Iterator[Callable[[ssl.SSLContext], Client]]:
     """Makes clients of a running server."""
     node.take_turns()
     protection = protect(str(path))
     try:
-        with running(node.agent, LOOPBACK, partial(application, protection=protection), protection.tls) as plain:
+        app = partial(application, protection=protection)
+        with running(node.agent, LOOPBACK, app, protection.tls, limits) as plain:
             yield lambda context: Client(plain.address, context)
     finally:
         protection.close()
@@ -79,6 +84,51 @@ def shown_names(client: Client) -> frozenset[str]:
         return subject_names(connection.sock.getpeercert())
     finally:
         connection.close()
+
+
+# --- who does not finish
+
+
+@pytest.mark.fault(
+    "clients connect to the TLS port and never finish the handshake",
+    "each is let go after 10 s, and the oldest as soon as there are more than 128; scrapes go on",
+)
+@pytest.mark.parametrize("first", [b"", b"\x16\x03\x01"], ids=["silent", "half a hello"])
+def test_handshakes_that_never_end(
+    node: Node, write: Callable[..., Path], certificates: Certificates, first: bytes
+) -> None:
+    soon = Limits(strangers=20, headers_seconds=0.5, look_seconds=0.05)
+    with secured(node, write(PAIR), soon) as client, ExitStack() as held:
+        scraper = client(certificates.client())
+        address = (scraper.address.host, scraper.address.port)
+        visitors = [held.enter_context(socket.create_connection(address, PATIENCE)) for _ in range(100)]
+        for visitor in visitors:
+            with suppress(OSError):
+                visitor.sendall(first)
+        assert [scraper.ask("/metrics").status for _ in range(3)] == [200] * 3
+        for visitor in visitors:
+            with suppress(ConnectionResetError):
+                assert visitor.recv(1) == b""
+
+
+def test_visitors_over_tls_cost_little_memory(
+    write: Callable[..., Path], certificates: Certificates, folder: Path
+) -> None:
+    """Every place is taken: half of them silent, half after a good answer."""
+    with podgpu((*EXPORTER, "--web-config-file", str(write(PAIR))), folder, wait=False) as process, ExitStack() as held:
+        scraper = Client(process.client.address, certificates.client())
+        wait_until(lambda: scraper.ask("/ready").status == 200, "podgpu is ready")
+        before, limits = process.resident_bytes, Limits()
+        for _ in range(limits.known):
+            connection = scraper.connect()
+            held.callback(connection.close)
+            connection.request("GET", "/metrics")
+            assert connection.getresponse().read()
+        address = (scraper.address.host, scraper.address.port)
+        for _ in range(limits.strangers):
+            held.enter_context(socket.create_connection(address, PATIENCE))
+        assert scraper.ask("/metrics").status == 200
+        assert process.resident_bytes - before < 40 * 1024**2
 
 
 # --- who is let in

@@ -25,6 +25,8 @@ _LARGEST_ANSWER = 16 * 1024 * 1024
 _MOST_OBJECTS = 20_000
 """Of one node: a thousand pods with 16 KiB each, and the ended ones that nobody cleared away. A list past these would
 not fit beside the rest into the memory the chart gives an exporter."""
+SOON_SECONDS = 0.5
+"""A server that is well has answered by then; what comes later is taken up when it comes."""
 
 
 class NoApi(UsageError):
@@ -41,7 +43,9 @@ def unless_no_api(option: str, open_feed: Callable[[], T]) -> T | None:
 
 
 class ApiAccess:
-    def __init__(self, kubeconfig: str) -> None:
+    def __init__(self, kubeconfig: str, sync_seconds: float = _SYNC_SECONDS) -> None:
+        """`sync_seconds`: how long a feed that the first page needs is waited for."""
+        self._sync_seconds = sync_seconds
         self._kubeconfig = kubeconfig or None
         self._config: ApiConfig | None = None
         self._pods: Watcher[PodRecord] | None = None
@@ -79,7 +83,7 @@ class ApiAccess:
             raise UsageError(f"-m {name!r}: write NAMESPACE:NAME of a ConfigMap with the key {CONFIGMAP_KEY!r}")
         path = f"/api/v1/namespaces/{namespace}/configmaps"
         watcher = self._watch(path, {"fieldSelector": f"metadata.name={map_name}"}, _csv_text)
-        if not watcher.wait_synced(_SYNC_SECONDS):
+        if not watcher.wait_synced(self._sync_seconds):
             _log.warning("ConfigMap %s cannot be read yet (%s); starting with the counters of -f", name, watcher.error)
         return ConfigMapCounters(name, lambda: next(iter(watcher.items()), None))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +23,9 @@ from podgpu.cluster.publish import Publisher
 from podgpu.cluster.reading import Backend, MakeBackend
 from podgpu.cluster.settings import ViewSettings, check_settings
 from podgpu.errors import SourceError, UsageError
-from podgpu.serve.app import PROBE_OPTION, Address, parse_address, run
+from podgpu.serve.app import PROBE_OPTION, run
 from podgpu.serve.cluster_app import cluster_listeners
+from podgpu.serve.sockets import Address, parse_address
 
 if TYPE_CHECKING:
     from podgpu.cluster.scraping.backend import Targets
@@ -160,27 +161,39 @@ def _scrape(options: dict[str, Any], settings: ViewSettings, at_the_end: ExitSta
         used_field=settings.used_field,
         node_labels=_names(options["node_label"]),
     )
-    targets = _targets(options, credentials, at_the_end)
+    targets, wait = _targets(options, credentials, at_the_end)
     owners = _owners(options, at_the_end)
     said = owners.notes if owners and options["owners"] == "api" else tuple  # auto does without and says nothing
-    return lambda: ScrapeBackend(targets, credentials, scraping, owners=owners.all if owners else None, notes=said)
+
+    def make() -> Backend:
+        """In the rounds' own thread: probes are answered while the API server is waited for."""
+        wait()
+        return ScrapeBackend(targets, credentials, scraping, owners=owners.all if owners else None, notes=said)
+
+    return make
 
 
-def _targets(options: dict[str, Any], credentials: Credentials, at_the_end: ExitStack) -> Targets:
+def _targets(
+    options: dict[str, Any], credentials: Credentials, at_the_end: ExitStack
+) -> tuple[Targets, Callable[[], None]]:
+    """And what to do before they are first asked for."""
     if options["scrape"]:
         from podgpu.cluster.scraping.backend import FixedTargets
 
         with _naming("--scrape"):
-            return FixedTargets(options["scrape"].split(","), credentials)
+            return FixedTargets(options["scrape"].split(","), credentials), lambda: None
     from podgpu.cluster.scraping.discover import KubernetesTargets, Selection, check_port
 
     selection, port = Selection.parse(options["discover_kubernetes"]), check_port(options["discover_port"])
     https = bool(options["exporter_ca_file"] or options["exporter_insecure_skip_verify"])
     targets = KubernetesTargets(_api(options["kubeconfig"]), selection, port, https=https)
     at_the_end.callback(targets.close)
-    if not targets.wait_synced(_SYNC_SECONDS):
-        _log.warning("%s", "; ".join(targets.notes()))
-    return targets
+
+    def wait() -> None:
+        if not targets.wait_synced(_SYNC_SECONDS):
+            _log.warning("%s", "; ".join(targets.notes()))
+
+    return targets, wait
 
 
 def _owners(options: dict[str, Any], at_the_end: ExitStack) -> ApiOwners | None:

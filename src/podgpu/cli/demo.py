@@ -23,8 +23,9 @@ from podgpu.cluster.scraping.backend import FixedTargets, ScrapeBackend
 from podgpu.cluster.settings import ViewSettings
 from podgpu.errors import StartError
 from podgpu.join import Policy
-from podgpu.serve.app import Address, Listener, Served, application, parse_address, run
+from podgpu.serve.app import Listener, Served, application, run
 from podgpu.serve.cluster_app import cluster_application
+from podgpu.serve.sockets import Address, parse_address
 from podgpu.simulate.driver import SimulatedNvml
 from podgpu.simulate.kubelet import SimulatedKubelet
 from podgpu.simulate.node import furnish, place_loads, pods, tenants

@@ -16,7 +16,7 @@ from podgpu.agent.loop import Agent, Settings
 from podgpu.allocation.api_health import ApiHealth
 from podgpu.catalog.counters import SHIPPED, Counter, shipped_counters
 from podgpu.cli.allocations import Surroundings, make_allocations, make_identities, make_signs
-from podgpu.cli.api_access import ApiAccess, unless_no_api
+from podgpu.cli.api_access import SOON_SECONDS, ApiAccess, unless_no_api
 from podgpu.cli.logs import configure_logging
 from podgpu.cli.memory import share_one_heap
 from podgpu.cli.option_table import EXPORTER_OPTIONS
@@ -29,7 +29,8 @@ from podgpu.device_selection import parse_selection
 from podgpu.errors import SourceError, StartError, UsageError
 from podgpu.join import Policy
 from podgpu.model import PodLabels
-from podgpu.serve.app import GPU_MANAGER_OPTION, PROBE_OPTION, Address, parse_address, serve
+from podgpu.serve.app import GPU_MANAGER_OPTION, PROBE_OPTION, serve
+from podgpu.serve.sockets import Address, parse_address, systemd_sockets
 from podgpu.snapshot_json import dump_snapshot
 from podgpu.telemetry.source import Telemetry
 
@@ -55,16 +56,21 @@ def command(ctx: click.Context, /, **options: Any) -> None:
         probe_address = parse_address(options["probe_address"], PROBE_OPTION) if options["probe_address"] else None
     if options["dump_snapshot"] and not options["once"]:
         raise UsageError("--dump-snapshot goes with --once")
+    with naming_variable(ctx, "web_systemd_socket"):
+        passed = options["web_systemd_socket"] and not options["once"]
+        sockets = systemd_sockets(os.environ) if passed else []
     with naming_variable(ctx, "web_config_file"):
         protection = _protection(options["web_config_file"])
-    api = ApiAccess(options["kubeconfig"])
+    # Probes are answered soon, whatever the API server does; --once has nobody to answer and can wait.
+    api = ApiAccess(options["kubeconfig"]) if options["once"] else ApiAccess(options["kubeconfig"], SOON_SECONDS)
     try:
         agent = build_agent(ctx, options, api)
         _warn_about_unbuilt(ctx)
         if options["once"]:
             _print_once(agent, options["dump_snapshot"])
         else:
-            serve(agent, address, _announce, gpu_manager_address, probe_address, protection)
+            lifecycle = options["web_enable_lifecycle"]
+            serve(agent, address, _announce, gpu_manager_address, probe_address, protection, sockets, lifecycle)
     finally:
         api.close()
         if protection:

@@ -28,7 +28,7 @@ class Option:
         return self.flag.replace("-", "_")
 
 
-_YET = "accepted; not built yet"
+_DUMP = "accepted; use --dump-snapshot"
 _DCGM = "accepted; belongs to DCGM, which podgpu does not need"
 
 EXPORTER_PAGE_OPTIONS: tuple[Option, ...] = tuple(
@@ -163,7 +163,14 @@ EXPORTER_OPTIONS: tuple[Option, ...] = (
         "",
         "Prometheus' web config: TLS, client certificates, basic auth, headers, rate limit (docs/security.md).",
     ),
-    Option("web-systemd-socket", "", "DCGM_EXPORTER_SYSTEMD_SOCKET", "false", _YET, "bool", works=False),
+    Option(
+        "web-systemd-socket",
+        "",
+        "DCGM_EXPORTER_SYSTEMD_SOCKET",
+        "false",
+        "Listen on the sockets that systemd passes (podgpu.socket) in place of -a.",
+        "bool",
+    ),
     Option(
         "xid-count-window-size",
         "x",
@@ -264,32 +271,14 @@ EXPORTER_OPTIONS: tuple[Option, ...] = (
         works=False,
     ),
     Option("enable-pprof", "", "DCGM_EXPORTER_ENABLE_PPROF", "false", "accepted; a Go profiler", "bool", works=False),
-    Option(
-        "dump-enabled",
-        "",
-        "DCGM_EXPORTER_DUMP_ENABLED",
-        "false",
-        "accepted; use --dump-snapshot",
-        "bool",
-        works=False,
-    ),
-    Option(
-        "dump-directory",
-        "",
-        "DCGM_EXPORTER_DUMP_DIRECTORY",
-        "/tmp/dcgm-exporter-debug",
-        "accepted; use --dump-snapshot",
-        works=False,
-    ),
-    Option("dump-retention", "", "DCGM_EXPORTER_DUMP_RETENTION", "24", "accepted; use --dump-snapshot", works=False),
-    Option(
-        "dump-compression",
-        "",
-        "DCGM_EXPORTER_DUMP_COMPRESSION",
-        "true",
-        "accepted; use --dump-snapshot",
-        "bool",
-        works=False,
+    *(
+        Option(f"dump-{name}", "", f"DCGM_EXPORTER_DUMP_{name.upper()}", default, _DUMP, kind, works=False)
+        for name, default, kind in (
+            ("enabled", "false", "bool"),
+            ("directory", "/tmp/dcgm-exporter-debug", "text"),
+            ("retention", "24", "text"),
+            ("compression", "true", "bool"),
+        )
     ),
     Option(
         "hostname-label",
@@ -389,6 +378,15 @@ EXPORTER_OPTIONS: tuple[Option, ...] = (
         "",
         "A plain address for /livez, /ready and /health alone, such as :9401: what --web-config-file asks for, the "
         "kubelet's probes cannot show.",
+        ours=True,
+    ),
+    Option(
+        "web-enable-lifecycle",
+        "",
+        "PODGPU_WEB_ENABLE_LIFECYCLE",
+        "true",
+        "Answer POST /-/release, which only somebody on this machine may ask for (docs/security.md).",
+        "bool",
         ours=True,
     ),
     *EXPORTER_PAGE_OPTIONS,

@@ -9,7 +9,7 @@ from podgpu.cluster.prices import NO_PRICES, ReadPrices
 from podgpu.cluster.reading import Reading
 from podgpu.cluster.settings import ViewSettings
 from podgpu.cluster.view import ClusterView, Memory, assemble
-from podgpu.exposition.body import Body
+from podgpu.exposition.body import Exposition
 from podgpu.exposition.text import encode
 from podgpu.figures.page_state import PageState
 
@@ -17,7 +17,9 @@ from podgpu.figures.page_state import PageState
 class Published:
     """All a request handler needs. Replaced as a whole; only the page's figures wait until somebody looks."""
 
-    def __init__(self, view: ClusterView, metrics: Body, nodes: Body, stale: Body, read_at: float) -> None:
+    def __init__(
+        self, view: ClusterView, metrics: Exposition, nodes: Exposition, stale: Exposition, read_at: float
+    ) -> None:
         self.view = view
         self.metrics = metrics
         self.nodes = nodes
@@ -57,8 +59,8 @@ class Publisher:
         return self._render(view, now)
 
     def _render(self, view: ClusterView, now: float) -> Published:
-        metrics = Body.of(encode(cluster_families(view, self._labels)))
-        nodes = Body.of(encode(node_families(view, self._labels)))
-        stale = Body.of(encode(self_families(view, self._labels)))
+        metrics = Exposition.of(encode(cluster_families(view, self._labels)))
+        nodes = Exposition.of(encode(node_families(view, self._labels)))
+        stale = Exposition.of(encode(self_families(view, self._labels)))
         self._labels.next_rendering()
         return Published(view, metrics, nodes, stale, now)

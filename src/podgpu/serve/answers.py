@@ -1,18 +1,40 @@
-"""Prepared bytes as an answer: in the encoding asked for, or not at all when the asker has them already."""
+"""Prepared bytes as an answer: in the format and encoding asked for, or not at all when the asker has them already."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
 
 from aiohttp import web
 
-from podgpu.exposition.body import Body
+from podgpu.exposition.body import Body, Exposition
+from podgpu.exposition.text import CONTENT_TYPE, OPENMETRICS_TYPE
+
+_OPENMETRICS = "application/openmetrics-text"
+_VERSIONS = ("", "1.0.0")
+_LONG = 512 * 1024
 
 
-def prepared(request: web.Request, body: Body, headers: Mapping[str, str]) -> web.Response:
+async def exposition(request: web.Request, page: Exposition) -> web.Response:
+    """Metrics, as text unless OpenMetrics is asked for. Whoever asks for that first has it made.
+
+    Here, unless it is long: that takes a millisecond, and other threads may be busy with those who look at the page.
+    """
+    if not accepts_openmetrics(",".join(request.headers.getall("Accept", ()))):
+        return prepared(request, page.text, {"Content-Type": CONTENT_TYPE}, vary="Accept, Accept-Encoding")
+    body = page.openmetrics_if_made
+    if body is None:
+        is_long = len(page.plain) > _LONG
+        body = await asyncio.to_thread(page.openmetrics) if is_long else page.openmetrics()
+    return prepared(request, body, {"Content-Type": OPENMETRICS_TYPE}, vary="Accept, Accept-Encoding")
+
+
+def prepared(
+    request: web.Request, body: Body, headers: Mapping[str, str], vary: str = "Accept-Encoding"
+) -> web.Response:
     """`headers` with the Content-Type. With an ETag among them, whoever knows it is told that nothing changed."""
-    said = {**headers, "Vary": "Accept-Encoding"}
+    said = {**headers, "Vary": vary}
     if "ETag" in said and knows(request, said["ETag"]):
         return web.Response(status=304, headers={k: v for k, v in said.items() if k != "Content-Type"})
     if accepts_gzip(request.headers.get("Accept-Encoding", "")):
@@ -27,10 +49,37 @@ def knows(request: web.Request, etag: str) -> bool:
     return "*" in known or etag.removeprefix("W/") in known
 
 
+@lru_cache(maxsize=64)
 def accepts_gzip(header: str) -> bool:
     """By RFC 9110: gzip's own weight counts, else that of *; 0 means no."""
     weights: dict[str, bool] = {}
-    for part in header.lower().split(","):
-        coding, *parameters = (piece.strip() for piece in part.split(";"))
-        weights.setdefault(coding, not any(re.fullmatch(r"q\s*=\s*0(\.0*)?", p) for p in parameters))
+    for coding, _, weight in _weighted(header):
+        weights.setdefault(coding, weight > 0)
     return weights.get("gzip", weights.get("*", False))
+
+
+@lru_cache(maxsize=64)
+def accepts_openmetrics(header: str) -> bool:
+    """It is asked for by name, in the version we write, and no less than text is. A wildcard does not ask for it."""
+    asked, text, anything = 0.0, 0.0, 0.0
+    for kind, parameters, weight in _weighted(header):
+        if kind == _OPENMETRICS and parameters.get("version", "") in _VERSIONS:
+            asked = max(asked, weight)
+        elif kind in ("text/plain", "text/*"):
+            text = max(text, weight)
+        elif kind == "*/*":
+            anything = weight
+    return asked > 0 and asked >= (text or anything)
+
+
+def _weighted(header: str) -> Iterator[tuple[str, Mapping[str, str], float]]:
+    """Each part of an Accept header, with its parameters and its weight: 1 unless said, 0 where it is no number."""
+    for part in header.lower().split(","):
+        what, *pieces = (piece.strip() for piece in part.split(";"))
+        named = (piece.partition("=") for piece in pieces)
+        parameters = {name.strip(): value.strip().strip('"') for name, _, value in named}
+        try:
+            weight = float(parameters.get("q", "1"))
+        except ValueError:
+            weight = 0.0
+        yield what, parameters, weight if 0 <= weight <= 1 else 0.0

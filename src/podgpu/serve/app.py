@@ -1,13 +1,13 @@
-"""Binds the sockets and runs until told to stop."""
+"""Puts applications on addresses and runs until told to stop."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import signal
-import ssl
-from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
@@ -15,13 +15,15 @@ from typing import TYPE_CHECKING, Protocol
 from aiohttp import web
 
 from podgpu.agent.loop import Agent
-from podgpu.errors import StartError, UsageError
-from podgpu.serve.routes import DEFAULT_RELEASE_SECONDS, gpu_manager_routes, probe_routes, routes
+from podgpu.errors import StartError
+from podgpu.serve.connections import Entrance, Limits, MakeContext, OnceAMinute, limits_for, note_request
+from podgpu.serve.lifecycle import DEFAULT_RELEASE_SECONDS
+from podgpu.serve.routes import gpu_manager_routes, probe_routes, routes
+from podgpu.serve.sockets import ADDRESS_OPTION, Address, address_of, bind
 
 if TYPE_CHECKING:  # brings YAML and bcrypt, for those who have a web config only
     from podgpu.serve.protection import Protection
 
-ADDRESS_OPTION = "-a"
 GPU_MANAGER_OPTION = "--gpu-manager-address"
 PROBE_OPTION = "--probe-address"
 
@@ -31,31 +33,8 @@ _SAFE_HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
 }
+_FOREIGN_LOGS = ("asyncio", "aiohttp.server")
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Address:
-    host: str
-    """Empty: every interface."""
-    port: int
-    scheme: str = "http"
-
-    @property
-    def url(self) -> str:
-        host = self.host or "localhost"
-        return f"{self.scheme}://[{host}]:{self.port}" if ":" in host else f"{self.scheme}://{host}:{self.port}"
-
-
-def parse_address(text: str, option: str = ADDRESS_OPTION) -> Address:
-    """`:9400`, `127.0.0.1:9400`, `[::1]:9400`, `name:9400`."""
-    host, colon, port = text.rpartition(":")
-    bracketed = host.startswith("[") and host.endswith("]")
-    host = host[1:-1] if bracketed else host
-    known_port = port.isascii() and port.isdigit() and len(port) <= 5 and int(port) <= 65535
-    if not colon or not known_port or (":" in host and not bracketed):
-        raise UsageError(f"{option} {text!r}: not an address; write HOST:PORT, :PORT or [IPV6]:PORT, such as :9400")
-    return Address(host, int(port))
 
 
 class Served(Protocol):
@@ -75,13 +54,11 @@ class Listener:
     app: web.Application
     address: Address
     option: str = ADDRESS_OPTION
-    protection: Protection | None = None
+    tls: MakeContext | None = None
     said: str = ""
     """What is logged once it listens, with %s for its URL."""
-
-    @property
-    def tls(self) -> ssl.SSLContext | None:
-        return self.protection.tls if self.protection else None
+    sockets: Sequence[socket.socket] = ()
+    """Bound already, in place of the address."""
 
 
 def serve(
@@ -91,17 +68,21 @@ def serve(
     gpu_manager_address: Address | None = None,
     probe_address: Address | None = None,
     protection: Protection | None = None,
+    sockets: Sequence[socket.socket] = (),
+    lifecycle: bool = True,
 ) -> None:
     """Start the agent and answer requests until SIGINT, SIGTERM or a fatal error of the agent.
 
     `gpu_manager_address`: a second one, for gpu-manager's metrics alone. `probe_address`: one for the kubelet's probes
-    alone, which `protection` leaves plain: a probe can show neither a password nor a certificate.
+    alone, which `protection` leaves plain: a probe can show neither a password nor a certificate. `sockets`: bound
+    already, in place of the address. `lifecycle`: POST /-/release is answered.
     """
-    listeners = [Listener(application(agent, protection), address, protection=protection)]
+    app, tls = application(agent, protection, lifecycle), protection.tls if protection else None
+    listeners = [Listener(app, address, tls=tls, sockets=sockets)]
     if gpu_manager_address is not None:
         theirs = gpu_manager_application(agent, protection)
         said = "gpu-manager's metrics alone on %s/metric"
-        listeners.append(Listener(theirs, gpu_manager_address, GPU_MANAGER_OPTION, protection, said))
+        listeners.append(Listener(theirs, gpu_manager_address, GPU_MANAGER_OPTION, tls, said))
     if probe_address is not None:
         listeners.append(probe_listener(probe_routes(agent), probe_address))
     release = partial(agent.release, DEFAULT_RELEASE_SECONDS)
@@ -139,11 +120,10 @@ async def _run(
         loop.add_signal_handler(signal.SIGUSR1, lambda: loop.run_in_executor(None, release))
     loop.add_signal_handler(signal.SIGHUP, served.reload)
     async with AsyncExitStack() as at_the_end:
+        at_the_end.enter_context(_foreign_logs_are_short())
         at_the_end.callback(served.stop)
-        bound = []
-        for one in listeners:
-            runner = await _runner(one.app, at_the_end)
-            bound.append(await listen(runner, one.address, one.option, one.tls))
+        limits = limits_for(len(listeners))
+        bound = [await at_the_end.enter_async_context(listening(one, limits)) for one in listeners]
         for one, where in zip(listeners, bound, strict=True):
             if one.said:
                 _log.info(one.said, where.url)
@@ -152,15 +132,39 @@ async def _run(
         await done.wait()
 
 
-async def _runner(app: web.Application, at_the_end: AsyncExitStack) -> web.AppRunner:
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=_SHUTDOWN_SECONDS)
-    at_the_end.push_async_callback(runner.cleanup)
+@contextmanager
+def _foreign_logs_are_short() -> Iterator[None]:
+    """What asyncio and aiohttp say of visitors, they may have to say a thousand times a second."""
+    seldom = OnceAMinute()
+    for name in _FOREIGN_LOGS:
+        logging.getLogger(name).addFilter(seldom)
+    try:
+        yield
+    finally:
+        for name in _FOREIGN_LOGS:
+            logging.getLogger(name).removeFilter(seldom)
+
+
+@asynccontextmanager
+async def listening(one: Listener, limits: Limits) -> AsyncIterator[Address]:
+    """Answers for as long as it is entered; raises StartError that names the address."""
+    runner = web.AppRunner(one.app, access_log=None, shutdown_timeout=_SHUTDOWN_SECONDS)
     await runner.setup()
-    return runner
+    try:
+        sockets = one.sockets or await bind(one.address, one.option)
+        entrance = Entrance(runner, sockets, one.tls, limits)
+        entrance.open()
+        try:
+            asked_for = None if one.sockets else one.address.host
+            yield address_of(sockets[0], asked_for, secure=one.tls is not None)
+        finally:
+            await entrance.close()
+    finally:
+        await runner.cleanup()
 
 
-def application(agent: Agent, protection: Protection | None = None) -> web.Application:
-    return make_application(routes(agent), protection)
+def application(agent: Agent, protection: Protection | None = None, lifecycle: bool = True) -> web.Application:
+    return make_application(routes(agent, lifecycle), protection)
 
 
 def gpu_manager_application(agent: Agent, protection: Protection | None = None) -> web.Application:
@@ -169,7 +173,8 @@ def gpu_manager_application(agent: Agent, protection: Protection | None = None) 
 
 
 def make_application(handlers: list[web.RouteDef], protection: Protection | None) -> web.Application:
-    app = web.Application(client_max_size=64 * 1024, middlewares=[protection.middleware] if protection else [])
+    guards = [protection.middleware] if protection else []
+    app = web.Application(client_max_size=64 * 1024, middlewares=[note_request, *guards])
     app.add_routes(handlers)
     app.on_response_prepare.append(_with_safe_headers)
     return app
@@ -180,18 +185,3 @@ async def _with_safe_headers(_request: web.Request, response: web.StreamResponse
     web config says itself stands."""
     for name, value in _SAFE_HEADERS.items():
         response.headers.setdefault(name, value)
-
-
-async def listen(
-    runner: web.AppRunner, address: Address, option: str = ADDRESS_OPTION, tls: ssl.SSLContext | None = None
-) -> Address:
-    """Bind; raises StartError that names the address. Returns it with the port the system chose for port 0."""
-    site = web.TCPSite(runner, address.host or None, address.port, ssl_context=tls)
-    try:
-        await site.start()
-    except (OSError, UnicodeError) as e:  # UnicodeError: a name like a..b, which no resolver is asked for
-        why = getattr(e, "strerror", None) or e
-        raise StartError(
-            f"cannot listen on {address.host}:{address.port}: {why}; choose another address with {option}"
-        ) from e
-    return Address(address.host, runner.addresses[0][1], "https" if tls else "http")

@@ -7,25 +7,25 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from podgpu.cluster.loop import Cluster
-from podgpu.exposition.body import Body
-from podgpu.exposition.text import CONTENT_TYPE
-from podgpu.serve.answers import prepared
-from podgpu.serve.app import Address, Listener, make_application, probe_listener
+from podgpu.exposition.body import NO_METRICS
+from podgpu.serve.answers import exposition
+from podgpu.serve.app import Listener, make_application, probe_listener
 from podgpu.serve.page_routes import page_routes
 from podgpu.serve.routes import Handler, probe
+from podgpu.serve.sockets import Address
 
 if TYPE_CHECKING:
     from podgpu.serve.protection import Protection
 
 _LINKS = ("metrics", "metrics/nodes", "health", "ready")
-_EXPOSITION = {"Content-Type": CONTENT_TYPE}
-_NO_NODES = Body.of(b"")
 
 
 def cluster_listeners(
     cluster: Cluster, address: Address, probe_address: Address | None, protection: Protection | None
 ) -> list[Listener]:
-    listeners = [Listener(cluster_application(cluster, protection), address, protection=protection)]
+    listeners = [
+        Listener(cluster_application(cluster, protection), address, tls=protection.tls if protection else None)
+    ]
     if probe_address is not None:
         listeners.append(probe_listener(_probe_routes(cluster), probe_address))
     return listeners
@@ -54,14 +54,14 @@ def _probe_routes(cluster: Cluster) -> list[web.RouteDef]:
 def _metrics(cluster: Cluster) -> Handler:
     async def handle(request: web.Request) -> web.Response:
         published = cluster.published
-        return prepared(request, published.metrics if cluster.turns else published.stale, _EXPOSITION)
+        return await exposition(request, published.metrics if cluster.turns else published.stale)
 
     return handle
 
 
 def _node_metrics(cluster: Cluster) -> Handler:
     async def handle(request: web.Request) -> web.Response:
-        return prepared(request, cluster.published.nodes if cluster.turns else _NO_NODES, _EXPOSITION)
+        return await exposition(request, cluster.published.nodes if cluster.turns else NO_METRICS)
 
     return handle
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING
 
 from podgpu import __version__
@@ -18,18 +19,20 @@ _NONE_YET = "there are no figures yet: the driver has never been read"
 
 
 class NodePage:
-    """Called on the event loop only."""
+    """Made in the threads of those who look, one at a time: whoever comes second finds it made."""
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
+        self._making = threading.Lock()
         self._made: tuple[Published, bool, PageState] | None = None
 
     def latest(self) -> PageState:
-        published = self._agent.published
-        fresh = self._agent.is_fresh(published)
-        if self._made is None or self._made[0] is not published or self._made[1] is not fresh:
-            self._made = published, fresh, self._make(published, fresh)
-        return self._made[2]
+        with self._making:
+            published = self._agent.published
+            fresh = self._agent.is_fresh(published)
+            if self._made is None or self._made[0] is not published or self._made[1] is not fresh:
+                self._made = published, fresh, self._make(published, fresh)
+            return self._made[2]
 
     def _make(self, published: Published, fresh: bool) -> PageState:
         from podgpu.figures.of_node import node_picture

@@ -1,11 +1,13 @@
 """The web page and the JSON behind it (docs/api.md), for the exporter and for the cluster view alike.
 
 The page's files are read when they are asked for, not kept: an exporter that nobody looks at spends nothing on them.
+Figures are made, files read and both compressed in other threads: no scrape waits for somebody who looks.
 Every URL in them is relative, so that it works below a prefix.
 """
 
 from __future__ import annotations
 
+import asyncio
 import html
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -40,8 +42,8 @@ Handler = Callable[[web.Request], Awaitable[web.Response]]
 
 
 def page_routes(latest: Callable[[], PageState], links: Sequence[str] = ("metrics",)) -> list[web.RouteDef]:
-    """`latest` is asked at every request, on the event loop: it hands out what is there. `links`: other paths of the
-    same server, shown at the foot of the page."""
+    """`latest` is asked at every request, in a thread that is not the event loop's. `links`: other paths of the same
+    server, shown at the foot of the page."""
     return [
         web.get("/", index(links)),
         web.get("/page/{name}", asset(_asset_types())),
@@ -58,7 +60,7 @@ def index(links: Sequence[str]) -> Handler:
         return text.replace(_LINKS, anchors).replace(_VERSION, html.escape(__version__)).encode()
 
     async def handle(request: web.Request) -> web.Response:
-        return _file(request, page(), "text/html; charset=utf-8")
+        return await _file(request, page, "text/html; charset=utf-8")
 
     return handle
 
@@ -68,7 +70,7 @@ def asset(types: Mapping[str, str]) -> Handler:
         name = request.match_info["name"]
         if name not in types:
             raise web.HTTPNotFound()
-        return _file(request, (_FOLDER / name).read_bytes(), types[name])
+        return await _file(request, (_FOLDER / name).read_bytes, types[name])
 
     return handle
 
@@ -78,29 +80,39 @@ def _asset_types() -> dict[str, str]:
     return {file.name: _TYPES[file.suffix] for file in _FOLDER.iterdir() if file.suffix in _TYPES}
 
 
-def _file(request: web.Request, content: bytes, content_type: str) -> web.Response:
+async def _file(request: web.Request, read: Callable[[], bytes], content_type: str) -> web.Response:
+    body, etag = await asyncio.to_thread(_with_etag, read)
+    return prepared(request, body, {**_HEADERS, "Content-Type": content_type, "ETag": etag})
+
+
+def _with_etag(read: Callable[[], bytes]) -> tuple[Body, str]:
     from podgpu.figures.page_state import etag_of
 
-    return prepared(request, Body.of(content), {**_HEADERS, "Content-Type": content_type, "ETag": etag_of(content)})
+    content = read()
+    return Body.of(content), etag_of(content)
 
 
 def view(latest: Callable[[], PageState]) -> Handler:
     async def handle(request: web.Request) -> web.Response:
-        state = latest()
+        state = await asyncio.to_thread(latest)
         return prepared(request, state.view, {**_JSON, "ETag": state.etag})
 
     return handle
 
 
 def pod(latest: Callable[[], PageState]) -> Handler:
-    async def handle(request: web.Request) -> web.Response:
+    def find(namespace: str, name: str) -> Body | None:
         from podgpu.figures.as_json import pod_json
 
-        namespace, name = request.match_info["namespace"], request.match_info["pod"]
         found = pod_json(latest().picture, namespace, name)
+        return None if found is None else Body.of(json.dumps(found, ensure_ascii=False).encode())
+
+    async def handle(request: web.Request) -> web.Response:
+        namespace, name = request.match_info["namespace"], request.match_info["pod"]
+        found = await asyncio.to_thread(find, namespace, name)
         if found is None:
             return _error(404, f"no GPU is held by pod {namespace}/{name}")
-        return prepared(request, Body.of(json.dumps(found, ensure_ascii=False).encode()), _JSON)
+        return prepared(request, found, _JSON)
 
     return handle
 

@@ -6,15 +6,16 @@ Imported only when there is such a file: YAML and bcrypt cost memory that a plai
 from __future__ import annotations
 
 import logging
-import ssl
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from aiohttp.typedefs import Middleware
 
+from podgpu.serve.aside import Aside, Latest
 from podgpu.serve.auth import Passwords, TokenBucket, guard
-from podgpu.serve.tls import Contexts, per_connection
+from podgpu.serve.connections import MakeContext
+from podgpu.serve.tls import Contexts
 from podgpu.serve.web_config import ClientAuth, TlsSettings, WebConfig, WebConfigFile
 
 _log = logging.getLogger(__name__)
@@ -22,8 +23,8 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Protection:
-    tls: ssl.SSLContext | None
-    """None: plain HTTP, for as long as the process runs."""
+    tls: MakeContext | None
+    """For each connection anew. None: plain HTTP, for as long as the process runs."""
     middleware: Middleware
     close: Callable[[], None]
 
@@ -33,15 +34,20 @@ def protect(path: str, clock: Callable[[], float] = time.monotonic) -> Protectio
     file = WebConfigFile(path)
     config = file.read()
     contexts = Contexts(file.current)
-    if config.tls is not None:
-        contexts.make(config.tls)
+    at_start = contexts.make(config.tls) if config.tls is not None else None
     _say_what_may_surprise(config, path)
     bucket = TokenBucket(config.rate_limit, clock) if config.rate_limit else None
-    passwords = Passwords()
+    passwords, disk = Passwords(), Aside("web-config")
+
+    def close() -> None:
+        passwords.close()
+        disk.close()
+
+    current: Latest[WebConfig | None] = Latest(file.current, config, disk)
     return Protection(
-        tls=per_connection(contexts) if config.tls is not None else None,
-        middleware=guard(file.current, bucket, passwords),
-        close=passwords.close,
+        tls=Latest(contexts.now, at_start, disk).now if at_start is not None else None,
+        middleware=guard(current.now, bucket, passwords),
+        close=close,
     )
 
 

@@ -1,6 +1,7 @@
 """The server's side of TLS: an SSL context made from the web config, and made anew when it or a file behind it changed.
 
-Reads the certificate, the key and the client authorities at every new connection; a private key never touches a disk.
+Reads the certificate, the key and the client authorities at every new connection, and not on the event loop; a private
+key never touches a disk.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 import ssl
 import tempfile
 import warnings
+from asyncio.sslproto import SSLProtocol
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -25,6 +27,10 @@ _LARGEST_PEM = 4 * 1024 * 1024
 _OLD_CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20:ECDHE+AES"
 """What TLS 1.0 and 1.1 can use is not among Python's own choice."""
 _log = logging.getLogger(__name__)
+
+# asyncio gives every TLS connection a buffer of 256 KiB to read into; 256 of them would take what the chart allows us.
+# Requests are of a few hundred bytes.
+SSLProtocol.max_size = 16 * 1024
 
 
 # The client's name
@@ -226,28 +232,3 @@ class Contexts:
             return self._refusing
         self._complaint.is_over()
         return context
-
-
-class PerConnection(ssl.SSLContext):
-    """Given to asyncio in place of a context. It wraps each accepted connection with the context of that moment.
-
-    Not by sni_callback: what that swaps in brings its certificate, but neither its versions nor its client policy.
-    """
-
-    contexts: Contexts
-
-    def wrap_bio(
-        self,
-        incoming: ssl.MemoryBIO,
-        outgoing: ssl.MemoryBIO,
-        server_side: bool = False,
-        server_hostname: str | bytes | None = None,
-        session: ssl.SSLSession | None = None,
-    ) -> ssl.SSLObject:
-        return self.contexts.now().wrap_bio(incoming, outgoing, server_side, server_hostname, session)
-
-
-def per_connection(contexts: Contexts) -> PerConnection:
-    context = PerConnection(ssl.PROTOCOL_TLS_SERVER)
-    context.contexts = contexts
-    return context

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from ctypes import byref
@@ -81,6 +82,7 @@ class NvmlDriver:
     def __init__(self, nvml: Any = pynvml) -> None:
         self._nvml = nvml
         self._gate = Gate("the driver")
+        self._life = threading.Lock()
         self.using = self._gate.passed
         """Around every group of calls, so that `close` never pulls the library away under one."""
 
@@ -93,23 +95,29 @@ class NvmlDriver:
 
         One thread opens: the inventory's worker.
         """
-        if not self._gate.is_open:
-            self.call("nvmlInit")
-            self._gate.open()
+        with self._life:
+            if not self._gate.is_open:
+                self.call("nvmlInit")
+                self._gate.open()
 
     def close(self, wait: float, before: Callable[[], None] = lambda: None) -> bool:
         """Shut NVML down once no call is in flight; False (and still open) when one does not return in time.
 
         `before` frees what was allocated, at a moment when nobody can be using it.
         """
-        if not self._gate.is_open:
+        if not self._life.acquire(timeout=wait):
+            return False  # it is being opened, and that hangs: a call in flight like any other
+        try:
+            if not self._gate.is_open:
+                return True
+            if not self._gate.shut(wait):
+                return False
+            for step in (before, partial(self.call, "nvmlShutdown")):
+                with suppress(SourceError, StartError):  # the driver may be gone already: nothing is left to let go of
+                    step()
             return True
-        if not self._gate.shut(wait):
-            return False
-        for step in (before, partial(self.call, "nvmlShutdown")):
-            with suppress(SourceError, StartError):  # the driver may be gone already: nothing is left to let go of
-                step()
-        return True
+        finally:
+            self._life.release()
 
     def constant(self, name: str) -> Any:
         return getattr(self._nvml, name)

@@ -1,0 +1,164 @@
+"""What may take long is not done where scrapes are answered: files, certificates, the page, the API server."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Generic, TypeVar
+
+import pytest
+
+from podgpu.agent.loop import Agent
+from podgpu.figures.page_state import PageState
+from podgpu.serve.app import application, make_application
+from podgpu.serve.aside import Aside, Latest
+from podgpu.serve.auth import Passwords, guard
+from podgpu.serve.node_page import NodePage
+from podgpu.serve.page_routes import page_routes
+from podgpu.serve.protection import Protection
+from podgpu.serve.routes import routes
+from podgpu.serve.web_config import WebConfig
+from tests.nodes.clock import PATIENCE
+from tests.nodes.node import Node
+from tests.serve.process import CLUSTER, EXPORTER, podgpu
+from tests.serve.server import Client, running
+
+T = TypeVar("T")
+
+
+class Held(Generic[T]):
+    """Stands for a disk, or for much work: does not return until it is let."""
+
+    def __init__(self, work: Callable[[], T]) -> None:
+        self._work = work
+        self.entered, self.let = threading.Event(), threading.Event()
+        self.calls = 0
+
+    def __call__(self) -> T:
+        self.calls += 1
+        self.entered.set()
+        assert self.let.wait(PATIENCE)
+        return self._work()
+
+
+OPEN = WebConfig(tls=None, headers={"X-Frame-Options": "deny"}, users={}, rate_limit=None)
+
+
+@contextmanager
+def guarded_by(node: Node, disk: Held[WebConfig | None]) -> Iterator[Client]:
+    aside, passwords = Aside("test"), Passwords()
+    current: Latest[WebConfig | None] = Latest(disk, OPEN, aside)
+    protection = Protection(None, guard(current.now, None, passwords), lambda: None)
+    try:
+        with running(node.agent, app=partial(application, protection=protection)) as client:
+            yield client
+    finally:
+        disk.let.set()
+        passwords.close()
+        aside.close()
+
+
+@pytest.mark.fault(
+    "the disk with the web config and the certificates hangs",
+    "what was read last holds; scrapes and probes are answered without waiting for the disk",
+)
+def test_a_hung_disk_keeps_nobody_waiting(node: Node) -> None:
+    node.take_turns()
+    disk: Held[WebConfig | None] = Held(lambda: None)
+    with guarded_by(node, disk) as client:
+        for _ in range(20):
+            answer = client.ask("/metrics")
+            assert (answer.status, answer.headers["X-Frame-Options"]) == (200, "deny")
+        assert disk.calls == 1, "no second thread waits for it"
+        disk.let.set()
+        wait_for_status(client, 500)  # what the disk said in the end counts again: None, it cannot be used
+
+
+def wait_for_status(client: Client, status: int) -> None:
+    give_up_at = time.monotonic() + PATIENCE
+    while client.ask("/metrics").status != status:
+        assert time.monotonic() < give_up_at
+
+
+def test_what_is_on_the_disk_counts_at_once(node: Node) -> None:
+    disk: Held[WebConfig | None] = Held(lambda: None)
+    disk.let.set()
+    with guarded_by(node, disk) as client:
+        assert client.ask("/metrics").status == 500
+
+
+@pytest.mark.parametrize("path", ["/api/v1/view", "/api/v1/pods/research/train"])
+def test_the_page_is_not_made_where_scrapes_are_answered(node: Node, path: str) -> None:
+    node.take_turns()
+    held: Held[PageState] = Held(NodePage(node.agent).latest)
+
+    def app(agent: Agent) -> object:
+        scrapes = [route for route in routes(agent) if route.path == "/metrics"]
+        return make_application([*scrapes, *page_routes(held)], None)
+
+    with running(node.agent, app=app) as client, ThreadPoolExecutor(1) as elsewhere:  # type: ignore[arg-type]
+        looking = elsewhere.submit(client.ask, path)
+        assert held.entered.wait(PATIENCE)
+        assert client.ask("/metrics").status == 200
+        held.let.set()
+        assert looking.result().status == 200
+
+
+def test_many_who_look_at_once_have_it_made_once(node: Node, client: Client) -> None:
+    node.take_turns()
+    with ThreadPoolExecutor(8) as elsewhere:
+        answers = [one.result() for one in [elsewhere.submit(client.ask, "/api/v1/view") for _ in range(32)]]
+    assert len({answer.headers["ETag"] for answer in answers}) == 1
+
+
+# --- the API server
+
+
+@pytest.fixture
+def mute_server() -> Iterator[str]:
+    """Accepts and never says a word."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+
+
+def kubeconfig(folder: Path, server: str) -> str:
+    path = folder / "kubeconfig"
+    path.write_text(
+        json.dumps(
+            {
+                "clusters": [{"name": "c", "cluster": {"server": server}}],
+                "users": [{"name": "u", "user": {"token": "t"}}],
+                "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+                "current-context": "x",
+            }
+        )
+    )
+    return str(path)
+
+
+CONFIGMAP = (*EXPORTER, "-m", "monitoring:counters")
+DISCOVER = (*(CLUSTER[:1]), *CLUSTER[3:], "--discover-kubernetes", "monitoring/app=podgpu")
+
+
+@pytest.mark.parametrize("command", [CONFIGMAP, DISCOVER], ids=["exporter", "cluster"])
+@pytest.mark.fault(
+    "the API server accepts connections and never answers, from before the start",
+    "podgpu listens at once; /livez answers, and what the API server would tell is taken up when it does",
+)
+def test_probes_do_not_wait_for_the_api_server(command: tuple[str, ...], folder: Path, mute_server: str) -> None:
+    began = time.monotonic()
+    with podgpu((*command, "--kubeconfig", kubeconfig(folder, mute_server)), folder) as process:
+        assert process.client.ask("/livez").status == 200
+        # It used to wait for 10 s first. Most of this is Python's start.
+        assert time.monotonic() - began < 8.0
+        for _ in range(10):
+            asked = time.monotonic()
+            assert process.client.ask("/livez").status == 200
+            assert time.monotonic() - asked < 1.0
