@@ -250,6 +250,7 @@ SERIES = 'team="vision",container="main",namespace="ns",pod="train"} '
 def say_gone(node: Node) -> None:
     """Its version is forgotten; the list that follows is answered."""
     assert node.api_server is not None
+    node.api_server.bookmark()  # a watch that never said a word would be listed anew without being asked for more
     node.api_server.put("nodes", {"metadata": {"name": "node-1"}})
     node.api_server.compact()
     node.api_server.end_watches()
