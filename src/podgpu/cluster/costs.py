@@ -47,11 +47,16 @@ class CostLedger:
         """Model -> GPU seconds."""
         return {model: ns / NS for model, ns in self._unpriced.items()}
 
-    def keep(self, namespaces: Iterable[str]) -> None:
-        """Forgets the namespaces whose accounts were closed."""
-        kept = set(namespaces)
-        if any(key.namespace not in kept for key in self._costs):
-            self._costs = {key: cost for key, cost in self._costs.items() if key.namespace in kept}
+    def keep(self, accounts: Iterable[Series]) -> None:
+        """Forgets the namespaces and models whose accounts were closed."""
+        namespaces, models = set[str](), set[str]()
+        for namespace, model in accounts:
+            namespaces.add(namespace)
+            models.add(model)
+        if any(key.namespace not in namespaces for key in self._costs):
+            self._costs = {key: cost for key, cost in self._costs.items() if key.namespace in namespaces}
+        if not self._unpriced.keys() <= models:
+            self._unpriced = {model: ns for model, ns in self._unpriced.items() if model in models}
 
 
 def _costs(gain: Amounts, price: Price) -> Iterator[tuple[str, Fraction]]:

@@ -59,9 +59,13 @@ class Choices:
         self._target: dict[str, str] = {}
 
     def choose(self, node: str, readings: Sequence[NodeReading], patience: float) -> NodeReading:
-        """The newest, unless the one chosen last is as good as new. One that sees no GPU (an exporter without a driver
-        beside another) counts only where no other is as good as new."""
+        """Whoever had the name last keeps it: while its address is in the list of those to be asked, however late it
+        is; where there is no such list, while it is as good as new. Else the newest. One that sees no GPU (an exporter
+        without a driver beside another) counts only where no other is as good as new."""
         newest = min(readings, key=_newest_first)
+        for reading in readings:
+            if reading.target == self._target.get(node) and reading.listed and reading.devices:
+                return reading
         seeing = [r for r in readings if r.devices and newest.read_at - r.read_at <= patience]
         if seeing:
             readings, newest = seeing, min(seeing, key=_newest_first)
@@ -94,7 +98,8 @@ def settle(
         if devices or not reading.devices or name not in claims.same:
             notes = bounded((*_notes(reading, siblings.get(name, ()), outcomes), *claims.notes.get(name, ())))
             age = max(0.0, now - reading.read_at)
-            nodes.append(NodeView(name, reading.target, devices, age, age > settings.stale_after, notes))
+            old = age > settings.stale_after or not reading.dated
+            nodes.append(NodeView(name, reading.target, devices, age, old, notes))
     return Settled(tuple(nodes), chosen, siblings, claims.same, frozenset(claims.contested))
 
 
@@ -103,7 +108,9 @@ def _choose(
 ) -> tuple[dict[str, NodeReading], dict[str, tuple[NodeReading, ...]]]:
     chosen: dict[str, NodeReading] = {}
     siblings: dict[str, tuple[NodeReading, ...]] = {}
-    for node, told in sorted(by_node.items()):
+    for node, everybody in sorted(by_node.items()):
+        # Whose address left the list is only heard while nobody else tells of the node: it has a successor.
+        told = [r for r in everybody if r.listed is not False] or everybody
         if len(told) == 1:
             chosen[node] = told[0]
         else:
@@ -161,7 +168,7 @@ class _Claims:
         return is_old, not reading.named, -reading.read_at if is_old else 0.0, reading.node
 
     def _is_old(self, reading: NodeReading) -> bool:
-        return self._now - reading.read_at > self._settings.stale_after
+        return not reading.dated or self._now - reading.read_at > self._settings.stale_after
 
     def _lose(self, uuid: str, node: str) -> None:
         self._lost.setdefault(node, set()).add(uuid)
@@ -225,8 +232,12 @@ def _notes(
     if siblings:
         others = ", ".join(sibling.target for sibling in siblings)
         notes.append(f"read from {reading.target}; also told of by {others}, which counts for nothing")
+    if reading.listed is False:
+        notes.append(f"{reading.target} is no longer in the list of exporters")
     skew = reading.skew_seconds
-    if skew is not None and skew > AHEAD_SECONDS:
+    if not reading.dated:
+        notes.append("its snapshot is not of today, by its own clock: it does not count as fresh; set the node's clock")
+    elif skew is not None and skew > AHEAD_SECONDS:
         notes.append(f"its clock is {skew:.0f} s ahead")
     elif skew is not None and skew < -BEHIND_SECONDS:
         notes.append(f"its clock is {-skew:.0f} s behind, or its figures are that old")

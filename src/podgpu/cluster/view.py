@@ -103,7 +103,7 @@ def assemble(
     too_long = wasted(idle, settings.idle_after, wall)
     memory.costs.charge(memory.bills.turn(settled, now), prices)
     bills = memory.bills.totals()
-    memory.costs.keep(namespace for namespace, _ in bills)
+    memory.costs.keep(bills)
     unpriced = memory.costs.unpriced()
     return ClusterView(
         settings=settings,
