@@ -57,6 +57,10 @@ class BadExposition(SourceError):
         self.why = why
 
 
+class TooManyLabelSets(BadExposition):
+    """A page with more of them than its reader is ready to keep."""
+
+
 class ParsedSample(NamedTuple):  # a tuple: made once per line, and a frozen dataclass takes four times as long
     name: str
     labels: Mapping[str, str]
@@ -76,8 +80,9 @@ class ParsedFamily:
     samples: tuple[ParsedSample, ...] = ()
 
 
-def parse_text(text: str) -> list[ParsedFamily]:
-    """The families in the order they first appear, their samples in the page's order. Raises BadExposition."""
+def parse_text(text: str, most_label_sets: float = math.inf) -> list[ParsedFamily]:
+    """The families in the order they first appear, their samples in the page's order. Raises BadExposition; and
+    TooManyLabelSets, within a part of the page of where they are too many."""
     if text and not text.endswith("\n"):
         raise BadExposition(text.count("\n") + 1, "the page ends in the middle of this line")
     page = _Page()
@@ -87,6 +92,8 @@ def parse_text(text: str) -> list[ParsedFamily]:
     for lines in _blocks(text):
         take(lines, first)
         first += len(lines)
+        if page.label_sets > most_label_sets:
+            raise TooManyLabelSets(first, f"more than {most_label_sets:,} sets of labels up to here")
     return page.families()
 
 
@@ -121,6 +128,10 @@ class _Page:
         self._of_sample: dict[str, _Growing] = {}
         self._labels: dict[str, Mapping[str, str]] = {}
         """By their text with the closing brace, which a line without braces cannot have."""
+
+    @property
+    def label_sets(self) -> int:
+        return len(self._labels)
 
     def take_all(self, lines: Sequence[str], first: int = 1) -> None:
         """`first` is the number of the first line."""

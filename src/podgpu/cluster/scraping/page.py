@@ -6,6 +6,7 @@ is bounded here. The bounds are some ten times what a node of 16 GPUs cut into s
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from sys import intern
@@ -13,9 +14,9 @@ from sys import intern
 from podgpu.catalog import families as f
 from podgpu.cluster.reading import NamespaceCounters, NodeReading, is_about_now, moment
 from podgpu.errors import SourceError
-from podgpu.exposition.parse import BadExposition, ParsedSample, parse_text
+from podgpu.exposition.parse import BadExposition, ParsedSample, TooManyLabelSets, parse_text
 from podgpu.figures.device import DeviceFigures
-from podgpu.figures.from_page import NODE_LABELS, figure_names, figures_of, first_label, samples_named
+from podgpu.figures.from_page import NODE_LABELS, figure_names, figures_of, samples_named
 
 LEAST_SKEW_SECONDS = 5.0
 USED_FIELD = "DCGM_FI_DEV_MEM_COPY_UTIL"
@@ -25,7 +26,8 @@ MOST_NAMESPACES = 2048
 """With models: a namespace on two models counts twice."""
 LONGEST_NAME = 256
 """Kubernetes allows 253 characters, and no driver's name of a GPU is longer."""
-_MOST_LABEL_SETS = 4 * (MOST_DEVICES + MOST_HOLDERS + MOST_NAMESPACES)
+MOST_LINES = 250_000
+MOST_LABEL_SETS = 4 * (MOST_DEVICES + MOST_HOLDERS + MOST_NAMESPACES)
 """A device or holder is told of with a few, as labels of its own are on some series and not on others."""
 MOST_IN_ALL = {"devices": 50_000, "holders": 50_000, "namespaces": 20_000}
 """Of all pages together: some 400 MiB."""
@@ -54,12 +56,11 @@ class PageReader:
         future by more than LEAST_SKEW_SECONDS. Figures from the past may as well be old.
         """
         samples = self._samples(body)
-        self._refuse_more(len({id(sample.labels) for sample in samples}), _MOST_LABEL_SETS, "sets of labels", samples)
         view, nodes, is_podgpu = figures_of(samples, self._measured, self._node_labels, self._address)
         if not view.devices and not is_podgpu:
             raise SourceError("no_gpu", f"{self._target} has no GPU on its page: is it a GPU exporter?")
         namespaces = tuple(_namespaces(samples))
-        self._check(nodes, view.devices, namespaces, samples)
+        self._check(nodes, view.devices, namespaces)
         told_at = next((s.value for s in samples if s.name == f.SNAPSHOT_TIMESTAMP.name), None)
         taken_at = moment(told_at)
         ahead = 0.0 if taken_at is None else taken_at - wall
@@ -79,11 +80,16 @@ class PageReader:
 
     def _samples(self, body: bytes) -> list[ParsedSample]:
         """Those that are looked at here."""
+        lines = body.count(b"\n")
+        if lines > MOST_LINES:
+            raise self._too_much(self._node_in(body), lines, MOST_LINES, "lines")
         try:
-            families = parse_text(body.decode())
+            families = parse_text(body.decode(), MOST_LABEL_SETS)
         except UnicodeDecodeError as error:
             line = body.count(b"\n", 0, error.start) + 1
             raise self._malformed(f"line {line}: byte {error.start} is not UTF-8") from error
+        except TooManyLabelSets as error:
+            raise self._too_much(self._node_in(body), MOST_LABEL_SETS + 1, MOST_LABEL_SETS, "sets of labels") from error
         except BadExposition as error:
             raise self._malformed(str(error)) from error
         return samples_named(families, figure_names(self._measured) | _OWN_NAMES)
@@ -94,27 +100,31 @@ class PageReader:
     # Bounds
 
     def _check(
-        self,
-        nodes: Sequence[str],
-        devices: Sequence[DeviceFigures],
-        namespaces: Sequence[NamespaceCounters],
-        samples: Sequence[ParsedSample],
+        self, nodes: Sequence[str], devices: Sequence[DeviceFigures], namespaces: Sequence[NamespaceCounters]
     ) -> None:
-        self._refuse_more(len(devices), MOST_DEVICES, "devices", samples)
-        self._refuse_more(sum(len(d.holders) for d in devices), MOST_HOLDERS, "holders", samples)
-        self._refuse_more(len(namespaces), MOST_NAMESPACES, "namespaces", samples)
         longest = max(map(len, (*nodes, *_names(devices, namespaces))), default=0)
-        self._refuse_more(longest, LONGEST_NAME, "characters in one name", samples)
+        for count, most, what in (
+            (len(devices), MOST_DEVICES, "devices"),
+            (sum(len(device.holders) for device in devices), MOST_HOLDERS, "holders"),
+            (len(namespaces), MOST_NAMESPACES, "namespaces"),
+            (longest, LONGEST_NAME, "characters in one name"),
+        ):
+            if count > most:
+                raise self._too_much(nodes[0] if nodes else self._address, count, most, what)
 
-    def _refuse_more(self, count: int, most: int, what: str, samples: Sequence[ParsedSample]) -> None:
-        if count > most:
-            named = (first_label(sample.labels, self._node_labels) for sample in samples)
-            node = next(filter(None, named), self._address)
-            raise SourceError(
-                "too_much",
-                f"{self._target}: the page of node {node[:LONGEST_NAME]} has {count:,} {what}, and at most {most:,}"
-                " are taken from one page; none of it counts: see what answers there",
-            )
+    def _node_in(self, body: bytes) -> str:
+        """The node's name on a page that is not worth reading."""
+        for label in self._node_labels:
+            if found := re.search(rb'[{,]%s="([^"\\\n]{1,%d})"' % (re.escape(label.encode()), LONGEST_NAME), body):
+                return found[1].decode(errors="replace")
+        return self._address
+
+    def _too_much(self, node: str, count: int, most: int, what: str) -> SourceError:
+        return SourceError(
+            "too_much",
+            f"{self._target}: the page of node {node[:LONGEST_NAME]} has {count:,} {what}, and at most {most:,}"
+            " are taken from one page; none of it counts: see what answers there",
+        )
 
 
 class Shelf:
