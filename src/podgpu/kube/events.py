@@ -67,14 +67,20 @@ def _error(status: Object) -> Refused:
     return Refused("server_error", f"the API server ended the watch ({said}): listed again")
 
 
-def parse_list(answer: Object) -> tuple[list[Object], str]:
-    """The objects of a list, and the version to watch from."""
+def parse_list(answer: Object, *, is_page: bool = False) -> tuple[list[Object], str]:
+    """The objects of a list, and the version to watch from. `is_page`: there may be more of them."""
     items = answer.get("items") or []
     if not isinstance(items, list) or not all(isinstance(one, dict) for one in items):
         raise SourceError("bad_answer", "the answer to a list has no list of objects")
-    if _metadata(answer).get("continue"):
+    if continue_of(answer) and not is_page:
         raise SourceError("bad_answer", "the API server gave part of a list though all of it was asked for")
     return items, resource_version(answer)
+
+
+def continue_of(answer: Object) -> str:
+    """What to ask the next page of a list with; empty: this was the last."""
+    token = _metadata(answer).get("continue")
+    return token if isinstance(token, str) else ""
 
 
 def resource_version(body: Object) -> str:

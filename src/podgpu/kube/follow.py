@@ -14,11 +14,14 @@ from podgpu.errors import SourceError
 from podgpu.kube.answers import Object, Refused
 from podgpu.kube.backoff import Backoff
 from podgpu.kube.client import ApiClient
-from podgpu.kube.events import LONGEST_LINE, Lines, is_older, parse_event, parse_list
+from podgpu.kube.events import LONGEST_LINE, Lines, continue_of, is_older, parse_event, parse_list
 from podgpu.kube.kept import Kept
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
+_MOST_RESTARTS = 2
+"""Of one list in pages, at once; after that with a wait in between."""
+_MOST_LISTED = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +60,9 @@ class Follower(Generic[T]):
         kept: Kept[T],
         pace: Pace,
         longest_line: int = LONGEST_LINE,
+        page_size: int = 0,
     ) -> None:
+        self._page_size = page_size
         self._client = client
         self._path = path
         self._params = dict(params)
@@ -102,6 +107,11 @@ class Follower(Generic[T]):
             raise
 
     async def _list(self) -> str:
+        if self._page_size:
+            things, version = await self._list_in_pages()
+            self._kept.replace(things)
+            self._watch_from = self._seen = version
+            return version
         # Version 0 is "whatever the API server has in memory": no read of etcd for each of two thousand nodes.
         asked = {} if self._distrust_cache else {"resourceVersion": "0"}
         items, version = parse_list(await self._client.ask(self._path, self._params | asked))
@@ -121,6 +131,30 @@ class Follower(Generic[T]):
             # After etcd was restored from a backup no server will ever get there. Ask etcd itself, and believe it.
             self._distrust_cache = True
             raise
+
+    async def _list_in_pages(self) -> tuple[dict[str, T], str]:
+        """What is kept of each page is small; the pages themselves are never there all at once. From the version of the
+        first page, which the API server forgets after some minutes: then it begins anew."""
+        things: dict[str, T] = {}
+        asked, restarts, count = {"limit": str(self._page_size)}, 0, 0
+        while True:
+            try:
+                answer = await self._client.ask(self._path, self._params | asked)
+            except SourceError as error:
+                if error.reason != "gone" or "continue" not in asked or restarts == _MOST_RESTARTS:
+                    raise
+                things, count, restarts = {}, 0, restarts + 1
+                del asked["continue"]
+                continue
+            items, version = parse_list(answer, is_page=True)
+            things |= self._kept_of(items)
+            count += len(items)
+            token = continue_of(answer)
+            if not token:
+                return things, version
+            if count > _MOST_LISTED or not items:
+                raise SourceError("bad_answer", f"the list of {self._path} does not end: {count} objects so far")
+            asked["continue"] = token
 
     def _kept_of(self, items: list[Object]) -> dict[str, T]:
         found = ((self._key(one), self._small(one)) for one in items)

@@ -42,10 +42,12 @@ class Watcher(Generic[T]):
         pace: Pace | None = None,
         longest_line: int = LONGEST_LINE,
         metadata_only: bool = False,
+        page_size: int = 0,
     ) -> None:
         """`params`: fieldSelector, labelSelector. A node's agent always says `spec.nodeName=…`: they are 2,000.
 
-        `metadata_only`: `keep` reads nothing of spec and status.
+        `metadata_only`: `keep` reads nothing of spec and status. `page_size`: lists come in pages of so many, for
+        collections of a whole cluster; 0: in one answer.
         """
         self._kept: Kept[T] = Kept()
         self._stop = asyncio.Event()
@@ -55,7 +57,7 @@ class Watcher(Generic[T]):
         async def follow() -> None:
             verbs = ("list", "watch")
             async with ApiClient(config, deadline=tempo.deadline, verbs=verbs, metadata_only=metadata_only) as client:
-                await Follower(client, path, params, keep, key, self._kept, tempo, longest_line).run()
+                await Follower(client, path, params, keep, key, self._kept, tempo, longest_line, page_size).run()
 
         self._thread = threading.Thread(
             target=self._run, args=(follow,), name=f"watch-{path.rpartition('/')[2]}", daemon=True

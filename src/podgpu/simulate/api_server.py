@@ -74,6 +74,8 @@ class SimulatedApiServer:
         self.retry_after: int | None = None
         self.raw_answer: bytes | None = None
         """Sent, with status 200, instead of any list."""
+        self.forget_pages = 0
+        """So many times whoever asks for the next page of a list is told 410."""
         self.gone_as_event = False
         """A version too old is refused inside the stream, not by status; real servers do either."""
         self.cut_after: int | None = None
@@ -256,7 +258,15 @@ class SimulatedApiServer:
         version, items = self._held.select(asked, wanted)
         if wanted.isdigit() and int(wanted) > version:
             return _status(504, f"Timeout: Too large resource version: {wanted}, current: {version}")
-        body = {"kind": f"{KINDS[asked.resource]}List", "metadata": {"resourceVersion": str(version)}, "items": items}
+        metadata = {"resourceVersion": str(version)}
+        if limit := int(request.query.get("limit", "0")):
+            began, _, first = request.query.get("continue", f"{version}/0").partition("/")
+            if "continue" in request.query and self.forget_pages:
+                self.forget_pages -= 1
+                return _status(410, "The provided continue parameter is too old")
+            items, left = items[int(first) : int(first) + limit], items[int(first) + limit :]
+            metadata |= {"resourceVersion": began} | ({"continue": f"{began}/{int(first) + limit}"} if left else {})
+        body = {"kind": f"{KINDS[asked.resource]}List", "metadata": metadata, "items": items}
         return web.json_response(body)
 
     async def _watch(self, request: web.Request, asked: Asked) -> web.StreamResponse:
