@@ -20,8 +20,7 @@ import aiohttp
 
 from podgpu.clock import Clock
 from podgpu.cluster.reading import NodeReading, Owner, Reading, TargetOutcome
-from podgpu.cluster.scraping.connections import allow_connections
-from podgpu.cluster.scraping.lanes import Lane
+from podgpu.cluster.scraping.lanes import Lane, allow_connections
 from podgpu.cluster.scraping.page import USED_FIELD, PageReader, Shelf
 from podgpu.errors import SourceError, UsageError
 from podgpu.fetch.access import Credentials
