@@ -26,7 +26,7 @@ from podgpu.cluster.labels import LabelMemory
 from podgpu.cluster.metrics import cluster_families
 from podgpu.cluster.reading import Reading
 from podgpu.cluster.scraping.backend import FixedTargets, ScrapeBackend, ScrapeSettings
-from podgpu.cluster.scraping.connections import allow_connections
+from podgpu.cluster.scraping.lanes import allow_connections
 from podgpu.cluster.settings import ViewSettings
 from podgpu.cluster.view import Memory, assemble
 from podgpu.exposition.text import encode

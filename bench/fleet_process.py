@@ -16,6 +16,7 @@ import logging
 import re
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import sha256
@@ -43,7 +44,7 @@ _LEVEL = 6
 
 def template_pages(rounds: int, gpus: str = "8xH100") -> list[bytes]:
     """One node's page in each round, with dcp counters and everything podgpu knows of its holders."""
-    clock = TickClock()
+    clock = TickClock(time.time())  # a page of another day would not count as fresh
     driver = SimulatedNvml(gpus, clock=clock, wall=clock)
     on_node = tenants(driver)
     place_loads(driver, on_node)

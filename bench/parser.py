@@ -59,7 +59,7 @@ def measure(turns: int = 100, largest: int = 100_000_000) -> list[Figure]:
 
 
 def _parse_as_if_first(page: str) -> None:
-    parse._known_labels.cache_clear()
+    parse._names_in.cache_clear()
     parse._comment_parts.cache_clear()
     parse_text(page)
 

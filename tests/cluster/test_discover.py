@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
+from podgpu.cluster.publish import Publisher
 from podgpu.cluster.reading import Owner
+from podgpu.cluster.scraping.backend import ScrapeBackend
 from podgpu.cluster.scraping.discover import KubernetesTargets, Selection, check_port
 from podgpu.cluster.scraping.owners_api import ApiOwners
+from podgpu.cluster.settings import ViewSettings
 from podgpu.errors import UsageError
 from podgpu.kube.config import ApiConfig
 from podgpu.simulate.api_server import SimulatedApiServer
+from tests.cluster.test_scrape import Ticking, exporters, page_of
 from tests.kube.conftest import HURRY, config, eventually, server
 from tests.kube.test_endpoint_slices import endpoint, slice_of
 from tests.kube.test_pod_owners import owner, pod_of
@@ -51,7 +56,7 @@ def test_endpoints_come_and_go(server: SimulatedApiServer, config: ApiConfig) ->
         eventually(lambda: found.urls() == ("http://10.0.0.2:9400/metrics",))
         server.remove("endpointslices", "two", "elsewhere")
         eventually(lambda: found.urls() == ())
-        assert "no Service with the labels app.kubernetes.io/name=podgpu has a ready endpoint" in found.notes()
+        assert "no Service with the labels app.kubernetes.io/name=podgpu has an endpoint" in found.notes()
     asked = server.requests[0]
     assert asked.path == "/apis/discovery.k8s.io/v1/endpointslices"
     assert asked.query["labelSelector"] == "app.kubernetes.io/name=podgpu"
@@ -143,3 +148,105 @@ def test_owners_of_all_pods(server: SimulatedApiServer, config: ApiConfig) -> No
     accepted = [request.headers["Accept"] for request in server.requests]
     assert "as=PartialObjectMetadataList;" in accepted[0]
     assert any("as=PartialObjectMetadata;" in accept for accept in accepted[1:])
+
+
+def named(name: str) -> dict[str, Any]:
+    body = pod_of(owner("Job", "train"))
+    return body | {"metadata": body["metadata"] | {"name": name}}
+
+
+def test_owners_are_listed_in_pages(server: SimulatedApiServer, config: ApiConfig) -> None:
+    server.put("pods", *(named(f"p-{n}") for n in range(7)))
+    owners = ApiOwners(config, HURRY, page_size=3)
+    try:
+        assert owners.wait_synced(10)
+        assert sorted(owners.all()) == [("n", f"p-{n}") for n in range(7)]
+        server.put("pods", named("later"))
+        eventually(lambda: ("n", "later") in owners.all())
+    finally:
+        owners.close()
+    lists = [request.query for request in server.requests if not request.watches]
+    assert [query["limit"] for query in lists] == ["3", "3", "3"]
+    assert ["continue" in query for query in lists] == [False, True, True]
+    assert not any("resourceVersion" in query for query in lists), "a server's cache would give all of it at once"
+
+
+@pytest.mark.fault(
+    "the API server forgets a list of pods between two of its pages (410)",
+    "the list begins anew, at once; no owner is missing",
+)
+@pytest.mark.parametrize("times", [1, 2, 5])
+def test_a_list_whose_pages_are_forgotten_begins_anew(
+    server: SimulatedApiServer, config: ApiConfig, times: int
+) -> None:
+    server.put("pods", *(named(f"p-{n}") for n in range(7)))
+    server.forget_pages = times
+    owners = ApiOwners(config, HURRY, page_size=3)
+    try:
+        assert owners.wait_synced(10)
+        assert sorted(owners.all()) == [("n", f"p-{n}") for n in range(7)]
+        eventually(lambda: owners.notes() == ())
+    finally:
+        owners.close()
+
+
+# What becomes of one that is not ready, or gone
+
+
+@pytest.mark.fault(
+    "an exporter's endpoint is not ready, then gone from the EndpointSlices, then replaced at another address",
+    "it is asked on, marked old (node_up 0) after --stale-after, dropped after --drop-after; idle-since goes on",
+)
+def test_a_roll_out_loses_no_node(server: SimulatedApiServer, config: ApiConfig) -> None:
+    asyncio.run(_roll_out(server, config))
+
+
+async def _roll_out(server: SimulatedApiServer, config: ApiConfig) -> None:
+    def publish_slices(*there: tuple[str, bool]) -> None:
+        """Addresses are all 127.0.0.1: an exporter is told by its port, one slice each."""
+        for name in ("one", "two"):
+            server.remove("endpointslices", name, "monitoring")
+        for name, (url, ready) in zip(("one", "two"), there, strict=False):
+            port = [{"name": "metrics", "port": int(url.split(":")[2].partition("/")[0])}]
+            body = slice_of(endpoint("127.0.0.1", name, ready=ready), ports=port)
+            server.put("endpointslices", labelled(body, name))
+
+    time, publisher = Ticking(), Publisher(ViewSettings(interval=15.0, stale_after=45.0, drop_after=300.0))
+    page = page_of(1, 0).replace(b"Hostname", b'namespace="n",pod="train",Hostname')
+    async with exporters(page, page) as fleet:
+        before, after = fleet.urls
+        publish_slices((before, True))
+        with targets(config) as found:
+            assert found.wait_synced(10)
+            backend = ScrapeBackend(found, clock=time.clock())
+
+            async def turn() -> tuple[str, bool, float] | None:
+                await backend.turn()
+                time.now += 15.0
+                view = publisher.publish(backend.reading(), time.now, time.now, whole_round=True).view
+                (holder,) = view.idle or (None,)
+                return None if holder is None else (holder.node.target, holder.node.old, holder.since)
+
+            first = await turn()
+            assert first is not None
+            since = first[2]
+            assert first == (before, False, since)
+            publish_slices((before, False))
+            await asyncio.to_thread(eventually, lambda: found.urls() == (before,))
+            assert await turn() == (before, False, since), "not ready, and answers all the same"
+            fleet.status[0] = 503
+            assert [await turn() for _ in range(3)][-1] == (before, True, since)
+            assert [outcome.error for outcome in backend.reading().outcomes] == ["http_503"]
+            publish_slices()
+            await asyncio.to_thread(eventually, lambda: found.urls() == ())
+            assert await turn() == (before, True, since), "gone from the slices, and old"
+            assert backend.reading().outcomes == ()
+            publish_slices((after, True))
+            await asyncio.to_thread(eventually, lambda: found.urls() == (after,))
+            assert await turn() == (after, False, since), "its successor, and as idle as before"
+            publish_slices()
+            await asyncio.to_thread(eventually, lambda: found.urls() == ())
+            seen = [await turn() for _ in range(25)]
+            assert (after, True, since) in seen
+            assert seen[-1] is None, "dropped"
+            await backend.close()

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podgpu.cluster.node_names import metric_name
+from podgpu.cluster.pod_map import metric_name
 
 VALID = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 NAMES = st.one_of(

@@ -1,8 +1,8 @@
-"""An exporter's page to a node's reading; the quick way through the next page says what the exact way says."""
+"""An exporter's page to a node's reading, and what is refused."""
 
 from __future__ import annotations
 
-import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,8 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podgpu.cluster.reading import NamespaceCounters, NodeReading
-from podgpu.cluster.scraping.page import PageReader, _Holed, names_read
-from podgpu.cluster.scraping.page_chunks import Chunks
+from podgpu.cluster.scraping.page import (
+    LONGEST_NAME,
+    MOST_DEVICES,
+    MOST_HOLDERS,
+    MOST_NAMESPACES,
+    PageReader,
+    Shelf,
+)
 from podgpu.errors import SourceError
 
 NODES = Path(__file__).parents[1] / "nodes"
@@ -171,219 +177,124 @@ def test_every_golden_page(name: str) -> None:
         assert all(d.uuid for d in read(page).devices)
 
 
-# Two ways through a page
-
-_SAMPLE = re.compile(r"^([^#\n]*) (\S+)$", re.MULTILINE)
+# Lines that are no figures
 
 
-def outcome(reader: PageReader, page: str) -> object:
-    try:
-        return reader.read(page.encode("utf-8", "surrogatepass"), 1.0, 0.0)
-    except SourceError as error:
-        return error.reason, str(error)
+@pytest.mark.parametrize("line", [" # hello 5", "\t# hello 5", "# hello{ 5", "#", " ", "other 5 1700000000000"])
+def test_a_line_that_is_no_figure_changes_nothing(line: str) -> None:
+    gpu = series("DCGM_FI_DEV_GPU_UTIL", "7", **GPU)
+    assert read(f"{line}\n{gpu}") == read(f"{gpu}{line}\n") == read(gpu)
 
 
-def told_alike(reader: PageReader, page: str) -> None:
-    """The reader that knows the page before says what one says that has never seen any."""
-    fresh = PageReader("t", "a")
-    assert repr(outcome(reader, page)) == repr(outcome(fresh, page))  # repr: NaN equals itself there
+@pytest.mark.parametrize("line", ['# HELP x{a="b"} 1', "x{a} 1", 'x{a="b"', 'x{a="b} 1', "x 1 2 3", 'x{a="b"}} 1'])
+def test_a_line_that_breaks_the_format_is_named(line: str) -> None:
+    """Beside lines whose like are right."""
+    gpu = series("DCGM_FI_DEV_GPU_UTIL", "7", **GPU)
+    with pytest.raises(SourceError, match=r"line 3: ") as caught:
+        read(f'{gpu}x{{a="b"}} 1\n{line}\n')
+    assert caught.value.reason == "malformed"
 
 
-def known(page: str = SHARED) -> PageReader:
-    """A reader that has read this page, and knows of pages what others have seen."""
-    reader = PageReader("t", "a", chunks=Chunks(names_read()))
-    outcome(reader, page)
-    return reader
-
-
-def learned_quickly(reader: PageReader, page: str) -> bool:
-    """Without the parser, that is: the reader has never seen such series, others have."""
-    chunks = reader._chunks
-    assert chunks is not None
-    holed = _Holed.of(page)
-    return holed is not None and chunks.samples(holed.text, holed.numbers) is not None
-
-
-def is_quick(reader: PageReader, page: str) -> bool:
-    before = reader._known
-    outcome(reader, page)
-    return before is not None and reader._known is before
-
-
-def test_other_numbers_take_the_quick_way() -> None:
-    reader = known()
-    changed = _SAMPLE.sub(lambda m: f"{m[1]} {len(m[0])}.5", SHARED)
-    assert is_quick(reader, changed)
-    assert not is_quick(reader, changed + "new_one 1\n")
-    assert is_quick(reader, SHARED + "new_one 2\n")
-
-
-def test_another_nodes_page_is_learned_without_the_parser() -> None:
-    reader = known()
-    other = SHARED.replace("node-1", "node-two").replace("GPU-", "GPU-x")
-    assert learned_quickly(reader, other)
-    assert not is_quick(reader, other)
-    assert is_quick(reader, other)
-    told_alike(reader, other)
-    for bad in (
-        other + "# TYPE DCGM_FI_DEV_GPU_UTIL gauge\n",
-        other + "# HELP DCGM_FI_DEV_GPU_UTIL twice\nx 1\n",
-        other.replace('"node-two"', '"node\\ntwo"'),
-        other.replace('"node-two"', '"node\ntwo"', 1),
-        other.replace('"node-two"', '"node-two', 1),
-        "".join(sorted(other.splitlines(keepends=True))),
-        other[:-1],
-    ):
-        told_alike(reader, bad)
-        told_alike(known(other), bad)
-
-
-def test_a_page_that_makes_up_names_does_not_fill_the_memory() -> None:
-    chunks = Chunks(names_read())
-    reader = PageReader("t", "a", chunks=chunks)
-    for turn in range(30):
-        page = "".join(series(f"made_up_{turn}_{n}") for n in range(1000))
-        outcome(reader, page + SHARED)
-    assert len(chunks._heads) <= 20_000
-    told_alike(reader, SHARED)
-
-
-@pytest.mark.parametrize("name", GOLDEN)
-def test_golden_pages_are_known_again(name: str) -> None:
-    page = (NODES / name / "expected.prom").read_text(encoding="utf-8")
-    reader = known(page)
-    assert is_quick(reader, page)
-    told_alike(reader, page)
-
-
-ODD = (
-    *("0", "1", "-1", "1e3", "1E+3", "1.", ".5", "+7", "1e308", "NaN", "nan", "+Inf", "-inf", "Infinity"),
-    *("1e999", "-1e999", "1_000", "0x10", "--1", "e", ".", "1e", "٣", "１", "", " ", "5 ", "5\t", "5\r", " 5", "5\x0b"),
-    *("5 1700000000000", "5 5.5", "1 2 3", "5 # no", "5\x00", "\x00"),
-)
-
-
-@pytest.mark.parametrize("value", ODD)
-@pytest.mark.parametrize(
-    "name", ["DCGM_FI_DEV_GPU_UTIL", "podgpu_exporter_snapshot_timestamp_seconds", "not_looked_at"]
-)
-def test_an_odd_value_is_told_alike(name: str, value: str) -> None:
-    page = f"not_looked_at 1\n{SHARED}"
-    odd = re.sub(rf"(?m)^({name}\b.*) \S+$", lambda m: f"{m[1]} {value}", page, count=1)
-    assert odd != page or value == "1"
-    reader = known(page)
-    for again in (odd, odd, page):
-        told_alike(reader, again)
-
-
-_VALUES = st.sampled_from(ODD)
-
-
-@given(st.lists(st.tuples(st.integers(0, 10_000), _VALUES), min_size=1, max_size=6), st.booleans())
-def test_odd_values_are_told_alike(changes: list[tuple[int, str]], twice: bool) -> None:
-    lines = SHARED.splitlines()
-    samples = [n for n, line in enumerate(lines) if not line.startswith("#")]
-    for place, value in changes:
-        number = samples[place % len(samples)]
-        lines[number] = f"{lines[number].rpartition(' ')[0]} {value}"
-    page = "\n".join(lines) + "\n"
-    reader = known()
-    told_alike(reader, page)
-    if twice:  # and the page that came in between is known now
-        told_alike(reader, page)
-        told_alike(reader, SHARED)
-
-
-_EDITS = st.sampled_from(
-    [
-        "swap",
-        "drop",
-        "repeat",
-        "label",
-        "comment",
-        "blank",
-        "rename",
-        "escape",
-        "type",
-        "help number",
-        "no space",
-        "cut",
-    ]
-)
+_EDITS = st.sampled_from(["swap", "repeat", "blank before", "comment between"])
 
 
 @given(st.lists(st.tuples(_EDITS, st.integers(0, 10_000), st.integers(0, 10_000)), min_size=1, max_size=4))
-def test_other_series_are_told_alike(edits: list[tuple[str, int, int]]) -> None:
-    lines = SHARED.splitlines()
+def test_the_order_and_the_blanks_of_a_page_say_nothing(edits: list[tuple[str, int, int]]) -> None:
+    lines = [line for line in SHARED.splitlines() if not line.startswith("#")]
     for edit, one, other in edits:
-        _edit(lines, edit, one % len(lines), other % len(lines))
-    page = "\n".join(lines) + "\n"
-    reader = known()
-    told_alike(reader, page)
-    told_alike(reader, page)
-    told_alike(reader, SHARED)
-
-
-def _edit(lines: list[str], edit: str, one: int, other: int) -> None:
-    line = lines[one]
-    if edit == "swap":
-        lines[one], lines[other] = lines[other], line
-    elif edit == "drop":
-        lines[one] = ""
-    elif edit == "repeat":
-        lines.insert(other, line)
-    elif edit == "label":
-        lines[one] = line.replace('="', '="x', 1)
-    elif edit == "comment":
-        lines[one] = f"# {line}"
-    elif edit == "blank":
-        lines[one] = f" {line} "
-    elif edit == "rename":
-        lines[one] = f"x{line}"
-    elif edit == "escape":
-        lines[one] = line.replace('="', '="\\" \\n 5\\\\', 1)
-    elif edit == "type":
-        lines[one] = "# TYPE podgpu_device histogram"
-    elif edit == "help number":
-        lines[one] = f"# HELP some_{one} {other}"
-    elif edit == "no space":
-        lines[one] = line.replace("} ", "}", 1)
-    elif edit == "cut":
-        lines[one] = line[: other % (len(line) + 1)]
+        here, there = one % len(lines), other % len(lines)
+        if edit == "swap":
+            lines[here], lines[there] = lines[there], lines[here]
+        elif edit == "repeat":
+            lines.insert(there, lines[here])
+        elif edit == "blank before":
+            lines[here] = f"  {lines[here]}"
+        else:
+            lines.insert(there, " # a comment 5")
+    page, usual = read("\n".join(lines) + "\n"), read(SHARED)
+    assert {d.key: d.utilization for d in page.devices} == {d.key: d.utilization for d in usual.devices}
+    assert set(page.namespaces) == set(usual.namespaces)
 
 
 @given(st.text(max_size=200))
-def test_garbage_is_told_alike(text: str) -> None:
-    told_alike(known(), text)
+def test_garbage_is_refused(text: str) -> None:
+    with pytest.raises(SourceError) as caught:
+        read(text.encode("utf-8", "surrogatepass"))
+    assert caught.value.reason in ("malformed", "no_gpu")
 
 
-def test_a_hole_cannot_be_forged() -> None:
-    """A page with what stands for a number in its text could otherwise pass for another one."""
-    gpu = series("DCGM_FI_DEV_GPU_UTIL", "7", **GPU)
-    good, bad = f"# c\0X 7\n{gpu}", f"# c 5\nX\0{gpu}"
-    told_alike(known(good), bad)
-    told_alike(known(bad), good)
+# More than a node could have
 
 
-def test_timestamps_are_always_read_the_exact_way() -> None:
-    gpu = series("DCGM_FI_DEV_GPU_UTIL", "7", **GPU)
-    for page in (series("DCGM_FI_DEV_GPU_UTIL", "7 1000", **GPU), f"other 7 1000\n{gpu}"):
-        reader = known(page)
-        told_alike(reader, page.replace("1000", "2000"))
-        told_alike(reader, page.replace("1000", "2.5"))
+def devices(count: int) -> str:
+    return "".join(series("DCGM_FI_DEV_GPU_UTIL", "1", **GPU | {"UUID": f"GPU-{n}"}) for n in range(count))
 
 
-def test_families_that_are_not_in_one_group() -> None:
-    other = GPU | {"UUID": "GPU-2", "gpu": "1"}
-    page = (
-        series("DCGM_FI_DEV_GPU_UTIL", "1", **GPU)
-        + series("DCGM_FI_DEV_GPU_TEMP", "2", **GPU)
-        + series("DCGM_FI_DEV_GPU_UTIL", "3", **other)
-        + series("DCGM_FI_DEV_GPU_TEMP", "4", **other)
-    )
-    reader = known(page)
-    changed = page.replace(" 1\n", " 10\n").replace(" 3\n", " 30\n").replace(" 4\n", " 40\n")
-    assert is_quick(reader, changed)
-    told_alike(reader, changed)
-    node = reader.read(changed.encode(), 0.0, 0.0)
-    assert [(d.utilization, d.temperature) for d in node.devices] == [(0.1, 2.0), (0.3, 40.0)]
+def holders(count: int) -> str:
+    return "".join(series("DCGM_FI_DEV_GPU_UTIL", "1", **GPU, namespace="n", pod=f"p-{n}") for n in range(count))
+
+
+def namespaces(count: int) -> str:
+    name = "podgpu_namespace_gpu_busy_seconds_total"
+    return devices(1) + "".join(series(name, "1", namespace=f"n-{n}", modelName="H100") for n in range(count))
+
+
+@pytest.mark.parametrize(
+    ("page", "most", "what"),
+    [
+        (devices, MOST_DEVICES, "devices"),
+        (holders, MOST_HOLDERS, "holders"),
+        (namespaces, MOST_NAMESPACES, "namespaces"),
+    ],
+)
+def test_more_than_any_node_has_is_refused_by_name(page: Callable[[int], str], most: int, what: str) -> None:
+    assert read(page(most)).devices
+    for count in (most + 1, 30 * most):
+        with pytest.raises(SourceError) as caught:
+            read(page(count))
+        assert caught.value.reason == "too_much"
+        assert "http://h:9400/metrics: the page of node node-1 has " in str(caught.value)
+    assert f"{most + 1:,} {what}" in str(_refused(page(most + 1)))
+
+
+def _refused(page: str) -> SourceError:
+    with pytest.raises(SourceError) as caught:
+        read(page)
+    return caught.value
+
+
+@pytest.mark.parametrize("label", ["UUID", "modelName", "Hostname", "pod", "container", "hpc_job", "GPU_I_PROFILE"])
+def test_a_name_that_nobody_has_is_refused(label: str) -> None:
+    held = GPU | {"namespace": "n", "pod": "p", "container": "c", "GPU_I_ID": "1"}
+    assert read(series("DCGM_FI_DEV_GPU_UTIL", **held | {label: "x" * LONGEST_NAME})).devices
+    error = _refused(series("DCGM_FI_DEV_GPU_UTIL", **held | {label: "x" * (LONGEST_NAME + 1)}))
+    assert error.reason == "too_much"
+    assert len(str(error)) < 3 * LONGEST_NAME
+
+
+def test_all_pages_together_are_bounded_and_who_is_there_stays() -> None:
+    shelf = Shelf({"devices": 5, "holders": 5, "namespaces": 5})
+    shelf.put("a", read(devices(3)))
+    with pytest.raises(
+        SourceError, match="with the 3 devices of node node-1 there would be 6 in all, and podgpu keeps"
+    ):
+        shelf.put("b", read(devices(3)))
+    shelf.put("b", read(devices(2)))
+    shelf.put("a", read(devices(3)))
+    with pytest.raises(SourceError, match="at most 5"):
+        shelf.put("a", read(devices(4)))
+    shelf.remove("b")
+    shelf.put("a", read(devices(5)))
+    shelf.remove("nobody")
+
+
+# When it was
+
+
+@pytest.mark.parametrize("told", ["0", "1", "86400", "-5", "4102444800", "1e300"])
+def test_a_snapshot_of_another_age_is_not_fresh(told: str) -> None:
+    wall = 1_790_000_000.0
+    page = series("DCGM_FI_DEV_GPU_UTIL", **GPU)
+    assert read(page, wall=wall).dated
+    assert read(f"{page}podgpu_exporter_snapshot_timestamp_seconds {wall - 3600}\n", wall=wall).dated
+    assert not read(f"{page}podgpu_exporter_snapshot_timestamp_seconds {told}\n", wall=wall).dated

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from podgpu.cluster.prom.backend import PrometheusBackend, PrometheusPlace
-from podgpu.cluster.reading import Owner, Reading
+from podgpu.cluster.reading import Owner, Reading, Scope
 from podgpu.cluster.settings import ViewSettings
 from podgpu.errors import UsageError
 from podgpu.fetch.access import Access
@@ -77,8 +77,8 @@ def test_its_clock_rules(double: PrometheusDouble, backend_of: MakeBackend) -> N
     assert [node.read_at for node in reading.nodes] == [pytest.approx(backend.clock.monotonic() - 3)] * 2
     first, *others = double.asked
     assert (first.query, "time" in first.form) == ("time()", False)
-    rolling = {asked.form["time"] for asked in others if asked.query.startswith("avg_over_time")}
-    assert rolling == {"1800000000.000"}
+    rolling = {asked.form["time"] for asked in others if is_rolling(asked)}
+    assert rolling == {f"{1_800_000_000 - 15 * n}.000" for n in range(20)}
     idle = {asked.form["time"] for asked in others if "max_over_time" in asked.query}
     assert {asked.form["time"] for asked in others} - rolling - idle == {"1800000007.000"}
 
@@ -169,7 +169,7 @@ def test_a_server_that_is_away(backend_of: MakeBackend) -> None:
 
 def test_averages_of_a_server_that_stays_away_end(double: PrometheusDouble, backend_of: MakeBackend) -> None:
     backend = backend_of(double.url)
-    double.misbehave = lambda asked: vector([({}, "0.5")], 1.0) if asked.query.startswith("avg_over_time((") else None
+    double.misbehave = lambda asked: vector([({}, "0.5")], 1.0) if is_rolling(asked) else None
     assert backend.turn().rolling
     double.misbehave = lambda asked: error(503, "starting")
     backend.clock.advance(40)
@@ -194,8 +194,10 @@ def test_averages_that_fail_stay_and_are_then_left_to_the_view(
     backend = backend_of(double.url)
     assert backend.turn().rolling == {}
     double.misbehave = lambda asked: error(422, "no") if 'podgpu_namespace"' in asked.query else None
+    double.now += 40
     backend.clock.advance(40)
     assert backend.turn().rolling == {}
+    double.now += 10
     backend.clock.advance(10)
     reading = backend.turn()
     assert (len(reading.nodes), reading.rolling) == (2, None)
@@ -207,13 +209,48 @@ def test_nodes_do_not_wait_for_averages(double: PrometheusDouble, backend_of: Ma
     seen: list[int] = []
 
     def look(asked: Asked) -> None:
-        if asked.query.startswith("avg_over_time"):
+        if is_rolling(asked) and not seen:
             wait_until(lambda: backend.backend.reading().nodes, "nodes are there")
             seen.append(len(backend.backend.reading().nodes))
 
     double.misbehave = look
     backend.turn()
-    assert seen == [2] * 4
+    assert seen == [2]
+
+
+def test_only_instants_that_are_new_are_asked_for(double: PrometheusDouble, backend_of: MakeBackend) -> None:
+    backend = backend_of(double.url)
+    double.misbehave = lambda asked: vector([({}, "0.5")], 1.0) if is_rolling(asked) else None
+
+    def asked_for() -> list[str]:
+        double.asked.clear()
+        assert backend.turn().rolling == {Scope("cluster"): 0.5, Scope("node"): 0.5, Scope("model"): 0.5}
+        return [asked.form["time"] for asked in double.asked if is_rolling(asked)]
+
+    assert len(asked_for()) == 20 * 4, "the whole window, once"
+    assert asked_for() == [], "nothing is new in the same interval"
+    double.now += 15
+    assert asked_for() == ["1800000015.000"] * 4
+    double.now += 45
+    assert sorted(set(asked_for())) == [f"{1_800_000_030 + 15 * n}.000" for n in range(3)]
+
+
+def test_an_instant_that_failed_is_asked_for_again(double: PrometheusDouble, backend_of: MakeBackend) -> None:
+    backend = backend_of(double.url)
+    backend.turn()
+    double.now += 15
+    double.misbehave = lambda asked: error(503, "busy") if is_rolling(asked) else None
+    backend.turn()
+    double.misbehave = lambda asked: None
+    double.now += 15
+    double.asked.clear()
+    backend.turn()
+    times = {asked.form["time"] for asked in double.asked if is_rolling(asked)}
+    assert times == {"1800000015.000", "1800000030.000"}
+
+
+def is_rolling(asked: Asked) -> bool:
+    return asked.query.startswith("((") and "max_over_time" not in asked.query
 
 
 def test_without_holders_the_round_has_failed(double: PrometheusDouble, backend_of: MakeBackend) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from podgpu.cluster.settings import ViewSettings
-from podgpu.cluster.view import ClusterView, Memory, assemble
-from podgpu.cluster.wall_clock import WallClock
+from podgpu.cluster.view import ClusterView, Memory, WallClock, assemble
 from tests.cluster.view_readings import WALL, gpu, holder, node, reading, value
 
 HOUR = 3600.0

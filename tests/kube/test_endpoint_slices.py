@@ -45,14 +45,14 @@ def test_a_slice() -> None:
     )
 
 
-def test_only_ready_endpoints_and_unsaid_means_ready() -> None:
+def test_endpoints_are_asked_ready_or_not() -> None:
     body = slice_of(
         endpoint("10.0.0.1", "a"),
         endpoint("10.0.0.2", "b", ready=False),
         endpoint("10.0.0.3", "c", ready=None),
         {"addresses": ["10.0.0.4"]},
     )
-    assert urls(body) == tuple(f"http://10.0.0.{n}:9400/metrics" for n in (1, 3, 4))
+    assert urls(body) == tuple(f"http://10.0.0.{n}:9400/metrics" for n in (1, 2, 3, 4))
 
 
 def test_ipv6_in_brackets() -> None:

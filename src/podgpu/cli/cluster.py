@@ -160,6 +160,7 @@ def _scrape(options: dict[str, Any], settings: ViewSettings, at_the_end: ExitSta
         concurrency=_concurrency(options["scrape_concurrency"]),
         used_field=settings.used_field,
         node_labels=_names(options["node_label"]),
+        keep_gone=settings.drop_after,
     )
     targets, wait = _targets(options, credentials, at_the_end)
     owners = _owners(options, at_the_end)

@@ -35,7 +35,7 @@ SCRAPE_OPTIONS: tuple[Option, ...] = (
     _option(
         "discover-kubernetes",
         "",
-        "Scrape the ready endpoints of Services with these labels: [NAMESPACE/]SELECTOR, "
+        "Scrape the endpoints of Services with these labels, ready or not: [NAMESPACE/]SELECTOR, "
         "such as monitoring/app.kubernetes.io/name=podgpu.",
     ),
     _option("discover-port", "metrics", "Their port, by name or number."),

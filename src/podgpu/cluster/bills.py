@@ -21,6 +21,9 @@ FORGET_SECONDS = 24 * 3600.0
 """Who was away for longer begins with a new baseline."""
 MOST_ACCOUNTS = 20_000
 """Past that, those of namespaces that are on no node any more are closed, the longest unchanged first."""
+MOST_SERIES = 4096
+"""Of one node. Past that, those that are not told any more are forgotten, the longest absent first: a page with other
+namespaces every time would fill the memory."""
 _MOST = 1e15
 """Seconds or joules: 30 million years. What says more is no counter."""
 _SLACK_SECONDS = 60.0
@@ -266,8 +269,9 @@ def _forget_absent(book: _Book, told: Standings, now: float) -> None:
     if len(told) == len(book.series) and not book.absent:
         return
     book.absent = {series: book.absent.get(series, now) for series in book.series if series not in told}
-    for series, since in list(book.absent.items()):
-        if now - since > FORGET_SECONDS:
+    too_many = len(book.series) - MOST_SERIES
+    for number, (series, since) in enumerate(sorted(book.absent.items(), key=lambda item: item[1])):
+        if number < too_many or now - since > FORGET_SECONDS:
             del book.absent[series], book.series[series]
 
 

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from podgpu.cluster.idle import IdleHolder
-from podgpu.cluster.models import device_model
-from podgpu.cluster.nodes import NodeView
+from podgpu.cluster.nodes import NodeView, device_model
 from podgpu.cluster.settings import UsedMeans, ViewSettings
 from podgpu.figures.device import DeviceFigures, HolderFigures
 

@@ -13,7 +13,7 @@ from podgpu.catalog.families import FamilySpec
 from podgpu.cluster.bills import MJ, NS, Amounts
 from podgpu.cluster.counts import WHOLE, DeviceCount, NamespaceCount
 from podgpu.cluster.labels import LabelMemory
-from podgpu.cluster.models import device_model
+from podgpu.cluster.nodes import device_model
 from podgpu.cluster.pod_map import legacy_map_families, map_family, node_map_families
 from podgpu.cluster.reading import Scope
 from podgpu.cluster.settings import duration_text

@@ -8,16 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
+from podgpu.catalog.mig import part_of_gpu
 from podgpu.cluster.reading import NodeReading, TargetOutcome
 from podgpu.cluster.settings import ViewSettings
 from podgpu.figures.device import DeviceFigures
+from podgpu.model import Device
 
 AHEAD_SECONDS = 5.0
 BEHIND_SECONDS = 60.0
 """An exporter's figures are some seconds old by nature: behind says less than ahead."""
 _NAMELESS = "gpu "
 """How pages without UUIDs have their GPUs called (`gpu 0`): every node has one of those."""
+_MIG = " MIG "
 MOST_NOTES = 12
 PATIENCE_ROUNDS = 1.5
 """Behind the newest may be who was chosen last: in the middle of a round one is read again before the other."""
@@ -59,9 +63,13 @@ class Choices:
         self._target: dict[str, str] = {}
 
     def choose(self, node: str, readings: Sequence[NodeReading], patience: float) -> NodeReading:
-        """The newest, unless the one chosen last is as good as new. One that sees no GPU (an exporter without a driver
-        beside another) counts only where no other is as good as new."""
+        """Whoever had the name last keeps it: while its address is in the list of those to be asked, however late it
+        is; where there is no such list, while it is as good as new. Else the newest. One that sees no GPU (an exporter
+        without a driver beside another) counts only where no other is as good as new."""
         newest = min(readings, key=_newest_first)
+        for reading in readings:
+            if reading.target == self._target.get(node) and reading.listed and reading.devices:
+                return reading
         seeing = [r for r in readings if r.devices and newest.read_at - r.read_at <= patience]
         if seeing:
             readings, newest = seeing, min(seeing, key=_newest_first)
@@ -94,7 +102,8 @@ def settle(
         if devices or not reading.devices or name not in claims.same:
             notes = bounded((*_notes(reading, siblings.get(name, ()), outcomes), *claims.notes.get(name, ())))
             age = max(0.0, now - reading.read_at)
-            nodes.append(NodeView(name, reading.target, devices, age, age > settings.stale_after, notes))
+            old = age > settings.stale_after or not reading.dated
+            nodes.append(NodeView(name, reading.target, devices, age, old, notes))
     return Settled(tuple(nodes), chosen, siblings, claims.same, frozenset(claims.contested))
 
 
@@ -103,7 +112,9 @@ def _choose(
 ) -> tuple[dict[str, NodeReading], dict[str, tuple[NodeReading, ...]]]:
     chosen: dict[str, NodeReading] = {}
     siblings: dict[str, tuple[NodeReading, ...]] = {}
-    for node, told in sorted(by_node.items()):
+    for node, everybody in sorted(by_node.items()):
+        # Whose address left the list is only heard while nobody else tells of the node: it has a successor.
+        told = [r for r in everybody if r.listed is not False] or everybody
         if len(told) == 1:
             chosen[node] = told[0]
         else:
@@ -161,7 +172,7 @@ class _Claims:
         return is_old, not reading.named, -reading.read_at if is_old else 0.0, reading.node
 
     def _is_old(self, reading: NodeReading) -> bool:
-        return self._now - reading.read_at > self._settings.stale_after
+        return not reading.dated or self._now - reading.read_at > self._settings.stale_after
 
     def _lose(self, uuid: str, node: str) -> None:
         self._lost.setdefault(node, set()).add(uuid)
@@ -225,9 +236,30 @@ def _notes(
     if siblings:
         others = ", ".join(sibling.target for sibling in siblings)
         notes.append(f"read from {reading.target}; also told of by {others}, which counts for nothing")
+    if reading.listed is False:
+        notes.append(f"{reading.target} is no longer in the list of exporters")
     skew = reading.skew_seconds
-    if skew is not None and skew > AHEAD_SECONDS:
+    if not reading.dated:
+        notes.append("its snapshot is not of today, by its own clock: it does not count as fresh; set the node's clock")
+    elif skew is not None and skew > AHEAD_SECONDS:
         notes.append(f"its clock is {skew:.0f} s ahead")
     elif skew is not None and skew < -BEHIND_SECONDS:
         notes.append(f"its clock is {-skew:.0f} s behind, or its figures are that old")
     return tuple(notes)
+
+
+# What a device is called where devices are counted by model
+
+
+def device_model(device: DeviceFigures) -> str:
+    """A MIG instance is no GPU: it goes by the name its use is billed under, `<model> MIG <profile>`."""
+    return f"{device.model}{_MIG}{device.profile}".rstrip() if device.instance else device.model
+
+
+@lru_cache(maxsize=1024)
+def parent_and_part(model: str) -> tuple[str, float | None]:
+    """The GPU's model, and the part of one that a device of this model is. None: its profile does not say."""
+    gpu, mig, profile = model.rpartition(_MIG)
+    if not mig:
+        return model, 1.0
+    return gpu, part_of_gpu(Device(0, "", "", gpu, gi_id=0, profile=profile))

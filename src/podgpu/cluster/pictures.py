@@ -7,10 +7,9 @@ from dataclasses import dataclass, replace
 
 from podgpu import __version__
 from podgpu.cluster.bills import MJ, NS, Amounts
-from podgpu.cluster.costs import KINDS
 from podgpu.cluster.counts import WHOLE
-from podgpu.cluster.models import parent_and_part
-from podgpu.cluster.nodes import NodeView
+from podgpu.cluster.nodes import NodeView, parent_and_part
+from podgpu.cluster.prices import KINDS
 from podgpu.cluster.view import ClusterView
 from podgpu.figures.device import DeviceFigures, Who
 from podgpu.figures.picture import NamespacePicture, NodePicture, Picture

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
 from podgpu.catalog import cluster_families as f
 from podgpu.cluster.labels import LabelMemory
-from podgpu.cluster.node_names import metric_name
 from podgpu.cluster.nodes import NodeView
 from podgpu.model import Family, Sample
+
+_DNS_PART = "[a-z0-9](?:[-a-z0-9]*[a-z0-9])?"
+_DNS_NAME = re.compile(rf"{_DNS_PART}(?:\.{_DNS_PART})*")
+_NOT_PLAIN = re.compile(r"[^a-zA-Z0-9]")
+_FOR_DNS = str.maketrans("-.", "_:")
 
 
 class MapRow(NamedTuple):
@@ -70,3 +75,19 @@ def legacy_map_families(rows: Iterable[MapRow], labels: LabelMemory) -> list[Fam
 def _samples(rows: Iterable[MapRow], labels: LabelMemory, value: float) -> list[Sample]:
     of = labels.with_names(f.POD_MAP.labels)
     return [Sample(of(row), value) for row in rows]
+
+
+def metric_name(node: str) -> str:
+    """`gpu-1.lab` is `gpu_1:lab_info`.
+
+    Two nodes never share one, and a node's own never depends on which others there are. Kubernetes' names are DNS
+    names: of those `-` becomes `_` and `.` becomes `:`. In any other name all but letters and digits become
+    `::<hex>:`, which no DNS name gives, as it has no empty part; one of letters and digits alone has a capital, which
+    no DNS name has.
+    """
+    if _DNS_NAME.fullmatch(node):
+        name = node.translate(_FOR_DNS)
+    else:
+        name = _NOT_PLAIN.sub(lambda one: f"::{ord(one[0]):x}:", node)
+    # No metric begins with a digit. No DNS name begins with "-", and no other name gives a "_": nothing else begins so.
+    return f"_{name}_info" if name[:1].isdigit() else f"{name}_info"

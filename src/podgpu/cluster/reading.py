@@ -10,6 +10,8 @@ from podgpu.figures.device import DeviceFigures
 
 _LAST_MOMENT = 1e11
 """Some three thousand years from now. A clock that shows more is none."""
+MOST_CLOCK_ERROR = 86_400.0
+"""Seconds. A clock that is off by a time zone is a clock all the same; one of 1970 was never set."""
 
 
 class NamespaceCounters(NamedTuple):
@@ -41,6 +43,10 @@ class NodeReading:
     skew_seconds: float | None = None
     """How far the node's clock seems to be ahead of ours."""
     notes: tuple[str, ...] = ()
+    listed: bool | None = None
+    """Whether its target is still among those to be asked; None: there is no such list (Prometheus has its own)."""
+    dated: bool = True
+    """False: by its own clock it was taken at no time that could be meant as now, so it does not count as fresh."""
 
 
 class Owner(NamedTuple):
@@ -111,3 +117,8 @@ MakeBackend = Callable[[], Backend]
 def moment(value: float | None) -> float | None:
     """Unix time as somebody tells it, where it can be meant."""
     return value if value is not None and 0 < value < _LAST_MOMENT else None
+
+
+def is_about_now(told_at: float | None, wall: float) -> bool:
+    """Whether figures that are said to be of then may be of now. Nothing said: they may."""
+    return told_at is None or abs(told_at - wall) <= MOST_CLOCK_ERROR

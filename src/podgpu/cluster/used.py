@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
-from podgpu.cluster.models import device_model
-from podgpu.cluster.nodes import NodeView
+from podgpu.cluster.nodes import NodeView, device_model
 from podgpu.cluster.reading import Owner, Scope
 from podgpu.cluster.settings import ViewSettings
 from podgpu.figures.device import DeviceFigures, HolderFigures

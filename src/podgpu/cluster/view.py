@@ -10,17 +10,35 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from podgpu.cluster.bills import Amounts, BillLedger, Series
-from podgpu.cluster.costs import CostKey, CostLedger
 from podgpu.cluster.counts import Counts, count
 from podgpu.cluster.idle import IdleHolder, IdleMemory, wasted
 from podgpu.cluster.nodes import Choices, NodeView, Settled, bounded, settle
 from podgpu.cluster.pod_map import MapRow, map_rows
-from podgpu.cluster.prices import NO_PRICES, Prices
+from podgpu.cluster.prices import NO_PRICES, CostKey, CostLedger, Prices
 from podgpu.cluster.reading import Reading, Scope, TargetOutcome
 from podgpu.cluster.rolling import RollingMemory
 from podgpu.cluster.settings import ViewSettings
 from podgpu.cluster.used import CLUSTER, Used, used_by_scope
-from podgpu.cluster.wall_clock import WallClock
+
+_LEAST_STEP = 2.0
+"""A smaller step moves nothing: moments that are told as series should stay where they are."""
+
+
+class WallClock:
+    """Tells when the wall clock was set, so that moments kept by it move along. It is compared with a clock that only
+    goes on; one that stands still while the machine sleeps makes that a step too."""
+
+    def __init__(self) -> None:
+        self._ahead: float | None = None
+
+    def step(self, now: float, wall: float) -> float:
+        """Seconds by which it was set since it was last compared; 0 when it was not. `now` is monotonic."""
+        ahead = wall - now
+        step = 0.0 if self._ahead is None else ahead - self._ahead
+        if self._ahead is None or abs(step) >= _LEAST_STEP:
+            self._ahead = ahead
+            return step
+        return 0.0
 
 
 @dataclass(slots=True)
@@ -103,7 +121,7 @@ def assemble(
     too_long = wasted(idle, settings.idle_after, wall)
     memory.costs.charge(memory.bills.turn(settled, now), prices)
     bills = memory.bills.totals()
-    memory.costs.keep(namespace for namespace, _ in bills)
+    memory.costs.keep(bills)
     unpriced = memory.costs.unpriced()
     return ClusterView(
         settings=settings,

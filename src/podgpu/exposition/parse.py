@@ -5,8 +5,8 @@ exporters do them and Prometheus takes them: a family whose samples are not in o
 a backslash that escapes nothing (dcgm-exporter escapes no label values), which stands for itself.
 
 There are two ways through a page. `_Page.take` is exact and reads every line there can be. `_Page.take_plain` reads
-`name{labels} number` with a name and labels met before, which is nearly every line, ten times as fast; what it is not
-sure of it leaves to `take`, so that both say the same of every page.
+`name{labels} number` with a name met before and labels written like some met before, which is nearly every line, ten
+times as fast; what it is not sure of it leaves to `take`, so that both say the same of every page.
 """
 
 from __future__ import annotations
@@ -44,7 +44,6 @@ _SHORT = 1024
 """Longer texts are not remembered."""
 _BLANKS_TO_FLOAT = "\t\r\x0b\x0c\x1c\x1d\x1e\x1f"
 """What Python's float() skips around a number, ASCII's part of it."""
-_PLAIN_PAIR = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*+)="([^"\\]*+)"(?:,|\Z)')
 _ESCAPE = re.compile(r'\\[\\n"]')
 _ESCAPED = {r"\\": "\\", r"\n": "\n", r"\"": '"'}
 
@@ -56,6 +55,10 @@ class BadExposition(SourceError):
         super().__init__("malformed", f"line {line}: {why}")
         self.line = line
         self.why = why
+
+
+class TooManyLabelSets(BadExposition):
+    """A page with more of them than its reader is ready to keep."""
 
 
 class ParsedSample(NamedTuple):  # a tuple: made once per line, and a frozen dataclass takes four times as long
@@ -77,8 +80,9 @@ class ParsedFamily:
     samples: tuple[ParsedSample, ...] = ()
 
 
-def parse_text(text: str) -> list[ParsedFamily]:
-    """The families in the order they first appear, their samples in the page's order. Raises BadExposition."""
+def parse_text(text: str, most_label_sets: float = math.inf) -> list[ParsedFamily]:
+    """The families in the order they first appear, their samples in the page's order. Raises BadExposition; and
+    TooManyLabelSets, within a part of the page of where they are too many."""
     if text and not text.endswith("\n"):
         raise BadExposition(text.count("\n") + 1, "the page ends in the middle of this line")
     page = _Page()
@@ -88,6 +92,8 @@ def parse_text(text: str) -> list[ParsedFamily]:
     for lines in _blocks(text):
         take(lines, first)
         first += len(lines)
+        if page.label_sets > most_label_sets:
+            raise TooManyLabelSets(first, f"more than {most_label_sets:,} sets of labels up to here")
     return page.families()
 
 
@@ -121,8 +127,11 @@ class _Page:
         self._families: dict[str, _Growing] = {}
         self._of_sample: dict[str, _Growing] = {}
         self._labels: dict[str, Mapping[str, str]] = {}
-        self._closed_labels: dict[str, Mapping[str, str]] = {}
-        """The same by their text with the closing brace, which a line without braces cannot have."""
+        """By their text with the closing brace, which a line without braces cannot have."""
+
+    @property
+    def label_sets(self) -> int:
+        return len(self._labels)
 
     def take_all(self, lines: Sequence[str], first: int = 1) -> None:
         """`first` is the number of the first line."""
@@ -131,12 +140,16 @@ class _Page:
 
     def take_plain(self, lines: Sequence[str], first: int = 1) -> None:
         """The same for lines of ASCII without blanks that float() would skip, those it knows in one go."""
-        labels_of, family_of, new = self._closed_labels, self._of_sample, tuple.__new__
+        labels_of, family_of, new = self._labels, self._of_sample, tuple.__new__
         last, append = _NO_NAME, list[ParsedSample]().append
         for number, line in enumerate(lines, first):
             head, _, value_text = line.rpartition(" ")
             name, _, label_text = head.partition("{")
             labels = labels_of.get(label_text)
+            if labels is None and label_text.endswith("}"):
+                labels = _labels_by_form(label_text)
+                if labels is not None:
+                    labels_of[label_text] = labels
             if labels is not None:
                 try:
                     value = float(value_text)
@@ -174,10 +187,10 @@ class _Page:
 
     def _take_sample(self, name: str, label_text: str | None, value: str, timestamp: str | None) -> None:
         text = label_text or ""
-        labels = self._labels.get(text)
+        closed = text + "}"
+        labels = self._labels.get(closed)
         if labels is None:
-            labels = _known_labels(text) if len(text) <= _SHORT else parse_labels(text)
-            self._labels[text] = self._closed_labels[text + "}"] = labels
+            labels = self._labels[closed] = parse_labels(text)
         family = self._of_sample.get(name) or self._family_of(name)
         family.samples.append(ParsedSample(name, labels, _number(value), _milliseconds(timestamp)))
 
@@ -238,7 +251,7 @@ def _read_comment(line: str) -> tuple[str | None, str | None, str] | None:
 
 
 _comment_parts = lru_cache(maxsize=1024)(_read_comment)
-"""An exporter's next page has the same comments; and, below, the same labels."""
+"""An exporter's next page has the same comments; and, below, labels of the same names."""
 
 
 # Parts of a sample line
@@ -246,9 +259,6 @@ _comment_parts = lru_cache(maxsize=1024)(_read_comment)
 
 def parse_labels(text: str) -> Mapping[str, str]:
     """What stands between the braces. Raises an error that says what is wrong with it."""
-    plain = _plain_labels(text)
-    if plain is not None:
-        return plain
     labels: dict[str, str] = {}
     at = _past_blanks(text, 0)
     while at < len(text):
@@ -267,18 +277,26 @@ def parse_labels(text: str) -> Mapping[str, str]:
     return labels
 
 
-_known_labels = lru_cache(maxsize=1024)(parse_labels)
-
-
-def _plain_labels(text: str) -> dict[str, str] | None:
-    """Labels without blanks and escapes; None: to be looked at more closely."""
-    if "\\" in text:
+def _labels_by_form(closed: str) -> Mapping[str, str] | None:
+    """Labels up to the closing brace, by their form: the text with the values taken out, of which exporters have a few
+    dozen. A value may be anything without quotes and backslashes. None: to be looked at more closely."""
+    if "\\" in closed:
         return None
-    pairs = _PLAIN_PAIR.findall(text)
-    labels = dict(pairs)
-    # Nothing was passed over when what was found is as long as the text (name="value", less the last comma).
-    length = sum(len(name) + len(value) + 4 for name, value in pairs) - (not text.endswith(","))
-    return labels if length == len(text) and len(labels) == len(pairs) and "__name__" not in labels else None
+    pieces = closed.split('"')
+    names = _names_in('"'.join(pieces[::2]))
+    # One value for each name, or a quote is open.
+    return None if names is None or len(pieces) != 2 * len(names) + 1 else dict(zip(names, pieces[1::2], strict=True))
+
+
+@lru_cache(maxsize=1024)
+def _names_in(form: str) -> tuple[str, ...] | None:
+    """The names of the labels; None for what is no form of labels."""
+    if len(form) > _SHORT:
+        return None
+    try:
+        return tuple(parse_labels(form.removesuffix("}").replace('"', '""')))
+    except _Refused:
+        return None
 
 
 def _label_name(text: str, at: int) -> tuple[str, int]:

@@ -1,8 +1,4 @@
-"""Figures from an exporter's page: podgpu's, or dcgm-exporter's under any of its names, without holders' use. Pure.
-
-`PageLayout` finds out which series make which figure. That takes longer than to read the figures, and an exporter's
-pages have the same series for hours: whoever reads many pages keeps the layout, and fills it with the next values.
-"""
+"""Figures from an exporter's page: podgpu's, or dcgm-exporter's under any of its names, without holders' use. Pure."""
 
 from __future__ import annotations
 
@@ -46,12 +42,12 @@ _HOLDER_FIGURES = {
     f.ALLOCATION_SHARE.name: 6,
 }
 """Name -> its place among the figures of `HolderFigures`, behind the holder."""
+_WHOLE_FIGURES = (1, 2)
+"""Those of them that are whole numbers."""
 _OTHERS = frozenset(
     spec.name
     for spec in (f.BUILD_INFO, f.SOURCE_UP, f.DEVICE_ENERGY, f.DEVICE_MEMORY, f.ALLOCATION_INFO, f.DEVICE_COUNT)
 )
-_NOWHERE = -1
-"""Where a page's values end there is one more, None: what is not on the page."""
 _MOST_DIGITS = 9
 _MOST = 1e18
 """Of anything: an exabyte, 30 billion years. What says more is a broken counter."""
@@ -60,9 +56,31 @@ _DCGM_BLANK = 0x7FFFFFF0
 Labels = Mapping[str, str]
 
 
+class PageFigures(NamedTuple):
+    view: View
+    nodes: tuple[str, ...]
+    """Every name of a node on the page, in its order."""
+    is_podgpu: bool
+
+
 def view_of_page(families: Iterable[ParsedFamily], measured: str = "") -> View:
-    samples = samples_named(families, figure_names(measured))
-    return PageLayout(samples, measured).view([s.value for s in samples])
+    return figures_of(samples_named(families, figure_names(measured)), measured).view
+
+
+def figures_of(
+    samples: Sequence[ParsedSample],
+    measured: str = "",
+    node_labels: Sequence[str] = NODE_LABELS,
+    address: str = "",
+) -> PageFigures:
+    """`samples`: those of `samples_named`; one that is not a figure is passed over. `address` stands for the node where
+    no label names it. A device is known by UUID, instance and model: what names no model goes to the first that has
+    one."""
+    builder = _Builder(samples, measured)
+    nodes = tuple(dict.fromkeys(filter(None, (first_label(labels, node_labels) for labels in builder.hosts()))))
+    notes = (f"the exporter cannot read: {', '.join(builder.down)}",) if builder.down else ()
+    devices = tuple(builder.devices(node_labels, nodes[0] if nodes else address))
+    return PageFigures(View(devices, notes), nodes, builder.is_podgpu)
 
 
 @lru_cache(maxsize=16)
@@ -113,106 +131,22 @@ class _Place(NamedTuple):
 
 @dataclass(slots=True)
 class _Found:
-    """One device, as far as the page was read. Figures are places in the list of values."""
+    """One device, as far as the page was read."""
 
     labels: Labels
-    fields: dict[int, dict[Who, int]] = field(default_factory=dict)
-    """Field -> where its value is on the series of each holder; of nobody: ()."""
-    holders: dict[Who, tuple[Workload, list[int]]] = field(default_factory=dict)
-    energy: int = _NOWHERE
-    memory: int = _NOWHERE
+    fields: dict[int, dict[Who, float | None]] = field(default_factory=dict)
+    """Field -> its value on the series of each holder; of nobody: ()."""
+    holders: dict[Who, tuple[Workload, list[float | None]]] = field(default_factory=dict)
+    energy: float | None = None
+    memory: float | None = None
 
 
 class _Spot(NamedTuple):
     device: _Found
     who: Who
-    slots: list[int]
-    """Of the holder's figures."""
+    figures: list[float | None]
+    """Of the holder."""
     is_instance: bool
-
-
-class _Holder(NamedTuple):
-    holder: Workload
-    slots: tuple[int, ...]
-
-    def figures(self, values: Sequence[float | None]) -> HolderFigures:
-        utilization, memory, processes, *others = (values[slot] for slot in self.slots)
-        return HolderFigures(self.holder, utilization, _whole(memory), _whole(processes), *others)
-
-
-class _Device(NamedTuple):
-    uuid: str
-    number: int
-    model: str
-    node: str
-    instance: str
-    profile: str
-    slots: tuple[int, ...]
-    """Of FIELDS, then energy, memory and what is measured."""
-    holders: tuple[_Holder, ...]
-
-    def figures(self, values: Sequence[float | None]) -> DeviceFigures:
-        *of_fields, energy, memory, measured = (values[slot] for slot in self.slots)
-        known = {
-            number: value
-            for number, value in zip(FIELDS, of_fields, strict=True)
-            if value is not None and value < _DCGM_BLANK
-        }
-        used, total = memory_of(known, memory)
-        return DeviceFigures(
-            self.uuid,
-            self.number,
-            self.model,
-            self.node,
-            self.instance,
-            self.profile,
-            utilization_of(known),
-            used,
-            total,
-            known.get(POWER),
-            known.get(TEMPERATURE),
-            energy,
-            None if measured is None or measured >= _DCGM_BLANK else measured,
-            tuple([holder.figures(values) for holder in self.holders]),
-        )
-
-
-class PageLayout:
-    """`samples`: those of `samples_named`; `view` wants their values in that order. A sample that is not a figure is
-    passed over. A device is known by UUID, instance and model: what names no model goes to the first that has one.
-    """
-
-    def __init__(
-        self,
-        samples: Sequence[ParsedSample],
-        measured: str = "",
-        node_labels: Sequence[str] = NODE_LABELS,
-        address: str = "",
-    ) -> None:
-        """`address` stands for the node where no label names it."""
-        builder = _Builder(samples, measured)
-        self.nodes: tuple[str, ...] = tuple(
-            dict.fromkeys(filter(None, (_first(ls, node_labels) for ls in builder.hosts())))
-        )
-        """Every name of a node on the page, in its order."""
-        self.is_podgpu = builder.is_podgpu
-        self._down = tuple(builder.sources)
-        self._merged: list[tuple[bool, tuple[int, ...]]] = []
-        self._devices = tuple(builder.devices(node_labels, self.nodes[0] if self.nodes else address, self._merged))
-
-    @property
-    def has_devices(self) -> bool:
-        return bool(self._devices)
-
-    def view(self, values: Sequence[float]) -> View:
-        every: list[float | None] = [value if 0 <= value <= _MOST else None for value in values]
-        for is_sum, slots in self._merged:
-            parts = [part for slot in slots if (part := every[slot]) is not None]
-            every.append((sum(parts) if is_sum else max(parts)) if parts else None)
-        every.append(None)
-        down = [source for source, slot in self._down if values[slot] == 0]
-        notes = (f"the exporter cannot read: {', '.join(down)}",) if down else ()
-        return View(tuple([device.figures(every) for device in self._devices]), notes)
 
 
 class _Builder:
@@ -220,18 +154,17 @@ class _Builder:
         self._fields = _field_names(measured)
         known = field_named(measured)
         self._measured = known.id if known else _UNKNOWN_FIELD
-        self._count = len(samples)
         self._found: dict[tuple[str, str, str], _Found] = {}
         self._spots: dict[int, _Spot] = {}
         self._hosts: list[Labels] = []
-        self.sources: list[tuple[str, int]] = []
+        self.down: list[str] = []
         self.is_podgpu = False
         of_devices = [s.labels for s in samples if s.name not in (f.BUILD_INFO.name, f.SOURCE_UP.name)]
         self._places = _places(of_devices)
-        for slot, sample in enumerate(samples):
-            self._take(slot, sample.name, sample.labels)
+        for name, labels, value, _ in samples:
+            self._take(name, labels, value if 0 <= value <= _MOST else None)
 
-    def _take(self, slot: int, name: str, labels: Labels) -> None:
+    def _take(self, name: str, labels: Labels, value: float | None) -> None:
         if name in self._fields:
             number, per_instance = self._fields[name]
             spot = self._spot(labels)
@@ -239,24 +172,26 @@ class _Builder:
             if spot.is_instance and not per_instance:
                 # dcgm-exporter repeats a GPU's own figures on its MIG instances: they stay the GPU's.
                 device, who = self._gpu(labels), ()
-            device.fields.setdefault(number, {})[who] = slot
+            device.fields.setdefault(number, {})[who] = value
         elif name in _HOLDER_FIGURES:
             if self._places[id(labels)].holder is not None:
-                self._spot(labels).slots[_HOLDER_FIGURES[name]] = slot
+                place = _HOLDER_FIGURES[name]
+                self._spot(labels).figures[place] = _whole(value) if place in _WHOLE_FIGURES else value
         else:
-            self._take_other(slot, name, labels)
+            self._take_other(name, labels, value)
 
-    def _take_other(self, slot: int, name: str, labels: Labels) -> None:
+    def _take_other(self, name: str, labels: Labels, value: float | None) -> None:
         if name == f.BUILD_INFO.name:
             self.is_podgpu = True
         elif name == f.SOURCE_UP.name:
-            self.sources.append((labels.get("source", "?"), slot))
+            if value == 0:
+                self.down.append(labels.get("source", "?"))
         elif name == f.DEVICE_COUNT.name:
             self._hosts.append(labels)
         elif name == f.DEVICE_ENERGY.name:
-            self._spot(labels).device.energy = slot
+            self._spot(labels).device.energy = value
         elif name == f.DEVICE_MEMORY.name:
-            self._spot(labels).device.memory = slot
+            self._spot(labels).device.memory = value
         elif name == f.ALLOCATION_INFO.name and self._places[id(labels)].holder is not None:
             self._spot(labels)
 
@@ -266,10 +201,10 @@ class _Builder:
         if spot is None:
             place = self._places[id(labels)]
             device = self._device((place.uuid, place.instance, place.model), labels)
-            slots = [_NOWHERE] * len(_HOLDER_FIGURES)
+            figures: list[float | None] = [None] * len(_HOLDER_FIGURES)
             if place.holder is not None:
-                slots = device.holders.setdefault(place.who, (place.holder, slots))[1]
-            spot = self._spots[id(labels)] = _Spot(device, place.who, slots, bool(place.instance))
+                figures = device.holders.setdefault(place.who, (place.holder, figures))[1]
+            spot = self._spots[id(labels)] = _Spot(device, place.who, figures, bool(place.instance))
         return spot
 
     def _gpu(self, labels: Labels) -> _Found:
@@ -290,35 +225,42 @@ class _Builder:
             yield found.labels
         yield from self._hosts
 
-    def devices(
-        self, node_labels: Sequence[str], node: str, merged: list[tuple[bool, tuple[int, ...]]]
-    ) -> Iterator[_Device]:
-        """What is to be `merged` gets places behind the page's own values."""
+    def devices(self, node_labels: Sequence[str], node: str) -> Iterator[DeviceFigures]:
         for (uuid, instance, model), found in self._found.items():
             labels = found.labels
-            energy, memory, measured = found.energy, found.memory, self._slot(found, self._measured, merged)
-            of_fields = [self._slot(found, number, merged) for number in FIELDS]
             index = labels.get("gpu", "")
-            yield _Device(
+            values = ((number, self._value(found, number)) for number in FIELDS)
+            known = {number: value for number, value in values if value is not None}
+            used, total = memory_of(known, found.memory)
+            yield DeviceFigures(
                 uuid,
                 int(index) if index.isdecimal() and len(index) <= _MOST_DIGITS else -1,
                 intern(model),
-                _first(labels, node_labels) or node,
+                first_label(labels, node_labels) or node,
                 intern(instance),
                 intern(labels.get("GPU_I_PROFILE", "")),
-                (*of_fields, energy, memory, measured),
-                tuple(_Holder(holder, tuple(slots)) for holder, slots in found.holders.values()),
+                utilization_of(known),
+                used,
+                total,
+                known.get(POWER),
+                known.get(TEMPERATURE),
+                found.energy,
+                self._value(found, self._measured),
+                tuple([HolderFigures(holder, *figures) for holder, figures in found.holders.values()]),  # type: ignore[arg-type]
             )
 
-    def _slot(self, found: _Found, number: int, merged: list[tuple[bool, tuple[int, ...]]]) -> int:
+    def _value(self, found: _Found, number: int) -> float | None:
         """Virtual GPUs have a series per holder: of power podgpu gives each its part, all else is repeated."""
-        by_holder = found.fields.get(number, {})
+        by_holder = found.fields.get(number)
+        if by_holder is None:
+            return None
         if () in by_holder:
-            return by_holder[()]
-        if len(by_holder) <= 1:
-            return next(iter(by_holder.values()), _NOWHERE)
-        merged.append((self.is_podgpu and number == POWER, tuple(by_holder.values())))
-        return self._count + len(merged) - 1
+            value = by_holder[()]
+        else:
+            parts = [part for part in by_holder.values() if part is not None]
+            add_up = sum if self.is_podgpu and number == POWER else max
+            value = add_up(parts) if parts else None
+        return value if value is not None and value < _DCGM_BLANK else None
 
 
 # Labels
@@ -341,10 +283,10 @@ def _places(label_sets: Iterable[Labels]) -> dict[int, _Place]:
 
 
 def _place(labels: Labels) -> _Place:
-    uuid = _first(labels, _UUID_LABELS) or f"gpu {labels.get('gpu', '?')}"
+    uuid = first_label(labels, _UUID_LABELS) or f"gpu {labels.get('gpu', '?')}"
     holder = holder_of(labels)
     who = who_is(holder) if holder else ()
-    return _Place(uuid, labels.get("GPU_I_ID", ""), _first(labels, _MODEL_LABELS), holder, who)
+    return _Place(uuid, labels.get("GPU_I_ID", ""), first_label(labels, _MODEL_LABELS), holder, who)
 
 
 def holder_of(labels: Labels) -> Workload | None:
@@ -359,7 +301,7 @@ def holder_of(labels: Labels) -> Workload | None:
     return Workload(uid=uid, container_id=container_id) if uid or container_id else None
 
 
-def _first(labels: Labels, names: Iterable[str]) -> str:
+def first_label(labels: Labels, names: Iterable[str]) -> str:
     for name in names:
         if value := labels.get(name):
             return value

@@ -34,7 +34,7 @@ class EndpointSliceRecord:
     service: str
     ports: tuple[SlicePort, ...]
     endpoints: tuple[EndpointRecord, ...]
-    """Only those that are ready."""
+    """Ready or not: an exporter that is sick, or is being replaced, is still asked."""
 
 
 def slices_path(namespace: str = "") -> str:
@@ -59,9 +59,7 @@ def parse_endpoint_slice(body: Mapping[str, Any]) -> EndpointSliceRecord | None:
 
 
 def _endpoint(body: Mapping[str, Any]) -> EndpointRecord | None:
-    """A condition that is not said means ready; all addresses of an endpoint are the same to whoever asks."""
-    if _mapping(body.get("conditions")).get("ready") is False:
-        return None
+    """All addresses of an endpoint are the same to whoever asks."""
     address = next((text for text in map(_text, _list(body.get("addresses"))) if _is_address(text)), "")
     target = _mapping(body.get("targetRef"))
     if not address:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from podgpu.cluster.loop import Cluster
+from podgpu.cluster.nodes import bounded
+from podgpu.cluster.view import ClusterView
 from podgpu.exposition.body import NO_METRICS
 from podgpu.serve.answers import exposition
 from podgpu.serve.app import Listener, make_application, probe_listener
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     from podgpu.serve.protection import Protection
 
 _LINKS = ("metrics", "metrics/nodes", "health", "ready")
+_MOST_ILLS = 100
+"""Lines of /health: a rack that is dark is named whole."""
 
 
 def cluster_listeners(
@@ -70,8 +74,15 @@ def _live(cluster: Cluster) -> tuple[bool, str]:
     """Exporters that are away are no reason to restart us; a loop that stands still is."""
     if not cluster.turns:
         return False, "the rounds stand still\n"
-    notes = cluster.published.view.notes
-    return True, "\n".join(["degraded", *notes, ""]) if notes else "OK\n"
+    ills = _ills(cluster.published.view)
+    return True, "\n".join(["degraded", *ills, ""]) if ills else "OK\n"
+
+
+def _ills(view: ClusterView) -> tuple[str, ...]:
+    """What is not as it should be: of the whole, of each node that is old, of each target that fails."""
+    old = (f"{node.name}: old, its figures are of {node.age:.0f} s ago" for node in view.nodes if node.old)
+    failing = (outcome.said for outcome in view.outcomes if outcome.error)
+    return bounded(tuple(dict.fromkeys((*view.notes, *old, *failing))), _MOST_ILLS)
 
 
 def _ready(cluster: Cluster) -> tuple[bool, str]:

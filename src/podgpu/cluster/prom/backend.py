@@ -30,7 +30,7 @@ from podgpu.cluster.prom.owners import (
     resolved,
 )
 from podgpu.cluster.prom.queries import Queries
-from podgpu.cluster.prom.rolling import RollingQueries, averages
+from podgpu.cluster.prom.rolling import RollingInstants, RollingQueries, figures_by_scope
 from podgpu.cluster.prom.spellings import SpellingMemory, Spellings
 from podgpu.cluster.prom.targets import Targets, targets_of
 from podgpu.cluster.reading import NodeReading, Reading, Scope, TargetOutcome, moment
@@ -75,6 +75,7 @@ class PrometheusBackend:
         self._up_has_match = True
         self._idle = IdleDevices(settings.idle_after)
         self._spelt = SpellingMemory(self._node_labels, settings.window)
+        self._instants = RollingInstants(settings)
         self._owners = Owners()
         self._owners_of = owners_of
         self._clock = clock
@@ -161,18 +162,29 @@ class PrometheusBackend:
         return [sample for answer in answers if answer is not None for sample in answer.samples]
 
     async def _rolling(self, round_: _Asking, spelt: Spellings) -> Mapping[Scope, float] | None:
-        """As it last was when not all of it can be had; None after a while: the view computes it from the rounds."""
+        """As it last was when not all of it can be had; None after a while: the view computes it from the rounds.
+
+        In most rounds one instant is new. In the first all of them are: those that do not fit in are left to the next.
+        """
         up_match = self._match if self._up_has_match else ()
         queries = RollingQueries(self._match, up_match, self._node_labels, self._field, self._settings, spelt)
         asked = queries.all()
         at = queries.instant(round_.at)
-        answers = await asyncio.gather(
-            *(round_.may(f"rolling average by {kind}", text, at) for kind, text in asked.items())
-        )
-        samples = {kind: answer.samples for kind, answer in zip(asked, answers, strict=True) if answer is not None}
-        if len(samples) == len(asked):
+        until = self._clock() + self._settings.interval / 2
+        missing = self._instants.missing(asked, at)
+        for number, instant in enumerate(missing):
+            if number and self._clock() > until:
+                break
+            answers = await asyncio.gather(
+                *(round_.may(f"rolling average by {kind}", text, instant) for kind, text in asked.items())
+            )
+            samples = {kind: answer.samples for kind, answer in zip(asked, answers, strict=True) if answer is not None}
+            if len(samples) < len(asked):
+                break
+            self._instants.take(instant, figures_by_scope(samples, self._node_labels))
+        if not self._instants.missing(asked, at):
             self._averaged_at = self._clock()
-            return averages(samples, self._node_labels)
+            return self._instants.averages(at)
         is_old = self._clock() - self._averaged_at > self._settings.stale_after
         return None if is_old else self._reading.rolling
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from podgpu.catalog import families as f
 from podgpu.catalog.fields import Field
 from podgpu.cluster.prom.targets import Labels, Target, Targets, own_namespace, with_own_holder, with_own_pods
-from podgpu.cluster.reading import NamespaceCounters, NodeReading, moment
+from podgpu.cluster.reading import NamespaceCounters, NodeReading, is_about_now, moment
 from podgpu.cluster.scraping.page import LEAST_SKEW_SECONDS
 from podgpu.exposition.parse import ParsedFamily, ParsedSample
 from podgpu.figures.device import DeviceFigures
@@ -77,13 +77,13 @@ def _read_target(
     pages: dict[str, dict[str, list[ParsedSample]]] = {}
     profiles: dict[tuple[str, str], str] = {}
     counters: dict[str, dict[tuple[str, str], NamespaceCounters]] = {}
-    taken_at: float | None = None
+    told_at: float | None = None
     for sample in series:
         node = names.of(sample.labels)
         if sample.name in _COUNTERS:
             _count(counters.setdefault(node, {}), sample)
         elif sample.name == f.SNAPSHOT_TIMESTAMP.name:
-            taken_at = moment(sample.value)
+            told_at = sample.value
         else:
             labels = with_own_holder(sample.labels, own_pods)
             if "GPU_I_PROFILE" in labels:
@@ -102,8 +102,9 @@ def _read_target(
                 devices=tuple(_on(node, device, profiles) for device in view.devices),
                 namespaces=tuple(counters.get(node, {}).values()),
                 read_at=of.read_at(sampled_at),
-                taken_at=taken_at,
-                skew_seconds=_skew(taken_at, sampled_at),
+                taken_at=moment(told_at),
+                dated=is_about_now(told_at, sampled_at),
+                skew_seconds=_skew(moment(told_at), sampled_at),
                 notes=view.notes,
             )
         )

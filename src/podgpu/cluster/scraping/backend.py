@@ -1,5 +1,7 @@
 """The embedded backend: scrapes the exporters itself, keeps what each said last, and nothing else.
 
+Whatever one page does costs that page only. Whose address left the list is kept as it last was, until it is too old.
+
 A slow or dead exporter never delays the others: one that failed last time waits in a lane of its own, and there never
 so long that nobody notices when it is back; one that is slow for the first time gives its slot away after a moment, and
 goes on without it until its deadline.
@@ -7,19 +9,19 @@ goes on without it until its deadline.
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import aiohttp
 
 from podgpu.clock import Clock
 from podgpu.cluster.reading import NodeReading, Owner, Reading, TargetOutcome
-from podgpu.cluster.scraping.connections import allow_connections
-from podgpu.cluster.scraping.lanes import Lane
-from podgpu.cluster.scraping.page import USED_FIELD, PageReader, names_read
-from podgpu.cluster.scraping.page_chunks import Chunks
+from podgpu.cluster.scraping.lanes import Lane, allow_connections
+from podgpu.cluster.scraping.page import USED_FIELD, PageReader, Shelf
 from podgpu.errors import SourceError, UsageError
 from podgpu.fetch.access import Credentials
 from podgpu.fetch.endpoint import KEEP_ALIVE_SECONDS, open_session
@@ -28,7 +30,11 @@ from podgpu.figures.from_page import NODE_LABELS
 
 LARGEST_PAGE = 16 * 1024 * 1024
 """A node of 16 GPUs cut into 112 slices has a page of 2 MB."""
+_USUAL_PAGE = 1024 * 1024
+_LARGE_AT_A_TIME = 4
+"""Pages larger than usual are in memory at a time."""
 _ROUNDS_TO_ASK_FAILED = 4
+_log = logging.getLogger(__name__)
 _NO_OWNERS: Mapping[tuple[str, str], Owner] = {}
 
 
@@ -41,6 +47,8 @@ class ScrapeSettings:
     used_field: str = USED_FIELD
     node_labels: tuple[str, ...] = NODE_LABELS
     largest: int = LARGEST_PAGE
+    keep_gone: float = 300.0
+    """Seconds for which one that left the list is kept as it last was: --drop-after."""
 
     @property
     def patience(self) -> float:
@@ -90,18 +98,38 @@ class FixedTargets:
 class _Target:
     """One exporter, and what it said last."""
 
-    __slots__ = ("asked_at", "node", "outcome", "page", "reader")
+    __slots__ = ("_large", "_page", "asked_at", "bug", "node", "outcome", "reader")
 
-    def __init__(self, page: UrlPage, settings: ScrapeSettings, chunks: Chunks) -> None:
-        self.page = page
-        self.reader = PageReader(page.shown, page.host, settings.used_field, settings.node_labels, chunks)
+    def __init__(self, url: str, credentials: Credentials, settings: ScrapeSettings) -> None:
+        """Raises UsageError for what is no URL."""
+        self._page = UrlPage(url, credentials, settings.deadline, min(_USUAL_PAGE, settings.largest))
+        self._large = UrlPage(url, credentials, settings.deadline, settings.largest)
+        self.reader = PageReader(self.shown, self._page.host, settings.used_field, settings.node_labels)
         self.node: NodeReading | None = None
         self.outcome: TargetOutcome | None = None
         self.asked_at = float("-inf")
+        self.bug = ""
+        """The last one met on its page."""
+
+    @property
+    def shown(self) -> str:
+        return self._page.shown
 
     @property
     def failed(self) -> bool:
         return self.outcome is not None and bool(self.outcome.error)
+
+    async def fetch(self, session: aiohttp.ClientSession, large: asyncio.Semaphore) -> bytes:
+        """Its page. Raises SourceError."""
+        if self._page is not self._large:
+            try:
+                return await self._page.fetch_with(session)
+            except SourceError as error:
+                if error.reason != "too_large":
+                    raise
+            self._page = self._large  # the next time at once
+        async with large:
+            return await self._large.fetch_with(session)
 
 
 class ScrapeBackend:
@@ -123,8 +151,11 @@ class ScrapeBackend:
         self._notes = notes
         self._targets: dict[str, _Target] = {}
         """By URL."""
+        self._gone: dict[str, _Target] = {}
+        """Those that left the list, while what they said is not too old."""
+        self._shelf = Shelf()
+        self._large = asyncio.Semaphore(_LARGE_AT_A_TIME)
         self._errors: Counter[tuple[str, str]] = Counter()
-        self._chunks = Chunks(names_read(self._settings.used_field))
         self._refused: tuple[str, ...] = ()
         self._room = ""
         self._session: aiohttp.ClientSession | None = None
@@ -151,18 +182,30 @@ class ScrapeBackend:
         for url in wanted:
             if url not in self._targets:
                 try:
-                    page = UrlPage(url, self._credentials, self._settings.deadline, self._settings.largest)
+                    target = self._gone.pop(url, None) or _Target(url, self._credentials, self._settings)
                 except UsageError as error:
                     refused.append(str(error))
                     continue
-                self._targets[url] = _Target(page, self._settings, self._chunks)
+                self._targets[url] = target
+                _mark(target, listed=True)
         for url in self._targets.keys() - wanted.keys():
-            self._forget(self._targets.pop(url).page.shown)
+            self._gone[url] = target = self._targets.pop(url)
+            target.outcome = None
+            _mark(target, listed=False)
+            self._forget_errors(target.shown)
+        self._drop_gone()
         self._refused = tuple(refused)
 
-    def _forget(self, shown: str) -> None:
+    def _forget_errors(self, shown: str) -> None:
         for key in [key for key in self._errors if key[0] == shown]:
             del self._errors[key]
+
+    def _drop_gone(self) -> None:
+        oldest = self._clock.monotonic() - self._settings.keep_gone
+        for url, target in list(self._gone.items()):
+            if target.node is None or target.node.read_at < oldest:
+                del self._gone[url]
+                self._shelf.remove(target.shown)
 
     async def _open(self) -> aiohttp.ClientSession:
         """Connections stay open between rounds where the system allows as many as there are exporters."""
@@ -177,20 +220,27 @@ class ScrapeBackend:
 
     async def _scrape(self, target: _Target, session: aiohttp.ClientSession) -> None:
         began = target.asked_at = self._clock.monotonic()
-        shown = target.page.shown
+        shown, reason, message = target.shown, "", ""
         try:
-            body = await target.page.fetch_with(session)
-            target.node = target.reader.read(body, self._clock.monotonic(), self._clock.wall())
+            body = await target.fetch(session, self._large)
+            node = target.reader.read(body, self._clock.monotonic(), self._clock.wall())
+            self._shelf.put(shown, node)
+            target.node, target.bug = node, ""
         except SourceError as error:
-            self._errors[shown, error.reason] += 1
-            target.outcome = TargetOutcome(shown, self._clock.monotonic() - began, error.reason, str(error))
-        else:
-            target.outcome = TargetOutcome(shown, self._clock.monotonic() - began)
+            reason, message = error.reason, str(error)
+        except Exception as error:  # noqa: BLE001 - the edge: a bug that one page brings out costs that page only
+            reason, message = "bug", f"{shown}: its page cannot be read ({type(error).__name__}: {str(error)[:200]})"
+            if target.bug != message:
+                target.bug = message
+                _log.exception("%s: unexpected error on this page, please report it", shown)
+        if reason:
+            self._errors[shown, reason] += 1
+        target.outcome = TargetOutcome(shown, self._clock.monotonic() - began, reason, message)
 
     def reading(self) -> Reading:
         targets = self._targets.values()
         return Reading(
-            nodes=tuple([t.node for t in targets if t.node is not None]),
+            nodes=tuple([t.node for t in (*targets, *self._gone.values()) if t.node is not None]),
             outcomes=tuple([t.outcome for t in targets if t.outcome is not None]),
             errors=dict(self._errors),
             notes=(*self._source.notes(), *self._refused, *filter(None, (self._room,)), *self._notes()),
@@ -201,3 +251,8 @@ class ScrapeBackend:
         self._source.close()
         if self._session is not None:
             await self._session.close()
+
+
+def _mark(target: _Target, *, listed: bool) -> None:
+    if target.node is not None:
+        target.node = replace(target.node, listed=listed)

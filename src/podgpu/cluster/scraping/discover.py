@@ -1,4 +1,7 @@
-"""Exporters found by the API server: the ready endpoints of the Services that a selector chooses."""
+"""Exporters found by the API server: the endpoints of the Services that a selector chooses, ready or not.
+
+One that is not ready is the one somebody looks for: it is asked on until it is gone from the slices.
+"""
 
 from __future__ import annotations
 
@@ -106,7 +109,7 @@ class KubernetesTargets:
         if not self._watcher.synced:
             return ("the API server has not yet told where the exporters are",)
         if not self._found.urls and not self._found.problems:
-            return (f"no Service with the labels {self._selection} has a ready endpoint",)
+            return (f"no Service with the labels {self._selection} has an endpoint",)
         return self._found.problems
 
     def close(self) -> None:

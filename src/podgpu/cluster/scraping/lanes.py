@@ -1,13 +1,17 @@
-"""Many askings, so many at a time; whoever is slow does not keep the place of others."""
+"""Many askings, so many at a time: whoever is slow does not keep the place of others; and how many connections may stay
+open."""
 
 from __future__ import annotations
 
 import asyncio
 import math
+import resource
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
+_OTHER_FILES = 256
+"""What else is open: whoever asks us, the API server, files."""
 
 
 class Lane(Generic[T]):
@@ -97,3 +101,20 @@ class _StandIn:
 
     def come(self) -> None:
         self.came = self._lane.stand_in()
+
+
+def allow_connections(count: int) -> str:
+    """Raises the process's own limit as far as it may. Empty when there is room; else a note that says what to do."""
+    wanted = count + _OTHER_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return ""
+    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if most > soft:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    if most >= wanted:
+        return ""
+    return (
+        f"{count} exporters and only {hard} files may be open (ulimit -n): connections are not kept open between"
+        f" rounds; allow {wanted}"
+    )

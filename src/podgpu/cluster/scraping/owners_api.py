@@ -9,12 +9,17 @@ from podgpu.kube.access import ApiConfig
 from podgpu.kube.pod_owners import PODS_PATH, PodOwner, parse_owner
 from podgpu.kube.watch import Pace, Watcher
 
+_PODS_AT_A_TIME = 500
+"""As kubectl has it: some 500 KB of metadata."""
+
 
 class ApiOwners:
     """(namespace, pod) -> owner, of all pods. A call costs nothing while nothing changes."""
 
-    def __init__(self, config: ApiConfig, pace: Pace | None = None) -> None:
-        self._watcher: Watcher[PodOwner] = Watcher(config, PODS_PATH, {}, parse_owner, pace=pace, metadata_only=True)
+    def __init__(self, config: ApiConfig, pace: Pace | None = None, page_size: int = _PODS_AT_A_TIME) -> None:
+        self._watcher: Watcher[PodOwner] = Watcher(
+            config, PODS_PATH, {}, parse_owner, pace=pace, metadata_only=True, page_size=page_size
+        )
         self._version = -1
         self._owners: Mapping[tuple[str, str], Owner] = {}
 
