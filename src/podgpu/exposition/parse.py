@@ -4,9 +4,12 @@ What breaks the format is refused with its line and the reason. Three things it 
 exporters do them and Prometheus takes them: a family whose samples are not in one group, a series that comes twice, and
 a backslash that escapes nothing (dcgm-exporter escapes no label values), which stands for itself.
 
+Every line has one meaning: blank lines and comments say nothing, wherever the `#` stands; `# HELP` and `# TYPE` of a
+name that is none (`# HELP x{a="b"} 1`) break the page, as they do for Prometheus; all else is a sample, or refused.
+
 There are two ways through a page. `_Page.take` is exact and reads every line there can be. `_Page.take_plain` reads
-`name{labels} number` with a name and labels met before, which is nearly every line, ten times as fast; what it is not
-sure of it leaves to `take`, so that both say the same of every page.
+`name{labels} number` with a name met before and no escapes, which is nearly every line, ten times as fast; what it is
+not sure of it leaves to `take`, so that both say the same of every page.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import chain
 from typing import NamedTuple
 
 from podgpu.errors import SourceError
@@ -77,11 +81,14 @@ class ParsedFamily:
     samples: tuple[ParsedSample, ...] = ()
 
 
-def parse_text(text: str) -> list[ParsedFamily]:
-    """The families in the order they first appear, their samples in the page's order. Raises BadExposition."""
+def parse_text(text: str, most: int | None = None) -> list[ParsedFamily]:
+    """The families in the order they first appear, their samples in the page's order. Raises BadExposition.
+
+    `most`: lines and different labels that are taken in all, each of which costs up to a kilobyte; None: any number.
+    """
     if text and not text.endswith("\n"):
         raise BadExposition(text.count("\n") + 1, "the page ends in the middle of this line")
-    page = _Page()
+    page = _Page(most)
     is_plain = text.isascii() and not any(blank in text for blank in _BLANKS_TO_FLOAT)
     take = page.take_plain if is_plain else page.take_all
     first = 1
@@ -117,7 +124,9 @@ class _Growing:
 class _Page:
     """What was read so far."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int | None = None) -> None:
+        self._most = most
+        self._taken = 0
         self._families: dict[str, _Growing] = {}
         self._of_sample: dict[str, _Growing] = {}
         self._labels: dict[str, Mapping[str, str]] = {}
@@ -126,17 +135,24 @@ class _Page:
 
     def take_all(self, lines: Sequence[str], first: int = 1) -> None:
         """`first` is the number of the first line."""
+        self._make_room(lines, first)
         for number, line in enumerate(lines, first):
             self._take_numbered(line, number)
 
     def take_plain(self, lines: Sequence[str], first: int = 1) -> None:
-        """The same for lines of ASCII without blanks that float() would skip, those it knows in one go."""
+        """The same for lines of ASCII without blanks that float() would skip, the plain ones in one go."""
+        self._make_room(lines, first)
         labels_of, family_of, new = self._closed_labels, self._of_sample, tuple.__new__
         last, append = _NO_NAME, list[ParsedSample]().append
         for number, line in enumerate(lines, first):
             head, _, value_text = line.rpartition(" ")
             name, _, label_text = head.partition("{")
             labels = labels_of.get(label_text)
+            if labels is None and label_text[-2:] == '"}':
+                text = label_text[:-1]
+                labels = _known_labels(text) if len(text) <= _SHORT else _plain_labels(text)
+                if labels is not None:
+                    self._keep_labels(text, labels)
             if labels is not None:
                 try:
                     value = float(value_text)
@@ -151,6 +167,20 @@ class _Page:
                         continue
             self._take_numbered(line, number)
             last = _NO_NAME  # what has just been read may say that the name is another family's
+
+    def _make_room(self, lines: Sequence[str], first: int) -> None:
+        """Before a part of the page is taken. What that part goes over by is a block's worth, so small."""
+        if self._most is None:
+            return
+        if len(lines) == 1 and len(lines[0]) > _BLOCK:
+            raise BadExposition(first, f"a line of more than {_BLOCK} bytes")
+        self._taken += len(lines)
+        if self._taken > self._most:
+            raise BadExposition(first, f"by here more than {self._most} lines and labels, which is all that is taken")
+
+    def _keep_labels(self, text: str, labels: Mapping[str, str]) -> None:
+        self._taken += len(labels)
+        self._labels[text] = self._closed_labels[text + "}"] = labels
 
     def _take_numbered(self, line: str, number: int) -> None:
         try:
@@ -176,8 +206,8 @@ class _Page:
         text = label_text or ""
         labels = self._labels.get(text)
         if labels is None:
-            labels = _known_labels(text) if len(text) <= _SHORT else parse_labels(text)
-            self._labels[text] = self._closed_labels[text + "}"] = labels
+            labels = parse_labels(text)
+            self._keep_labels(text, labels)
         family = self._of_sample.get(name) or self._family_of(name)
         family.samples.append(ParsedSample(name, labels, _number(value), _milliseconds(timestamp)))
 
@@ -246,7 +276,7 @@ _comment_parts = lru_cache(maxsize=1024)(_read_comment)
 
 def parse_labels(text: str) -> Mapping[str, str]:
     """What stands between the braces. Raises an error that says what is wrong with it."""
-    plain = _plain_labels(text)
+    plain = _known_labels(text) if len(text) <= _SHORT else _plain_labels(text)
     if plain is not None:
         return plain
     labels: dict[str, str] = {}
@@ -267,9 +297,6 @@ def parse_labels(text: str) -> Mapping[str, str]:
     return labels
 
 
-_known_labels = lru_cache(maxsize=1024)(parse_labels)
-
-
 def _plain_labels(text: str) -> dict[str, str] | None:
     """Labels without blanks and escapes; None: to be looked at more closely."""
     if "\\" in text:
@@ -277,8 +304,11 @@ def _plain_labels(text: str) -> dict[str, str] | None:
     pairs = _PLAIN_PAIR.findall(text)
     labels = dict(pairs)
     # Nothing was passed over when what was found is as long as the text (name="value", less the last comma).
-    length = sum(len(name) + len(value) + 4 for name, value in pairs) - (not text.endswith(","))
+    length = sum(map(len, chain.from_iterable(pairs))) + 4 * len(pairs) - (not text.endswith(","))
     return labels if length == len(text) and len(labels) == len(pairs) and "__name__" not in labels else None
+
+
+_known_labels = lru_cache(maxsize=1024)(_plain_labels)
 
 
 def _label_name(text: str, at: int) -> tuple[str, int]:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
+import unicodedata
 from collections.abc import Callable
 from typing import Protocol
 
 import aiohttp
 
 from podgpu.errors import SourceError, UsageError
-from podgpu.fetch.access import Access, Credentials
-from podgpu.fetch.endpoint import DEADLINE, LARGEST_ANSWER, Endpoint, open_session
+from podgpu.fetch.access import Access, Credentials, without_secrets
+from podgpu.fetch.endpoint import DEADLINE, Endpoint, open_session
 from podgpu.files import ReadOnChange, look_at
 
 MAX_AGE = 300.0
+LARGEST_PAGE = 16 * 1024 * 1024
+"""A node of 16 GPUs, seven MIG instances on each, and every field there is, has a third of this."""
 _ACCEPT = "text/plain;version=0.0.4,text/plain;q=0.5"
 
 
@@ -32,15 +36,22 @@ def open_page_source(
     *,
     deadline: float = DEADLINE,
     max_age: float = MAX_AGE,
-    largest: int = LARGEST_ANSWER,
+    largest: int = LARGEST_PAGE,
 ) -> PageSource:
     """`place` is a URL or the path of a file. Raises UsageError for what can be neither."""
     scheme, separator, _ = place.partition("://")
     if separator and scheme.lower() in ("http", "https"):
         return UrlPage(place, access, deadline, largest)
-    if not place or separator:
-        raise UsageError(f"{place!r} is no page: write http://HOST:9400/metrics, https://… or the path of a file")
+    if not place or separator or _has_login(place):
+        shown = without_secrets(place)
+        raise UsageError(f"{shown} is no page: write http://HOST:9400/metrics, https://… or the path of a file")
     return FilePage(place, max_age, largest)
+
+
+def _has_login(place: str) -> bool:
+    """USER:PASSWORD@HOST, whatever is missing in front of it. A path that looks like that begins with / or ./ ."""
+    name = unicodedata.normalize("NFKC", place)
+    return not re.match(r"\.{0,2}/(?!/)", name) and re.search(r":.*(?:@|%40)", name, re.DOTALL) is not None
 
 
 class FilePage:
@@ -48,7 +59,7 @@ class FilePage:
         self,
         path: str,
         max_age: float = MAX_AGE,
-        largest: int = LARGEST_ANSWER,
+        largest: int = LARGEST_PAGE,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """`max_age`: seconds after which a file nobody writes any more is no reading of now."""
@@ -81,7 +92,7 @@ class UrlPage:
         url: str,
         access: Access | Credentials | None = None,
         deadline: float = DEADLINE,
-        largest: int = LARGEST_ANSWER,
+        largest: int = LARGEST_PAGE,
     ) -> None:
         """Raises UsageError for what is no URL. One without a path means /metrics."""
         self._endpoint = Endpoint(url, access, deadline=deadline, largest=largest, path="/metrics")

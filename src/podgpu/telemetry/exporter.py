@@ -25,6 +25,8 @@ _XID_FIELD = 230
 _EXPORTER_FIELDS = 9000
 """From here on the exporter's own: counts by XID, by clock event. podgpu keeps its own."""
 _COPIES_DIFFER = "copies_differ"
+_MOST_DEVICES = 1024
+"""GPUs and MIG instances of one node. Each GPU is read in a thread of its own."""
 
 
 class ExporterTelemetry:
@@ -52,6 +54,9 @@ class ExporterTelemetry:
         page = parse_page(self._source.fetch(), self._source.shown)
         if not page.devices:
             raise SourceError("no_gpu", f"{self._source.shown} names no GPU: see that it is a dcgm-exporter's page")
+        if len(page.devices) > _MOST_DEVICES:
+            why = f"names {len(page.devices)} GPUs and MIG instances, and no node has more than {_MOST_DEVICES}"
+            raise SourceError("too_many_devices", f"{self._source.shown} {why}: name one node's page")
         turn = _Turn(page, {d.key: d for d in self._beside.complete(map(self._with_minor, page.devices))})
         self._note_xids(turn)
         self._turn = turn

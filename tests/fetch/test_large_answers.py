@@ -1,0 +1,99 @@
+"""What a page may cost: real processes that read hostile pages over real HTTP, and the memory they took at most."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import subprocess
+import sys
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.fetch.test_page import answer, serving
+
+LIMIT_MIB = 192
+"""The chart's limit for the exporter, and for enrich."""
+MIB = 2**20
+COMMAND = (
+    "import re, sys; from pathlib import Path; from podgpu.cli.main import run; code = run(sys.argv[1:]);"
+    "peak = re.search(r'VmHWM:\\s+(\\d+) kB', Path('/proc/self/status').read_text());"
+    "print(code, int(peak[1]) // 1024)"
+)
+
+
+GPU = 'a{{gpu="0",UUID="{n}",GPU_I_ID="1"}} 1\n'
+
+
+def zeros(mebibytes: int) -> bytes:
+    packer = zlib.compressobj(1, wbits=31)
+    return b"".join(packer.compress(b"\n" * MIB) for _ in range(mebibytes)) + packer.flush()
+
+
+def rows(form: str, size: int = 15 * MIB) -> bytes:
+    def numbered() -> Iterator[str]:
+        for number in range(size // len(form.format(n=1_000_000))):
+            yield form.format(n=number)
+
+    return "".join(numbered()).encode()
+
+
+PAGES = {
+    "a gzip bomb": lambda: zeros(512),
+    "many labels": lambda: gzip.compress(rows('a{{b="{n}"}} 1\n'), 1),
+    "many metrics": lambda: gzip.compress(rows("# HELP a{n} b\n"), 1),
+    "many samples": lambda: gzip.compress(b"a 1\n" * (4 * MIB - 1), 1),
+    "many GPUs": lambda: gzip.compress(rows(GPU), 1),
+    "one line": lambda: gzip.compress(b"a{" + rows('a{n}="",') + b"} 1\n", 1),
+    "long lines": lambda: gzip.compress(
+        b"".join(b"a{" + rows(f'a{i}_{{n}}="",', 900_000) + b"} 1\n" for i in range(16)), 1
+    ),
+}
+
+
+def peak(*arguments: str) -> tuple[int, int, str]:
+    """Exit code, most resident memory in MiB, what was said."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("DCGM", "PODGPU"))}
+    done = subprocess.run(
+        [sys.executable, "-c", COMMAND, *arguments], capture_output=True, text=True, env=environment, check=True
+    )
+    code, mebibytes = done.stdout.splitlines()[-1].split()
+    return int(code), int(mebibytes), done.stderr
+
+
+def enrich(page: bytes, out: Path) -> tuple[int, int, str]:
+    with serving(answer(page, Content_Encoding="gzip")) as url:
+        return peak("enrich", "--in", url, "--out", str(out), "-k=false", "--once")
+
+
+@pytest.mark.fault(
+    "An exporter's page is a gzip bomb, or made of a million labels, metrics or GPUs",
+    "The page is refused as soon as it is past its bounds, with the reason; memory stays within the chart's limit",
+)
+@pytest.mark.parametrize("name", PAGES)
+def test_a_hostile_page_costs_little(name: str, tmp_path: Path) -> None:
+    code, mebibytes, said = enrich(PAGES[name](), tmp_path / "gpu.prom")
+    assert code == 1
+    assert mebibytes < LIMIT_MIB
+    assert "more than" in said
+    assert "Traceback" not in said
+
+
+def test_as_much_as_is_taken_costs_no_more(tmp_path: Path) -> None:
+    """50,000 GPUs, which no node has, but a page by file may be of many nodes."""
+    page = rows(GPU, 49_000 * len(GPU.format(n=1_000_000)))
+    code, mebibytes, said = enrich(gzip.compress(page, 1), tmp_path / "gpu.prom")
+    assert code == 0, said
+    assert (tmp_path / "gpu.prom").read_bytes().count(b"\na{") == 49_000 - 1
+    assert mebibytes < LIMIT_MIB
+
+
+def test_the_exporter_takes_one_nodes_gpus() -> None:
+    """Each is read in a thread of its own: a page of ten thousand must not make so many."""
+    with serving(answer(gzip.compress(rows(GPU, 500_000), 1), Content_Encoding="gzip")) as url:
+        code, mebibytes, said = peak("exporter", "--telemetry", f"exporter:{url}", "--once", "-c", "5000")
+    assert code == 1
+    assert "and no node has more than 1024" in said
+    assert mebibytes < LIMIT_MIB
