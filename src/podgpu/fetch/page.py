@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import re
-import time
 import unicodedata
-from collections.abc import Callable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import aiohttp
 
+from podgpu.clock import Clock
 from podgpu.errors import SourceError, UsageError
 from podgpu.fetch.access import Access, Credentials, without_secrets
 from podgpu.fetch.endpoint import DEADLINE, Endpoint, open_session
-from podgpu.files import ReadOnChange, look_at
+from podgpu.files import FileIdentity, ReadOnChange, look_at
 
 MAX_AGE = 300.0
 LARGEST_PAGE = 16 * 1024 * 1024
@@ -60,16 +59,17 @@ class FilePage:
         path: str,
         max_age: float = MAX_AGE,
         largest: int = LARGEST_PAGE,
-        clock: Callable[[], float] = time.time,
+        clock: Clock | None = None,
     ) -> None:
         """`max_age`: seconds after which a file nobody writes any more is no reading of now."""
         self.shown = self.path = path
         self._max_age = max_age
-        self._clock = clock
+        self._clock = clock or Clock()
+        self._met: _Met | None = None
         self._reader: ReadOnChange[bytes] = ReadOnChange(lambda content, _path: content, largest)
 
     def fetch(self) -> bytes:
-        age = self._clock() - look_at(self.path).modified_ns / 1e9
+        age = self._age()
         if age > self._max_age:
             raise SourceError(
                 "stale",
@@ -84,6 +84,24 @@ class FilePage:
                 f"{self.path} {what}: read again next time; if it lasts, have its writer replace it by rename",
             )
         return content
+
+    def _age(self) -> float:
+        """By the wall clock when the file is first seen as it is, from then on by one that nobody sets.
+
+        A clock that is set forward makes no file old that was just written, one set back keeps none young for ever.
+        """
+        identity, now = look_at(self.path), self._clock.monotonic()
+        if self._met is None or self._met.identity != identity:
+            self._met = _Met(identity, now - max(0.0, self._clock.wall() - identity.modified_ns / 1e9))
+        return now - self._met.written_at
+
+
+class _Met(NamedTuple):
+    """A file as it was first seen."""
+
+    identity: FileIdentity
+    written_at: float
+    """By the monotonic clock."""
 
 
 class UrlPage:
