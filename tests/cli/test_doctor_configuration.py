@@ -93,6 +93,14 @@ def test_every_variable_at_its_default_changes_nothing(doctor: Doctor, monkeypat
     assert doctor.code == 0
 
 
+def test_a_wrong_variable_is_named() -> None:
+    for name, value in (("DCGM_EXPORTER_DEVICES_STR", "z"), ("PODGPU_ALLOCATION", "oracle"), ("PODGPU_TELEMETRY", "x")):
+        exporter, doctor = (execute([command], **{name: value}) for command in ("exporter", "doctor"))
+        assert (exporter.code, doctor.code) == (2, 2)
+        assert f"(from the variable {name})" in doctor.complaint
+        assert doctor.complaint == exporter.complaint
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -103,6 +111,9 @@ def test_every_variable_at_its_default_changes_nothing(doctor: Doctor, monkeypat
         ["--dump-snapshot", "x.json"],
         ["-m", "no-colon"],
         ["-c", "soon"],
+        ["-d", "z"],
+        ["--allocation", "oracle"],
+        ["--exporter-username", "u", "--telemetry", "exporter:http://h"],
     ],
     ids=" ".join,
 )

@@ -24,7 +24,7 @@ from podgpu.cli.option_table import EXPORTER_OPTIONS, Option
 from podgpu.cli.params import exporter_options, naming_variable, with_options
 from podgpu.cli.telemetries import open_telemetry, with_host_engine
 from podgpu.configuration.pod_labels import LabelFilter
-from podgpu.device_selection import parse_selection
+from podgpu.device_selection import Selection, parse_selection
 from podgpu.doctor.examine import DEADLINE, SYSFS, Question, examine
 from podgpu.doctor.findings import Finding, Level, as_json, as_text, count, note, ok, wrong
 from podgpu.errors import SourceError, UsageError
@@ -55,6 +55,8 @@ def command(ctx: click.Context, /, **options: Any) -> int:
     """
     kubernetes_said = ctx.get_parameter_source("kubernetes") is not ParameterSource.DEFAULT
     check_options(ctx, options)
+    with naming_variable(ctx, "devices"):
+        selection = parse_selection(options["devices"])
     options = with_host_engine(ctx, options)
     with naming_variable(ctx, "telemetry"):
         telemetry = open_telemetry(options["telemetry"], options)
@@ -64,8 +66,9 @@ def command(ctx: click.Context, /, **options: Any) -> int:
             counters, findings = _counters(ctx, options, api)
             findings += [note("options", sentence) for sentence in without_effect(ctx)]
             findings += [*_web_config(options["web_config_file"]), *_pod_labels(options, api)]
-            sources, of_sources = _sources(options, kubernetes_said, api, telemetry)
-            question = _question(options, counters, sources, api)
+            with naming_variable(ctx, "allocation"):
+                sources, of_sources = _sources(options, kubernetes_said, api, telemetry)
+            question = _question(options, counters, selection, sources, api)
             findings += [*examine(question, telemetry), *of_sources]
     finally:
         api.close()
@@ -100,12 +103,16 @@ def _no_claims(api: ApiAccess) -> Finding:
 
 
 def _question(
-    options: dict[str, Any], counters: tuple[Counter, ...], sources: tuple[AllocationSource, ...], api: ApiAccess
+    options: dict[str, Any],
+    counters: tuple[Counter, ...],
+    selection: Selection,
+    sources: tuple[AllocationSource, ...],
+    api: ApiAccess,
 ) -> Question:
     varlog = options["path_varlog"]
     return Question(
         counters=counters,
-        selection=parse_selection(options["devices"]),
+        selection=selection,
         sources=sources,
         kubelet_required=options["kubernetes"],
         feeds=tuple(api.feeds),
