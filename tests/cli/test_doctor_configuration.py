@@ -157,6 +157,13 @@ def test_pod_labels_that_are_forbidden(kubernetes: str, doctor: Doctor, api: Sim
     assert "pods" in wrong(found)["API server"]
 
 
+def test_pods_that_may_be_listed_and_not_watched(doctor: Doctor, api: SimulatedApiServer) -> None:
+    doctor.know(api)
+    api.put("pods", api_pod("train"))
+    api.refusal, api.refuse_watches_only = (403, "pods is forbidden: cannot watch"), True
+    assert "watch" in wrong(doctor.examine("--kubernetes-enable-pod-labels"))["API server"]
+
+
 def test_pod_labels_where_no_api_server_can_be_asked(doctor: Doctor) -> None:
     found = doctor.examine("--kubernetes-enable-pod-labels")
     assert "--kubernetes-enable-pod-labels: the API server is asked for this node only" in wrong(found)["pod labels"]

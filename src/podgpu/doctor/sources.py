@@ -16,6 +16,8 @@ from podgpu.model import Allocation, Device
 
 _API = "API server"
 _PAUSE_S = 0.02
+_WATCH_REFUSED_S = 0.5
+"""More than a way to the API server and back; nothing says that a watch was accepted."""
 
 
 class Feed(Protocol):
@@ -35,9 +37,14 @@ class Pods(Feed, Protocol):
 
 
 def judge_feeds(feeds: Sequence[Feed], patience: float, pause: Callable[[float], object] = time.sleep) -> list[Finding]:
-    """What the API server has to tell comes a moment after it was asked."""
+    """What the API server has to tell comes a moment after it was asked; that it may be listed and not watched, a
+    moment after that."""
     for _ in range(int(patience / _PAUSE_S)):
         if all(one.synced or one.error is not None for one in feeds):
+            break
+        pause(_PAUSE_S)
+    for _ in range(int(_WATCH_REFUSED_S / _PAUSE_S) if feeds else 0):
+        if any(one.error is not None for one in feeds):
             break
         pause(_PAUSE_S)
     failed = dict.fromkeys(str(one.error) for one in feeds if one.error is not None)
