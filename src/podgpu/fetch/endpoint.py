@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
+import unicodedata
 from collections.abc import Mapping
 from typing import NamedTuple
 from urllib.parse import SplitResult, unquote, urlsplit
@@ -211,7 +212,7 @@ def _split(url: str) -> SplitResult:
 
 def _without_another_login(parts: SplitResult, url: str) -> SplitResult:
     """http://u:12/34@host is the host `u` by the letter, and half a password in every message if it was meant so."""
-    if "@" in parts.path + parts.query + parts.fragment:
+    if "@" in unicodedata.normalize("NFKC", parts.path + parts.query + parts.fragment):
         raise UsageError(
             f"{without_secrets(url)}: there is an @ behind the host: write it as %40, and in a password / as %2F, ? as"
             " %3F, # as %23"
