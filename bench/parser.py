@@ -53,6 +53,7 @@ def measure(turns: int = 100, largest: int = 100_000_000) -> list[Figure]:
         Figure("prometheus_client.parser", oracle * 1e6, "us"),
         Figure("samples on the page", sum(len(f.samples) for f in parse_text(page)), ""),
         Figure("the largest page, per byte, over a hundredth of it", _growth(per_byte), "x", at_most=MOST_GROWTH),
+        Figure("devices of 8,000 MIG GPUs, per GPU, over those of 1,000", _device_growth(), "x", at_most=MOST_GROWTH),
         *(Figure(f"parse_text of {size / 1e6:.3g} MB", size * each, "s") for size, each in per_byte.items()),
         Figure("enrich: read, relabel, write", min(_enrich_seconds(page, turns)) * 1e3, "ms", at_most=MOST_ENRICH_MS),
     ]
@@ -102,6 +103,14 @@ def _large_pages(largest: int) -> Iterator[tuple[int, float]]:
 
 def _growth(per_byte: dict[int, float]) -> float:
     return per_byte[max(per_byte)] / per_byte[min(per_byte)]
+
+
+def _device_growth() -> float:
+    """Which devices a page names, where each GPU has an instance: no node has so many, a hostile page may."""
+    row = 'a{{gpu="{n}",UUID="GPU-{n}",GPU_I_ID="1"}} 1\n'
+    small, large = ("".join(row.format(n=n) for n in range(gpus)).encode() for gpus in (1000, 8000))
+    of_small, of_large = turn_seconds(3, partial(parse_page, small, "page"), partial(parse_page, large, "page"))
+    return min(of_large) / min(of_small) / 8
 
 
 def _enrich_seconds(page: str, turns: int) -> list[float]:

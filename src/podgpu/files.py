@@ -132,7 +132,8 @@ class ReadOnChange(Generic[T]):
         for _ in range(TRIES):
             content = self._read(path, self._limit)
             after = look_at(path)
-            if after == before:
+            # The length too: within one tick of the kernel's clock a file written over may look untouched.
+            if after == before and len(content) == after.size:
                 return content, after
             before = after
             time.sleep(_PAUSE_S)

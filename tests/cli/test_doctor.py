@@ -15,6 +15,7 @@ from typing import Any
 import pynvml
 import pytest
 
+from podgpu.allocation.checkpoint import NAME as CHECKPOINT
 from podgpu.allocation.checkpoint import CheckpointAllocation
 from podgpu.allocation.identity import IdentityReader
 from podgpu.allocation.kubelet import KubeletAllocation
@@ -105,9 +106,14 @@ def tree(tmp_path: Path) -> Tree:
 
 @pytest.fixture
 def socket() -> Iterator[str]:
-    """Not in tmp_path: pytest's names are too long for a socket path."""
-    folder = tempfile.mkdtemp(prefix="pg", dir="/tmp")
-    yield f"{folder}/kubelet.sock"
+    """Not in tmp_path: pytest's names are too long for a socket path. With an empty checkpoint beside: where there is
+    none, that of the machine the tests run on would count."""
+    folder = Path(tempfile.mkdtemp(prefix="pg", dir="/tmp"))
+    checkpoint = folder / CHECKPOINT
+    checkpoint.parent.mkdir()
+    checkpoint.write_text(json.dumps({"Data": {"PodDeviceEntries": []}, "Checksum": 1}))
+    (folder / "pod-resources").mkdir()
+    yield str(folder / "pod-resources/kubelet.sock")
     shutil.rmtree(folder)
 
 
@@ -122,7 +128,7 @@ def examined(tree: Tree) -> Iterator[Callable[..., list[Finding]]]:
     """Examines a node with this driver; whatever hangs in it is let go after the test."""
     drivers: list[SimulatedNvml] = []
 
-    def examine_node(driver: SimulatedNvml, clock: Clock, name: str = "simulated", **asked: Any) -> list[Finding]:
+    def examine_node(driver: SimulatedNvml, clock: Clock, name: str = "nvml", **asked: Any) -> list[Finding]:
         drivers.append(driver)
         telemetry = NvmlTelemetry(driver, name, count_expected=lambda: None, clock=clock)
         question = Question(
@@ -179,17 +185,16 @@ def test_all_well(tree: Tree, kubelet: SimulatedKubelet, capsys: pytest.CaptureF
     output = capsys.readouterr()
     assert output.err == ""
     assert output.out == (
-        "ok    driver         NVIDIA 580.159.04, NVML 13.580.159.04, 2 GPUs\n"
-        "ok    GPUs           2 × NVIDIA H100 80GB HBM3; the PCI bus shows 2\n"
-        "ok    MIG            off\n"
-        "ok    counters       NVIDIA H100 80GB HBM3 gives all 26\n"
-        "ok    profiling      NVIDIA H100 80GB HBM3: GPM works, so DCGM_FI_PROF_* need no DCGM\n"
-        "ok    privileges     uid 0; root is needed for the kubelet's socket alone, capabilities for nothing\n"
-        "ok    pid namespace  the host's\n"
-        f"ok    kubelet        {kubelet.socket} answers (v1): 2 pods, 1 with GPUs, 2 assignments\n"
-        "ok    processes      0 assignments\n"
-        "ok    mapping        2 assignments, every id names a device here\n"
-        f"ok    host name      {sockets.gethostname()}\n"
+        "ok    driver      NVIDIA 580.159.04, NVML 13.580.159.04, 2 GPUs\n"
+        "ok    GPUs        2 × NVIDIA H100 80GB HBM3\n"
+        "ok    MIG         off\n"
+        "ok    counters    NVIDIA H100 80GB HBM3 gives all 26\n"
+        "ok    profiling   NVIDIA H100 80GB HBM3: GPM works, so DCGM_FI_PROF_* need no DCGM\n"
+        "ok    privileges  uid 0; root is needed for the kubelet's socket alone, capabilities for nothing\n"
+        f"ok    kubelet     {kubelet.socket} answers (v1): 2 pods, 1 with GPUs, 2 assignments\n"
+        "ok    processes   0 assignments\n"
+        "ok    mapping     2 assignments, every id names a device here\n"
+        f"ok    host name   {sockets.gethostname()}\n"
         "\n"
         "all well\n"
     )
@@ -209,9 +214,9 @@ def test_json(tree: Tree, socket: str, capsys: pytest.CaptureFixture[str]) -> No
 @pytest.mark.parametrize(
     ("said", "code", "line"),
     [
-        ([], 0, "note  kubelet        {socket}: no such file, so there are no pod labels here"),
-        (["-k"], 1, "WRONG kubelet        {socket}: no such file"),
-        (["-k", "false"], 0, "note  kubelet        not asked, as --kubernetes (DCGM_EXPORTER_KUBERNETES) is false"),
+        ([], 0, "note  kubelet     {socket}: no such file, so there are no pod labels here"),
+        (["-k"], 1, "WRONG kubelet     {socket}: no such file"),
+        (["-k", "false"], 0, "note  kubelet     not asked, as --kubernetes (DCGM_EXPORTER_KUBERNETES) is false"),
     ],
 )
 def test_a_missing_socket_is_wrong_when_pod_labels_are_wanted(
@@ -229,7 +234,7 @@ def test_the_exporters_variables_count(
     monkeypatch.setenv("DCGM_POD_RESOURCES_KUBELET_SOCKET", socket)
     monkeypatch.setenv("PODGPU_TELEMETRY", "simulated:2xH100")
     assert run(["doctor", *tree.options]) == 1
-    assert f"WRONG kubelet        {socket}: no such file" in capsys.readouterr().out
+    assert f"WRONG kubelet     {socket}: no such file" in capsys.readouterr().out
 
 
 def test_a_bad_counter_file_is_a_finding(tree: Tree, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -237,7 +242,7 @@ def test_a_bad_counter_file_is_a_finding(tree: Tree, tmp_path: Path, capsys: pyt
     bad.write_text("DCGM_FI_DEV_GPU_TEMPERATUR, gauge, x\n")
     assert run(["doctor", "--telemetry", "simulated:2xH100", "-f", str(bad), *tree.options]) == 1
     out = capsys.readouterr().out
-    assert f"WRONG counters       {bad}:1: unknown field" in out
+    assert f"WRONG counters    {bad}:1: unknown field" in out
     assert "gives all 26" in out
 
 
@@ -254,11 +259,11 @@ def test_in_a_pod_the_node_must_be_named(
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
     assert run(arguments) == 1
     out = capsys.readouterr().out
-    assert "WRONG host name      NODE_NAME is not set" in out
+    assert "WRONG host name   NODE_NAME is not set" in out
     assert "fieldPath: spec.nodeName" in out
     monkeypatch.setenv("NODE_NAME", "gpu-7")
     assert run(arguments) == 0
-    assert "ok    host name      gpu-7, from NODE_NAME\n" in capsys.readouterr().out
+    assert "ok    host name   gpu-7, from NODE_NAME\n" in capsys.readouterr().out
 
 
 # The driver
@@ -612,7 +617,7 @@ def test_every_source_that_auto_takes_is_examined(
     body = {"metadata": {"namespace": "ns", "name": "bad", "annotations": annotations}, "spec": {"nodeName": "gpu-7"}}
     monkeypatch.setenv("NODE_NAME", "gpu-7")
     with SimulatedApiServer() as api:
-        api.put("pods", body)
+        api.put("pods", body, {"metadata": {"namespace": "ns", "name": "train"}, "spec": {"nodeName": "gpu-7"}})
         (folder / "kubeconfig").write_text(kubeconfig(api.url))
         arguments = ["--telemetry", "simulated:2xH100", "--pod-resources-kubelet-socket", kubelet.socket]
         arguments += ["--kubeconfig", str(folder / "kubeconfig"), "--hpc-job-mapping-dir", str(folder / "jobs")]
@@ -620,10 +625,10 @@ def test_every_source_that_auto_takes_is_examined(
     out = capsys.readouterr().out
     assert [line[6:].split("  ")[0].strip() for line in out.splitlines() if line.startswith(("ok", "note", "WRONG"))][
         -10:-1
-    ] == ["kubelet", "API server", "annotations", "podlist", "hpc", "processes", "mapping", "mapping", "mapping"]
-    assert "WRONG mapping        ns/bad has the annotation scheduling.koordinator.sh/device-allocated" in out
-    assert "WRONG mapping        job 4711 is in the job file 7 (hpc): there is no such GPU" in out
-    assert f"note  mapping        ns/train/main holds {second} (kubelet): a more trusted source" in out
+    ] == ["API server", "kubelet", "annotations", "podlist", "hpc", "processes", "mapping", "mapping", "mapping"]
+    assert "WRONG mapping      ns/bad has the annotation scheduling.koordinator.sh/device-allocated" in out
+    assert "WRONG mapping      job 4711 is in the job file 7 (hpc): there is no such GPU" in out
+    assert f"note  mapping      ns/train/main holds {second} (kubelet): a more trusted source" in out
 
 
 def test_a_source_that_fails_is_a_finding_and_the_others_are_judged(
@@ -636,14 +641,14 @@ def test_a_source_that_fails_is_a_finding_and_the_others_are_judged(
     out = capsys.readouterr().out
     assert "WRONG podlist " in out
     assert "cannot be understood" in out
-    assert "ok    mapping        1 assignment, every id names a device here" in out
+    assert "ok    mapping     1 assignment, every id names a device here" in out
 
 
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["--allocation", "annotations"], "WRONG allocation     --allocation annotations: the API server is asked"),
-        (["--kubernetes-enable-dra"], "WRONG DRA            --kubernetes-enable-dra: the API server is asked"),
+        (["--allocation", "annotations"], "WRONG allocation  --allocation annotations: the API server is asked"),
+        (["--kubernetes-enable-dra"], "WRONG DRA         --kubernetes-enable-dra: the API server is asked"),
     ],
 )
 def test_what_needs_the_api_server_where_it_cannot_be_asked(

@@ -101,9 +101,9 @@ HUGE = {
 @pytest.mark.parametrize(
     ("what", "said"),
     [
-        ("devices", "bad has 28,673 sets of labels"),
-        ("holders", "bad has 28,673 sets of labels"),
-        ("labels", "node-7 has 28,673 sets of labels"),
+        ("devices", "bad has 250,001 lines and labels"),
+        ("holders", "bad has 250,001 lines and labels"),
+        ("labels", "node-7 has 250,001 lines and labels"),
         ("lines", "node-7 has 3,000,001 lines"),
         ("families", "node-7 has 700,001 lines"),
     ],

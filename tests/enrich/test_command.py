@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from podgpu.clock import Clock
 from podgpu.enrich.textfile import Textfile
 from podgpu.enrich.turn import Enricher, Held, Settings
 from podgpu.errors import SourceError
@@ -182,7 +183,9 @@ class _World:
 
     def __init__(self) -> None:
         self.now = 100.0
+        self.wall_ahead = 0.0
         self.error: SourceError | None = None
+        self.clock = Clock(lambda: self.now, lambda: 1_700_000_000.0 + self.now + self.wall_ahead)
 
     def fetch(self) -> Page:
         if self.error is not None:
@@ -196,9 +199,7 @@ class _World:
 
 def test_old_figures_do_not_live_for_ever(out: Path, caplog: pytest.LogCaptureFixture) -> None:
     world = _World()
-    enricher = Enricher(
-        world.fetch, world.holders, Textfile(str(out)), Settings(stale_after=75.0), clock=lambda: world.now
-    )
+    enricher = Enricher(world.fetch, world.holders, Textfile(str(out)), Settings(stale_after=75.0), clock=world.clock)
     enricher.turn()
     good = out.read_bytes()
     world.error = SourceError("unreachable", "page cannot be reached")
@@ -226,6 +227,6 @@ def test_a_file_of_an_earlier_run_grows_old_too(out: Path) -> None:
     world.error = SourceError("unreachable", "no")
     settings = Settings(stale_after=75.0, self_metrics=False)
     with pytest.raises(SourceError):
-        Enricher(world.fetch, world.holders, Textfile(str(out)), settings, clock=lambda: world.now).turn()
+        Enricher(world.fetch, world.holders, Textfile(str(out)), settings, clock=world.clock).turn()
     assert out.read_text().startswith("#")
     assert len(out.read_text().splitlines()) == 1

@@ -72,6 +72,11 @@ class ApiAccess:
             self._pods = self._watch("/api/v1/pods", selector, lambda body: parse_pod(body, is_read))
         return self._pods
 
+    @property
+    def watched_pods(self) -> Watcher[PodRecord] | None:
+        """The watch of this node's pods if some option opened it."""
+        return self._pods
+
     def known_pods(self) -> tuple[PodRecord, ...]:
         """This node's pods if some option watches them, else none: nothing is opened for this."""
         return self._pods.items() if self._pods is not None else ()

@@ -18,41 +18,27 @@ from podgpu.allocation.source import AllocationSource
 from podgpu.catalog.counters import Counter, shipped_counters
 from podgpu.cli.allocations import Surroundings, make_allocations
 from podgpu.cli.api_access import ApiAccess, NoApi
-from podgpu.cli.exporter import read_counters
+from podgpu.cli.exporter import check_options, read_counters, without_effect
 from podgpu.cli.logs import configure_logging
-from podgpu.cli.option_table import Option
-from podgpu.cli.params import exporter_options, with_options
+from podgpu.cli.option_table import EXPORTER_OPTIONS, Option
+from podgpu.cli.params import exporter_options, naming_variable, with_options
 from podgpu.cli.telemetries import open_telemetry, with_host_engine
-from podgpu.device_selection import parse_selection
+from podgpu.configuration.pod_labels import LabelFilter
+from podgpu.device_selection import Selection, parse_selection
 from podgpu.doctor.examine import DEADLINE, SYSFS, Question, examine
-from podgpu.doctor.findings import Finding, Level, as_json, as_text, count, wrong
-from podgpu.errors import UsageError
+from podgpu.doctor.findings import Finding, Level, as_json, as_text, count, note, ok, wrong
+from podgpu.errors import SourceError, UsageError
 from podgpu.telemetry.source import Telemetry
 
-_SHARED = (
-    "collectors",
-    "kubernetes",
-    "devices",
-    "no-hostname",
-    "debug",
-    "pod-resources-kubelet-socket",
-    "hpc-job-mapping-dir",
-    "nvidia-resource-names",
-    "kubernetes-enable-dra",
-    "telemetry",
-    "remote-hostengine-info",
-    "switch-devices",
-    "cpu-devices",
-    "allocation",
-    "kubeconfig",
-    "path-proc",
-    "path-varlog",
-)
 _OTHERWISE = {"kubernetes": {"help": "Pod labels are wanted. Not said: the kubelet is asked where its socket exists."}}
 
+_CONFIGMAP = (
+    "see that it is there (kubectl get configmap), and that podgpu's service account may list and watch configmaps in"
+    " that namespace"
+)
 
 DOCTOR_OPTIONS = (
-    *exporter_options(_SHARED, _OTHERWISE),
+    *exporter_options((option.flag for option in EXPORTER_OPTIONS), _OTHERWISE),
     Option("path-sysfs", default=SYSFS, help="Where the host's /sys is.", ours=True),
     Option("json", default="false", help="Print the findings as JSON.", kind="bool", ours=True),
 )
@@ -64,17 +50,25 @@ DOCTOR_OPTIONS = (
 def command(ctx: click.Context, /, **options: Any) -> int:
     """Check this node with the exporter's own options and variables: driver, GPUs, permissions, kubelet, mapping.
 
-    The exit code is 0 when nothing is wrong, 1 when something is.
+    Takes every option of the exporter, and says whether the exporter can do here what they ask for. The exit code is 0
+    when nothing is wrong, 1 when something is.
     """
     kubernetes_said = ctx.get_parameter_source("kubernetes") is not ParameterSource.DEFAULT
+    check_options(ctx, options)
+    with naming_variable(ctx, "devices"):
+        selection = parse_selection(options["devices"])
     options = with_host_engine(ctx, options)
-    telemetry = open_telemetry(options["telemetry"], options)
+    with naming_variable(ctx, "telemetry"):
+        telemetry = open_telemetry(options["telemetry"], options)
     api = ApiAccess(options["kubeconfig"])
     try:
         with _logs(options["debug"]):
-            counters, findings = _counters(options["collectors"])
-            sources, of_sources = _sources(options, kubernetes_said, api, telemetry)
-            question = _question(options, counters, sources, api)
+            counters, findings = _counters(ctx, options, api)
+            findings += [note("options", sentence) for sentence in without_effect(ctx)]
+            findings += [*_web_config(options["web_config_file"]), *_pod_labels(options, api)]
+            with naming_variable(ctx, "allocation"):
+                sources, of_sources = _sources(options, kubernetes_said, api, telemetry)
+            question = _question(options, counters, selection, sources, api)
             findings += [*examine(question, telemetry), *of_sources]
     finally:
         api.close()
@@ -109,31 +103,74 @@ def _no_claims(api: ApiAccess) -> Finding:
 
 
 def _question(
-    options: dict[str, Any], counters: tuple[Counter, ...], sources: tuple[AllocationSource, ...], api: ApiAccess
+    options: dict[str, Any],
+    counters: tuple[Counter, ...],
+    selection: Selection,
+    sources: tuple[AllocationSource, ...],
+    api: ApiAccess,
 ) -> Question:
     varlog = options["path_varlog"]
     return Question(
         counters=counters,
-        selection=parse_selection(options["devices"]),
+        selection=selection,
         sources=sources,
         kubelet_required=options["kubernetes"],
         feeds=tuple(api.feeds),
+        pods=api.watched_pods,
         identities=IdentityReader(
             os.path.join(varlog, "pods"), os.path.join(varlog, "containers"), pods=api.known_pods
         ),
         no_hostname=options["no_hostname"],
+        container_usage=options["container_usage"],
         proc=options["path_proc"],
         sysfs=options["path_sysfs"],
         environment=dict(os.environ),
     )
 
 
-def _counters(chosen: str) -> tuple[tuple[Counter, ...], list[Finding]]:
+def _counters(ctx: click.Context, options: dict[str, Any], api: ApiAccess) -> tuple[tuple[Counter, ...], list[Finding]]:
     """A counter file that keeps the exporter from starting is what the doctor is there to say."""
+    findings = []
     try:
-        return read_counters(chosen)[0], []
+        counters = read_counters(options["collectors"])[0]
     except UsageError as e:
-        return shipped_counters("default") or (), [wrong("counters", str(e))]
+        counters, findings = shipped_counters("default") or (), [wrong("counters", str(e))]
+    name = options["configmap_data"]
+    if name == "none":
+        return counters, findings
+    with naming_variable(ctx, "configmap_data"):
+        try:
+            counters = api.configmap(name).read()
+            findings.append(ok("counters", f"{len(counters)} from the ConfigMap {name}"))
+        except NoApi as e:
+            findings.append(wrong("counters", f"-m {name}: {e}"))
+        except SourceError as e:
+            findings.append(wrong("counters", f"-m {name}: {e}; until it can be read those of -f are used", _CONFIGMAP))
+    return counters, findings
+
+
+def _pod_labels(options: dict[str, Any], api: ApiAccess) -> list[Finding]:
+    """Opens the watch that the exporter would open; how it fares is judged with the others."""
+    LabelFilter(options["kubernetes_pod_label_allowlist_regex"])
+    if not options["kubernetes_enable_pod_labels"]:
+        return []
+    try:
+        api.pods()
+    except NoApi as e:
+        return [wrong("pod labels", f"--kubernetes-enable-pod-labels: {e}")]
+    return []
+
+
+def _web_config(path: str) -> list[Finding]:
+    if not path:
+        return []
+    from podgpu.serve.protection import protect
+
+    try:
+        protect(path).close()
+    except UsageError as e:
+        return [wrong("web config", str(e))]
+    return [ok("web config", path)]
 
 
 @contextmanager

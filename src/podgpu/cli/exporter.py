@@ -48,14 +48,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     """Export this node's GPUs to Prometheus. Takes every flag and variable of dcgm-exporter."""
     share_one_heap()
     configure_logging(options["log_format"], options["debug"])
-    with naming_variable(ctx, "address"):
-        address = parse_address(options["address"])
-    with naming_variable(ctx, "gpu_manager_address"):
-        gpu_manager_address = _gpu_manager_address(options)
-    with naming_variable(ctx, "probe_address"):
-        probe_address = parse_address(options["probe_address"], PROBE_OPTION) if options["probe_address"] else None
-    if options["dump_snapshot"] and not options["once"]:
-        raise UsageError("--dump-snapshot goes with --once")
+    address, gpu_manager_address, probe_address = check_options(ctx, options)
     with naming_variable(ctx, "web_systemd_socket"):
         passed = options["web_systemd_socket"] and not options["once"]
         sockets = systemd_sockets(os.environ) if passed else []
@@ -65,7 +58,8 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     api = ApiAccess(options["kubeconfig"]) if options["once"] else ApiAccess(options["kubeconfig"], SOON_SECONDS)
     try:
         agent = build_agent(ctx, options, api)
-        _warn_about_unbuilt(ctx)
+        for sentence in without_effect(ctx):
+            _log.warning("%s", sentence)
         if options["once"]:
             _print_once(agent, options["dump_snapshot"])
         else:
@@ -75,6 +69,19 @@ def command(ctx: click.Context, /, **options: Any) -> None:
         api.close()
         if protection:
             protection.close()
+
+
+def check_options(ctx: click.Context, options: dict[str, Any]) -> tuple[Address, Address | None, Address | None]:
+    """What can be told of the options alone; the addresses of them. Raises UsageError."""
+    with naming_variable(ctx, "address"):
+        address = parse_address(options["address"])
+    with naming_variable(ctx, "gpu_manager_address"):
+        gpu_manager_address = _gpu_manager_address(options)
+    with naming_variable(ctx, "probe_address"):
+        probe_address = parse_address(options["probe_address"], PROBE_OPTION) if options["probe_address"] else None
+    if options["dump_snapshot"] and not options["once"]:
+        raise UsageError("--dump-snapshot goes with --once")
+    return address, gpu_manager_address, probe_address
 
 
 def _announce(bound: Address) -> None:
@@ -198,10 +205,10 @@ def _read_counter_file(path: Path) -> tuple[tuple[Counter, ...], CounterFeed | N
     return ours, None
 
 
-def _warn_about_unbuilt(ctx: click.Context) -> None:
-    for option in EXPORTER_OPTIONS:
-        if not option.works and given(ctx, option):
-            _log.warning("--%s (%s): %s; ignored", option.flag, option.env, option.help.removeprefix("accepted; "))
+def without_effect(ctx: click.Context) -> list[str]:
+    """What was said and does nothing here, each in a sentence."""
+    said = (option for option in EXPORTER_OPTIONS if not option.works and given(ctx, option))
+    return [f"--{one.flag} ({one.env}): {one.help.removeprefix('accepted; ')}; ignored" for one in said]
 
 
 def _print_once(agent: Agent, dump: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -21,6 +22,10 @@ COMMANDS = {
     "doctor": "Check this node: driver, permissions, kubelet, mapping; say what is wrong and what to do.",
     "demo": "Run exporters and the cluster view on simulated GPUs.",
 }
+
+
+_LOGIN = re.compile(r"[^\s'\"()]*:[^\s'\"()]*@")
+"""In what click quotes: a URL in the wrong place may have a password in it."""
 
 
 class _Commands(click.Group):
@@ -58,7 +63,7 @@ def run(arguments: list[str]) -> int:
         return 2
     except click.UsageError as e:
         where = f" {arguments[0]}" if arguments[0] in COMMANDS else ""
-        return _fail(f"{_complaint(e)} (see podgpu{where} --help)", 2)
+        return _fail(f"{_LOGIN.sub('…@', _complaint(e))} (see podgpu{where} --help)", 2)
     except click.Abort:
         return 130
     except UsageError as e:

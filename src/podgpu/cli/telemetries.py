@@ -12,6 +12,7 @@ from podgpu.cli.option_table import EXPORTER_OPTIONS
 from podgpu.cli.params import given, naming_variable
 from podgpu.device_selection import parse_selection
 from podgpu.errors import UsageError
+from podgpu.fetch.access import without_secrets
 from podgpu.telemetry.source import Telemetry
 
 _log = logging.getLogger(__name__)
@@ -24,7 +25,7 @@ def _nvml(argument: str, _options: Options) -> Telemetry:
     from podgpu.telemetry.nvml import NvmlTelemetry
 
     if argument:
-        raise UsageError(f"--telemetry nvml takes no argument, not {argument!r}")
+        raise UsageError(f"--telemetry nvml takes no argument, not {without_secrets(argument)}")
     return NvmlTelemetry(sees_processes=in_host_pid_namespace() is True)
 
 
@@ -77,7 +78,7 @@ def open_telemetry(chosen: str, options: Options | None = None) -> Telemetry:
     """`options`: the exporter's, for sources that need more than their argument."""
     name, _, argument = chosen.partition(":")
     if name not in TELEMETRIES:
-        raise UsageError(f"--telemetry {chosen!r}: unknown source; there are {', '.join(TELEMETRIES)}")
+        raise UsageError(f"--telemetry {without_secrets(chosen)}: unknown source; there are {', '.join(TELEMETRIES)}")
     engine = (options or {}).get("host_engine")
     if engine is not None and name == "auto":
         name = "dcgm"

@@ -14,8 +14,8 @@ from podgpu.allocation.merge import merge
 from podgpu.allocation.source import AllocationSource
 from podgpu.catalog.counters import Counter
 from podgpu.device_selection import Selection
-from podgpu.doctor.counters import PROFILING, fields_to_ask, judge_counters
-from podgpu.doctor.dcgm import judge_dcgm
+from podgpu.doctor.borrowed import judge_dcgm, judge_page
+from podgpu.doctor.counters import fields_to_ask, judge_counters
 from podgpu.doctor.findings import Finding, note, wrong
 from podgpu.doctor.gpus import Gpus, judge_gpus, read_gpus
 from podgpu.doctor.host import (
@@ -26,15 +26,17 @@ from podgpu.doctor.host import (
     judge_privileges,
     read_host,
 )
-from podgpu.doctor.kubelet import ask_kubelet
+from podgpu.doctor.kubelet import KubeletAnswer, ask_kubelet
 from podgpu.doctor.mapping import judge_mapping
-from podgpu.doctor.sources import Feed, judge_feeds, read_sources
+from podgpu.doctor.sources import Feed, Pods, judge_feeds, judge_node, read_sources
 from podgpu.errors import UsageError
 from podgpu.telemetry.dcgm import DcgmTelemetry
+from podgpu.telemetry.exporter import ExporterTelemetry
 from podgpu.telemetry.source import Telemetry
 
 DEADLINE = 5.0
 PROC, SYSFS, DEV = "/proc", "/sys", "/dev"
+SIMULATED = "simulated"
 
 
 @dataclass(frozen=True)
@@ -47,9 +49,12 @@ class Question:
     """Who is asked for holders, the most trusted first. None: the user said that no pod labels are wanted."""
     kubelet_required: bool = False
     feeds: tuple[Feed, ...] = ()
-    """What of the API server those sources watch."""
+    """What of the API server is watched: for those sources, for pod labels, for counters."""
+    pods: Pods | None = None
+    """This node's pods as the API server has them; None: it is not asked for them."""
     identities: IdentityReader = field(default_factory=IdentityReader)
     no_hostname: bool = False
+    container_usage: bool = True
     proc: str = PROC
     sysfs: str = SYSFS
     dev: str = DEV
@@ -66,16 +71,15 @@ def examine(
     try:
         host, findings = _look_at_host(question, isolation, deadline)
         gpus = read_gpus(telemetry, fields_to_ask(question.counters), isolation, deadline, pause)
-        if isinstance(telemetry, DcgmTelemetry):
-            findings += judge_dcgm(telemetry, gpus)
-        if gpus.inventory is not None or not isinstance(telemetry, DcgmTelemetry):
-            findings += judge_gpus(gpus, host, _expected(question, host, telemetry))
+        findings += _judge_figures(question, gpus, host, telemetry)
         findings += _judge_selection(question.selection, gpus)
-        findings += _judge_counters(question, gpus, telemetry)
+        findings += judge_counters(gpus, question.counters, _lender(telemetry))
         findings += judge_privileges(host)
         if telemetry.name == "nvml":
             findings += judge_device_files(host)
-        findings += judge_pid_namespace(host)
+        if telemetry.name != SIMULATED and question.container_usage:
+            findings += judge_pid_namespace(host)
+        findings += judge_feeds(question.feeds, deadline)
         findings += look_at_holders(question, gpus, isolation, deadline)
         return findings + judge_host_name(host, question.no_hostname)
     finally:
@@ -93,15 +97,24 @@ def _look_at_host(question: Question, isolation: Isolation, deadline: float) -> 
     return Host(), [wrong("host", str(result.error), f"see that {q.proc}, {q.sysfs} and {q.dev} can be listed")]
 
 
-def _judge_counters(question: Question, gpus: Gpus, telemetry: Telemetry) -> list[Finding]:
-    """DCGM has profiling figures without GPM: what is said of GPM is not for it."""
-    findings = judge_counters(gpus, question.counters)
-    return [f for f in findings if f.subject != PROFILING] if isinstance(telemetry, DcgmTelemetry) else findings
+def _judge_figures(question: Question, gpus: Gpus, host: Host, telemetry: Telemetry) -> list[Finding]:
+    """Where the figures come from. Simulated GPUs are on no bus of this machine, nor is its driver theirs."""
+    if isinstance(telemetry, ExporterTelemetry):
+        return judge_page(telemetry, gpus)
+    if telemetry.name == SIMULATED:
+        return judge_gpus(gpus, Host(), None)
+    findings = judge_dcgm(telemetry, gpus) if isinstance(telemetry, DcgmTelemetry) else []
+    if gpus.inventory is not None or not findings:
+        # A sysfs that was named is the host; otherwise the source knows best.
+        expected = telemetry.expected if question.sysfs == SYSFS else host.pci_gpus
+        findings += judge_gpus(gpus, host, expected)
+    return findings
 
 
-def _expected(question: Question, host: Host, telemetry: Telemetry) -> int | None:
-    """A sysfs that was named is the host; otherwise the source knows best (simulated GPUs are on no bus)."""
-    return telemetry.expected if question.sysfs == SYSFS else host.pci_gpus
+def _lender(telemetry: Telemetry) -> str:
+    if isinstance(telemetry, ExporterTelemetry):
+        return "that exporter's counter file"
+    return "DCGM" if isinstance(telemetry, DcgmTelemetry) else ""
 
 
 def _judge_selection(selection: Selection, gpus: Gpus) -> list[Finding]:
@@ -120,15 +133,14 @@ def look_at_holders(question: Question, gpus: Gpus, isolation: Isolation, deadli
         return [note("kubelet", "not asked, as --kubernetes (DCGM_EXPORTER_KUBERNETES) is false: no pod labels")]
     kubelet = next((one for one in question.sources if isinstance(one, KubeletAllocation)), None)
     others = [one for one in question.sources if one is not kubelet]
-    of_feeds = judge_feeds(question.feeds, deadline)
     readings, findings = read_sources(others, gpus.devices, isolation, deadline)
-    findings = of_feeds + findings
     answer = None
     if kubelet is not None:
         answer, of_kubelet = ask_kubelet(kubelet, gpus.devices, question.kubelet_required, isolation, deadline)
         findings = of_kubelet + findings
     if answer is not None:
         readings[KUBELET] = answer.allocation
+        findings += _judge_node(question, answer)
     if not readings:
         return findings
     names = isolation.run({"names": question.identities.read}, deadline)["names"].value
@@ -141,3 +153,12 @@ def look_at_holders(question: Question, gpus: Gpus, isolation: Isolation, deadli
         kubelet.resource_names if kubelet is not None else frozenset(),
         answer.resources if answer is not None else frozenset(),
     )
+
+
+def _judge_node(question: Question, answer: KubeletAnswer) -> list[Finding]:
+    """Only when the API server has told everything: what is not there yet is no sign of another node."""
+    pods = question.pods
+    if pods is None or not pods.synced or pods.error is not None:
+        return []
+    told = frozenset((pod.namespace, pod.name) for pod in pods.items())
+    return judge_node(question.environment.get("NODE_NAME", ""), answer.pods, told)

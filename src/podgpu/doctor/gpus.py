@@ -84,7 +84,7 @@ def judge_gpus(gpus: Gpus, host: Host, expected: int | None) -> list[Finding]:
         *(wrong("GPUs", f"GPU {index} does not answer: {why}") for index, why in inventory.unreachable.items()),
         *(wrong("GPUs", f"GPU {g.index} ({g.uuid}): {_unanswered(e)}", _advice(e)) for g, e in gpus.failures.items()),
         *_judge_single_calls(gpus),
-        *_judge_mig(gpus),
+        *judge_mig(gpus),
     ]
 
 
@@ -120,7 +120,7 @@ def _judge_single_calls(gpus: Gpus) -> list[Finding]:
     ]
 
 
-def _judge_mig(gpus: Gpus) -> list[Finding]:
+def judge_mig(gpus: Gpus) -> list[Finding]:
     layouts = {a.readings[0].device: [r.device for r in a.readings[1:]] for a in gpus.answers.values() if a.readings}
     in_mig_mode = {gpu: instances for gpu, instances in layouts.items() if gpu.mig_enabled}
     if layouts and not in_mig_mode:

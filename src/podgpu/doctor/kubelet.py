@@ -36,7 +36,8 @@ _ADVICE = {
 class KubeletAnswer:
     version: str
     """Of the pod-resources API."""
-    pods: int
+    pods: frozenset[tuple[str, str]]
+    """Namespace and name of each, whatever it holds."""
     resources: frozenset[str]
     """Every resource some container holds devices of, GPUs or not."""
     allocation: Allocation
@@ -47,7 +48,7 @@ def ask(kubelet: KubeletAllocation, devices: tuple[Device, ...]) -> KubeletAnswe
     response = kubelet.client.list()
     return KubeletAnswer(
         kubelet.client.version or "",
-        len(response.pod_resources),
+        frozenset((pod.namespace, pod.name) for pod in response.pod_resources),
         _resources(response),
         kubelet.map(response, devices),
     )
@@ -73,7 +74,7 @@ def _describe(socket: str, answer: KubeletAnswer) -> str:
     who = chain((a.holder for a in allocation.assignments), (u.holder for u in allocation.unmapped))
     holders = {(holder.namespace, holder.pod) for holder in who}
     given = plural(len(allocation.assignments) + len(allocation.unmapped), "assignment")
-    return f"{socket} answers ({answer.version}): {plural(answer.pods, 'pod')}, {len(holders)} with GPUs, {given}"
+    return f"{socket} answers ({answer.version}): {plural(len(answer.pods), 'pod')}, {len(holders)} with GPUs, {given}"
 
 
 def _explain(error: SourceError | StartError | None, socket: str, required: bool) -> Finding:

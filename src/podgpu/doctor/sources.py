@@ -11,10 +11,13 @@ from podgpu.agent.isolate import Isolation
 from podgpu.allocation.source import AllocationSource
 from podgpu.doctor.findings import REPORT, Finding, ok, plural, wrong
 from podgpu.errors import SourceError
+from podgpu.kube.pods import PodRecord
 from podgpu.model import Allocation, Device
 
 _API = "API server"
 _PAUSE_S = 0.02
+_WATCH_REFUSED_S = 0.5
+"""More than a way to the API server and back; nothing says that a watch was accepted."""
 
 
 class Feed(Protocol):
@@ -27,10 +30,21 @@ class Feed(Protocol):
     def error(self) -> SourceError | None: ...
 
 
+class Pods(Feed, Protocol):
+    """Of one node."""
+
+    def items(self) -> tuple[PodRecord, ...]: ...
+
+
 def judge_feeds(feeds: Sequence[Feed], patience: float, pause: Callable[[float], object] = time.sleep) -> list[Finding]:
-    """What the API server has to tell comes a moment after it was asked."""
+    """What the API server has to tell comes a moment after it was asked; that it may be listed and not watched, a
+    moment after that."""
     for _ in range(int(patience / _PAUSE_S)):
         if all(one.synced or one.error is not None for one in feeds):
+            break
+        pause(_PAUSE_S)
+    for _ in range(int(_WATCH_REFUSED_S / _PAUSE_S) if feeds else 0):
+        if any(one.error is not None for one in feeds):
             break
         pause(_PAUSE_S)
     failed = dict.fromkeys(str(one.error) for one in feeds if one.error is not None)
@@ -39,6 +53,27 @@ def judge_feeds(feeds: Sequence[Feed], patience: float, pause: Callable[[float],
     if not all(one.synced for one in feeds):
         return [wrong(_API, "no answer in time", "see that it can be reached from here, past any network policy")]
     return [ok(_API, f"answers, {_watches(len(feeds))}")] if feeds else []
+
+
+def judge_node(node: str, of_kubelet: frozenset[tuple[str, str]], of_api: frozenset[tuple[str, str]]) -> list[Finding]:
+    """The API server is asked for the pods of NODE_NAME: are they the pods of this node's kubelet?
+
+    A few may differ, being made or ended at this moment. None in common is another node, or none.
+    """
+    if not of_kubelet or of_kubelet & of_api:
+        return []
+    has = f"this node's kubelet has {plural(len(of_kubelet), 'pod')}"
+    if not of_api:
+        what = f"the API server knows no pod on a node {node!r}, though {has}"
+    else:
+        what = f"the API server has {plural(len(of_api), 'pod')} on the node {node!r}, and {has}, none of them the same"
+    return [
+        wrong(
+            "node name",
+            f"NODE_NAME is not this node: {what}, so nothing the API server says is of use here",
+            "set it from spec.nodeName by the downward API; outside a pod to the name in `kubectl get nodes`",
+        )
+    ]
 
 
 def _watches(number: int) -> str:

@@ -10,7 +10,7 @@ import os
 import stat
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,11 +36,18 @@ class Owner:
 
 
 class Textfile:
-    def __init__(self, path: str, mode: int = 0o644, owner: Owner | None = None) -> None:
+    def __init__(
+        self,
+        path: str,
+        mode: int = 0o644,
+        owner: Owner | None = None,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
         """Raises UsageError for a place no file can be put at."""
         self.path = Path(path)
         self._mode = mode
         self._owner = owner
+        self._wall = wall
         self._check()
         self._remove_left_behind()
 
@@ -62,17 +69,18 @@ class Textfile:
             _log.warning("--out %s: node_exporter reads only files that end in .prom", path)
 
     def _remove_left_behind(self) -> None:
-        """What a killed process left; what another is writing at this moment stays."""
+        """What a killed process left; what another is writing at this moment stays. The clock may have been set back
+        since."""
         for leftover in self.path.parent.glob(f".{self.path.name}.*{_SUFFIX}"):
             with suppress(OSError):
-                if time.time() - leftover.stat().st_mtime > _LEFT_BEHIND_SECONDS:
+                if abs(self._wall() - leftover.stat().st_mtime) > _LEFT_BEHIND_SECONDS:
                     leftover.unlink()
 
     @property
     def age(self) -> float | None:
-        """Seconds since it was written; None: it is not there."""
+        """Seconds since it was written; None: it is not there. One from the future was written just now."""
         try:
-            return max(0.0, time.time() - self.path.stat().st_mtime)
+            return max(0.0, self._wall() - self.path.stat().st_mtime)
         except OSError:
             return None
 
@@ -89,6 +97,13 @@ class Textfile:
             _sync_directory(self.path.parent)
         except OSError as e:
             raise OutputError(f"{self.path} was not written ({e.strerror}); the one before stands") from e
+
+    def remove(self) -> None:
+        """Works on a full disk too. Raises OutputError when it is still there."""
+        try:
+            self.path.unlink(missing_ok=True)
+        except OSError as e:
+            raise OutputError(f"{self.path} was not removed ({e.strerror}): see who may write there") from e
 
     @contextmanager
     def _beside(self) -> Iterator[tuple[int, str]]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field, replace
 
+from podgpu.clock import Clock
 from podgpu.enrich.relabel import relabel
 from podgpu.enrich.textfile import OutputError, Textfile
 from podgpu.errors import SourceError
@@ -53,19 +53,20 @@ class Enricher:
         textfile: Textfile,
         settings: Settings | None = None,
         beside: DriverBeside | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Clock | None = None,
     ) -> None:
         self._fetch = fetch
         self._holders = holders
         self._file = textfile
         self._settings = settings or Settings()
         self._beside = beside or DriverBeside(None)
-        self._clock = clock
+        self._clock = (clock or Clock()).monotonic
+        self._wall = (clock or Clock()).wall
         self._errors: Counter[tuple[str, str]] = Counter()
         self._failing: dict[str, str] = {}
         self._answered: set[str] = set()
         age = textfile.age
-        self._written_at = clock() - age if age is not None else None
+        self._written_at = self._clock() - age if age is not None else None
         """When the figures in the file are from; None: there are none in it."""
 
     def turn(self) -> Sequence[Outcome]:
@@ -87,7 +88,7 @@ class Enricher:
         figures = encode_parsed(result.families)
         outcomes = (Outcome(SOURCE, self._clock() - began), *held.outcomes)
         there = {family.name for family in result.families}
-        self._write(figures + self._about_itself(outcomes, held, time.time(), there))
+        self._write(figures + self._about_itself(outcomes, held, self._wall(), there))
         self._written_at = self._clock()
         return held.outcomes
 
@@ -103,18 +104,33 @@ class Enricher:
             self._file.write(content)
         except OutputError as e:
             self._note(OUTPUT, e.reason, str(e))
+            if self._is_stale():
+                self._take_away()
             raise
         self._answers(OUTPUT)
+
+    def _take_away(self) -> None:
+        """Nothing can be written, so not even that there is nothing: what is too old goes, as on a full disk it can."""
+        if self._written_at is None:
+            return
+        try:
+            self._file.remove()
+        except OutputError as e:
+            self._note(OUTPUT, "not_removed", f"its figures are too old, and {e}")
+            return
+        self._written_at = None
+        _log.warning("%s: its figures are too old and no others can be written: it is removed", self._file.path)
 
     def _expire(self, failure: Outcome) -> None:
         """Old figures do not live for ever: past their time the file says only how podgpu fares."""
         if not self._is_stale():
             return
-        if self._written_at is not None:
-            _log.warning("%s: its figures are too old, and are taken away", self._file.path)
+        had_figures = self._written_at is not None
         nothing = b"# The page these figures come from cannot be read: see podgpu's log.\n"
         self._write(nothing + self._about_itself((failure,), Held(), 0.0))
         self._written_at = None
+        if had_figures:
+            _log.warning("%s: its figures are too old, and are taken away", self._file.path)
 
     def _is_stale(self) -> bool:
         patience = self._settings.stale_after

@@ -4,9 +4,12 @@ What breaks the format is refused with its line and the reason. Three things it 
 exporters do them and Prometheus takes them: a family whose samples are not in one group, a series that comes twice, and
 a backslash that escapes nothing (dcgm-exporter escapes no label values), which stands for itself.
 
+Every line has one meaning: blank lines and comments say nothing, wherever the `#` stands; `# HELP` and `# TYPE` of a
+name that is none (`# HELP x{a="b"} 1`) break the page, as they do for Prometheus; all else is a sample, or refused.
+
 There are two ways through a page. `_Page.take` is exact and reads every line there can be. `_Page.take_plain` reads
-`name{labels} number` with a name met before and labels written like some met before, which is nearly every line, ten
-times as fast; what it is not sure of it leaves to `take`, so that both say the same of every page.
+`name{labels} number` with a name met before and no escapes, which is nearly every line, ten times as fast; what it is
+not sure of it leaves to `take`, so that both say the same of every page.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import chain
 from typing import NamedTuple
 
 from podgpu.errors import SourceError
@@ -44,6 +48,7 @@ _SHORT = 1024
 """Longer texts are not remembered."""
 _BLANKS_TO_FLOAT = "\t\r\x0b\x0c\x1c\x1d\x1e\x1f"
 """What Python's float() skips around a number, ASCII's part of it."""
+_PLAIN_PAIR = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*+)="([^"\\]*+)"(?:,|\Z)')
 _ESCAPE = re.compile(r'\\[\\n"]')
 _ESCAPED = {r"\\": "\\", r"\n": "\n", r"\"": '"'}
 
@@ -57,8 +62,8 @@ class BadExposition(SourceError):
         self.why = why
 
 
-class TooManyLabelSets(BadExposition):
-    """A page with more of them than its reader is ready to keep."""
+class TooMuch(BadExposition):
+    """A page with more on it than is taken."""
 
 
 class ParsedSample(NamedTuple):  # a tuple: made once per line, and a frozen dataclass takes four times as long
@@ -80,20 +85,20 @@ class ParsedFamily:
     samples: tuple[ParsedSample, ...] = ()
 
 
-def parse_text(text: str, most_label_sets: float = math.inf) -> list[ParsedFamily]:
-    """The families in the order they first appear, their samples in the page's order. Raises BadExposition; and
-    TooManyLabelSets, within a part of the page of where they are too many."""
+def parse_text(text: str, most: int | None = None) -> list[ParsedFamily]:
+    """The families in the order they first appear, their samples in the page's order. Raises BadExposition.
+
+    `most`: lines and different labels that are taken in all, each of which costs up to a kilobyte; None: any number.
+    """
     if text and not text.endswith("\n"):
         raise BadExposition(text.count("\n") + 1, "the page ends in the middle of this line")
-    page = _Page()
+    page = _Page(most)
     is_plain = text.isascii() and not any(blank in text for blank in _BLANKS_TO_FLOAT)
     take = page.take_plain if is_plain else page.take_all
     first = 1
     for lines in _blocks(text):
         take(lines, first)
         first += len(lines)
-        if page.label_sets > most_label_sets:
-            raise TooManyLabelSets(first, f"more than {most_label_sets:,} sets of labels up to here")
     return page.families()
 
 
@@ -123,33 +128,35 @@ class _Growing:
 class _Page:
     """What was read so far."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int | None = None) -> None:
+        self._most = most
+        self._taken = 0
         self._families: dict[str, _Growing] = {}
         self._of_sample: dict[str, _Growing] = {}
         self._labels: dict[str, Mapping[str, str]] = {}
-        """By their text with the closing brace, which a line without braces cannot have."""
-
-    @property
-    def label_sets(self) -> int:
-        return len(self._labels)
+        self._closed_labels: dict[str, Mapping[str, str]] = {}
+        """The same by their text with the closing brace, which a line without braces cannot have."""
 
     def take_all(self, lines: Sequence[str], first: int = 1) -> None:
         """`first` is the number of the first line."""
+        self._make_room(lines, first)
         for number, line in enumerate(lines, first):
             self._take_numbered(line, number)
 
     def take_plain(self, lines: Sequence[str], first: int = 1) -> None:
-        """The same for lines of ASCII without blanks that float() would skip, those it knows in one go."""
-        labels_of, family_of, new = self._labels, self._of_sample, tuple.__new__
+        """The same for lines of ASCII without blanks that float() would skip, the plain ones in one go."""
+        self._make_room(lines, first)
+        labels_of, family_of, new = self._closed_labels, self._of_sample, tuple.__new__
         last, append = _NO_NAME, list[ParsedSample]().append
         for number, line in enumerate(lines, first):
             head, _, value_text = line.rpartition(" ")
             name, _, label_text = head.partition("{")
             labels = labels_of.get(label_text)
-            if labels is None and label_text.endswith("}"):
-                labels = _labels_by_form(label_text)
+            if labels is None and label_text[-2:] == '"}':
+                text = label_text[:-1]
+                labels = _known_labels(text) if len(text) <= _SHORT else _plain_labels(text)
                 if labels is not None:
-                    labels_of[label_text] = labels
+                    self._keep_labels(text, labels)
             if labels is not None:
                 try:
                     value = float(value_text)
@@ -164,6 +171,20 @@ class _Page:
                         continue
             self._take_numbered(line, number)
             last = _NO_NAME  # what has just been read may say that the name is another family's
+
+    def _make_room(self, lines: Sequence[str], first: int) -> None:
+        """Before a part of the page is taken. What that part goes over by is a block's worth, so small."""
+        if self._most is None:
+            return
+        if len(lines) == 1 and len(lines[0]) > _BLOCK:
+            raise TooMuch(first, f"a line of more than {_BLOCK} bytes")
+        self._taken += len(lines)
+        if self._taken > self._most:
+            raise TooMuch(first, f"by here more than {self._most} lines and labels, which is all that is taken")
+
+    def _keep_labels(self, text: str, labels: Mapping[str, str]) -> None:
+        self._taken += len(labels)
+        self._labels[text] = self._closed_labels[text + "}"] = labels
 
     def _take_numbered(self, line: str, number: int) -> None:
         try:
@@ -187,10 +208,10 @@ class _Page:
 
     def _take_sample(self, name: str, label_text: str | None, value: str, timestamp: str | None) -> None:
         text = label_text or ""
-        closed = text + "}"
-        labels = self._labels.get(closed)
+        labels = self._labels.get(text)
         if labels is None:
-            labels = self._labels[closed] = parse_labels(text)
+            labels = parse_labels(text)
+            self._keep_labels(text, labels)
         family = self._of_sample.get(name) or self._family_of(name)
         family.samples.append(ParsedSample(name, labels, _number(value), _milliseconds(timestamp)))
 
@@ -251,7 +272,7 @@ def _read_comment(line: str) -> tuple[str | None, str | None, str] | None:
 
 
 _comment_parts = lru_cache(maxsize=1024)(_read_comment)
-"""An exporter's next page has the same comments; and, below, labels of the same names."""
+"""An exporter's next page has the same comments; and, below, the same labels."""
 
 
 # Parts of a sample line
@@ -259,6 +280,9 @@ _comment_parts = lru_cache(maxsize=1024)(_read_comment)
 
 def parse_labels(text: str) -> Mapping[str, str]:
     """What stands between the braces. Raises an error that says what is wrong with it."""
+    plain = _known_labels(text) if len(text) <= _SHORT else _plain_labels(text)
+    if plain is not None:
+        return plain
     labels: dict[str, str] = {}
     at = _past_blanks(text, 0)
     while at < len(text):
@@ -277,26 +301,18 @@ def parse_labels(text: str) -> Mapping[str, str]:
     return labels
 
 
-def _labels_by_form(closed: str) -> Mapping[str, str] | None:
-    """Labels up to the closing brace, by their form: the text with the values taken out, of which exporters have a few
-    dozen. A value may be anything without quotes and backslashes. None: to be looked at more closely."""
-    if "\\" in closed:
+def _plain_labels(text: str) -> dict[str, str] | None:
+    """Labels without blanks and escapes; None: to be looked at more closely."""
+    if "\\" in text:
         return None
-    pieces = closed.split('"')
-    names = _names_in('"'.join(pieces[::2]))
-    # One value for each name, or a quote is open.
-    return None if names is None or len(pieces) != 2 * len(names) + 1 else dict(zip(names, pieces[1::2], strict=True))
+    pairs = _PLAIN_PAIR.findall(text)
+    labels = dict(pairs)
+    # Nothing was passed over when what was found is as long as the text (name="value", less the last comma).
+    length = sum(map(len, chain.from_iterable(pairs))) + 4 * len(pairs) - (not text.endswith(","))
+    return labels if length == len(text) and len(labels) == len(pairs) and "__name__" not in labels else None
 
 
-@lru_cache(maxsize=1024)
-def _names_in(form: str) -> tuple[str, ...] | None:
-    """The names of the labels; None for what is no form of labels."""
-    if len(form) > _SHORT:
-        return None
-    try:
-        return tuple(parse_labels(form.removesuffix("}").replace('"', '""')))
-    except _Refused:
-        return None
+_known_labels = lru_cache(maxsize=1024)(_plain_labels)
 
 
 def _label_name(text: str, at: int) -> tuple[str, int]:

@@ -5,14 +5,20 @@ from __future__ import annotations
 import base64
 import re
 import ssl
+import threading
+import unicodedata
 from dataclasses import dataclass
 
 from podgpu.errors import SourceError, UsageError
-from podgpu.files import FileIdentity, ReadOnChange, look_at
+from podgpu.files import FileIdentity, ReadOnChange, look_at, read_bounded
 
 _LARGEST_SECRET = 64 * 1024
+_LARGEST_BUNDLE = 4 * 1024 * 1024
+"""Of authorities; the whole world's are a quarter of a megabyte."""
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 """A header's name in RFC 9110."""
+_LOGIN = re.compile(r".*(?:@|%40)", re.DOTALL | re.IGNORECASE)
+_QUERY = re.compile(r"[?#]")
 
 
 @dataclass(frozen=True)
@@ -68,6 +74,7 @@ class Credentials:
         self.access.check()
         self._secrets: ReadOnChange[str] = ReadOnChange(_parse_secret, _LARGEST_SECRET)
         self._tls: tuple[FileIdentity | None, ssl.SSLContext] | None = None
+        self._making = threading.Lock()
 
     def headers(self, login: str = "") -> dict[str, str]:
         """`login`: USER:PASSWORD of the URL. Raises SourceError for a secret that cannot be had."""
@@ -82,6 +89,12 @@ class Credentials:
             headers["Authorization"] = f"Basic {base64.b64encode(login.encode()).decode()}"
         return headers
 
+    def reads_files(self, https: bool) -> bool:
+        """Whether the next `headers` or `tls` looks at a file, which may take its time."""
+        access = self.access
+        of_tls = https and (bool(access.ca_file) or self._tls is None)
+        return bool(access.token_file or access.password_file) or of_tls
+
     @property
     def has_login(self) -> bool:
         return bool(self.access.username or self.access.token_file)
@@ -90,15 +103,19 @@ class Credentials:
         """Made again only when the file of authorities changed: loading them takes milliseconds, and a megabyte."""
         file = self.access.ca_file
         identity = look_at(file) if file else None
-        if self._tls is None or self._tls[0] != identity:
-            self._tls = (identity, self._make_context())
-        return self._tls[1]
+        with self._making:  # a thousand that ask at once, each in its thread, make one
+            if self._tls is None or self._tls[0] != identity:
+                self._tls = (identity, self._make_context())
+            return self._tls[1]
 
     def _make_context(self) -> ssl.SSLContext:
         file = self.access.ca_file
+        authorities = read_bounded(file, _LARGEST_BUNDLE).decode("ascii", "ignore") if file else None
+        if authorities == "":  # to ssl that means: the system's
+            raise SourceError("tls", f"{file} has no certificates in it: it is empty")
         try:
-            context = ssl.create_default_context(cafile=file or None)
-        except OSError as error:  # ssl.SSLError is one
+            context = ssl.create_default_context(cadata=authorities)
+        except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
             raise SourceError("tls", f"{file} has no certificates in it ({error})") from error
         if self.access.insecure:
             context.check_hostname = False
@@ -114,3 +131,16 @@ def _parse_secret(content: bytes, path: str) -> str:
     if not secret or not secret.isprintable():  # a line break would begin another header
         raise SourceError("unauthorized", f"{path} holds no secret that could be sent: one line of text is wanted")
     return secret
+
+
+def without_secrets(url: str) -> str:
+    """What may be said of anything that was meant as a URL: its host and path, as far as they can be told.
+
+    All before the last @ may be a login, whatever is wrong with it, and all behind a ? a key.
+    """
+    scheme, separator, rest = unicodedata.normalize("NFKC", url).partition("://")
+    rest = rest if separator else scheme
+    behind_login = _LOGIN.sub("", rest)
+    shown = _QUERY.split(behind_login, maxsplit=1)[0]
+    known = separator and scheme.isalnum() and "@" not in scheme
+    return ascii(f"{scheme}://{shown}" if known else shown)[:200]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-import zlib
+import unicodedata
 from collections.abc import Mapping
 from typing import NamedTuple
 from urllib.parse import SplitResult, unquote, urlsplit
@@ -18,7 +18,8 @@ from yarl import URL
 
 from podgpu import __version__
 from podgpu.errors import SourceError, UsageError
-from podgpu.fetch.access import Access, Credentials
+from podgpu.fetch.access import Access, Credentials, without_secrets
+from podgpu.fetch.receive import Received
 
 LARGEST_ANSWER = 64 * 1024 * 1024
 DEADLINE = 4.0
@@ -26,8 +27,6 @@ KEEP_ALIVE_SECONDS = 70.0
 """Less than the 75 s after which aiohttp's servers, and podgpu's, hang up; more than most intervals."""
 _PIECE = 256 * 1024
 _LONGEST_REASON = 100
-_MOST_MEMBERS = 16
-"""Of a compressed answer: what is left is copied for each, and a small answer may have a million of them."""
 _AGENT = f"podgpu/{__version__}"
 
 
@@ -105,15 +104,11 @@ class Endpoint:
         accept: str = "*/*",
     ) -> Answer:
         """`path` goes behind the URL's own. `form` is sent as a form, with GET as a query. Raises SourceError."""
-        request = _Request(
-            method,
-            self._url.joinpath(path.lstrip("/")).with_query(self._url.query) if path else self._url,
-            self._credentials.headers(self._login) | {"Accept": accept},
-            form,
-            self._credentials.tls() if self._is_https else True,
-        )
+        url = self._url.joinpath(path.lstrip("/")).with_query(self._url.query) if path else self._url
         try:
             async with asyncio.timeout(self.deadline):
+                headers, tls = await self._let_in()
+                request = _Request(method, url, headers | {"Accept": accept}, form, tls)
                 try:
                     return await self._send(session, request)
                 except aiohttp.ServerDisconnectedError:
@@ -122,6 +117,16 @@ class Endpoint:
                     return await self._send(session, request)
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise self._explain(error) from error
+
+    async def _let_in(self) -> tuple[dict[str, str], ssl.SSLContext | bool]:
+        """Where files are to be read for it, in a thread: a disk that hangs costs this request its deadline, and no
+        other on the loop."""
+        if self._credentials.reads_files(self._is_https):
+            return await asyncio.to_thread(self._credentials_now)
+        return self._credentials_now()
+
+    def _credentials_now(self) -> tuple[dict[str, str], ssl.SSLContext | bool]:
+        return self._credentials.headers(self._login), self._credentials.tls() if self._is_https else True
 
     async def _send(self, session: aiohttp.ClientSession, request: _Request) -> Answer:
         in_url = request.method == "GET"
@@ -134,51 +139,17 @@ class Endpoint:
             ssl=request.tls,
             allow_redirects=False,
         ) as response:
-            packed = await self._read(response)
+            body = await self._read(response)
         headers = response.headers
-        encoding = headers.get("Content-Encoding", "")
-        body = self._unpack(packed, encoding.strip().lower()) if encoding else packed
         content_type = headers.get("Content-Type", "").partition(";")[0].strip().lower()
         return Answer(response.status, body, content_type, _plain(response.reason or ""), headers.get("Location", ""))
 
     async def _read(self, response: aiohttp.ClientResponse) -> bytes:
-        if (response.content_length or 0) > self._largest:
-            raise self._too_large()
-        pieces: list[bytes] = []
-        size = 0
+        received = Received(self.shown, self._largest, response.headers.get("Content-Encoding", "").strip().lower())
+        received.expect(response.content_length or 0)
         while piece := await response.content.read(_PIECE):
-            pieces.append(piece)
-            size += len(piece)
-            if size > self._largest:
-                raise self._too_large()
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
-
-    def _unpack(self, body: bytes, encoding: str) -> bytes:
-        if encoding == "identity":
-            return body
-        if encoding not in ("gzip", "x-gzip", "deflate"):
-            raise SourceError("not_prometheus", f"{self.shown} answers in {encoding!r}, which it was not asked for")
-        plain, rest, members = b"", body, 0
-        while rest or not members:  # gzip may come in several, and one of two is half a page
-            members += 1
-            if members > _MOST_MEMBERS:
-                raise SourceError("malformed", f"{self.shown}: the compressed answer is in too many pieces")
-            more, rest = self._unpack_member(rest, self._largest - len(plain))
-            plain += more
-        return plain
-
-    def _unpack_member(self, packed: bytes, most: int) -> tuple[bytes, bytes]:
-        """What it holds, and what stands behind it."""
-        unpacker = zlib.decompressobj(wbits=47)  # gzip or zlib, as the header says
-        try:
-            plain = unpacker.decompress(packed, most + 1)
-        except zlib.error as error:
-            raise SourceError("malformed", f"{self.shown}: the compressed answer is broken ({error})") from error
-        if len(plain) > most:
-            raise self._too_large()
-        if not unpacker.eof:
-            raise SourceError("malformed", f"{self.shown}: the compressed answer ends too early")
-        return plain, unpacker.unused_data
+            received.take(piece)
+        return received.whole()
 
     # Why not
 
@@ -197,11 +168,6 @@ class Endpoint:
             return SourceError("http_503", f"{shown} answers 503: it is not ready, or its figures are too old")
         said = f"{shown} answers {status} {answer.reason}".rstrip()
         return SourceError(f"http_{status}", f"{said}: is the path right?" if status < 500 else said)
-
-    def _too_large(self) -> SourceError:
-        return SourceError(
-            "too_large", f"{self.shown} answers with more than {self._largest} bytes: see that it is the right page"
-        )
 
     def _explain(self, error: Exception) -> SourceError:
         if isinstance(error, TimeoutError):
@@ -228,6 +194,8 @@ def _why_unreachable(error: Exception) -> str:
         return "it hung up without an answer"
     if isinstance(error, aiohttp.ClientResponseError):
         return "its answer is no HTTP: is the port right?"
+    if isinstance(error, aiohttp.InvalidURL):
+        return "it is no address"  # its own text is the whole URL
     return _first_line(error)
 
 
@@ -236,24 +204,27 @@ def _split(url: str) -> SplitResult:
         parts = urlsplit(url)
         usable = parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port > 0)
         if usable and url.isprintable() and " " not in url:
-            return parts
+            return _without_another_login(parts, url)
     except ValueError:
         pass
     raise UsageError(f"{without_secrets(url)}: no URL that could be asked; write http://HOST:PORT")
 
 
+def _without_another_login(parts: SplitResult, url: str) -> SplitResult:
+    """http://u:12/34@host is the host `u` by the letter, and half a password in every message if it was meant so."""
+    if "@" in unicodedata.normalize("NFKC", parts.path + parts.query + parts.fragment):
+        raise UsageError(
+            f"{without_secrets(url)}: there is an @ behind the host: write it as %40, and in a password / as %2F, ? as"
+            " %3F, # as %23"
+        )
+    return parts
+
+
 def _url(parts: SplitResult) -> URL:
     try:
         return URL(parts.geturl())
-    except ValueError as error:
-        raise UsageError(f"{without_secrets(parts.geturl())}: no URL that could be asked ({error})") from error
-
-
-def without_secrets(url: str) -> str:
-    scheme, separator, rest = url.partition("://")
-    rest = rest if separator else scheme
-    shown = rest.partition("?")[0].rpartition("@")[2]
-    return ascii(f"{scheme}://{shown}" if separator else shown)[:200]
+    except ValueError as error:  # its message may quote what is not to be shown
+        raise UsageError(f"{without_secrets(parts.geturl())}: no URL that could be asked; see its host") from error
 
 
 def _plain(text: str) -> str:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable
-from typing import Protocol
+import re
+import unicodedata
+from typing import NamedTuple, Protocol
 
 import aiohttp
 
+from podgpu.clock import Clock
 from podgpu.errors import SourceError, UsageError
-from podgpu.fetch.access import Access, Credentials
-from podgpu.fetch.endpoint import DEADLINE, LARGEST_ANSWER, Endpoint, open_session
-from podgpu.files import ReadOnChange, look_at
+from podgpu.fetch.access import Access, Credentials, without_secrets
+from podgpu.fetch.endpoint import DEADLINE, Endpoint, open_session
+from podgpu.files import FileIdentity, ReadOnChange, look_at
 
 MAX_AGE = 300.0
+LARGEST_PAGE = 16 * 1024 * 1024
+"""A node of 16 GPUs, seven MIG instances on each, and every field there is, has a third of this."""
 _ACCEPT = "text/plain;version=0.0.4,text/plain;q=0.5"
 
 
@@ -32,15 +35,22 @@ def open_page_source(
     *,
     deadline: float = DEADLINE,
     max_age: float = MAX_AGE,
-    largest: int = LARGEST_ANSWER,
+    largest: int = LARGEST_PAGE,
 ) -> PageSource:
     """`place` is a URL or the path of a file. Raises UsageError for what can be neither."""
     scheme, separator, _ = place.partition("://")
     if separator and scheme.lower() in ("http", "https"):
         return UrlPage(place, access, deadline, largest)
-    if not place or separator:
-        raise UsageError(f"{place!r} is no page: write http://HOST:9400/metrics, https://… or the path of a file")
+    if not place or separator or _has_login(place):
+        shown = without_secrets(place)
+        raise UsageError(f"{shown} is no page: write http://HOST:9400/metrics, https://… or the path of a file")
     return FilePage(place, max_age, largest)
+
+
+def _has_login(place: str) -> bool:
+    """USER:PASSWORD@HOST, whatever is missing in front of it. A path that looks like that begins with / or ./ ."""
+    name = unicodedata.normalize("NFKC", place)
+    return not re.match(r"\.{0,2}/(?!/)", name) and re.search(r":.*(?:@|%40)", name, re.DOTALL) is not None
 
 
 class FilePage:
@@ -48,17 +58,18 @@ class FilePage:
         self,
         path: str,
         max_age: float = MAX_AGE,
-        largest: int = LARGEST_ANSWER,
-        clock: Callable[[], float] = time.time,
+        largest: int = LARGEST_PAGE,
+        clock: Clock | None = None,
     ) -> None:
         """`max_age`: seconds after which a file nobody writes any more is no reading of now."""
         self.shown = self.path = path
         self._max_age = max_age
-        self._clock = clock
+        self._clock = clock or Clock()
+        self._met: _Met | None = None
         self._reader: ReadOnChange[bytes] = ReadOnChange(lambda content, _path: content, largest)
 
     def fetch(self) -> bytes:
-        age = self._clock() - look_at(self.path).modified_ns / 1e9
+        age = self._age()
         if age > self._max_age:
             raise SourceError(
                 "stale",
@@ -74,6 +85,24 @@ class FilePage:
             )
         return content
 
+    def _age(self) -> float:
+        """By the wall clock when the file is first seen as it is, from then on by one that nobody sets.
+
+        A clock that is set forward makes no file old that was just written, one set back keeps none young for ever.
+        """
+        identity, now = look_at(self.path), self._clock.monotonic()
+        if self._met is None or self._met.identity != identity:
+            self._met = _Met(identity, now - max(0.0, self._clock.wall() - identity.modified_ns / 1e9))
+        return now - self._met.written_at
+
+
+class _Met(NamedTuple):
+    """A file as it was first seen."""
+
+    identity: FileIdentity
+    written_at: float
+    """By the monotonic clock."""
+
 
 class UrlPage:
     def __init__(
@@ -81,7 +110,7 @@ class UrlPage:
         url: str,
         access: Access | Credentials | None = None,
         deadline: float = DEADLINE,
-        largest: int = LARGEST_ANSWER,
+        largest: int = LARGEST_PAGE,
     ) -> None:
         """Raises UsageError for what is no URL. One without a path means /metrics."""
         self._endpoint = Endpoint(url, access, deadline=deadline, largest=largest, path="/metrics")

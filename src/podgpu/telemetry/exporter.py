@@ -25,6 +25,8 @@ _XID_FIELD = 230
 _EXPORTER_FIELDS = 9000
 """From here on the exporter's own: counts by XID, by clock event. podgpu keeps its own."""
 _COPIES_DIFFER = "copies_differ"
+_MOST_DEVICES = 1024
+"""GPUs and MIG instances of one node. Each GPU is read in a thread of its own."""
 
 
 class ExporterTelemetry:
@@ -39,6 +41,8 @@ class ExporterTelemetry:
         """`device_name_ids`: the user says that the kubelet's nvidia<N> is the page's label `device`."""
         self.name = "exporter"
         self.expected: int | None = None
+        self.shown = source.shown
+        """The page, in messages."""
         self._source = source
         self._beside = DriverBeside(driver)
         self._device_name_ids = device_name_ids
@@ -49,9 +53,12 @@ class ExporterTelemetry:
 
     def inventory(self) -> Inventory:
         self._turn = None  # if this fails, nothing of the last page is told again
-        page = parse_page(self._source.fetch(), self._source.shown)
+        page = parse_page(self._source.fetch(), self.shown)
         if not page.devices:
-            raise SourceError("no_gpu", f"{self._source.shown} names no GPU: see that it is a dcgm-exporter's page")
+            raise SourceError("no_gpu", f"{self.shown} names no GPU: see that it is a dcgm-exporter's page")
+        if len(page.devices) > _MOST_DEVICES:
+            why = f"names {len(page.devices)} GPUs and MIG instances, and no node has more than {_MOST_DEVICES}"
+            raise SourceError("too_many_devices", f"{self.shown} {why}: name one node's page")
         turn = _Turn(page, {d.key: d for d in self._beside.complete(map(self._with_minor, page.devices))})
         self._note_xids(turn)
         self._turn = turn
@@ -63,9 +70,9 @@ class ExporterTelemetry:
     def read(self, gpu: Device, fields: Sequence[Field]) -> GpuAnswer:
         turn = self._turn
         if turn is None:
-            raise SourceError("unreachable", f"{self._source.shown} was not read this time")
+            raise SourceError("unreachable", f"{self.shown} was not read this time")
         if gpu.uuid not in turn.devices:
-            raise DeviceLost(f"GPU {gpu.index} ({gpu.uuid}) is no longer on the page {self._source.shown}")
+            raise DeviceLost(f"GPU {gpu.index} ({gpu.uuid}) is no longer on the page {self.shown}")
         return turn.answer(gpu.uuid, [f for f in fields if f.id < _EXPORTER_FIELDS])
 
     # XIDs: the page has the number of the last one

@@ -21,6 +21,8 @@ _MODELS = ("modelName", "model_name")
 _OTHER_ENTITIES = ("nvlink", "nvswitch", "cpu", "cpucore")
 _NVIDIA = re.compile(r"nvidia([0-9]{1,9})")
 _NUMBER = re.compile(r"[0-9]{1,9}")
+_MOST_PARTS = 200_000
+"""Lines and labels of a page: many times what the largest node's has, and what a hostile one may cost in memory."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ def parse_page(content: bytes, shown: str) -> Page:
     if looks_like_web_page(content):
         raise not_prometheus(shown)
     try:
-        families = tuple(parse_text(content.decode()))
+        families = tuple(parse_text(content.decode(), _MOST_PARTS))
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise SourceError("malformed", f"{shown}: line {line}: byte {error.start} is not UTF-8") from error
@@ -87,8 +89,10 @@ def _find_devices(label_sets: Mapping[int, LabelSet]) -> tuple[tuple[Device, ...
         gpu = known.get(instance.uuid) or replace(instance, gi_id=None, profile="", mig_uuids=())
         known[instance.uuid] = replace(gpu, mig_enabled=True)
     gpus = sorted((d for d in known.values() if not d.is_instance), key=lambda d: (d.index, d.uuid))
-    instances.sort(key=lambda d: d.gi_id or 0)
-    order = tuple(d for gpu in gpus for d in (gpu, *(known[i.key] for i in instances if i.uuid == gpu.uuid)))
+    of_gpu: dict[str, list[Device]] = {}
+    for instance in sorted(instances, key=lambda d: d.gi_id or 0):
+        of_gpu.setdefault(instance.uuid, []).append(instance)
+    order = tuple(d for gpu in gpus for d in (gpu, *of_gpu.get(gpu.uuid, ())))
     return order, {key: known[device.key] for key, device in named.items()}
 
 

@@ -6,8 +6,7 @@ from podgpu.catalog.cluster_families import BUILD_INFO as CLUSTER_BUILD_INFO
 from podgpu.errors import SourceError, UsageError
 from podgpu.exposition.parse import BadExposition, parse_text
 from podgpu.fetch.access import Access
-from podgpu.fetch.endpoint import LARGEST_ANSWER
-from podgpu.fetch.page import UrlPage
+from podgpu.fetch.page import LARGEST_PAGE, UrlPage
 from podgpu.figures.device import View
 from podgpu.figures.from_page import view_of_page
 
@@ -20,7 +19,7 @@ class PageSource:
     deadline = DEADLINE + 0.5
     """For whoever waits: a little more than the page's own, whose message says more."""
 
-    def __init__(self, url: str, largest: int = LARGEST_ANSWER, deadline: float = DEADLINE) -> None:
+    def __init__(self, url: str, largest: int = LARGEST_PAGE, deadline: float = DEADLINE) -> None:
         """Raises UsageError for what is no URL of a page. A URL without a path means /metrics."""
         try:
             self._page = UrlPage(url, Access(prefix=""), deadline, largest)

@@ -14,7 +14,7 @@ from sys import intern
 from podgpu.catalog import families as f
 from podgpu.cluster.reading import NamespaceCounters, NodeReading, is_about_now, moment
 from podgpu.errors import SourceError
-from podgpu.exposition.parse import BadExposition, ParsedSample, TooManyLabelSets, parse_text
+from podgpu.exposition.parse import BadExposition, ParsedSample, TooMuch, parse_text
 from podgpu.figures.device import DeviceFigures
 from podgpu.figures.from_page import NODE_LABELS, figure_names, figures_of, samples_named
 
@@ -27,8 +27,7 @@ MOST_NAMESPACES = 2048
 LONGEST_NAME = 256
 """Kubernetes allows 253 characters, and no driver's name of a GPU is longer."""
 MOST_LINES = 250_000
-MOST_LABEL_SETS = 4 * (MOST_DEVICES + MOST_HOLDERS + MOST_NAMESPACES)
-"""A device or holder is told of with a few, as labels of its own are on some series and not on others."""
+"""And different labels, all together: each costs up to a kilobyte while the page is read."""
 MOST_IN_ALL = {"devices": 50_000, "holders": 50_000, "namespaces": 20_000}
 """Of all pages together: under 300 MiB of resident memory, measured."""
 _COUNTERS = {f.NAMESPACE_ALLOCATED.name: 0, f.NAMESPACE_BUSY.name: 1, f.NAMESPACE_ENERGY.name: 2}
@@ -84,12 +83,12 @@ class PageReader:
         if lines > MOST_LINES:
             raise self._too_much(self._node_in(body), lines, MOST_LINES, "lines")
         try:
-            families = parse_text(body.decode(), MOST_LABEL_SETS)
+            families = parse_text(body.decode(), MOST_LINES)
         except UnicodeDecodeError as error:
             line = body.count(b"\n", 0, error.start) + 1
             raise self._malformed(f"line {line}: byte {error.start} is not UTF-8") from error
-        except TooManyLabelSets as error:
-            raise self._too_much(self._node_in(body), MOST_LABEL_SETS + 1, MOST_LABEL_SETS, "sets of labels") from error
+        except TooMuch as error:
+            raise self._too_much(self._node_in(body), MOST_LINES + 1, MOST_LINES, "lines and labels") from error
         except BadExposition as error:
             raise self._malformed(str(error)) from error
         return samples_named(families, figure_names(self._measured) | _OWN_NAMES)

@@ -1,0 +1,324 @@
+"""`podgpu doctor` judges the very configuration the exporter would run with: every option, every variable."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from podgpu.cli.doctor import DOCTOR_OPTIONS
+from podgpu.cli.main import run
+from podgpu.cli.option_table import EXPORTER_OPTIONS
+from podgpu.simulate.api_server import SimulatedApiServer
+from podgpu.simulate.kubelet import SimulatedKubelet, SimulatedPod
+from tests.cli.test_doctor import Tree, _no_variables, kubelet, socket, tree, uuids
+from tests.cli.test_option_table import execute
+from tests.fetch.test_page import answer, serving
+from tests.nodes.node import kubeconfig
+
+__all__ = ["_no_variables", "kubelet", "socket", "tree"]
+NODE = "gpu-7"
+GPU = "GPU-11111111-2222-3333-4444-555555555555"
+PAGE = f'DCGM_FI_DEV_GPU_TEMP{{gpu="0",UUID="{GPU}",modelName="T4"}} 33\n'
+
+
+def simulated_pod(name: str, *ids: str) -> SimulatedPod:
+    return SimulatedPod("ns", name, {"main": {"nvidia.com/gpu": ids}} if ids else {"main": {}})
+
+
+def api_pod(name: str, node: str = NODE) -> dict[str, object]:
+    return {"metadata": {"namespace": "ns", "name": name, "labels": {"team": "a"}}, "spec": {"nodeName": node}}
+
+
+@pytest.fixture
+def api(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimulatedApiServer]:
+    monkeypatch.setenv("NODE_NAME", NODE)
+    with SimulatedApiServer() as server:
+        yield server
+
+
+class Doctor:
+    """The command on a node whose kubelet, API server and /proc are these."""
+
+    def __init__(self, tree: Tree, kubelet: SimulatedKubelet, capsys: pytest.CaptureFixture[str]) -> None:
+        self._folder = Path(kubelet.socket).parent
+        self._arguments = ["doctor", "--json", "--pod-resources-kubelet-socket", kubelet.socket, *tree.options]
+        self._capsys = capsys
+        self.code = -1
+
+    def know(self, api: SimulatedApiServer) -> None:
+        path = self._folder / "kubeconfig"
+        path.write_text(kubeconfig(api.url), encoding="utf-8")
+        self._arguments += ["--kubeconfig", str(path)]
+
+    def examine(self, *arguments: str, gpus: str = "simulated:2xH100") -> dict[str, list[tuple[str, str, str]]]:
+        """Subject -> level, text and advice of each finding."""
+        self.code = run([*self._arguments, "--telemetry", gpus, *arguments])
+        found: dict[str, list[tuple[str, str, str]]] = {}
+        for finding in json.loads(self._capsys.readouterr().out)["findings"]:
+            told = (finding["level"], finding["text"], finding["advice"])
+            found.setdefault(finding["subject"], []).append(told)
+        return found
+
+
+@pytest.fixture
+def doctor(tree: Tree, kubelet: SimulatedKubelet, capsys: pytest.CaptureFixture[str]) -> Doctor:
+    kubelet.pods = (simulated_pod("train", *uuids("2xH100")),)
+    return Doctor(tree, kubelet, capsys)
+
+
+def wrong(found: dict[str, list[tuple[str, str, str]]]) -> dict[str, str]:
+    return {subject: text for subject, all_ in found.items() for level, text, _ in all_ if level == "wrong"}
+
+
+# Options
+
+
+def test_every_option_and_variable_of_the_exporter_is_taken() -> None:
+    own = {"path-sysfs", "json"}
+    taken = {option.flag: replace(option, help="") for option in DOCTOR_OPTIONS if option.flag not in own}
+    assert taken == {option.flag: replace(option, help="") for option in EXPORTER_OPTIONS}
+    assert own <= {option.flag for option in DOCTOR_OPTIONS}
+
+
+def test_every_variable_at_its_default_changes_nothing(doctor: Doctor, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = doctor.examine("-k")
+    for option in EXPORTER_OPTIONS:
+        if option.env and not option.acts_when_named and option.default:
+            monkeypatch.setenv(option.env, option.default)
+    assert doctor.examine("-k") == before
+    assert doctor.code == 0
+
+
+def test_a_wrong_variable_is_named() -> None:
+    for name, value in (("DCGM_EXPORTER_DEVICES_STR", "z"), ("PODGPU_ALLOCATION", "oracle"), ("PODGPU_TELEMETRY", "x")):
+        exporter, doctor = (execute([command], **{name: value}) for command in ("exporter", "doctor"))
+        assert (exporter.code, doctor.code) == (2, 2)
+        assert f"(from the variable {name})" in doctor.complaint
+        assert doctor.complaint == exporter.complaint
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["-a", "nowhere"],
+        ["--probe-address", "x"],
+        ["--gpu-manager-address", ":5678"],
+        ["--kubernetes-pod-label-allowlist-regex", "("],
+        ["--dump-snapshot", "x.json"],
+        ["-m", "no-colon"],
+        ["-c", "soon"],
+        ["-d", "z"],
+        ["--allocation", "oracle"],
+        ["--exporter-username", "u", "--telemetry", "exporter:http://h"],
+    ],
+    ids=" ".join,
+)
+def test_what_keeps_the_exporter_from_starting_is_a_wrong_call_here_too(
+    arguments: list[str],
+) -> None:
+    exporter, doctor = (
+        execute([command, "--telemetry", "simulated:1xH100", *arguments]) for command in ("exporter", "doctor")
+    )
+    assert (exporter.code, doctor.code) == (2, 2)
+    assert doctor.complaint.replace("podgpu doctor", "podgpu exporter") == exporter.complaint
+
+
+def test_a_web_config_that_cannot_be_used(doctor: Doctor, tmp_path: Path) -> None:
+    path = tmp_path / "web.yml"
+    path.write_text("tls_server_config: {cert_file: missing.pem, key_file: missing.key}\n")
+    assert "missing" in wrong(doctor.examine("--web-config-file", str(path)))["web config"]
+    path.write_text("rate_limit: {interval: 1s, burst: 5}\n")
+    assert doctor.examine("--web-config-file", str(path))["web config"] == [("ok", str(path), "")]
+
+
+def test_what_does_nothing_is_noted(doctor: Doctor) -> None:
+    ((level, text, _),) = doctor.examine("--fake-gpus")["options"]
+    assert (level, doctor.code) == ("note", 0)
+    assert "use --telemetry simulated" in text
+
+
+# The API server
+
+
+@pytest.mark.fault(
+    "Pod labels are wanted, and the API server forbids reading pods",
+    "podgpu doctor says so with the API server's words, and ends with exit code 1",
+)
+@pytest.mark.parametrize("kubernetes", ["true", "false"])
+def test_pod_labels_that_are_forbidden(kubernetes: str, doctor: Doctor, api: SimulatedApiServer) -> None:
+    doctor.know(api)
+    api.refusal = (403, "pods is forbidden")
+    found = doctor.examine("--kubernetes-enable-pod-labels", "--allocation", "kubelet", f"-k={kubernetes}")
+    assert doctor.code == 1
+    assert "pods" in wrong(found)["API server"]
+
+
+def test_pods_that_may_be_listed_and_not_watched(doctor: Doctor, api: SimulatedApiServer) -> None:
+    doctor.know(api)
+    api.put("pods", api_pod("train"))
+    api.refusal, api.refuse_watches_only = (403, "pods is forbidden: cannot watch"), True
+    assert "watch" in wrong(doctor.examine("--kubernetes-enable-pod-labels"))["API server"]
+
+
+def test_pod_labels_where_no_api_server_can_be_asked(doctor: Doctor) -> None:
+    found = doctor.examine("--kubernetes-enable-pod-labels")
+    assert "--kubernetes-enable-pod-labels: the API server is asked for this node only" in wrong(found)["pod labels"]
+
+
+def configmap(text: str | None) -> dict[str, object]:
+    data = {} if text is None else {"metrics": text}
+    return {"metadata": {"namespace": "ns", "name": "counters"}, "data": data}
+
+
+@pytest.mark.fault(
+    "-m names a ConfigMap that is missing, forbidden, without its key or with a mistake in it",
+    "podgpu doctor says which, and that the counters of -f are used meanwhile; exit code 1",
+)
+@pytest.mark.parametrize(
+    ("held", "refusal", "words"),
+    [
+        (None, None, "there is no ConfigMap ns:counters"),
+        (configmap(None), None, "with the key 'metrics'"),
+        (configmap("DCGM_FI_DEV_GPU_TEMPERATUR, gauge, x\n"), None, "ConfigMap ns:counters:1: unknown field"),
+        (configmap("DCGM_FI_DEV_GPU_TEMP, gauge, x\n"), (403, "configmaps is forbidden"), "there is no ConfigMap"),
+    ],
+    ids=["missing", "no key", "malformed", "forbidden"],
+)
+def test_a_configmap_that_cannot_be_read(
+    held: dict[str, object] | None,
+    refusal: tuple[int, str] | None,
+    words: str,
+    doctor: Doctor,
+    api: SimulatedApiServer,
+) -> None:
+    doctor.know(api)
+    api.put("pods", api_pod("train"))
+    if held is not None:
+        api.put("configmaps", held)
+    api.refusal = refusal
+    found = doctor.examine("-m", "ns:counters", "--allocation", "kubelet")
+    assert doctor.code == 1
+    (bad,) = (one for one in found["counters"] if one[0] == "wrong")
+    assert bad[1].startswith("-m ns:counters: ")
+    assert words in bad[1]
+    assert "service account may list and watch configmaps" in bad[2]
+    assert any("gives all 26" in text for _, text, _ in found["counters"]), "those of -f are judged"
+    assert ("API server" in wrong(found)) is (refusal is not None)
+
+
+def test_a_configmap_that_is_read_is_what_is_judged(doctor: Doctor, api: SimulatedApiServer) -> None:
+    doctor.know(api)
+    api.put("configmaps", configmap("DCGM_FI_DEV_GPU_TEMP, gauge, x\n"))
+    found = doctor.examine("-m", "ns:counters", "--allocation", "kubelet")
+    assert doctor.code == 0
+    assert [text for _, text, _ in found["counters"]] == [
+        "1 from the ConfigMap ns:counters",
+        "NVIDIA H100 80GB HBM3 gives all 1",
+    ]
+
+
+def test_a_configmap_where_no_api_server_can_be_asked(doctor: Doctor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KUBECONFIG", "/nowhere")
+    assert "-m ns:counters: " in wrong(doctor.examine("-m", "ns:counters"))["counters"]
+
+
+@pytest.mark.fault(
+    "NODE_NAME is not this node: the kubelet has seven pods, the API server none or others for that name",
+    "podgpu doctor compares the two, says so, and ends with exit code 1",
+)
+@pytest.mark.parametrize(
+    ("known", "words"),
+    [
+        ((), "the API server knows no pod on a node 'gpu-7', though this node's kubelet has 7 pods"),
+        (("web", "db"), "the API server has 2 pods on the node 'gpu-7', and this node's kubelet has 7 pods, none of"),
+    ],
+)
+@pytest.mark.parametrize("option", [["--allocation", "auto"], ["--kubernetes-enable-pod-labels"]], ids=" ".join)
+def test_a_wrong_node_name(
+    option: list[str],
+    known: tuple[str, ...],
+    words: str,
+    doctor: Doctor,
+    kubelet: SimulatedKubelet,
+    api: SimulatedApiServer,
+) -> None:
+    kubelet.pods = tuple(simulated_pod(f"p{n}") for n in range(7))
+    api.put("pods", *(api_pod(name) for name in known), api_pod("p1", node="gpu-8"))
+    doctor.know(api)
+    found = doctor.examine(*option)
+    assert doctor.code == 1
+    assert words in wrong(found)["node name"]
+    assert "spec.nodeName" in found["node name"][0][2]
+
+
+def test_a_right_node_name(doctor: Doctor, kubelet: SimulatedKubelet, api: SimulatedApiServer) -> None:
+    """A pod that is just being made or ended is not on both lists."""
+    kubelet.pods = tuple(simulated_pod(f"p{n}") for n in range(3))
+    api.put("pods", *(api_pod(name) for name in ("p1", "p2", "new")))
+    doctor.know(api)
+    assert "node name" not in doctor.examine()
+    assert doctor.code == 0
+    kubelet.pods = ()
+    assert "node name" not in doctor.examine()
+
+
+# Whose business it is
+
+
+def test_a_page_that_is_refused_is_no_matter_of_the_driver(doctor: Doctor, tree: Tree) -> None:
+    tree.pci_gpus(4)
+    with serving(answer(b"", 403)) as url:
+        found = doctor.examine("--allocation", "kubelet", gpus=f"exporter:{url}")
+    assert doctor.code == 1
+    ((level, text, advice),) = found["exporter"]
+    assert level == "wrong"
+    assert "lets nobody in without the right credentials (403): see --exporter-username" in text
+    everything = json.dumps(found)
+    assert "driver" not in found
+    assert "GPUs" not in found
+    assert not [word for word in ("dmesg", "NVRM", "nvidia-smi", "PCI bus") if word in everything]
+    assert advice == ""
+
+
+def test_a_page_is_judged_as_a_page(doctor: Doctor, kubelet: SimulatedKubelet, tree: Tree) -> None:
+    kubelet.pods = (simulated_pod("train", GPU),)
+    tree.pci_gpus(4)
+    with serving(answer(PAGE.encode())) as url:
+        found = doctor.examine("--allocation", "kubelet", gpus=f"exporter:{url}")
+    assert not wrong(found)
+    assert doctor.code == 0
+    assert found["exporter"] == [("ok", f"{url} tells of 1 GPU: 1 × T4", "")]
+    assert "profiling" not in found
+    assert "PCI bus" not in json.dumps(found)
+    ((_, text, advice),) = found["counters"]
+    assert "does not give 25 of 26" in text
+    assert "that exporter's counter file" in advice
+
+
+def test_the_exporters_own_access_is_used(doctor: Doctor, tmp_path: Path) -> None:
+    seen = []
+
+    def note(request: object) -> None:
+        seen.append(request.headers["Authorization"])  # type: ignore[attr-defined]
+        answer(PAGE.encode())(request)  # type: ignore[arg-type]
+
+    (tmp_path / "token").write_text("abc\n")
+    with serving(note) as url:
+        doctor.examine("--exporter-token-file", str(tmp_path / "token"), gpus=f"exporter:{url}")
+    assert set(seen) == {"Bearer abc"}
+
+
+def test_simulated_gpus_are_on_no_bus_of_this_machine(doctor: Doctor, tree: Tree) -> None:
+    tree.pci_gpus(5)
+    tree.kernel_driver()
+    tree.pid_namespace("pid:[4026532288]")
+    found = doctor.examine()
+    assert doctor.code == 0
+    assert [text for _, text, _ in found["GPUs"]] == ["2 × NVIDIA H100 80GB HBM3"]
+    assert "PCI bus" not in json.dumps(found)
+    assert "pid namespace" not in found
+    assert "device files" not in found

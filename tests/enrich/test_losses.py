@@ -1,0 +1,278 @@
+"""A disk that is full, a clock that is set, a file that is replaced while it is read: what stands in the file then."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from podgpu.clock import Clock
+from podgpu.enrich.textfile import Textfile
+from podgpu.enrich.turn import Enricher, Held, Settings
+from podgpu.errors import SourceError
+from podgpu.fetch.page import FilePage
+from podgpu.telemetry.page import Page, parse_page
+from tests.nodes.clock import wait_until
+
+PAGE = b'# TYPE t gauge\nt{gpu="0",UUID="GPU-1"} 33\n'
+DAY = 86_400.0
+
+
+# A full disk
+
+
+@contextmanager
+def enriching(page: Path, out: Path) -> Iterator[subprocess.Popen[str]]:
+    words = ["--in", page, "--out", out, "-k=false", "--interval", "100ms", "--stale-after", "400ms"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "podgpu", "enrich", *words], stderr=subprocess.PIPE, text=True, env={**os.environ}
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        if process.stderr is not None:
+            process.stderr.close()
+
+
+def fill(process: subprocess.Popen[str], disk: Path) -> None:
+    """To the last byte: what is freed by a shorter file is taken too."""
+    with suppress(OSError), (disk / "filler").open("ab", buffering=0) as filler:
+        while True:
+            filler.write(b"#" * 512)
+
+
+def empty(process: subprocess.Popen[str], disk: Path) -> None:
+    (disk / "filler").unlink()
+
+
+def forbid_writing(process: subprocess.Popen[str], disk: Path) -> None:
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+
+
+def allow_writing(process: subprocess.Popen[str], disk: Path) -> None:
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    mount = tmp_path / "disk"
+    mount.mkdir()
+    words = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(mount)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        pytest.skip(f"no file system can be mounted here: {done.stderr.strip()}")
+    yield mount
+    subprocess.run(["umount", mount], check=True)
+
+
+def stays_without_room(
+    folder: Path, disk: Path, take: Callable[..., None], give: Callable[..., None]
+) -> tuple[str, list[str]]:
+    """What is said when there is no room for longer than the figures live, and which files are there in the end."""
+    page, out = folder / "in.prom", disk / "gpu.prom"
+    page.write_bytes(PAGE)
+    with enriching(page, out) as process:
+        wait_until(lambda: out.exists() and b"GPU-1" in out.read_bytes(), "the first figures are written")
+        take(process, disk)
+        wait_until(lambda: not out.exists(), "figures that are too old are gone")
+        give(process, disk)
+        wait_until(lambda: out.exists() and b"GPU-1" in out.read_bytes(), "figures are written again")
+        process.send_signal(signal.SIGTERM)
+        _, said = process.communicate(timeout=10)
+    return said, sorted(os.listdir(disk))
+
+
+@pytest.mark.fault(
+    "The disk of enrich's output file is full for longer than --stale-after",
+    "The old file is removed, as nothing can be written over it, and said so once; it comes back once there is room",
+)
+def test_a_full_disk(small_disk: Path, tmp_path: Path) -> None:
+    said, files = stays_without_room(tmp_path, small_disk, fill, empty)
+    assert files == ["gpu.prom"]
+    assert said.count("No space left on device") == 1
+    assert said.count("it is removed") == 1
+    assert said.count("well again") == 1
+
+
+def test_a_disk_that_takes_nothing(tmp_path: Path) -> None:
+    """The kernel's limit on file sizes in a full disk's stead, for those who may mount nothing."""
+    (tmp_path / "disk").mkdir()
+    said, files = stays_without_room(tmp_path, tmp_path / "disk", forbid_writing, allow_writing)
+    assert files == ["gpu.prom"]
+    assert said.count("was not written") == 1
+    assert said.count("it is removed") == 1
+
+
+def test_a_page_that_is_gone_and_a_full_disk(small_disk: Path, tmp_path: Path) -> None:
+    page, out = tmp_path / "in.prom", small_disk / "gpu.prom"
+    page.write_bytes(PAGE)
+    with enriching(page, out) as process:
+        wait_until(lambda: out.exists() and b"GPU-1" in out.read_bytes(), "the first figures are written")
+        fill(process, small_disk)
+        page.unlink()
+        wait_until(lambda: not out.exists(), "figures that are too old are gone")
+
+
+# A clock that is set
+
+
+class Hands:
+    """Both clocks, by hand."""
+
+    def __init__(self) -> None:
+        self.now, self.wall = 100.0, 1_700_000_000.0
+        self.clock = Clock(lambda: self.now, lambda: self.wall)
+
+    def pass_by(self, seconds: float) -> None:
+        self.now += seconds
+        self.wall += seconds
+
+
+@pytest.mark.fault(
+    "The wall clock jumps a day forward or back while enrich cannot read its page",
+    "The last figures stand for --stale-after, not a second more or less",
+)
+@pytest.mark.parametrize("jump", [DAY, -DAY, 0.0])
+def test_a_clock_that_jumps_while_figures_stand(jump: float, tmp_path: Path) -> None:
+    hands, out = Hands(), tmp_path / "gpu.prom"
+    pages = iter([parse_page(PAGE, "page")])
+
+    def fetch() -> Page:
+        for page in pages:
+            return page
+        raise SourceError("unreachable", "no page")
+
+    file = Textfile(str(out), wall=hands.clock.wall)
+    enricher = Enricher(fetch, lambda _devices: Held(), file, Settings(stale_after=75.0), clock=hands.clock)
+    enricher.turn()
+    hands.wall += jump
+    for seconds, stands in ((74.0, True), (2.0, False)):
+        hands.pass_by(seconds)
+        with pytest.raises(SourceError):
+            enricher.turn()
+        assert (b"GPU-1" in out.read_bytes()) is stands
+
+
+@pytest.mark.parametrize(("written", "stands"), [(DAY, True), (-10.0, True), (-70.0, False)])
+def test_a_file_of_an_earlier_run_from_the_past_or_the_future(written: float, stands: bool, tmp_path: Path) -> None:
+    """One from the future is as if written at the start: it grows old like any other."""
+    hands, out = Hands(), tmp_path / "gpu.prom"
+    out.write_bytes(PAGE)
+    os.utime(out, (0, hands.wall + written))
+
+    def fetch() -> Page:
+        raise SourceError("unreachable", "no page")
+
+    file = Textfile(str(out), wall=hands.clock.wall)
+    enricher = Enricher(fetch, lambda _devices: Held(), file, Settings(stale_after=75.0), clock=hands.clock)
+    for seconds, is_there in ((10.0, stands), (70.0, False)):
+        hands.pass_by(seconds)
+        with pytest.raises(SourceError):
+            enricher.turn()
+        assert (b"GPU-1" in out.read_bytes()) is is_there
+
+
+def test_what_a_killed_process_left_goes_though_the_clock_was_set_back(tmp_path: Path) -> None:
+    hands = Hands()
+    for name, written in (("old", -100.0), ("future", DAY), ("now", -1.0)):
+        left = tmp_path / f".gpu.prom.{name}.podgpu-tmp"
+        left.touch()
+        os.utime(left, (0, hands.wall + written))
+    Textfile(str(tmp_path / "gpu.prom"), wall=hands.clock.wall)
+    assert os.listdir(tmp_path) == [".gpu.prom.now.podgpu-tmp"]
+
+
+@pytest.mark.fault(
+    "The clock is set a day forward or back while a file feeds podgpu",
+    "A file that is written is read on; one that nobody writes is refused after --exporter-max-age of real time",
+)
+@pytest.mark.parametrize("jump", [DAY, -DAY])
+def test_the_age_of_a_file_when_the_clock_is_set(jump: float, tmp_path: Path) -> None:
+    hands, file = Hands(), tmp_path / "in.prom"
+
+    def write() -> None:
+        file.write_bytes(PAGE)
+        os.utime(file, (0, hands.wall))
+
+    page = FilePage(str(file), max_age=60.0, clock=hands.clock)
+    write()
+    assert page.fetch() == PAGE
+    hands.wall += jump
+    assert page.fetch() == PAGE, "nothing happened but that somebody set the clock"
+    write()
+    hands.pass_by(30.0)
+    assert page.fetch() == PAGE
+    hands.pass_by(31.0)
+    with pytest.raises(SourceError) as caught:
+        page.fetch()
+    assert caught.value.reason == "stale"
+    assert "61 s ago" in str(caught.value)
+    assert page.path in str(caught.value)
+
+
+def test_a_file_from_the_future_grows_old_from_when_it_is_seen(tmp_path: Path) -> None:
+    hands, file = Hands(), tmp_path / "in.prom"
+    file.write_bytes(PAGE)
+    os.utime(file, (0, hands.wall + DAY))
+    page = FilePage(str(file), max_age=60.0, clock=hands.clock)
+    assert page.fetch() == PAGE
+    hands.pass_by(61.0)
+    with pytest.raises(SourceError, match="was last written 61 s ago"):
+        page.fetch()
+
+
+# A file that is replaced
+
+
+def replace(file: Path, content: bytes) -> None:
+    beside = file.with_suffix(".new")
+    beside.write_bytes(content)
+    os.replace(beside, file)
+
+
+@pytest.mark.fault(
+    "An exporter's file is replaced, or written over, again and again while podgpu reads it",
+    "Every reading is one whole page; where that cannot be had the page is refused as being_written",
+)
+@pytest.mark.parametrize("write", [replace, Path.write_bytes], ids=["renamed", "written over"])
+def test_a_file_that_changes_while_it_is_read(write: Callable[[Path, bytes], object], tmp_path: Path) -> None:
+    file, stop = tmp_path / "in.prom", threading.Event()
+
+    def page_of(number: int) -> bytes:
+        return b"".join(b't{n="%d"} %d\n' % (row, number) for row in range(2000 + 500 * number))
+
+    def keep_writing() -> None:
+        number = 0
+        while not stop.is_set():
+            number += 1
+            write(file, page_of(number % 7))
+
+    file.write_bytes(page_of(1))
+    writer = threading.Thread(target=keep_writing)
+    writer.start()
+    page, whole, refusals = FilePage(str(file)), 0, set[str]()
+    try:
+        for _ in range(60):
+            try:
+                content = page.fetch()
+            except SourceError as error:
+                refusals.add(error.reason)
+            else:
+                whole += 1
+                assert content == page_of(int(content[8:].split(b"\n", 1)[0]))
+    finally:
+        stop.set()
+        writer.join()
+    assert page.fetch() == page_of(int(file.read_bytes()[8:].split(b"\n", 1)[0]))
+    assert refusals <= {"being_written"}
+    assert whole or write is not replace
