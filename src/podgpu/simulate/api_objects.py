@@ -176,9 +176,9 @@ def event_line(kind: str, one: Object) -> bytes:
 
 def shown(one: Object, version: str) -> Object:
     """Slices are stored as v1 has them; v1beta1 puts what a device is one level down, under `basic`."""
-    if version != "v1beta1" or "driver" not in one["spec"]:
+    devices = one.get("spec", {}).get("devices") or []
+    if version != "v1beta1" or not isinstance(devices, list):  # a claim has an object there
         return one
-    devices = one["spec"].get("devices") or []
     old = [{"name": each["name"], "basic": {k: v for k, v in each.items() if k != "name"}} for each in devices]
     return one | {"spec": one["spec"] | {"devices": old}}
 
