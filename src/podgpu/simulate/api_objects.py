@@ -181,9 +181,9 @@ def event_line(kind: str, one: Object) -> bytes:
 
 def shown(one: Object, version: str) -> Object:
     """Slices are stored as v1 has them; until v1beta1 what a device is stood one level down, under `basic`."""
-    if version not in ("v1beta1", "v1alpha3") or not isinstance(one["spec"].get("devices"), list):
+    devices = one.get("spec", {}).get("devices") or []
+    if version not in ("v1beta1", "v1alpha3") or not isinstance(devices, list):  # a claim has an object there
         return one
-    devices = one["spec"].get("devices") or []
     old = [{"name": each["name"], "basic": {k: v for k, v in each.items() if k != "name"}} for each in devices]
     return one | {"spec": one["spec"] | {"devices": old}}
 
