@@ -58,7 +58,7 @@ proto:
 		src/podgpu/allocation/podresources.proto
 
 clean:
-	rm -rf .venv .venv-proto build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-proto build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis fuzz-out
 
 .venv/run: pyproject.toml
 	@echo "setting up .venv (once)"

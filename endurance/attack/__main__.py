@@ -41,8 +41,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--most-ms", type=float, default=MOST_MS, help="of waiting for a scrape")
     parser.add_argument("--logs", type=Path, help="keep both logs in this folder")
+    parser.add_argument("--only", metavar="NAME", action="append", help="only this attack, or hostile page; repeatable")
+    parser.add_argument("--well", action="store_true", help="GPUs and kubelet have no faults")
     options = parser.parse_args(arguments)
-    figures, wrong = attack(options.minutes * 60.0, options.most_ms, options.logs)
+    unknown = set(options.only or ()) - FAMILIES.keys() - set(hostile.PATHS) - {"nothing"}
+    if unknown:
+        parser.error(f"there is no {', '.join(unknown)}; there are {', '.join((*FAMILIES, *hostile.PATHS, 'nothing'))}")
+    figures, wrong = attack(options.minutes * 60.0, options.most_ms, options.only, options.well, options.logs)
     print(heading())
     for figure in figures:
         print(row(figure))
@@ -51,17 +56,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if any_missed(figures) else 0
 
 
-def attack(seconds: float, most_ms: float = MOST_MS, logs: Path | None = None) -> tuple[list[Figure], list[str]]:
+def attack(
+    seconds: float,
+    most_ms: float = MOST_MS,
+    only: Sequence[str] | None = None,
+    well: bool = False,
+    logs: Path | None = None,
+) -> tuple[list[Figure], list[str]]:
+    """The table, and what was wrong with scrapes. `only`: names of attacks; None: all of them."""
     with tempfile.TemporaryDirectory(prefix="pg", dir="/tmp") as folder, ExitStack() as stack:
         urls = stack.enter_context(_hostile_exporters())
-        exporter, cluster = stack.enter_context(victims(Path(folder), urls))
+        chosen = [url for url in urls if only is None or url.rpartition("/")[2] in only]
+        exporter, cluster = stack.enter_context(victims(Path(folder), chosen, well))
         scrapers = [
-            Scraper("the exporter", exporter.port, "/metrics", LOGIN, ExporterCheck()),
+            Scraper("the exporter", exporter.port, "/metrics", LOGIN, ExporterCheck(well)),
             Scraper("the cluster view", cluster.port, "/metrics", LOGIN, ClusterCheck()),
             Scraper("the exporter's probe", exporter.probe_port, "/livez", None, check_nothing),
             Scraper("the cluster view's probe", cluster.probe_port, "/livez", None, check_nothing),
         ]
-        attackers = list(_attackers(exporter, cluster, time.monotonic() + seconds))
+        attackers = list(_attackers(exporter, cluster, time.monotonic() + seconds, only))
         for one in (*scrapers, *attackers):
             one.start()
         peaks = _watch((exporter, cluster), seconds)
@@ -75,8 +88,10 @@ def attack(seconds: float, most_ms: float = MOST_MS, logs: Path | None = None) -
     return figures, told
 
 
-def _attackers(exporter: Victim, cluster: Victim, until: float) -> Iterator[Attacker]:
+def _attackers(exporter: Victim, cluster: Victim, until: float, only: Sequence[str] | None) -> Iterator[Attacker]:
     for name, (family, both) in FAMILIES.items():
+        if only is not None and name not in only:
+            continue
         yield Attacker(name, family, Aim(exporter.port, until, LOGIN.header))
         if both:
             yield Attacker(f"{name}, cluster view", family, Aim(cluster.port, until, LOGIN.header))

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Mapping
 from typing import Any
@@ -21,6 +22,8 @@ WELL = {0: 90, 1: 50, 2: 20, 3: 0}
 NO_ENERGY = 3
 """Its energy counter answers NaN; all else of it is well."""
 HANGS_LATER, HANGS_AT_START = 4, 5
+WELL_VARIABLE = "ALL_WELL"
+"""Set in the environment: nothing is wrong with any GPU, to see what the attackers alone do."""
 _WELL_SECONDS = 5.0
 _HUNG_SECONDS, _BACK_SECONDS = 90.0, 10.0
 _READING, _ENUMERATION = "nvmlDeviceGetPowerUsage", "nvmlDeviceGetUUID"
@@ -37,11 +40,16 @@ def driver() -> SimulatedNvml:
 
 def _ailing(_argument: str, _options: Mapping[str, Any]) -> Telemetry:
     nvml = driver()
+    if WELL_VARIABLE not in os.environ:
+        _spoil(nvml)
+    count = len(nvml.machine.gpus)
+    return NvmlTelemetry(nvml, "simulated", count_expected=lambda: count)
+
+
+def _spoil(nvml: SimulatedNvml) -> None:
     nvml.faults.answer("nvmlDeviceGetTotalEnergyConsumption", float("nan"), NO_ENERGY)
     nvml.faults.hang(_ENUMERATION, HANGS_AT_START)
     threading.Thread(target=_ail, args=(nvml,), daemon=True).start()
-    count = len(nvml.machine.gpus)
-    return NvmlTelemetry(nvml, "simulated", count_expected=lambda: count)
 
 
 def _ail(nvml: SimulatedNvml) -> None:

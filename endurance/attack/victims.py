@@ -18,7 +18,7 @@ from typing import Any
 import bcrypt
 import yaml
 
-from endurance.attack.exporter_process import WELL, driver
+from endurance.attack.exporter_process import WELL, WELL_VARIABLE, driver
 from endurance.attack.scraper import Login, answers, free_port
 from endurance.vitals import Vitals, vitals_of
 from podgpu.simulate.kubelet import SimulatedKubelet, SimulatedPod
@@ -78,16 +78,18 @@ def pods() -> list[SimulatedPod]:
 
 
 @contextmanager
-def victims(folder: Path, hostile: Sequence[str]) -> Iterator[tuple[Victim, Victim]]:
-    """Both up and answering. `hostile`: URLs of exporters that mean no good."""
+def victims(folder: Path, hostile: Sequence[str], well: bool = False) -> Iterator[tuple[Victim, Victim]]:
+    """Both up and answering. `hostile`: URLs of exporters that mean no good. `well`: the GPUs and the kubelet are."""
     secrets = _write_secrets(folder)
     for name in ("proc", "log/pods", "log/containers"):
         (folder / name).mkdir(parents=True)
     with ExitStack() as stack:
-        stack.enter_context(SlowKubelet(str(folder / "kubelet.sock"), pods()))
-        exporter = stack.enter_context(_victim("exporter", _exporter_words(folder, secrets), folder, NODE))
+        kubelet = SimulatedKubelet if well else SlowKubelet
+        stack.enter_context(kubelet(str(folder / "kubelet.sock"), pods()))
+        variables = {"NODE_NAME": NODE} | ({WELL_VARIABLE: "1"} if well else {})
+        exporter = stack.enter_context(_victim("exporter", _exporter_words(folder, secrets), folder, variables))
         urls = [f"http://127.0.0.1:{exporter.port}/metrics", *hostile]
-        cluster = stack.enter_context(_victim("cluster", _cluster_words(urls, secrets), folder, ""))
+        cluster = stack.enter_context(_victim("cluster", _cluster_words(urls, secrets), folder, {}))
         yield exporter, cluster
 
 
@@ -118,7 +120,7 @@ def _write_secrets(folder: Path) -> dict[str, str]:
 
 
 @contextmanager
-def _victim(name: str, words: Sequence[str], folder: Path, node: str) -> Iterator[Victim]:
+def _victim(name: str, words: Sequence[str], folder: Path, variables: Mapping[str, str]) -> Iterator[Victim]:
     port, probe_port = free_port(), free_port()
     addresses = ["-a", f"127.0.0.1:{port}", "--probe-address", f"127.0.0.1:{probe_port}"]
     kept = {key: value for key, value in os.environ.items() if key in ("PATH", "HOME", "LANG", "PYTHONPATH")}
@@ -129,7 +131,7 @@ def _victim(name: str, words: Sequence[str], folder: Path, node: str) -> Iterato
             stdout=output,
             stderr=output,
             cwd=ROOT,
-            env=kept | ({"NODE_NAME": node} if node else {}),
+            env={**kept, **variables},
         )
     resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (DESCRIPTORS, DESCRIPTORS))
     victim = Victim(name, process, port, probe_port, log, memory_limit(name))
