@@ -7,17 +7,23 @@ its standard input ends.
 from __future__ import annotations
 
 import asyncio
-import gzip
 import os
 import sys
 import time
+import zlib
 from collections.abc import Callable
 
 from endurance.attack.victims import NODE
 
 _HEAD = "# TYPE DCGM_FI_DEV_GPU_UTIL gauge\n"
-_BOMB = gzip.compress(b'DCGM_FI_DEV_GPU_UTIL{gpu="0",UUID="GPU-x"} 1\n' * 12_000_000, 9)[:]
 Page = Callable[[int], str]
+
+
+def _bomb(mebibytes: int = 512) -> bytes:
+    """Half a gibibyte in half a mebibyte, made a part at a time."""
+    part = b"# " + b"a" * ((1 << 20) - 3) + b"\n"
+    packer = zlib.compressobj(9, wbits=31)
+    return b"".join([*(packer.compress(part) for _ in range(mebibytes)), packer.flush()])
 
 
 def _gpu(number: int, host: str, value: float = 5.0, more: str = "") -> str:
@@ -92,11 +98,12 @@ async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, tu
 
 async def _serve(path: str, turn: int, writer: asyncio.StreamWriter) -> None:
     ok = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n"
-    if path in _MADE or path in PAGES:
+    if path in PAGES:
         body = _MADE.get(path) or PAGES[path](turn).encode()
         writer.write(ok + b"Content-Length: %d\r\n\r\n" % len(body) + body)
     elif path == "bomb":
-        writer.write(ok + b"Content-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(_BOMB) + _BOMB)
+        body = _MADE[path]
+        writer.write(ok + b"Content-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
     elif path == "endless":
         writer.write(ok + b"Transfer-Encoding: chunked\r\n\r\n")
         for _ in range(2000):
@@ -120,7 +127,7 @@ _MADE: dict[str, bytes] = {}
 
 async def main() -> None:
     os.nice(10)
-    _MADE.update({page.__name__: page(0).encode() for page in (devices, holders)})
+    _MADE.update({page.__name__: page(0).encode() for page in (devices, holders)}, bomb=_bomb())
     turns: dict[str, int] = {}
     server = await asyncio.start_server(lambda r, w: _answer(r, w, turns), "127.0.0.1", 0, limit=1 << 20)
     print(server.sockets[0].getsockname()[1], flush=True)

@@ -6,7 +6,7 @@ A case is a seed in eight bytes: values that are no texts are drawn from it, so 
 from __future__ import annotations
 
 import math
-from ctypes import addressof, memmove
+from ctypes import Array, Structure, addressof, c_int, c_uint32, memmove, sizeof
 from random import Random
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +18,10 @@ from podgpu.catalog.fields import fields
 from podgpu.errors import SourceError
 from podgpu.model import Value
 from podgpu.simulate.driver import SimulatedNvml
-from podgpu.telemetry.dcgm_structs import FieldType, FieldValueV2
+from podgpu.telemetry.dcgm_entities import read_layout, read_outline
+from podgpu.telemetry.dcgm_health import check_health, read_p2p
+from podgpu.telemetry.dcgm_library import translate
+from podgpu.telemetry.dcgm_structs import MAX_GPUS, FieldType, FieldValueV2
 from podgpu.telemetry.dcgm_values import decode
 from podgpu.telemetry.driver import NvmlDriver
 from podgpu.telemetry.process_list import ProcessList
@@ -120,6 +123,40 @@ def dcgm_value(case: Case) -> object:
     return _check(known.unit, decode(known, raw))
 
 
+class _Library:
+    """A host engine whose structs are full of anything: any states, counts past their arrays, texts without an end."""
+
+    def __init__(self, rng: Random) -> None:
+        self._rng = rng
+        self.library = SimpleNamespace(major=rng.choice((3, 4)))
+
+    def call(self, name: str, *arguments: Any) -> None:
+        rng = self._rng
+        if rng.random() < 0.1:
+            raise translate(rng.choice((-1, -6, -16, -21, -35)), name)
+        for argument in arguments:
+            filled = getattr(argument, "_obj", argument)
+            if isinstance(filled, Structure):
+                memmove(addressof(filled), rng.randbytes(min(sizeof(filled), 4000)), min(sizeof(filled), 4000))
+                for count in ("count", "numGpus", "numNvSwitches", "numCpus", "incidentCount"):
+                    if hasattr(filled, count):
+                        setattr(filled, count, rng.choice((0, 1, 2, 31, 33, 4000)))
+            elif isinstance(filled, c_int):
+                filled.value = rng.choice((0, 1, 2, 3, 33, -1, 2**31 - 1))
+            elif isinstance(filled, Array) and filled._type_ is c_uint32:
+                filled[:] = [rng.randrange(MAX_GPUS) for _ in filled]
+
+
+def dcgm_structs(case: Case) -> object:
+    """Who is there, health and peers: whatever the structs hold, a layout or an error; each GPU once."""
+    session: Any = _Library(_drawn(case))
+    layout = read_layout(session, read_outline(session))
+    "".join(key + each.gpu.model for key, each in layout.gpus.items()).encode()
+    check_health(session, [0], range(MAX_GPUS))
+    read_p2p(session, range(MAX_GPUS))
+    return layout.gpus or None
+
+
 _GPU = SimulatedNvml("1xH100/2x1g.10gb", clock=lambda: 5.0, wall=lambda: 5.0, unrest=0)
 _GPU.nvmlInit()
 _HANDLE = _GPU.nvmlDeviceGetHandleByIndex(0)
@@ -150,6 +187,7 @@ def processes(case: Case) -> object:
 DRIVER_TARGETS = (
     Target("nvml-values", _seed, nvml_value, (Blank,)),
     Target("dcgm-values", _seed, dcgm_value, (Blank, SourceError)),
+    Target("dcgm-structs", _seed, dcgm_structs),
     Target("values-on-pages", _seed, page_value, (Blank,)),
     Target("process-lists", _seed, processes),
 )
