@@ -65,8 +65,9 @@ def attack(
 ) -> tuple[list[Figure], list[str]]:
     """The table, and what was wrong with scrapes. `only`: names of attacks; None: all of them."""
     with tempfile.TemporaryDirectory(prefix="pg", dir="/tmp") as folder, ExitStack() as stack:
-        urls = stack.enter_context(_hostile_exporters())
-        chosen = [url for url in urls if only is None or url.rpartition("/")[2] in only]
+        port = stack.enter_context(_beside("endurance.attack.hostile"))
+        bystander = stack.enter_context(_beside("endurance.attack.bystander"))
+        chosen = [f"http://127.0.0.1:{port}/{path}" for path in hostile.PATHS if only is None or path in only]
         exporter, cluster = stack.enter_context(victims(Path(folder), chosen, well))
         scrapers = [
             Scraper("the exporter", exporter.port, "/metrics", LOGIN, ExporterCheck(well)),
@@ -74,13 +75,17 @@ def attack(
             Scraper("the exporter's probe", exporter.probe_port, "/livez", None, check_nothing),
             Scraper("the cluster view's probe", cluster.probe_port, "/livez", None, check_nothing),
         ]
+        control = Scraper("a bystander", bystander, "/", None, check_nothing)
         attackers = list(_attackers(exporter, cluster, time.monotonic() + seconds, only))
-        for one in (*scrapers, *attackers):
+        for one in (control, *scrapers, *attackers):
             one.start()
         peaks = _watch((exporter, cluster), seconds)
-        for one in (*scrapers, *attackers):
+        for one in (control, *scrapers, *attackers):
             one.stop()
-        figures = _figures(scrapers, attackers, (exporter, cluster), peaks, most_ms)
+        figures = [
+            *_figures(scrapers, attackers, (exporter, cluster), peaks, most_ms),
+            Figure("a bystander, whom nobody attacks: waited, the longest", control.percentile(1.0), "ms"),
+        ]
         _keep_logs((exporter, cluster), logs)
     told = [
         f"{s.name_of}: {what}, {n} times, first at {s.examples[what]}" for s in scrapers for what, n in s.wrong.items()
@@ -144,13 +149,13 @@ def _keep_logs(both: Sequence[Victim], folder: Path | None) -> None:
 
 
 @contextmanager
-def _hostile_exporters() -> Iterator[list[str]]:
-    command = [sys.executable, "-m", "endurance.attack.hostile"]
+def _beside(module: str) -> Iterator[int]:
+    """A helper in a process of its own; the port it listens on."""
+    command = [sys.executable, "-m", module]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
         assert process.stdout is not None
-        port = int(process.stdout.readline())
         try:
-            yield [f"http://127.0.0.1:{port}/{path}" for path in hostile.PATHS]
+            yield int(process.stdout.readline())
         finally:
             process.kill()
 

@@ -132,7 +132,7 @@ class _Library:
 
     def call(self, name: str, *arguments: Any) -> None:
         rng = self._rng
-        if rng.random() < 0.1:
+        if rng.random() < 0.02:
             raise translate(rng.choice((-1, -6, -16, -21, -35)), name)
         for argument in arguments:
             filled = getattr(argument, "_obj", argument)
@@ -141,8 +141,12 @@ class _Library:
                 for count in ("count", "numGpus", "numNvSwitches", "numCpus", "incidentCount"):
                     if hasattr(filled, count):
                         setattr(filled, count, rng.choice((0, 1, 2, 31, 33, 4000)))
+                if hasattr(filled, "identifiers"):
+                    filled.identifiers.uuid = rng.choice(
+                        (b"GPU-x", b"GPU-y", b"", b"<<<NOT_FOUND>>>", rng.randbytes(20))
+                    )
             elif isinstance(filled, c_int):
-                filled.value = rng.choice((0, 1, 2, 3, 33, -1, 2**31 - 1))
+                filled.value = rng.choice((0, 1, 1, 2, 3, 33, -1, 2**31 - 1))
             elif isinstance(filled, Array) and filled._type_ is c_uint32:
                 filled[:] = [rng.randrange(MAX_GPUS) for _ in filled]
 
@@ -151,7 +155,7 @@ def dcgm_structs(case: Case) -> object:
     """Who is there, health and peers: whatever the structs hold, a layout or an error; each GPU once."""
     session: Any = _Library(_drawn(case))
     layout = read_layout(session, read_outline(session))
-    "".join(key + each.gpu.model for key, each in layout.gpus.items()).encode()
+    "".join(key + each.device.model for key, each in layout.gpus.items()).encode()
     check_health(session, [0], range(MAX_GPUS))
     read_p2p(session, range(MAX_GPUS))
     return layout.gpus or None

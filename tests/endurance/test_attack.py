@@ -36,7 +36,7 @@ def test_nothing_is_wrong_when_nobody_attacks() -> None:
     figures, wrong = attack(8.0, PATIENT_MS, only=["nothing"], well=True)
     assert wrong == []
     assert [figure.name for figure in figures if figure.missed] == []
-    assert len(figures) == 4 * 5 + 2 * 3
+    assert len(figures) == 4 * 5 + 2 * 3 + 1
 
 
 # The attackers
