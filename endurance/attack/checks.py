@@ -8,7 +8,7 @@ from endurance.attack.victims import NODE
 
 _READ_BY = 5.0
 """Seconds after which the first turn is over, whatever hangs in it."""
-_LABELS_BY = 20.0
+_LABELS_BY = 10.0
 """Seconds after which even a slow kubelet's pods are on the page."""
 _CLUSTER_BY = 10.0
 _UTILISATION = "DCGM_FI_DEV_GPU_UTIL"

@@ -30,6 +30,9 @@ from podgpu.telemetry.nvml import NvmlTelemetry
 SPEED = 100.0
 """Simulated seconds in a real one: no more, and less only on a machine that is too slow."""
 _MOST_GROWTH = 8.0
+"""MiB in 100 simulated hours."""
+_MOST_MORE = 2
+"""Threads and descriptors that may be there by chance; what is left behind in each cycle would be hundreds."""
 _FASTEST_DEADLINE = 1.0
 
 
@@ -119,8 +122,8 @@ def _figures(world: World, judge: Judge, seen: list[Vitals], speed: float, lines
         Figure("memory", last.rss, "MiB"),
         Figure("memory grows, along the line through all calm times", grown.rss, "MiB", at_most=_MOST_GROWTH),
         Figure("threads", last.threads, ""),
-        Figure("threads more in the second half", grown.threads, "", at_most=0),
-        Figure("descriptors more in the second half", grown.descriptors, "", at_most=0),
+        Figure("threads more in the second half", grown.threads, "", at_most=_MOST_MORE),
+        Figure("descriptors more in the second half", grown.descriptors, "", at_most=_MOST_MORE),
         Figure("warnings logged", lines.count, "lines"),
         Figure("tracebacks logged", lines.bugs, "", at_most=0),
     ]
