@@ -15,6 +15,8 @@ from collections.abc import Callable
 
 from endurance.attack.victims import NODE
 
+_PEACEFUL = 4
+"""Pages before it claims a name: who comes first has it, and that is the honest node."""
 _HEAD = "# TYPE DCGM_FI_DEV_GPU_UTIL gauge\n"
 Page = Callable[[int], str]
 
@@ -60,8 +62,12 @@ def namespaces(turn: int) -> str:
 
 
 def claimed_name(turn: int) -> str:
-    """Says it is the honest node, with a GPU of its own; the newest figures win, it hopes."""
-    return _HEAD + _gpu(0, NODE, turn % 100) + f"podgpu_exporter_snapshot_timestamp_seconds {time.time() + 3600}\n"
+    """Says after a while that it is the honest node, with a GPU of its own; the newest figures win, it hopes."""
+    return (
+        _HEAD
+        + _gpu(0, NODE if turn > _PEACEFUL else "claimer", turn % 100)
+        + f"podgpu_exporter_snapshot_timestamp_seconds {time.time() + 3600}\n"
+    )
 
 
 def long_ago(_turn: int) -> str:

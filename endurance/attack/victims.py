@@ -105,7 +105,7 @@ def _exporter_words(folder: Path, secrets: Mapping[str, str]) -> list[str]:
 
 def _cluster_words(urls: Sequence[str], secrets: Mapping[str, str]) -> list[str]:
     return [
-        *("-m", "podgpu", "cluster", "--scrape", ",".join(urls), "--interval", "1s", "--scrape-timeout", "900ms"),
+        *("-m", "podgpu", "cluster", "--scrape", ",".join(urls), "--interval", "2s", "--scrape-timeout", "1500ms"),
         *("--exporter-username", LOGIN.user, "--exporter-password-file", secrets["password"]),
         *("--web-config-file", secrets["web"]),
     ]
