@@ -17,8 +17,7 @@ from endurance.fuzz.target import Target
 from podgpu.cluster.prom.answer import parse_answer, parse_error
 from podgpu.cluster.prom.owners import parse_pod_owners, parse_replica_set_owners, resolved
 from podgpu.cluster.reading import NodeReading
-from podgpu.cluster.scraping.page import PageReader, names_read
-from podgpu.cluster.scraping.page_chunks import Chunks
+from podgpu.cluster.scraping.page import PageReader
 from podgpu.enrich.relabel import relabel
 from podgpu.errors import SourceError
 from podgpu.exposition.parse import ParsedFamily, parse_text
@@ -104,15 +103,15 @@ def figures(case: Case) -> object:
 
 
 _BASES = [page.encode() for page in PAGES if "UUID" in page]
-_CHUNKS = Chunks(names_read())
-_LAST = [PageReader("last", "last:9400", chunks=_CHUNKS)]
+_KNOWING = PageReader("node", "node:9400")
+"""Reads one page after the other, and may remember what it likes of them."""
 
 
 def cluster_page(case: Case) -> object:
     """One who knows the pages before it, and one who sees this page alone, read the same."""
     body = case.encode("utf-8", "replace") if isinstance(case, str) else case
-    known, fresh = _LAST[0], PageReader("last", "last:9400")
-    outcomes = [_reading(reader, body) for reader in (known, known, fresh)]
+    fresh = PageReader("node", "node:9400")
+    outcomes = [_reading(reader, body) for reader in (_KNOWING, _KNOWING, fresh)]
     assert repr(outcomes[0]) == repr(outcomes[2]), "what was learned of other pages changed the reading of this one"
     assert repr(outcomes[1]) == repr(outcomes[2]), "the second time it is read otherwise"
     if isinstance(outcomes[2], SourceError):
