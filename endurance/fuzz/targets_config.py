@@ -16,7 +16,7 @@ from endurance.fuzz.mutate import Case, Make, blobs, documents, either, texts
 from endurance.fuzz.target import Target
 from podgpu.catalog.counters import SHIPPED, parse_counters, shipped_counters
 from podgpu.catalog.fields import fields, parse_recipe
-from podgpu.cli.exporter import command
+from podgpu.cli.exporter import command, parse_address
 from podgpu.cli.option_table import EXPORTER_OPTIONS
 from podgpu.cli.params import normalise
 from podgpu.cluster.prices import parse_prices
@@ -29,7 +29,6 @@ from podgpu.fetch.endpoint import Endpoint, without_secrets
 from podgpu.kube.kubeconfig import parse_kubeconfig
 from podgpu.kube.section import parse_sections
 from podgpu.model import Outcome, Snapshot
-from podgpu.serve.app import parse_address
 from podgpu.serve.web_config import parse_web_config
 from podgpu.simulate.spec import MAX_GPUS, parse_spec
 from podgpu.snapshot_json import dump_snapshot, load_snapshot

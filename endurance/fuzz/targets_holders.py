@@ -9,6 +9,7 @@ from typing import Any
 
 from endurance.fuzz.mutate import NUMBERS, Case, Make, blobs, documents, either, texts
 from endurance.fuzz.target import Target
+from podgpu.allocation import annotation_formats as formats
 from podgpu.allocation import podresources_pb2
 from podgpu.allocation.annotation_formats import parse_slots, read_grants
 from podgpu.allocation.annotations import AnnotationsAllocation
@@ -21,7 +22,6 @@ from podgpu.allocation.pod_resources import decode_list
 from podgpu.allocation.podlist import map_podlist, parse_gpu, parse_mount_points, parse_podlist
 from podgpu.device_ids import parse_device_id, resolve
 from podgpu.errors import SourceError
-from podgpu.kube import pods
 from podgpu.kube.pods import parse_pod, parse_quantity
 from podgpu.kube.resource_slices import parse_slice
 from podgpu.model import Allocation, Device
@@ -172,12 +172,12 @@ _KOORDINATOR = json.dumps(
 _HAMI = f";{GPU_A},NVIDIA,4096,30:;{GPU_B},NVIDIA,0,0:;"
 _HAMI_MIG = json.dumps([{"containerIndex": 1, "deviceIndex": 0, "gpuUUID": GPU_A, "migUUID": MIG_A}])
 PODS = (
-    _pod({pods.KOORDINATOR_DEVICES: _KOORDINATOR}, ("koordinator.sh/gpu-core", "50")),
-    _pod({pods.HAMI_DEVICES: _HAMI, pods.HAMI_MIG_DEVICES: _HAMI_MIG}, ("nvidia.com/gpu", "1")),
-    _pod({pods.HAMI_1_DEVICES: f"{GPU_A},NVIDIA,100,10:;"}, ("nvidia.com/gpu", "1")),
-    _pod({pods.VOLCANO_DEVICES: _HAMI}, ("volcano.sh/vgpu-number", "1")),
+    _pod({formats.KOORDINATOR_DEVICES: _KOORDINATOR}, ("koordinator.sh/gpu-core", "50")),
+    _pod({formats.HAMI_DEVICES: _HAMI, formats.HAMI_MIG_DEVICES: _HAMI_MIG}, ("nvidia.com/gpu", "1")),
+    _pod({formats.HAMI_1_DEVICES: f"{GPU_A},NVIDIA,100,10:;"}, ("nvidia.com/gpu", "1")),
+    _pod({formats.VOLCANO_DEVICES: _HAMI}, ("volcano.sh/vgpu-number", "1")),
     _pod(
-        {pods.GPU_MANAGER_ASSIGNED: "true", pods.GPU_MANAGER_CARDS + "0": "0,1"},
+        {formats.GPU_MANAGER_ASSIGNED: "true", formats.GPU_MANAGER_CARDS + "0": "0,1"},
         ("tencent.com/vcuda-core", "200"),
         ("tencent.com/vcuda-memory", "8"),
     ),
