@@ -77,10 +77,11 @@ def attack(
         ]
         control = Scraper("a bystander", bystander, "/", None, check_nothing)
         attackers = list(_attackers(exporter, cluster, time.monotonic() + seconds, only))
-        for one in (control, *scrapers, *attackers):
+        taking_part: list[Scraper | Attacker] = [control, *scrapers, *attackers]
+        for one in taking_part:
             one.start()
         peaks = _watch((exporter, cluster), seconds)
-        for one in (control, *scrapers, *attackers):
+        for one in taking_part:
             one.stop()
         figures = [
             *_figures(scrapers, attackers, (exporter, cluster), peaks, most_ms),

@@ -189,7 +189,7 @@ _WEB = {
 _PRICES = {"currency": "EUR", "models": {"NVIDIA H100": {"gpu_hour": 2.5, "kwh": 0.3}, "*": {"kwh": 1}}}
 _YAML_WORDS = (b"&a ", b"*a", b"!!int ''", b"!!binary x", b"<<: *a\n", b"? ", b"- ", b"|\n", b">-\n", b"%YAML 9\n---\n")
 _URLS = ["http://10.0.0.1:9400/metrics", "https://u:hunter2@host/x?y=1#z", "[::1]:9400", "u:hunter2@host:9400", "host"]
-_SNAPSHOT = json.loads(dump_snapshot(Snapshot(1.5, outcomes=(Outcome("nvml", True, 0.1),))))
+_SNAPSHOT = json.loads(dump_snapshot(Snapshot(1.5, outcomes=(Outcome("nvml", 0.1),))))
 
 
 _NAMES = [name for field in fields().values() for name in field.names]

@@ -101,7 +101,7 @@ class _Feed:
         return self._things
 
 
-def annotations(case: Case) -> object:
+def pod_annotations(case: Case) -> object:
     """As a pod of the API that says so; a bad annotation costs the pod its devices and raises nothing further up."""
     assert isinstance(case, bytes)
     try:
@@ -258,7 +258,7 @@ HOLDER_TARGETS = (
     Target("kubelet-answer", _MAKE_MESSAGE, kubelet),
     Target("checkpoint", documents([_SMALL_CHECKPOINT, _SMALL_CHECKPOINT, _CHECKPOINT], IDS), checkpoint),
     Target("koordinator-podlist", documents([_PODLIST], IDS), podlist),
-    Target("annotations", documents(PODS, (*IDS, _HAMI, _KOORDINATOR)), annotations, (SourceError,)),
+    Target("annotations", documents(PODS, (*IDS, _HAMI, _KOORDINATOR)), pod_annotations, (SourceError,)),
     Target("hami-slots", texts([_HAMI, f"{GPU_A},NVIDIA,1,1:"], IDS), slots, (ValueError,)),
     Target("quantities", texts(["50", "500m", "8Gi", "1e3", "+1.5k", ".5"]), quantity, (ValueError,)),
     Target("resource-slices", documents([_SLICE], IDS), resource_slice),
