@@ -1,9 +1,9 @@
 # Every target makes and uses its own .venv. PYTHON picks the interpreter it is made from (3.11 or later).
 PYTHON ?= python3
 BIN := .venv/bin
-SOURCES := src tests bench docs deploy
+SOURCES := src tests bench endurance docs deploy
 
-.PHONY: demo test check golden bench docs manifests proto clean
+.PHONY: demo test check golden bench faults fuzz soak attack docs manifests proto clean
 
 demo: .venv/run
 	@$(BIN)/podgpu demo || [ $$? -eq 130 ]
@@ -25,6 +25,22 @@ golden: .venv/dev
 bench: .venv/dev
 	$(BIN)/python -m bench
 
+# Every fault of docs/reliability.md: the tests that show them, and no others.
+faults: .venv/dev
+	$(BIN)/python -m pytest -m fault
+
+# Every parser against a million made-up inputs. A failing one is saved in fuzz-out/. FUZZ="--cases 10000 device-ids" is less.
+fuzz: .venv/dev
+	$(BIN)/python -m endurance.fuzz $(FUZZ)
+
+# An hour of pods, processes, MIG layouts and faults that come and go, a hundred times as fast as time. SOAK="--minutes 1".
+soak: .venv/dev
+	$(BIN)/python -m endurance.soak $(SOAK)
+
+# Half an hour of all attacks at once, on loopback, against an exporter and a cluster view. ATTACK="--minutes 1".
+attack: .venv/dev
+	$(BIN)/python -m endurance.attack $(ATTACK)
+
 # Rewrites the generated tables of README.md and docs/.
 docs: .venv/dev
 	$(BIN)/python -m docs.generate
@@ -42,7 +58,7 @@ proto:
 		src/podgpu/allocation/podresources.proto
 
 clean:
-	rm -rf .venv .venv-proto build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-proto build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis fuzz-out
 
 .venv/run: pyproject.toml
 	@echo "setting up .venv (once)"

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from docs.fault_table import fault_table
 from docs.option_blocks import OPTION_BLOCKS, code, prose, table
 from podgpu.agent.loop import Agent, Settings
 from podgpu.allocation.kubelet import parse_assignments
@@ -201,6 +202,7 @@ BLOCKS: Mapping[str, Callable[[], Iterator[str]]] = {
     "cluster-metrics": _cluster_metrics,
     "counters": _counters,
     "fields": _fields,
+    "faults": fault_table,
 }
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import click
 import pytest
 import yaml
 
+from docs.fault_table import fault_table, faults
 from podgpu.catalog.cluster_families import CLUSTER_FAMILIES
 from podgpu.catalog.families import OWN_FAMILIES
 from podgpu.catalog.fields import field_named, fields
@@ -47,6 +48,7 @@ def test_generated_blocks_are_fresh() -> None:
 
 def test_a_stale_block_is_told_in_one_line(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "docs", tmp_path / "docs")
+    (tmp_path / "tests").symlink_to(ROOT / "tests")
     (tmp_path / "README.md").write_text(
         README.replace("| `podgpu_device_count` |", "| `podgpu_gpu_count` |"), encoding="utf-8"
     )
@@ -56,6 +58,39 @@ def test_a_stale_block_is_told_in_one_line(tmp_path: Path) -> None:
     assert done.stdout.count("\n") == 1
     assert "podgpu_gpu_count" in done.stdout
     assert "podgpu_device_count" in done.stdout
+
+
+def test_a_marked_fault_is_a_row_under_its_area(tmp_path: Path) -> None:
+    folder = tmp_path / "tests" / "serve"
+    folder.mkdir(parents=True)
+    (folder / "test_slow.py").write_text(
+        '@pytest.mark.fault("a client | reads"\n  " slowly", "it waits alone")\ndef test_one() -> None: ...\n'
+        'many = pytest.mark.parametrize("x", [pytest.param(1, marks=pytest.mark.fault("x", "y"))])\n'
+        '@pytest.mark.parametrize("x", [pytest.param(1, marks=pytest.mark.fault("p", "q"))])\n'
+        "def test_two(x: int) -> None: ...\n",
+        encoding="utf-8",
+    )
+    lines = list(fault_table(tmp_path / "tests"))
+    assert "### Scrapers, browsers and strangers" in lines
+    assert "| a client \\| reads slowly | it waits alone | [serve/test_slow.py](../tests/serve/test_slow.py) |" in lines
+    assert "| p | q | [serve/test_slow.py](../tests/serve/test_slow.py) |" in lines
+
+
+@pytest.mark.parametrize("mark", ["fault(WHAT, 'y')", "fault('x')", "fault('x', f'{y}')", "fault('x', outcome='y')"])
+def test_a_mark_that_is_no_literal_text_is_refused_by_name(tmp_path: Path, mark: str) -> None:
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test_x.py").write_text(f"\n@pytest.mark.{mark}\ndef test_x(): ...\n", encoding="utf-8")
+    with pytest.raises(SystemExit, match=r"tests/test_x\.py:2: fault\(\) takes two literal texts"):
+        list(fault_table(tmp_path / "tests"))
+
+
+def test_every_fault_of_the_tests_is_on_the_reliability_page() -> None:
+    page = (ROOT / "docs" / "reliability.md").read_text(encoding="utf-8")
+    marked = list(faults(ROOT / "tests"))
+    assert marked
+    rows = [line for line in page.splitlines() if line.startswith("| ") and "(../tests/" in line]
+    assert len(rows) == len(marked)
+    assert {row.rsplit("(../", 1)[1].removesuffix(") |") for row in rows} == {fault.path for fault in marked}
 
 
 @pytest.mark.parametrize("block", ["sample", "metrics", "counters"])

@@ -1,0 +1,165 @@
+"""`python -m endurance.attack [--minutes 30]`: everything at once; a table; exit code 1 when a claim does not hold."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from bench.figures import Figure, any_missed, heading, row
+from endurance.attack import crude, hostile, slow, strangers
+from endurance.attack.attackers import Aim, Attack, Attacker
+from endurance.attack.checks import ClusterCheck, ExporterCheck, check_nothing
+from endurance.attack.scraper import Scraper
+from endurance.attack.victims import LOGIN, ROOT, Victim, victims
+
+MOST_MS = 50.0
+MOST_LOG = 1_000_000
+_LOOK_EVERY = 2.0
+FAMILIES: dict[str, tuple[Attack, bool]] = {
+    "silent connections": (slow.silent, True),
+    "one byte a second": (slow.one_byte_a_second, True),
+    "answers nobody reads": (slow.nobody_reads, True),
+    "bodies that never end": (slow.no_body, False),
+    "headers of a megabyte": (crude.huge_headers, True),
+    "connections beyond the descriptors": (crude.every_descriptor, True),
+    "garbage": (crude.garbage, True),
+    "wrong logins": (strangers.wrong_logins, True),
+    "cross-site releases": (strangers.cross_site, False),
+}
+"""What is done to the exporter; True: to the cluster view as well."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m endurance.attack", description=__doc__)
+    parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--most-ms", type=float, default=MOST_MS, help="of waiting for a scrape")
+    parser.add_argument("--logs", type=Path, help="keep both logs in this folder")
+    parser.add_argument("--only", metavar="NAME", action="append", help="only this attack, or hostile page; repeatable")
+    parser.add_argument("--well", action="store_true", help="GPUs and kubelet have no faults")
+    options = parser.parse_args(arguments)
+    unknown = set(options.only or ()) - FAMILIES.keys() - set(hostile.PATHS) - {"nothing"}
+    if unknown:
+        parser.error(f"there is no {', '.join(unknown)}; there are {', '.join((*FAMILIES, *hostile.PATHS, 'nothing'))}")
+    figures, wrong = attack(options.minutes * 60.0, options.most_ms, options.only, options.well, options.logs)
+    print(heading())
+    for figure in figures:
+        print(row(figure))
+    for line in wrong:
+        print(line)
+    return 1 if any_missed(figures) else 0
+
+
+def attack(
+    seconds: float,
+    most_ms: float = MOST_MS,
+    only: Sequence[str] | None = None,
+    well: bool = False,
+    logs: Path | None = None,
+) -> tuple[list[Figure], list[str]]:
+    """The table, and what was wrong with scrapes. `only`: names of attacks; None: all of them."""
+    with tempfile.TemporaryDirectory(prefix="pg", dir="/tmp") as folder, ExitStack() as stack:
+        port = stack.enter_context(_beside("endurance.attack.hostile"))
+        bystander = stack.enter_context(_beside("endurance.attack.bystander"))
+        chosen = [f"http://127.0.0.1:{port}/{path}" for path in hostile.PATHS if only is None or path in only]
+        exporter, cluster = stack.enter_context(victims(Path(folder), chosen, well))
+        scrapers = [
+            Scraper("the exporter", exporter.port, "/metrics", LOGIN, ExporterCheck(well)),
+            Scraper("the cluster view", cluster.port, "/metrics", LOGIN, ClusterCheck()),
+            Scraper("the exporter's probe", exporter.probe_port, "/livez", None, check_nothing),
+            Scraper("the cluster view's probe", cluster.probe_port, "/livez", None, check_nothing),
+        ]
+        control = Scraper("a bystander", bystander, "/", None, check_nothing)
+        attackers = list(_attackers(exporter, cluster, time.monotonic() + seconds, only))
+        taking_part: list[Scraper | Attacker] = [control, *scrapers, *attackers]
+        for one in taking_part:
+            one.start()
+        peaks = _watch((exporter, cluster), seconds)
+        for one in taking_part:
+            one.stop()
+        figures = [
+            *_figures(scrapers, attackers, (exporter, cluster), peaks, most_ms),
+            Figure("a bystander, whom nobody attacks: waited, the longest", control.percentile(1.0), "ms"),
+        ]
+        _keep_logs((exporter, cluster), logs)
+    told = [
+        f"{s.name_of}: {what}, {n} times, first at {s.examples[what]}" for s in scrapers for what, n in s.wrong.items()
+    ]
+    return figures, told
+
+
+def _attackers(exporter: Victim, cluster: Victim, until: float, only: Sequence[str] | None) -> Iterator[Attacker]:
+    for name, (family, both) in FAMILIES.items():
+        if only is not None and name not in only:
+            continue
+        yield Attacker(name, family, Aim(exporter.port, until, LOGIN.header))
+        if both:
+            yield Attacker(f"{name}, cluster view", family, Aim(cluster.port, until, LOGIN.header))
+
+
+def _watch(both: Sequence[Victim], seconds: float) -> dict[str, float]:
+    """The most memory each was seen to have; one that ended has endlessly much."""
+    peaks = {victim.name: 0.0 for victim in both}
+    pause, until = threading.Event(), time.monotonic() + seconds
+    while time.monotonic() < until:
+        pause.wait(min(_LOOK_EVERY, max(0.0, until - time.monotonic())))
+        for victim in both:
+            try:
+                peaks[victim.name] = max(peaks[victim.name], victim.vitals(0.0).peak)
+            except (OSError, KeyError):  # it has ended: no status, or none of a process that lives
+                peaks[victim.name] = float("inf")
+    return peaks
+
+
+def _figures(
+    scrapers: Sequence[Scraper],
+    attackers: Sequence[Attacker],
+    both: Sequence[Victim],
+    peaks: dict[str, float],
+    most_ms: float,
+) -> list[Figure]:
+    found = [Figure(attacker.name, attacker.made, "", at_least=1) for attacker in attackers]
+    for scraper in scrapers:
+        found += [
+            Figure(f"{scraper.name_of}: scrapes", scraper.scrapes, "", at_least=1),
+            Figure(f"{scraper.name_of}: wrong or unanswered", scraper.wrong.total(), "times", at_most=0),
+            Figure(f"{scraper.name_of}: waited, half of them", scraper.percentile(0.5), "ms"),
+            Figure(f"{scraper.name_of}: waited, 99 of 100", scraper.percentile(0.99), "ms"),
+            Figure(f"{scraper.name_of}: waited, the longest", scraper.percentile(1.0), "ms", at_most=most_ms),
+        ]
+    for victim in both:
+        found += [
+            Figure(f"{victim.name}: memory at its most", peaks[victim.name], "MiB", at_most=victim.limit),
+            Figure(f"{victim.name}: log", victim.log_bytes, "bytes", at_most=MOST_LOG),
+            Figure(f"{victim.name}: ended", float(not victim.is_alive), "times", at_most=0),
+        ]
+    return found
+
+
+def _keep_logs(both: Sequence[Victim], folder: Path | None) -> None:
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        for victim in both:
+            (folder / victim.log.name).write_bytes(victim.log.read_bytes()[: 4 * MOST_LOG])
+
+
+@contextmanager
+def _beside(module: str) -> Iterator[int]:
+    """A helper in a process of its own; the port it listens on."""
+    command = [sys.executable, "-m", module]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        assert process.stdout is not None
+        try:
+            yield int(process.stdout.readline())
+        finally:
+            process.kill()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

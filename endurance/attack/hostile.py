@@ -1,0 +1,144 @@
+"""Exporters that mean no good, for the cluster view: each page is one of the ways it was once brought down.
+
+`python -m endurance.attack.hostile` listens on a port of loopback, prints it, and answers each path with its page until
+its standard input ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+import zlib
+from collections.abc import Callable
+
+from endurance.attack.victims import NODE
+
+_PEACEFUL = 4
+"""Pages before it claims a name: who comes first has it, and that is the honest node."""
+_HEAD = "# TYPE DCGM_FI_DEV_GPU_UTIL gauge\n"
+Page = Callable[[int], str]
+
+
+def _bomb(mebibytes: int = 512) -> bytes:
+    """Half a gibibyte in half a mebibyte, made a part at a time."""
+    part = b"# " + b"a" * ((1 << 20) - 3) + b"\n"
+    packer = zlib.compressobj(9, wbits=31)
+    return b"".join([*(packer.compress(part) for _ in range(mebibytes)), packer.flush()])
+
+
+def _gpu(number: int, host: str, value: float = 5.0, more: str = "") -> str:
+    labels = f'gpu="{number}",UUID="GPU-{host}-{number}",modelName="FAKE",Hostname="{host}"{more}'
+    return f"DCGM_FI_DEV_GPU_UTIL{{{labels}}} {value}\n"
+
+
+def indented_comment(turn: int) -> str:
+    return f' # hello 5\n{_HEAD}{_gpu(0, "indented", turn % 100)}# HELP x{{a="b"}} 1\n \t# 7\n'
+
+
+def devices(_turn: int) -> str:
+    """200,000 of them in less than 16 MiB."""
+    return _HEAD + "".join(
+        f'DCGM_FI_DEV_GPU_UTIL{{gpu="{n}",UUID="GPU-{n}",Hostname="many"}} 1\n' for n in range(200_000)
+    )
+
+
+def holders(_turn: int) -> str:
+    lines = (
+        f'podgpu_allocation_info{{gpu="0",UUID="GPU-h",namespace="n{n % 5000}",pod="p{n}",container="c"}} 1\n'
+        for n in range(120_000)
+    )
+    return _HEAD + _gpu(0, "held").replace("GPU-held-0", "GPU-h") + "".join(lines)
+
+
+def namespaces(turn: int) -> str:
+    """New ones on each page."""
+    lines = (
+        f'podgpu_namespace_gpu_energy_joules_total{{namespace="ns-{turn}-{n}",modelName="FAKE",Hostname="churn"}} 5\n'
+        for n in range(2000)
+    )
+    return _HEAD + _gpu(0, "churn") + "# TYPE podgpu_namespace_gpu_energy_joules_total counter\n" + "".join(lines)
+
+
+def claimed_name(turn: int) -> str:
+    """Says after a while that it is the honest node, with a GPU of its own; the newest figures win, it hopes."""
+    return (
+        _HEAD
+        + _gpu(0, NODE if turn > _PEACEFUL else "claimer", turn % 100)
+        + f"podgpu_exporter_snapshot_timestamp_seconds {time.time() + 3600}\n"
+    )
+
+
+def long_ago(_turn: int) -> str:
+    return _HEAD + _gpu(0, "old") + "podgpu_exporter_snapshot_timestamp_seconds 5\n"
+
+
+def long_labels(turn: int) -> str:
+    return _HEAD + _gpu(0, "long", turn % 100, f',pod="{"x" * 1_000_000}",namespace="{turn}{"y" * 100_000}"')
+
+
+def impossible(_turn: int) -> str:
+    return _HEAD + "".join(_gpu(n, "impossible", value) for n, value in enumerate((-1.0, 1e300, float("nan"), 9e18)))
+
+
+PAGES: dict[str, Page] = {
+    page.__name__: page
+    for page in (indented_comment, devices, holders, namespaces, claimed_name, long_ago, long_labels, impossible)
+}
+OTHERS = ("bomb", "endless", "redirect", "silent", "short", "latin")
+PATHS = (*PAGES, *OTHERS)
+
+
+async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, turns: dict[str, int]) -> None:
+    try:
+        while head := await reader.readuntil(b"\r\n\r\n"):
+            path = head.split(b" ", 2)[1].decode().strip("/")
+            turns[path] = turns.get(path, 0) + 1
+            await _serve(path, turns[path], writer)
+    except (asyncio.IncompleteReadError, ConnectionError, IndexError):
+        pass
+    finally:
+        writer.close()
+
+
+async def _serve(path: str, turn: int, writer: asyncio.StreamWriter) -> None:
+    ok = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n"
+    if path in PAGES:
+        body = _MADE.get(path) or PAGES[path](turn).encode()
+        writer.write(ok + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+    elif path == "bomb":
+        body = _MADE[path]
+        writer.write(ok + b"Content-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+    elif path == "endless":
+        writer.write(ok + b"Transfer-Encoding: chunked\r\n\r\n")
+        for _ in range(2000):
+            writer.write(b"8000\r\n" + b"# " + b"a" * 0x7FFD + b"\n\r\n")
+            await writer.drain()
+    elif path == "redirect":
+        writer.write(b"HTTP/1.1 302 Found\r\nLocation: http://169.254.169.254/\r\nContent-Length: 0\r\n\r\n")
+    elif path == "silent":
+        await asyncio.sleep(60.0)
+    elif path == "short":
+        writer.write(ok + b"Content-Length: 5000\r\n\r\nDCGM_FI_DEV_GPU_UTIL{")
+        raise ConnectionError
+    else:
+        writer.write(ok + b"Content-Length: 4\r\n\r\n\xff\xfe 1")
+    await writer.drain()
+
+
+_MADE: dict[str, bytes] = {}
+"""Large pages that are the same each time."""
+
+
+async def main() -> None:
+    os.nice(19)
+    _MADE.update({page.__name__: page(0).encode() for page in (devices, holders)}, bomb=_bomb())
+    turns: dict[str, int] = {}
+    server = await asyncio.start_server(lambda r, w: _answer(r, w, turns), "127.0.0.1", 0, limit=1 << 20)
+    print(server.sockets[0].getsockname()[1], flush=True)
+    await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,168 @@
+"""`python -m endurance.soak [--minutes 60]`: churns, judges every page, prints a table; exit 1 when a claim fails."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from random import Random
+
+from bench.figures import Figure, any_missed, heading, row
+from endurance.soak.churn import CYCLE, Churn
+from endurance.soak.judge import Judge
+from endurance.soak.truth import SoakClock
+from endurance.soak.world import World
+from endurance.vitals import Vitals, growth, vitals_of
+from podgpu.accounting.containers import ContainerFinder
+from podgpu.agent.loop import Agent, Settings
+from podgpu.allocation.identity import IdentityReader
+from podgpu.allocation.kubelet import KubeletAllocation
+from podgpu.catalog.counters import shipped_counters
+from podgpu.clock import Clock
+from podgpu.join import Policy
+from podgpu.telemetry.nvml import NvmlTelemetry
+
+SPEED = 100.0
+"""Simulated seconds in a real one: no more, and less only on a machine that is too slow."""
+_MOST_GROWTH = 8.0
+"""MiB in 100 simulated hours."""
+_MOST_MORE = 2
+"""Threads and descriptors that may be there by chance; what is left behind in each cycle would be hundreds."""
+_FASTEST_DEADLINE = 1.0
+
+
+class _Lines(logging.Handler):
+    """How much is logged."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.count = 0
+        self.bugs = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.count += 1
+        self.bugs += record.exc_info is not None
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m endurance.soak", description=__doc__)
+    parser.add_argument("--minutes", type=float, default=60.0, help="real ones, of a hundred simulated ones each")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args(arguments)
+    figures, judge = soak(options.minutes * 60.0 * SPEED, options.seed, SPEED)
+    print(heading())
+    for figure in figures:
+        print(row(figure))
+    for rule, example in judge.examples.items():
+        print(f"first time: {rule}: {example}")
+    return 1 if any_missed(figures) else 0
+
+
+def soak(simulated: float, seed: int = 0, speed: float = float("inf")) -> tuple[list[Figure], Judge]:
+    """So many simulated seconds; the same seed has the same things happen in them."""
+    with tempfile.TemporaryDirectory(prefix="pg", dir="/tmp") as folder, _heard() as lines:
+        clock, random = SoakClock(), Random(seed)
+        world = World(Path(folder), clock, random)
+        with world.kubelet, _agent(world, Path(folder)) as agent:
+            judge = Judge(world)
+            churn = Churn(world, agent, judge, random)
+            began = time.monotonic()
+            seen = list(_live(churn, world, simulated, speed))
+            took = time.monotonic() - began
+            _recover(churn, world, judge, agent)
+        return _figures(world, judge, seen, simulated / took, lines), judge
+
+
+def _live(churn: Churn, world: World, simulated: float, speed: float) -> Iterator[Vitals]:
+    """What the process has taken, at the end of every calm time."""
+    began = time.monotonic()
+    while churn.simulated < simulated:
+        churn.second()
+        if churn.simulated % CYCLE == 0 and world.is_calm:
+            yield vitals_of("self", churn.simulated)
+        time.sleep(max(0.0, began + churn.simulated / speed - time.monotonic()))
+
+
+def _recover(churn: Churn, world: World, judge: Judge, agent: Agent) -> None:
+    """All faults end: after a while everything is on the page again, by itself."""
+    churn.heal_all()
+    for _ in range(120):
+        world.clock.advance(1.0)
+        agent.read_telemetry()
+        agent.read_allocation()
+        agent.read_usage()
+    judge.look(agent.published.fresh.plain.decode())
+
+
+def _figures(world: World, judge: Judge, seen: list[Vitals], speed: float, lines: _Lines) -> list[Figure]:
+    settled = seen[len(seen) // 4 :]
+    grown = growth(settled)
+    last = seen[-1] if seen else vitals_of("self", 0.0)
+    rules = (
+        "a page names who does not hold the device",
+        "a sample names who never held the device",
+        "a device's figure is not its sole holder's",
+        "a holder is not on the page",
+        "a share is not the part that was given",
+        "a healthy GPU is not on the page",
+        "a counter falls",
+        "what is split does not add up",
+    )
+    return [
+        Figure("simulated seconds a second", speed, "s"),
+        *(Figure(f"{what} that came, or were had", n, "") for what, n in world.count.items()),
+        Figure("pages judged", judge.pages, ""),
+        Figure("samples with a pod on them", judge.attributed, "", at_least=1),
+        *(Figure(rule, judge.breaches[rule], "times", at_most=0) for rule in rules),
+        Figure("memory", last.rss, "MiB"),
+        Figure("memory grows, along the line through all calm times", grown.rss, "MiB", at_most=_MOST_GROWTH),
+        Figure("threads", last.threads, ""),
+        Figure("threads more in the second half", grown.threads, "", at_most=_MOST_MORE),
+        Figure("descriptors more in the second half", grown.descriptors, "", at_most=_MOST_MORE),
+        Figure("warnings logged", lines.count, "lines"),
+        Figure("tracebacks logged", lines.bugs, "", at_most=0),
+    ]
+
+
+@contextmanager
+def _agent(world: World, folder: Path) -> Iterator[Agent]:
+    clock, count = world.clock, len(world.numbers)
+    names = IdentityReader(str(folder / "log" / "pods"), str(folder / "log" / "containers"))
+    agent = Agent(
+        NvmlTelemetry(world.driver, "simulated", lambda: count, clock.monotonic, clock.wall),
+        [KubeletAllocation(world.kubelet.socket, clock=clock.monotonic)],
+        # The interval is what a hung call may take of real time; the turns are taken by the churn.
+        Settings(interval=_FASTEST_DEADLINE, policy=Policy(counters=shipped_counters("dcp") or (), hostname="soak")),
+        Clock(clock.monotonic, clock.wall),
+        identities=lambda: names.read().complete,
+        containers=ContainerFinder(str(folder / "proc"), clock.monotonic),
+    )
+    try:
+        yield agent
+    finally:
+        world.driver.faults.release_all()
+        world.driver.faults.unload_driver()
+        agent.stop()
+
+
+@contextmanager
+def _heard() -> Iterator[_Lines]:
+    """Counted, and not printed."""
+    logger, lines = logging.getLogger("podgpu"), _Lines()
+    before = logger.propagate
+    logger.addHandler(lines)
+    logger.propagate = False
+    try:
+        yield lines
+    finally:
+        logger.removeHandler(lines)
+        logger.propagate = before
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,46 @@
+"""What a process has taken of its machine: memory, threads, descriptors; and whether that grows."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import linear_regression
+
+_KIB_PER_MIB = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Vitals:
+    at: float
+    """Seconds since the beginning, on whatever clock."""
+    rss: float
+    """MiB."""
+    peak: float
+    threads: int
+    descriptors: int
+
+
+def vitals_of(pid: int | str, at: float) -> Vitals:
+    """Raises FileNotFoundError when it has ended."""
+    with open(f"/proc/{pid}/status", encoding="ascii") as file:
+        lines = dict(line.split(":", 1) for line in file)
+    rss, peak = (int(lines[name].split()[0]) / _KIB_PER_MIB for name in ("VmRSS", "VmHWM"))
+    return Vitals(at, rss, peak, int(lines["Threads"]), len(os.listdir(f"/proc/{pid}/fd")))
+
+
+def growth(seen: Sequence[Vitals]) -> Vitals:
+    """From the first of these to the last: memory along the straight line through them, the others at their most."""
+    if len(seen) < 2:
+        return Vitals(0.0, 0.0, 0.0, 0, 0)
+    slope = linear_regression([one.at for one in seen], [one.rss for one in seen]).slope
+    half = len(seen) // 2
+    early, late = seen[:half], seen[half:]
+    span = seen[-1].at - seen[0].at
+    return Vitals(
+        span,
+        slope * span,
+        max(one.peak for one in late) - max(one.peak for one in early),
+        max(one.threads for one in late) - max(one.threads for one in early),
+        max(one.descriptors for one in late) - max(one.descriptors for one in early),
+    )

@@ -1,0 +1,83 @@
+"""The real exporter command as a process of its own, on simulated GPUs, with a log that can be read."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from endurance.attack.scraper import free_port, lines_of
+from tests.nodes.clock import wait_until
+
+ROOT = Path(__file__).parents[2]
+AILING = ("-m", "endurance.attack.exporter_process")
+"""The same command over a driver in which one GPU hangs at the start, and another a few seconds later."""
+
+
+@dataclass
+class Exporter:
+    process: subprocess.Popen[bytes]
+    port: int
+
+    def get(self, path: str = "/metrics") -> tuple[int, str]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10.0)
+        try:
+            connection.request("GET", path)
+            response = connection.getresponse()
+            return response.status, response.read().decode()
+        finally:
+            connection.close()
+
+    def series(self, family: str) -> dict[str, float]:
+        """By UUID; empty where there is no answer."""
+        try:
+            _, page = self.get()
+        except OSError:
+            return {}
+        return {labels["UUID"]: value for labels, value in lines_of(page, family)}
+
+
+def environment() -> dict[str, str]:
+    """Nothing of the machine's that means something to podgpu."""
+    kept = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME", "LANG")}
+    return {**kept, "NODE_NAME": "node-1"}
+
+
+def words(folder: Path, *arguments: str) -> list[str]:
+    roots = ["--path-proc", str(folder / "proc"), "--path-varlog", str(folder / "log")]
+    return ["exporter", "-c", "1000", *roots, *arguments]
+
+
+@contextmanager
+def running(
+    folder: Path,
+    *arguments: str,
+    module: Sequence[str] = ("-m", "podgpu"),
+    stderr: IO[bytes] | int | None = None,
+    variables: Mapping[str, str] | None = None,
+) -> Iterator[Exporter]:
+    """Up and with figures. Killed at the end, if it is still there."""
+    port = free_port()
+    command = [sys.executable, *module, *words(folder, "-a", f"127.0.0.1:{port}", *arguments)]
+    log = (folder / "exporter.log").open("wb")
+    with (
+        log,
+        subprocess.Popen(
+            command, cwd=ROOT, env={**environment(), **(variables or {})}, stdout=log, stderr=stderr or log
+        ) as process,
+    ):
+        exporter = Exporter(process, port)
+        try:
+            wait_until(
+                lambda: process.poll() is not None or exporter.series("DCGM_FI_DEV_GPU_TEMP"), "figures are there"
+            )
+            assert process.poll() is None, (folder / "exporter.log").read_text()
+            yield exporter
+        finally:
+            process.kill()

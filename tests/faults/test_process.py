@@ -1,0 +1,162 @@
+"""The whole process and its machine: too little memory, a full disk, a freeze, an end in the middle of everything."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from bench.node import LARGEST, pods
+from endurance.attack.exporter_process import WELL, WELL_VARIABLE, driver
+from endurance.attack.victims import memory_limit
+from endurance.vitals import vitals_of
+from podgpu.simulate.kubelet import SimulatedKubelet
+from tests.faults.exporter import AILING, ROOT, environment, running, words
+from tests.nodes.clock import wait_until
+
+TEMPERATURE, ENERGY = "DCGM_FI_DEV_GPU_TEMP", "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION"
+needs_dev_full = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full here")
+
+
+@pytest.mark.fault(
+    "the largest node there is (16 GPUs, 112 MIG instances, 250 pods) with no more memory than the chart allows",
+    "it stays within the limit from the start on, and every instance is on the page",
+)
+def test_the_largest_node_fits_the_charts_limit(folder: Path) -> None:
+    """The most it ever had resident, which is what a control group counts; no group of the machine's is touched."""
+    limit = memory_limit("exporter")
+    socket = str(folder / "kubelet.sock")
+    arguments = ("-k", "--allocation", "kubelet", "--pod-resources-kubelet-socket", socket, "-f", "dcp")
+    with (
+        SimulatedKubelet(socket, pods(LARGEST)),
+        running(folder, "--telemetry", f"simulated:{LARGEST.gpus}", *arguments) as exporter,
+    ):
+        pages = [exporter.get() for _ in range(10)]
+        wait_until(lambda: exporter.get()[1].count("podgpu_allocation_info{") >= 112, "every pod is on the page")
+        assert {status for status, _ in pages} == {200}
+        assert exporter.process.poll() is None
+        assert vitals_of(exporter.process.pid, 0.0).peak <= limit
+
+
+@pytest.mark.fault(
+    "SIGTERM in the middle of a turn, while calls into the driver hang for ever",
+    "the process ends by itself within seconds, with exit code 0 and no traceback",
+)
+def test_sigterm_in_mid_tick(folder: Path) -> None:
+    with running(folder, "--telemetry", "simulated", module=AILING, variables={WELL_VARIABLE: "1"}) as well:
+        well.process.send_signal(signal.SIGTERM)
+        assert well.process.wait(15.0) == 0
+    with running_in_spite(folder) as ailing:
+        ailing.send_signal(signal.SIGTERM)
+        assert ailing.wait(15.0) == 0
+    assert "Traceback" not in (folder / "ailing.log").read_text()
+
+
+@contextmanager
+def running_in_spite(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Up, whether figures are there or not: a GPU of it hangs from the first call on."""
+    log = folder / "ailing.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, *AILING, *words(folder, "-a", "127.0.0.1:0", "--telemetry", "simulated")],
+            cwd=ROOT,
+            env=environment(),
+            stdout=output,
+            stderr=output,
+        )
+    try:
+        wait_until(lambda: "listening on" in log.read_text(), "it listens")
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.fault(
+    "one GPU hangs in the driver from the very first call on",
+    "the other GPUs are on the page after the first deadline, with their figures",
+)
+def test_a_gpu_that_hangs_at_the_start_hides_no_other(folder: Path) -> None:
+    with running(folder, "--telemetry", "simulated", module=AILING) as exporter:
+        shown = exporter.series(TEMPERATURE)
+        assert {driver().machine.gpu(number).uuid for number in WELL} <= shown.keys()
+
+
+@pytest.mark.fault(
+    "the process is frozen for some seconds (a suspended machine, a debugger) and goes on",
+    "figures are there again after the next turn, and no counter has fallen",
+)
+def test_a_frozen_process_goes_on(folder: Path) -> None:
+    with running(folder, "--telemetry", "simulated:2xH100") as exporter:
+        before = exporter.series(ENERGY)
+        exporter.process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, exporter.process.pid, os.WSTOPPED | os.WNOWAIT)
+        with pytest.raises(subprocess.TimeoutExpired):
+            exporter.process.wait(4.0)  # past three intervals: what was read before is too old by then
+        exporter.process.send_signal(signal.SIGCONT)
+        wait_until(lambda: exporter.series(ENERGY), "figures are there again")
+        after = exporter.series(ENERGY)
+        assert after.keys() == before.keys()
+        assert all(after[uuid] >= before[uuid] for uuid in before)
+
+
+@needs_dev_full
+@pytest.mark.fault(
+    "the disk that the log goes to is full",
+    "podgpu goes on without its log: figures are served as ever",
+)
+def test_a_full_disk_under_the_log(folder: Path) -> None:
+    with open("/dev/full", "wb") as full, running(folder, "--telemetry", "simulated:2xH100", stderr=full) as exporter:
+        first = sum(exporter.series(ENERGY).values())
+        wait_until(lambda: sum(exporter.series(ENERGY).values()) > first, "a later turn is served")
+        assert exporter.process.poll() is None
+
+
+@needs_dev_full
+@pytest.mark.parametrize(
+    ("arguments", "output", "said"),
+    [
+        pytest.param(
+            ["--dump-snapshot", "/dev/full"],
+            os.devnull,
+            "--dump-snapshot /dev/full: cannot be written: No space left on device",
+            marks=pytest.mark.fault(
+                "the disk is full when a snapshot is dumped", "one line that names the file and says why; exit code 1"
+            ),
+            id="snapshot",
+        ),
+        pytest.param(
+            [],
+            "/dev/full",
+            "No space left on device",
+            marks=pytest.mark.fault(
+                "the disk is full when --once writes the page to a file", "one line that says why; exit code 1"
+            ),
+            id="page",
+        ),
+    ],
+)
+def test_a_full_disk_under_what_is_written(folder: Path, arguments: list[str], output: str, said: str) -> None:
+    command = [sys.executable, "-m", "podgpu", *words(folder, "--telemetry", "simulated:1xT4", "--once", *arguments)]
+    with open(output, "wb") as file:
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            env=environment(),
+            stdout=file,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("podgpu: ")
+    assert said in last
