@@ -18,7 +18,7 @@ ROWS = [
     {"enrich"},
     {"telemetry", "allocation", "accounting", "configuration"},
     {"fetch"},
-    {"kube", "files", "figures", "clock"},
+    {"kube", "files", "atomic_file", "figures", "clock"},
     {"join", "exposition", "device_ids", "device_selection", "snapshot_json", "strict_yaml"},
     {"catalog"},
     {"model", "errors", "__init__"},
