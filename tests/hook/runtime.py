@@ -1,7 +1,7 @@
 """A container runtime as a plugin sees it: ttrpc and NRI from the runtime's side, in code of its own.
 
 It shares nothing with the hook, not even the protobuf messages: field numbers and frames are written down here a second
-time, from the protocol, so that a mistake in one place shows. It does nothing by itself: a test has it accept the plugin
+time, from the protocol, so that a mistake in one place shows. It does nothing by itself: a test has it accept a plugin
 and tell of one event after the other, and `expected()` is what podlist.json has to say after each.
 """
 
@@ -10,13 +10,19 @@ from __future__ import annotations
 import json
 import socket
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 PLUGIN, RUNTIME = 1, 2
 SERVICE = "nri.pkg.api.v1alpha1.Plugin"
-STATE_CHANGE_ONLY = {"RunPodSandbox": 1, "StopPodSandbox": 2, "RemovePodSandbox": 3, "StartContainer": 6, "RemoveContainer": 11}
+STATE_CHANGE_ONLY = {
+    "RunPodSandbox": 1,
+    "StopPodSandbox": 2,
+    "RemovePodSandbox": 3,
+    "StartContainer": 6,
+    "RemoveContainer": 11,
+}
 """Events that runtimes before NRI 0.12 tell through StateChange."""
 UNIMPLEMENTED = 12
 STOPPED = 4
@@ -144,7 +150,7 @@ class Ended(Exception):
 
 class Runtime:
     def __init__(self, path: Path, dedicated: bool = True, piece: int = 65536, per_message: int = 10_000) -> None:
-        """`dedicated`: tells each event by its own method, as NRI does since 0.12. `piece`: size of the mux's frames."""
+        """`dedicated`: tells each event by its own method, as NRI does since 0.12. `piece`: the most of one piece."""
         self.path = path
         self.dedicated = dedicated
         self.piece = piece
@@ -208,7 +214,9 @@ class Runtime:
         self.send(RUNTIME, stream, 2, data(1, status) if status else b"")
 
     def configure(self, request_timeout: int = 2000) -> None:
-        told = data(2, "containerd") + data(3, "v2.2.1") + number(4, 5000) + number(5, request_timeout) + data(6, "0.12")
+        told = (
+            data(2, "containerd") + data(3, "v2.2.1") + number(4, 5000) + number(5, request_timeout) + data(6, "0.12")
+        )
         self.events = first_number(self.call("Configure", told), 2)
 
     def synchronize(self) -> None:
@@ -340,6 +348,3 @@ def gpu_pod(number: int, gpus: Iterable[int] = (0,), **more: str) -> Container:
     ids = tuple(uuid(one) for one in gpus)
     pod = Pod(f"sandbox-{number}", f"pod-{number}", **more)
     return Container(f"container-{number}", pod, env=(f"NVIDIA_VISIBLE_DEVICES={','.join(ids)}",), gpus=ids)
-
-
-Until = Callable[[Callable[[], object]], None]

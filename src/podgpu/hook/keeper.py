@@ -156,10 +156,10 @@ class Keeper:
     def _failed(self, reason: str, message: str) -> None:
         """Counted every time, said once."""
         self.is_up_to_date = False
-        self._tallies.error(reason)
         if self._failing != message:
             self._failing = message
             _log.warning("%s", message)
+        self._tallies.error(reason)
 
 
 def _identity(file: AtomicFile) -> FileIdentity | None:

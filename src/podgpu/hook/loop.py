@@ -21,7 +21,7 @@ from podgpu.hook.tallies import State, Tallies
 from podgpu.model import Family
 
 _log = logging.getLogger("podgpu")
-_FIRST_RETRY, _LAST_RETRY = 0.1, 5.0
+_FIRST_RETRY, _LAST_RETRY = 0.1, 2.0
 _CARDS_SECONDS = 1.0
 
 
@@ -132,10 +132,10 @@ class Hook:
         """Counted every time; said once, however often it is tried, until a connection was good again."""
         if self._stopping.is_set():
             return
-        self._tallies.error(reason)
         if plugin.is_synchronised or message != self._said:
             _log.warning("%s; podlist.json stays as it is until the runtime is back", message)
         self._said = message
+        self._tallies.error(reason)
 
     def _connect(self) -> socket.socket:
         inherited, path = self._settings.inherited, self._settings.socket
