@@ -6,11 +6,13 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from podgpu.errors import SourceError
+from podgpu.hook.cards import Card, Cards
 from podgpu.hook.plugin import Plugin
 from podgpu.hook.session import Session
 from podgpu.hook.tallies import State, Tallies
@@ -94,15 +96,21 @@ def test_a_plugin_that_fails(runtime: Runtime, error: Exception, reason: str) ->
 
 @pytest.mark.fault(
     "The driver hangs when it is asked which GPU has which number",
-    "Pods start as ever; podlist.json is written with the numbers the containers were given",
+    "Pods start as ever; podlist.json has the numbers the containers were given, and UUIDs once the driver answers",
 )
-def test_a_driver_that_hangs(runtime: Runtime, podlist: Path, folder: Path, start_hook: StartHook) -> None:
-    gpus = folder / "proc/driver/nvidia/gpus/0000:1a:00.0"
-    start_hook()
-    gpus.mkdir(parents=True)
-    (gpus / "information").symlink_to("/proc/self/fd/0")
+def test_a_driver_that_hangs(runtime: Runtime, podlist: Path, start_hook: StartHook) -> None:
+    well = threading.Event()
+
+    def read(proc: str) -> Cards:
+        well.wait()
+        return Cards((Card(uuid(5), 1), Card(uuid(6), 0)))
+
+    start_hook(read)
     runtime.accept()
     runtime.create(Container("c", Pod("s", "train"), devices=((195, 1),), gpus=("1",)))
+    written(runtime, podlist)
+    well.set()
+    runtime.containers["c"] = replace(runtime.containers["c"], gpus=(uuid(5),))
     written(runtime, podlist)
 
 

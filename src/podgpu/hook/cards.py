@@ -97,12 +97,12 @@ def parse_card(text: str) -> Card:
 class CardsWatch:
     """Reads the cards again and again in a thread of its own; `cards` is what it read last."""
 
-    def __init__(self, proc: str, changed: Callable[[], object], every: float = 10.0) -> None:
+    def __init__(self, read: Callable[[], Cards], changed: Callable[[], object], every: float = 10.0) -> None:
         self.cards = Cards()
-        self._proc = proc
+        self._read = read
         self._changed = changed
         self._every = every
-        self._read = threading.Event()
+        self._was_read = threading.Event()
         self._ending = threading.Event()
 
     def start(self) -> None:
@@ -110,19 +110,18 @@ class CardsWatch:
 
     def wait_read(self, seconds: float) -> None:
         """Until they were read once, but no longer than that."""
-        self._read.wait(seconds)
+        self._was_read.wait(seconds)
 
     def stop(self) -> None:
         self._ending.set()
 
     def _watch(self) -> None:
         while not self._ending.is_set():
-            cards = read_cards(self._proc)
+            cards = self._read()
             if cards != self.cards:
                 self.cards = cards
                 if cards.numbers_differ:
                     _log.warning("on this node minors and indices of GPUs differ (%s)", cards.said)
-                if self._read.is_set():
-                    self._changed()
-            self._read.set()
+                self._changed()
+            self._was_read.set()
             self._ending.wait(self._every)

@@ -9,10 +9,11 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 from podgpu.atomic_file import AtomicFile
 from podgpu.errors import SourceError, StartError
-from podgpu.hook.cards import CardsWatch
+from podgpu.hook.cards import Cards, CardsWatch, read_cards
 from podgpu.hook.keeper import Keeper
 from podgpu.hook.plugin import Plugin
 from podgpu.hook.sandboxes import Sandbox
@@ -39,10 +40,10 @@ class Settings:
 class Hook:
     """What `podgpu hook` runs (`serve.app.Served`)."""
 
-    def __init__(self, settings: Settings, file: AtomicFile) -> None:
+    def __init__(self, settings: Settings, file: AtomicFile, read: Callable[[str], Cards] = read_cards) -> None:
         self._settings = settings
         self._tallies = Tallies()
-        self._cards = CardsWatch(settings.proc, self._wake)
+        self._cards = CardsWatch(partial(read, settings.proc), self._wake)
         self._keeper = Keeper(file, self._tallies, lambda: self._cards.cards)
         self._stopping = threading.Event()
         self._connection: socket.socket | None = None
