@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import signal
+import sys
 import threading
 from collections.abc import Mapping
 from typing import Any
@@ -22,6 +23,8 @@ from podgpu.errors import UsageError
 from podgpu.hook.loop import Hook, Settings
 
 _log = logging.getLogger("podgpu")
+_SWITCH_SECONDS = 0.0005
+"""A pod waits for the thread that answers; the one that writes the file gives way sooner than Python's 5 ms."""
 _SHARED = ("path-proc", "debug", "log-format")
 _OTHERWISE = {"path-proc": {"help": "Where the host's /proc is: driver/nvidia in it tells which GPU has which number."}}
 
@@ -83,6 +86,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     Only watches, unless --inject is given.
     """
     share_one_heap()
+    sys.setswitchinterval(_SWITCH_SECONDS)
     configure_logging(options["log_format"], options["debug"])
     with naming_variable(ctx, "podlist"):
         file = _podlist(options["podlist"], options["path_proc"])

@@ -30,12 +30,13 @@ _STOP_SECONDS = 5.0
 
 
 def encode_podlist(entries: Iterable[Entry]) -> bytes:
-    """The file's bytes: the same for the same entries, whatever order they were told in."""
-    plain = [
+    """The file's bytes, a line for each container: the same for the same entries, in whatever order they were told."""
+    plain = (
         {"name": one.name, "namespace": one.namespace, "container": one.container, "gpu_list": list(one.gpus)}
         for one in sorted(entries)
-    ]
-    return (json.dumps(plain, ensure_ascii=False, indent=1) + "\n").encode()
+    )
+    lines = ",\n".join(json.dumps(one, ensure_ascii=False) for one in plain)
+    return f"[\n{lines}\n]\n".encode() if lines else b"[]\n"
 
 
 class Evaluation:
