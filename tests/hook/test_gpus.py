@@ -39,8 +39,8 @@ def sandbox(annotations: Mapping[str, str] | None = None, **containers: Mapping[
             id=f"id-{name}",
             pod_sandbox_id="s",
             name=name,
-            env=_list(facts, "env"),
-            mounts=[nri_pb2.Mount(destination=one) for one in _list(facts, "mounts")],
+            env=[str(one).encode() for one in _list(facts, "env")],
+            mounts=[nri_pb2.Mount(destination=str(one).encode()) for one in _list(facts, "mounts")],
             annotations=facts.get("annotations", {}),
             linux=nri_pb2.LinuxContainer(
                 devices=[nri_pb2.LinuxDevice(major=major, minor=minor) for major, minor in _list(facts, "nodes")]
@@ -253,5 +253,5 @@ def test_cards_of_the_kernel_driver(tmp_path: Path) -> None:
 
 
 def test_facts_keep_no_more_than_is_read() -> None:
-    container = nri_pb2.Container(id="c", name="main", env=["SECRET=x"] * 1000, annotations={"big": "x" * 10_000})
+    container = nri_pb2.Container(id="c", name="main", env=[b"SECRET=x"] * 1000, annotations={"big": "x" * 10_000})
     assert repr(container_facts(container)).count("x") <= repr(container_facts(nri_pb2.Container())).count("x")

@@ -265,6 +265,21 @@ def test_requests_that_are_no_messages_are_answered(runtime: Runtime, podlist: P
     assert errors(hook)["unexpected_message"] == 1
 
 
+def test_a_container_in_no_pod_and_one_that_is_not_utf8(runtime: Runtime, podlist: Path, start_hook: StartHook) -> None:
+    """A file with an entry without a name would be no file to any reader."""
+    start_hook()
+    runtime.accept()
+    lost = gpu_pod(1)
+    assert runtime.call("CreateContainer", data(2, lost.message)) == b""
+    assert runtime.call("CreateContainer", data(1, data(1, "s-9")) + data(2, lost.message)) == b""
+    odd = data(1, "c-2") + data(3, "odd") + data(8, b"X=\xff\xfe") + data(9, data(1, b"/\xff")) + data(11, b"")
+    told = odd + data(8, f"NVIDIA_VISIBLE_DEVICES={uuid(3)}")
+    pod = Pod("s-2", "odd")
+    assert runtime.call("CreateContainer", data(1, pod.message) + data(2, told)) == b""
+    runtime.containers["c-2"] = Container("c-2", pod, "odd", gpus=(uuid(3),))
+    written(runtime, podlist)
+
+
 def test_words_for_other_connections_are_passed_over(runtime: Runtime, podlist: Path, start_hook: StartHook) -> None:
     start_hook()
     runtime.accept()

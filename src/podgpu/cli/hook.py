@@ -149,3 +149,5 @@ def _run_without_port(hook: Hook) -> None:
     hook.start(on_fatal=stopping.set)
     stopping.wait()
     hook.stop()
+    if hook.fatal is not None:
+        raise hook.fatal

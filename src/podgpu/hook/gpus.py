@@ -67,6 +67,8 @@ class Found:
 
 
 def gpus_of_sandbox(sandbox: Sandbox, cards: Cards) -> Found:
+    if not sandbox.namespace or not sandbox.name:  # one such entry, and no reader takes the file
+        return Found()
     try:
         held = _by_scheduler(sandbox, cards)
     except BadAnnotation as error:

@@ -17,7 +17,7 @@ from podgpu.atomic_file import AtomicFile, OutputError
 from podgpu.errors import SourceError
 from podgpu.files import FileIdentity, look_at, read_bounded
 from podgpu.hook.cards import Cards
-from podgpu.hook.gpus import Entry, Found, gpus_of_sandbox
+from podgpu.hook.gpus import Entry, Found, Note, gpus_of_sandbox
 from podgpu.hook.sandboxes import Sandbox
 from podgpu.hook.tallies import Tallies
 
@@ -58,7 +58,7 @@ class Evaluation:
     def _look(self, sandbox: Sandbox, known: tuple[Sandbox, Found] | None) -> tuple[Sandbox, Found]:
         if known is not None and known[0] is sandbox:
             return known
-        found = gpus_of_sandbox(sandbox, self._cards)
+        found = self._try(sandbox)
         said = self._said.get(sandbox.id, set())
         for note in found.notes:
             if note.text not in said:
@@ -67,6 +67,14 @@ class Evaluation:
         if found.notes:
             self._said[sandbox.id] = said | {note.text for note in found.notes}
         return sandbox, found
+
+    def _try(self, sandbox: Sandbox) -> Found:
+        try:
+            return gpus_of_sandbox(sandbox, self._cards)
+        except Exception as error:  # noqa: BLE001 - the edge: one odd pod must not cost the others their entries
+            _log.exception("unexpected error, please report it")
+            where = f"pod {sandbox.namespace}/{sandbox.name}"
+            return Found(notes=(Note("bug", f"{where} is left out: {type(error).__name__}: {error}"),))
 
 
 class Keeper:
@@ -126,7 +134,7 @@ class Keeper:
             except OutputError as error:
                 self._failed(error.reason, str(error))
                 wait, self._retry = self._retry, min(2 * self._retry, _LAST_RETRY)
-            except Exception as error:  # noqa: BLE001 - the edge: one bad pod must not end the writing
+            except Exception as error:  # noqa: BLE001 - the edge: the writing goes on
                 _log.exception("unexpected error, please report it")
                 self._failed("bug", f"{type(error).__name__}: {error}")
             if not ending:

@@ -50,11 +50,13 @@ class Hook:
         self._plugin: Plugin | None = None
         """Of the connection that stands; pictures of one before it count no more."""
         self._said = ""
+        self._fatal: StartError | None = None
         self._thread: threading.Thread | None = None
 
     @property
     def fatal(self) -> StartError | None:
-        return None
+        """Why the connection a runtime handed over was no good."""
+        return self._fatal
 
     @property
     def is_alive(self) -> bool:
@@ -100,11 +102,12 @@ class Hook:
         self._cards.wait_read(_CARDS_SECONDS)  # else the first file would have numbers where the second has UUIDs
         retry = _FIRST_RETRY
         while not self._stopping.is_set():
-            if self._connect_once():
-                retry = _FIRST_RETRY
+            was_good = self._connect_once()
             if self._settings.inherited is not None:
+                self._fatal = None if was_good or self._stopping.is_set() else StartError(self._said)
                 on_end()
                 return
+            retry = _FIRST_RETRY if was_good else retry
             self._stopping.wait(retry)
             retry = min(2 * retry, _LAST_RETRY)
 

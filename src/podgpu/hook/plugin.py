@@ -149,7 +149,7 @@ class Plugin:
 
 
 def _has_variable(container: Any) -> bool:
-    return any(variable.startswith(f"{VISIBLE_DEVICES}=") for variable in container.env)
+    return any(variable.startswith(f"{VISIBLE_DEVICES}=".encode()) for variable in container.env)
 
 
 def _bytes(message: Any) -> bytes:

@@ -79,7 +79,8 @@ def _is_read(key: str) -> bool:
 
 def container_facts(container: Any) -> ContainerFacts:
     """From NRI's Container."""
-    variables = dict(variable.partition("=")[::2] for variable in container.env)  # the last of a name counts
+    told = (variable.decode(errors="replace") for variable in container.env if variable.startswith(b"NVIDIA_"))
+    variables = dict(variable.partition("=")[::2] for variable in told)  # the last of a name counts
     capabilities = {word.strip() for word in variables.get(CAPABILITIES, "").split(",", _MOST_IDS) if word.strip()}
     return ContainerFacts(
         container.id,
@@ -93,8 +94,9 @@ def container_facts(container: Any) -> ContainerFacts:
 
 
 def _mounted(mounts: Iterable[Any]) -> list[str]:
-    inside = f"{MOUNTED_DEVICES}/"
-    return [one.destination[len(inside) :] for one in mounts if one.destination.startswith(inside)][:_MOST_IDS]
+    inside = f"{MOUNTED_DEVICES}/".encode()
+    names = (one.destination[len(inside) :] for one in mounts if one.destination.startswith(inside))
+    return [name.decode(errors="replace") for name in names][:_MOST_IDS]
 
 
 def _minors(devices: Sequence[Any]) -> list[int]:
@@ -139,10 +141,10 @@ class Sandboxes:
         if container.state == STOPPED:
             self.drop(container.id)
             return
+        if not container.id or not pod.id:
+            raise SourceError("nameless", "the runtime tells of a container without an id, or in no sandbox")
         if len(self._sandbox_of) >= MOST_CONTAINERS and container.id not in self._sandbox_of:
-            raise SourceError(
-                "too_many", f"the runtime tells of more than {MOST_CONTAINERS:,} containers: the rest is not followed"
-            )
+            raise _too_many()
         before = self._know(pod)
         after = before.with_container(container_facts(container))
         for gone in {one.id for one in before.containers} - {one.id for one in after.containers}:
@@ -158,11 +160,18 @@ class Sandboxes:
     def _know(self, pod: Any) -> Sandbox:
         """What was told first stands where the runtime now gives the id alone, as at the end of a container."""
         known = self._sandboxes.get(pod.id)
+        if known is None and len(self._sandboxes) >= MOST_CONTAINERS:
+            raise _too_many()
         if known is None or pod.name:
             told = sandbox_facts(pod)
             known = told if known is None else replace(told, containers=known.containers, order=known.order)
             self._sandboxes[pod.id] = known
         return known
+
+
+def _too_many() -> SourceError:
+    what = f"the runtime tells of more than {MOST_CONTAINERS:,} containers: the rest is not followed"
+    return SourceError("too_many", what)
 
 
 def synchronised(pods: Iterable[Any], containers: Iterable[Any]) -> Sandboxes:
