@@ -8,6 +8,7 @@ import resource
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from podgpu.atomic_file import AtomicFile
 from podgpu.hook.cards import Cards
 from podgpu.hook.gpus import Entry
 from podgpu.hook.keeper import Keeper, encode_podlist
+from podgpu.hook.loop import Hook, Settings
 from podgpu.hook.sandboxes import ContainerFacts, Sandbox
 from podgpu.hook.tallies import State, Tallies
 from tests.hook.conftest import StartHook, until, written
@@ -123,11 +125,51 @@ def test_numbers_become_uuids_when_the_driver_comes(
 # Where it cannot be written
 
 
+@pytest.fixture
+def remount(folder: Path) -> Iterator[Callable[[str], None]]:
+    """A file system of its own under `folder/disk`, made read-only and writable again by `ro` and `rw`: permissions
+    would not keep root from writing."""
+    disk = folder / "disk"
+    disk.mkdir()
+    done = subprocess.run(["mount", "-t", "tmpfs", "tmpfs", disk], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        pytest.skip(f"no file system can be mounted here: {done.stderr.strip()}")
+
+    def remount(how: str) -> None:
+        subprocess.run(["mount", "-o", f"remount,{how}", disk], check=True)
+
+    yield remount
+    subprocess.run(["umount", disk], check=True)
+
+
 @pytest.mark.fault(
-    "The directory of podlist.json is gone or read-only when a container is created",
+    "The directory of podlist.json is read-only when a container is created",
     "The container starts as ever; a log line says that the file before stands; it is written once that can be done",
 )
-def test_a_directory_that_cannot_be_written(
+def test_a_read_only_directory(
+    runtime: Runtime, folder: Path, remount: Callable[[str], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    podlist = folder / "disk/podlist.json"
+    hook = Hook(Settings(str(folder / "nri.sock"), proc=str(folder)), AtomicFile(str(podlist)))
+    hook.start(lambda: None)
+    try:
+        runtime.accept()
+        runtime.create(gpu_pod(1))
+        written(runtime, podlist)
+        was = podlist.read_bytes()
+        remount("ro")
+        assert runtime.create(gpu_pod(2)) == {}
+        until(lambda: errors(hook).get("not_written"))
+        assert "Read-only file system); the one before stands" in caplog.text
+        assert podlist.read_bytes() == was
+        remount("rw")
+        written(runtime, podlist)
+        until(lambda: hook.state.is_up_to_date)
+    finally:
+        hook.stop()
+
+
+def test_a_directory_that_is_gone_for_a_while(
     runtime: Runtime, folder: Path, start_hook: StartHook, podlist: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     hook = start_hook()
