@@ -98,6 +98,7 @@ def test_only_the_edge_catches_everything() -> None:
         "kube/follow.py",
         "hook/session.py",
         "hook/keeper.py",
+        "hook/loop.py",
     )
     edges = {SOURCE / name for name in threads_begin}
     for path in FILES:

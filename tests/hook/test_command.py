@@ -78,6 +78,13 @@ def test_a_connection_of_the_runtimes_that_is_none(folder: Path) -> None:
     assert done.stderr.splitlines()[-1] == "podgpu: cannot connect to descriptor 77 (Bad file descriptor)"
 
 
+def test_a_socket_whose_path_no_kernel_takes(folder: Path) -> None:
+    with running(*options(folder), "--socket", f"/{'x' * 200}") as hook:
+        assert hook.stderr is not None
+        said = next(line for line in hook.stderr if "cannot connect" in line)
+        assert "AF_UNIX path too long" in said
+
+
 def test_metrics_and_probes_on_a_port(runtime: Runtime, folder: Path, podlist: Path) -> None:
     with running(*options(folder), "-a", "127.0.0.1:0") as hook:
         assert hook.stderr is not None

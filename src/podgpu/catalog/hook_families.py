@@ -38,7 +38,7 @@ ADJUSTMENTS = FamilySpec(
 ERRORS = FamilySpec(
     "podgpu_hook_errors_total",
     "counter",
-    "What went wrong since the hook started, by reason; each was answered without an adjustment.",
+    "What went wrong since the hook started, by reason; no container waited or failed for it.",
     ("reason",),
 )
 CONTAINERS = FamilySpec("podgpu_hook_containers", "gauge", "Containers the runtime told of.", ())

@@ -124,6 +124,9 @@ class Hook:
             self._ended("connection_ended", "the runtime ended the connection", plugin)
         except SourceError as error:
             self._ended(error.reason, str(error), plugin)
+        except Exception as error:  # noqa: BLE001 - the edge: without this thread the file would stand still for ever
+            _log.exception("unexpected error, please report it")
+            self._ended("bug", f"{type(error).__name__}: {error}", plugin)
         finally:
             self._connection = self._plugin = None
         return plugin.is_synchronised
@@ -174,4 +177,4 @@ def _explain(error: OSError, path: str) -> SourceError:
         return SourceError("no_runtime", f"nobody listens at {path}: the runtime is away, or starting")
     if error.errno in (errno.EACCES, errno.EPERM):
         return SourceError("permission_denied", f"not allowed to connect to {path}: it is root's (runAsUser: 0)")
-    return SourceError("no_connection", f"cannot connect to {path} ({error.strerror})")
+    return SourceError("no_connection", f"cannot connect to {path} ({error.strerror or error})")

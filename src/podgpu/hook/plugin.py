@@ -112,7 +112,7 @@ class Plugin:
         return _bytes(nri_pb2.CreateContainerResponse(adjust=nri_pb2.ContainerAdjustment(env=env)))
 
     def _wanted(self, about: Any) -> str | None:
-        sandbox = next((one for one in self._sandboxes.picture if one.id == about.pod.id), None)
+        sandbox = self._sandboxes.get(about.pod.id)
         return wanted_variable(sandbox, container_facts(about.container), self._cards()) if sandbox else None
 
     def _state_change(self, payload: bytes) -> bytes:

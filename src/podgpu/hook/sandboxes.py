@@ -122,6 +122,9 @@ class Sandboxes:
     def containers(self) -> int:
         return len(self._sandbox_of)
 
+    def get(self, sandbox_id: str) -> Sandbox | None:
+        return self._sandboxes.get(sandbox_id)
+
     def run(self, pod: Any) -> None:
         """A new sandbox. Another of the same pod has ended, whether that was told or not."""
         for other in [
