@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from podgpu.errors import SourceError
 from podgpu.hook import nri_pb2
 from podgpu.hook.cards import Card, Cards, read_cards
 from podgpu.hook.gpus import gpus_of_sandbox, wanted_variable
-from podgpu.hook.sandboxes import Sandbox, container_facts, synchronised
+from podgpu.hook.sandboxes import MOST_CONTAINERS, Sandbox, container_facts, synchronised
 from tests.hook.runtime import uuid
 
 KOORDINATOR = "scheduling.koordinator.sh/device-allocated"
@@ -204,6 +205,21 @@ def test_one_pods_text_cannot_fill_the_file() -> None:
     assert {name: len(gpus) for name, gpus in held(told).items()} == {"a": 512}
     granted = sandbox({KOORDINATOR: json.dumps({"gpu": [{"id": long}]})}, main={})
     assert held(granted) == {}
+
+
+def test_a_runtime_that_never_stops_telling() -> None:
+    sandboxes = synchronised([], [])
+    for number in range(MOST_CONTAINERS):
+        name = str(number)
+        sandboxes.put(nri_pb2.PodSandbox(id=name, name=name), nri_pb2.Container(id=name, name=name))
+    for _ in range(2):
+        with pytest.raises(SourceError, match="more than 20,000 containers: the rest is not followed"):
+            sandboxes.put(nri_pb2.PodSandbox(id="x", name="x"), nri_pb2.Container(id="x"))
+        with pytest.raises(SourceError, match="more than 20,000"):
+            sandboxes.run(nri_pb2.PodSandbox(id="y", name="y"))
+    sandboxes.end("7")
+    sandboxes.put(nri_pb2.PodSandbox(id="x", name="x"), nri_pb2.Container(id="x"))
+    assert sandboxes.containers == len(sandboxes.picture) == MOST_CONTAINERS
 
 
 @given(st.text(), st.text(), st.text(), st.lists(st.tuples(st.integers(-9, 300), st.integers(-9, 300)), max_size=5))

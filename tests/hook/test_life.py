@@ -90,6 +90,28 @@ def test_a_thousand_containers_told_in_parts_and_one_by_one(folder: Path, podlis
     runtime.stop()
 
 
+def test_configured_before_the_registration_is_answered(runtime: Runtime, podlist: Path, start_hook: StartHook) -> None:
+    start_hook()
+    runtime.connected()
+    runtime.configure()
+    runtime.synchronize()
+    runtime.take_registration()
+    runtime.create(gpu_pod(1))
+    written(runtime, podlist)
+
+
+def test_questions_that_do_not_wait_for_answers(runtime: Runtime, podlist: Path, start_hook: StartHook) -> None:
+    start_hook()
+    runtime.accept()
+    made = [gpu_pod(number) for number in range(50)]
+    for stream, one in enumerate(made):
+        subject = data(1, one.pod.message) + data(2, one.message)
+        runtime.send(PLUGIN, 1001 + 2 * stream, 1, data(1, SERVICE) + data(2, "CreateContainer") + data(3, subject))
+        runtime.containers[one.id] = one
+    assert [runtime.receive(PLUGIN) for _ in made] == [(1001 + 2 * stream, 2, b"") for stream in range(50)]
+    written(runtime, podlist)
+
+
 def test_nothing_is_written_before_all_is_told(folder: Path, podlist: Path, start_hook: StartHook) -> None:
     runtime = Runtime(folder / "nri.sock")
     podlist.write_text('["what the hook before left"]')
