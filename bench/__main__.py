@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from bench import allocation, cluster, largest, memory, page, parser, rendering, serving, tick, usage
+from bench import allocation, cluster, hook, largest, memory, page, parser, rendering, serving, tick, usage
 from bench.figures import Figure, any_missed, heading, row
 
 BENCHMARKS: Mapping[str, Callable[[], list[Figure]]] = {
@@ -24,6 +24,7 @@ BENCHMARKS: Mapping[str, Callable[[], list[Figure]]] = {
     "memory": memory.measure,
     "cluster": cluster.measure,
     "page": page.measure,
+    "hook": hook.measure,
 }
 
 

@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from bench.figures import Figure
 from bench.rendering import turn_seconds
-from podgpu.enrich.textfile import Textfile
+from podgpu.atomic_file import AtomicFile
 from podgpu.enrich.turn import Enricher, Held, Settings
 from podgpu.exposition import parse
 from podgpu.exposition.parse import parse_text
@@ -118,7 +118,7 @@ def _enrich_seconds(page: str, turns: int) -> list[float]:
     held = Held(Allocation(assignments))
     content = page.encode()
     with tempfile.TemporaryDirectory() as directory:
-        file = Textfile(f"{directory}/gpu.prom")
+        file = AtomicFile(f"{directory}/gpu.prom")
         enricher = Enricher(lambda: parse_page(content, "page"), lambda _devices: held, file, Settings())
         (seconds,) = turn_seconds(turns, enricher.turn)
         _see_that_it_is_enriched(file.path.read_text(encoding="utf-8"))

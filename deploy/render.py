@@ -52,6 +52,11 @@ FILES = {
         ("exporter.enabled=false", "enrich.enabled=true"),
         ("enrich/",),
     ),
+    "hook.yaml": Manifest(
+        "podgpu hook on every GPU node: keeps the podlist.json that the exporter of exporter.yaml reads.",
+        ("hook.enabled=true",),
+        ("hook/",),
+    ),
     "monitoring.yaml": Manifest(
         "For the Prometheus operator: monitors of exporter.yaml and cluster.yaml, alerts, recording rules.",
         ("cluster.enabled=true", "exporter.monitor.enabled=true", "cluster.monitor.enabled=true", "rules.enabled=true"),

@@ -22,6 +22,7 @@ from podgpu.catalog.cluster_families import CLUSTER_FAMILIES, SEED_FAMILIES
 from podgpu.catalog.counters import SHIPPED, Counter, shipped_counters
 from podgpu.catalog.families import GPU_MANAGER_FAMILIES, OWN_FAMILIES, FamilySpec
 from podgpu.catalog.fields import Call, Field, FieldValue, Gpm, Kept, fields
+from podgpu.catalog.hook_families import HOOK_FAMILIES
 from podgpu.clock import Clock
 from podgpu.join import Policy
 from podgpu.model import Device
@@ -85,6 +86,12 @@ def _metrics() -> Iterator[str]:
 def _cluster_metrics() -> Iterator[str]:
     rows = (_metric_row(family, family.help) for family in (*SEED_FAMILIES, *CLUSTER_FAMILIES))
     return table(("Metric", "Type", "Labels", "Meaning"), rows)
+
+
+def _hook_metrics() -> Iterator[str]:
+    return table(
+        ("Metric", "Type", "Labels", "Meaning"), (_metric_row(family, family.help) for family in HOOK_FAMILIES)
+    )
 
 
 def _metric_row(family: FamilySpec, meaning: str) -> tuple[str, ...]:
@@ -200,6 +207,7 @@ BLOCKS: Mapping[str, Callable[[], Iterator[str]]] = {
     **OPTION_BLOCKS,
     "metrics": _metrics,
     "cluster-metrics": _cluster_metrics,
+    "hook-metrics": _hook_metrics,
     "counters": _counters,
     "fields": _fields,
     "faults": fault_table,

@@ -14,11 +14,11 @@ ROWS = [
     {"cli"},
     {"serve"},
     {"doctor", "top"},
-    {"agent", "cluster"},
+    {"agent", "cluster", "hook"},
     {"enrich"},
     {"telemetry", "allocation", "accounting", "configuration"},
     {"fetch"},
-    {"kube", "files", "figures", "clock"},
+    {"kube", "files", "atomic_file", "figures", "clock"},
     {"join", "exposition", "device_ids", "device_selection", "snapshot_json", "strict_yaml"},
     {"catalog"},
     {"model", "errors", "__init__"},
@@ -97,6 +97,9 @@ def test_only_the_edge_catches_everything() -> None:
         "cluster/loop.py",
         "cluster/scraping/backend.py",
         "kube/follow.py",
+        "hook/session.py",
+        "hook/keeper.py",
+        "hook/loop.py",
     )
     edges = {SOURCE / name for name in threads_begin}
     for path in FILES:

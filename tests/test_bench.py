@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from bench import __main__ as command
-from bench import allocation, cluster, largest, memory, page, parser, rendering, serving, tick, usage
+from bench import allocation, cluster, hook, largest, memory, page, parser, rendering, serving, tick, usage
 from bench.figures import Figure, row
 from bench.node import NodeShape, TickClock, pods, simulated_driver
 from tests.browser.chromium import chromium
@@ -36,8 +36,21 @@ def _quiet() -> Iterator[None]:
         (lambda: memory.measure(first=5, last=10, scrape_every=5), 3),
         (lambda: cluster.measure(nodes=3, rounds=2, firsts=1), 4),
         (lambda: page.measure(turns=2, nodes=20), 1 if chromium() else 0),
+        (lambda: hook.measure(creations=5, bursts=2), 5),
     ],
-    ids=["serving", "rendering", "parser", "tick", "usage", "allocation", "largest", "memory", "cluster", "page"],
+    ids=[
+        "serving",
+        "rendering",
+        "parser",
+        "tick",
+        "usage",
+        "allocation",
+        "largest",
+        "memory",
+        "cluster",
+        "page",
+        "hook",
+    ],
 )
 def test_measures(measure: Callable[[], list[Figure]], judged: int) -> None:
     figures = measure()

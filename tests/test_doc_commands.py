@@ -32,6 +32,7 @@ NOT_RUN = {
     r"helm uninstall ": "there is no cluster",
     r"curl -s http://localhost:9100/": "node_exporter runs in a pod of the chart",
     r"podgpu cluster --discover-kubernetes ": "there is no API server",
+    r"podgpu hook": "there is no container runtime",
 }
 """Beginning of a command -> why it is not run. One that fits no command any more fails a test."""
 

@@ -19,6 +19,7 @@ from docs.fault_table import fault_table, faults
 from podgpu.catalog.cluster_families import CLUSTER_FAMILIES
 from podgpu.catalog.families import OWN_FAMILIES
 from podgpu.catalog.fields import field_named, fields
+from podgpu.catalog.hook_families import HOOK_FAMILIES
 from podgpu.cli.cluster_options import CLUSTER_OPTIONS
 from podgpu.cli.main import COMMANDS, cli
 from podgpu.cli.option_table import EXPORTER_OPTIONS
@@ -125,7 +126,7 @@ def test_relative_links_resolve(page: Path) -> None:
 
 @pages
 def test_every_metric_named_exists(page: Path) -> None:
-    own = {family.name for family in (*OWN_FAMILIES, *CLUSTER_FAMILIES)}
+    own = {family.name for family in (*OWN_FAMILIES, *CLUSTER_FAMILIES, *HOOK_FAMILIES)}
     known = own | {name for field in fields().values() for name in field.names}
     for match in _NAME.finditer(page.read_text(encoding="utf-8")):
         name = match[0].removesuffix("*")

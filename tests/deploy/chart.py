@@ -184,6 +184,23 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
             "nodeExporter": {"hostPort": 9100},
         },
     },
+    "hook": {"hook": {"enabled": True}},
+    "hook with all": {
+        "kubeletRoot": "/var/lib/k0s/kubelet",
+        "exporter": {"kubernetes": {"podlistDirectory": "/run/gpus"}},
+        "hook": {
+            "enabled": True,
+            "inject": True,
+            "arguments": ["--plugin-index", "95", "--debug"],
+            "nri": {"directory": "/run/nri", "socketName": "plugins.sock"},
+            "podlistDirectory": "/run/gpus",
+            "port": 9500,
+            "priorityClassName": "system-node-critical",
+            "seLinuxOptions": {"type": "spc_t"},
+            "podAnnotations": {"a": "b"},
+            "networkPolicy": {"enabled": True, "from": [{"namespaceSelector": {}}]},
+        },
+    },
     "enrich on GKE": {"exporter": {"enabled": False}, "enrich": {"enabled": True}, "gpus": {"access": "driver-root"}},
     "pod monitors": {"exporter": {"monitor": {"kind": "PodMonitor"}}, "cluster": {"enabled": True}},
     "protected scrapes": {

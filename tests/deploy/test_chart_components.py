@@ -11,7 +11,7 @@ import pytest
 from deploy.render import NAMESPACE
 from podgpu.catalog.counters import parse_counters
 from podgpu.cluster.prices import parse_prices
-from tests.deploy.chart import VARIANTS, container, env, of_kind, pod, the
+from tests.deploy.chart import VARIANTS, container, env, objects, of_kind, pod, the
 
 Values = Mapping[str, Any]
 
@@ -322,3 +322,43 @@ def test_on_gke_only_those_who_see_gpus_are_privileged() -> None:
         one["name"]: one["securityContext"].get("privileged", False) for one in pod(values, "enrich")["containers"]
     }
     assert privileged == {"podgpu": True, "dcgm-exporter": True, "node-exporter": False}
+
+
+# --- the hook
+
+
+def test_the_hook_is_off_unless_asked_for() -> None:
+    assert not [one for one in objects({}) if one["metadata"]["labels"]["app.kubernetes.io/component"] == "hook"]
+
+
+def test_the_hook_reaches_the_runtime_and_one_directory_and_nothing_else() -> None:
+    values = VARIANTS["hook"]
+    assert host_paths(values, "hook") == {"nri": "/var/run/nri", "podlist": "/var/lib/kubelet/pod-resources"}
+    assert mounts(values, "hook") == {"/var/run/nri": "nri", "/var/lib/kubelet/pod-resources": "podlist"}
+    spec = pod(values, "hook")
+    assert spec["serviceAccountName"] == "podgpu-hook"
+    assert spec["automountServiceAccountToken"] is False
+    assert not any(spec.get(key) for key in ("hostPID", "hostNetwork", "hostIPC", "runtimeClassName"))
+    assert container(values, "hook")["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    assert env(values, "hook")["NVIDIA_VISIBLE_DEVICES"] == "void"
+    assert env(values, "hook")["PODGPU_HOOK_INJECT"] == "false"
+
+
+def test_the_hooks_values() -> None:
+    values = VARIANTS["hook with all"]
+    assert host_paths(values, "hook") == {"nri": "/run/nri", "podlist": "/run/gpus"}
+    assert env(values, "hook")["PODGPU_NRI_SOCKET"] == "/var/run/nri/plugins.sock"
+    assert env(values, "hook")["PODGPU_HOOK_INJECT"] == "true"
+    assert container(values, "hook")["args"] == ["--plugin-index", "95", "--debug"]
+    assert container(values, "hook")["ports"] == [{"name": "metrics", "containerPort": 9500, "protocol": "TCP"}]
+    assert the("NetworkPolicy", values, "hook")["spec"]["egress"] == []
+
+
+def test_the_exporter_reads_what_the_hook_writes() -> None:
+    """`--allocation auto` finds it beside the kubelet's socket; a list of sources has to name it."""
+    assert "PODGPU_ALLOCATION" not in env(VARIANTS["hook"])
+    labels = {"hook": {"enabled": True}, "exporter": {"kubernetes": {"podLabels": {"enabled": True}}}}
+    assert env(labels)["PODGPU_ALLOCATION"] == "podlist,kubelet,processes"
+    named = VARIANTS["hook with all"]
+    assert env(named)["PODGPU_ALLOCATION"].startswith("podlist:/etc/podgpu/podlist/podlist.json,")
+    assert host_paths(named)["podlist"] == host_paths(named, "hook")["podlist"]

@@ -39,6 +39,7 @@ MONITORS: list[tuple[Mapping[str, Any], str]] = [
     (VARIANTS["protected scrapes"], "exporter"),
     (VARIANTS["cluster"], "cluster"),
     (VARIANTS["enrich"], "enrich"),
+    (VARIANTS["hook"], "hook"),
 ]
 monitors = pytest.mark.parametrize(("values", "component"), MONITORS)
 

@@ -51,6 +51,8 @@ HANDED_ON = {"global", "kubernetesObject"}
         ({"cluster": {"replicas": "2"}}, "cluster.replicas: Invalid type. Expected: integer"),
         ({"cluster": {"prometheus": {"url": "prometheus:9090"}}}, "cluster.prometheus.url: Does not match pattern"),
         ({"enrich": {"textfile": {"name": "gpu.txt"}}}, "enrich.textfile.name: Does not match pattern"),
+        ({"hook": {"nri": {"directory": "run/nri"}}}, "hook.nri.directory: Does not match pattern"),
+        ({"hook": {"injekt": True}}, "injekt"),
         ({"cluster": {"prices": {"models": {"*": {"hour": 1}}}}}, "Additional property hour is not allowed"),
         ({"rules": {"enabled": "never"}}, "rules.enabled"),
         ({"rules": {"runbookBase": "wiki/alerts"}}, "rules.runbookBase: Does not match pattern"),
@@ -122,6 +124,23 @@ def test_a_wrong_value_is_refused_by_name(values: Mapping[str, Any], said: str) 
             "say where dcgm-exporter's page is, such as http://$(HOST_IP):9400/metrics",
         ),
         ({"enrich": {"enabled": True, "nodeExporter": {"enabled": False}}}, "nobody would read the file"),
+        (
+            {"hook": {"enabled": True, "podlistDirectory": "/run/gpus"}},
+            "make hook.podlistDirectory and exporter.kubernetes.podlistDirectory the same",
+        ),
+        (
+            {"hook": {"enabled": True}, "exporter": {"kubernetes": {"podlistDirectory": "/run/gpus"}}},
+            "the hook writes podlist.json in /var/lib/kubelet/pod-resources and the exporter reads it in /run/gpus",
+        ),
+        (
+            {"hook": {"enabled": True, "arguments": ["--podlist=/tmp/x"]}},
+            "hook.arguments: --podlist needs more than a flag here; use hook.podlistDirectory",
+        ),
+        ({"hook": {"enabled": True, "arguments": ["-a", ":1"]}}, "use hook.port"),
+        (
+            {"hook": {"enabled": True, "extraEnv": [{"name": "PODGPU_HOOK_INJECT", "value": "true"}]}},
+            "hook.extraEnv: PODGPU_HOOK_INJECT is set by the chart",
+        ),
     ],
 )
 def test_values_that_contradict_each_other_are_refused(values: Mapping[str, Any], said: str) -> None:

@@ -15,6 +15,7 @@ import yaml
 from deploy.render import FILES, MANIFESTS, ROOT
 from podgpu.cli.cluster_options import CLUSTER_OPTIONS
 from podgpu.cli.enrich import ENRICH_OPTIONS
+from podgpu.cli.hook import HOOK_OPTIONS
 from podgpu.cli.option_table import EXPORTER_OPTIONS, Option
 from podgpu.cli.params import normalise, with_options
 from tests.deploy.chart import VARIANTS, Object, objects, pods_of
@@ -23,6 +24,7 @@ OPTIONS: Mapping[str, Sequence[Option]] = {
     "exporter": EXPORTER_OPTIONS,
     "cluster": CLUSTER_OPTIONS,
     "enrich": ENRICH_OPTIONS,
+    "hook": HOOK_OPTIONS,
 }
 OTHERS = {
     "NODE_NAME",

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from podgpu.atomic_file import AtomicFile
 from podgpu.clock import Clock
-from podgpu.enrich.textfile import Textfile
 from podgpu.enrich.turn import Enricher, Held, Settings
 from podgpu.errors import SourceError
 from podgpu.model import Allocation, Assignment, Workload
@@ -199,7 +199,7 @@ class _World:
 
 def test_old_figures_do_not_live_for_ever(out: Path, caplog: pytest.LogCaptureFixture) -> None:
     world = _World()
-    enricher = Enricher(world.fetch, world.holders, Textfile(str(out)), Settings(stale_after=75.0), clock=world.clock)
+    enricher = Enricher(world.fetch, world.holders, AtomicFile(str(out)), Settings(stale_after=75.0), clock=world.clock)
     enricher.turn()
     good = out.read_bytes()
     world.error = SourceError("unreachable", "page cannot be reached")
@@ -227,6 +227,6 @@ def test_a_file_of_an_earlier_run_grows_old_too(out: Path) -> None:
     world.error = SourceError("unreachable", "no")
     settings = Settings(stale_after=75.0, self_metrics=False)
     with pytest.raises(SourceError):
-        Enricher(world.fetch, world.holders, Textfile(str(out)), settings, clock=world.clock).turn()
+        Enricher(world.fetch, world.holders, AtomicFile(str(out)), settings, clock=world.clock).turn()
     assert out.read_text().startswith("#")
     assert len(out.read_text().splitlines()) == 1

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from podgpu.atomic_file import AtomicFile
 from podgpu.clock import Clock
-from podgpu.enrich.textfile import Textfile
 from podgpu.enrich.turn import Enricher, Held, Settings
 from podgpu.errors import SourceError
 from podgpu.fetch.page import FilePage
@@ -152,7 +152,7 @@ def test_a_clock_that_jumps_while_figures_stand(jump: float, tmp_path: Path) -> 
             return page
         raise SourceError("unreachable", "no page")
 
-    file = Textfile(str(out), wall=hands.clock.wall)
+    file = AtomicFile(str(out), wall=hands.clock.wall)
     enricher = Enricher(fetch, lambda _devices: Held(), file, Settings(stale_after=75.0), clock=hands.clock)
     enricher.turn()
     hands.wall += jump
@@ -173,7 +173,7 @@ def test_a_file_of_an_earlier_run_from_the_past_or_the_future(written: float, st
     def fetch() -> Page:
         raise SourceError("unreachable", "no page")
 
-    file = Textfile(str(out), wall=hands.clock.wall)
+    file = AtomicFile(str(out), wall=hands.clock.wall)
     enricher = Enricher(fetch, lambda _devices: Held(), file, Settings(stale_after=75.0), clock=hands.clock)
     for seconds, is_there in ((10.0, stands), (70.0, False)):
         hands.pass_by(seconds)
@@ -188,7 +188,7 @@ def test_what_a_killed_process_left_goes_though_the_clock_was_set_back(tmp_path:
         left = tmp_path / f".gpu.prom.{name}.podgpu-tmp"
         left.touch()
         os.utime(left, (0, hands.wall + written))
-    Textfile(str(tmp_path / "gpu.prom"), wall=hands.clock.wall)
+    AtomicFile(str(tmp_path / "gpu.prom"), wall=hands.clock.wall)
     assert os.listdir(tmp_path) == [".gpu.prom.now.podgpu-tmp"]
 
 

@@ -26,7 +26,7 @@ COMMAND = (
 READING = f"""
 import re, sys
 from pathlib import Path
-from podgpu.enrich.textfile import Textfile
+from podgpu.atomic_file import AtomicFile
 from podgpu.enrich.turn import Enricher, Held, Settings
 from podgpu.errors import SourceError
 from podgpu.fetch.page import UrlPage
@@ -35,7 +35,7 @@ from podgpu.telemetry.page import parse_page
 source = UrlPage(sys.argv[1], deadline=60.0)
 fetch = lambda: parse_page(source.fetch(), source.shown)
 try:
-    Enricher(fetch, lambda _devices: Held(), Textfile(sys.argv[2]), Settings()).turn()
+    Enricher(fetch, lambda _devices: Held(), AtomicFile(sys.argv[2]), Settings()).turn()
     said = "taken"
 except SourceError as error:
     said = error.reason

@@ -131,12 +131,21 @@ def _number(text: str, what: str) -> int:
 
 def koordinator_grants(pod: PodRecord) -> list[Grant]:
     """JSON: device type -> list of devices, for the pod as a whole. Other types than gpu are passed over."""
-    text = pod.annotation(KOORDINATOR_DEVICES)
-    if not text:
-        return []
     with _reading(pod, KOORDINATOR_DEVICES):
-        gpus = as_list(as_object(json.loads(text), "the whole").get("gpu"), "gpu")
-        return [_koordinator_gpu(one, f"gpu entry {number}") for number, one in enumerate(gpus, 1)]
+        return [_koordinator_gpu(one, f"gpu entry {number}") for number, one in enumerate(_koordinator_gpus(pod), 1)]
+
+
+def koordinator_minors(pod: PodRecord) -> list[int]:
+    """The minors koordinator's own hook writes into NVIDIA_VISIBLE_DEVICES; empty when an entry has none, beside its id
+    or in its place."""
+    with _reading(pod, KOORDINATOR_DEVICES):
+        minors = [as_object(one, "a gpu entry").get("minor") for one in _koordinator_gpus(pod)]
+        return [_minor(one, "a gpu entry") for one in minors] if all(type(one) is int for one in minors) else []
+
+
+def _koordinator_gpus(pod: PodRecord) -> list[object]:
+    text = pod.annotation(KOORDINATOR_DEVICES)
+    return as_list(as_object(json.loads(text), "the whole").get("gpu"), "gpu") if text else []
 
 
 def _koordinator_gpu(value: object, where: str) -> Grant:

@@ -19,6 +19,7 @@ from click.core import ParameterSource
 from podgpu.agent.allocation_turn import AllocationTurn
 from podgpu.agent.isolate import Isolation
 from podgpu.allocation.api_health import ApiHealth
+from podgpu.atomic_file import AtomicFile, OutputError, Owner
 from podgpu.cli.allocations import Surroundings, make_allocations, make_identities, make_signs
 from podgpu.cli.api_access import ApiAccess
 from podgpu.cli.logs import configure_logging
@@ -26,7 +27,6 @@ from podgpu.cli.option_table import EXPORTER_PAGE_OPTIONS, Option
 from podgpu.cli.pages import open_page
 from podgpu.cli.params import exporter_options, naming_variable, with_options
 from podgpu.cli.telemetries import open_telemetry
-from podgpu.enrich.textfile import OutputError, Owner, Textfile
 from podgpu.enrich.turn import Enricher, Held, Settings
 from podgpu.errors import SourceError, StartError, UsageError
 from podgpu.fetch.page import FilePage, PageSource
@@ -117,11 +117,13 @@ def command(ctx: click.Context, /, **options: Any) -> None:
 # What it is made of
 
 
-def _ends(options: dict[str, Any]) -> tuple[PageSource, Textfile]:
+def _ends(options: dict[str, Any]) -> tuple[PageSource, AtomicFile]:
     if not options["in"] or not options["out"]:
         raise UsageError("enrich needs --in URL|PATH and --out FILE.prom")
     source = open_page(options["in"], options)
-    textfile = Textfile(options["out"], _mode(options["mode"]), _owner(options["owner"]))
+    textfile = AtomicFile(options["out"], _mode(options["mode"]), _owner(options["owner"]))
+    if textfile.path.suffix != ".prom":
+        _log.warning("--out %s: node_exporter reads only files that end in .prom", textfile.path)
     if isinstance(source, FilePage):
         _refuse_same(source.path, str(textfile.path))
     return source, textfile

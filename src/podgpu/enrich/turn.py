@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field, replace
 
+from podgpu.atomic_file import AtomicFile, OutputError
 from podgpu.clock import Clock
 from podgpu.enrich.relabel import relabel
-from podgpu.enrich.textfile import OutputError, Textfile
 from podgpu.errors import SourceError
 from podgpu.exposition.rewrite import encode_parsed
 from podgpu.exposition.text import encode
@@ -50,7 +50,7 @@ class Enricher:
         self,
         fetch: Callable[[], Page],
         holders: Holders,
-        textfile: Textfile,
+        textfile: AtomicFile,
         settings: Settings | None = None,
         beside: DriverBeside | None = None,
         clock: Clock | None = None,

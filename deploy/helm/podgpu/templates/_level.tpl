@@ -6,6 +6,9 @@
 {{- if or (and $exporter.enabled $exporter.kubernetes.enabled) .Values.enrich.enabled -}}
 {{- $reasons = append $reasons "hostPath (the kubelet's socket)" -}}
 {{- end -}}
+{{- if .Values.hook.enabled -}}
+{{- $reasons = append $reasons "hostPath (the NRI socket and podlist.json's directory)" -}}
+{{- end -}}
 {{- if and $exporter.enabled $exporter.containerUsage.enabled -}}
 {{- $reasons = append $reasons "hostPID and hostPath (what each container uses)" -}}
 {{- end -}}

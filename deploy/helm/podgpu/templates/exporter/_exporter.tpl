@@ -40,7 +40,8 @@ refused where they are not switched on; and it does not know where podlist.json 
 {{- else if and $kubernetes.enabled (or $tokenForElse $kubernetes.podlistDirectory) -}}
 {{- $sources := list -}}
 {{- if $kubernetes.annotations }}{{ $sources = append $sources "annotations" }}{{ end -}}
-{{- if $kubernetes.podlistDirectory }}{{ $sources = append $sources "podlist:/etc/podgpu/podlist/podlist.json" }}{{ end -}}
+{{- if $kubernetes.podlistDirectory }}{{ $sources = append $sources "podlist:/etc/podgpu/podlist/podlist.json" }}
+{{- else if .Values.hook.enabled }}{{ $sources = append $sources "podlist" }}{{ end -}}
 {{- $sources = append $sources "kubelet" -}}
 {{- if .Values.exporter.hpcJobMappingDir }}{{ $sources = append $sources "hpc" }}{{ end -}}
 {{- if .Values.exporter.containerUsage.enabled }}{{ $sources = append $sources "processes" }}{{ end -}}

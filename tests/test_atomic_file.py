@@ -14,23 +14,23 @@ from pathlib import Path
 
 import pytest
 
-from podgpu.enrich.textfile import OutputError, Owner, Textfile
+from podgpu.atomic_file import AtomicFile, OutputError, Owner
 from podgpu.errors import UsageError
 
 WRITE = (
-    "import resource, signal, sys; from podgpu.enrich.textfile import Textfile;"
+    "import resource, signal, sys; from podgpu.atomic_file import AtomicFile;"
     "signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
     "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000));"
-    "Textfile(sys.argv[1]).write(b'#' * 5000)"
+    "AtomicFile(sys.argv[1]).write(b'#' * 5000)"
 )
 
 
 def test_written_with_its_mode(tmp_path: Path) -> None:
     path = tmp_path / "gpu.prom"
-    Textfile(str(path)).write(b"a 1\n")
+    AtomicFile(str(path)).write(b"a 1\n")
     assert path.read_bytes() == b"a 1\n"
     assert stat.S_IMODE(path.stat().st_mode) == 0o644
-    Textfile(str(path), mode=0o600).write(b"a 2\n")
+    AtomicFile(str(path), mode=0o600).write(b"a 2\n")
     assert (path.read_bytes(), stat.S_IMODE(path.stat().st_mode)) == (b"a 2\n", 0o600)
     assert os.listdir(tmp_path) == ["gpu.prom"]
 
@@ -38,7 +38,7 @@ def test_written_with_its_mode(tmp_path: Path) -> None:
 @pytest.mark.skipif(os.getuid() != 0, reason="only root may give files away")
 def test_written_with_its_owner(tmp_path: Path) -> None:
     path = tmp_path / "gpu.prom"
-    Textfile(str(path), owner=Owner(65534, 12)).write(b"a 1\n")
+    AtomicFile(str(path), owner=Owner(65534, 12)).write(b"a 1\n")
     assert (path.stat().st_uid, path.stat().st_gid) == (65534, 12)
 
 
@@ -67,7 +67,7 @@ def full_disk(tmp_path: Path) -> Iterator[Path]:
 
 def test_a_full_disk(full_disk: Path) -> None:
     path = full_disk / "gpu.prom"
-    file = Textfile(str(path))
+    file = AtomicFile(str(path))
     file.write(b"old 1\n")
     with pytest.raises(OutputError, match="No space left on device"):
         file.write(b"#" * 200_000)
@@ -80,7 +80,7 @@ def test_a_full_disk(full_disk: Path) -> None:
 def test_a_killed_writer_leaves_no_half_file(tmp_path: Path) -> None:
     path = tmp_path / "gpu.prom"
     code = (
-        "import sys; from podgpu.enrich.textfile import Textfile; f = Textfile(sys.argv[1]); n = 0\n"
+        "import sys; from podgpu.atomic_file import AtomicFile; f = AtomicFile(sys.argv[1]); n = 0\n"
         "while True: n += 1; f.write(b'%d\\n' % n * 200_000)"
     )
     for pause in (0.3, 0.31, 0.33, 0.37):
@@ -95,12 +95,12 @@ def test_a_killed_writer_leaves_no_half_file(tmp_path: Path) -> None:
         assert (len(set(lines)), len(lines)) == (1, 200_000)
     for left in tmp_path.glob(".gpu.prom.*"):
         os.utime(left, (0, 0))
-    Textfile(str(path))
+    AtomicFile(str(path))
     assert os.listdir(tmp_path) == ["gpu.prom"]
 
 
 def test_a_reader_never_sees_half_a_file(tmp_path: Path) -> None:
-    file = Textfile(str(tmp_path / "gpu.prom"))
+    file = AtomicFile(str(tmp_path / "gpu.prom"))
     file.write(b"0\n" * 50_000)
     stop = threading.Event()
 
@@ -126,11 +126,11 @@ def test_places_that_are_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.prom")
     for name in (".", "link.prom", "pipe.prom", "missing/gpu.prom"):
         with pytest.raises(UsageError, match="--out"):
-            Textfile(str(tmp_path / name))
+            AtomicFile(str(tmp_path / name))
 
 
 def test_a_link_put_there_later_is_replaced_and_not_followed(tmp_path: Path) -> None:
-    file = Textfile(str(tmp_path / "gpu.prom"))
+    file = AtomicFile(str(tmp_path / "gpu.prom"))
     victim = tmp_path / "victim"
     victim.write_bytes(b"mine")
     file.path.symlink_to(victim)

@@ -1,11 +1,11 @@
-"""The file node_exporter reads. Always whole: it is written beside, brought to the disk, and renamed.
+"""The one writer of files that others read at any moment: each is always whole.
 
-A symbolic link is never written through: at the start it is refused, and one put there later is replaced by the file.
+What is new is written beside, brought to the disk, and renamed. A symbolic link is never written through: at the start
+it is refused, and one put there later is replaced by the file.
 """
 
 from __future__ import annotations
 
-import logging
 import os
 import stat
 import tempfile
@@ -17,7 +17,6 @@ from pathlib import Path
 
 from podgpu.errors import PodgpuError, UsageError
 
-_log = logging.getLogger("podgpu")
 _SUFFIX = ".podgpu-tmp"
 _LEFT_BEHIND_SECONDS = 60.0
 
@@ -35,16 +34,18 @@ class Owner:
     """-1: as it is."""
 
 
-class Textfile:
+class AtomicFile:
     def __init__(
         self,
         path: str,
         mode: int = 0o644,
         owner: Owner | None = None,
+        option: str = "--out",
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """Raises UsageError for a place no file can be put at."""
+        """Raises UsageError, which names the option, for a place no file can be put at."""
         self.path = Path(path)
+        self._option = option
         self._mode = mode
         self._owner = owner
         self._wall = wall
@@ -52,21 +53,19 @@ class Textfile:
         self._remove_left_behind()
 
     def _check(self) -> None:
-        path = self.path
+        path, named = self.path, f"{self._option} {self.path}"
         try:
             found = path.lstat()
         except FileNotFoundError:
             found = None
         except OSError as e:
-            raise UsageError(f"--out {path}: {e.strerror}") from e
+            raise UsageError(f"{named}: {e.strerror}") from e
         if found is not None and stat.S_ISLNK(found.st_mode):
-            raise UsageError(f"--out {path}: is a symbolic link, which is not written through; name the file itself")
+            raise UsageError(f"{named}: is a symbolic link, which is not written through; name the file itself")
         if found is not None and not stat.S_ISREG(found.st_mode):
-            raise UsageError(f"--out {path}: is no file; name a file such as {path}/gpu.prom")
+            raise UsageError(f"{named}: is no file; name a file in a directory")
         if not path.parent.is_dir():
-            raise UsageError(f"--out {path}: there is no directory {path.parent}; make or mount it")
-        if path.suffix != ".prom":
-            _log.warning("--out %s: node_exporter reads only files that end in .prom", path)
+            raise UsageError(f"{named}: there is no directory {path.parent}; make or mount it")
 
     def _remove_left_behind(self) -> None:
         """What a killed process left; what another is writing at this moment stays. The clock may have been set back

@@ -1,0 +1,153 @@
+"""`podgpu hook`: keeps podlist.json from within the container runtime's path, as an NRI plugin."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import signal
+import sys
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from podgpu.allocation.podlist import DEFAULT_PATHS, is_mount_point
+from podgpu.atomic_file import AtomicFile
+from podgpu.cli.logs import configure_logging
+from podgpu.cli.memory import share_one_heap
+from podgpu.cli.option_table import Option
+from podgpu.cli.params import exporter_options, naming_variable, with_options
+from podgpu.errors import UsageError
+from podgpu.hook.loop import Hook, Settings
+
+_log = logging.getLogger("podgpu")
+_SWITCH_SECONDS = 0.0005
+"""A pod waits for the thread that answers; the one that writes the file gives way sooner than Python's 5 ms."""
+_SHARED = ("path-proc", "debug", "log-format")
+_OTHERWISE = {"path-proc": {"help": "Where the host's /proc is: driver/nvidia in it tells which GPU has which number."}}
+
+HOOK_OPTIONS = (
+    Option("socket", "", "PODGPU_NRI_SOCKET", "/var/run/nri/nri.sock", "The runtime's NRI socket.", ours=True),
+    Option(
+        "podlist",
+        "",
+        "PODGPU_HOOK_PODLIST",
+        DEFAULT_PATHS[0],
+        "The file to keep. Mount the directory it is in: a mount of the file itself is refused.",
+        ours=True,
+    ),
+    Option(
+        "inject",
+        "",
+        "PODGPU_HOOK_INJECT",
+        "false",
+        "Set NVIDIA_VISIBLE_DEVICES of new containers to what koordinator's annotation says, where it is not right "
+        "already. Otherwise the hook changes nothing.",
+        "bool",
+        ours=True,
+    ),
+    Option(
+        "address",
+        "a",
+        "PODGPU_HOOK_LISTEN",
+        "",
+        "Address for the hook's own metrics and probes, such as :9403; without it there is none.",
+        ours=True,
+    ),
+    Option(
+        "plugin-name",
+        "",
+        "PODGPU_HOOK_PLUGIN_NAME",
+        "podgpu",
+        "The plugin's name in the runtime's log. Also, from the runtime: NRI_PLUGIN_NAME.",
+        ours=True,
+    ),
+    Option(
+        "plugin-index",
+        "",
+        "PODGPU_HOOK_PLUGIN_INDEX",
+        "90",
+        "Two digits: plugins with lower ones are asked first, and what they set is seen. Also: NRI_PLUGIN_IDX.",
+        ours=True,
+    ),
+    *exporter_options(_SHARED, _OTHERWISE),
+)
+
+
+@click.command("hook", context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@with_options(HOOK_OPTIONS)
+@click.pass_context
+def command(ctx: click.Context, /, **options: Any) -> None:
+    """Keep podlist.json: which container was given which GPU, told by the container runtime (NRI) as it happens.
+
+    Connects to the runtime's NRI socket, or takes the connection of a runtime that started it (NRI_PLUGIN_SOCKET).
+    Only watches, unless --inject is given.
+    """
+    share_one_heap()
+    sys.setswitchinterval(_SWITCH_SECONDS)
+    configure_logging(options["log_format"], options["debug"])
+    with naming_variable(ctx, "podlist"):
+        file = _podlist(options["podlist"], options["path_proc"])
+    hook = Hook(_settings(options, os.environ), file)
+    _log.info("keeping %s", file.path)
+    if not options["address"]:
+        _run_without_port(hook)
+        return
+    with naming_variable(ctx, "address"):
+        _run_with_port(hook, options["address"])
+
+
+def _podlist(path: str, proc: str) -> AtomicFile:
+    if is_mount_point(path, os.path.join(proc, "self", "mountinfo")):
+        raise UsageError(
+            f"--podlist {path}: is a mount point, where no new file can be put in the old one's place; mount the"
+            " directory it is in"
+        )
+    return AtomicFile(os.path.abspath(path), option="--podlist")
+
+
+def _settings(options: Mapping[str, Any], environment: Mapping[str, str]) -> Settings:
+    descriptor = environment.get("NRI_PLUGIN_SOCKET", "")
+    if descriptor and not (descriptor.isascii() and descriptor.isdecimal() and len(descriptor) < 6):
+        raise UsageError(f"NRI_PLUGIN_SOCKET {descriptor!r}: the runtime gives the number of an open connection there")
+    name = environment.get("NRI_PLUGIN_NAME") or options["plugin_name"]
+    index = environment.get("NRI_PLUGIN_IDX") or options["plugin_index"]
+    if not re.fullmatch(r"[A-Za-z0-9_.+-]+", name):
+        raise UsageError(f"--plugin-name {name!r}: letters, digits, and _ . + - only")
+    if not re.fullmatch(r"[0-9]{2}", index, re.ASCII):
+        raise UsageError(f"--plugin-index {index!r}: write two digits, such as 90")
+    return Settings(
+        socket=options["socket"],
+        inherited=int(descriptor) if descriptor else None,
+        name=name,
+        index=index,
+        inject=options["inject"],
+        proc=options["path_proc"],
+    )
+
+
+def _run_with_port(hook: Hook, address: str) -> None:
+    from podgpu.serve.app import Listener, parse_address, run
+    from podgpu.serve.hook_app import hook_application
+
+    said = "the hook's own metrics on %s/metrics"
+    run(hook, [Listener(hook_application(hook), parse_address(address), said=said)])
+
+
+def _run_without_port(hook: Hook) -> None:
+    """Until SIGTERM, SIGINT or the end of an inherited connection.
+
+    Without the web server it starts three times as fast, in half the memory: a runtime that starts plugins itself gives
+    each of them 5 seconds.
+    """
+    stopping = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopping.set())
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    hook.start(on_fatal=stopping.set)
+    stopping.wait()
+    hook.stop()
+    if hook.fatal is not None:
+        raise hook.fatal

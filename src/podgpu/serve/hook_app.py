@@ -1,0 +1,45 @@
+"""What `podgpu hook` answers on its optional port: its own metrics and probes. No pod is named there."""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from podgpu.exposition.body import Body
+from podgpu.exposition.text import CONTENT_TYPE, encode
+from podgpu.hook.loop import Hook
+from podgpu.serve.answers import prepared
+from podgpu.serve.app import make_application
+from podgpu.serve.routes import Handler, probe
+
+
+def hook_application(hook: Hook) -> web.Application:
+    return make_application(
+        [
+            web.get("/metrics", _metrics(hook)),
+            web.get("/health", probe(lambda: _live(hook))),
+            web.get("/livez", probe(lambda: _live(hook))),
+            web.get("/ready", probe(lambda: _ready(hook))),
+        ],
+        None,
+    )
+
+
+def _metrics(hook: Hook) -> Handler:
+    async def handle(request: web.Request) -> web.Response:
+        return prepared(request, Body.of(encode(hook.families())), {"Content-Type": CONTENT_TYPE})
+
+    return handle
+
+
+def _live(hook: Hook) -> tuple[bool, str]:
+    """A runtime that is away is no reason to restart us; a thread that ended is."""
+    return (True, "OK\n") if hook.is_alive else (False, "a part of the hook has stopped working\n")
+
+
+def _ready(hook: Hook) -> tuple[bool, str]:
+    state = hook.state
+    if not state.is_synchronised:
+        return False, "the runtime has not told of its containers\n"
+    if not state.is_up_to_date:
+        return False, "podlist.json is not up to date\n"
+    return True, "OK\n"

@@ -1,0 +1,182 @@
+"""`podgpu hook` as it is started: by hand, by a DaemonSet, by the runtime itself; and the exporter that reads it."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.hook.conftest import until, written
+from tests.hook.runtime import Container, Pod, Runtime, gpu_pod
+from tests.hook.test_gpus import koordinator
+
+PODGPU = [sys.executable, "-m", "podgpu"]
+
+
+def options(folder: Path) -> list[str]:
+    return ["--socket", str(folder / "nri.sock"), "--podlist", str(folder / "podlist.json"), "--path-proc", str(folder)]
+
+
+@contextmanager
+def running(*arguments: str, **more: object) -> Iterator[subprocess.Popen[str]]:
+    command = [*PODGPU, "hook", *arguments]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, **more)  # type: ignore[call-overload]
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_started_by_hand_until_told_to_stop(runtime: Runtime, folder: Path, podlist: Path) -> None:
+    with running(*options(folder)) as hook:
+        runtime.accept()
+        runtime.create(gpu_pod(1))
+        hook.send_signal(signal.SIGTERM)  # what was told is written before it ends
+        said = hook.communicate(timeout=20)[1]
+    assert hook.returncode == 0
+    written(runtime, podlist)
+    assert "registered with containerd v2.2.1" in said
+    assert "Traceback" not in said
+
+
+def test_started_by_the_runtime(folder: Path, podlist: Path) -> None:
+    runtime = Runtime(folder / "unused.sock")
+    ours, theirs = socket.socketpair()
+    environment = {
+        **os.environ,
+        "NRI_PLUGIN_SOCKET": str(theirs.fileno()),
+        "NRI_PLUGIN_NAME": "gpus",
+        "NRI_PLUGIN_IDX": "42",
+    }
+    with running(*options(folder), env=environment, pass_fds=[theirs.fileno()]) as hook:
+        theirs.close()
+        runtime.take(ours)
+        assert runtime.registered == ("gpus", "42")
+        runtime.create(gpu_pod(1))
+        written(runtime, podlist)
+        runtime.drop()
+        assert hook.wait(timeout=20) == 0, "the runtime starts another"
+    runtime.stop()
+
+
+def test_a_connection_of_the_runtimes_that_is_none(folder: Path) -> None:
+    environment = {**os.environ, "NRI_PLUGIN_SOCKET": "77"}
+    command = [*PODGPU, "hook", *options(folder)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == "podgpu: cannot connect to descriptor 77 (Bad file descriptor)"
+
+
+def test_a_socket_whose_path_no_kernel_takes(folder: Path) -> None:
+    with running(*options(folder), "--socket", f"/{'x' * 200}") as hook:
+        assert hook.stderr is not None
+        said = next(line for line in hook.stderr if "cannot connect" in line)
+        assert "AF_UNIX path too long" in said
+
+
+def test_metrics_and_probes_on_a_port(runtime: Runtime, folder: Path, podlist: Path) -> None:
+    with running(*options(folder), "-a", "127.0.0.1:0") as hook:
+        assert hook.stderr is not None
+        url = next(found[1] for line in hook.stderr if (found := re.search(r"metrics on (http://\S+)/metrics", line)))
+        assert _status(f"{url}/livez") == 200
+        assert _status(f"{url}/ready") == 503
+        runtime.accept()
+        runtime.create(gpu_pod(1))
+        written(runtime, podlist)
+        until(lambda: _status(f"{url}/ready") == 200)
+        page = urllib.request.urlopen(f"{url}/metrics", timeout=20).read().decode()
+        for line in (
+            "podgpu_hook_synchronised 1",
+            "podgpu_hook_podlist_up_to_date 1",
+            "podgpu_hook_gpu_containers 1",
+            'podgpu_hook_requests_total{method="CreateContainer"} 1',
+        ):
+            assert f"\n{line}\n" in page
+        assert "pod-1" not in page
+        runtime.stop()
+        until(lambda: _status(f"{url}/ready") == 503)
+        assert _status(f"{url}/livez") == 200, "a runtime that is away is no reason to restart the hook"
+
+
+def _status(url: str) -> int:
+    try:
+        return int(urllib.request.urlopen(url, timeout=20).status)
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+def test_the_seed_end_to_end(runtime: Runtime, folder: Path, podlist: Path) -> None:
+    """koordinator's annotation, told to the hook, is the holder on the exporter's page."""
+    with running(*options(folder)):
+        runtime.accept()
+        given = Pod("s", "train", annotations=koordinator({"minor": 0}))
+        runtime.create(Container("c", given, gpus=("0",)))
+        written(runtime, podlist)
+    command = [*PODGPU, "exporter", "--telemetry", "simulated:1xH100", "--allocation", f"podlist:{podlist}", "--once"]
+    page = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    (line,) = (line for line in page.splitlines() if line.startswith("podgpu_allocation_info"))
+    assert 'namespace="ml",pod="train",container="main"' in line
+    assert 'source="podlist"' in line
+
+
+@pytest.mark.fault(
+    "podlist.json itself is mounted into the hook's container, as the seed's manifest does, and not its directory",
+    "The hook does not start, and says to mount the directory: no new file could take the old one's place",
+)
+def test_a_mount_point_is_refused(folder: Path, podlist: Path) -> None:
+    (folder / "self").mkdir()
+    (folder / "self/mountinfo").write_text(f"36 35 98:0 /a {podlist} rw - ext4 /dev/sda rw\n")
+    podlist.write_text("[]")
+    assert _refused(*options(folder)) == (
+        f"podgpu: --podlist {podlist}: is a mount point, where no new file can be put in the old one's place; mount the"
+        " directory it is in"
+    )
+
+
+def test_a_link_is_refused(folder: Path, podlist: Path) -> None:
+    (folder / "elsewhere").write_text("mine")
+    podlist.symlink_to(folder / "elsewhere")
+    assert "is a symbolic link, which is not written through" in _refused(*options(folder))
+    assert (folder / "elsewhere").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("more", "environment", "said"),
+    [
+        (["--podlist", "/nowhere/podlist.json"], {}, "there is no directory /nowhere; make or mount it"),
+        (["--podlist", "/"], {}, "--podlist /: is no file"),
+        (["--plugin-index", "7"], {}, "--plugin-index '7': write two digits, such as 90"),
+        (["--plugin-name", "a b"], {}, "--plugin-name 'a b': letters, digits, and _ . + - only"),
+        (["-a", "nonsense"], {}, "'nonsense': not an address"),
+        ([], {"NRI_PLUGIN_SOCKET": "three"}, "NRI_PLUGIN_SOCKET 'three'"),
+        ([], {"PODGPU_HOOK_INJECT": "perhaps"}, "(from the variable PODGPU_HOOK_INJECT)"),
+    ],
+)
+def test_wrong_use(folder: Path, more: list[str], environment: dict[str, str], said: str) -> None:
+    assert said in _refused(*options(folder), *more, **environment)
+
+
+def _refused(*arguments: str, **environment: str) -> str:
+    """The last line it says; it must be a usage error."""
+    done = subprocess.run(
+        [*PODGPU, "hook", *arguments],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stderr.strip().splitlines()[-1]

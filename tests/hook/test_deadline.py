@@ -1,0 +1,142 @@
+"""Nothing inside the hook keeps a pod waiting, or fails it."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from podgpu.errors import SourceError
+from podgpu.hook.cards import Card, Cards
+from podgpu.hook.plugin import Plugin
+from podgpu.hook.session import Session
+from podgpu.hook.tallies import State, Tallies
+from tests.hook.conftest import StartHook, until, written
+from tests.hook.runtime import Container, Pod, Runtime, gpu_pod, uuid
+from tests.hook.test_gpus import KOORDINATOR, koordinator
+from tests.hook.test_life import count, errors
+
+
+class Troubled:
+    """A plugin whose answers are some test's affair; those to Configure and Synchronize are a real one's."""
+
+    def __init__(self, answer: Callable[[str], bytes]) -> None:
+        self._plugin = Plugin(lambda plugin, picture: None, Tallies())
+        self._answer = answer
+        self.request_timeout: float | None = 0.2
+        self.asked: list[str] = []
+
+    def answer(self, method: str, payload: bytes) -> bytes:
+        self.asked.append(method)
+        return self._plugin.answer(method, payload) if method in ("Configure", "Synchronize") else self._answer(method)
+
+
+@contextmanager
+def session_of(runtime: Runtime, plugin: Troubled, deadline: float = 600.0) -> Iterator[Tallies]:
+    ours, theirs = socket.socketpair()
+    tallies = Tallies()
+    session = Session(theirs, plugin, ("podgpu", "90"), tallies, deadline)
+    thread = threading.Thread(target=session.run)
+    thread.start()
+    runtime.take(ours)
+    yield tallies
+    runtime.drop()
+    thread.join()
+
+
+def counted(tallies: Tallies) -> dict[str, float]:
+    family = next(one for one in tallies.families(State(False, False, 0, 0, 0)) if one.name.endswith("errors_total"))
+    return {sample.labels.pairs[0][1]: sample.value for sample in family.samples}
+
+
+@pytest.mark.fault(
+    "The hook hangs while it handles a container's creation",
+    "The runtime has its answer, without an adjustment, after a quarter of its own time-out; what comes while the hook "
+    "still hangs is answered at once, and taken up when it is well",
+)
+def test_a_plugin_that_hangs(runtime: Runtime) -> None:
+    well = threading.Event()
+
+    def hang(method: str) -> bytes:
+        well.wait()
+        return b""
+
+    plugin = Troubled(hang)
+    with session_of(runtime, plugin) as tallies:
+        assert runtime.create(gpu_pod(1)) == {}, "after a quarter of 0.2 s"
+        plugin.request_timeout = 10_000.0  # whoever waits for that now waits for ever
+        runtime.start(gpu_pod(1))
+        runtime.create(gpu_pod(2))
+        assert plugin.asked == ["Configure", "Synchronize", "CreateContainer"]
+        well.set()
+        until(lambda: plugin.asked[3:] == ["StartContainer", "CreateContainer"])
+        runtime.create(gpu_pod(3))
+        assert counted(tallies) == {"deadline": 3}
+
+
+@pytest.mark.fault(
+    "A bug in the hook raises while it handles a request of the runtime",
+    "The runtime has its answer without an adjustment, the container starts; podgpu_hook_errors_total counts it",
+)
+@pytest.mark.parametrize(("error", "reason"), [(ZeroDivisionError("x"), "bug"), (SourceError("odd", "x"), "odd")])
+def test_a_plugin_that_fails(runtime: Runtime, error: Exception, reason: str) -> None:
+    def fail(method: str) -> bytes:
+        raise error
+
+    with session_of(runtime, Troubled(fail)) as tallies:
+        for number in range(3):
+            assert runtime.create(gpu_pod(number)) == {}
+        assert counted(tallies) == {reason: 3}
+
+
+@pytest.mark.fault(
+    "The driver hangs when it is asked which GPU has which number",
+    "Pods start as ever; podlist.json has the numbers the containers were given, and UUIDs once the driver answers",
+)
+def test_a_driver_that_hangs(runtime: Runtime, podlist: Path, start_hook: StartHook) -> None:
+    well = threading.Event()
+
+    def read(proc: str) -> Cards:
+        well.wait()
+        return Cards((Card(uuid(5), 1), Card(uuid(6), 0)))
+
+    start_hook(read)
+    runtime.accept()
+    runtime.create(Container("c", Pod("s", "train"), devices=((195, 1),), gpus=("1",)))
+    written(runtime, podlist)
+    well.set()
+    runtime.containers["c"] = replace(runtime.containers["c"], gpus=(uuid(5),))
+    written(runtime, podlist)
+
+
+# --inject
+
+
+def test_observing_only_unless_told_otherwise(runtime: Runtime, start_hook: StartHook) -> None:
+    start_hook()
+    runtime.accept()
+    given = Pod("s", "train", annotations=koordinator({"minor": 1}))
+    assert runtime.create(Container("c", given, env=("NVIDIA_VISIBLE_DEVICES=all",))) == {}
+
+
+def test_inject(runtime: Runtime, podlist: Path, start_hook: StartHook) -> None:
+    hook = start_hook(inject=True)
+    runtime.accept()
+    given = Pod("s", "train", annotations=koordinator({"minor": 1}, {"minor": 3, "id": uuid(3)}))
+    gpus = ("1", uuid(3))
+    assert runtime.create(Container("a", given, "a", gpus=gpus)) == {"NVIDIA_VISIBLE_DEVICES": "1,3"}
+    # One that is there may be another plugin's, and set by two it would cost the container its creation.
+    replaced = {"-NVIDIA_VISIBLE_DEVICES": "", "NVIDIA_VISIBLE_DEVICES": "1,3"}
+    assert runtime.create(Container("b", given, "b", ("NVIDIA_VISIBLE_DEVICES=all",), gpus=gpus)) == replaced
+    assert runtime.create(Container("c", given, "c", ("NVIDIA_VISIBLE_DEVICES=1,3",), gpus=gpus)) == {}
+    assert runtime.create(gpu_pod(7)) == {}, "not koordinator's"
+    broken = Pod("s-2", "broken", annotations={KOORDINATOR: "{"})
+    assert runtime.create(Container("d", broken, env=("NVIDIA_VISIBLE_DEVICES=all",))) == {}
+    written(runtime, podlist)
+    assert count(hook, "podgpu_hook_adjustments_total") == 2
+    assert errors(hook)["bad_annotation"] >= 1

@@ -1,0 +1,273 @@
+"""Which GPUs a container has, by which source, told by the runtime's own records."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from podgpu.errors import SourceError
+from podgpu.hook import nri_pb2
+from podgpu.hook.cards import Card, Cards, read_cards
+from podgpu.hook.gpus import gpus_of_sandbox, wanted_variable
+from podgpu.hook.sandboxes import MOST_CONTAINERS, Sandbox, container_facts, synchronised
+from tests.hook.runtime import uuid
+
+KOORDINATOR = "scheduling.koordinator.sh/device-allocated"
+HAMI = "hami.io/vgpu-devices-allocated"
+CARDS = "tencent.com/predicate-gpu-idx-"
+MOUNTS = "/var/run/nvidia-container-devices"
+SAME = Cards(tuple(Card(uuid(number), number) for number in range(4)))
+SWAPPED = Cards((Card(uuid(0), 1), Card(uuid(1), 0)))
+"""Index 0 is minor 1."""
+MIG = "MIG-00000007-0000-0000-0000-000000000000"
+NVIDIA_NODES = [(195, 255), (195, 254), (510, 0)]
+
+
+def koordinator(*devices: Mapping[str, object]) -> dict[str, str]:
+    return {KOORDINATOR: json.dumps({"gpu": devices, "rdma": [{"minor": 3}]})}
+
+
+def sandbox(annotations: Mapping[str, str] | None = None, **containers: Mapping[str, object]) -> Sandbox:
+    """Made as the runtime tells of it: containers in the order of their creation."""
+    pod = nri_pb2.PodSandbox(id="s", name="train", namespace="ml", uid="u", annotations=annotations or {})
+    made = [
+        nri_pb2.Container(
+            id=f"id-{name}",
+            pod_sandbox_id="s",
+            name=name,
+            env=[str(one).encode() for one in _list(facts, "env")],
+            mounts=[nri_pb2.Mount(destination=str(one).encode()) for one in _list(facts, "mounts")],
+            annotations=facts.get("annotations", {}),
+            linux=nri_pb2.LinuxContainer(
+                devices=[nri_pb2.LinuxDevice(major=major, minor=minor) for major, minor in _list(facts, "nodes")]
+            ),
+        )
+        for name, facts in containers.items()
+    ]
+    return synchronised([pod], made).picture[0]
+
+
+def _list(facts: Mapping[str, object], key: str) -> list[object]:
+    found = facts.get(key, [])
+    assert isinstance(found, Sequence)
+    return list(found)
+
+
+def held(told: Sandbox, cards: Cards = SAME) -> dict[str, list[str]]:
+    return {entry.container: list(entry.gpus) for entry in gpus_of_sandbox(told, cards).entries}
+
+
+def visible(value: str, *more: str) -> dict[str, object]:
+    return {"env": ["PATH=/bin", f"NVIDIA_VISIBLE_DEVICES={value}", *more]}
+
+
+@pytest.mark.parametrize(
+    ("container", "gpus"),
+    [
+        (visible(uuid(2)), [uuid(2)]),
+        (visible(f"{uuid(2)},{uuid(1)},{uuid(2)}"), [uuid(2), uuid(1)]),
+        (visible("1,3"), [uuid(1), uuid(3)]),
+        (visible("17"), ["17"]),
+        (visible(MIG), [MIG]),
+        (visible("nvidia.com/gpu=2"), [uuid(2)]),
+        (visible(f"nvidia.com/gpu={uuid(3)}"), [uuid(3)]),
+        (visible("all"), [uuid(0), uuid(1), uuid(2), uuid(3)]),
+        (visible("all", "NVIDIA_DRIVER_CAPABILITIES=compute,utility"), [uuid(0), uuid(1), uuid(2), uuid(3)]),
+        (visible("all", "NVIDIA_DRIVER_CAPABILITIES=utility"), []),
+        (visible("management.nvidia.com/gpu=all"), []),
+        (visible("none"), []),
+        (visible("void"), []),
+        (visible(""), []),
+        (visible("nonsense, also 1 2 3"), []),
+        ({"env": ["NVIDIA_VISIBLE_DEVICES=all", f"NVIDIA_VISIBLE_DEVICES={uuid(1)}"]}, [uuid(1)]),
+        ({"mounts": [f"{MOUNTS}/{uuid(1)}", "/data"]}, [uuid(1)]),
+        ({"mounts": [f"{MOUNTS}/cdi/nvidia.com/gpu/{uuid(1)}"]}, [uuid(1)]),
+        ({"mounts": [f"{MOUNTS}/all"]}, [uuid(0), uuid(1), uuid(2), uuid(3)]),
+        (visible(MOUNTS) | {"mounts": [f"{MOUNTS}/{uuid(3)}"]}, [uuid(3)]),
+        (visible("void") | {"mounts": [f"{MOUNTS}/{uuid(3)}"]}, [uuid(3)]),
+        ({"nodes": [(195, 2), *NVIDIA_NODES]}, [uuid(2)]),
+        (visible("void") | {"nodes": [(195, 3), (195, 0), *NVIDIA_NODES]}, [uuid(0), uuid(3)]),
+        (visible("none") | {"nodes": [(195, 3)]}, []),
+        ({"nodes": NVIDIA_NODES}, []),
+        ({"nodes": [(1, 3), (1, 5), (195, 0), (195, 1)]}, []),
+        (visible(uuid(1)) | {"mounts": [f"{MOUNTS}/{uuid(2)}"], "nodes": [(195, 3)]}, [uuid(1)]),
+        ({"mounts": [f"{MOUNTS}/{uuid(2)}"], "nodes": [(195, 3)]}, [uuid(2)]),
+        ({}, []),
+    ],
+)
+def test_what_a_container_shows(container: Mapping[str, object], gpus: list[str]) -> None:
+    assert held(sandbox(main=container)) == ({"main": gpus} if gpus else {})
+
+
+def test_without_a_driver_numbers_stay_numbers() -> None:
+    told = sandbox(a=visible("1"), b={"nodes": [(195, 0)]}, c=visible("all"))
+    assert held(told, Cards()) == {"a": ["1"], "b": ["0"], "c": ["all"]}
+
+
+def test_koordinators_annotation_comes_before_all_else() -> None:
+    told = sandbox(koordinator({"minor": 1, "id": uuid(1)}, {"minor": 2}), main=visible("all"), side=visible("none"))
+    assert held(told) == {"main": [uuid(1), uuid(2)], "side": [uuid(1), uuid(2)]}
+    assert held(told, Cards()) == {"main": [uuid(1), "2"], "side": [uuid(1), "2"]}
+
+
+def test_koordinators_other_devices_say_nothing_about_gpus() -> None:
+    assert held(sandbox({KOORDINATOR: '{"rdma": [{"minor": 0}]}'}, main=visible(uuid(3)))) == {"main": [uuid(3)]}
+
+
+def test_hamis_places_in_the_order_of_creation() -> None:
+    slots = f"{uuid(0)},NVIDIA,1000,10:;;{uuid(1)},NVIDIA,1000,10:{uuid(2)},NVIDIA,1000,10:;"
+    every = {"a": {}, "b": {}, "c": {}}
+    assert held(sandbox({HAMI: slots}, **every)) == {"a": [uuid(0)], "c": [uuid(1), uuid(2)]}
+    assert held(sandbox({HAMI: slots}, a={})) == {"a": [uuid(0)]}, "the others are still to come"
+
+
+def test_hamis_own_variable_is_surer_than_a_place() -> None:
+    """The init container, whose place is the first, is gone when the hook starts."""
+    slots = f";{uuid(0)},NVIDIA,1000,10:;{uuid(1)},NVIDIA,1000,10:;"
+    told = sandbox({HAMI: slots}, a=visible(uuid(0)), b=visible(uuid(1)), side=visible("all"))
+    assert held(told) == {"a": [uuid(0)], "b": [uuid(1)]}
+
+
+def test_gpu_manager() -> None:
+    assigned = {"tencent.com/gpu-assigned": "true", f"{CARDS}0": "0,1", f"{CARDS}1": "2"}
+    assert held(sandbox(assigned, a={}, b={})) == {"a": [uuid(0), uuid(1)], "b": [uuid(2)]}
+    on_container = {"annotations": {"tencent.com/vcuda-device": "/dev/nvidia3,/dev/nvidia1"}}
+    assert held(sandbox(assigned | {"tencent.com/gpu-assigned": "false"}, a=on_container)) == {"a": [uuid(3), uuid(1)]}
+
+
+@pytest.mark.fault(
+    "The annotation in which a scheduler notes a pod's GPUs is not JSON",
+    "The hook answers the runtime as ever; the log names pod and annotation, and the pod's GPUs are nobody's",
+)
+@pytest.mark.parametrize("text", ["not JSON", "[]", '{"gpu": [{"minor": "x"}]}', "[" * 100_000, '{"gpu": 7}'])
+def test_an_annotation_that_is_not_json(text: str) -> None:
+    found = gpus_of_sandbox(sandbox({KOORDINATOR: text}, main=visible(uuid(1))), SAME)
+    assert found.entries == ()
+    assert [note.reason for note in found.notes] == ["bad_annotation"]
+    assert f"{KOORDINATOR} of pod ml/train cannot be understood" in found.notes[0].text
+
+
+# Where koordinator's minors and the toolkit's indices differ
+
+
+@pytest.mark.fault(
+    "koordinator writes minors into NVIDIA_VISIBLE_DEVICES on a node where the toolkit's indices are others",
+    "podlist.json has what koordinator gave; a log line and podgpu_hook_disagreeing_containers name the difference",
+)
+def test_the_two_differ_on_this_node() -> None:
+    told = sandbox(koordinator({"minor": 0}), main=visible("0"))
+    found = gpus_of_sandbox(told, SWAPPED)
+    assert [entry.gpus for entry in found.entries] == [(uuid(1),)]
+    assert found.disagreeing == 1
+    (note,) = found.notes
+    assert note.reason == "disagreement"
+    for words in ("pod ml/train, container main", f"gave it {uuid(1)}", f"NVIDIA_VISIBLE_DEVICES=0 means {uuid(0)}"):
+        assert words in note.text
+    assert gpus_of_sandbox(told, SAME).notes == ()
+    assert gpus_of_sandbox(told, Cards()).notes == ()
+
+
+@pytest.mark.parametrize(
+    ("cards", "devices", "now", "wanted"),
+    [
+        (SAME, [{"minor": 0}, {"minor": 2, "id": uuid(2)}], None, "0,2"),
+        (SAME, [{"minor": 1}], "all", "1"),
+        (SAME, [{"minor": 1}], "0", "1"),
+        (SAME, [{"minor": 1}], "1", None),
+        (SAME, [{"minor": 1}], uuid(1), None),
+        (SAME, [{"minor": 1}, {"minor": 0}], "0,1", None),
+        (SAME, [{"id": uuid(3)}], "", uuid(3)),
+        (Cards(), [{"minor": 1, "id": uuid(1)}], "1", None),
+        (Cards(), [{"minor": 1, "id": uuid(1)}], uuid(1), None),
+        (Cards(), [{"minor": 1}], "void", "1"),
+        (SWAPPED, [{"minor": 0}], "0", uuid(1)),
+        (SWAPPED, [{"minor": 0}], uuid(1), None),
+        (SAME, [], "all", None),
+    ],
+)
+def test_what_is_injected(cards: Cards, devices: list[dict[str, object]], now: str | None, wanted: str | None) -> None:
+    told = sandbox(koordinator(*devices) if devices else {}, main={} if now is None else visible(now))
+    assert wanted_variable(told, told.containers[0], cards) == wanted
+
+
+# Input without bounds
+
+
+def test_one_pods_text_cannot_fill_the_file() -> None:
+    many = ",".join(str(number) for number in range(100_000))
+    long = f"GPU-{'0' * 1_000_000}"
+    told = sandbox(a=visible(many), b=visible(long), c={"mounts": [f"{MOUNTS}/{long}"]})
+    assert {name: len(gpus) for name, gpus in held(told).items()} == {"a": 512}
+    granted = sandbox({KOORDINATOR: json.dumps({"gpu": [{"id": long}]})}, main={})
+    assert held(granted) == {}
+
+
+def test_a_runtime_that_never_stops_telling() -> None:
+    sandboxes = synchronised([], [])
+    for number in range(MOST_CONTAINERS):
+        name = str(number)
+        sandboxes.put(nri_pb2.PodSandbox(id=name, name=name), nri_pb2.Container(id=name, name=name))
+    for _ in range(2):
+        with pytest.raises(SourceError, match="more than 20,000 containers: the rest is not followed"):
+            sandboxes.put(nri_pb2.PodSandbox(id="x", name="x"), nri_pb2.Container(id="x"))
+        with pytest.raises(SourceError, match="more than 20,000"):
+            sandboxes.run(nri_pb2.PodSandbox(id="y", name="y"))
+    sandboxes.end("7")
+    sandboxes.put(nri_pb2.PodSandbox(id="x", name="x"), nri_pb2.Container(id="x"))
+    assert sandboxes.containers == len(sandboxes.picture) == MOST_CONTAINERS
+
+
+@given(st.text(), st.text(), st.text(), st.lists(st.tuples(st.integers(-9, 300), st.integers(-9, 300)), max_size=5))
+def test_whatever_is_told_an_entry_has_ids(
+    annotation: str, variable: str, mount: str, nodes: list[tuple[int, int]]
+) -> None:
+    facts = {"env": [f"NVIDIA_VISIBLE_DEVICES={variable}"], "mounts": [f"{MOUNTS}/{mount}"], "nodes": nodes}
+    for key in (KOORDINATOR, HAMI, f"{CARDS}0"):
+        told = sandbox({key: annotation, "tencent.com/gpu-assigned": "true"}, main=facts)
+        for entry in gpus_of_sandbox(told, SAME).entries:
+            assert entry.gpus
+            assert all(entry.gpus)
+
+
+# How this node numbers its GPUs
+
+
+INFORMATION = """Model: \t\t NVIDIA H200
+IRQ:   \t\t 55
+GPU UUID: \t {uuid}
+Bus Type: \t PCIe
+Bus Location: \t {place}
+Device Minor: \t {minor}
+GPU Excluded:\t {excluded}
+"""
+
+
+def card(proc: Path, place: str, uuid: str, minor: int, excluded: str = "No") -> None:
+    folder = proc / "driver/nvidia/gpus" / place
+    folder.mkdir(parents=True)
+    (folder / "information").write_text(INFORMATION.format(uuid=uuid, place=place, minor=minor, excluded=excluded))
+
+
+def test_cards_of_the_kernel_driver(tmp_path: Path) -> None:
+    assert read_cards(str(tmp_path)) == Cards()
+    card(tmp_path, "0000:9a:00.0", uuid(2), 0)
+    card(tmp_path, "0000:1a:00.0", uuid(0), 1)
+    card(tmp_path, "0000:5b:00.0", uuid(9), 2, excluded="Yes")
+    card(tmp_path, "0000:3c:00.0", "GPU-????????-????-????-????-????????????", 3)
+    cards = read_cards(str(tmp_path))
+    assert cards == Cards((Card(uuid(0), 1), Card("", 3), Card(uuid(2), 0)))
+    assert [cards.of_minor(number) for number in range(4)] == [uuid(2), uuid(0), "2", "3"]
+    assert [cards.of_index(number) for number in range(4)] == [uuid(0), "1", uuid(2), "3"]
+    assert cards.uuids == ()
+    assert cards.numbers_differ
+    assert not SAME.numbers_differ
+
+
+def test_facts_keep_no_more_than_is_read() -> None:
+    container = nri_pb2.Container(id="c", name="main", env=[b"SECRET=x"] * 1000, annotations={"big": "x" * 10_000})
+    assert repr(container_facts(container)).count("x") <= repr(container_facts(nri_pb2.Container())).count("x")

@@ -1,0 +1,322 @@
+"""The hook beside a runtime, from the first connection on: after every step the file says what the runtime has."""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from podgpu.hook.loop import Hook
+from tests.hook.conftest import StartHook, until, written
+from tests.hook.runtime import PLUGIN, SERVICE, Container, Ended, PluginError, Pod, Runtime, data, gpu_pod, number, uuid
+
+
+def errors(hook: Hook) -> dict[str, float]:
+    family = next(one for one in hook.families() if one.name == "podgpu_hook_errors_total")
+    return {dict(sample.labels.pairs)["reason"]: sample.value for sample in family.samples}
+
+
+def count(hook: Hook, name: str) -> float:
+    return next(one for one in hook.families() if one.name == name).samples[0].value
+
+
+@pytest.mark.parametrize("dedicated", [True, False], ids=["its own methods", "StateChange"])
+def test_every_step_of_a_life(runtime: Runtime, podlist: Path, start_hook: StartHook, dedicated: bool) -> None:
+    runtime.dedicated = dedicated
+    before = gpu_pod(1, (0, 1))
+    runtime.pods[before.pod.id], runtime.containers[before.id] = before.pod, replace(before, state=3)
+    start_hook()
+    runtime.accept()
+    assert runtime.registered == ("podgpu", "90")
+    assert runtime.events == 0b110_1010_1111  # the runtime refuses bits it does not know: none above REMOVE_CONTAINER
+    written(runtime, podlist)
+    assert podlist.read_text().count("pod-1") == 1
+
+    one, without = gpu_pod(2, (2,)), Container("c-3", Pod("s-3", "web"))
+    for container in (one, without):
+        runtime.run_pod(container.pod)
+        assert runtime.create(container) == {}
+        written(runtime, podlist)
+        runtime.start(container)
+        written(runtime, podlist)
+    runtime.update(replace(one, env=(f"NVIDIA_VISIBLE_DEVICES={uuid(5)}",), gpus=(uuid(5),), state=3))
+    written(runtime, podlist)
+    runtime.stop_container(one)
+    written(runtime, podlist)
+    runtime.remove(one)
+    runtime.end_pod(one.pod, "StopPodSandbox")
+    runtime.end_pod(one.pod)
+    runtime.end_pod(before.pod)
+    written(runtime, podlist)
+    assert json.loads(podlist.read_text()) == []
+
+
+def test_the_file_has_the_seeds_structure(runtime: Runtime, podlist: Path, start_hook: StartHook) -> None:
+    start_hook()
+    runtime.accept()
+    runtime.create(gpu_pod(7, (3, 4), namespace="serving"))
+    written(runtime, podlist)
+    expected = {"name": "pod-7", "namespace": "serving", "container": "main", "gpu_list": [uuid(3), uuid(4)]}
+    assert json.loads(podlist.read_text()) == [expected]
+
+
+@pytest.mark.parametrize("piece", [1, 7, 4096])
+def test_pieces_mean_nothing(folder: Path, podlist: Path, start_hook: StartHook, piece: int) -> None:
+    runtime = Runtime(folder / "nri.sock", piece=piece)
+    start_hook()
+    runtime.accept()
+    runtime.create(gpu_pod(1))
+    written(runtime, podlist)
+    runtime.stop()
+
+
+def test_a_thousand_containers_told_in_parts_and_one_by_one(folder: Path, podlist: Path, start_hook: StartHook) -> None:
+    runtime = Runtime(folder / "nri.sock", per_message=300)
+    for place in range(1000):
+        one = gpu_pod(place, (place % 8,))
+        runtime.pods[one.pod.id], runtime.containers[one.id] = one.pod, one
+    hook = start_hook()
+    runtime.accept()
+    written(runtime, podlist)
+    for place in range(1000, 2000):
+        runtime.create(gpu_pod(place, (place % 8,)))
+    written(runtime, podlist)
+    assert len(json.loads(podlist.read_text())) == 2000
+    assert count(hook, "podgpu_hook_podlist_writes_total") < 200
+    runtime.stop()
+
+
+def test_configured_before_the_registration_is_answered(runtime: Runtime, podlist: Path, start_hook: StartHook) -> None:
+    start_hook()
+    runtime.connected()
+    runtime.configure()
+    runtime.synchronize()
+    runtime.take_registration()
+    runtime.create(gpu_pod(1))
+    written(runtime, podlist)
+
+
+def test_questions_that_do_not_wait_for_answers(runtime: Runtime, podlist: Path, start_hook: StartHook) -> None:
+    start_hook()
+    runtime.accept()
+    made = [gpu_pod(number) for number in range(50)]
+    for stream, one in enumerate(made):
+        subject = data(1, one.pod.message) + data(2, one.message)
+        runtime.send(PLUGIN, 1001 + 2 * stream, 1, data(1, SERVICE) + data(2, "CreateContainer") + data(3, subject))
+        runtime.containers[one.id] = one
+    assert [runtime.receive(PLUGIN) for _ in made] == [(1001 + 2 * stream, 2, b"") for stream in range(50)]
+    written(runtime, podlist)
+
+
+def test_nothing_is_written_before_all_is_told(folder: Path, podlist: Path, start_hook: StartHook) -> None:
+    runtime = Runtime(folder / "nri.sock")
+    podlist.write_text('["what the hook before left"]')
+    start_hook()
+    runtime.connected()
+    runtime.take_registration()
+    runtime.configure()
+    first = gpu_pod(1)
+    runtime.call("Synchronize", data(1, first.pod.message) + data(2, first.message) + number(3, 1))
+    runtime.call("CreateContainer", data(1, first.pod.message) + data(2, first.message))
+    assert podlist.read_text() == '["what the hook before left"]'
+    second = gpu_pod(2)
+    runtime.call("Synchronize", data(1, second.pod.message) + data(2, second.message))
+    for one in (first, second):
+        runtime.containers[one.id] = one
+    written(runtime, podlist)
+    runtime.stop()
+
+
+@pytest.mark.fault(
+    "The container runtime restarts, and containers end and begin while nobody tells the hook",
+    "The hook connects again, is told of all there is, and podlist.json is right again; until then it stays as it was",
+)
+def test_a_runtime_that_restarts(runtime: Runtime, podlist: Path, start_hook: StartHook) -> None:
+    hook = start_hook()
+    runtime.accept()
+    stays, ends = gpu_pod(1, (0,)), gpu_pod(2, (1,))
+    for one in (stays, ends):
+        runtime.create(one)
+    written(runtime, podlist)
+    was = podlist.read_bytes()
+    runtime.stop()
+    until(lambda: not hook.state.is_synchronised)
+    assert podlist.read_bytes() == was
+    runtime.forget_pod(ends.pod)
+    new = gpu_pod(3, (2,))
+    runtime.pods[new.pod.id], runtime.containers[new.id] = new.pod, new
+    runtime.listen()
+    runtime.accept()
+    written(runtime, podlist)
+    assert count(hook, "podgpu_hook_synchronisations_total") == 2
+
+
+def test_containers_whose_end_was_never_told_are_gone(runtime: Runtime, podlist: Path, start_hook: StartHook) -> None:
+    start_hook()
+    runtime.accept()
+    pod = Pod("s-1", "train", uid="u")
+    crashed = Container("c-1", pod, env=(f"NVIDIA_VISIBLE_DEVICES={uuid(0)}",), gpus=(uuid(0),))
+    runtime.create(crashed)
+    del runtime.containers["c-1"]
+    runtime.create(replace(crashed, id="c-2"))  # the same container, made anew
+    written(runtime, podlist)
+    runtime.containers.clear()
+    del runtime.pods["s-1"]
+    runtime.run_pod(replace(pod, id="s-2"))  # the same pod in a new sandbox
+    written(runtime, podlist)
+    other = gpu_pod(5)
+    runtime.create(other)
+    runtime.end_pod(other.pod)  # the sandbox is gone, and nobody spoke of its container
+    written(runtime, podlist)
+
+
+def test_a_start_heals_a_creation_that_was_missed(runtime: Runtime, podlist: Path, start_hook: StartHook) -> None:
+    start_hook()
+    runtime.accept()
+    missed = gpu_pod(1)
+    runtime.pods[missed.pod.id] = missed.pod
+    runtime.start(missed)
+    written(runtime, podlist)
+    runtime.stop_container(missed)
+    runtime.update(replace(missed, state=4))  # a late word about a stopped one does not bring it back
+    written(runtime, podlist)
+
+
+# Bad input
+
+
+def test_methods_it_does_not_have(runtime: Runtime, podlist: Path, start_hook: StartHook) -> None:
+    start_hook()
+    runtime.accept()
+    for method in ("PostStartContainer", "ValidateContainerAdjustment", "NoSuchThing"):
+        with pytest.raises(PluginError) as caught:
+            runtime.call(method, b"")
+        assert caught.value.code == 12
+    runtime.create(gpu_pod(1))
+    written(runtime, podlist)
+
+
+@pytest.mark.fault(
+    "A runtime speaks another version of NRI",
+    "It is told that podgpu has no such service; a log line names both versions, and podlist.json stays as it was",
+)
+def test_another_version_of_the_protocol(
+    runtime: Runtime, podlist: Path, start_hook: StartHook, caplog: pytest.LogCaptureFixture
+) -> None:
+    hook = start_hook()
+    runtime.connected()
+    runtime.take_registration(status=number(1, 12) + data(2, "unknown service"))
+    until(lambda: errors(hook).get("refused"))
+    assert "does not take the plugin 90-podgpu (unknown service)" in caplog.text
+    assert "v1alpha1" in caplog.text
+    runtime.accept()
+    with pytest.raises(PluginError) as caught:
+        runtime.call("CreateContainer", b"", service="nri.pkg.api.v1beta9.Plugin")
+    assert caught.value.code == 12
+    assert "nri.pkg.api.v1beta9.Plugin, another protocol than nri.pkg.api.v1alpha1.Plugin" in caplog.text
+    runtime.create(gpu_pod(1))
+    written(runtime, podlist)
+
+
+BAD_FRAMES = {
+    "oversized piece": struct.pack(">II", PLUGIN, 4 * 1024 * 1024 + 11),
+    "oversized message": struct.pack(">IIIIBB", PLUGIN, 10, 4 * 1024 * 1024 + 1, 1, 1, 0),
+    "no such connection": struct.pack(">II", 0, 5) + b"hello",
+    "no such kind": struct.pack(">IIIIBB", PLUGIN, 10, 0, 1, 9, 0),
+    "HTTP": b"HTTP/1.1 400 Bad Request\r\n\r\n",
+}
+
+
+@pytest.mark.fault(
+    "The runtime's side of the NRI connection sends garbage: a frame over the limit, one of no kind, another protocol",
+    "The connection is closed with a log line and made anew; pods start without the hook meanwhile, podlist.json stays",
+)
+@pytest.mark.parametrize("bad", BAD_FRAMES)
+def test_bad_frames(
+    runtime: Runtime, podlist: Path, start_hook: StartHook, bad: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    hook = start_hook()
+    runtime.accept()
+    runtime.create(gpu_pod(1))
+    written(runtime, podlist)
+    was = podlist.read_bytes()
+    assert runtime.connection is not None
+    runtime.connection.sendall(BAD_FRAMES[bad])
+    with pytest.raises(Ended):
+        runtime.receive(PLUGIN)
+    assert podlist.read_bytes() == was
+    until(lambda: errors(hook).get("bad_frame") == 1)
+    assert "is not NRI as podgpu knows it" in caplog.text
+    runtime.accept()
+    runtime.create(gpu_pod(2))
+    written(runtime, podlist)
+
+
+def test_a_truncated_frame(
+    runtime: Runtime, podlist: Path, start_hook: StartHook, caplog: pytest.LogCaptureFixture
+) -> None:
+    hook = start_hook()
+    runtime.accept()
+    assert runtime.connection is not None
+    runtime.connection.sendall(struct.pack(">II", PLUGIN, 100) + b"half")
+    runtime.drop()
+    until(lambda: errors(hook).get("truncated") == 1)
+    assert "ended in the middle of a message" in caplog.text
+    runtime.accept()
+    runtime.create(gpu_pod(1))
+    written(runtime, podlist)
+
+
+def test_requests_that_are_no_messages_are_answered(runtime: Runtime, podlist: Path, start_hook: StartHook) -> None:
+    """An error would be the end of somebody's container."""
+    hook = start_hook()
+    runtime.accept()
+    for method in ("CreateContainer", "UpdateContainer", "StopContainer", "StateChange", "RunPodSandbox"):
+        assert runtime.call(method, b"\x0a\xff\xff\xff\xff\x0f") == b""
+        assert runtime.call(method, b"") == b""
+    runtime.send(PLUGIN, 99, 1, b"\xff\xff\xff")
+    assert runtime.receive(PLUGIN) == (99, 2, b"")
+    runtime.send(PLUGIN, 101, 3, b"data of a stream nobody opened")
+    runtime.create(gpu_pod(1))
+    written(runtime, podlist)
+    assert errors(hook)["bad_request"] == 6
+    assert errors(hook)["unexpected_message"] == 1
+
+
+def test_a_container_in_no_pod_and_one_that_is_not_utf8(runtime: Runtime, podlist: Path, start_hook: StartHook) -> None:
+    """A file with an entry without a name would be no file to any reader."""
+    start_hook()
+    runtime.accept()
+    lost = gpu_pod(1)
+    assert runtime.call("CreateContainer", data(2, lost.message)) == b""
+    assert runtime.call("CreateContainer", data(1, data(1, "s-9")) + data(2, lost.message)) == b""
+    odd = data(1, "c-2") + data(3, "odd") + data(8, b"X=\xff\xfe") + data(9, data(1, b"/\xff")) + data(11, b"")
+    told = odd + data(8, f"NVIDIA_VISIBLE_DEVICES={uuid(3)}")
+    pod = Pod("s-2", "odd")
+    assert runtime.call("CreateContainer", data(1, pod.message) + data(2, told)) == b""
+    runtime.containers["c-2"] = Container("c-2", pod, "odd", gpus=(uuid(3),))
+    written(runtime, podlist)
+
+
+def test_words_for_other_connections_are_passed_over(runtime: Runtime, podlist: Path, start_hook: StartHook) -> None:
+    start_hook()
+    runtime.accept()
+    runtime.send(17, 1, 1, data(1, SERVICE))
+    runtime.create(gpu_pod(1))
+    written(runtime, podlist)
+
+
+def test_a_runtime_that_does_not_let_plugins_in(
+    runtime: Runtime, start_hook: StartHook, caplog: pytest.LogCaptureFixture
+) -> None:
+    hook = start_hook()
+    runtime.connected()
+    assert runtime.connection is not None
+    runtime.receive(2)
+    runtime.connection.shutdown(socket.SHUT_RDWR)
+    until(lambda: errors(hook).get("refused"))
+    assert "disable_connections" in caplog.text

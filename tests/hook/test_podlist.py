@@ -1,0 +1,236 @@
+"""The file itself: written whole, only when something changed, put back when it was taken away, and where it may be."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from podgpu.atomic_file import AtomicFile
+from podgpu.hook.cards import Cards
+from podgpu.hook.gpus import Entry
+from podgpu.hook.keeper import Keeper, encode_podlist
+from podgpu.hook.loop import Hook, Settings
+from podgpu.hook.sandboxes import ContainerFacts, Sandbox
+from podgpu.hook.tallies import State, Tallies
+from tests.hook.conftest import StartHook, until, written
+from tests.hook.runtime import Runtime, gpu_pod, read_podlist, uuid
+from tests.hook.test_gpus import card
+from tests.hook.test_life import count, errors
+
+
+def test_only_a_change_is_written(runtime: Runtime, podlist: Path, start_hook: StartHook) -> None:
+    hook = start_hook()
+    runtime.accept()
+    one = gpu_pod(1)
+    runtime.create(one)
+    written(runtime, podlist)
+    was = os.stat(podlist)
+    for _ in range(3):
+        runtime.start(one)
+        runtime.update(runtime.containers[one.id])
+        runtime.restart()  # a new synchronisation that tells the same
+        runtime.accept()
+    until(lambda: hook.state.is_up_to_date)
+    runtime.create(gpu_pod(2, ()))  # a container without GPUs
+    until(lambda: hook.state.containers == 2)
+    hook.stop()
+    assert (os.stat(podlist).st_ino, os.stat(podlist).st_mtime_ns) == (was.st_ino, was.st_mtime_ns)
+
+
+def test_a_hook_that_starts_anew_leaves_a_right_file_alone(
+    runtime: Runtime, podlist: Path, start_hook: StartHook
+) -> None:
+    one = gpu_pod(1)
+    runtime.pods[one.pod.id], runtime.containers[one.id] = one.pod, one
+    first = start_hook()
+    runtime.accept()
+    written(runtime, podlist)
+    first.stop()
+    was = os.stat(podlist)
+    second = start_hook()
+    runtime.accept()
+    until(lambda: second.state.is_up_to_date)
+    assert os.stat(podlist).st_ino == was.st_ino
+    assert count(second, "podgpu_hook_podlist_writes_total") == 0
+
+
+def keeper_of(podlist: Path) -> Keeper:
+    """A keeper whose turns are had one at a time."""
+    return Keeper(AtomicFile(str(podlist)), Tallies(), Cards)
+
+
+PICTURE = (Sandbox("s", "ml", "train", containers=(ContainerFacts("c", "main", uuid(1)),)),)
+CONTENT = encode_podlist([Entry("ml", "train", "main", (uuid(1),))])
+
+
+@pytest.mark.fault(
+    "Somebody deletes podlist.json, or writes over it",
+    "The hook puts it back within seconds, whole",
+)
+def test_a_file_taken_away_or_written_over_is_put_back(podlist: Path) -> None:
+    keeper = keeper_of(podlist)
+    keeper.turn()
+    assert not podlist.exists(), "nothing was told yet"
+    keeper.offer(PICTURE)
+    keeper.turn()
+    assert podlist.read_bytes() == CONTENT
+    podlist.unlink()
+    keeper.turn()
+    assert podlist.read_bytes() == CONTENT
+    podlist.write_text("[]")
+    keeper.turn()
+    assert podlist.read_bytes() == CONTENT
+
+
+def test_a_link_put_there_later_is_not_followed(podlist: Path, folder: Path) -> None:
+    keeper = keeper_of(podlist)
+    (folder / "shadow").write_text("secret")
+    podlist.symlink_to(folder / "shadow")
+    keeper.offer(PICTURE)
+    keeper.turn()
+    assert not podlist.is_symlink()
+    assert (folder / "shadow").read_text() == "secret"
+    assert podlist.read_bytes() == CONTENT
+
+
+def test_names_of_any_script_and_the_same_bytes_in_any_order() -> None:
+    entries = [Entry("ml", "обучение", "main", ("1",)), Entry("a", "\u2028", "c", ("all",))]
+    assert encode_podlist(entries) == encode_podlist(reversed(entries))
+    assert json.loads(encode_podlist(entries))[1]["name"] == "обучение"
+
+
+def test_numbers_become_uuids_when_the_driver_comes(
+    runtime: Runtime, podlist: Path, folder: Path, start_hook: StartHook, caplog: pytest.LogCaptureFixture
+) -> None:
+    card(folder / "proc-later", "0000:1a:00.0", uuid(8), 1)
+    card(folder / "proc-later", "0000:9a:00.0", uuid(9), 0)
+    hook = start_hook(proc=str(folder / "proc-later"))
+    runtime.accept()
+    one = gpu_pod(1)
+    node = type(one)("c", one.pod, devices=((195, 0),), gpus=(uuid(9),))
+    runtime.create(node)
+    written(runtime, podlist)
+    assert "minors and indices of GPUs differ (minor 1 is index 0, minor 0 is index 1)" in caplog.text
+    assert hook.state.disagreeing == 0
+
+
+# Where it cannot be written
+
+
+@pytest.fixture
+def remount(folder: Path) -> Iterator[Callable[[str], None]]:
+    """A file system of its own under `folder/disk`, made read-only and writable again by `ro` and `rw`: permissions
+    would not keep root from writing."""
+    disk = folder / "disk"
+    disk.mkdir()
+    done = subprocess.run(["mount", "-t", "tmpfs", "tmpfs", disk], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        pytest.skip(f"no file system can be mounted here: {done.stderr.strip()}")
+
+    def remount(how: str) -> None:
+        subprocess.run(["mount", "-o", f"remount,{how}", disk], check=True)
+
+    yield remount
+    subprocess.run(["umount", disk], check=True)
+
+
+@pytest.mark.fault(
+    "The directory of podlist.json is read-only when a container is created",
+    "The container starts as ever; a log line says that the file before stands; it is written once that can be done",
+)
+def test_a_read_only_directory(
+    runtime: Runtime, folder: Path, remount: Callable[[str], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    podlist = folder / "disk/podlist.json"
+    hook = Hook(Settings(str(folder / "nri.sock"), proc=str(folder)), AtomicFile(str(podlist)))
+    hook.start(lambda: None)
+    try:
+        runtime.accept()
+        runtime.create(gpu_pod(1))
+        written(runtime, podlist)
+        was = podlist.read_bytes()
+        remount("ro")
+        assert runtime.create(gpu_pod(2)) == {}
+        until(lambda: errors(hook).get("not_written"))
+        assert "Read-only file system); the one before stands" in caplog.text
+        assert podlist.read_bytes() == was
+        remount("rw")
+        written(runtime, podlist)
+        until(lambda: hook.state.is_up_to_date)
+    finally:
+        hook.stop()
+
+
+def test_a_directory_that_is_gone_for_a_while(
+    runtime: Runtime, folder: Path, start_hook: StartHook, podlist: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    hook = start_hook()
+    runtime.accept()
+    runtime.create(gpu_pod(1))
+    written(runtime, podlist)
+    away = folder.with_name(f"{folder.name}-away")
+    folder.rename(away)
+    try:
+        runtime.create(gpu_pod(2))
+        until(lambda: errors(hook).get("not_written"))
+        assert not hook.state.is_up_to_date
+        assert "the one before stands" in caplog.text
+        found = read_podlist(away / "podlist.json")
+        assert isinstance(found, list)
+        assert len(found) == 1
+    finally:
+        away.rename(folder)
+    written(runtime, podlist)
+    until(lambda: hook.state.is_up_to_date)
+
+
+@pytest.mark.fault(
+    "The disk is full when podlist.json is to be written",
+    "The file before stays whole; a log line says so; it is tried again until it works",
+)
+def test_a_full_disk(folder: Path, podlist: Path) -> None:
+    """The kernel's limit on the size of files stands for it: a part is written, then an error comes."""
+    runtime = Runtime(folder / "nri.sock")
+    command = [sys.executable, "-m", "podgpu", "hook", "--socket", str(runtime.path), "--podlist", str(podlist)]
+
+    def limit() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (600, 600))
+
+    hook = subprocess.Popen([*command, "--path-proc", str(folder)], preexec_fn=limit, stderr=subprocess.PIPE, text=True)
+    assert hook.stderr is not None
+    try:
+        runtime.accept()
+        runtime.create(gpu_pod(1))
+        written(runtime, podlist)
+        for number in range(2, 20):
+            runtime.create(gpu_pod(number))
+        said = next(line for line in hook.stderr if "was not written" in line)
+        assert "File too large" in said
+        found = read_podlist(podlist)
+        assert isinstance(found, list)
+        assert 1 <= len(found) < 19
+        assert {one.name for one in folder.iterdir()} == {"nri.sock", "podlist.json"}
+        for number in range(2, 20):
+            runtime.end_pod(gpu_pod(number).pod)
+        written(runtime, podlist)
+    finally:
+        hook.kill()
+        hook.communicate()
+        runtime.stop()
+
+
+def test_the_families_are_all_there(start_hook: StartHook) -> None:
+    tallies = Tallies()
+    tallies.error("x")
+    tallies.answered("CreateContainer", 0.25)
+    names = [family.name for family in tallies.families(State(False, False, 0, 0, 0)) if family.samples]
+    assert len(names) == len(set(names)) == 12
