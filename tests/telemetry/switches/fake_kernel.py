@@ -1,4 +1,4 @@
-"""A kernel driver's side of the ioctls, written from the facts alone: decodes every byte it is sent and remembers it."""
+"""A kernel driver's side of the ioctls, written from the facts alone: decodes every byte sent to it, and remembers."""
 
 from __future__ import annotations
 

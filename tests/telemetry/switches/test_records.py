@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
+from contextlib import suppress
 
 import pytest
 from hypothesis import given
@@ -21,6 +22,13 @@ def chunk(*switches: tuple[int, int, int], first: int = 0, instance: int = 255) 
         RECORD.pack(2, 0, 0, tag, 0, (first + n) % 65536, pid, pid, 0, instance, instance, at)
         for n, (tag, pid, at) in enumerate(switches)
     )
+
+
+def read(data: bytes) -> Timeline:
+    timeline = Timeline(0)
+    for switch in Sequence().read(data):
+        timeline.add(switch)
+    return timeline
 
 
 def windows(switches: Many[tuple[int, int, int]], ends: Many[int], lead: int = 0) -> list[Residency]:
@@ -68,10 +76,8 @@ def test_a_window_without_switches_belongs_to_who_is_resident() -> None:
     ids=["part of a record", "another tag", "a number missing", "two in a row", "saved another", "backwards"],
 )
 def test_what_does_not_fit_is_doubted(data: bytes, reason: str) -> None:
-    timeline = Timeline(0)
     with pytest.raises(Doubt) as doubt:
-        for switch in Sequence().read(data):
-            timeline.add(switch)
+        read(data)
     assert doubt.value.reason == reason
 
 
@@ -107,10 +113,5 @@ def test_stays_switching_and_unknown_are_the_window_wherever_it_is_cut(
 
 @given(data=st.binary(max_size=320))
 def test_garbage_is_doubted_or_read_and_nothing_else(data: bytes) -> None:
-    timeline = Timeline(0)
-    try:
-        for switch in Sequence().read(data):
-            timeline.add(switch)
-    except Doubt:
-        return
-    timeline.window(10**18)
+    with suppress(Doubt):
+        read(data).window(10**18)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import struct
 
 import pytest
-from tests.telemetry.switches.fake_kernel import FakeKernel
 
 from podgpu.telemetry.switches.records import RECORD, Doubt
 from podgpu.telemetry.switches.resource_manager import ContextSwitchLog, layout_of
+from tests.telemetry.switches.fake_kernel import FakeKernel
 
 BUS_ID = "00000000:06:00.0"
 
@@ -105,7 +105,7 @@ def test_any_refusal_is_a_doubt_and_leaves_nothing_open(refused: int) -> None:
 
 def test_a_gpu_that_is_not_there_and_a_node_that_is_missing_are_said() -> None:
     kernel = FakeKernel()
-    with pytest.raises(Doubt, match="no GPU at 00000000:41:00.0 attached"):
+    with pytest.raises(Doubt, match=r"no GPU at 00000000:41:00\.0 attached"):
         ContextSwitchLog("00000000:41:00.0", 3, layout_of("580.1"), kernel)
     assert kernel.opened == {}
     with pytest.raises(Doubt, match="/dev/nvidia3 cannot be opened"):

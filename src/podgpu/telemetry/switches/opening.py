@@ -29,7 +29,7 @@ class Architecture:
 
 MEASURED = {9: Architecture("Hopper (GH100)", lead_ns=64_000)}
 """NVML's number of the architecture -> what was measured there. H200, driver 580: stays of known work are 63 to 67 µs
-longer than it, in seven traces of 2,800 to 53,000 switches; the busy bit agrees with NVML's utilisation within a point."""
+longer than it, in seven traces of 2,800 to 53,000 switches; the busy bit agrees with NVML's utilisation to a point."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +37,8 @@ class Opening:
     """What `--usage-from` asks for and what this process may do."""
 
     wanted: UsageMethod = "samples"
-    open_log: OpenLog = lambda device, version: open_switch_log(device, version)  # noqa: E731
-    privileged: Callable[[], bool] = lambda: has_sys_admin()  # noqa: E731
+    open_log: OpenLog = lambda device, version: open_switch_log(device, version)
+    privileged: Callable[[], bool] = lambda: has_sys_admin()
 
     def listener(
         self, device: Device, driver_version: str, architecture: int | None, wall: Callable[[], float]

@@ -159,7 +159,7 @@ class ContextSwitchLog:
         return int(now)
 
     def is_busy(self) -> bool:
-        """Whether the engine works at this moment. Needs CAP_SYS_ADMIN; asking without it writes to the kernel's log."""
+        """Whether the engine works now. Needs CAP_SYS_ADMIN; without it the kernel's log has a line each time."""
         operation = ctypes.create_string_buffer(struct.pack("<BBBB4xIIIIII", 0, 0, 0, 0, 0, _BUSY_REGISTER, 0, 0, 0, 0))
         where = ctypes.addressof(operation)
         self._control(self._subdevice, _READ_REGISTERS, struct.pack("<IIIIIIQ16x", 0, 0, 0, 0, 0, 1, where))
