@@ -243,6 +243,8 @@ class Outcome:
     error: str = ""
     """Reason word, empty when all went well."""
     message: str = ""
+    device: str = ""
+    """UUID of the GPU that this is about: another may have its number tomorrow."""
 
     @property
     def ok(self) -> bool:

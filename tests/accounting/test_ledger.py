@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from podgpu.accounting.ledger import Ledger
+from podgpu.accounting.ledger import MOST_NAMESPACES, Ledger
 from podgpu.model import (
     Assignment,
     ContainerUsage,
@@ -325,8 +325,32 @@ def test_an_end_that_was_not_seen_at_once_is_seen_later(books: Books) -> None:
 def test_a_gpu_that_left_and_came_back_knows_nobody_who_ended(books: Books) -> None:
     books.turn(used({1: 500}, busy_ns=500), [held(A)])
     books.ledger.forget_devices({GPU.key})
+    assert books.ledger.statement().devices == ()
     books.turn(used({}, busy_ns=200), [held(A)])
-    assert (books.of(A).busy_ns, books.device().unattributed_busy_ns) == (0, 200)
+    assert (books.of(A).busy_ns, books.device().unattributed_busy_ns) == (500, 200), "counters go on where they were"
+
+
+def test_a_gpu_that_came_back_has_forgotten_who_left_meanwhile(books: Books) -> None:
+    books.turn(used({1: 500}, busy_ns=500), [held(A)])
+    books.ledger.forget_devices({GPU.key})
+    books.turn(used({3: 200}, busy_ns=200), [held(C)])
+    assert [one.holder for one in books.ledger.statement().containers] == [C]
+    assert books.device().busy_ns == 700
+
+
+def test_namespaces_are_bounded_and_what_is_forgotten_is_counted(books: Books) -> None:
+    """Those that hold something are never forgotten, the longest unchanged of the others first."""
+    stays = [held(Workload("stays", "p", "c", "u-stays"), 0.0)]
+    for number in range(MOST_NAMESPACES // 1000 + 2):
+        crowd = [held(Workload(f"ns-{number}-{n}", "p", "c", f"u-{number}-{n}"), 0.001) for n in range(1000)]
+        books.turn(used({}, busy_ns=0), [*stays, *crowd])
+    books.turn(used({}, busy_ns=0), stays)
+    namespaces = {one.namespace for one in books.ledger.statement().namespaces}
+    assert len(namespaces) == MOST_NAMESPACES
+    assert books.ledger.namespaces_forgotten == 2001
+    assert "stays" in namespaces
+    assert "ns-0-0" not in namespaces
+    assert f"ns-{MOST_NAMESPACES // 1000 + 1}-999" in namespaces
 
 
 # What cannot be seen

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cache
+from typing import TypeVar
 
 from podgpu.accounting.accounts import Account, DeviceBook, Entry, NamespaceBook
 from podgpu.accounting.charges import (
@@ -30,6 +31,12 @@ from podgpu.accounting.charges import (
 from podgpu.accounting.presence import Holding, differ, holdings_of, presence_of
 from podgpu.model import Assignment, Device, DeviceUsage, Usage, Workload, physical
 
+B = TypeVar("B")
+MOST_NAMESPACES = 5_000
+"""Namespaces and models. Past that, those of namespaces that hold and use nothing any more are forgotten, the longest
+unchanged first, as in the cluster."""
+MOST_AWAY = 64
+"""GPUs that are gone, of which it is remembered what was used: one that comes back goes on where it was."""
 Owner = Callable[[int], Workload | None]
 """Pid -> its container with all its names; None when it is in none, or nobody knows."""
 
@@ -53,13 +60,24 @@ class _Turn:
         return self.scene.window if self.scene else 0
 
 
+@dataclass(frozen=True, slots=True)
+class _Away:
+    """The books of a GPU that is gone, and of its instances."""
+
+    accounts: dict[str, dict[Who, Account]]
+    devices: dict[str, DeviceBook]
+
+
 class Ledger:
     def __init__(self) -> None:
         self._accounts: dict[str, dict[Who, Account]] = {}
         self._running: dict[str, dict[int, Who | None]] = {}
         """By device, the processes when they were last seen, and who was charged for each."""
         self._devices: dict[str, DeviceBook] = {}
+        self._away: dict[str, _Away] = {}
         self._namespaces: dict[tuple[str, str], NamespaceBook] = {}
+        """The longest unchanged first."""
+        self.namespaces_forgotten = 0
         self.memory_excess = 0
         """How often a device's containers used more memory than the device said was used."""
 
@@ -76,6 +94,7 @@ class Ledger:
         `untold`: processes of which it is not known whose they are, so that no holder may be called idle for them.
         """
         told = {usage.device.key: usage for usage in usages}
+        self._welcome_back({physical(key) for key in told})
         held = holdings_of(assignments)
         ask = cache(owner)
         turns = {
@@ -86,6 +105,7 @@ class Ledger:
         for key, turn in turns.items():
             self._enter_people(key, turn, believed(elapsed_ns))
             self._enter_device(key, turn)
+        self._forget_namespaces()
 
     def statement(self) -> Usage:
         return Usage(
@@ -99,10 +119,21 @@ class Ledger:
         )
 
     def forget_devices(self, keys: Collection[str]) -> None:
-        """Drops devices that are no more, MIG instances with their GPU. Namespaces keep what was used of them."""
-        for books in (self._accounts, self._running, self._devices):
-            for key in [key for key in books if key in keys or physical(key) in keys]:
-                del books[key]
+        """Puts away GPUs that are listed no more, with their MIG instances. Namespaces keep what was used of them."""
+        for gpu in keys:
+            away = _Away(_taken_out(self._accounts, gpu), _taken_out(self._devices, gpu))
+            _taken_out(self._running, gpu)
+            if away.devices or away.accounts:
+                self._away[gpu] = away
+        for gpu in list(self._away)[:-MOST_AWAY]:
+            del self._away[gpu]
+
+    def _welcome_back(self, gpus: Collection[str]) -> None:
+        """Counters never fall: what they stood at they go on from. Who is no longer there is found out in this turn."""
+        for gpu in self._away.keys() & gpus:
+            away = self._away.pop(gpu)
+            self._accounts |= away.accounts
+            self._devices |= away.devices
 
     # Who is there
 
@@ -168,8 +199,19 @@ class Ledger:
 
     def _namespace(self, namespace: str, key: str) -> NamespaceBook:
         """A device that never answered has no model yet."""
-        model = self._devices[key].model if key in self._devices else ""
-        return self._namespaces.setdefault((namespace, model), NamespaceBook())
+        name = (namespace, self._devices[key].model if key in self._devices else "")
+        book = self._namespaces.pop(name) if name in self._namespaces else NamespaceBook()
+        self._namespaces[name] = book
+        return book
+
+    def _forget_namespaces(self) -> None:
+        if len(self._namespaces) <= MOST_NAMESPACES:
+            return
+        present = {account.workload.namespace for people in self._accounts.values() for account in people.values()}
+        absent = [name for name in self._namespaces if name[0] not in present]
+        for name in absent[: len(self._namespaces) - MOST_NAMESPACES]:
+            del self._namespaces[name]
+            self.namespaces_forgotten += 1
 
     def _enter_device(self, key: str, turn: _Turn) -> None:
         book = self._devices.get(key)
@@ -182,6 +224,11 @@ class Ledger:
         told = turn.scene.usage.memory_used if turn.scene else None
         if told is not None and sum((turn.memory.parts or {}).values()) > told:
             self.memory_excess += 1
+
+
+def _taken_out(books: dict[str, B], gpu: str) -> dict[str, B]:
+    """Of the GPU itself and of its instances."""
+    return {key: books.pop(key) for key in [key for key in books if physical(key) == gpu]}
 
 
 def billed_model(device: Device) -> str:

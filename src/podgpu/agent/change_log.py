@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from podgpu.allocation.unmapped import explain, statement
 from podgpu.catalog.fields import fields
@@ -12,30 +15,68 @@ from podgpu.model import Outcome, Snapshot, Unmapped
 _log = logging.getLogger("podgpu")
 MOST_LINES = 5
 """Of one kind at once: a full node may have a thousand."""
+SAY_SECONDS = 60.0
+"""How often the same fault of the same source is worth a line, however often it comes and goes."""
+_SAME_FAULT = {"hung": "deadline"}
+"""A call that is late is `deadline` in the turn that began it and `hung` in the next."""
+
+
+@dataclass(slots=True)
+class _Fault:
+    """What is wrong with one source, or was until a moment ago."""
+
+    kind: str
+    told: bool = False
+    """It is in the log that this lasts."""
+    said_at: float = float("-inf")
 
 
 class ChangeLog:
-    def __init__(self) -> None:
-        self._failing: dict[str, str] = {}
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._faults: dict[tuple[str, str], _Fault] = {}
+        """By source and, for a GPU, its UUID: only the same one can answer again."""
         self._unsupported: set[tuple[str, int]] = set()
         self._unmapped: frozenset[Unmapped] = frozenset()
 
     def report(self, snapshot: Snapshot) -> None:
         for outcome in snapshot.outcomes:
-            self._report_source(outcome)
+            if outcome.ok:
+                self._report_recovery(outcome)
+            else:
+                self._report_fault(outcome)
+        self._forget_gone(snapshot)
         self._report_unsupported(snapshot)
         self._report_unmapped(snapshot)
 
-    def _report_source(self, outcome: Outcome) -> None:
-        before = self._failing.get(outcome.source)
-        if outcome.ok:
-            if before is not None:
-                del self._failing[outcome.source]
-                _log.info("%s: answers again", outcome.source)
-        elif before != outcome.error:
-            self._failing[outcome.source] = outcome.error
+    def _report_fault(self, outcome: Outcome) -> None:
+        key, kind, now = (outcome.source, outcome.device), _kind(outcome), self._clock()
+        fault = self._faults.get(key)
+        if fault is None or fault.kind != kind:
+            fault = self._faults[key] = _Fault(kind)
+        if not fault.told and now - fault.said_at >= SAY_SECONDS:
+            fault.told, fault.said_at = True, now
             message = outcome.message.removeprefix(f"{outcome.source}: ")
-            _log.warning("%s: %s; podgpu goes on and tries again", outcome.source, message)
+            _log.warning("%s: %s; podgpu goes on and tries again", _name(outcome), message)
+
+    def _report_recovery(self, outcome: Outcome) -> None:
+        """The fault is remembered for a while: one that comes and goes is not told each time."""
+        key = (outcome.source, outcome.device)
+        fault = self._faults.get(key)
+        if fault is None:
+            return
+        if fault.told:
+            _log.info("%s: answers again", _name(outcome))
+        fault.told = False
+        if self._clock() - fault.said_at >= SAY_SECONDS:
+            del self._faults[key]
+
+    def _forget_gone(self, snapshot: Snapshot) -> None:
+        """GPUs that are listed no more. While no driver answers none is listed, and that says nothing of any."""
+        here = {(o.source, o.device) for o in snapshot.outcomes}
+        if any(device for _, device in here):
+            for key in [key for key in self._faults if key not in here and key[0].startswith("gpu")]:
+                del self._faults[key]
 
     def _report_unsupported(self, snapshot: Snapshot) -> None:
         new: dict[int, list[str]] = defaultdict(list)
@@ -60,3 +101,11 @@ class ChangeLog:
             if len(those) > MOST_LINES:
                 more = len(those) - MOST_LINES
                 _log.log(level, "%s: and %d more of that kind (%s): podgpu doctor names all", source, more, reason)
+
+
+def _kind(outcome: Outcome) -> str:
+    return _SAME_FAULT.get(outcome.error, outcome.error)
+
+
+def _name(outcome: Outcome) -> str:
+    return f"{outcome.source} ({outcome.device})" if outcome.device else outcome.source

@@ -6,8 +6,13 @@ from podgpu.agent.loop import Agent
 
 
 def degraded(agent: Agent) -> list[str]:
-    """One line for each source that does not work."""
-    return [f"{o.source}: {o.error}: {o.message}" for o in agent.published.snapshot.outcomes if not o.ok]
+    """One line for each source that does not work, and one where all work and there is no GPU all the same."""
+    snapshot = agent.published.snapshot
+    lines = [f"{o.source}: {o.error}: {o.message}" for o in snapshot.outcomes if not o.ok]
+    expected = snapshot.device_count.expected
+    if snapshot.outcomes and not lines and not snapshot.device_count.visible and expected:
+        lines.append(f"the PCI bus shows {expected} GPUs, the driver none: `podgpu doctor` says what to look at")
+    return lines
 
 
 def live(agent: Agent) -> tuple[bool, str]:

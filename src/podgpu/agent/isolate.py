@@ -35,22 +35,36 @@ class Isolation:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._workers: dict[str, _Worker] = {}
+        self._lock = threading.Lock()
+        """Turns of several cadences come and go here at once."""
+        self._closed = False
 
     def run(self, jobs: Mapping[str, Callable[[], T]], deadline: float) -> dict[str, Result[T]]:
         began = self._clock()
-        turns = {name: self._worker(name).start(job) for name, job in jobs.items()}
+        with self._lock:
+            if self._closed:
+                ended = SourceError("stopping", "podgpu is about to end, and asks nobody any more")
+                return {name: Result(None, ended, 0.0) for name in jobs}
+            turns = {name: self._worker(name).start(job) for name, job in jobs.items()}
         until = time.monotonic() + deadline
         return {name: self._outcome(name, turn, until - time.monotonic(), began) for name, turn in turns.items()}
 
     def forget(self, names: Iterable[str]) -> None:
         """End the workers of devices that are gone; one that still hangs ends when its call returns."""
+        with self._lock:
+            self._end(names)
+
+    def close(self) -> None:
+        """End all workers; whoever asks from now on gets an error and no new thread."""
+        with self._lock:
+            self._closed = True
+            self._end(tuple(self._workers))
+
+    def _end(self, names: Iterable[str]) -> None:
         for name in names:
             worker = self._workers.pop(name, None)
             if worker is not None:
                 worker.end()
-
-    def close(self) -> None:
-        self.forget(list(self._workers))
 
     def _worker(self, name: str) -> _Worker:
         worker = self._workers.get(name)
@@ -58,10 +72,9 @@ class Isolation:
             worker = self._workers[name] = _Worker(name, self._clock)
         return worker
 
-    def _outcome(self, name: str, turn: _Turn[T] | None, wait: float, began: float) -> Result[T]:
-        if turn is None:
-            since = self._workers[name].busy_for
-            message = f"{name}: a call begun {since:.0f} s ago has not returned; skipped until it does"
+    def _outcome(self, name: str, turn: _Turn[T] | float, wait: float, began: float) -> Result[T]:
+        if isinstance(turn, float):
+            message = f"{name}: a call begun {turn:.0f} s ago has not returned; skipped until it does"
             return Result(None, SourceError("hung", message), 0.0)
         if not turn.done.wait(max(0.0, wait)):
             seconds = self._clock() - began
@@ -91,14 +104,10 @@ class _Worker:
         self._began = 0.0
         threading.Thread(target=self._work, name=f"read-{name}", daemon=True).start()
 
-    @property
-    def busy_for(self) -> float:
-        return self._clock() - self._began
-
-    def start(self, call: Callable[[], T]) -> _Turn[T] | None:
-        """None while an earlier call has not returned."""
+    def start(self, call: Callable[[], T]) -> _Turn[T] | float:
+        """While an earlier call has not returned, for how many seconds it has not."""
         if self._current is not None and not self._current.done.is_set():
-            return None
+            return float(self._clock() - self._began)
         turn = _Turn(call)
         self._current, self._began = turn, self._clock()  # type: ignore[assignment]
         self._inbox.put(turn)  # type: ignore[arg-type]

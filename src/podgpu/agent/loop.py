@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
@@ -96,9 +96,12 @@ class Agent:
         self._usage_part = UsagePart()
         self._xids = XidLog(policy.xid_window_ms / 1000)
         self._clock_events = ClockEventLog(policy.clock_window_ms / 1000)
-        self._changes = ChangeLog()
+        self._clock_counts: Mapping[tuple[str, str], int] = {}
+        self._changes = ChangeLog(self.clock.monotonic)
         self._telemetry_part = TelemetryPart()
         self._allocation_part = AllocationPart()
+        self._allocation_errors: Mapping[tuple[str, str], int] = {}
+        # Any loop publishes what the others brought: they hand over copies, which nobody changes.
         self._read_at = float("-inf")
         self._taken_at = 0.0
         self._released_until = float("-inf")
@@ -123,7 +126,7 @@ class Agent:
         self._publish()
 
     def _take(self, part: TelemetryPart) -> None:
-        self._clock_events.note(_clock_event_masks(part), self.clock.monotonic())
+        self._clock_counts = self._clock_events.note(_clock_event_masks(part), self.clock.monotonic())
         if part.devices != self._telemetry_part.devices:
             self._allocate_now.set()  # ids that named nothing a moment ago may name a device now
         self._telemetry_part = part
@@ -134,6 +137,7 @@ class Agent:
         """One allocation turn, and a new rendering."""
         self._allocate_now.clear()
         self._allocation_part = self._allocation_turn.collect(self._telemetry_part.devices)
+        self._allocation_errors = dict(self._allocation_turn.errors)
         self._publish()
 
     def read_usage(self) -> None:
@@ -141,8 +145,10 @@ class Agent:
         if self._usage_turn is None or self.clock.monotonic() < self._released_until:
             return
         holders, assignments = self._allocation_turn, self._allocation_part.allocation.assignments
+        telemetry = self._telemetry_part
+        sick = {o.device for o in telemetry.outcomes if not o.ok}
         self._usage_part = self._usage_turn.collect(
-            self._telemetry_part.devices, assignments, holders.complete, holders.identify
+            telemetry.devices, assignments, holders.complete, holders.identify, sick
         )
         self._publish()
 
@@ -152,7 +158,7 @@ class Agent:
             return
         result = self._isolation.run({"counters": self._counter_feed.read}, self.settings.deadline)["counters"]
         if isinstance(result.error, SourceError):
-            self._counter_errors["counters", result.error.reason] += 1
+            self._counter_errors = self._counter_errors + Counter([("counters", result.error.reason)])
             self._counters_outcome = (Outcome("counters", 0.0, result.error.reason, str(result.error)),)
         elif result.value is not None:
             self._counters_outcome = (Outcome("counters", result.seconds),)
@@ -174,17 +180,17 @@ class Agent:
 
     def _publish(self) -> None:
         with self._publishing:
-            self._xids.note(self._telemetry.xid_events())
+            self._xids.note(self._telemetry.xid_events(), self.clock.monotonic())
             snapshot = self._snapshot()
             self.published = publish(snapshot, self._policy, self._read_at)
             self._changes.report(snapshot)
 
     def _snapshot(self) -> Snapshot:
-        telemetry, allocation = self._telemetry_part, self._allocation_part.allocation
+        telemetry, allocation, usage = self._telemetry_part, self._allocation_part.allocation, self._usage_part
         configured = {c.field.id for c in self._policy.counters}
-        errors = self._telemetry_turn.errors + self._allocation_turn.errors + self._counter_errors
-        if self._usage_turn is not None:
-            errors = errors + self._usage_turn.errors
+        errors: Counter[tuple[str, str]] = Counter()
+        for part in (telemetry.errors, self._allocation_errors, self._counter_errors, usage.errors):
+            errors.update(part)
         return Snapshot(
             taken_at=self._taken_at,
             devices=telemetry.selected,
@@ -197,17 +203,17 @@ class Agent:
             outcomes=(
                 *telemetry.outcomes,
                 *self._allocation_part.outcomes,
-                *self._usage_part.outcomes,
+                *usage.outcomes,
                 *self._counters_outcome,
             ),
             errors=dict(errors),
             unsupported=tuple(u for u in telemetry.unsupported if u[1] in configured),
-            dropped=dict(self._telemetry_turn.dropped),
-            xids=self._xids.tallies(self.clock.wall()),
+            dropped=telemetry.dropped,
+            xids=self._xids.tallies(self.clock.monotonic()),
             last_xid=dict(self._xids.last),
-            clock_events=self._clock_events.counts(),
+            clock_events=self._clock_counts,
             device_count=telemetry.device_count,
-            usage=self._usage_part.usage,
+            usage=usage.usage,
         )
 
     def warm_up(self) -> None:
@@ -288,7 +294,7 @@ class Agent:
             self._telemetry_part = replace(
                 self._telemetry_part, readings=(), others=(), unsupported=(), outcomes=(outcome,)
             )
-            self._usage_part = UsagePart()
+            self._usage_part = UsagePart(errors=self._usage_part.errors)
         self._publish()
         return True
 

@@ -1,4 +1,4 @@
-"""What the tick remembers between snapshots: error counts, XIDs, samples of clock events within a window."""
+"""What the tick remembers between snapshots: XIDs, samples of clock events within a window."""
 
 from __future__ import annotations
 
@@ -9,29 +9,44 @@ from podgpu.catalog.families import CLOCK_EVENTS
 from podgpu.model import XidTally
 from podgpu.telemetry.source import XidEvent
 
+Key = tuple[str, int]
+"""(device, xid)."""
+
 
 class XidLog:
-    """Every (device, xid) since the start, and how many of each lie within the window dcgm-exporter counts over."""
+    """Every (device, xid) since the start, and how many of each lie within the window dcgm-exporter counts over.
+
+    The window goes by the clock that never jumps, a second at a time: a storm of XIDs takes no more room than one.
+    """
 
     def __init__(self, window: float) -> None:
         self._window = window
-        self._totals: Counter[tuple[str, int]] = Counter()
-        self._last_seen: dict[tuple[str, int], float] = {}
-        self._recent: deque[XidEvent] = deque()
+        self._totals: Counter[Key] = Counter()
+        self._last_seen: dict[Key, float] = {}
+        self._recent: deque[tuple[float, Counter[Key]]] = deque()
         self.last: dict[str, int] = {}
 
-    def note(self, events: Iterable[XidEvent]) -> None:
+    def note(self, events: Iterable[XidEvent], now: float) -> None:
+        """`now` is monotonic; the events came since the last time."""
         for event in events:
             key = (event.device, event.xid)
             self._totals[key] += 1
             self._last_seen[key] = event.at
-            self._recent.append(event)
+            self._bucket(now)[key] += 1
             self.last[event.device] = event.xid
 
+    def _bucket(self, now: float) -> Counter[Key]:
+        if not self._recent or now - self._recent[-1][0] >= 1.0:
+            self._recent.append((now, Counter()))
+        return self._recent[-1][1]
+
     def tallies(self, now: float) -> tuple[XidTally, ...]:
-        while self._recent and self._recent[0].at <= now - self._window:
+        """`now` is monotonic."""
+        while self._recent and self._recent[0][0] <= now - self._window:
             self._recent.popleft()
-        in_window = Counter((e.device, e.xid) for e in self._recent)
+        in_window: Counter[Key] = Counter()
+        for _, seen in self._recent:
+            in_window.update(seen)
         return tuple(
             XidTally(device, xid, total, self._last_seen[device, xid], in_window[device, xid])
             for (device, xid), total in sorted(self._totals.items())
@@ -39,13 +54,14 @@ class XidLog:
 
 
 class ClockEventLog:
-    """Samples of each device's clock event bits within the window."""
+    """Samples of each device's clock event bits within the window. One thread at a time."""
 
     def __init__(self, window: float) -> None:
         self._window = window
         self._samples: dict[str, deque[tuple[float, int]]] = {}
 
-    def note(self, masks: Mapping[str, int], now: float) -> None:
+    def note(self, masks: Mapping[str, int], now: float) -> dict[tuple[str, str], int]:
+        """Takes in one sample of each device; how many of each event there are now, as a copy nobody changes."""
         for device, mask in masks.items():
             self._samples.setdefault(device, deque()).append((now, mask))
         for device in list(self._samples):
@@ -54,8 +70,9 @@ class ClockEventLog:
                 samples.popleft()
             if not samples:
                 del self._samples[device]
+        return self._counts()
 
-    def counts(self) -> dict[tuple[str, str], int]:
+    def _counts(self) -> dict[tuple[str, str], int]:
         counts: Counter[tuple[str, str]] = Counter()
         for device, samples in self._samples.items():
             for _, mask in samples:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -31,6 +31,10 @@ class TelemetryPart:
     outcomes: tuple[Outcome, ...] = ()
     unsupported: tuple[tuple[str, int], ...] = ()
     device_count: DeviceCount = field(default_factory=DeviceCount)
+    errors: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    """(source, reason) -> how often since the start, as of this turn."""
+    dropped: Mapping[int, int] = field(default_factory=dict)
+    """The same of values refused, by field id."""
 
 
 class TelemetryTurn:
@@ -53,8 +57,8 @@ class TelemetryTurn:
         self._inventory = Inventory(())
         self._known: dict[str, tuple[Device, ...]] = {}
         self._most_seen = 0
-        self.errors: Counter[tuple[str, str]] = Counter()
-        self.dropped: Counter[int] = Counter()
+        self._errors: Counter[tuple[str, str]] = Counter()
+        self._dropped: Counter[int] = Counter()
 
     def collect(self) -> TelemetryPart:
         """Raises StartError only where the process cannot go on (library and driver apart)."""
@@ -62,7 +66,12 @@ class TelemetryTurn:
         if not inventory.ok:
             devices = self._devices()
             return TelemetryPart(
-                devices, self._select(devices), outcomes=(inventory,), device_count=self._count(visible=0)
+                devices,
+                self._select(devices),
+                outcomes=(inventory,),
+                device_count=self._count(visible=0),
+                errors=dict(self._errors),
+                dropped=dict(self._dropped),
             )
         gpus = self._chosen_gpus()
         jobs = {_worker(g): partial(self._telemetry.read, g, self.fields) for g in gpus}
@@ -98,15 +107,15 @@ class TelemetryTurn:
         self, inventory: Outcome, results: dict[Device, Result[GpuAnswer]], others: Result[GpuAnswer] | None
     ) -> TelemetryPart:
         answers = []
-        outcomes = [inventory, *self._outcome_of_others(others)]
+        outcomes = [inventory, *self._outcome_of_others(others), *self._unreachable()]
         found = others.value.others if others is not None and others.value is not None else ()
         for gpu, result in results.items():
-            outcomes.append(self._outcome(f"gpu{gpu.index}", result))
+            outcomes.append(self._outcome(f"gpu{gpu.index}", result, gpu.uuid))
             if result.value is not None:
                 answers.append(result.value)
                 self._known[gpu.uuid] = tuple(r.device for r in result.value.readings)
-                self.dropped.update(result.value.dropped)
-                self.errors.update((f"gpu{gpu.index}", reason) for reason in result.value.errors)
+                self._dropped.update(result.value.dropped)
+                self._errors.update((f"gpu{gpu.index}", reason) for reason in result.value.errors)
         devices = self._devices()
         shown = self._selection.of(devices)
         return TelemetryPart(
@@ -117,7 +126,18 @@ class TelemetryTurn:
             outcomes=tuple(outcomes),
             unsupported=tuple(u for a in answers for u in a.unsupported if u[0] in shown),
             device_count=self._count(len(self._inventory.gpus) - len(results) + len(answers)),
+            errors=dict(self._errors),
+            dropped=dict(self._dropped),
         )
+
+    def _unreachable(self) -> Iterator[Outcome]:
+        """GPUs that the driver counts and that cannot even say who they are."""
+        chosen = self._selection.ids if self._selection.kind == "g" else ()
+        for index, why in self._inventory.unreachable.items():
+            if not chosen or index in chosen:
+                source, reason = f"gpu{index}", "hung" if index in self._inventory.hung else "unreachable"
+                self._errors[source, reason] += 1
+                yield Outcome(source, 0.0, reason, f"GPU {index} does not answer: {why}")
 
     def _outcome_of_others(self, result: Result[GpuAnswer] | None) -> list[Outcome]:
         """Told where there is something that is no GPU, or it could not be found out."""
@@ -125,8 +145,8 @@ class TelemetryTurn:
             return []
         outcome = self._outcome(_OTHERS, result)
         if result.value is not None:
-            self.dropped.update(result.value.dropped)
-            self.errors.update((_OTHERS, reason) for reason in result.value.errors)
+            self._dropped.update(result.value.dropped)
+            self._errors.update((_OTHERS, reason) for reason in result.value.errors)
         return [outcome] if result.value is None or result.value.others else []
 
     def _select(self, devices: tuple[Device, ...]) -> tuple[Device, ...]:
@@ -141,13 +161,13 @@ class TelemetryTurn:
         baseline = expected if expected is not None else self._most_seen
         return DeviceCount(expected, visible, max(0, baseline - visible))
 
-    def _outcome(self, source: str, result: Result[Any]) -> Outcome:
+    def _outcome(self, source: str, result: Result[Any], device: str = "") -> Outcome:
         if isinstance(result.error, StartError):
             raise result.error
         if result.error is None:
-            return Outcome(source, result.seconds)
-        self.errors[source, result.error.reason] += 1
-        return Outcome(source, result.seconds, result.error.reason, str(result.error))
+            return Outcome(source, result.seconds, device=device)
+        self._errors[source, result.error.reason] += 1
+        return Outcome(source, result.seconds, result.error.reason, str(result.error), device)
 
 
 def _worker(gpu: Device) -> str:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
 
 from podgpu.accounting.containers import ContainerFinder
-from podgpu.accounting.ledger import Ledger
+from podgpu.accounting.ledger import MOST_NAMESPACES, Ledger
 from podgpu.accounting.owners import Complete, Owners, ProcessOwners
 from podgpu.agent.isolate import Isolation, Result
 from podgpu.errors import SourceError
@@ -17,7 +18,9 @@ from podgpu.model import Assignment, Device, DeviceUsage, Outcome, Usage, physic
 from podgpu.telemetry.source import Telemetry, UsageFlaws
 
 K = TypeVar("K")
+_log = logging.getLogger(__name__)
 SOURCE = "usage"
+FORGOTTEN = "namespace_forgotten"
 LACKS = {
     "nvmlDeviceGetProcessUtilization": "no_process_utilization",
     "nvmlDeviceGetTotalEnergyConsumption": "no_energy",
@@ -37,6 +40,8 @@ class UsagePart:
 
     usage: Usage = field(default_factory=Usage)
     outcomes: tuple[Outcome, ...] = ()
+    errors: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    """(source, reason) -> how often since the start, as of this turn."""
 
 
 class UsageTurn:
@@ -58,7 +63,7 @@ class UsageTurn:
         self._charged_at: float | None = None
         self._gpus: frozenset[str] = frozenset()
         self._lacking: frozenset[tuple[str, str]] = frozenset()
-        self.errors: Counter[tuple[str, str]] = Counter()
+        self._errors: Counter[tuple[str, str]] = Counter()
 
     def collect(
         self,
@@ -66,8 +71,12 @@ class UsageTurn:
         assignments: Sequence[Assignment],
         complete: Complete,
         learn: Callable[[], Complete],
+        sick: Collection[str] = (),
     ) -> UsagePart:
-        """`complete` has the names as last read; `learn` reads them anew, for a container that has none."""
+        """`complete` has the names as last read; `learn` reads them anew, for a container that has none.
+
+        `sick` are UUIDs of GPUs that are known not to answer: it need not be said again that their use is not known.
+        """
         gpus = [d for d in devices if not d.is_instance]
         self._forget(gpus)
         began = self._clock()
@@ -79,7 +88,10 @@ class UsageTurn:
         self._charged_at = began
         self._ledger.charge(usages, assignments, owners.workloads.get, elapsed, owners.untold)
         before, self._statement = self._statement, self._ledger.statement()
-        return UsagePart(with_power_parts(before, self._statement), (self._outcome(self._clock() - began, owners),))
+        self._count_forgotten()
+        failed = {g.uuid: error for g in gpus if (error := results[_worker(g)].error) is not None}
+        outcome = self._outcome(self._clock() - began, owners, {g: e for g, e in failed.items() if g not in sick})
+        return UsagePart(with_power_parts(before, self._statement), (outcome,), dict(self._errors))
 
     def _read(self, gpu: Device) -> tuple[tuple[DeviceUsage, ...], UsageFlaws]:
         return self._telemetry.usage(gpu), self._telemetry.usage_flaws(gpu)
@@ -95,11 +107,11 @@ class UsageTurn:
     def _count(self, results: Results) -> None:
         for result in results.values():
             if isinstance(result.error, SourceError):
-                self.errors[SOURCE, result.error.reason] += 1
+                self._errors[SOURCE, result.error.reason] += 1
             elif result.value is not None:
                 flaws = result.value[1]
-                self.errors.update((SOURCE, reason) for reason in flaws.errors)
-                self.errors.update((SOURCE, "bad_value") for _ in flaws.dropped)
+                self._errors.update((SOURCE, reason) for reason in flaws.errors)
+                self._errors.update((SOURCE, "bad_value") for _ in flaws.dropped)
         self._count_lacking(results)
 
     def _count_lacking(self, results: Results) -> None:
@@ -110,23 +122,39 @@ class UsageTurn:
         for _, part in lacking - self._lacking:
             reason = next((word for start, word in LACKS.items() if part.startswith(start)), None)
             if reason is not None:
-                self.errors[SOURCE, reason] += 1
+                self._errors[SOURCE, reason] += 1
         self._lacking = frozenset(lacking)
 
     def _find_owners(self, usages: Sequence[DeviceUsage], complete: Complete, learn: Callable[[], Complete]) -> Owners:
         pids = {p.pid for u in usages for p in u.processes or ()} | {i for u in usages for i in u.process_busy_ns or ()}
         owners = self._processes.find(pids, complete, learn)
-        self.errors.update((SOURCE, reason) for reason in owners.untold.values())
+        self._errors.update((SOURCE, reason) for reason in owners.untold.values())
         return owners
 
-    def _outcome(self, seconds: float, owners: Owners) -> Outcome:
+    def _count_forgotten(self) -> None:
+        forgotten = self._ledger.namespaces_forgotten
+        if forgotten and not self._errors[SOURCE, FORGOTTEN]:
+            _log.warning(
+                "usage: there are more than %d namespaces; what those used that hold no GPU any more is forgotten, the"
+                " longest unchanged first: see who makes so many (counted as %s)",
+                MOST_NAMESPACES,
+                FORGOTTEN,
+            )
+        if forgotten:
+            self._errors[SOURCE, FORGOTTEN] = forgotten
+
+    def _outcome(self, seconds: float, owners: Owners, failed: Mapping[str, Exception]) -> Outcome:
         """Outside the host's PID namespace the driver shows no processes: said, and not taken for idleness."""
         try:
             self._processes.require_sight()
         except SourceError as e:
             if e.reason not in owners.untold.values():  # those are counted already, process by process
-                self.errors[SOURCE, e.reason] += 1
+                self._errors[SOURCE, e.reason] += 1
             return Outcome(SOURCE, seconds, e.reason, str(e))
+        for uuid, error in failed.items():
+            others = f" (and of {len(failed) - 1} more)" if len(failed) > 1 else ""
+            message = f"what its containers use of {uuid}{others} is not known and left out: {error}"
+            return Outcome(SOURCE, seconds, getattr(error, "reason", "error"), message)
         return Outcome(SOURCE, seconds)
 
     @property

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from ctypes import byref
+from functools import partial
 from typing import Any
 
 import pynvml
@@ -57,6 +58,21 @@ _OUT_STRUCTS = {
 }
 
 
+class Grip:
+    """By what the driver knows one GPU. After a reset it is taken anew under all who read the GPU through it."""
+
+    __slots__ = ("handle", "taken")
+
+    def __init__(self, handle: Any) -> None:
+        self.handle = handle
+        self.taken = 1
+        """How often."""
+
+    def take(self, handle: Any) -> None:
+        self.handle = handle
+        self.taken += 1
+
+
 class VersionMismatch(StartError):
     """libnvidia-ml and the kernel driver are of different versions: only a new container helps."""
 
@@ -90,9 +106,9 @@ class NvmlDriver:
             return True
         if not self._gate.shut(wait):
             return False
-        with suppress(SourceError):  # the driver may be gone already: then nothing is left to let go of
-            before()
-            self.call("nvmlShutdown")
+        for step in (before, partial(self.call, "nvmlShutdown")):
+            with suppress(SourceError, StartError):  # the driver may be gone already: nothing is left to let go of
+                step()
         return True
 
     def constant(self, name: str) -> Any:
@@ -100,11 +116,12 @@ class NvmlDriver:
 
     def call(self, function: str, *arguments: Any) -> Any:
         """One NVML call. Raises Unsupported, DeviceLost, DriverGone, VersionMismatch or SourceError."""
+        given = [a.handle if isinstance(a, Grip) else a for a in arguments]
         try:
-            return self._function(function)(*arguments)
+            return self._function(function)(*given)
         except pynvml.NVMLError as e:
             if e.value == pynvml.NVML_ERROR_FUNCTION_NOT_FOUND and function in _OLDER:
-                return self._call_older(function, *arguments)
+                return self._call_older(function, *given)
             raise translate(e.value, function) from e
 
     def _call_older(self, function: str, *arguments: Any) -> Any:

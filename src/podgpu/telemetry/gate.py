@@ -1,4 +1,4 @@
-"""A library is not pulled away under a call: those who use it are counted in, and closing waits until all are out."""
+"""A library is not pulled away under a call: those who use it are counted in, and it is shut when all are out."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ class Gate:
         self._idle = threading.Condition()
         self._inside = 0
         self._open = False
+        self._wanted = 0
+        """How many wait for everyone to be out."""
 
     @property
     def is_open(self) -> bool:
@@ -25,18 +27,30 @@ class Gate:
         self._open = True
 
     def shut(self, wait: float) -> bool:
-        """Nobody new comes in; True once nobody is inside. In time or not at all: else it is open again, and False."""
+        """Shuts it at the first moment when nobody is inside; False, and still open, when there is none in time.
+
+        It stays open until then: one call that hangs would otherwise keep everybody else out for as long.
+        """
         with self._idle:
-            self._open = False
-            if self._idle.wait_for(lambda: self._inside == 0, wait):
+            self._wanted += 1
+            try:
+                if not self._idle.wait_for(lambda: self._inside == 0, wait):
+                    return False
+                self._open = False
                 return True
-            self._open = True
-            return False
+            finally:
+                self._wanted -= 1
+                self._idle.notify_all()
 
     @contextmanager
-    def passed(self) -> Iterator[None]:
-        """Around every group of calls. Raises DriverGone while the gate is shut."""
+    def passed(self, gives_way: bool = False) -> Iterator[None]:
+        """Around every group of calls. Raises DriverGone while the gate is shut.
+
+        Who comes again at once, and would never leave a moment when nobody is inside, `gives_way` to who wants to shut.
+        """
         with self._idle:
+            if gives_way:
+                self._idle.wait_for(lambda: not self._wanted)
             if not self._open:
                 raise DriverGone(f"podgpu has let go of {self._what}", "released")
             self._inside += 1

@@ -1,38 +1,41 @@
-"""Telemetry from NVML: finds the GPUs, reads one GPU with its MIG instances, follows the driver's life.
+"""Telemetry from NVML: finds the GPUs, has each read by itself, follows the driver's life.
 
-Nothing here knows which fields exist: `catalog/fields.csv` does, and `plan.py` carries it out.
+Nothing here knows which fields exist: `catalog/fields.csv` does, and `plan.py` carries it out. NVML lists GPUs once, at
+initialisation: what comes or goes is only seen by a new one, and that shuts everybody out for a moment. So it is made
+when the PCI bus shows other GPUs than before, or when not one GPU answers. One that was lost is found again without.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import replace
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import pynvml
 
 from podgpu.catalog.fields import Field
-from podgpu.errors import DeviceLost, DriverGone, SourceError, Unsupported
-from podgpu.model import Device, DeviceUsage, ProcessUsage, Reading
+from podgpu.errors import DeviceLost, DriverGone
+from podgpu.model import Device, DeviceUsage, ProcessUsage
 from podgpu.telemetry.driver import NvmlDriver
-from podgpu.telemetry.mig import Instance, mig_enabled, read_instances
+from podgpu.telemetry.nvml_gpu import Gpu
 from podgpu.telemetry.pci import count_pci_gpus
-from podgpu.telemetry.plan import DevicePlan
-from podgpu.telemetry.process_list import ProcessList
+from podgpu.telemetry.roll_call import RollCall
 from podgpu.telemetry.source import GpuAnswer, Inventory, UsageFlaws, XidEvent
 from podgpu.telemetry.usage import UsageReader
 from podgpu.telemetry.xid_watch import XidWatch
 
 _log = logging.getLogger(__name__)
 _BUS_LOOK_SECONDS = 10.0
-_LOST_LOOK_SECONDS = 60.0
-_ALL_LOST_LOOK_SECONDS = 5.0
-_CLOSE_WAIT = 2.0
-_STALE_HANDLE = "stale_handle"
+_CLOSE_WAIT = 0.45
+"""Seconds for calls in flight to return: within the shortest deadline that an inventory is given."""
+_FIRST_PAUSE, _LONGEST_PAUSE = 5.0, 60.0
+"""Seconds between two attempts to start over; they double until somebody answers."""
+_MOST_REMEMBERED = 64
+"""GPUs that are gone."""
 
 
 class NvmlTelemetry:
@@ -53,62 +56,102 @@ class NvmlTelemetry:
         )
         self._count_expected = count_expected
         self._clock = clock
-        self._xids = XidWatch(self._driver, wall)
-        self._gpus: dict[str, _Gpu] = {}
-        self._inventory: Inventory | None = None
+        self._xids = XidWatch(self._driver, wall, clock)
+        self._life = threading.Lock()
+        """Held while the driver is taken up or let go of."""
+        self._roll_call: RollCall | None = None
+        self._gpus: dict[str, Gpu] = {}
+        """By UUID, those that the driver lists and that were met."""
+        self._gone: dict[str, Gpu] = {}
+        """Those of before: what was summed up of one goes on when it is met again."""
         self.expected: int | None = None
         self._bus_looked_at = float("-inf")
-        self._enumerated_at = float("-inf")
-        self._stale = False
+        self._bus_changed = False
+        self._not_before = float("-inf")
+        self._pause = _FIRST_PAUSE
 
     def inventory(self) -> Inventory:
-        bus_changed = self._look_at_bus()
-        if self._inventory is not None and (bus_changed or self._must_start_over(self._inventory)):
-            self.release(_CLOSE_WAIT)
-        if not self._driver.is_open:
-            self._inventory = None
-            self._driver.open()
-        if self._inventory is None:
-            self._inventory = self._enumerate()
-        return self._inventory
+        self._look_at_bus()
+        with self._life:
+            if self._must_start_over():
+                self._start_over()
+            if self._roll_call is None:
+                self._roll_call = self._take_up()
+            self._roll_call.ask_again()
+            self._roll_call.wait()
+            for handle, device in self._roll_call.met:
+                if device.uuid not in self._gpus:
+                    self._gpus[device.uuid] = self._welcome(handle, device)
+            listed = (self._gpus[device.uuid].device for _, device in self._roll_call.met)
+            return Inventory(tuple(listed), self._roll_call.unmet, self._roll_call.hung)
 
-    def _look_at_bus(self) -> bool:
-        """True when a GPU came or went."""
+    def _look_at_bus(self) -> None:
         now = self._clock()
-        if now - self._bus_looked_at < _BUS_LOOK_SECONDS:
+        if now - self._bus_looked_at >= _BUS_LOOK_SECONDS:
+            before, self.expected, self._bus_looked_at = self.expected, self._count_expected(), now
+            self._bus_changed |= before != self.expected
+
+    # -- the driver's life ---------------------------------------------------------------------------------------
+
+    def _must_start_over(self) -> bool:
+        if self._roll_call is None:
             return False
-        before, self.expected, self._bus_looked_at = self.expected, self._count_expected(), now
-        return before != self.expected
+        answers = [gpu.answers for gpu in self._gpus.values() if gpu.answers is not None]
+        if any(answers):
+            self._pause = _FIRST_PAUSE
+        nobody = bool(answers or self._roll_call.failed) and not any(answers)
+        return (self._bus_changed or nobody) and self._clock() >= self._not_before
 
-    def _must_start_over(self, inventory: Inventory) -> bool:
-        """NVML lists GPUs once, at initialisation: what comes, goes or is reset is only seen by a new one."""
-        if self._stale:
-            return True
-        lost = len(inventory.unreachable) + sum(gpu.lost for gpu in self._gpus.values())
-        every = lost == len(inventory.unreachable) + len(self._gpus)
-        patience = _ALL_LOST_LOOK_SECONDS if every else _LOST_LOOK_SECONDS
-        return lost > 0 and self._clock() - self._enumerated_at >= patience
+    def _start_over(self) -> None:
+        """Where a call hangs the driver cannot be let go of: then everybody goes on with what there is."""
+        self._not_before = self._clock() + self._pause
+        self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+        self._let_go(_CLOSE_WAIT)
 
-    def _enumerate(self) -> Inventory:
-        self._stale = False
-        self._enumerated_at = self._clock()
-        gpus: dict[str, _Gpu] = {}
-        unreachable: dict[int, str] = {}
+    def _take_up(self) -> RollCall:
+        self._driver.open()
+        self._bus_changed = False
         with self._driver.using():
-            for index in range(self._driver.call("nvmlDeviceGetCount")):
-                try:
-                    gpu = _Gpu(self._driver, index, self._make_usage_reader)
-                except DriverGone:
-                    raise
-                except SourceError as e:
-                    unreachable[index] = str(e)
-                    _log.warning("GPU %d does not answer: %s", index, e)
-                else:
-                    gpus[gpu.device.uuid] = gpu
-        self._gpus = gpus
-        self._xids.start({uuid: gpu.handle for uuid, gpu in gpus.items()})
-        _log.info("%s: %d GPU%s", self.name, len(gpus), "" if len(gpus) == 1 else "s")
-        return Inventory(tuple(gpu.device for gpu in gpus.values()), unreachable)
+            self._xids.start()
+            count = self._driver.call("nvmlDeviceGetCount")
+        _log.info("%s: the driver lists %d GPU%s", self.name, count, "" if count == 1 else "s")
+        return RollCall(self._driver, count, self._clock)
+
+    def _welcome(self, handle: Any, device: Device) -> Gpu:
+        known = self._gone.pop(device.uuid, None)
+        if known is not None:
+            known.take(handle, device)
+            return known
+        return Gpu(self._driver, handle, device, self._make_usage_reader, self._xids)
+
+    def release(self, wait: float) -> bool:
+        if not self._life.acquire(timeout=wait):
+            return False
+        try:
+            if not self._let_go(wait):
+                return False
+            for gpu in self._gone.values():
+                gpu.answers = False  # the driver is let go of so that it can be unloaded
+            return True
+        finally:
+            self._life.release()
+
+    def _let_go(self, wait: float) -> bool:
+        if not self._driver.close(wait, before=self._free):
+            _log.warning("the driver cannot be let go: a call into it has not returned")
+            return False
+        self._gone |= self._gpus
+        for uuid in list(self._gone)[:-_MOST_REMEMBERED]:
+            del self._gone[uuid]
+        self._gpus, self._roll_call = {}, None
+        return True
+
+    def _free(self) -> None:
+        self._xids.free()
+        for gpu in self._gpus.values():
+            gpu.close()
+
+    # -- one GPU -------------------------------------------------------------------------------------------------
 
     def read(self, gpu: Device, fields: Sequence[Field]) -> GpuAnswer:
         with self._using(gpu) as state:
@@ -127,157 +170,17 @@ class NvmlTelemetry:
         return UsageFlaws() if state is None else state.usage_reader.flaws
 
     @contextmanager
-    def _using(self, gpu: Device) -> Iterator[_Gpu]:
-        state = self._gpus.get(gpu.uuid)
-        if state is None:
-            raise DeviceLost(f"GPU {gpu.index} ({gpu.uuid}) is no longer listed by the driver")
-        try:
-            with self._driver.using():
+    def _using(self, gpu: Device) -> Iterator[Gpu]:
+        with self._driver.using():
+            state = self._gpus.get(gpu.uuid)
+            if state is None:
+                raise DeviceLost(f"GPU {gpu.index} ({gpu.uuid}) is no longer listed by the driver")
+            try:
                 yield state
-        except DriverGone as e:
-            self._stale = self._stale or e.reason not in ("released", _STALE_HANDLE)
-            raise
+                state.answers = True
+            except (DeviceLost, DriverGone):
+                state.answers = False
+                raise
 
     def xid_events(self) -> Sequence[XidEvent]:
         return self._xids.drain()
-
-    def release(self, wait: float) -> bool:
-        self._xids.stop()
-        if self._driver.close(wait, before=self._free):
-            self._gpus, self._inventory = {}, None
-            return True
-        _log.warning("the driver cannot be let go: a call into it has not returned")
-        self._xids.start({uuid: gpu.handle for uuid, gpu in self._gpus.items()})
-        return False
-
-    def _free(self) -> None:
-        for gpu in self._gpus.values():
-            gpu.close()
-
-
-class _Gpu:
-    """One physical GPU's handle, plans and present MIG layout.
-
-    `read`, `processes` and `usage` may each have a worker: none changes what another looks at.
-    """
-
-    def __init__(self, driver: NvmlDriver, index: int, make_usage_reader: Callable[[Any], UsageReader]) -> None:
-        self._driver = driver
-        self.handle = driver.call("nvmlDeviceGetHandleByIndex", index)
-        self.device = Device(
-            index=index,
-            uuid=driver.call("nvmlDeviceGetUUID", self.handle),
-            pci_bus_id=driver.call("nvmlDeviceGetPciInfo", self.handle).busId,
-            model=driver.call("nvmlDeviceGetName", self.handle),
-            minor=self._minor(),
-        )
-        self.lost = False
-        self._layout = _MigLayout(driver, self.handle)
-        self._instances: tuple[Instance, ...] = ()
-        self._fields: Sequence[Field] = ()
-        self._plans: dict[str, DevicePlan] = {}
-        self._process_list = ProcessList(driver, self.handle, self.device.uuid)
-        self.usage_reader = make_usage_reader(self.handle)
-        self._usage_layout = _MigLayout(driver, self.handle)
-        self._usage_processes = ProcessList(driver, self.handle, self.device.uuid)
-
-    def _minor(self) -> int | None:
-        with suppress(Unsupported):
-            return int(self._driver.call("nvmlDeviceGetMinorNumber", self.handle))
-        return None
-
-    def read(self, fields: Sequence[Field], now: float) -> GpuAnswer:
-        self.lost = True  # until the whole reading went through
-        self._check_handle()
-        self._follow_layout()
-        if fields is not self._fields:
-            self._drop_plans()
-            self._fields = fields
-        targets = {self.device: self.handle} | {i.device(self.device): i.handle for i in self._instances}
-        readings = tuple(self._read_device(device, handle, now) for device, handle in targets.items())
-        self.lost = False
-        plans = {device.key: self._plans[device.key] for device in targets}
-        return GpuAnswer(
-            readings,
-            unsupported=tuple((key, i) for key, plan in plans.items() for i in sorted(plan.unsupported)),
-            dropped=tuple(i for plan in plans.values() for i in plan.dropped),
-            errors=tuple(e for plan in plans.values() for e in plan.errors),
-        )
-
-    def processes(self) -> tuple[ProcessUsage, ...]:
-        self._check_handle()
-        return self._process_list.read()
-
-    def usage(self) -> tuple[DeviceUsage, ...]:
-        self._check_handle()
-        enabled, instances = self._usage_layout.read()
-        device = replace(self.device, mig_enabled=enabled)
-        return self.usage_reader.read(device, instances, self._usage_processes.read)
-
-    def _check_handle(self) -> None:
-        """A re-loaded driver refuses old handles in words that also mean "not supported": ask what always works."""
-        try:
-            known = self._driver.call("nvmlDeviceGetUUID", self.handle) == self.device.uuid
-        except (DeviceLost, DriverGone):
-            raise
-        except SourceError:
-            known = False
-        if not known:
-            message = f"the driver no longer knows GPU {self.device.index} by its handle; taking the driver up again"
-            raise DriverGone(message, _STALE_HANDLE)
-
-    def _follow_layout(self) -> None:
-        enabled, instances = self._layout.read()
-        if enabled != self.device.mig_enabled or instances != self._instances:
-            layout = ", ".join(i.profile for i in instances) or "none"
-            _log.info("GPU %d: MIG %s, instances: %s", self.device.index, "on" if enabled else "off", layout)
-            self._drop_plans()
-            self.device = replace(self.device, mig_enabled=enabled)
-        self._instances = instances
-
-    def _read_device(self, device: Device, handle: Any, now: float) -> Reading:
-        plan = self._plans.get(device.key)
-        if plan is None:
-            plan = self._plans[device.key] = self._make_plan(device, handle)
-        return Reading(device, plan.read(now))
-
-    def _make_plan(self, device: Device, handle: Any) -> DevicePlan:
-        if device.gi_id is None:
-            return DevicePlan(self._driver, handle, self._take_gpm, self._fields)
-        wanted = [f for f in self._fields if f.per_instance]
-        gi_id = device.gi_id
-        return DevicePlan(self._driver, handle, lambda s: self._take_mig_gpm(gi_id, s), wanted)
-
-    def _take_gpm(self, sample: Any) -> None:
-        self._driver.call("nvmlGpmSampleGet", self.handle, sample)
-
-    def _take_mig_gpm(self, gi_id: int, sample: Any) -> None:
-        self._driver.call("nvmlGpmMigSampleGet", self.handle, gi_id, sample)
-
-    def _drop_plans(self) -> None:
-        for plan in self._plans.values():
-            plan.close()
-        self._plans = {}
-
-    def close(self) -> None:
-        self._drop_plans()
-        self.usage_reader.close()
-
-
-class _MigLayout:
-    """Whether a GPU is in MIG mode, and its instances. Parts that know no MIG are asked once."""
-
-    def __init__(self, driver: NvmlDriver, handle: Any) -> None:
-        self._driver = driver
-        self._handle = handle
-        self._knows_mig = True
-
-    def read(self) -> tuple[bool, tuple[Instance, ...]]:
-        if not self._knows_mig:
-            return False, ()
-        try:
-            enabled = mig_enabled(self._driver, self._handle)
-        except Unsupported:
-            self._knows_mig = False
-            return False, ()
-        return enabled, read_instances(self._driver, self._handle) if enabled else ()

@@ -53,6 +53,8 @@ class Inventory:
     gpus: tuple[Device, ...]
     unreachable: dict[int, str] = field(default_factory=dict)
     """NVML index -> why the driver lists the GPU but does not answer for it."""
+    hung: frozenset[int] = frozenset()
+    """Those of them that have not answered yet, and may still do so."""
 
 
 class Telemetry(Protocol):

@@ -20,6 +20,7 @@ _ENERGY = "nvmlDeviceGetTotalEnergyConsumption"
 _MEMORY = "nvmlDeviceGetMemoryInfo"
 _PROCESS_LIST = "process list"
 _MOST_WATTS = 5000
+_MOST_COUNTED = 1 << 62  # mJ: what says more is NVML's word for "no value"
 _COUNTER_STEP = 1.0  # seconds by which the energy counter may lag and then catch up at once
 
 ReadProcesses = Callable[[], Sequence[ProcessUsage]]
@@ -48,6 +49,8 @@ class UsageReader:
         self._attempts = Attempts()
         self._energy = EnergyMeter(driver, handle, self._attempts, clock)
         self._topology: tuple[bool, tuple[Instance, ...]] | None = None
+        self._was_cut: bool | None = None
+        """Whether MIG was on when it was last read."""
         self._windows = self._new_windows()
         self._instances: dict[int, InstanceBusy] = {}
 
@@ -72,9 +75,18 @@ class UsageReader:
         return (_usage(device, busy, memory, running, energy), *parts)
 
     def close(self) -> None:
+        """Lets go of what the driver holds for it; the next reading goes on from the last all the same."""
         for instance in self._instances.values():
             instance.close()
         self._instances = {}
+        self._was_cut = None if self._topology is None else self._topology[0]
+        self._topology = None
+
+    def begin_anew(self) -> None:
+        """The GPU was away: what it tells next has nothing to do with what it told last."""
+        self.close()
+        self._windows = self._new_windows()
+        self._energy = EnergyMeter(self._driver, self._handle, self._attempts, self._clock)
 
     def _new_windows(self) -> BusyWindows:
         return BusyWindows(self._driver, self._handle, self._attempts, self._sees_processes, self._clock, self._wall)
@@ -84,7 +96,7 @@ class UsageReader:
             return
         self.close()
         self._attempts.forget()
-        if self._topology is not None and self._topology[0] != mig_enabled:
+        if self._was_cut is not None and self._was_cut != mig_enabled:
             self._windows = self._new_windows()
         self._instances = {
             i.gi_id: InstanceBusy(self._driver, self._handle, i.gi_id, self._attempts, self._clock) for i in instances
@@ -117,9 +129,11 @@ class EnergyMeter:
     def read(self) -> int | None:
         """Millijoules; None the first time, and when the counter fell back (the driver was reloaded) or leapt."""
         now = self._clock()
-        total = self._attempts.of(_ENERGY, lambda: int(self._driver.call(_ENERGY, self._handle)))
-        if total is None:
-            return None  # a failed reading's energy is in the next one
+        told = self._attempts.of(_ENERGY, lambda: self._driver.call(_ENERGY, self._handle))
+        good = None if told is None else self._attempts.within(_ENERGY, told, _MOST_COUNTED)
+        if good is None:
+            return None  # the energy of a reading that failed is in the next one
+        total = int(good)
         before, self._last = self._last, (now, total)
         if before is None or total < before[1]:
             return None

@@ -5,86 +5,115 @@ from __future__ import annotations
 import ctypes
 import logging
 import threading
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 from podgpu.catalog.xids import xid_text
-from podgpu.errors import DriverGone, SourceError, Unsupported
-from podgpu.telemetry.driver import NvmlDriver
+from podgpu.errors import DriverGone, SourceError
+from podgpu.telemetry.driver import Grip, NvmlDriver
 from podgpu.telemetry.source import XidEvent
 
 _log = logging.getLogger(__name__)
 _WAIT_MS = 250
 _NO_INSTANCE = 0xFFFFFFFF
+_MOST_WAITING = 100_000
+"""Events nobody asked for yet. A storm brings a thousand in a second; past this the newest are only logged."""
+SAY_SECONDS = 60.0
+"""How often the same XID of the same device is worth a line."""
 
 
 class XidWatch:
-    def __init__(self, driver: NvmlDriver, wall: Callable[[], float]) -> None:
+    """Each GPU has itself registered by whoever reads it: one that fails or hangs there is its own affair."""
+
+    def __init__(
+        self, driver: NvmlDriver, wall: Callable[[], float], clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._driver = driver
         self._wall = wall
-        self._stop = threading.Event()
+        self._clock = clock
+        self._set: Any = None
+        """The event set; None: XIDs are not watched."""
         self._uuids: dict[int | None, str] = {}
         self._lock = threading.Lock()
         self._events: list[XidEvent] = []
+        self._said: dict[tuple[str, int], tuple[float, int]] = {}
+        """(device, xid) -> when it was last logged, and how many came since."""
 
-    def start(self, handles: Mapping[str, Any]) -> None:
-        """Watch these GPUs, by UUID. A GPU that cannot tell XIDs is left out; the others are watched."""
-        self.stop()
-        self._stop = threading.Event()
-        self._uuids = {_address(handle): uuid for uuid, handle in handles.items()}
-        arguments = (list(handles.values()), self._stop)
-        threading.Thread(target=self._run, args=arguments, name="xid-watch", daemon=True).start()
+    def start(self) -> None:
+        """Begins with a new event set. Whoever opened the driver calls this, from inside `using`."""
+        self._uuids = {}
+        try:
+            self._set = self._driver.call("nvmlEventSetCreate")
+        except DriverGone:
+            raise
+        except SourceError as e:
+            _log.warning("XID errors cannot be watched on this node: %s", e)
+            return
+        threading.Thread(target=self._run, args=(self._set,), name="xid-watch", daemon=True).start()
 
-    def stop(self) -> None:
-        """The thread ends within one wait; it holds the driver's `using`, so a shutdown waits for it."""
-        self._stop.set()
+    def register(self, uuid: str, grip: Grip) -> None:
+        """Watch this GPU too. Raises SourceError; Unsupported where it cannot tell XIDs."""
+        if self._set is None:
+            return
+        self._uuids[_address(grip.handle)] = uuid
+        xid = self._driver.constant("nvmlEventTypeXidCriticalError")
+        self._driver.call("nvmlDeviceRegisterEvents", grip, xid, self._set)
+
+    def free(self) -> None:
+        """To be called when nobody can be using the driver: the thread ends before its next wait."""
+        ended, self._set = self._set, None
+        if ended is not None:
+            with suppress(SourceError):
+                self._driver.call("nvmlEventSetFree", ended)
 
     def drain(self) -> list[XidEvent]:
         with self._lock:
             events, self._events = self._events, []
         return events
 
-    def _run(self, handles: list[Any], stop: threading.Event) -> None:
+    def _run(self, event_set: Any) -> None:
         try:
-            with self._driver.using():
-                event_set = self._register(handles)
-            while not stop.is_set():
-                self._wait(event_set, stop)
-            with self._driver.using():
-                self._driver.call("nvmlEventSetFree", event_set)
+            while self._wait(event_set):
+                pass
         except DriverGone:
             _log.debug("xid watch ends: the driver is gone")
-        except SourceError as e:
-            _log.warning("XID errors cannot be watched on this node: %s", e)
 
-    def _register(self, handles: list[Any]) -> Any:
-        event_set = self._driver.call("nvmlEventSetCreate")
-        xid = self._driver.constant("nvmlEventTypeXidCriticalError")
-        for handle in handles:
-            with suppress(Unsupported):
-                self._driver.call("nvmlDeviceRegisterEvents", handle, xid, event_set)
-        return event_set
-
-    def _wait(self, event_set: Any, stop: threading.Event) -> None:
+    def _wait(self, event_set: Any) -> bool:
+        """False once the set is no more; the driver may have been closed and opened again meanwhile."""
         try:
-            with self._driver.using():
-                data = self._driver.call("nvmlEventSetWait_v2", event_set, _WAIT_MS)
-                self._note(data)
+            with self._driver.using(gives_way=True):
+                if event_set is not self._set:
+                    return False
+                self._note(self._driver.call("nvmlEventSetWait_v2", event_set, _WAIT_MS))
         except DriverGone:
             raise
         except SourceError as e:
             if e.reason != "timeout":  # a lost GPU makes the wait itself fail: breathe, then go on for the others
-                stop.wait(_WAIT_MS / 1000)
+                time.sleep(_WAIT_MS / 1000)
+        return True
 
     def _note(self, data: Any) -> None:
         uuid = self._uuids.get(_address(data.device), "unknown")  # not asked: a GPU that fell off the bus cannot say
         gi_id = data.gpuInstanceId
         key = uuid if gi_id == _NO_INSTANCE else f"{uuid}/gi{gi_id}"
         event = XidEvent(key, int(data.eventData), self._wall())
-        _log.warning("XID %d on %s: %s", event.xid, key, xid_text(event.xid))
+        self._say(event)
         with self._lock:
-            self._events.append(event)
+            if len(self._events) < _MOST_WAITING:
+                self._events.append(event)
+
+    def _say(self, event: XidEvent) -> None:
+        """A GPU that is ill may tell the same thousands of times."""
+        what, now = (event.device, event.xid), self._clock()
+        said_at, since = self._said.get(what, (float("-inf"), 0))
+        if now - said_at < SAY_SECONDS:
+            self._said[what] = (said_at, since + 1)
+            return
+        self._said[what] = (now, 0)
+        more = f" (and {since} times more since it was last said)" if since else ""
+        _log.warning("XID %d on %s: %s%s", event.xid, event.device, xid_text(event.xid), more)
 
 
 def _address(handle: Any) -> int | None:
