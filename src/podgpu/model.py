@@ -143,6 +143,8 @@ class ProcessUsage:
     pid: int
     memory: int | None = None
     """Bytes; None where the driver does not tell."""
+    mps: bool = False
+    """A client of MPS, which the driver takes for one with all the others."""
 
 
 UsageMethod = Literal["samples", "switches", "exact"]

@@ -57,7 +57,7 @@ class Listener:
         self._timelines: dict[int | None, Timeline] = {}
         self._compute_instances: dict[int | None, int | None] = {}
         self._samples: list[tuple[int, bool]] = []
-        self._began = self._log.now()
+        self._began = self._log_time = self._log.now()
         self._offset = self._began - int(wall() * 1e9)
         self._drained_at = self._taken_at = clock()
         self._doubt: Doubt | None = None

@@ -7,7 +7,7 @@ CAP_SYS_ADMIN: asked without it, the driver refuses and writes a line into the k
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from podgpu.model import Device, UsageMethod
@@ -37,8 +37,9 @@ class Opening:
     """What `--usage-from` asks for and what this process may do."""
 
     wanted: UsageMethod = "samples"
-    open_log: OpenLog = lambda device, version: open_switch_log(device, version)
-    privileged: Callable[[], bool] = lambda: has_sys_admin()
+    open_log: OpenLog = field(default_factory=lambda: open_switch_log)
+    privileged: Callable[[], bool] = field(default_factory=lambda: has_sys_admin)
+    listen: Callable[..., Listener] = Listener
 
     def listener(
         self, device: Device, driver_version: str, architecture: int | None, wall: Callable[[], float]
@@ -46,7 +47,7 @@ class Opening:
         """Raises Doubt where the log cannot be had."""
         known = MEASURED.get(architecture or 0)
         log = self.open_log(device, driver_version)
-        return Listener(
+        return self.listen(
             log, sampled=not self.why_unsampled(architecture), lead=known.lead_ns if known else 0, wall=wall
         )
 
