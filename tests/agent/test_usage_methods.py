@@ -86,7 +86,7 @@ class Node:
         self.agent = Agent(
             telemetry,
             [self.holders],
-            Settings(interval=1.0),
+            Settings(interval=5.0),  # a machine that is busy with other things has five seconds for a turn
             Clock(lambda: self.time, self.wall),
             identities=lambda: self.identify,
             containers=ContainerFinder(str(root / "proc"), lambda: self.time),

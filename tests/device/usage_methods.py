@@ -33,6 +33,7 @@ METHODS = ("samples", "switches", "exact")
 PORTS = {method: 9480 + number for number, method in enumerate(METHODS)}
 SECONDS = 30.0
 POINTS = 2.0
+POWER_CAP = pynvml.nvmlClocksEventReasonSwPowerCap
 BUSY = "podgpu_container_gpu_busy_seconds_total"
 Burst = tuple[float, float]
 SCENARIOS: dict[str, tuple[list[Burst], bool]] = {
@@ -41,6 +42,7 @@ SCENARIOS: dict[str, tuple[list[Burst], bool]] = {
     "40/10/10 of 100, random pauses": ([(40, 100), (10, 100), (10, 100)], True),
     "0.5/5, 1/20, 20/100": ([(0.5, 5), (1, 20), (20, 100)], False),
     "two that saturate it": ([(1000, 1000), (1000, 1000)], False),
+    "two that saturate it, fp32": ([(1000, 1000), (1000, 1000)], False),
 }
 
 
@@ -172,13 +174,15 @@ def compare(bench: Bench, name: str, bursts: Sequence[Burst], *more: str) -> Non
             m: [100 * (value(after[m], BUSY, t.pod) - value(pages[m], BUSY, t.pod)) / SECONDS for t in tenants]
             for m in METHODS
         }
+        reasons = pynvml.nvmlDeviceGetCurrentClocksEventReasons(bench.gpu)
+        time.sleep(1.2)  # the loads write their accounts twice a second
         truth = [100 * worked(t, moments["exact"], ended) / (ended - moments["exact"]) for t in tenants]
         used = {m: 100 * (cpu_seconds(pid) - cpu[m]) / SECONDS for m, pid in pids.items()}
         memory = {m: resident_mib(pid) for m, pid in pids.items()}
         row = {"scenario": name, "truth": truth, **found, "cpu_percent": used, "resident_mib": memory}
         row |= {"methods": {m: method_of(after[m]) for m in METHODS}, "doubts": {m: doubts(after[m]) for m in METHODS}}
         split = joules(after["exact"]) - joules(pages["exact"])
-        row |= {"joules": split, "counter_joules": energy}
+        row |= {"joules": split, "counter_joules": energy, "power_capped": bool(reasons & POWER_CAP)}
     bench.rows.append(row)
     print(json.dumps(row, default=lambda x: round(x, 2)), flush=True)
     worst = max(abs(a - b) for a, b in zip(found["exact"], truth, strict=True))
@@ -187,6 +191,20 @@ def compare(bench: Bench, name: str, bursts: Sequence[Burst], *more: str) -> Non
         f"{name}: joules within 1 % ({100 * (split - energy) / energy:+.2f} %)", abs(split - energy) < energy / 100
     )
     bench.check(f"{name}: methods are what was asked for", row["methods"] == {m: m for m in METHODS})
+
+
+def alone(bench: Bench) -> None:
+    """What the yardstick says of a load that surely had the whole GPU: how much of its own account is missing."""
+    with bench.loads([(1000, 1000)]) as (tenant,):
+        began = time.monotonic()
+        time.sleep(10)
+        ended = time.monotonic()
+        time.sleep(1.2)
+        account = 100 * worked(tenant, began, ended) / (ended - began)
+    bench.rows.append({"scenario": "one that saturates it, alone", "truth": [account]})
+    print(
+        f"      a load that has the GPU to itself and never rests accounts for {account:.1f} % of the time", flush=True
+    )
 
 
 def bench_energy(bench: Bench) -> float:
@@ -202,6 +220,7 @@ def killed(bench: Bench) -> None:
         at_kill = time.monotonic()
         time.sleep(8)
         after, ended = page("exact"), time.monotonic()
+        time.sleep(1.2)
         for tenant, until in zip(tenants, (ended, ended, at_kill), strict=True):
             told = value(after, BUSY, tenant.pod) - value(before, BUSY, tenant.pod)
             truth = worked(tenant, began, until)
@@ -219,6 +238,7 @@ def restarted(bench: Bench) -> None:
             before, began = page("exact"), time.monotonic()
             time.sleep(12)
             after, ended = page("exact"), time.monotonic()
+            time.sleep(1.2)
         for tenant in tenants:
             told = 100 * (value(after, BUSY, tenant.pod) - value(before, BUSY, tenant.pod)) / (ended - began)
             truth = 100 * worked(tenant, began, ended) / (ended - began)
@@ -245,6 +265,7 @@ def fast(bench: Bench) -> None:
         time.sleep(60)
         after, seconds = page("exact"), time.monotonic() - began
         used = {m: 100 * (cpu_seconds(pid) - cpu[m]) / seconds for m, pid in pids.items()}
+        time.sleep(1.2)
         told = [100 * (value(after, BUSY, t.pod) - value(before, BUSY, t.pod)) / seconds for t in tenants]
         truth = [100 * worked(t, began, began + seconds) / seconds for t in tenants]
         memory = {m: resident_mib(pid) for m, pid in pids.items()}
@@ -264,7 +285,8 @@ def main() -> int:
         Path(folder).chmod(0o777)
         bench = Bench(Path(folder), gpu)
         for name, (bursts, pauses) in SCENARIOS.items():
-            compare(bench, name, bursts, *(["random"] if pauses else []))
+            compare(bench, name, bursts, *(["random"] if pauses else []), *(["fp32"] if "fp32" in name else []))
+        alone(bench)
         for probe in (killed, restarted, unprivileged, fast):
             probe(bench)
         mps = pynvml.nvmlDeviceGetMPSComputeRunningProcesses(gpu)

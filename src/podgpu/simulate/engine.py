@@ -8,19 +8,18 @@ in the driver's own records.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from podgpu.telemetry.switches.records import FECS_RECORD, RECORD, SAVED, SWITCHED_IN
+from podgpu.telemetry.switches.records import FECS_RECORD, RECORD, SAVED, SWITCHED_IN, WHOLE_GPU
 
 SWITCH_NS = 84_000
 LEAD_NS = 64_000
 SLICE_NS = 1_600_000
+SAMPLE_NS = 200_000_000
 _KEPT_NS = 30 * 10**9
-_NO_INSTANCE = 255
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +40,13 @@ class EngineSwitch(NamedTuple):
     pid: int
 
 
-class _Stretch(NamedTuple):
-    """The engine from `begin` to `end`: who was on it (None: nobody yet), and whether it was busy."""
+class EngineSample(NamedTuple):
+    """What the driver's sampler finds at the end of one period."""
 
-    begin: int
-    end: int
+    busy_ns: int
+    """In the period."""
     pid: int | None
-    busy: bool
+    """Who kept it busy at that moment, or last before it."""
 
 
 class Engine:
@@ -66,7 +65,10 @@ class Engine:
         self._slice_ends = 0
         self.switched = 0
         """How often a context was saved or switched in."""
-        self._stretches: deque[_Stretch] = deque()
+        self._is_busy = False
+        self._ran: int | None = None
+        self._period_busy = 0
+        self._samples: dict[int, EngineSample] = {}
         self._switches: deque[EngineSwitch] = deque()
 
     def start(self, load: Bursts) -> None:
@@ -85,25 +87,19 @@ class Engine:
         return list(self._switches)[max(0, first - (self.switched - len(self._switches))) :]
 
     def is_busy(self) -> bool:
-        return bool(self._stretches) and self._stretches[-1].busy
+        return self._is_busy
 
-    def busy_between(self, begin: int, end: int) -> int:
-        return sum(max(0, min(end, part.end) - max(begin, part.begin)) for part in self._stretches if part.busy)
-
-    def running_at(self, moment: int) -> int | None:
-        """Who was on the engine and kept it busy, then or last before it."""
-        stretches = list(self._stretches)
-        place = bisect_right([part.begin for part in stretches], moment) - 1
-        while place >= 0 and not (stretches[place].busy and stretches[place].pid is not None):
-            place -= 1
-        return stretches[place].pid if place >= 0 else None
+    def sample(self, number: int) -> EngineSample:
+        """The one at the end of that period, counted from 0."""
+        return self._samples.get(number, EngineSample(0, None))
 
     def advance(self, until: int) -> None:
         while self.now < until:
             self._arrive()
             self._step(until)
-        while self._stretches and self._stretches[0].end < until - _KEPT_NS:
-            self._stretches.popleft()
+        oldest = (until - _KEPT_NS) // SAMPLE_NS
+        for number in [number for number in self._samples if number < oldest]:
+            del self._samples[number]
         while self._switches and self._switches[0].at < until - _KEPT_NS:
             self._switches.popleft()
 
@@ -150,8 +146,15 @@ class Engine:
         self._enter(end, self._resident, busy)
 
     def _enter(self, end: int, pid: int | None, busy: bool) -> None:
-        self._stretches.append(_Stretch(self.now, end, pid, busy))
+        """From now to `end` the engine is like this; the sampler looks at the end of every period."""
+        self._is_busy = busy
+        self._ran = pid if busy and pid is not None else self._ran
         self.busy_ns += (end - self.now) * busy
+        while (look := (self.now // SAMPLE_NS + 1) * SAMPLE_NS) <= end:
+            self._period_busy += (look - self.now) * busy
+            self._samples[look // SAMPLE_NS] = EngineSample(self._period_busy, self._ran)
+            self._period_busy, self.now = 0, look
+        self._period_busy += (end - self.now) * busy
         self.now = end
 
     def _record(self, tag: int, pid: int) -> None:
@@ -174,7 +177,7 @@ class SimulatedSwitchLog:
 
     def drain(self) -> bytes:
         found = [
-            (switch, _NO_INSTANCE if instance is None else instance, _NO_INSTANCE if instance is None else 0)
+            (switch, WHOLE_GPU if instance is None else instance, WHOLE_GPU if instance is None else 0)
             for instance, engine in self._engines().items()
             for switch in engine.switches(self._read.get(instance, 0))
         ]

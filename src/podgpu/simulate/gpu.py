@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from podgpu.simulate.engine import Bursts, Engine
+from podgpu.simulate.engine import SAMPLE_NS, Bursts, Engine
 from podgpu.simulate.models import MIB, GpuModel, MigProfile
 from podgpu.simulate.workload import Share, SimulatedLoad, share_of, split_busy, wobble
 
@@ -22,7 +22,7 @@ THERMAL_LAG = 15.0
 IDLE_CELSIUS, FULL_CELSIUS = 32.0, 72.0
 PCIE_TX_BYTES, PCIE_RX_BYTES, NVLINK_BYTES = 6_000_000, 20_000_000, 400_000_000
 """Bytes a busy second sends and receives, the last on each NVLink and in each direction."""
-SAMPLES_PER_SECOND = 5
+SAMPLES_PER_SECOND = 10**9 // SAMPLE_NS
 SAMPLE_BUFFER = 20.0
 """Seconds of utilisation samples the driver keeps."""
 
@@ -319,18 +319,15 @@ class SimulatedGpu:
         bucket = math.floor((index - 0.5) / SAMPLES_PER_SECOND)
         there = [r for r in (*self.departed, *self.loads) if r.since < moment <= r.until]
         if None in self.engines:
-            return self._engine_sample(self.engines[None], moment, there)
+            return self._engine_sample(self.engines[None], index, there)
         parts = split_busy([r.load for r in there], bucket, bucket + 1.0, self._factor(bucket))
         return UtilisationSample(int((moment + self.epoch) * 1e6), tuple(zip(there, parts, strict=True)))
 
-    def _engine_sample(self, engine: Engine, moment: float, there: Sequence[Residence]) -> UtilisationSample:
+    def _engine_sample(self, engine: Engine, index: int, there: Sequence[Residence]) -> UtilisationSample:
         """Measured: all the engine did since the last sample is given to the one process that ran when it was taken."""
-        end = int(moment * 1e9)
-        period = 10**9 // SAMPLES_PER_SECOND
-        busy = engine.busy_between(end - period, end) / period
-        pid = engine.running_at(end)
-        parts = tuple((resident, busy) for resident in there if resident.load.pid == pid)[:1]
-        return UtilisationSample(int((moment + self.epoch) * 1e6), parts)
+        sample = engine.sample(index)
+        parts = tuple((one, sample.busy_ns / SAMPLE_NS) for one in there if one.load.pid == sample.pid)[:1]
+        return UtilisationSample(int((index / SAMPLES_PER_SECOND + self.epoch) * 1e6), parts)
 
 
 def _bursts(load: SimulatedLoad, now: float) -> Bursts:

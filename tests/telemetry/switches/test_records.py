@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podgpu.telemetry.switches.attribution import Residency
-from podgpu.telemetry.switches.records import RECORD, Doubt, Sequence, Timeline
+from podgpu.telemetry.switches.records import RECORD, Doubt, RecordReader, Timeline
 
 MS = 1_000_000
 IN, OUT = 6, 7
@@ -26,14 +26,14 @@ def chunk(*switches: tuple[int, int, int], first: int = 0, instance: int = 255) 
 
 def read(data: bytes) -> Timeline:
     timeline = Timeline(0)
-    for switch in Sequence().read(data):
+    for switch in RecordReader().read(data):
         timeline.add(switch)
     return timeline
 
 
 def windows(switches: Many[tuple[int, int, int]], ends: Many[int], lead: int = 0) -> list[Residency]:
     timeline = Timeline(0, lead)
-    for switch in Sequence().read(chunk(*switches)):
+    for switch in RecordReader().read(chunk(*switches)):
         timeline.add(switch)
     return [timeline.window(end) for end in ends]
 
@@ -82,7 +82,7 @@ def test_what_does_not_fit_is_doubted(data: bytes, reason: str) -> None:
 
 
 def test_numbers_go_on_after_65535_and_over_chunks() -> None:
-    sequence = Sequence()
+    sequence = RecordReader()
     assert len(list(sequence.read(chunk((IN, 1, 1), (OUT, 1, 2), first=65534)))) == 2
     assert len(list(sequence.read(chunk((IN, 1, 3), first=0)))) == 1
 

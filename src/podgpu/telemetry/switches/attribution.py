@@ -11,6 +11,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 AGE_EDGES = (0, *(250_000 << step for step in range(11)))
 """Nanoseconds since the switch-in at which the age classes begin: 0, 0.25 ms, 0.5 ms … 256 ms."""
@@ -21,9 +22,8 @@ _HALF_LIFE_NS = 60 * 10**9
 """How fast a process's habits are forgotten."""
 
 
-@dataclass(frozen=True, slots=True)
-class Stay:
-    """One process on the engine, from `since` to `until`, within one window; switched in at `began`."""
+class Stay(NamedTuple):
+    """One process on the engine, from `since` to `until`, within one window; at work since `began`, or resting."""
 
     pid: int
     began: int
@@ -48,8 +48,8 @@ class Residency:
 
     def of_processes(self) -> dict[int, int]:
         resident: dict[int, int] = {}
-        for stay in self.stays:
-            resident[stay.pid] = resident.get(stay.pid, 0) + stay.until - stay.since
+        for pid, _, since, until in self.stays:
+            resident[pid] = resident.get(pid, 0) + until - since
         return resident
 
 
@@ -114,7 +114,7 @@ def young_first(residency: Residency, busy: int) -> dict[int, int]:
 
     On the traces of an H200 this is nearer to the truth than residency in proportion (2.7 points against 3.7).
     """
-    lengths = sorted(stay.until - stay.since for stay in residency.stays)
+    lengths = sorted(until - since for _, _, since, until in residency.stays)
     left, level = max(0, busy), 0
     for place, length in enumerate(lengths):
         step = min(length - level, left // (len(lengths) - place))
@@ -122,8 +122,9 @@ def young_first(residency: Residency, busy: int) -> dict[int, int]:
         if level < length:
             break
     figures: dict[int, int] = {}
-    for stay in residency.stays:
-        figures[stay.pid] = figures.get(stay.pid, 0) + min(stay.until - stay.since, level)
+    for pid, _, since, until in residency.stays:
+        length = until - since
+        figures[pid] = figures.get(pid, 0) + (length if length < level else level)
     return figures
 
 
@@ -132,12 +133,12 @@ def _age_class(age: int) -> int:
 
 
 def _add_by_age(by_age: list[int], stay: Stay) -> None:
-    at, age_class = stay.since, _age_class(stay.since - stay.began)
-    while at < stay.until:
-        last = age_class + 1 == _CLASSES
-        end = stay.until if last else min(stay.until, stay.began + AGE_EDGES[age_class + 1])
-        by_age[age_class] += end - at
-        at, age_class = end, age_class + 1
+    _, began, at, until = stay
+    age_class = bisect_right(AGE_EDGES, at - began) - 1 if at > began else 0
+    while age_class + 1 < _CLASSES and (edge := began + AGE_EDGES[age_class + 1]) < until:
+        by_age[age_class] += edge - at
+        at, age_class = edge, age_class + 1
+    by_age[age_class] += until - at
 
 
 def _fit(

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from podgpu.telemetry.switches.attribution import Residency
-from podgpu.telemetry.switches.records import Doubt, Sequence, Switch, Timeline
+from podgpu.telemetry.switches.records import WHOLE_GPU, Doubt, RecordReader, Switch, Timeline
 
 _log = logging.getLogger(__name__)
 _SAMPLE_SECONDS = 0.05
@@ -53,9 +53,9 @@ class Listener:
         self._wall = wall
         self._clock = clock
         self._lock = threading.Lock()
-        self._sequence = Sequence()
-        self._timelines: dict[int | None, Timeline] = {}
-        self._compute_instances: dict[int | None, int | None] = {}
+        self._records = RecordReader()
+        self._timelines: dict[int, Timeline] = {}
+        self._compute_instances: dict[int, int] = {}
         self._samples: list[tuple[int, bool]] = []
         self._began = self._log_time = self._log.now()
         self._offset = self._began - int(wall() * 1e9)
@@ -75,10 +75,10 @@ class Listener:
                 self._end(e)
                 raise
             self._taken_at = self._clock()
-            timeline = self._timeline(instance)
+            timeline = self._timeline(WHOLE_GPU if instance is None else instance)
             end = max(timeline.now, min(int(until * 1e9) + self._offset, self._log_time))
             residency = timeline.window(end)
-            samples = [sample for sample in self._samples if residency.since <= sample[0] < end]
+            samples = [sample for sample in self._samples if sample[0] < end]
             self._samples = [sample for sample in self._samples if sample[0] >= end]
             return residency, samples
 
@@ -121,24 +121,26 @@ class Listener:
         before = self._wall()
         self._log_time = self._log.now()
         self._offset = self._log_time - int((before + self._wall()) / 2 * 1e9)
-        for switch in self._sequence.read(self._log.drain()):
-            self._timeline(switch.instance).add(switch)
-            self._check_compute_instance(switch)
+        for switch in self._records.read(self._log.drain()):
+            timeline = self._timelines.get(switch.instance) or self._timeline(switch.instance)
+            timeline.add(switch)
+            if self._compute_instances.get(switch.instance) != switch.compute_instance:
+                self._meet_compute_instance(switch)
         self._drained_at = self._clock()
 
-    def _check_compute_instance(self, switch: Switch) -> None:
-        known = self._compute_instances.setdefault(switch.instance, switch.compute_instance)
-        if known != switch.compute_instance:
+    def _meet_compute_instance(self, switch: Switch) -> None:
+        if switch.instance in self._compute_instances:
             raise Doubt(
                 "several_compute_instances",
                 f"GPU instance {switch.instance} has several compute instances, which run at the same time",
             )
+        self._compute_instances[switch.instance] = switch.compute_instance
 
     def _check_taken(self) -> None:
         if self._clock() - self._taken_at > _LONGEST_UNTAKEN_SECONDS:
             raise Doubt("not_taken", "nobody asked for what the context-switch log tells")
 
-    def _timeline(self, instance: int | None) -> Timeline:
+    def _timeline(self, instance: int) -> Timeline:
         return self._timelines.setdefault(instance, Timeline(self._began, self._lead))
 
     def _raise_doubt(self) -> None:

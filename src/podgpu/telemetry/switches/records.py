@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from podgpu.telemetry.switches.attribution import Residency, Stay
 
@@ -21,7 +21,7 @@ SAVED = 7
 HIDDEN_PID = 0
 """What a listener without CAP_SYS_ADMIN reads for processes of other users."""
 KERNEL_PID = 0xFFFFFFFF
-_NO_INSTANCE = 255
+WHOLE_GPU = 255
 _NUMBERS = 1 << 16
 _LONGEST_SWITCH_NS = 1_000_000
 """A switch takes 80 to 90 µs on an H200. After a pause longer than this nobody was resident."""
@@ -35,36 +35,38 @@ class Doubt(Exception):
         self.reason = reason
 
 
-@dataclass(frozen=True, slots=True)
-class Switch:
-    """One process came onto an engine (`resident`) or its context was saved."""
+class Switch(NamedTuple):
+    """One process came onto an engine (`resident`) or its context was saved. A tuple: there are thousands a second."""
 
     resident: bool
     pid: int
     at: int
-    instance: int | None
-    """The GPU instance; None on a GPU that is not cut by MIG."""
-    compute_instance: int | None
+    instance: int
+    """The GPU instance; `WHOLE_GPU` where MIG does not cut it."""
+    compute_instance: int
 
 
-class Sequence:
+class RecordReader:
     """Reads chunk after chunk of one GPU's log; numbers run on over all of its engines."""
 
     def __init__(self) -> None:
-        self._last: int | None = None
+        self._last = -1
 
-    def read(self, chunk: bytes) -> Iterator[Switch]:
+    def read(self, chunk: bytes) -> list[Switch]:
         """Raises Doubt for a number that is missing and for a record that is no context switch."""
         if len(chunk) % RECORD.size:
             raise Doubt("bad_record", f"the context-switch log ends in a part of a record ({len(chunk)} bytes)")
+        switches, last = [], self._last
         for kind, _, _, tag, _, number, _, pid, _, instance, compute, at in RECORD.iter_unpack(chunk):
-            if kind != FECS_RECORD or tag not in (SWITCHED_IN, SAVED):
+            if kind != FECS_RECORD or (tag != SWITCHED_IN and tag != SAVED):
                 raise Doubt("bad_record", f"the context-switch log holds a record of type {kind}, tag {tag}")
-            if self._last is not None and number != (self._last + 1) % _NUMBERS:
-                lost = (number - self._last - 1) % _NUMBERS
+            if number != last + 1 and last >= 0 and number != (last + 1) % _NUMBERS:
+                lost = (number - last - 1) % _NUMBERS
                 raise Doubt("sequence_gap", f"{lost} records are missing in the context-switch log")
-            self._last = number
-            yield Switch(tag == SWITCHED_IN, pid, at, _instance(instance), _instance(compute))
+            last = number
+            switches.append(Switch(tag == SWITCHED_IN, pid, at, instance, compute))
+        self._last = last
+        return switches
 
 
 @dataclass(slots=True)
@@ -75,54 +77,56 @@ class Timeline:
     lead: int = 0
     """Nanoseconds of every stay that are part of the switch: restoring and saving, when no work is done."""
     _coming: deque[Switch] = field(default_factory=deque)
+    _last: Switch | None = None
     _resident: Switch | None = None
-    _saved_at: int | None = None
+    _saved_at: int = -_LONGEST_SWITCH_NS
 
     def add(self, switch: Switch) -> None:
         """Raises Doubt when it does not follow from the one before."""
-        last = self._coming[-1] if self._coming else self._resident
-        at = last.at if last is not None else self._saved_at
-        if at is not None and switch.at < at:
-            raise Doubt("disorder", "the context-switch log runs backwards in time")
-        if last is not None and last.resident == switch.resident:
-            raise Doubt("disorder", "the context-switch log has two switches of the same kind in a row")
-        if last is not None and last.resident and last.pid != switch.pid:
-            raise Doubt("disorder", "the context-switch log saves a process that was not resident")
+        last = self._last
+        if last is not None:
+            if switch.at < last.at:
+                raise Doubt("disorder", "the context-switch log runs backwards in time")
+            if last.resident == switch.resident:
+                raise Doubt("disorder", "the context-switch log has two switches of the same kind in a row")
+            if last.resident and last.pid != switch.pid:
+                raise Doubt("disorder", "the context-switch log saves a process that was not resident")
+        self._last = switch
         self._coming.append(switch)
 
     def window(self, until: int) -> Residency:
         """All that was from the end of the last window to `until`."""
-        since, at = self.now, self.now
+        since = at = self.now
         stays: list[Stay] = []
         switching = unknown = 0
-        while self._coming and self._coming[0].at < until:
-            switch = self._coming.popleft()
+        coming, lead, resident, saved_at = self._coming, self.lead, self._resident, self._saved_at
+        while coming and coming[0].at < until:
+            switch = coming.popleft()
             moment = max(switch.at, at)
             if switch.resident:
-                paused = switch.at - self._saved_at if self._saved_at is not None else _LONGEST_SWITCH_NS
-                quick = paused < _LONGEST_SWITCH_NS
-                switching, unknown = switching + (moment - at) * quick, unknown + (moment - at) * (not quick)
-                self._resident = switch
+                if switch.at - saved_at < _LONGEST_SWITCH_NS:
+                    switching += moment - at
+                else:
+                    unknown += moment - at
+                resident = switch
             else:
-                resident = self._resident or Switch(True, switch.pid, since, switch.instance, switch.compute_instance)
-                switching += self._stay(stays, resident, at, moment)
-                self._resident, self._saved_at = None, switch.at
+                began = (since if resident is None else resident.at) + lead
+                switching += _enter(stays, switch.pid, began, at, moment)
+                resident, saved_at = None, switch.at
             at = moment
-        if self._resident is not None:
-            switching += self._stay(stays, self._resident, at, until)
+        if resident is not None:
+            switching += _enter(stays, resident.pid, resident.at + lead, at, until)
+        elif until - saved_at < _LONGEST_SWITCH_NS:
+            switching += until - at
         else:
-            in_a_switch = self._saved_at is not None and until - self._saved_at < _LONGEST_SWITCH_NS
-            switching, unknown = switching + (until - at) * in_a_switch, unknown + (until - at) * (not in_a_switch)
-        self.now = until
+            unknown += until - at
+        self._resident, self._saved_at, self.now = resident, saved_at, until
         return Residency(since, until, stays, switching, unknown)
 
-    def _stay(self, stays: list[Stay], resident: Switch, since: int, until: int) -> int:
-        """Enters a stay without its lead; how much of it the lead was."""
-        works_from = min(max(since, resident.at + self.lead), until)
-        if works_from < until:
-            stays.append(Stay(resident.pid, resident.at + self.lead, works_from, until))
-        return works_from - since
 
-
-def _instance(number: int) -> int | None:
-    return None if number == _NO_INSTANCE else number
+def _enter(stays: list[Stay], pid: int, works_from: int, since: int, until: int) -> int:
+    """Enters a stay without its lead; how much of it the lead was."""
+    begin = min(max(since, works_from), until)
+    if begin < until:
+        stays.append(Stay(pid, works_from, begin, until))
+    return begin - since

@@ -71,7 +71,7 @@ class Layout:
 
 
 _LAYOUTS: Final = (
-    (550, Layout(alloc_status=28, memory_bytes=128, drain_seconds=1.0)),
+    (550, Layout(alloc_status=28, memory_bytes=128, drain_seconds=2.0)),
     (535, Layout(alloc_status=28, memory_bytes=120, drain_seconds=0.2)),
     (_OLDEST_BRANCH, Layout(alloc_status=24, memory_bytes=120, drain_seconds=0.2)),
 )
