@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 Value = int | float | str
 
@@ -145,6 +145,13 @@ class ProcessUsage:
     pid: int
     memory: int | None = None
     """Bytes; None where the driver does not tell."""
+    mps: bool = False
+    """A client of MPS, which the driver takes for one with all the others."""
+
+
+UsageMethod = Literal["samples", "switches", "exact"]
+"""How it is told which process kept a device busy: by the driver's samples, by who was resident on the engine, or by
+that and samples of whether the engine was busy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +171,14 @@ class DeviceUsage:
     process_busy_ns: Mapping[int, int | None] | None = None
     """Pid -> its part of the window, None for one of which the driver told nonsense. None as a whole where per-process
     utilisation does not exist (MIG, some drivers)."""
+    method: UsageMethod = "samples"
+    """How `process_busy_ns` came about."""
+    resident_ns: Mapping[int, int] | None = None
+    """Pid -> how long its context was on the engine, working or not, where the driver's context switches were read."""
+    switching_ns: int = 0
+    """Busy time in which contexts were switched: nobody's."""
+    bounded: bool = False
+    """Whether the least and the most each can have run is wanted beside the figure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +198,8 @@ class ContainerUsage:
     """Its part of the device's energy in the last window."""
     idle_run_ns: int | None = None
     """The part of `idle_ns` since it last ran anything: for how long it has been idle."""
+    busy_min_ns: int | None = None
+    busy_max_ns: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +213,8 @@ class DeviceTotals:
     unattributed_busy_ns: int | None = None
     unattributed_energy_mj: int | None = None
     unattributed_memory: int | None = None
+    method: UsageMethod | None = None
+    """How its containers' busy time was told in the last turn; None: it is not told."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -194,7 +194,7 @@ def test_a_clock_that_jumps_charges_no_time(books: Books, elapsed: int) -> None:
 def test_nor_does_the_drivers_clock(books: Books, window_ns: int) -> None:
     books.turn(used({1: 100}, busy_ns=50, energy_mj=8, window_ns=window_ns), [held(A)])
     assert books.of(A) == ContainerUsage(GPU.key, A, None, 0, 1, SECOND, 0, 0, 0)
-    assert books.device() == DeviceTotals(GPU.key, 0, 8, None, 0, 8)
+    assert books.device() == DeviceTotals(GPU.key, 0, 8, None, 0, 8, method="samples")
 
 
 def test_idle_is_a_turn_held_in_which_nothing_ran(books: Books) -> None:
@@ -276,7 +276,7 @@ def test_a_processs_last_part_window_is_its_holders(books: Books) -> None:
     books.turn(used({1: 500}, busy_ns=500, energy_mj=10), [held(A)])
     books.turn(used({}, busy_ns=200, energy_mj=4), [held(A)])
     assert (books.of(A).busy_ns, books.of(A).idle_ns, books.of(A).energy_mj) == (700, 0, 14)
-    assert books.device() == DeviceTotals(GPU.key, 700, 14, None, 0, 0)
+    assert books.device() == DeviceTotals(GPU.key, 700, 14, None, 0, 0, method="samples")
     books.turn(used({}, busy_ns=200), [held(A)])
     assert (books.of(A).busy_ns, books.device().unattributed_busy_ns) == (700, 200), "once"
 
@@ -371,7 +371,7 @@ def test_a_process_that_may_be_anybodys_leaves_those_untold_who_seem_to_run_noth
     books.turn(used({1: 100, 8: 200}, {1: 5, 8: 20}, energy_mj=30, memory_used=50), holders, untold=[8])
     assert books.of(A) == ContainerUsage(GPU.key, A, 100 / SECOND, 5, 1, SECOND, 200, 0, 10)
     assert books.of(C) == ContainerUsage(GPU.key, C, None, None, None, SECOND, 0, SECOND, 0), "counters stand"
-    assert books.device() == DeviceTotals(GPU.key, 400, 30, 50, 200, 20, 45)
+    assert books.device() == DeviceTotals(GPU.key, 400, 30, 50, 200, 20, 45, "samples")
 
 
 def test_while_it_rests_only_memory_and_processes_are_untold(books: Books) -> None:
@@ -498,7 +498,7 @@ def test_an_instance_with_one_holder_takes_the_instances_figures(books: Books) -
     small = replace(instance(9, "1g.18gb", busy_ns=SECOND // 2, memory_used=9), processes=(ProcessUsage(SMALL, 1, 5),))
     books.turn([whole(None), small], [held(A, device=SMALL)])
     assert books.of(A) == ContainerUsage(SMALL, A, 0.5, 5, 1, SECOND, SECOND // 2, 0)
-    assert books.device(SMALL) == DeviceTotals(SMALL, SECOND // 2, None, 9, 0, None, 4)
+    assert books.device(SMALL) == DeviceTotals(SMALL, SECOND // 2, None, 9, 0, None, 4, "samples")
     assert books.device() == DeviceTotals(GPU.key), "or sums would count the instances twice"
 
 

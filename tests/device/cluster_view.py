@@ -20,17 +20,18 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pynvml
-from container_usage import PORT, Tenant  # beside this file
+from container_usage import PORT  # beside this file
+from container_usage import tenant as make
 from prometheus_pages import series
 
 from podgpu.simulate.kubelet import SimulatedKubelet, SimulatedPod
 
 CLUSTER = 9472
 TENANTS = [
-    Tenant("research", "train-a", 0.4, 0.1, 10),
-    Tenant("serving", "serve-b", 0.1, 0.1, 4),
-    Tenant("serving", "serve-c", 0.1, 0.1, 2),
-    Tenant("notebooks", "idle-d", 0.0, 1.0, 0),
+    make("research", "train-a", 0.4, 0.1, 10),
+    make("serving", "serve-b", 0.1, 0.1, 4),
+    make("serving", "serve-c", 0.1, 0.1, 2),
+    make("notebooks", "idle-d", 0.0, 1.0, 0),
 ]
 """Of periods so short that every look sees the same: those of container_usage.py move by tens of points a second."""
 COLUMNS = ("utilization.gpu", "utilization.memory", "memory.used", "power.draw", "temperature.gpu")

@@ -17,14 +17,12 @@ import sys
 import tempfile
 import time
 import urllib.request
-import uuid
 from contextlib import suppress
-from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 
 import pynvml
 from prometheus_pages import series  # beside this file
+from tenants import Tenant, cpu_seconds, resident_mib  # beside this file
 
 from podgpu.simulate.kubelet import SimulatedKubelet, SimulatedPod
 
@@ -40,49 +38,19 @@ while True:
         torch.cuda.synchronize()
     time.sleep(max(0.0, period - (time.monotonic() - began)))
 """
-CGROUPS = Path("/sys/fs/cgroup/kubepods.slice/kubepods-burstable.slice")
 PORT = 9471
 
 
-@dataclass
-class Tenant:
-    namespace: str
-    pod: str
-    duty: float
-    period: float
-    gib: float
-    process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def uid(self) -> str:
-        return str(uuid.uuid5(uuid.NAMESPACE_DNS, self.pod))
-
-    @property
-    def container_id(self) -> str:
-        return sha256(self.pod.encode()).hexdigest()
-
-    @property
-    def scope(self) -> Path:
-        slice_name = f"kubepods-burstable-pod{self.uid.replace('-', '_')}.slice"
-        return CGROUPS / slice_name / f"cri-containerd-{self.container_id}.scope"
-
-    def start(self) -> None:
-        Path(f"/var/log/pods/{self.namespace}_{self.pod}_{self.uid}/main").mkdir(parents=True, exist_ok=True)
-        logs = Path("/var/log/containers")
-        logs.mkdir(parents=True, exist_ok=True)
-        (logs / f"{self.pod}_{self.namespace}_main-{self.container_id}.log").touch()
-        if self.duty:
-            arguments = [str(self.duty), str(self.period), "4096", str(self.gib)]
-            self.process = subprocess.Popen([sys.executable, "-c", LOAD, *arguments])
-            self.scope.mkdir(parents=True, exist_ok=True)
-            (self.scope / "cgroup.procs").write_text(str(self.process.pid))
+def tenant(namespace: str, pod: str, duty: float, period: float, gib: float) -> Tenant:
+    arguments = [str(duty), str(period), "4096", str(gib)]
+    return Tenant(namespace, pod, [sys.executable, "-c", LOAD, *arguments] if duty else [])
 
 
 TENANTS = [
-    Tenant("research", "train-a", 0.5, 0.97, 10),
-    Tenant("serving", "serve-b", 0.25, 1.13, 4),
-    Tenant("serving", "serve-c", 0.1, 1.31, 2),
-    Tenant("notebooks", "idle-d", 0.0, 1.0, 0),
+    tenant("research", "train-a", 0.5, 0.97, 10),
+    tenant("serving", "serve-b", 0.25, 1.13, 4),
+    tenant("serving", "serve-c", 0.1, 1.31, 2),
+    tenant("notebooks", "idle-d", 0.0, 1.0, 0),
 ]
 
 
@@ -109,22 +77,21 @@ def main() -> int:
             with suppress(subprocess.TimeoutExpired):
                 print("exporter ended with", exporter.wait(20))
             for tenant in TENANTS:
-                if tenant.process:
-                    tenant.process.kill()
+                tenant.kill()
 
 
 def measure(gpu: object, exporter_pid: int, seconds: float, out: Path) -> int:
     pmon = subprocess.Popen(
         ["nvidia-smi", "pmon", "-c", str(int(seconds)), "-d", "1"], stdout=subprocess.PIPE, text=True
     )
-    began, before, energy_before, cpu_before = time.monotonic(), page(), energy(gpu), cpu_of(exporter_pid)
+    began, before, energy_before, cpu_before = time.monotonic(), page(), energy(gpu), cpu_seconds(exporter_pid)
     text = pmon.communicate()[0]
     elapsed, after, energy_after = time.monotonic() - began, page(), energy(gpu)
     (out / "usage.prom").write_text(after)
     memory = {p.pid: p.usedGpuMemory for p in pynvml.nvmlDeviceGetComputeRunningProcesses(gpu)}
     wrong, rows = [], []
     for tenant in TENANTS:
-        pid = tenant.process.pid if tenant.process else -1
+        pid = tenant.pid
         busy = 100 * delta(before, after, "podgpu_container_gpu_busy_seconds_total", tenant.pod) / elapsed
         theirs = pmon_mean(text, pid)
         ours = value(after, "podgpu_container_gpu_memory_used_bytes", tenant.pod)
@@ -135,7 +102,7 @@ def measure(gpu: object, exporter_pid: int, seconds: float, out: Path) -> int:
         row["allocated_seconds"] = delta(before, after, "podgpu_container_gpu_allocated_seconds_total", tenant.pod)
         rows.append(row)
         print(json.dumps(row))
-        if abs(busy - theirs) > 5 or ours != memory.get(pid, 0) or (not tenant.duty and busy):
+        if abs(busy - theirs) > 5 or ours != memory.get(pid, 0) or (not tenant.command and busy):
             wrong.append(tenant.pod)
     containers = sum(float(row["joules"]) for row in rows)
     rest = delta(before, after, "podgpu_device_unattributed_energy_joules_total", "")
@@ -152,8 +119,8 @@ def measure(gpu: object, exporter_pid: int, seconds: float, out: Path) -> int:
         "unattributed_busy_percent": 100
         * delta(before, after, "podgpu_device_unattributed_busy_seconds_total", "")
         / elapsed,
-        "exporter_cpu_percent": 100 * (cpu_of(exporter_pid) - cpu_before) / elapsed,
-        "exporter_resident_mib": resident(exporter_pid),
+        "exporter_cpu_percent": 100 * (cpu_seconds(exporter_pid) - cpu_before) / elapsed,
+        "exporter_resident_mib": resident_mib(exporter_pid),
     }
     print(json.dumps(summary, indent=1))
     (out / "usage.json").write_text(json.dumps({"containers": rows, "summary": summary}, indent=1))
@@ -184,16 +151,6 @@ def pmon_mean(text: str, pid: int) -> float:
     rows = [line.split() for line in text.splitlines() if not line.startswith("#")]
     seen = [row[3] for row in rows if len(row) > 3 and row[1] == str(pid)]
     return sum(float(sm) for sm in seen if sm != "-") / max(1, len(seen))
-
-
-def cpu_of(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / 100
-
-
-def resident(pid: int) -> float:
-    status = Path(f"/proc/{pid}/status").read_text()
-    return int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmRSS"))) / 1024
 
 
 if __name__ == "__main__":

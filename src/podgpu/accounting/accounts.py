@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from podgpu.accounting.charges import UNKNOWN, Charge
-from podgpu.model import ContainerUsage, DeviceTotals, NamespaceTotals, Workload
+from podgpu.model import ContainerUsage, DeviceTotals, NamespaceTotals, UsageMethod, Workload
 
 
 def plus(counter: int | None, more: int | None) -> int | None:
@@ -24,6 +24,7 @@ class Entry:
     busy_ns: int | None = None
     idle_ns: int | None = None
     energy_mj: int | None = None
+    busy_bounds_ns: tuple[int, int] | None = None
 
 
 @dataclass(slots=True)
@@ -42,6 +43,8 @@ class Account:
     energy_mj: int | None = None
     idle_run_ns: int | None = None
     """The idle time since it last ran anything."""
+    busy_min_ns: int | None = None
+    busy_max_ns: int | None = None
     _owed: int = 0
     """What is allocated beyond the last whole nanosecond, in units of one nanosecond / `_unit`."""
     _unit: int = 1
@@ -58,6 +61,9 @@ class Account:
         self.busy_ns = plus(self.busy_ns, entry.busy_ns)
         self.idle_ns = plus(self.idle_ns, entry.idle_ns)
         self.energy_mj = plus(self.energy_mj, entry.energy_mj)
+        if entry.busy_bounds_ns is not None:
+            self.busy_min_ns = plus(self.busy_min_ns, entry.busy_bounds_ns[0])
+            self.busy_max_ns = plus(self.busy_max_ns, entry.busy_bounds_ns[1])
         may_have_run = entry.busy_ns is not None and (entry.busy_ns > 0 or entry.idle_ns is None)
         self.idle_run_ns = 0 if may_have_run else plus(self.idle_run_ns, entry.idle_ns)
 
@@ -73,6 +79,8 @@ class Account:
             self.idle_ns,
             self.energy_mj,
             idle_run_ns=self.idle_run_ns,
+            busy_min_ns=self.busy_min_ns,
+            busy_max_ns=self.busy_max_ns,
         )
 
 
@@ -88,6 +96,7 @@ class DeviceBook:
     energy_mj: int | None = None
     energy_rest_mj: int | None = None
     memory: Charge = UNKNOWN
+    method: UsageMethod | None = None
 
     def add(self, busy: Charge, energy: Charge) -> None:
         self.busy_ns = plus(self.busy_ns, busy.whole)
@@ -104,6 +113,7 @@ class DeviceBook:
             self.busy_rest_ns if self.seen_into else None,
             self.energy_rest_mj if self.seen_into else None,
             None if self.memory.parts is None else self.memory.rest,
+            self.method,
         )
 
 

@@ -131,12 +131,50 @@ def _by_process(scene: Scene, process_busy: Mapping[int, int | None], told: int 
             others += max(ns or 0, 0)
     together = sum(parts.values()) + others
     if told is not None and together <= told:
-        if scene.left in parts and not unknown:
+        if scene.left in parts and not unknown and scene.usage.method == "samples":
             parts[scene.left] += told - together
         return Charge(told, parts)
     if together <= scene.window:
         return Charge(together, parts)
     return _divide(scene.window, parts, others)
+
+
+def bound_busy(scene: Scene, busy: Charge) -> Mapping[Who, tuple[int, int]]:
+    """The least and the most each can have run, where that is wanted. The figure itself always lies between them."""
+    if not scene.usage.bounded or busy.parts is None or busy.whole is None:
+        return {}
+    found = _residency_bounds(scene, busy.whole) or _sample_bounds(scene, busy)
+    return {
+        who: (min(least, busy.parts[who]), max(most, busy.parts[who]))
+        for who, (least, most) in found.items()
+        if who in busy.parts
+    }
+
+
+def _residency_bounds(scene: Scene, whole: int) -> dict[Who, tuple[int, int]] | None:
+    """A context on the engine may rest, but nobody works without being on it."""
+    if scene.usage.resident_ns is None:
+        return None
+    resident = dict.fromkeys(scene.people, 0)
+    for pid, ns in scene.usage.resident_ns.items():
+        if pid in scene.payers:
+            resident[scene.payers[pid]] += ns
+    everybody = sum(scene.usage.resident_ns.values())
+    worked = max(0, whole - scene.usage.switching_ns)
+    return {who: bounds(own, everybody - own, worked) for who, own in resident.items()}
+
+
+def _sample_bounds(scene: Scene, busy: Charge) -> dict[Who, tuple[int, int]]:
+    """Samples tell the whole; with one at work it is that one's, with several anybody's."""
+    at_work = set(scene.payers.values())
+    alone = len(at_work) == 1 and not scene.untold
+    whole, parts = busy.whole or 0, busy.parts or {}
+    return {who: (part, part) if alone else (0, whole if who in at_work else part) for who, part in parts.items()}
+
+
+def bounds(resident: int, others: int, busy: int) -> tuple[int, int]:
+    """The least and the most somebody can have run, of `busy` in all, while the others were resident for so long."""
+    return min(resident, max(0, busy - others)), min(resident, busy)
 
 
 # Memory

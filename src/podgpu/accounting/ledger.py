@@ -7,7 +7,7 @@ last unit. One thread at a time.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cache
 from typing import TypeVar
@@ -19,6 +19,7 @@ from podgpu.accounting.charges import (
     Scene,
     Who,
     believed,
+    bound_busy,
     charge_busy,
     charge_energy,
     charge_memory,
@@ -50,6 +51,7 @@ class _Turn:
     energy: Charge = UNKNOWN
     memory: Charge = UNKNOWN
     processes: Mapping[Who, int] | None = None
+    busy_bounds: Mapping[Who, tuple[int, int]] = field(default_factory=dict)
     seen_into: bool = False
     """Whether processes could be seen, on the device or on an instance of it."""
 
@@ -217,6 +219,7 @@ class Ledger:
             return
         book.add(turn.busy, turn.energy)
         book.memory = turn.memory
+        book.method = turn.scene.usage.method if turn.scene and turn.busy.parts is not None else None
         book.seen_into |= turn.seen_into
         told = turn.scene.usage.memory_used if turn.scene else None
         if told is not None and sum((turn.memory.parts or {}).values()) > told:
@@ -255,6 +258,7 @@ def _divide(scene: Scene) -> _Turn:
         charge_energy(scene, busy),
         charge_memory(scene),
         count_processes(scene),
+        bound_busy(scene, busy),
         scene.processes is not None,
     )
 
@@ -291,16 +295,22 @@ def _entry(who: Who, account: Account, turn: _Turn, elapsed: int) -> Entry:
     busy = (turn.busy.parts or {}).get(who)
     energy = (turn.energy.parts or {}).get(who)
     return Entry(
-        None if share is None else account.allocate(share, elapsed), busy, _idle(who, busy, turn, elapsed), energy
+        None if share is None else account.allocate(share, elapsed),
+        busy,
+        _idle(who, busy, turn, elapsed),
+        energy,
+        turn.busy_bounds.get(who),
     )
 
 
 def _idle(who: Who, busy: int | None, turn: _Turn, elapsed: int) -> int | None:
     """The driver gives each of its samples (6 a second) to one process alone: beside a busy one, bursts of a few
     milliseconds are charged to nobody (measured on an H200: 10 % of the time, and never listed). Whoever has a process
-    while others ran may have run too, so it is not called idle."""
+    while others ran may have run too, so it is not called idle. Context switches do tell: who was on the engine for no
+    moment of the window ran nothing."""
     if busy is None or who not in turn.shares:
         return None
     if busy or not turn.window:
         return 0
-    return None if turn.busy.whole and (turn.processes or {}).get(who) else elapsed
+    sampled = turn.scene is None or turn.scene.usage.method == "samples"
+    return None if sampled and turn.busy.whole and (turn.processes or {}).get(who) else elapsed

@@ -20,9 +20,10 @@ from podgpu.telemetry.source import Telemetry, UsageFlaws
 K = TypeVar("K")
 _log = logging.getLogger(__name__)
 SOURCE = "usage"
+SWITCHES = "switches"
 FORGOTTEN = "namespace_forgotten"
 LACKS = {
-    "nvmlDeviceGetProcessUtilization": "no_process_utilization",
+    "nvmlDeviceGetProcessesUtilizationInfo": "no_process_utilization",
     "nvmlDeviceGetTotalEnergyConsumption": "no_energy",
     "nvmlDeviceGetMemoryInfo": "no_memory",
     "nvmlGpmMetricsGet": "no_instance_utilization",
@@ -62,6 +63,8 @@ class UsageTurn:
         self._statement = Usage()
         self._charged_at: float | None = None
         self._gpus: frozenset[str] = frozenset()
+        self._shared: frozenset[str] = frozenset()
+        """Keys of the devices that several containers ran on in the last turn."""
         self._lacking: frozenset[tuple[str, str]] = frozenset()
         self._errors: Counter[tuple[str, str]] = Counter()
 
@@ -84,6 +87,7 @@ class UsageTurn:
         usages = [u for result in results.values() if result.value is not None for u in result.value[0]]
         self._count(results)
         owners = self._find_owners(usages, complete, learn)
+        self._shared = frozenset(usage.device.key for usage in usages if _is_shared(usage, owners))
         elapsed = 0 if self._charged_at is None else round((began - self._charged_at) * _NS)
         self._charged_at = began
         self._ledger.charge(usages, assignments, owners.workloads.get, elapsed, owners.untold)
@@ -91,10 +95,11 @@ class UsageTurn:
         self._count_forgotten()
         failed = {g.uuid: error for g in gpus if (error := results[_worker(g)].error) is not None}
         outcome = self._outcome(self._clock() - began, owners, {g: e for g, e in failed.items() if g not in sick})
-        return UsagePart(with_power_parts(before, self._statement), (outcome,), dict(self._errors))
+        outcomes = (outcome, *_switches_outcome(results))
+        return UsagePart(with_power_parts(before, self._statement), outcomes, dict(self._errors))
 
     def _read(self, gpu: Device) -> tuple[tuple[DeviceUsage, ...], UsageFlaws]:
-        return self._telemetry.usage(gpu), self._telemetry.usage_flaws(gpu)
+        return self._telemetry.usage(gpu, self._shared), self._telemetry.usage_flaws(gpu)
 
     def _forget(self, gpus: Sequence[Device]) -> None:
         now = frozenset(g.uuid for g in gpus)
@@ -112,6 +117,7 @@ class UsageTurn:
                 flaws = result.value[1]
                 self._errors.update((SOURCE, reason) for reason in flaws.errors)
                 self._errors.update((SOURCE, "bad_value") for _ in flaws.dropped)
+                self._errors.update((SWITCHES, reason) for reason in flaws.doubts)
         self._count_lacking(results)
 
     def _count_lacking(self, results: Results) -> None:
@@ -160,6 +166,23 @@ class UsageTurn:
     @property
     def memory_excess(self) -> int:
         return self._ledger.memory_excess
+
+
+def _is_shared(usage: DeviceUsage, owners: Owners) -> bool:
+    """Whether processes of two containers run there; one of which nobody knows whose it is may be another's."""
+    pids = {process.pid for process in usage.processes or () if process.device == usage.device.key}
+    return len({owners.workloads.get(pid, pid) for pid in pids}) > 1
+
+
+def _switches_outcome(results: Results) -> list[Outcome]:
+    """Of the context switches, where they are read at all: in order unless a shared GPU has to do without."""
+    flaws = [result.value[1] for result in results.values() if result.value is not None]
+    if not any(one.follows_switches for one in flaws):
+        return []
+    fallback = next((one for one in flaws if one.fallback), None)
+    if fallback is None:
+        return [Outcome(SWITCHES, 0.0)]
+    return [Outcome(SWITCHES, 0.0, fallback.doubts[0] if fallback.doubts else "in_doubt", fallback.fallback)]
 
 
 def with_power_parts(before: Usage, now: Usage) -> Usage:

@@ -98,7 +98,19 @@ CONTAINER_ALLOCATED = FamilySpec(
 CONTAINER_BUSY = FamilySpec(
     "podgpu_container_gpu_busy_seconds_total",
     "counter",
-    "Time in which the container's processes ran on the device, from the driver's timestamped samples.",
+    "Time in which the container's processes ran on the device; podgpu_device_usage_method tells how it is known.",
+    CONTAINER_LABELS,
+)
+CONTAINER_BUSY_MIN = FamilySpec(
+    "podgpu_container_gpu_busy_seconds_min_total",
+    "counter",
+    "The least time the container's processes can have run: with --usage-from switches or exact.",
+    CONTAINER_LABELS,
+)
+CONTAINER_BUSY_MAX = FamilySpec(
+    "podgpu_container_gpu_busy_seconds_max_total",
+    "counter",
+    "The most time the container's processes can have run: with --usage-from switches or exact.",
     CONTAINER_LABELS,
 )
 CONTAINER_IDLE = FamilySpec(
@@ -119,6 +131,12 @@ DEVICE_BUSY = FamilySpec(
     "counter",
     "Time in which anything ran on the device; the containers' and the unattributed time add up to it.",
     USED_DEVICE_LABELS,
+)
+DEVICE_USAGE_METHOD = FamilySpec(
+    "podgpu_device_usage_method",
+    "gauge",
+    "Always 1; how the containers' busy time was told in the last turn: samples, switches or exact.",
+    (*USED_DEVICE_LABELS, "method"),
 )
 DEVICE_ENERGY = FamilySpec(
     "podgpu_device_energy_joules_total",

@@ -129,8 +129,9 @@ def _settings(options: Mapping[str, Any], environment: Mapping[str, str]) -> Set
 
 
 def _run_with_port(hook: Hook, address: str) -> None:
-    from podgpu.serve.app import Listener, parse_address, run
+    from podgpu.serve.app import Listener, run
     from podgpu.serve.hook_app import hook_application
+    from podgpu.serve.sockets import parse_address
 
     said = "the hook's own metrics on %s/metrics"
     run(hook, [Listener(hook_application(hook), parse_address(address), said=said)])

@@ -346,6 +346,16 @@ EXPORTER_OPTIONS: tuple[Option, ...] = (
         ours=True,
     ),
     Option(
+        "usage-from",
+        "",
+        "PODGPU_USAGE_FROM",
+        "samples",
+        "How busy time on a shared GPU is told apart: samples (the driver's, each given whole to one process), switches"
+        " (its context switches: who was on the GPU, and bounds) or exact (these and busy samples; CAP_SYS_ADMIN).",
+        "choice:samples|switches|exact",
+        ours=True,
+    ),
+    Option(
         "mig-copy-parent-values",
         "",
         "PODGPU_MIG_COPY_PARENT_VALUES",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -15,21 +15,32 @@ from podgpu.errors import UsageError
 from podgpu.fetch.access import without_secrets
 from podgpu.telemetry.source import Telemetry
 
+if TYPE_CHECKING:
+    from podgpu.telemetry.switches.opening import Opening
+
 _log = logging.getLogger(__name__)
 DEFAULT_SPEC = "8xH100"
 Options = Mapping[str, Any]
 
 
-def _nvml(argument: str, _options: Options) -> Telemetry:
+def _nvml(argument: str, options: Options) -> Telemetry:
     from podgpu.accounting.containers import in_host_pid_namespace
     from podgpu.telemetry.nvml import NvmlTelemetry
 
     if argument:
         raise UsageError(f"--telemetry nvml takes no argument, not {without_secrets(argument)}")
-    return NvmlTelemetry(sees_processes=in_host_pid_namespace() is True)
+    return NvmlTelemetry(sees_processes=in_host_pid_namespace() is True, opening=_opening(options))
 
 
-def _simulated(argument: str, _options: Options) -> Telemetry:
+def _opening(options: Options, **how: Any) -> Opening | None:
+    """How context switches are read; None where the driver's samples are enough."""
+    from podgpu.telemetry.switches.opening import Opening
+
+    wanted = options.get("usage_from", "samples")
+    return None if wanted == "samples" else Opening(wanted, **how)
+
+
+def _simulated(argument: str, options: Options) -> Telemetry:
     from podgpu.simulate.driver import SimulatedNvml
     from podgpu.simulate.node import place_loads, tenants
     from podgpu.telemetry.nvml import NvmlTelemetry
@@ -37,7 +48,10 @@ def _simulated(argument: str, _options: Options) -> Telemetry:
     driver = SimulatedNvml(argument or DEFAULT_SPEC)
     place_loads(driver, tenants(driver))
     count = len(driver.machine.gpus)
-    return NvmlTelemetry(driver, "simulated", count_expected=lambda: count)
+    opening = _opening(
+        options, open_log=lambda device, _version: driver.switch_log(device.uuid), privileged=lambda: True
+    )
+    return NvmlTelemetry(driver, "simulated", count_expected=lambda: count, opening=opening)
 
 
 def _dcgm(argument: str, options: Options) -> Telemetry:

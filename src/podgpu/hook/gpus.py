@@ -13,6 +13,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from podgpu.allocation.annotation_formats import (
+    GPU_MANAGER_CARDS,
+    HAMI_1_DEVICES,
+    HAMI_DEVICES,
+    VOLCANO_DEVICES,
     BadAnnotation,
     Grant,
     koordinator_grants,
@@ -22,14 +26,7 @@ from podgpu.allocation.annotation_formats import (
 from podgpu.allocation.podlist import parse_gpu
 from podgpu.hook.cards import Cards
 from podgpu.hook.sandboxes import MOUNTED_DEVICES, VISIBLE_DEVICES, ContainerFacts, Sandbox
-from podgpu.kube.pods import (
-    GPU_MANAGER_CARDS,
-    HAMI_1_DEVICES,
-    HAMI_DEVICES,
-    VOLCANO_DEVICES,
-    ContainerRecord,
-    PodRecord,
-)
+from podgpu.kube.pods import ContainerRecord, PodRecord
 
 MOST_IDS = 512
 _MOST_LETTERS = 128

@@ -9,8 +9,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from podgpu.allocation.annotation_formats import is_read
 from podgpu.errors import SourceError
-from podgpu.kube.pods import ANNOTATIONS_READ, GPU_MANAGER_CARDS, Pairs
+from podgpu.kube.pods import Pairs
 
 STOPPED = 4
 MOUNTED_DEVICES = "/var/run/nvidia-container-devices"
@@ -69,12 +70,8 @@ class Sandbox:
 
 def sandbox_facts(pod: Any) -> Sandbox:
     """From NRI's PodSandbox."""
-    read = ((key, text) for key, text in pod.annotations.items() if _is_read(key))
+    read = ((key, text) for key, text in pod.annotations.items() if is_read(key))
     return Sandbox(pod.id, pod.namespace, pod.name, pod.uid, tuple(sorted(read)))
-
-
-def _is_read(key: str) -> bool:
-    return key in ANNOTATIONS_READ or key.startswith(GPU_MANAGER_CARDS)
 
 
 def container_facts(container: Any) -> ContainerFacts:

@@ -31,6 +31,8 @@ CONTAINER_FAMILIES: tuple[tuple[FamilySpec, Callable[[ContainerUsage], Figure]],
     (f.CONTAINER_PROCESSES, lambda u: u.processes),
     (f.CONTAINER_ALLOCATED, lambda u: _seconds(u.allocated_ns)),
     (f.CONTAINER_BUSY, lambda u: _seconds(u.busy_ns)),
+    (f.CONTAINER_BUSY_MIN, lambda u: _seconds(u.busy_min_ns)),
+    (f.CONTAINER_BUSY_MAX, lambda u: _seconds(u.busy_max_ns)),
     (f.CONTAINER_IDLE, lambda u: _seconds(u.idle_ns)),
     (f.CONTAINER_ENERGY, lambda u: _joules(u.energy_mj)),
 )
@@ -67,6 +69,9 @@ def usage_families(snapshot: Snapshot, policy: Policy) -> list[Family]:
     return [
         *(spec.of(_samples(containers, figure)) for spec, figure in CONTAINER_FAMILIES),
         *(spec.of(_samples(devices, figure)) for spec, figure in DEVICE_FAMILIES),
+        f.DEVICE_USAGE_METHOD.of(
+            [Sample(labels.plus(("method", t.method)), 1) for labels, t in devices if t.method is not None]
+        ),
         *(spec.of(_samples(namespaces, figure)) for spec, figure in NAMESPACE_FAMILIES),
     ]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from podgpu.exposition.body import Body
-from podgpu.exposition.text import CONTENT_TYPE, encode
+from podgpu.exposition.body import Exposition
+from podgpu.exposition.text import encode
 from podgpu.hook.loop import Hook
-from podgpu.serve.answers import prepared
+from podgpu.serve.answers import exposition
 from podgpu.serve.app import make_application
 from podgpu.serve.routes import Handler, probe
 
@@ -26,7 +26,7 @@ def hook_application(hook: Hook) -> web.Application:
 
 def _metrics(hook: Hook) -> Handler:
     async def handle(request: web.Request) -> web.Response:
-        return prepared(request, Body.of(encode(hook.families())), {"Content-Type": CONTENT_TYPE})
+        return await exposition(request, Exposition.of(encode(hook.families())))
 
     return handle
 

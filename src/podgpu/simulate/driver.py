@@ -16,6 +16,7 @@ from typing import Any
 import pynvml
 
 from podgpu.simulate.device_calls import GPU_CALLS, MIG_CALLS, list_processes, pci_bus_id, refuse
+from podgpu.simulate.engine import Engine, SimulatedSwitchLog
 from podgpu.simulate.events import EventSets
 from podgpu.simulate.faults import Answer, Faults
 from podgpu.simulate.field_values import read_field_values
@@ -28,6 +29,8 @@ from podgpu.simulate.workload import SimulatedLoad
 _PYNVML_NAMES = ("nvml", "NVML", "c_nvml", "struct_c_nvml")
 _HARMLESS = frozenset({"nvmlStructToFriendlyObject", "nvmlFriendlyObjectToStruct", "nvmlExceptionClass"})
 """pynvml's functions that touch no driver."""
+_GPU_CLOCK_LAG_NS = 1_000_000
+"""How far the GPU's own clock is behind the machine's; on an H200 it drifts by 7 µs a second."""
 _WITHOUT_SESSION = frozenset({"nvmlInit", "nvmlInitWithFlags", "nvmlShutdown", "nvmlErrorString"})
 
 
@@ -79,6 +82,16 @@ class SimulatedNvml:
     def remove(self, pid: int) -> None:
         """Ends a process, on every GPU it uses."""
         self.machine.remove(pid)
+
+    def switch_log(self, uuid: str) -> SimulatedSwitchLog:
+        """The context-switch log of a GPU, from now on."""
+        gpu = next(gpu for gpu in self.machine.gpus if gpu.uuid == uuid)
+
+        def engines() -> Mapping[int | None, Engine]:
+            with self.machine.lock:
+                return dict(self.machine.current(gpu).engines) or {None: Engine(int(gpu.at * 1e9))}
+
+        return SimulatedSwitchLog(engines, lambda moment: moment + int(gpu.epoch * 1e9) - _GPU_CLOCK_LAG_NS)
 
     def __getattr__(self, name: str) -> Any:
         # Only reached for names that are not attributes yet; the functions made here become attributes.

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from podgpu.simulate.engine import SAMPLE_NS, Bursts, Engine
 from podgpu.simulate.models import MIB, GpuModel, MigProfile
 from podgpu.simulate.workload import Share, SimulatedLoad, share_of, split_busy, wobble
 
@@ -21,7 +22,7 @@ THERMAL_LAG = 15.0
 IDLE_CELSIUS, FULL_CELSIUS = 32.0, 72.0
 PCIE_TX_BYTES, PCIE_RX_BYTES, NVLINK_BYTES = 6_000_000, 20_000_000, 400_000_000
 """Bytes a busy second sends and receives, the last on each NVLink and in each direction."""
-SAMPLES_PER_SECOND = 5
+SAMPLES_PER_SECOND = 10**9 // SAMPLE_NS
 SAMPLE_BUFFER = 20.0
 """Seconds of utilisation samples the driver keeps."""
 
@@ -138,6 +139,8 @@ class SimulatedGpu:
     idle_seconds: float = 0.0
     meter: Meter = field(default_factory=Meter)
     instance_meters: dict[int, Meter] = field(default_factory=dict)
+    engines: dict[int | None, Engine] = field(default_factory=dict)
+    """By GPU instance (None: the GPU is not cut), where loads come in bursts."""
     _now: tuple[int, Activity] | None = None
     _groups: dict[int | None, list[SimulatedLoad]] = field(default_factory=dict)
     """Loads by the instance they share; None: the whole GPU."""
@@ -187,6 +190,8 @@ class SimulatedGpu:
             end = min(now, math.floor(self.at) + 1.0)
             self._step(end - self.at, self.activity)
             self.at = end
+        for engine in self.engines.values():
+            engine.advance(int(self.at * 1e9))
 
     def _step(self, seconds: float, activity: Activity) -> None:
         self.energy += activity.watts * seconds
@@ -254,6 +259,9 @@ class SimulatedGpu:
         if self.memory_used(load.gi_id) + load.memory > room:
             raise ValueError(f"GPU {self.number} has no room for {load.memory} bytes of pid {load.pid}")
         self.loads.append(Residence(load, self.at))
+        if load.bursts:
+            engine = self.engines.setdefault(load.gi_id, Engine(int(self.at * 1e9)))
+            engine.start(_bursts(load, self.at))
         self._regroup()
 
     def evict(self, pid: int | None = None) -> int:
@@ -262,6 +270,9 @@ class SimulatedGpu:
         self.loads = [r for r in self.loads if r not in leaving]
         self.departed = [r for r in self.departed if r.until > self.at - SAMPLE_BUFFER]
         self.departed += [Residence(r.load, r.since, self.at) for r in leaving]
+        for resident in leaving:
+            if resident.load.bursts:
+                self.engines[resident.load.gi_id].stop(resident.load.pid)
         self._regroup()
         return len(leaving)
 
@@ -269,6 +280,7 @@ class SimulatedGpu:
         """Gives it another MIG layout; None turns MIG off. Whatever ran on it ends."""
         self.evict()
         self.departed = []
+        self.engines = {}
         self.mig_enabled = instances is not None
         self.instances = instances or ()
         self.instance_meters = {instance.gi_id: Meter() for instance in self.instances}
@@ -306,8 +318,24 @@ class SimulatedGpu:
         moment = index / SAMPLES_PER_SECOND
         bucket = math.floor((index - 0.5) / SAMPLES_PER_SECOND)
         there = [r for r in (*self.departed, *self.loads) if r.since < moment <= r.until]
+        if None in self.engines:
+            return self._engine_sample(self.engines[None], index, there)
         parts = split_busy([r.load for r in there], bucket, bucket + 1.0, self._factor(bucket))
         return UtilisationSample(int((moment + self.epoch) * 1e6), tuple(zip(there, parts, strict=True)))
+
+    def _engine_sample(self, engine: Engine, index: int, there: Sequence[Residence]) -> UtilisationSample:
+        """Measured: all the engine did since the last sample is given to the one process that ran when it was taken."""
+        sample = engine.sample(index)
+        parts = tuple((one, sample.busy_ns / SAMPLE_NS) for one in there if one.load.pid == sample.pid)[:1]
+        return UtilisationSample(int((index / SAMPLES_PER_SECOND + self.epoch) * 1e6), parts)
+
+
+def _bursts(load: SimulatedLoad, now: float) -> Bursts:
+    """From its next period on."""
+    period = int(load.period * 1e9)
+    first = -int(load.phase * 1e9) % period
+    late = max(0, int(now * 1e9) - first)
+    return Bursts(load.pid, int(load.duty * period), period, first + -(-late // period) * period)
 
 
 def lay_out(model: GpuModel, profiles: Sequence[MigProfile], uuids: Sequence[str]) -> tuple[MigInstance, ...]:

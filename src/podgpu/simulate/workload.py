@@ -37,6 +37,8 @@ class SimulatedLoad:
     encoder: float = 0.0
     decoder: float = 0.0
     kind: Literal["compute", "graphics", "mps"] = "compute"
+    bursts: bool = False
+    """Takes turns on the engine burst by burst (`engine.py`), and is sampled as a driver samples: at one moment."""
 
     def __post_init__(self) -> None:
         for name in ("duty", "tensor", "dram", "encoder", "decoder"):

@@ -6,7 +6,7 @@ A driver that is missing or hangs costs the feed nothing: a thread of its own as
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
@@ -65,9 +65,9 @@ class DriverBeside:
         with self._asking(gpu) as driver:
             return driver.processes(gpu)
 
-    def usage(self, gpu: Device) -> tuple[DeviceUsage, ...]:
+    def usage(self, gpu: Device, shared: Collection[str] = ()) -> tuple[DeviceUsage, ...]:
         with self._asking(gpu) as driver:
-            return driver.usage(gpu)
+            return driver.usage(gpu, shared)
 
     def usage_flaws(self, gpu: Device) -> UsageFlaws:
         return UsageFlaws() if self._driver is None else self._driver.usage_flaws(gpu)

@@ -21,6 +21,8 @@ from podgpu.telemetry.gpm import MIN_SECONDS, GpmSampler
 SAMPLES = "nvmlDeviceGetSamples"
 RATES = "nvmlDeviceGetUtilizationRates"
 PROCESSES = "nvmlDeviceGetProcessUtilization"
+NEWER_PROCESSES = "nvmlDeviceGetProcessesUtilizationInfo"
+"""The same figures. Some Blackwell parts refuse the old call and answer this one; the answer tells, not the name."""
 GPM = "nvmlGpmMetricsGet"
 
 _SECOND_US = 1_000_000
@@ -41,6 +43,8 @@ class Busy(NamedTuple):
     window_ns: int = 0
     busy_ns: int | None = None
     process_ns: dict[int, int | None] | None = None
+    until: float | None = None
+    """Unix time of the window's end."""
 
 
 UNKNOWN = Busy()
@@ -87,7 +91,8 @@ class BusyWindows:
         if not 0 < end - start.us <= self._longest(start):
             return UNKNOWN  # the clock was set, the machine slept, or a call hung: begin anew
         window_ns = (end - start.us) * 1000
-        return Busy(window_ns, self._busy(samples, window_ns), self._process_busy(start.us, window_ns))
+        busy, processes = self._busy(samples, window_ns), self._process_busy(start.us, window_ns)
+        return Busy(window_ns, busy, processes, end / 1e6)
 
     def _end(self, start: _Start, samples: list[Any] | None) -> int:
         """The newest sample. By the wall clock where there are no samples, or it is set back behind the start."""
@@ -132,13 +137,15 @@ class BusyWindows:
         return None if good is None else good * window_ns // 100
 
     def _asks_processes(self) -> bool:
-        return self._sees_processes and PROCESSES not in self._attempts.unsupported
+        return self._sees_processes and not {PROCESSES, NEWER_PROCESSES} <= self._attempts.unsupported.keys()
 
     def _process_busy(self, since: int, window_ns: int) -> dict[int, int | None] | None:
         """A sample may come between the device's answer and this one: then it counts into this mean and the next."""
         if not self._asks_processes():
             return None
-        entries = self._attempts.of(PROCESSES, lambda: self._read_processes(since))
+        entries = self._attempts.of(PROCESSES, lambda: self._read_processes(PROCESSES, since))
+        if PROCESSES in self._attempts.unsupported:
+            entries = self._attempts.of(NEWER_PROCESSES, lambda: self._read_processes(NEWER_PROCESSES, since))
         if entries is None:
             return None
         busy: dict[int, int | None] = {}
@@ -149,9 +156,9 @@ class BusyWindows:
             busy[entry.pid] = None if percent is None else percent * window_ns // 100
         return busy
 
-    def _read_processes(self, since: int) -> list[Any]:
+    def _read_processes(self, function: str, since: int) -> list[Any]:
         try:
-            return list(again_while_it_grows(lambda: self._driver.call(PROCESSES, self._handle, since)))
+            return list(again_while_it_grows(lambda: self._driver.call(function, self._handle, since)))
         except SourceError as e:
             if e.reason in _NOBODY_RAN:
                 return []

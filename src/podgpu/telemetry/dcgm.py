@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from podgpu.catalog.fields import DEVICE_LEVELS, Field, Kept
@@ -240,8 +240,8 @@ class DcgmTelemetry:
     def processes(self, gpu: Device) -> Sequence[ProcessUsage]:
         return self._beside.processes(gpu)
 
-    def usage(self, gpu: Device) -> tuple[DeviceUsage, ...]:
-        return self._beside.usage(gpu)
+    def usage(self, gpu: Device, shared: Collection[str] = ()) -> tuple[DeviceUsage, ...]:
+        return self._beside.usage(gpu, shared)
 
     def usage_flaws(self, gpu: Device) -> UsageFlaws:
         return self._beside.usage_flaws(gpu)

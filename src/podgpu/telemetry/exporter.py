@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from podgpu.catalog.conversions import Blank, value_on_page
@@ -94,8 +94,8 @@ class ExporterTelemetry:
     def processes(self, gpu: Device) -> Sequence[ProcessUsage]:
         return self._beside.processes(gpu)
 
-    def usage(self, gpu: Device) -> tuple[DeviceUsage, ...]:
-        return self._beside.usage(gpu)
+    def usage(self, gpu: Device, shared: Collection[str] = ()) -> tuple[DeviceUsage, ...]:
+        return self._beside.usage(gpu, shared)
 
     def usage_flaws(self, gpu: Device) -> UsageFlaws:
         return self._beside.usage_flaws(gpu)

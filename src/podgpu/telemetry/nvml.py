@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -25,6 +25,7 @@ from podgpu.telemetry.nvml_gpu import Gpu
 from podgpu.telemetry.pci import count_pci_gpus
 from podgpu.telemetry.roll_call import RollCall
 from podgpu.telemetry.source import GpuAnswer, Inventory, UsageFlaws, XidEvent
+from podgpu.telemetry.switches.opening import Opening
 from podgpu.telemetry.usage import UsageReader
 from podgpu.telemetry.xid_watch import XidWatch
 
@@ -47,12 +48,16 @@ class NvmlTelemetry:
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
         sees_processes: bool = True,
+        opening: Opening | None = None,
     ) -> None:
-        """`sees_processes`: podgpu is in the host's PID namespace; elsewhere NVML's process lists are false."""
+        """`sees_processes`: podgpu is in the host's PID namespace; elsewhere NVML's process lists are false.
+
+        `opening`: how context switches are read, where `--usage-from` asks for them.
+        """
         self.name = name
         self._driver = NvmlDriver(nvml)
         self._make_usage_reader = partial(
-            UsageReader, self._driver, sees_processes=sees_processes, clock=clock, wall=wall
+            UsageReader, self._driver, sees_processes=sees_processes, clock=clock, wall=wall, opening=opening
         )
         self._count_expected = count_expected
         self._clock = clock
@@ -161,9 +166,9 @@ class NvmlTelemetry:
         with self._using(gpu) as state:
             return state.processes()
 
-    def usage(self, gpu: Device) -> tuple[DeviceUsage, ...]:
+    def usage(self, gpu: Device, shared: Collection[str] = ()) -> tuple[DeviceUsage, ...]:
         with self._using(gpu) as state:
-            return state.usage()
+            return state.usage(shared)
 
     def usage_flaws(self, gpu: Device) -> UsageFlaws:
         state = self._gpus.get(gpu.uuid)

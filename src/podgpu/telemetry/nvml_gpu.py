@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -107,7 +107,7 @@ class Gpu:
         self._check_handle()
         return self._process_list.read()
 
-    def usage(self) -> tuple[DeviceUsage, ...]:
+    def usage(self, shared: Collection[str] = ()) -> tuple[DeviceUsage, ...]:
         self._check_handle()
         if self._used_with != self._grip.taken:
             was_away = self._used_with < self._reset_with
@@ -118,7 +118,7 @@ class Gpu:
                 self.usage_reader.close()
         enabled, instances = self._usage_layout.read()
         device = replace(self.device, mig_enabled=enabled)
-        return self.usage_reader.read(device, instances, self._usage_processes.read)
+        return self.usage_reader.read(device, instances, self._usage_processes.read, shared)
 
     def _check_handle(self) -> None:
         """A re-loaded driver refuses old handles in words that also mean "not supported": ask what always works.

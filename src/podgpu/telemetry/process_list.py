@@ -100,7 +100,8 @@ class ProcessList:
             except Unsupported as e:
                 struck[function] = e.reason
                 continue
-            return [self._usage(target, entry) for entry in entries if 0 < entry.pid <= _MOST_PID]
+            mps = "MPS" in function
+            return [self._usage(target, entry, mps) for entry in entries if 0 < entry.pid <= _MOST_PID]
         return None
 
     def _call(self, function: str, handle: Any) -> Any:
@@ -113,10 +114,11 @@ class ProcessList:
                     raise
         return self._driver.call(function, handle)
 
-    def _usage(self, target: _Target, entry: Any) -> ProcessUsage:
+    def _usage(self, target: _Target, entry: Any, mps: bool) -> ProcessUsage:
         inside = entry.gpuInstanceId != _NO_INSTANCE
         memory = None if entry.usedGpuMemory == _NOT_AVAILABLE else entry.usedGpuMemory
-        return ProcessUsage(self._instance_key(entry.gpuInstanceId) if inside else target.key, entry.pid, memory)
+        key = self._instance_key(entry.gpuInstanceId) if inside else target.key
+        return ProcessUsage(key, entry.pid, memory, mps)
 
     def _instance_key(self, gi_id: int) -> str:
         return f"{self._gpu.uuid}/gi{gi_id}"

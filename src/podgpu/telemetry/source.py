@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
@@ -35,6 +35,12 @@ class UsageFlaws:
     """Reason words of single calls that failed this time."""
     unsupported: tuple[tuple[str, str], ...] = ()
     """(part, reason word) that the GPU cannot give, or not to us; not asked again until its topology changes."""
+    doubts: tuple[str, ...] = ()
+    """Reason words for which the context switches of a shared GPU were not used this time."""
+    follows_switches: bool = False
+    """Whether they are used at all where a GPU is shared."""
+    fallback: str = ""
+    """Why a shared GPU is told by the driver's samples at present, in words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +77,10 @@ class Telemetry(Protocol):
     def processes(self, gpu: Device) -> Sequence[ProcessUsage]:
         """What runs on one GPU and its instances. May have another worker than `read`. Raises SourceError."""
 
-    def usage(self, gpu: Device) -> tuple[DeviceUsage, ...]:
+    def usage(self, gpu: Device, shared: Collection[str] = ()) -> tuple[DeviceUsage, ...]:
         """How one GPU, then each of its instances, was used since the last time this was asked.
 
+        `shared`: keys of devices on which processes of several containers run, as far as is known.
         Always called from one worker of that GPU, which may be another than `read` has. Raises SourceError.
         """
 

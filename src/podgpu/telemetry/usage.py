@@ -6,7 +6,7 @@ Knows pids, nanoseconds, millijoules and bytes. Whose they are is accounting's t
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from podgpu.model import Device, DeviceUsage, ProcessUsage
@@ -15,6 +15,8 @@ from podgpu.telemetry.busy import Busy, BusyWindows, InstanceBusy
 from podgpu.telemetry.driver import NvmlDriver
 from podgpu.telemetry.mig import Instance
 from podgpu.telemetry.source import UsageFlaws
+from podgpu.telemetry.switches.division import BusyDivision
+from podgpu.telemetry.switches.opening import Opening
 
 _ENERGY = "nvmlDeviceGetTotalEnergyConsumption"
 _MEMORY = "nvmlDeviceGetMemoryInfo"
@@ -40,6 +42,7 @@ class UsageReader:
         sees_processes: bool = True,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
+        opening: Opening | None = None,
     ) -> None:
         self._driver = driver
         self._handle = handle
@@ -53,32 +56,53 @@ class UsageReader:
         """Whether MIG was on when it was last read."""
         self._windows = self._new_windows()
         self._instances: dict[int, InstanceBusy] = {}
+        self._division = BusyDivision(driver, handle, opening, clock, wall) if opening is not None else None
 
     @property
     def flaws(self) -> UsageFlaws:
         """What the last reading had to leave out."""
         attempts = self._attempts
-        return UsageFlaws(tuple(attempts.dropped), tuple(attempts.errors), tuple(attempts.unsupported.items()))
+        division = self._division
+        return UsageFlaws(
+            tuple(attempts.dropped),
+            tuple(attempts.errors),
+            tuple(attempts.unsupported.items()),
+            tuple(division.doubts) if division is not None else (),
+            division is not None,
+            division.fallback if division is not None else "",
+        )
 
     def read(
-        self, device: Device, instances: tuple[Instance, ...], processes: ReadProcesses
+        self,
+        device: Device,
+        instances: tuple[Instance, ...],
+        processes: ReadProcesses,
+        shared: Collection[str] = (),
     ) -> tuple[DeviceUsage, ...]:
         """The GPU, then its instances. Raises DeviceLost or DriverGone; anything smaller costs only its own figure."""
         self._attempts.begin()
         self._follow(device.mig_enabled, instances)
         running = self._read_processes(processes)
+        if self._division is not None:
+            self._division.begin(device, running, shared)
         parts = [self._read_instance(device, instance, running) for instance in instances]
         busy = Busy() if device.mig_enabled else self._windows.read()
         memory = self._read_memory(_MEMORY, self._handle)
         # Last: it takes 5 to 20 ms, and should tell of the same time as the busy windows that end now.
         energy = self._energy.read()
-        return (_usage(device, busy, memory, running, energy), *parts)
+        return (self._divided(_usage(device, busy, memory, running, energy), busy.until), *parts)
+
+    def _divided(self, usage: DeviceUsage, until: float | None) -> DeviceUsage:
+        """With the busy time as context switches tell it, where they do."""
+        return usage if self._division is None else self._division.divide(usage, until)
 
     def close(self) -> None:
         """Lets go of what the driver holds for it; the next reading goes on from the last all the same."""
         for instance in self._instances.values():
             instance.close()
         self._instances = {}
+        if self._division is not None:
+            self._division.close()
         self._was_cut = None if self._topology is None else self._topology[0]
         self._topology = None
 
@@ -108,7 +132,8 @@ class UsageReader:
 
     def _read_instance(self, gpu: Device, instance: Instance, running: Sequence[ProcessUsage] | None) -> DeviceUsage:
         memory = self._read_memory(f"{_MEMORY} gi{instance.gi_id}", instance.handle)
-        return _usage(instance.device(gpu), self._instances[instance.gi_id].read(), memory, running)
+        busy = self._instances[instance.gi_id].read()
+        return self._divided(_usage(instance.device(gpu), busy, memory, running), self._wall())
 
     def _read_memory(self, part: str, handle: Any) -> int | None:
         version = self._driver.constant("nvmlMemory_v2")

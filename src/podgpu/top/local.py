@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from podgpu.accounting.containers import ContainerFinder
 from podgpu.agent.allocation_turn import ReadIdentities
@@ -48,9 +48,9 @@ class OverheardTelemetry:
     def processes(self, gpu: Device) -> Sequence[ProcessUsage]:
         return self._telemetry.processes(gpu)
 
-    def usage(self, gpu: Device) -> tuple[DeviceUsage, ...]:
+    def usage(self, gpu: Device, shared: Collection[str] = ()) -> tuple[DeviceUsage, ...]:
         self.usages.pop(gpu.uuid, None)
-        self.usages[gpu.uuid] = usages = self._telemetry.usage(gpu)
+        self.usages[gpu.uuid] = usages = self._telemetry.usage(gpu, shared)
         return usages
 
     def usage_flaws(self, gpu: Device) -> UsageFlaws:

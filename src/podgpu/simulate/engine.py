@@ -1,0 +1,200 @@
+"""Engine plays the one compute engine of a shared GPU: bursts of work take turns on it, one context at a time.
+
+It behaves as an H200 was seen to: a context stays resident after its work until another has some, a switch takes 84 µs
+plus 64 µs in which the new one does nothing yet, and of two that both have work each gets slices of 1.6 ms. Bursts come
+at fixed times, so that they can lock to the driver's sampling, as real ones do. `SimulatedSwitchLog` writes it all down
+in the driver's own records.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from podgpu.telemetry.switches.records import FECS_RECORD, RECORD, SAVED, SWITCHED_IN, WHOLE_GPU
+
+SWITCH_NS = 84_000
+LEAD_NS = 64_000
+SLICE_NS = 1_600_000
+SAMPLE_NS = 200_000_000
+_KEPT_NS = 30 * 10**9
+
+
+@dataclass(frozen=True, slots=True)
+class Bursts:
+    """`work` nanoseconds of work every `period`, first at `first`; from one process."""
+
+    pid: int
+    work: int
+    period: int
+    first: int = 0
+
+
+class EngineSwitch(NamedTuple):
+    """A context was saved or switched in."""
+
+    at: int
+    tag: int
+    pid: int
+
+
+class EngineSample(NamedTuple):
+    """What the driver's sampler finds at the end of one period."""
+
+    busy_ns: int
+    """In the period."""
+    pid: int | None
+    """Who kept it busy at that moment, or last before it."""
+
+
+class Engine:
+    """Plays on from moment to moment (nanoseconds since its beginning); what is past stays as it was."""
+
+    def __init__(self, now: int = 0) -> None:
+        self.now = now
+        self.worked: dict[int, int] = {}
+        """Pid -> nanoseconds of work done: the truth."""
+        self.busy_ns = 0
+        self._loads: dict[int, Bursts] = {}
+        self._next: dict[int, int] = {}
+        self._left: dict[int, int] = {}
+        self._resident: int | None = None
+        self._works_from = 0
+        self._slice_ends = 0
+        self.switched = 0
+        """How often a context was saved or switched in."""
+        self._is_busy = False
+        self._ran: int | None = None
+        self._period_busy = 0
+        self._samples: dict[int, EngineSample] = {}
+        self._switches: deque[EngineSwitch] = deque()
+
+    def start(self, load: Bursts) -> None:
+        self._loads[load.pid] = load
+        self._next[load.pid] = max(self.now, load.first)
+        self._left.setdefault(load.pid, 0)
+
+    def stop(self, pid: int) -> None:
+        """The process is killed: whatever it had on the engine is gone."""
+        self._loads.pop(pid, None)
+        self._next.pop(pid, None)
+        self._left.pop(pid, None)
+
+    def switches(self, first: int) -> list[EngineSwitch]:
+        """From the `first` one ever on, as far as they are kept."""
+        return list(self._switches)[max(0, first - (self.switched - len(self._switches))) :]
+
+    def is_busy(self) -> bool:
+        return self._is_busy
+
+    def sample(self, number: int) -> EngineSample:
+        """The one at the end of that period, counted from 0."""
+        return self._samples.get(number, EngineSample(0, None))
+
+    def advance(self, until: int) -> None:
+        while self.now < until:
+            self._arrive()
+            self._step(until)
+        oldest = (until - _KEPT_NS) // SAMPLE_NS
+        for number in [number for number in self._samples if number < oldest]:
+            del self._samples[number]
+        while self._switches and self._switches[0].at < until - _KEPT_NS:
+            self._switches.popleft()
+
+    def _arrive(self) -> None:
+        for pid, load in self._loads.items():
+            while self._next[pid] <= self.now:
+                self._left[pid] += load.work
+                self._next[pid] += load.period
+
+    def _step(self, until: int) -> None:
+        waiting = [pid for pid, left in self._left.items() if left > 0 and pid != self._resident]
+        mine = self._left.get(self._resident, 0) if self._resident is not None else 0
+        arrival = min(self._next.values(), default=until)
+        if waiting and (mine == 0 or self.now >= self._slice_ends):
+            self._switch(self._after(waiting))
+        elif mine:
+            done_at = max(self.now, self._works_from) + mine
+            slice_end = self._slice_ends if waiting or arrival < self._slice_ends else done_at
+            self._pass(
+                min(until, done_at, max(slice_end, self.now + 1) if waiting else max(arrival, self.now + 1)), True
+            )
+        else:
+            self._pass(min(until, max(arrival, self.now + 1)), False)
+
+    def _after(self, waiting: list[int]) -> int:
+        """Whose turn it is: the next one in order, so that everybody has one."""
+        order = sorted(waiting)
+        return next((pid for pid in order if self._resident is not None and pid > self._resident), order[0])
+
+    def _switch(self, pid: int) -> None:
+        if self._resident is not None:
+            self._record(SAVED, self._resident)
+            self._enter(self.now + SWITCH_NS, None, True)
+        self._resident = pid
+        self._record(SWITCHED_IN, pid)
+        self._works_from = self.now + LEAD_NS
+        self._slice_ends = self.now + SLICE_NS
+
+    def _pass(self, end: int, busy: bool) -> None:
+        if busy and self._resident is not None:
+            work = min(self._left[self._resident], max(0, end - max(self.now, self._works_from)))
+            self._left[self._resident] -= work
+            self.worked[self._resident] = self.worked.get(self._resident, 0) + work
+        self._enter(end, self._resident, busy)
+
+    def _enter(self, end: int, pid: int | None, busy: bool) -> None:
+        """From now to `end` the engine is like this; the sampler looks at the end of every period."""
+        self._is_busy = busy
+        self._ran = pid if busy and pid is not None else self._ran
+        self.busy_ns += (end - self.now) * busy
+        while (look := (self.now // SAMPLE_NS + 1) * SAMPLE_NS) <= end:
+            self._period_busy += (look - self.now) * busy
+            self._samples[look // SAMPLE_NS] = EngineSample(self._period_busy, self._ran)
+            self._period_busy, self.now = 0, look
+        self._period_busy += (end - self.now) * busy
+        self.now = end
+
+    def _record(self, tag: int, pid: int) -> None:
+        self._switches.append(EngineSwitch(self.now, tag, pid))
+        self.switched += 1
+
+
+class SimulatedSwitchLog:
+    """The log of one simulated GPU's engines, by the GPU instance they belong to (None: the GPU is not cut)."""
+
+    drain_seconds = 1.0
+
+    def __init__(self, engines: Callable[[], Mapping[int | None, Engine]], gpu_time: Callable[[int], int]) -> None:
+        """`engines` brings them up to now; `gpu_time` tells the GPU's clock for a moment of theirs."""
+        self._engines = engines
+        self._gpu_time = gpu_time
+        self._read = {instance: engine.switched for instance, engine in engines().items()}
+        self._number = 0
+        self.closed = False
+
+    def drain(self) -> bytes:
+        found = [
+            (switch, WHOLE_GPU if instance is None else instance, WHOLE_GPU if instance is None else 0)
+            for instance, engine in self._engines().items()
+            for switch in engine.switches(self._read.get(instance, 0))
+        ]
+        self._read = {instance: engine.switched for instance, engine in self._engines().items()}
+        return b"".join(self._pack(switch, *where) for switch, *where in sorted(found))
+
+    def now(self) -> int:
+        return self._gpu_time(max(engine.now for engine in self._engines().values()))
+
+    def is_busy(self) -> bool:
+        return any(engine.is_busy() for engine in self._engines().values())
+
+    def close(self) -> None:
+        self.closed = True
+
+    def _pack(self, switch: EngineSwitch, instance: int, compute_instance: int) -> bytes:
+        number, self._number = self._number, (self._number + 1) % (1 << 16)
+        at = self._gpu_time(switch.at)
+        where = (instance, compute_instance)
+        return RECORD.pack(FECS_RECORD, 0, 0, switch.tag, 0, number, switch.pid, switch.pid, 0, *where, at)

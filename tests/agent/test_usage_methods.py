@@ -1,0 +1,379 @@
+"""Three ways to tell who keeps a shared GPU busy, side by side, against what the loads really did."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from podgpu.accounting.containers import ContainerFinder
+from podgpu.agent.loop import Agent, Settings
+from podgpu.clock import Clock
+from podgpu.model import Allocation, Assignment, Device, UsageMethod, Workload
+from podgpu.simulate.driver import SimulatedNvml
+from podgpu.simulate.proc import SimulatedProc, container_cgroup
+from podgpu.simulate.workload import SimulatedLoad
+from podgpu.telemetry.nvml import NvmlTelemetry
+from podgpu.telemetry.switches.listener import Listener, SwitchLog
+from podgpu.telemetry.switches.opening import Opening
+from podgpu.telemetry.switches.records import Doubt
+
+SECONDS = 30
+FIRST_PID = 100
+Burst = tuple[float, float, float]
+"""Milliseconds of work, of the period, and by which it comes late."""
+SCENARIOS: dict[str, list[Burst]] = {
+    "40/10/10 of 100": [(40, 100, 0), (10, 100, 5), (10, 100, 60)],
+    "five of 5/100": [(5, 100, 0), (5, 100, 7), (5, 100, 14), (5, 100, 50), (5, 100, 80)],
+    "0.5/5, 1/20, 20/100": [(0.5, 5, 0), (1, 20, 1), (20, 100, 3)],
+    "two that saturate it": [(1000, 1000, 0), (1000, 1000, 0)],
+    "drifting": [(37, 97, 0), (11, 113, 3), (7, 131, 9)],
+}
+
+
+class Holders:
+    name = "kubelet"
+
+    def __init__(self) -> None:
+        self.now: list[Assignment] = []
+
+    def assignments(self, devices: Sequence[Device]) -> Allocation:
+        return Allocation(tuple(self.now))
+
+    def close(self) -> None:
+        pass
+
+
+class Node:
+    """One shared GPU whose loads come in bursts, one container each; time goes by as the test says."""
+
+    def __init__(
+        self,
+        root: Path,
+        usage_from: UsageMethod,
+        loads: Sequence[Burst],
+        *,
+        spec: str = "1xH200",
+        privileged: bool = True,
+        log: Callable[[SwitchLog], Any] = lambda log: log,
+    ) -> None:
+        self.time = 1000.0
+        self.random = random.Random(7)
+        self.listeners: list[Listener] = []
+        self.driver = SimulatedNvml(spec, clock=lambda: self.time, wall=self.wall, unrest=0)
+        self.gpu = self.driver.machine.gpus[0]
+        self.proc = SimulatedProc(root / "proc")
+        opening = Opening(
+            usage_from,
+            open_log=lambda device, _: log(self.driver.switch_log(device.uuid)),
+            privileged=lambda: privileged,
+            listen=self.listen,
+        )
+        telemetry = NvmlTelemetry(
+            self.driver,
+            "simulated",
+            lambda: 1,
+            lambda: self.time,
+            self.wall,
+            opening=None if usage_from == "samples" else opening,
+        )
+        self.holders = Holders()
+        self.agent = Agent(
+            telemetry,
+            [self.holders],
+            Settings(interval=5.0),  # a machine that is busy with other things has five seconds for a turn
+            Clock(lambda: self.time, self.wall),
+            identities=lambda: self.identify,
+            containers=ContainerFinder(str(root / "proc"), lambda: self.time),
+        )
+        for number, burst in enumerate(loads):
+            self.start(number, burst)
+
+    def wall(self) -> float:
+        return 1_700_000_000 + self.time
+
+    def listen(self, *arguments: Any, **named: Any) -> Listener:
+        listener = Listener(*arguments, **named, clock=lambda: self.time, in_background=False)
+        self.listeners.append(listener)
+        return listener
+
+    def start(self, number: int, burst: Burst, gi_id: int | None = None) -> None:
+        work, period, late = burst
+        pid, uid = FIRST_PID + number, f"{number:08d}-aaaa-bbbb-cccc-dddddddddddd"
+        self.proc.add(pid, container_cgroup(uid, f"{number:064x}"))
+        load = SimulatedLoad(0, pid, work / period, gi_id, period / 1000, phase=-late / 1000, bursts=True)
+        self.driver.place(load)
+        key = self.gpu.uuid if gi_id is None else f"{self.gpu.uuid}/gi{gi_id}"
+        self.holders.now.append(Assignment(key, Workload("ns", f"p{number}", "main"), "kubelet", str(number), 0.2))
+
+    @staticmethod
+    def identify(workload: Workload) -> Workload:
+        number = int(workload.uid[:8]) if workload.uid else int(workload.pod[1:])
+        uid = f"{number:08d}-aaaa-bbbb-cccc-dddddddddddd"
+        return Workload("ns", f"p{number}", "main", uid, f"{number:064x}")
+
+    def turn(self) -> None:
+        """A second, in which the listener does what it has to at moments nobody foresees."""
+        end = self.time + 1.0
+        while (step := self.random.uniform(0.025, 0.075)) < end - self.time:
+            self.time += step
+            for listener in self.listeners:
+                listener.step()
+        self.time = end
+        self.agent.read_telemetry()
+        self.agent.read_allocation()
+        self.agent.read_usage()
+
+    def run(self, seconds: int = SECONDS) -> None:
+        for _ in range(seconds):
+            self.turn()
+
+    @property
+    def truth(self) -> dict[str, float]:
+        return {f"p{pid - FIRST_PID}": ns / 1e9 for e in self.gpu.engines.values() for pid, ns in e.worked.items()}
+
+    def series(self, name: str) -> dict[str, float]:
+        """By pod, or by method."""
+        page = self.agent.published.fresh.plain.decode()
+        found = re.findall(rf'^{name}{{.*?(?:pod|method)="(\w+)".*}} (\S+)$', page, re.MULTILINE)
+        return {key: float(value) for key, value in found}
+
+    def total(self, name: str) -> float:
+        page = self.agent.published.fresh.plain.decode()
+        return sum(float(x) for x in re.findall(rf"^{name}{{.*}} (\S+)$", page, re.MULTILINE))
+
+    def errors(self) -> dict[str, float]:
+        page = self.agent.published.fresh.plain.decode()
+        pattern = r'^podgpu_exporter_source_errors_total{source="switches",reason="(\w+)"} (\S+)$'
+        return {reason: float(value) for reason, value in re.findall(pattern, page, re.MULTILINE)}
+
+
+MakeNode = Callable[..., Node]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[MakeNode]:
+    nodes: list[Node] = []
+
+    def make_node(*arguments: Any, **named: Any) -> Node:
+        nodes.append(Node(tmp_path / str(len(nodes)), *arguments, **named))
+        return nodes[-1]
+
+    yield make_node
+    for node in nodes:
+        node.agent.stop()
+
+
+BUSY = "podgpu_container_gpu_busy_seconds_total"
+
+
+def gains(node: Node, seconds: int) -> dict[str, tuple[float, float]]:
+    """By pod, what it really worked in that time and what podgpu says, in percent of it."""
+    node.run(5)  # until it listens
+    worked, told = node.truth, node.series(BUSY)
+    node.run(seconds)
+    return {
+        pod: (100 * (node.truth[pod] - worked[pod]) / seconds, 100 * (node.series(BUSY)[pod] - told[pod]) / seconds)
+        for pod in worked
+    }
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_exact_is_within_two_points_of_what_each_really_did(make: MakeNode, scenario: str) -> None:
+    node = make("exact", SCENARIOS[scenario])
+    for pod, (truth, told) in gains(node, SECONDS).items():
+        assert told == pytest.approx(truth, abs=2.0), pod
+    assert node.series("podgpu_device_usage_method") == {"exact": 1}
+
+
+@pytest.mark.parametrize("scenario", ["40/10/10 of 100", "five of 5/100", "0.5/5, 1/20, 20/100"])
+def test_the_drivers_samples_are_far_off_where_loads_lock_to_them(make: MakeNode, scenario: str) -> None:
+    found = gains(make("samples", SCENARIOS[scenario]), 10)
+    assert max(abs(truth - told) for truth, told in found.values()) > 10
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_switches_alone_bound_the_truth_and_lie_within_the_bounds(make: MakeNode, scenario: str) -> None:
+    node = make("switches", SCENARIOS[scenario])
+    node.run(5)
+    least, most = "podgpu_container_gpu_busy_seconds_min_total", "podgpu_container_gpu_busy_seconds_max_total"
+    before = node.truth, node.series(least), node.series(most), node.series(BUSY)
+    node.run(SECONDS)
+    after = node.truth, node.series(least), node.series(most), node.series(BUSY)
+    for pod in node.truth:
+        truth, low, high, told = (b[pod] - a[pod] for a, b in zip(before, after, strict=True))
+        assert low - 0.3 <= truth <= high + 0.3, pod  # what was begun before, and NVML's whole percents
+        assert low <= told <= high, pod
+    assert node.series("podgpu_device_usage_method") == {"switches": 1}
+
+
+@pytest.mark.parametrize("usage_from", ["samples", "switches", "exact"])
+def test_in_every_turn_the_parts_are_the_whole(make: MakeNode, usage_from: UsageMethod) -> None:
+    node = make(usage_from, SCENARIOS["0.5/5, 1/20, 20/100"])
+    last = dict.fromkeys(("p0", "p1", "p2"), 0.0)
+    for _ in range(20):
+        node.turn()
+        for unit in ("busy_seconds", "energy_joules"):
+            parts = node.total(f"podgpu_container_gpu_{unit}_total")
+            rest = node.total(f"podgpu_device_unattributed_{unit}_total")
+            assert parts + rest == pytest.approx(node.total(f"podgpu_device_{unit}_total"), abs=1e-6)
+        now = node.series(BUSY)
+        assert all(now[pod] >= last[pod] for pod in last), "counters never fall"
+        last = now
+
+
+def test_one_container_alone_is_not_listened_to(make: MakeNode) -> None:
+    node = make("exact", [(40, 100, 0)])
+    node.run(5)
+    assert node.listeners == []
+    assert node.series("podgpu_device_usage_method") == {"samples": 1}
+    node.start(1, (10, 100, 50))
+    node.run(5)
+    assert node.series("podgpu_device_usage_method") == {"exact": 1}
+    node.driver.remove(FIRST_PID + 1)
+    node.run(70)
+    assert node.series("podgpu_device_usage_method") == {"samples": 1}
+    with pytest.raises(Doubt, match="no longer listened to"):
+        node.listeners[0].window(node.wall())
+
+
+@pytest.mark.fault(
+    "a process is killed while it works on a shared GPU",
+    "its busy time up to then stays its container's; the others' figures go on, within two points of the truth",
+)
+def test_a_kill_in_the_middle_costs_nobody_anything(make: MakeNode) -> None:
+    node = make("exact", SCENARIOS["40/10/10 of 100"])
+    node.run(5)
+    worked, told = node.truth, node.series(BUSY)
+    node.run(10)
+    node.driver.remove(FIRST_PID + 2)
+    node.proc.remove(FIRST_PID + 2)
+    node.run(10)
+    for pod in ("p0", "p1", "p2"):
+        assert node.series(BUSY)[pod] - told[pod] == pytest.approx(node.truth[pod] - worked[pod], abs=0.4), pod
+
+
+class Broken:
+    """A log that begins to misbehave when it is told to."""
+
+    def __init__(self, log: SwitchLog) -> None:
+        self._log = log
+        self.drain_seconds = log.drain_seconds
+        self.now, self.close = log.now, log.close
+        self.fault = ""
+
+    def drain(self) -> bytes:
+        data = self._log.drain()
+        if self.fault == "sequence_gap":
+            return data[32:]
+        if self.fault == "ring_overflow":
+            raise Doubt("ring_overflow", "7 context switches did not fit into the log before it was read")
+        return data
+
+    def is_busy(self) -> bool:
+        if self.fault == "register_value":
+            raise Doubt("register_value", "the busy register answered 0xbadf5040, which is the hardware's refusal")
+        return self._log.is_busy()
+
+
+@pytest.mark.fault(
+    "the driver's context-switch log loses records, overflows, or its register is refused",
+    "that GPU is told by the driver's samples at once, the reason is counted, and it is tried again after a minute",
+)
+@pytest.mark.parametrize("fault", ["sequence_gap", "ring_overflow", "register_value"])
+def test_any_doubt_falls_back_to_samples_says_why_and_comes_back(make: MakeNode, fault: str) -> None:
+    logs: list[Broken] = []
+
+    def broken(log: SwitchLog) -> Broken:
+        logs.append(Broken(log))
+        return logs[-1]
+
+    node = make("exact", SCENARIOS["40/10/10 of 100"], log=broken)
+    node.run(5)
+    assert node.series("podgpu_device_usage_method") == {"exact": 1}
+    logs[0].fault = fault
+    node.run(2)
+    assert node.series("podgpu_device_usage_method") == {"samples": 1}
+    assert node.errors() == {fault: 1}
+    before = node.series(BUSY)
+    node.run(70)
+    assert node.series("podgpu_device_usage_method") == {"exact": 1}
+    assert all(node.series(BUSY)[pod] >= before[pod] for pod in before)
+    assert len(logs) == 2, "a broken log is not asked every second"
+
+
+class Hiding:
+    """A log read without CAP_SYS_ADMIN: one process is another user's, and its pid reads 0."""
+
+    def __init__(self, pid: int, log: SwitchLog) -> None:
+        self._log, self._pid = log, pid
+        self.drain_seconds = log.drain_seconds
+        self.now, self.close, self.is_busy = log.now, log.close, log.is_busy
+
+    def drain(self) -> bytes:
+        data = bytearray(self._log.drain())
+        for at in range(16, len(data), 32):
+            if int.from_bytes(data[at : at + 4], "little") == self._pid:
+                data[at : at + 4] = bytes(4)
+        return bytes(data)
+
+
+def test_processes_that_are_hidden_from_us_are_not_spread_over_the_others(make: MakeNode) -> None:
+    node = make("switches", SCENARIOS["40/10/10 of 100"], log=partial(Hiding, FIRST_PID + 1), privileged=False)
+    node.run(10)
+    assert node.series("podgpu_device_usage_method") == {"samples": 1}
+    assert set(node.errors()) == {"hidden_process"}
+    assert len(node.listeners) == 1, "the log itself is good: it stays open"
+
+
+def test_without_the_capability_exact_becomes_switches(make: MakeNode) -> None:
+    node = make("exact", SCENARIOS["40/10/10 of 100"], privileged=False)
+    node.run(5)
+    assert node.series("podgpu_device_usage_method") == {"switches": 1}
+
+
+def test_an_architecture_that_nobody_measured_is_not_sampled(make: MakeNode) -> None:
+    node = make("exact", SCENARIOS["40/10/10 of 100"], spec="1xA100-80GB")
+    node.run(5)
+    assert node.series("podgpu_device_usage_method") == {"switches": 1}
+    assert not node.listeners[0].sampled
+
+
+def test_mps_is_told_by_samples(make: MakeNode) -> None:
+    node = make("exact", [])
+    for number in (0, 1):
+        node.proc.add(
+            FIRST_PID + number, container_cgroup(f"{number:08d}-aaaa-bbbb-cccc-dddddddddddd", f"{number:064x}")
+        )
+        node.driver.place(SimulatedLoad(0, FIRST_PID + number, 0.3, kind="mps"))
+    node.run(5)
+    assert node.series("podgpu_device_usage_method") == {"samples": 1}
+    assert set(node.errors()) == {"mps"}
+
+
+def test_a_mig_instance_with_several_holders_is_split(make: MakeNode) -> None:
+    node = make("exact", [], spec="1xH200/1x3g.71gb+1x1g.18gb")
+    gi_id = node.gpu.instances[0].gi_id
+    node.start(0, (30, 100, 0), gi_id)
+    node.start(1, (10, 100, 50), gi_id)
+    node.run(SECONDS)
+    assert node.series("podgpu_device_usage_method") == {"switches": 1}
+    told = node.series(BUSY)
+    assert min(told["p0"], told["p1"]) > 1
+    assert sum(told.values()) == pytest.approx(node.truth["p0"] + node.truth["p1"], rel=0.1)
+
+
+def test_who_was_never_on_the_engine_is_surely_idle_beside_busy_ones(make: MakeNode) -> None:
+    """By samples it is not known: it has a process there, and bursts may have been missed."""
+    for usage_from, surely in (("samples", False), ("exact", True)):
+        node = make(usage_from, [(40, 100, 0), (10, 100, 50)])
+        node.proc.add(FIRST_PID + 2, container_cgroup("00000002-aaaa-bbbb-cccc-dddddddddddd", f"{2:064x}"))
+        node.driver.place(SimulatedLoad(0, FIRST_PID + 2, 0.0, bursts=True))
+        node.holders.now.append(Assignment(node.gpu.uuid, Workload("ns", "p2", "main"), "kubelet", "2", 0.2))
+        node.run(10)
+        assert (node.series("podgpu_container_gpu_idle_seconds_total").get("p2", 0) > 5) is surely

@@ -1,0 +1,75 @@
+"""From residency to busy time: no more than was resident, no more than the device, and near to the truth."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from podgpu.telemetry.switches.attribution import Habits, Residency, Stay, young_first
+
+MS = 1_000_000
+
+
+def residency(*stays: tuple[int, int, int]) -> Residency:
+    """(pid, since, until) in milliseconds, each switched in at its beginning."""
+    made = [Stay(pid, since * MS, since * MS, until * MS) for pid, since, until in stays]
+    return Residency(0, stays[-1][2] * MS, made)
+
+
+def test_by_residency_alone_every_stay_was_busy_from_its_beginning() -> None:
+    window = residency((1, 0, 50), (2, 50, 90), (3, 90, 100))
+    assert young_first(window, 30 * MS) == {1: 10 * MS, 2: 10 * MS, 3: 10 * MS}
+    assert young_first(window, 50 * MS) == {1: 20 * MS, 2: 20 * MS, 3: 10 * MS}
+    assert young_first(window, 200 * MS) == {1: 50 * MS, 2: 40 * MS, 3: 10 * MS}
+    assert young_first(window, 0) == {1: 0, 2: 0, 3: 0}
+    assert young_first(Residency(0, MS), MS) == {}
+
+
+def test_samples_tell_work_from_an_idle_tail() -> None:
+    """One works for all of its 20 ms, one rests after 10 of its 80."""
+    habits = Habits()
+    estimate = {}
+    for turn in range(60):
+        window = residency((1, 0, 20), (2, 20, 100))
+        moment = turn * 37 % 100
+        busy = moment < 30
+        habits.learn(window, [(moment * MS, busy)])
+        estimate = habits.estimate(window, 30 * MS)
+    assert abs(estimate[1] - 20 * MS) < 2 * MS
+    assert abs(estimate[2] - 10 * MS) < 2 * MS
+    assert sum(estimate.values()) <= 30 * MS
+
+
+def test_a_process_that_is_gone_is_forgotten() -> None:
+    habits = Habits()
+    habits.learn(residency((1, 0, 20), (2, 20, 100)), [(5 * MS, True), (50 * MS, False)])
+    for _ in range(1000):
+        habits.learn(Residency(0, 10**9, [Stay(2, 0, 0, 10**9)]), [])
+    estimate = habits.estimate(Residency(0, 10**9, [Stay(2, 0, 0, 10**9)]), 10**8)
+    assert estimate.keys() == {2}
+    assert abs(estimate[2] - 10**8) <= 1
+
+
+@given(
+    lengths=st.lists(st.tuples(st.integers(1, 6), st.integers(1, 200 * MS)), min_size=1, max_size=30),
+    samples=st.lists(st.tuples(st.floats(0, 1), st.booleans()), max_size=40),
+    busy=st.floats(0, 1.2),
+)
+def test_nobody_runs_longer_than_resident_and_all_together_no_longer_than_the_device(
+    lengths: list[tuple[int, int]], samples: list[tuple[float, bool]], busy: float
+) -> None:
+    at, stays = 0, []
+    for pid, length in lengths:
+        stays.append(Stay(pid, at, at, at + length))
+        at += length
+    window = Residency(0, at, stays)
+    device = int(busy * at)
+    habits = Habits()
+    habits.learn(window, [(int(moment * at), was) for moment, was in samples])
+    resident = window.of_processes()
+    for figures in (habits.estimate(window, device), young_first(window, device)):
+        assert figures.keys() == resident.keys()
+        assert all(0 <= figures[pid] <= resident[pid] for pid in figures)
+        assert sum(figures.values()) <= device
+        missing = min(device, at) - sum(figures.values())
+        assert missing <= len(stays) + 1e-6 * at or figures == {}
