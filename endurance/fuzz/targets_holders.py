@@ -20,7 +20,7 @@ from podgpu.allocation.identity import parse_container_log, parse_pod_directory
 from podgpu.allocation.kubelet import parse_assignments
 from podgpu.allocation.pod_resources import decode_list
 from podgpu.allocation.podlist import map_podlist, parse_gpu, parse_mount_points, parse_podlist
-from podgpu.device_ids import parse_device_id, resolve
+from podgpu.allocation.device_ids import parse_device_id, resolve
 from podgpu.errors import SourceError
 from podgpu.kube.pods import parse_pod, parse_quantity
 from podgpu.kube.resource_slices import parse_slice

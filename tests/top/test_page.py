@@ -13,8 +13,8 @@ import pytest
 
 from podgpu.cli.main import run
 from podgpu.errors import SourceError, UsageError
+from podgpu.top.exporter import PageSource
 from podgpu.top.feed import Feed
-from podgpu.top.page import PageSource
 from tests.top.scene import HEADER
 
 PAGE = (Path(__file__).parents[1] / "nodes" / "shared" / "expected.prom").read_bytes()

@@ -12,7 +12,6 @@ import click
 from click.core import ParameterSource
 
 from podgpu.cli.cluster_options import CLUSTER_OPTIONS, PROMETHEUS_OPTIONS, SCRAPE_OPTIONS
-from podgpu.cli.logs import configure_logging
 from podgpu.cli.memory import look_for_cycles_seldom, share_one_heap
 from podgpu.cli.option_table import Option
 from podgpu.cli.pages import access_by
@@ -22,6 +21,7 @@ from podgpu.cluster.prices import NO_PRICES, PriceFile, ReadPrices
 from podgpu.cluster.publish import Publisher
 from podgpu.cluster.reading import Backend, MakeBackend
 from podgpu.cluster.settings import ViewSettings, check_settings
+from podgpu.compose.process import configure_logging
 from podgpu.errors import SourceError, UsageError
 from podgpu.serve.app import PROBE_OPTION, run
 from podgpu.serve.cluster_app import cluster_listeners

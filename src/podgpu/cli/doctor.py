@@ -16,13 +16,13 @@ from podgpu.allocation.identity import IdentityReader
 from podgpu.allocation.kubelet import KubeletAllocation
 from podgpu.allocation.source import AllocationSource
 from podgpu.catalog.counters import Counter, shipped_counters
-from podgpu.cli.allocations import Surroundings, make_allocations
-from podgpu.cli.api_access import ApiAccess, NoApi
 from podgpu.cli.exporter import check_options, read_counters, without_effect
-from podgpu.cli.logs import configure_logging
 from podgpu.cli.option_table import EXPORTER_OPTIONS, Option
 from podgpu.cli.params import exporter_options, naming_variable, with_options
-from podgpu.cli.telemetries import open_telemetry, with_host_engine
+from podgpu.compose.allocations import Surroundings, make_allocations
+from podgpu.compose.process import configure_logging
+from podgpu.compose.servers import ApiAccess, NoApi
+from podgpu.compose.telemetries import open_telemetry, with_host_engine
 from podgpu.configuration.pod_labels import LabelFilter
 from podgpu.device_selection import Selection, parse_selection
 from podgpu.doctor.examine import DEADLINE, SYSFS, Question, examine

@@ -20,20 +20,20 @@ from podgpu.agent.allocation_turn import AllocationTurn
 from podgpu.agent.isolate import Isolation
 from podgpu.allocation.api_health import ApiHealth
 from podgpu.atomic_file import AtomicFile, OutputError, Owner
-from podgpu.cli.allocations import Surroundings, make_allocations, make_identities, make_signs
-from podgpu.cli.api_access import ApiAccess
-from podgpu.cli.logs import configure_logging
 from podgpu.cli.option_table import EXPORTER_PAGE_OPTIONS, Option
 from podgpu.cli.pages import open_page
 from podgpu.cli.params import exporter_options, naming_variable, with_options
-from podgpu.cli.telemetries import open_telemetry
+from podgpu.compose.allocations import Surroundings, make_allocations, make_identities, make_signs
+from podgpu.compose.process import configure_logging
+from podgpu.compose.servers import ApiAccess
+from podgpu.compose.telemetries import open_telemetry
 from podgpu.enrich.turn import Enricher, Held, Settings
 from podgpu.errors import SourceError, StartError, UsageError
 from podgpu.fetch.page import FilePage, PageSource
 from podgpu.join import Policy
 from podgpu.model import Device
 from podgpu.telemetry.beside import DriverBeside
-from podgpu.telemetry.page import Page, parse_page
+from podgpu.telemetry.exposition import Page, parse_page
 
 _log = logging.getLogger("podgpu")
 _DEADLINE = 5.0

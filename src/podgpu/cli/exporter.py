@@ -15,14 +15,14 @@ from podgpu.accounting.containers import ContainerFinder
 from podgpu.agent.loop import Agent, Settings
 from podgpu.allocation.api_health import ApiHealth
 from podgpu.catalog.counters import SHIPPED, Counter, shipped_counters
-from podgpu.cli.allocations import Surroundings, make_allocations, make_identities, make_signs
-from podgpu.cli.api_access import SOON_SECONDS, ApiAccess, unless_no_api
-from podgpu.cli.logs import configure_logging
 from podgpu.cli.memory import share_one_heap
 from podgpu.cli.option_table import EXPORTER_OPTIONS
 from podgpu.cli.params import given, naming_variable, with_options
-from podgpu.cli.telemetries import open_telemetry, with_host_engine
 from podgpu.clock import Clock
+from podgpu.compose.allocations import Surroundings, make_allocations, make_identities, make_signs
+from podgpu.compose.process import configure_logging
+from podgpu.compose.servers import SOON_SECONDS, ApiAccess, unless_no_api
+from podgpu.compose.telemetries import open_telemetry, with_host_engine
 from podgpu.configuration.counter_feeds import CounterFeed, FileCounters
 from podgpu.configuration.pod_labels import LabelFilter
 from podgpu.device_selection import parse_selection

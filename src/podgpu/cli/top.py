@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from podgpu.cli.api_access import ApiAccess
 from podgpu.cli.option_table import Option
 from podgpu.cli.params import exporter_options, naming_variable, with_options
+from podgpu.compose.servers import ApiAccess
 from podgpu.errors import UsageError
 from podgpu.top.cells import ASCII, PLAIN, RICH, Glyphs
 from podgpu.top.controls import ORDERS, Controls
@@ -95,7 +95,7 @@ def _said(ctx: click.Context, flag: str) -> bool:
 @contextmanager
 def _source(ctx: click.Context, options: dict[str, Any]) -> Iterator[Source]:
     if options["url"]:
-        from podgpu.top.page import PageSource
+        from podgpu.top.exporter import PageSource
 
         yield PageSource(options["url"])
         return
@@ -116,8 +116,8 @@ def _local(ctx: click.Context, options: dict[str, Any], api: ApiAccess) -> Sourc
     from podgpu.accounting.containers import ContainerFinder
     from podgpu.agent.loop import Agent, Settings
     from podgpu.allocation.api_health import ApiHealth
-    from podgpu.cli.allocations import Surroundings, make_allocations, make_identities, make_signs
-    from podgpu.cli.telemetries import open_telemetry
+    from podgpu.compose.allocations import Surroundings, make_allocations, make_identities, make_signs
+    from podgpu.compose.telemetries import open_telemetry
     from podgpu.device_selection import parse_selection
     from podgpu.top.local import LocalSource, OverheardTelemetry, ProcessWatch
 

@@ -8,7 +8,7 @@ from podgpu.exposition.parse import BadExposition, parse_text
 from podgpu.fetch.access import Access
 from podgpu.fetch.page import LARGEST_PAGE, UrlPage
 from podgpu.figures.device import View
-from podgpu.figures.from_page import view_of_page
+from podgpu.figures.from_exposition import view_of_page
 
 DEADLINE = 5.0
 """Seconds for one page."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from podgpu.agent.allocation_turn import ReadIdentities, ReadSigns
 from podgpu.allocation.source import AllocationSource
-from podgpu.cli.api_access import ApiAccess, unless_no_api
+from podgpu.compose.servers import ApiAccess, unless_no_api
 from podgpu.errors import UsageError
 from podgpu.telemetry.source import Telemetry
 
@@ -125,7 +125,7 @@ def _hpc(argument: str, around: Surroundings) -> AllocationSource:
 
 def _processes(argument: str, around: Surroundings) -> AllocationSource:
     from podgpu.accounting.containers import ContainerFinder
-    from podgpu.accounting.processes import ProcessHolders
+    from podgpu.allocation.processes import ProcessHolders
 
     _refuse(argument, "processes")
     return ProcessHolders(around.telemetry.processes, ContainerFinder(around.options["path_proc"]))
