@@ -23,8 +23,8 @@ from podgpu.errors import SourceError
 from podgpu.exposition.parse import ParsedFamily, parse_text
 from podgpu.exposition.rewrite import encode_parsed
 from podgpu.fetch.endpoint import Endpoint
-from podgpu.figures.from_json import parse_view
 from podgpu.figures.from_exposition import view_of_page
+from podgpu.figures.from_json import parse_view
 from podgpu.join.policy import Policy
 from podgpu.model import Assignment, Workload
 from podgpu.telemetry.exposition import parse_page

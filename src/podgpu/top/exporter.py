@@ -1,4 +1,4 @@
-"""An exporter's page as a source of `top`."""
+"""Reads an exporter's exposition for `top`: one server's GPUs, by its URL."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DEADLINE = 5.0
 """Seconds for one page."""
 
 
-class PageSource:
+class ExporterSource:
     has_rates = True
     deadline = DEADLINE + 0.5
     """For whoever waits: a little more than the page's own, whose message says more."""
