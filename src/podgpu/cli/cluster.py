@@ -11,8 +11,7 @@ import click
 from click.core import ParameterSource
 
 from podgpu.cli.cluster_options import CLUSTER_OPTIONS, PROMETHEUS_OPTIONS, SCRAPE_OPTIONS
-from podgpu.cli.option_table import Option
-from podgpu.cli.params import naming_variable, with_options
+from podgpu.cli.params import Option, naming_variable, with_options
 from podgpu.cluster.loop import Cluster
 from podgpu.cluster.prices import NO_PRICES, PriceFile, ReadPrices
 from podgpu.cluster.publish import Publisher

@@ -16,8 +16,8 @@ from podgpu.allocation.kubelet import KubeletAllocation
 from podgpu.allocation.source import AllocationSource
 from podgpu.catalog.counters import Counter, shipped_counters
 from podgpu.cli.exporter import check_options, with_host_engine, without_effect
-from podgpu.cli.option_table import EXPORTER_OPTIONS, Option
-from podgpu.cli.params import exporter_options, naming_variable, with_options
+from podgpu.cli.option_table import EXPORTER_OPTIONS, exporter_options
+from podgpu.cli.params import Option, naming_variable, with_options
 from podgpu.compose.agent import read_counters
 from podgpu.compose.allocations import Surroundings, make_allocations, make_identities
 from podgpu.compose.process import configure_logging

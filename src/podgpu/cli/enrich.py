@@ -16,8 +16,8 @@ import click
 from click.core import ParameterSource
 
 from podgpu.atomic_file import AtomicFile, OutputError, Owner
-from podgpu.cli.option_table import EXPORTER_PAGE_OPTIONS, Option
-from podgpu.cli.params import exporter_options, naming_variable, with_options
+from podgpu.cli.option_table import EXPORTER_PAGE_OPTIONS, exporter_options
+from podgpu.cli.params import Option, naming_variable, with_options
 from podgpu.compose.enricher import assemble_enricher
 from podgpu.compose.process import configure_logging
 from podgpu.compose.servers import open_exposition

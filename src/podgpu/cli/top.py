@@ -13,8 +13,8 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from podgpu.cli.option_table import Option
-from podgpu.cli.params import exporter_options, naming_variable, with_options
+from podgpu.cli.option_table import exporter_options
+from podgpu.cli.params import Option, naming_variable, with_options
 from podgpu.compose.servers import ApiAccess
 from podgpu.errors import UsageError
 from podgpu.top.cells import ASCII, PLAIN, RICH, Glyphs
