@@ -18,7 +18,7 @@ ROWS = [
     {"enrich"},
     {"telemetry", "allocation", "accounting", "configuration"},
     {"fetch"},
-    {"kube", "files", "atomic_file", "figures", "clock"},
+    {"kube", "files", "atomic_file", "figures", "clock", "isolate"},
     {"join", "exposition", "device_ids", "device_selection", "snapshot_json", "strict_yaml"},
     {"catalog"},
     {"model", "errors", "__init__"},
@@ -92,7 +92,7 @@ def test_a_file_is_one_room(path: Path) -> None:
 
 def test_only_the_edge_catches_everything() -> None:
     threads_begin = (
-        "agent/isolate.py",
+        "isolate.py",
         "agent/loop.py",
         "cluster/loop.py",
         "cluster/scraping/backend.py",

@@ -11,8 +11,8 @@ from podgpu.doctor.host import parse_kernel_driver, parse_status
 from podgpu.errors import UsageError
 from podgpu.fetch.page import looks_like_web_page
 from podgpu.simulate.proc import cgroup_text, container_cgroup, stat_line
-from podgpu.telemetry.dcgm_library import parse_version
-from podgpu.telemetry.dcgm_session import parse_address
+from podgpu.telemetry.dcgm.library import parse_version
+from podgpu.telemetry.dcgm.session import parse_address
 
 _UID, _CONTAINER = "11111111-2222-3333-4444-555555555555", "a" * 64
 _CGROUPS = [

@@ -1,6 +1,6 @@
 """Every DCGM field once: number, names, type, unit, level, and how NVML gives it. The table itself is fields.csv.
 
-The `nvml` column is a small language, parsed here and carried out in `telemetry/plan.py`:
+The `nvml` column is a small language, parsed here and carried out in `telemetry/nvml/plan.py`:
 
     nvmlDeviceGetClockInfo(NVML_CLOCK_SM)      a call on the device; arguments are numbers or NVML's constants
     nvmlDeviceGetUtilizationRates().gpu        ... of which one member is taken

@@ -17,7 +17,6 @@ import click
 from click.core import ParameterSource
 
 from podgpu.agent.allocation_turn import AllocationTurn
-from podgpu.agent.isolate import Isolation
 from podgpu.allocation.api_health import ApiHealth
 from podgpu.atomic_file import AtomicFile, OutputError, Owner
 from podgpu.cli.allocations import Surroundings, make_allocations, make_identities, make_signs
@@ -30,6 +29,7 @@ from podgpu.cli.telemetries import open_telemetry
 from podgpu.enrich.turn import Enricher, Held, Settings
 from podgpu.errors import SourceError, StartError, UsageError
 from podgpu.fetch.page import FilePage, PageSource
+from podgpu.isolate import Isolation
 from podgpu.join import Policy
 from podgpu.model import Device
 from podgpu.telemetry.beside import DriverBeside

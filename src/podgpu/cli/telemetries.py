@@ -16,7 +16,7 @@ from podgpu.fetch.access import without_secrets
 from podgpu.telemetry.source import Telemetry
 
 if TYPE_CHECKING:
-    from podgpu.telemetry.switches.opening import Opening
+    from podgpu.telemetry.nvml.switches.opening import Opening
 
 _log = logging.getLogger(__name__)
 DEFAULT_SPEC = "8xH100"
@@ -34,7 +34,7 @@ def _nvml(argument: str, options: Options) -> Telemetry:
 
 def _opening(options: Options, **how: Any) -> Opening | None:
     """How context switches are read; None where the driver's samples are enough."""
-    from podgpu.telemetry.switches.opening import Opening
+    from podgpu.telemetry.nvml.switches.opening import Opening
 
     wanted = options.get("usage_from", "samples")
     return None if wanted == "samples" else Opening(wanted, **how)
@@ -103,7 +103,7 @@ def open_telemetry(chosen: str, options: Options | None = None) -> Telemetry:
 
 def with_host_engine(ctx: click.Context, options: dict[str, Any]) -> dict[str, Any]:
     """The options, with DCGM's checked. A host engine counts only where it was named: there is none by default."""
-    from podgpu.telemetry.dcgm_session import parse_address
+    from podgpu.telemetry.dcgm.session import parse_address
 
     rows = {option.flag: option for option in EXPORTER_OPTIONS}
     engine = None

@@ -10,9 +10,9 @@ from typing import Any
 
 from podgpu.catalog.fields import Field, fields
 from podgpu.catalog.xids import xid_text
-from podgpu.telemetry import dcgm_structs as s
-from podgpu.telemetry.dcgm_session import DcgmSession
-from podgpu.telemetry.dcgm_values import Entity
+from podgpu.telemetry.dcgm import structs as s
+from podgpu.telemetry.dcgm.session import DcgmSession
+from podgpu.telemetry.dcgm.values import Entity
 from podgpu.telemetry.source import XidEvent
 
 _log = logging.getLogger(__name__)
