@@ -5,8 +5,8 @@ from __future__ import annotations
 from endurance.fuzz.mutate import Case, blobs, texts
 from endurance.fuzz.target import Target
 from podgpu.accounting.cgroup import parse_cgroup
-from podgpu.accounting.charges import parse_slices
 from podgpu.accounting.containers import parse_started
+from podgpu.catalog.mig import slices_of_profile
 from podgpu.doctor.host import parse_kernel_driver, parse_status
 from podgpu.errors import UsageError
 from podgpu.fetch.page import looks_like_web_page
@@ -53,8 +53,9 @@ def kernel(case: Case) -> object:
 
 def slices(case: Case) -> object:
     assert isinstance(case, str)
-    assert parse_slices(case) >= 0
-    return parse_slices(case) or None
+    number = slices_of_profile(case)
+    assert number is None or 0 < number < 100
+    return number
 
 
 def engine(case: Case) -> object:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from ctypes import byref
 
-from podgpu.catalog.health_codes import health_code
+from podgpu.catalog.fields import health_code
 from podgpu.errors import DriverGone, SourceError
 from podgpu.model import Detail
 from podgpu.telemetry.dcgm import structs as s

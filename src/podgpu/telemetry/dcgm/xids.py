@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from ctypes import byref, c_int64
 from typing import Any
 
-from podgpu.catalog.fields import Field, fields
-from podgpu.catalog.xids import xid_text
+from podgpu.catalog.fields import Field, fields, xid_text
 from podgpu.telemetry.dcgm import structs as s
 from podgpu.telemetry.dcgm.session import DcgmSession
 from podgpu.telemetry.dcgm.values import Entity
