@@ -20,7 +20,7 @@ ROWS = [
     {"telemetry", "allocation", "configuration"},
     {"accounting"},
     {"fetch"},
-    {"kube", "files", "atomic_file", "figures", "clock"},
+    {"kube", "files", "atomic_file", "figures", "clock", "isolate"},
     {"join", "exposition", "device_selection", "snapshot_json", "strict_yaml"},
     {"catalog"},
     {"model", "errors", "__init__"},
@@ -121,7 +121,7 @@ def test_only_one_place_assembles_an_agent() -> None:
 
 def test_only_the_edge_catches_everything() -> None:
     threads_begin = (
-        "agent/isolate.py",
+        "isolate.py",
         "agent/loop.py",
         "cluster/loop.py",
         "cluster/scraping/backend.py",
@@ -129,6 +129,7 @@ def test_only_the_edge_catches_everything() -> None:
         "hook/session.py",
         "hook/keeper.py",
         "hook/loop.py",
+        "telemetry/nvml/switches/listener.py",
     )
     edges = {SOURCE / name for name in threads_begin}
     for path in FILES:

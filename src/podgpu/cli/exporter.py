@@ -109,7 +109,7 @@ def build_agent(
 
 def with_host_engine(ctx: click.Context, options: dict[str, Any]) -> dict[str, Any]:
     """The options, with DCGM's checked. A host engine counts only where it was named: there is none by default."""
-    from podgpu.telemetry.dcgm_session import parse_address
+    from podgpu.telemetry.dcgm.session import parse_address
 
     rows = {option.flag: option for option in EXPORTER_OPTIONS}
     engine = None

@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Any
 
 from podgpu.agent.allocation_turn import AllocationTurn
-from podgpu.agent.isolate import Isolation
 from podgpu.atomic_file import AtomicFile
 from podgpu.compose.agent import Naming
 from podgpu.compose.allocations import Surroundings, make_holders
@@ -18,6 +17,7 @@ from podgpu.compose.telemetries import open_telemetry
 from podgpu.enrich.turn import Enricher, Held, Settings
 from podgpu.errors import SourceError
 from podgpu.fetch.page import PageSource
+from podgpu.isolate import Isolation
 from podgpu.model import Device
 from podgpu.telemetry.beside import DriverBeside
 from podgpu.telemetry.exposition import Page, parse_page

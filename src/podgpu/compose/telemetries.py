@@ -12,7 +12,7 @@ from podgpu.fetch.access import without_secrets
 from podgpu.telemetry.source import Telemetry
 
 if TYPE_CHECKING:
-    from podgpu.telemetry.switches.opening import Opening
+    from podgpu.telemetry.nvml.switches.opening import Opening
 
 _log = logging.getLogger(__name__)
 DEFAULT_SPEC = "8xH100"
@@ -30,7 +30,7 @@ def _nvml(argument: str, options: Options) -> Telemetry:
 
 def _opening(options: Options, **how: Any) -> Opening | None:
     """How context switches are read; None where the driver's samples are enough."""
-    from podgpu.telemetry.switches.opening import Opening
+    from podgpu.telemetry.nvml.switches.opening import Opening
 
     wanted = options.get("usage_from", "samples")
     return None if wanted == "samples" else Opening(wanted, **how)

@@ -9,10 +9,10 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from podgpu.catalog.families import HOLDER_LABELS
 from podgpu.errors import SourceError
 from podgpu.exposition.parse import BadExposition, ParsedFamily, ParsedSample, parse_text
 from podgpu.fetch.page import looks_like_web_page, not_prometheus
-from podgpu.join.dcgm import HOLDER_LABELS
 from podgpu.model import Device
 
 LabelSet = Mapping[str, str]

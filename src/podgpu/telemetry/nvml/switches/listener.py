@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from podgpu.telemetry.switches.attribution import Residency
-from podgpu.telemetry.switches.records import WHOLE_GPU, Doubt, RecordReader, Switch, Timeline
+from podgpu.telemetry.nvml.switches.attribution import Residency
+from podgpu.telemetry.nvml.switches.records import WHOLE_GPU, Doubt, RecordReader, Switch, Timeline
 
 _log = logging.getLogger(__name__)
 _SAMPLE_SECONDS = 0.05

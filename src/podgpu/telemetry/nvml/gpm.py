@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 from podgpu.errors import SourceError
-from podgpu.telemetry.driver import NvmlDriver
+from podgpu.telemetry.nvml.driver import NvmlDriver
 
 MIN_SECONDS = 0.1
 """NVML wants the two samples at least 100 ms apart."""

@@ -11,7 +11,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from podgpu.telemetry.switches.attribution import Residency, Stay
+from podgpu.telemetry.nvml.switches.attribution import Residency, Stay
 
 RECORD = struct.Struct("<HHIBBHIIHBBQ")
 """type, subtype, vardata | tag, vmid, number, context, pid, reserved, GPU instance, compute instance, nanoseconds."""

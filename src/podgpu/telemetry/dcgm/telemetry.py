@@ -17,14 +17,14 @@ from podgpu.device_selection import Selection
 from podgpu.errors import DeviceLost, DriverGone, SourceError, Unsupported
 from podgpu.model import Device, DeviceUsage, ProcessUsage, Reading
 from podgpu.telemetry.beside import DriverBeside
-from podgpu.telemetry.dcgm_entities import GpuEntities, Layout, Outline, read_layout, read_outline
-from podgpu.telemetry.dcgm_health import HEALTH_FIELD, Judgement, set_health
-from podgpu.telemetry.dcgm_others import SWITCH_LINK, gpu_links, node_parts
-from podgpu.telemetry.dcgm_session import Address, DcgmSession
-from podgpu.telemetry.dcgm_structs import EntityGroup
-from podgpu.telemetry.dcgm_values import Entity, Freshness, Latest, read_latest
-from podgpu.telemetry.dcgm_watches import Wanted, Watches
-from podgpu.telemetry.dcgm_xids import KEEP_SECONDS, XidSamples, xid_field
+from podgpu.telemetry.dcgm.entities import GpuEntities, Layout, Outline, read_layout, read_outline
+from podgpu.telemetry.dcgm.health import HEALTH_FIELD, Judgement, set_health
+from podgpu.telemetry.dcgm.others import SWITCH_LINK, gpu_links, node_parts
+from podgpu.telemetry.dcgm.session import Address, DcgmSession
+from podgpu.telemetry.dcgm.structs import EntityGroup
+from podgpu.telemetry.dcgm.values import Entity, Freshness, Latest, read_latest
+from podgpu.telemetry.dcgm.watches import Wanted, Watches
+from podgpu.telemetry.dcgm.xids import KEEP_SECONDS, XidSamples, xid_field
 from podgpu.telemetry.pci import count_pci_gpus
 from podgpu.telemetry.source import GpuAnswer, Inventory, Telemetry, UsageFlaws, XidEvent
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from podgpu.model import Device, UsageMethod
-from podgpu.telemetry.switches.listener import Listener, SwitchLog
-from podgpu.telemetry.switches.resource_manager import ContextSwitchLog, layout_of
+from podgpu.telemetry.nvml.switches.listener import Listener, SwitchLog
+from podgpu.telemetry.nvml.switches.resource_manager import ContextSwitchLog, layout_of
 
 OpenLog = Callable[[Device, str], SwitchLog]
 """From a GPU and the driver's version; raises Doubt."""

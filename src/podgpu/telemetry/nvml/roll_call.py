@@ -14,8 +14,8 @@ from typing import Any
 
 from podgpu.errors import DriverGone, SourceError, StartError
 from podgpu.model import Device
-from podgpu.telemetry.driver import NvmlDriver
-from podgpu.telemetry.nvml_gpu import meet
+from podgpu.telemetry.nvml.driver import NvmlDriver
+from podgpu.telemetry.nvml.gpu import meet
 
 _QUIET_SECONDS = 0.5
 """Who has not answered this long after the last that did is not waited for, within the shortest deadline; nor half as

@@ -12,8 +12,8 @@ import pynvml
 
 from podgpu.errors import SourceError, Unsupported
 from podgpu.model import ProcessUsage
-from podgpu.telemetry.driver import NvmlDriver
-from podgpu.telemetry.mig import mig_enabled, read_instances
+from podgpu.telemetry.nvml.driver import NvmlDriver
+from podgpu.telemetry.nvml.mig import mig_enabled, read_instances
 
 # With their version: without one, pynvml meets a driver that lacks the newest with an exception that is no NVMLError.
 _LISTS = tuple(

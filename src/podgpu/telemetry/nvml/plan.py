@@ -13,8 +13,8 @@ from podgpu.catalog.conversions import Blank, value_of
 from podgpu.catalog.fields import Call, Field, FieldValue, Gpm, Kept
 from podgpu.errors import DeviceLost, DriverGone, SourceError, Unsupported
 from podgpu.model import Value
-from podgpu.telemetry.driver import NvmlDriver, translate
-from podgpu.telemetry.gpm import GpmSampler
+from podgpu.telemetry.nvml.driver import NvmlDriver, translate
+from podgpu.telemetry.nvml.gpm import GpmSampler
 
 _MEMORY_TEMP = 82  # r545 reports a wrong value type for it; it is always an unsigned int
 _VALUE_MEMBERS = dict(enumerate(("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")))

@@ -8,11 +8,10 @@ from collections.abc import Mapping, Sequence
 from ctypes import byref, c_int64
 from typing import Any
 
-from podgpu.catalog.fields import Field, fields
-from podgpu.catalog.xids import xid_text
-from podgpu.telemetry import dcgm_structs as s
-from podgpu.telemetry.dcgm_session import DcgmSession
-from podgpu.telemetry.dcgm_values import Entity
+from podgpu.catalog.fields import Field, fields, xid_text
+from podgpu.telemetry.dcgm import structs as s
+from podgpu.telemetry.dcgm.session import DcgmSession
+from podgpu.telemetry.dcgm.values import Entity
 from podgpu.telemetry.source import XidEvent
 
 _log = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from typing import Any
 
 from podgpu.errors import SourceError, Unsupported
 from podgpu.model import Device
-from podgpu.telemetry.driver import NvmlDriver
+from podgpu.telemetry.nvml.driver import NvmlDriver
 
 _PROFILE = re.compile(r"MIG (?:\d+c\.)?(\S+)")  # "NVIDIA A100-SXM4-40GB MIG 1c.3g.20gb": the instance is 3g.20gb
 

@@ -14,9 +14,9 @@ from podgpu.catalog.conversions import Blank, value_of
 from podgpu.catalog.fields import Field
 from podgpu.errors import DeviceLost, DriverGone, SourceError, Unsupported
 from podgpu.model import Value
-from podgpu.telemetry import dcgm_structs as s
-from podgpu.telemetry.dcgm_library import translate
-from podgpu.telemetry.dcgm_session import DcgmSession
+from podgpu.telemetry.dcgm import structs as s
+from podgpu.telemetry.dcgm.library import translate
+from podgpu.telemetry.dcgm.session import DcgmSession
 
 _MOST_VALUES = 1024
 """Of one call: a value takes 4 KiB."""

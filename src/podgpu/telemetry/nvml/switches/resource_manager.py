@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from podgpu.telemetry.switches.records import RECORD, Doubt
+from podgpu.telemetry.nvml.switches.records import RECORD, Doubt
 
 _FREE: Final = 0x29
 _CONTROL: Final = 0x2A

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from podgpu.errors import DriverGone, SourceError, UsageError
-from podgpu.telemetry import dcgm_structs as s
-from podgpu.telemetry.dcgm_library import DcgmLibrary, parse_version, shown, versioned
+from podgpu.telemetry.dcgm import structs as s
+from podgpu.telemetry.dcgm.library import DcgmLibrary, parse_version, shown, versioned
 from podgpu.telemetry.gate import Gate
 
 _log = logging.getLogger(__name__)

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from podgpu.catalog.xids import xid_text
+from podgpu.catalog.fields import xid_text
 from podgpu.errors import DriverGone, SourceError
-from podgpu.telemetry.driver import Grip, NvmlDriver
+from podgpu.telemetry.nvml.driver import Grip, NvmlDriver
 from podgpu.telemetry.source import XidEvent
 
 _log = logging.getLogger(__name__)

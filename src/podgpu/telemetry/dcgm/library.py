@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from podgpu.errors import DeviceLost, DriverGone, SourceError, Unsupported
-from podgpu.telemetry import dcgm_structs as s
+from podgpu.telemetry.dcgm import structs as s
 
 SONAMES = ("libdcgm.so.4", "libdcgm.so.3")
 _FOLDERS = ("/usr/lib64", "/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib")

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from podgpu.device_selection import Selection
 from podgpu.model import OtherReading, Value
-from podgpu.telemetry.dcgm_entities import GpuEntities, Layout
-from podgpu.telemetry.dcgm_structs import EntityGroup, link_id
-from podgpu.telemetry.dcgm_values import Entity
+from podgpu.telemetry.dcgm.entities import GpuEntities, Layout
+from podgpu.telemetry.dcgm.structs import EntityGroup, link_id
+from podgpu.telemetry.dcgm.values import Entity
 
 SWITCH_LINK = "SWITCH_LINK"
 Pairs = tuple[tuple[str, str], ...]

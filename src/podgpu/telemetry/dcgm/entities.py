@@ -11,11 +11,11 @@ from dataclasses import dataclass, field, replace
 from podgpu.catalog.fields import Field, fields
 from podgpu.errors import DeviceLost, DriverGone, SourceError, Unsupported
 from podgpu.model import Device
-from podgpu.telemetry import dcgm_structs as s
-from podgpu.telemetry.dcgm_library import versioned
-from podgpu.telemetry.dcgm_session import DcgmSession
-from podgpu.telemetry.dcgm_structs import EntityGroup
-from podgpu.telemetry.dcgm_values import Entity, read_live
+from podgpu.telemetry.dcgm import structs as s
+from podgpu.telemetry.dcgm.library import versioned
+from podgpu.telemetry.dcgm.session import DcgmSession
+from podgpu.telemetry.dcgm.structs import EntityGroup
+from podgpu.telemetry.dcgm.values import Entity, read_live
 
 _log = logging.getLogger(__name__)
 _NAME, _UUID, _MINOR = 50, 54, 55

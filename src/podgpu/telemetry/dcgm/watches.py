@@ -12,9 +12,9 @@ from itertools import count
 
 from podgpu.catalog.fields import Field
 from podgpu.errors import DeviceLost, DriverGone, SourceError
-from podgpu.telemetry import dcgm_structs as s
-from podgpu.telemetry.dcgm_session import DcgmSession
-from podgpu.telemetry.dcgm_values import Entity, chunks
+from podgpu.telemetry.dcgm import structs as s
+from podgpu.telemetry.dcgm.session import DcgmSession
+from podgpu.telemetry.dcgm.values import Entity, chunks
 
 _log = logging.getLogger(__name__)
 _PROFILING = range(1000, 1100)

@@ -10,13 +10,13 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from podgpu.model import Device, DeviceUsage, ProcessUsage
-from podgpu.telemetry.attempts import Attempts
-from podgpu.telemetry.busy import Busy, BusyWindows, InstanceBusy
-from podgpu.telemetry.driver import NvmlDriver
-from podgpu.telemetry.mig import Instance
+from podgpu.telemetry.nvml.attempts import Attempts
+from podgpu.telemetry.nvml.busy import Busy, BusyWindows, InstanceBusy
+from podgpu.telemetry.nvml.driver import NvmlDriver
+from podgpu.telemetry.nvml.mig import Instance
+from podgpu.telemetry.nvml.switches.division import BusyDivision
+from podgpu.telemetry.nvml.switches.opening import Opening
 from podgpu.telemetry.source import UsageFlaws
-from podgpu.telemetry.switches.division import BusyDivision
-from podgpu.telemetry.switches.opening import Opening
 
 _ENERGY = "nvmlDeviceGetTotalEnergyConsumption"
 _MEMORY = "nvmlDeviceGetMemoryInfo"

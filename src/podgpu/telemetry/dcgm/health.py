@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from ctypes import byref
 
-from podgpu.catalog.health_codes import health_code
+from podgpu.catalog.fields import health_code
 from podgpu.errors import DriverGone, SourceError
 from podgpu.model import Detail
-from podgpu.telemetry import dcgm_structs as s
-from podgpu.telemetry.dcgm_library import versioned
-from podgpu.telemetry.dcgm_session import DcgmSession
-from podgpu.telemetry.dcgm_structs import EntityGroup
+from podgpu.telemetry.dcgm import structs as s
+from podgpu.telemetry.dcgm.library import versioned
+from podgpu.telemetry.dcgm.session import DcgmSession
+from podgpu.telemetry.dcgm.structs import EntityGroup
 
 HEALTH_FIELD, P2P_FIELD = 9003, 9004
 _PASS = 0

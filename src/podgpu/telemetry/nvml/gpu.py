@@ -16,13 +16,13 @@ from typing import Any
 from podgpu.catalog.fields import Field
 from podgpu.errors import DeviceLost, DriverGone, SourceError, Unsupported
 from podgpu.model import Device, DeviceUsage, ProcessUsage, Reading
-from podgpu.telemetry.driver import Grip, NvmlDriver
-from podgpu.telemetry.mig import Instance, mig_enabled, read_instances
-from podgpu.telemetry.plan import DevicePlan
-from podgpu.telemetry.process_list import ProcessList
+from podgpu.telemetry.nvml.driver import Grip, NvmlDriver
+from podgpu.telemetry.nvml.mig import Instance, mig_enabled, read_instances
+from podgpu.telemetry.nvml.plan import DevicePlan
+from podgpu.telemetry.nvml.process_list import ProcessList
+from podgpu.telemetry.nvml.usage import UsageReader
+from podgpu.telemetry.nvml.xid_watch import XidWatch, address_in
 from podgpu.telemetry.source import GpuAnswer
-from podgpu.telemetry.usage import UsageReader
-from podgpu.telemetry.xid_watch import XidWatch, address_in
 
 _log = logging.getLogger(__name__)
 

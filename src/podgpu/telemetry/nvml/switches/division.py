@@ -13,11 +13,11 @@ from typing import Any
 
 from podgpu.errors import SourceError
 from podgpu.model import Device, DeviceUsage, ProcessUsage
-from podgpu.telemetry.driver import NvmlDriver
-from podgpu.telemetry.switches.attribution import Habits, Residency, young_first
-from podgpu.telemetry.switches.listener import Listener
-from podgpu.telemetry.switches.opening import Opening
-from podgpu.telemetry.switches.records import HIDDEN_PID, KERNEL_PID, Doubt
+from podgpu.telemetry.nvml.driver import NvmlDriver
+from podgpu.telemetry.nvml.switches.attribution import Habits, Residency, young_first
+from podgpu.telemetry.nvml.switches.listener import Listener
+from podgpu.telemetry.nvml.switches.opening import Opening
+from podgpu.telemetry.nvml.switches.records import HIDDEN_PID, KERNEL_PID, Doubt
 
 _log = logging.getLogger(__name__)
 _LINGER_SECONDS = 60.0

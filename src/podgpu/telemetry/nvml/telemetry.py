@@ -20,14 +20,14 @@ import pynvml
 from podgpu.catalog.fields import Field
 from podgpu.errors import DeviceLost, DriverGone
 from podgpu.model import Device, DeviceUsage, ProcessUsage
-from podgpu.telemetry.driver import NvmlDriver
-from podgpu.telemetry.nvml_gpu import Gpu
+from podgpu.telemetry.nvml.driver import NvmlDriver
+from podgpu.telemetry.nvml.gpu import Gpu
+from podgpu.telemetry.nvml.roll_call import RollCall
+from podgpu.telemetry.nvml.switches.opening import Opening
+from podgpu.telemetry.nvml.usage import UsageReader
+from podgpu.telemetry.nvml.xid_watch import XidWatch
 from podgpu.telemetry.pci import count_pci_gpus
-from podgpu.telemetry.roll_call import RollCall
 from podgpu.telemetry.source import GpuAnswer, Inventory, UsageFlaws, XidEvent
-from podgpu.telemetry.switches.opening import Opening
-from podgpu.telemetry.usage import UsageReader
-from podgpu.telemetry.xid_watch import XidWatch
 
 _log = logging.getLogger(__name__)
 _BUS_LOOK_SECONDS = 10.0

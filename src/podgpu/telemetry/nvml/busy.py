@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import pynvml
 
 from podgpu.errors import SourceError
-from podgpu.telemetry.attempts import Attempts, again_while_it_grows
-from podgpu.telemetry.driver import NvmlDriver, translate
-from podgpu.telemetry.gpm import MIN_SECONDS, GpmSampler
+from podgpu.telemetry.nvml.attempts import Attempts, again_while_it_grows
+from podgpu.telemetry.nvml.driver import NvmlDriver, translate
+from podgpu.telemetry.nvml.gpm import MIN_SECONDS, GpmSampler
 
 SAMPLES = "nvmlDeviceGetSamples"
 RATES = "nvmlDeviceGetUtilizationRates"
