@@ -11,7 +11,7 @@ from podgpu.catalog.counters import Counter
 from podgpu.catalog.fields import fields
 from podgpu.exposition.parse import parse_text
 from podgpu.exposition.text import encode
-from podgpu.figures.device import FIELDS, DeviceFigures, View, holder_text, who_is
+from podgpu.figures.device import FIELDS, DeviceFigures, View, holder_text
 from podgpu.figures.from_exposition import view_of_page
 from podgpu.figures.from_snapshot import view_of_snapshot
 from podgpu.join import Policy, join
@@ -97,7 +97,7 @@ def test_what_went_wrong_is_noted() -> None:
 )
 def test_names_of_holders(workload: Workload, text: str) -> None:
     assert holder_text(workload) == text
-    assert bool(who_is(workload)) == (text != "-")
+    assert bool(workload.who) == (text != "-")
 
 
 # Pages
