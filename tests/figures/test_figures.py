@@ -92,6 +92,7 @@ def test_what_went_wrong_is_noted() -> None:
         (Workload(job="4711"), "job 4711"),
         (Workload(uid="u", container_id="c" * 64), "container cccccccccccc"),
         (Workload(uid="u"), "pod u"),
+        (Workload(container="main", uid="u"), "pod u/main"),
         (Workload(), "-"),
     ],
 )

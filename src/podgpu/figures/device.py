@@ -98,7 +98,8 @@ def holder_text(workload: Workload) -> str:
         return "/".join(part for part in (workload.namespace, workload.pod, workload.container) if part)
     if workload.container_id:
         return f"container {workload.container_id[:12]}"
-    return f"pod {workload.uid}" if workload.uid else "-"
+    names = "/".join(part for part in (workload.uid, workload.container) if part)
+    return f"pod {names}" if workload.uid else "-"
 
 
 def utilization_of(values: Mapping[int, float]) -> float | None:
