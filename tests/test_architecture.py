@@ -97,6 +97,7 @@ def test_only_the_edge_catches_everything() -> None:
         "cluster/loop.py",
         "cluster/scraping/backend.py",
         "kube/follow.py",
+        "telemetry/switches/listener.py",
         "hook/session.py",
         "hook/keeper.py",
         "hook/loop.py",
