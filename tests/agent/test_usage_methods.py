@@ -20,9 +20,9 @@ from podgpu.simulate.driver import SimulatedNvml
 from podgpu.simulate.proc import SimulatedProc, container_cgroup
 from podgpu.simulate.workload import SimulatedLoad
 from podgpu.telemetry.nvml import NvmlTelemetry
-from podgpu.telemetry.switches.listener import Listener, SwitchLog
-from podgpu.telemetry.switches.opening import Opening
-from podgpu.telemetry.switches.records import Doubt
+from podgpu.telemetry.nvml.switches.listener import Listener, SwitchLog
+from podgpu.telemetry.nvml.switches.opening import Opening
+from podgpu.telemetry.nvml.switches.records import Doubt
 
 SECONDS = 30
 FIRST_PID = 100

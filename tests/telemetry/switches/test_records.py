@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podgpu.telemetry.switches.attribution import Residency
-from podgpu.telemetry.switches.records import RECORD, Doubt, RecordReader, Timeline
+from podgpu.telemetry.nvml.switches.attribution import Residency
+from podgpu.telemetry.nvml.switches.records import RECORD, Doubt, RecordReader, Timeline
 
 MS = 1_000_000
 IN, OUT = 6, 7

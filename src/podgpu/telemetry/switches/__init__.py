@@ -1,1 +1,0 @@
-"""Who really ran on a shared GPU: the driver's context-switch log, from its ioctls to busy time per process."""
