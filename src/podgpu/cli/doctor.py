@@ -19,7 +19,7 @@ from podgpu.catalog.counters import Counter, shipped_counters
 from podgpu.cli.allocations import Surroundings, make_allocations
 from podgpu.cli.api_access import ApiAccess, NoApi
 from podgpu.cli.exporter import check_options, read_counters, without_effect
-from podgpu.cli.logs import configure_logging
+from podgpu.cli.logs import configure_logging, print_out
 from podgpu.cli.option_table import EXPORTER_OPTIONS, Option
 from podgpu.cli.params import exporter_options, naming_variable, with_options
 from podgpu.cli.telemetries import open_telemetry, with_host_engine
@@ -72,7 +72,7 @@ def command(ctx: click.Context, /, **options: Any) -> int:
             findings += [*examine(question, telemetry), *of_sources]
     finally:
         api.close()
-    _print(as_json(findings) if options["json"] else as_text(findings, _wants_colour()))
+    print_out((as_json(findings) if options["json"] else as_text(findings, _wants_colour())) + "\n")
     return 1 if count(findings, Level.WRONG) else 0
 
 
@@ -189,9 +189,3 @@ def _logs(debug: bool) -> Iterator[None]:
 
 def _wants_colour() -> bool:
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-
-
-def _print(text: str) -> None:
-    """In a terminal that knows no arrows they become question marks, not an error."""
-    encoding = sys.stdout.encoding or "utf-8"
-    click.echo(text.encode(encoding, "replace").decode(encoding))

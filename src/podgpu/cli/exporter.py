@@ -17,7 +17,7 @@ from podgpu.allocation.api_health import ApiHealth
 from podgpu.catalog.counters import SHIPPED, Counter, shipped_counters
 from podgpu.cli.allocations import Surroundings, make_allocations, make_identities, make_signs
 from podgpu.cli.api_access import SOON_SECONDS, ApiAccess, unless_no_api
-from podgpu.cli.logs import configure_logging
+from podgpu.cli.logs import configure_logging, print_out
 from podgpu.cli.memory import share_one_heap
 from podgpu.cli.option_table import EXPORTER_OPTIONS
 from podgpu.cli.params import given, naming_variable, with_options
@@ -217,7 +217,7 @@ def _print_once(agent: Agent, dump: str) -> None:
         published = agent.published
         if dump:
             _write(Path(dump), dump_snapshot(published.snapshot))
-        click.echo(published.fresh.plain, nl=False)
+        print_out(published.fresh.plain)
         failed = [o for o in published.snapshot.outcomes if not o.ok]
         if not published.snapshot.readings:
             raise StartError("no GPU could be read: " + ("; ".join(o.message for o in failed) or "there is none here"))

@@ -1,4 +1,4 @@
-"""How log lines look: text for people, JSON for collectors. They go to standard error."""
+"""How log lines look: text for people, JSON for collectors. They go to standard error; what was asked for does not."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ import json
 import logging
 import sys
 from datetime import UTC, datetime
+
+import click
+
+from podgpu.errors import StartError
 
 
 class _Text(logging.Formatter):
@@ -50,3 +54,14 @@ def configure_logging(log_format: str, debug: bool) -> None:
         logging.getLogger(noisy).setLevel(logging.INFO if debug else logging.WARNING)
     server = logging.getLogger("aiohttp.server")
     (server.removeFilter if debug else server.addFilter)(_is_for_us)
+
+
+def print_out(text: str | bytes) -> None:
+    """On standard output. What a terminal has no letter for becomes a question mark. Raises StartError."""
+    encoding = sys.stdout.encoding or "utf-8"
+    try:
+        click.echo(text.encode(encoding, "replace").decode(encoding) if isinstance(text, str) else text, nl=False)
+    except BrokenPipeError:
+        raise  # whoever read it has read enough: click ends quietly
+    except OSError as error:
+        raise StartError(f"standard output cannot be written: {error.strerror}") from error

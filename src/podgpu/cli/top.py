@@ -14,6 +14,7 @@ import click
 from click.core import ParameterSource
 
 from podgpu.cli.api_access import ApiAccess
+from podgpu.cli.logs import print_out
 from podgpu.cli.option_table import Option
 from podgpu.cli.params import exporter_options, naming_variable, with_options
 from podgpu.errors import UsageError
@@ -186,9 +187,7 @@ def _print_once(feed: Feed, controls: Controls) -> int:
 
         Screen(sys.stdout, colour).write([table.header, *table.body], size)
     else:
-        encoding = sys.stdout.encoding or "utf-8"
-        text = "\n".join(map(as_text, (table.header, *table.body)))
-        click.echo(text.encode(encoding, "replace").decode(encoding))
+        print_out("".join(f"{as_text(line)}\n" for line in (table.header, *table.body)))
     if controls.wanted and not table.body:
         click.echo(f"podgpu: no line has {controls.wanted!r} in it (--filter)", err=True)
     for note in seen.notes:
