@@ -20,7 +20,7 @@ from podgpu.cli.option_table import EXPORTER_OPTIONS, exporter_options
 from podgpu.cli.params import Option, naming_variable, with_options
 from podgpu.compose.agent import read_counters
 from podgpu.compose.allocations import Surroundings, make_allocations, make_identities
-from podgpu.compose.process import configure_logging
+from podgpu.compose.process import configure_logging, print_out
 from podgpu.compose.servers import ApiAccess, NoApi
 from podgpu.compose.telemetries import open_telemetry
 from podgpu.configuration.pod_labels import LabelFilter
@@ -72,7 +72,7 @@ def command(ctx: click.Context, /, **options: Any) -> int:
             findings += [*examine(question, telemetry), *of_sources]
     finally:
         api.close()
-    _print(as_json(findings) if options["json"] else as_text(findings, _wants_colour()))
+    print_out((as_json(findings) if options["json"] else as_text(findings, _wants_colour())) + "\n")
     return 1 if count(findings, Level.WRONG) else 0
 
 
@@ -186,9 +186,3 @@ def _logs(debug: bool) -> Iterator[None]:
 
 def _wants_colour() -> bool:
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-
-
-def _print(text: str) -> None:
-    """In a terminal that knows no arrows they become question marks, not an error."""
-    encoding = sys.stdout.encoding or "utf-8"
-    click.echo(text.encode(encoding, "replace").decode(encoding))
