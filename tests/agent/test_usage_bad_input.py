@@ -191,6 +191,7 @@ def test_a_reused_pid_is_never_charged_to_its_last_container(pair: Pair) -> None
 
 def test_a_driver_without_per_process_utilisation(pair: Pair) -> None:
     pair.spoilt.driver.faults.unsupported("nvmlDeviceGetProcessUtilization", 1)
+    pair.spoilt.driver.faults.unsupported("nvmlDeviceGetProcessesUtilizationInfo", 1)
     pair.turn(3)
     assert pair.differences() == {
         "serve": BY_USE - {"idle_seconds_total"},
