@@ -13,6 +13,7 @@ import pytest
 
 from podgpu.accounting.containers import ContainerFinder
 from podgpu.agent.loop import Agent, Settings
+from podgpu.allocation.identity import Identities
 from podgpu.clock import Clock
 from podgpu.model import Allocation, Assignment, Device, UsageMethod, Workload
 from podgpu.simulate.driver import SimulatedNvml
@@ -27,6 +28,11 @@ SECONDS = 30
 FIRST_PID = 100
 Burst = tuple[float, float, float]
 """Milliseconds of work, of the period, and by which it comes late."""
+NAMES = Identities(
+    stated=frozenset(
+        Workload("ns", f"p{n}", "main", f"{n:08d}-aaaa-bbbb-cccc-dddddddddddd", f"{n:064x}") for n in range(5)
+    )
+)
 SCENARIOS: dict[str, list[Burst]] = {
     "40/10/10 of 100": [(40, 100, 0), (10, 100, 5), (10, 100, 60)],
     "five of 5/100": [(5, 100, 0), (5, 100, 7), (5, 100, 14), (5, 100, 50), (5, 100, 80)],
@@ -88,7 +94,7 @@ class Node:
             [self.holders],
             Settings(interval=5.0),  # a machine that is busy with other things has five seconds for a turn
             Clock(lambda: self.time, self.wall),
-            identities=lambda: self.identify,
+            identities=lambda: NAMES,
             containers=ContainerFinder(str(root / "proc"), lambda: self.time),
         )
         for number, burst in enumerate(loads):
@@ -110,12 +116,6 @@ class Node:
         self.driver.place(load)
         key = self.gpu.uuid if gi_id is None else f"{self.gpu.uuid}/gi{gi_id}"
         self.holders.now.append(Assignment(key, Workload("ns", f"p{number}", "main"), "kubelet", str(number), 0.2))
-
-    @staticmethod
-    def identify(workload: Workload) -> Workload:
-        number = int(workload.uid[:8]) if workload.uid else int(workload.pod[1:])
-        uid = f"{number:08d}-aaaa-bbbb-cccc-dddddddddddd"
-        return Workload("ns", f"p{number}", "main", uid, f"{number:064x}")
 
     def turn(self) -> None:
         """A second, in which the listener does what it has to at moments nobody foresees."""
