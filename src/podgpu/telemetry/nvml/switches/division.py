@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
-from podgpu.errors import SourceError
+from podgpu.errors import DeviceLost, DriverGone, SourceError
 from podgpu.model import Device, DeviceUsage, ProcessUsage
 from podgpu.telemetry.nvml.driver import NvmlDriver
 from podgpu.telemetry.nvml.switches.attribution import Habits, Residency, young_first
@@ -28,6 +28,9 @@ _UNKNOWN_PART = 50
 """Of a window, one part in this many may be unaccounted for (2 %)."""
 _HIDDEN_PART = 100
 """And one in this many may belong to processes that are hidden from us, or that no list names."""
+
+_SATURATED_PART = 50
+"""Where all but one part in this many of all residency was work, there is no idle tail to find."""
 
 
 class BusyDivision:
@@ -106,10 +109,8 @@ class BusyDivision:
             _log.info("%s: the context-switch log is closed", self._name)
 
     def _open(self, gpu: Device) -> None:
-        """On a GPU that is cut by MIG nobody has measured the busy register, nor what a switch takes."""
+        version, architecture = identify(self._driver, self._handle, gpu)
         try:
-            version = str(self._driver.call("nvmlSystemGetDriverVersion"))
-            architecture = None if gpu.mig_enabled else self._architecture()
             self._listener = self._opening.listener(gpu, version, architecture, self._wall)
         except Doubt as e:
             self._fall_back(e)
@@ -117,12 +118,6 @@ class BusyDivision:
             why = self._opening.why_unsampled(architecture)
             way = f"without busy samples, since {why}" if why else "with busy samples"
             _log.info("%s: several containers share it; its context switches are read (%s)", self._name, way)
-
-    def _architecture(self) -> int | None:
-        try:
-            return int(self._driver.call("nvmlDeviceGetArchitecture", self._handle))
-        except SourceError:
-            return None
 
     def _fall_back(self, doubt: Doubt) -> None:
         """Small doubts cost a window, others the log for a while: one that is broken is not asked every second."""
@@ -143,17 +138,33 @@ class BusyDivision:
         self, usage: DeviceUsage, busy_ns: int, residency: Residency, samples: Sequence[tuple[int, bool]]
     ) -> DeviceUsage:
         worked = max(0, busy_ns - residency.switching)
+        resident = residency.of_processes()
         sampled = self._listener is not None and self._listener.sampled
-        if sampled:
+        if self._listener is not None and sampled:
+            self._listener.rests = worked * _SATURATED_PART >= sum(resident.values()) * (_SATURATED_PART - 1)
             self._habits.learn(residency, samples)
         figures = self._habits.estimate(residency, worked) if sampled else young_first(residency, worked)
         return replace(
             usage,
             process_busy_ns={pid: ns for pid, ns in figures.items() if pid not in (HIDDEN_PID, KERNEL_PID)},
             method="exact" if sampled else "switches",
-            resident_ns=residency.of_processes(),
+            resident_ns=resident,
             switching_ns=residency.switching,
         )
+
+
+def identify(driver: NvmlDriver, handle: Any, gpu: Device) -> tuple[str, int | None]:
+    """The driver's version and the GPU's architecture, by which a log is opened. None for one that is cut by MIG:
+    nobody has measured the busy register there, nor what a switch takes."""
+    version = str(driver.call("nvmlSystemGetDriverVersion"))
+    if gpu.mig_enabled:
+        return version, None
+    try:
+        return version, int(driver.call("nvmlDeviceGetArchitecture", handle))
+    except (DeviceLost, DriverGone):
+        raise
+    except SourceError:
+        return version, None
 
 
 class _OfOneWindow(Doubt):
