@@ -19,7 +19,7 @@ from podgpu.errors import SourceError
 from podgpu.kube.answers import rule_to_add
 from podgpu.kube.client import ApiClient
 from podgpu.kube.config import ApiConfig
-from podgpu.simulate.api_server import SimulatedApiServer
+from tests.kube.api_server import SimulatedApiServer
 
 from .conftest import PODS, pod
 

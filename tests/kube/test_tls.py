@@ -10,7 +10,7 @@ import pytest
 
 from podgpu.kube.config import ApiConfig, Pem
 from podgpu.kube.watch import Watcher
-from podgpu.simulate.api_server import SimulatedApiServer
+from tests.kube.api_server import SimulatedApiServer
 
 from .conftest import HURRY, PODS, Certificates, eventually, name_of, pod
 from .test_client import failure, get
