@@ -11,7 +11,6 @@
   that is not wanted (`unauthorized`, `http_503`, …). `endpoint.shown` is the URL without secrets. No redirect is
   followed. `open_session()` gives the aiohttp session that `ask` wants: on the running loop, open between requests,
   closed by its owner.
-- `receive.py`: an answer's body as it arrives, bounded, unpacked piece by piece.
 - `page.py`: `UrlPage` and `FilePage`, an exporter's page as bytes: `fetch()` waits, `await fetch_with(session)` for a
   loop that does other things meanwhile.
 """

@@ -19,7 +19,7 @@ from yarl import URL
 from podgpu import __version__
 from podgpu.errors import SourceError, UsageError
 from podgpu.fetch.access import Access, Credentials, without_secrets
-from podgpu.fetch.receive import Received
+from podgpu.http.receive import Received
 
 LARGEST_ANSWER = 64 * 1024 * 1024
 DEADLINE = 4.0
