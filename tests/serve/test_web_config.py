@@ -15,8 +15,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from podgpu.errors import UsageError
-from podgpu.serve.tls_names import CIPHERS, TLS13_CIPHERS
-from podgpu.serve.web_config import ClientAuth, RateLimit, WebConfig, WebConfigFile, parse_web_config
+from podgpu.serve.web_config import (
+    CIPHERS,
+    TLS13_CIPHERS,
+    ClientAuth,
+    RateLimit,
+    WebConfig,
+    WebConfigFile,
+    parse_web_config,
+)
 from tests.cli.test_option_table import QUICK, execute
 
 FILE = "/etc/podgpu/web.yml"
