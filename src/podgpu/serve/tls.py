@@ -11,7 +11,6 @@ import logging
 import os
 import ssl
 import tempfile
-import warnings
 from asyncio.sslproto import SSLProtocol
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -20,12 +19,9 @@ from typing import Any
 
 from podgpu.errors import SourceError, UsageError
 from podgpu.files import read_bounded
-from podgpu.serve.any_certificate import take_any_certificate
 from podgpu.serve.web_config import ClientAuth, Complaint, Pem, TlsSettings, WebConfig
 
 _LARGEST_PEM = 4 * 1024 * 1024
-_OLD_CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20:ECDHE+AES"
-"""What TLS 1.0 and 1.1 can use is not among Python's own choice."""
 _log = logging.getLogger(__name__)
 
 # asyncio gives every TLS connection a buffer of 256 KiB to read into; 256 of them would take what the chart allows us.
@@ -108,18 +104,12 @@ def make_context(material: Material) -> ssl.SSLContext:
 
 
 def _set_versions_and_ciphers(context: ssl.SSLContext, settings: TlsSettings) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # TLS 1.0 and 1.1: whoever names them was told
-        context.minimum_version = settings.min_version
-        context.maximum_version = settings.max_version
-    ciphers = ":".join(settings.ciphers)
-    if settings.min_version < ssl.TLSVersion.TLSv1_2:
-        # OpenSSL 3 offers these versions only where it may also use SHA-1, at its lowest level.
-        ciphers = f"{ciphers or _OLD_CIPHERS}:@SECLEVEL=0"
-    if not ciphers:
+    context.minimum_version = settings.min_version
+    context.maximum_version = settings.max_version
+    if not settings.ciphers:
         return
     try:
-        context.set_ciphers(ciphers)
+        context.set_ciphers(":".join(settings.ciphers))
     except ssl.SSLError:
         raise _bad(settings, "cipher_suites", "this machine's OpenSSL has none of them") from None
 
@@ -155,21 +145,12 @@ def _load_pair(context: ssl.SSLContext, material: Material) -> None:
 
 
 def _ask_clients(context: ssl.SSLContext, material: Material) -> None:
-    wanted, settings = material.settings.client_auth, material.settings
-    if wanted is ClientAuth.REQUIRE_ANY or (wanted is ClientAuth.REQUEST and settings.allowed_sans):
-        if not take_any_certificate(context, required=wanted is ClientAuth.REQUIRE_ANY):
-            raise _bad(
-                settings,
-                "client_auth_type",
-                "this Python cannot take certificates without verifying them; set client_ca_file and"
-                " RequireAndVerifyClientCert",
-            )
-    elif wanted in (ClientAuth.VERIFY_IF_GIVEN, ClientAuth.REQUIRE_AND_VERIFY):
-        required = wanted is ClientAuth.REQUIRE_AND_VERIFY
-        context.verify_mode = ssl.CERT_REQUIRED if required else ssl.CERT_OPTIONAL
-        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # as in Go: an intermediate may be the authority
-        _load_authorities(context, material)
-    # RequestClientCert without names lets everybody in, with or without: there is nothing to ask for.
+    policy = material.settings.client_auth
+    if policy is ClientAuth.NONE:
+        return
+    context.verify_mode = ssl.CERT_REQUIRED if policy is ClientAuth.REQUIRE_AND_VERIFY else ssl.CERT_OPTIONAL
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # as in Go: an intermediate may be the authority
+    _load_authorities(context, material)
 
 
 def _load_authorities(context: ssl.SSLContext, material: Material) -> None:

@@ -1,6 +1,6 @@
-"""The web config file of Prometheus' exporter-toolkit: what it may say, checked strictly. Opens no file but this one.
+"""Owns what the web config file of Prometheus' exporter-toolkit may say, and checks it strictly. Opens no other file.
 
-What podgpu cannot do it refuses here or accepts because it changes nothing for a client (http2).
+What podgpu does not do is refused here, or accepted because it changes nothing for a client (http2).
 """
 
 from __future__ import annotations
@@ -48,8 +48,6 @@ T = TypeVar("T")
 VERSIONS: Mapping[str, ssl.TLSVersion] = {
     "TLS13": ssl.TLSVersion.TLSv1_3,
     "TLS12": ssl.TLSVersion.TLSv1_2,
-    "TLS11": ssl.TLSVersion.TLSv1_1,
-    "TLS10": ssl.TLSVersion.TLSv1,
 }
 
 TLS13_CIPHERS = ("TLS_AES_128_GCM_SHA256", "TLS_AES_256_GCM_SHA384", "TLS_CHACHA20_POLY1305_SHA256")
@@ -85,16 +83,25 @@ CURVES: Mapping[str, str] = {
 
 
 class ClientAuth(Enum):
-    """Go's five policies. RequireClientCert is another name of RequireAnyClientCert."""
+    """Those of Go's five policies that podgpu carries out."""
 
     NONE = "NoClientCert"
-    REQUEST = "RequestClientCert"
-    REQUIRE_ANY = "RequireAnyClientCert"
     VERIFY_IF_GIVEN = "VerifyClientCertIfGiven"
     REQUIRE_AND_VERIFY = "RequireAndVerifyClientCert"
 
 
-_CLIENT_AUTH = {one.value: one for one in ClientAuth} | {"RequireClientCert": ClientAuth.REQUIRE_ANY}
+_CLIENT_AUTH = {policy.value: policy for policy in ClientAuth}
+_UNVERIFIED = "takes certificates that nobody verified, which podgpu does not: write"
+_NOT_CARRIED_OUT = {
+    "client_auth_type": {
+        "RequestClientCert": f"{_UNVERIFIED} VerifyClientCertIfGiven and client_ca_file, or NoClientCert",
+        "RequireAnyClientCert": f"{_UNVERIFIED} RequireAndVerifyClientCert and client_ca_file",
+        "RequireClientCert": f"{_UNVERIFIED} RequireAndVerifyClientCert and client_ca_file",
+    },
+    "min_version": dict.fromkeys(("TLS10", "TLS11"), "is not safe, and podgpu does not speak it: write TLS12 or TLS13"),
+}
+_NOT_CARRIED_OUT["max_version"] = _NOT_CARRIED_OUT["min_version"]
+"""What exporter-toolkit takes and podgpu refuses, by key and word, and what to write instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +126,7 @@ class TlsSettings:
     min_version: ssl.TLSVersion
     max_version: ssl.TLSVersion
     ciphers: tuple[str, ...]
-    """OpenSSL's names, for TLS 1.2 and older. Empty: its own choice."""
+    """OpenSSL's names, for TLS 1.2. Empty: its own choice."""
     curves: tuple[str, ...]
 
 
@@ -209,6 +216,8 @@ def _parse_versions_and_ciphers(
 
 
 def _named(section: StrictMapping, key: str, word: str, known: Mapping[str, T]) -> T:
+    if word in _NOT_CARRIED_OUT.get(key, ()):
+        raise section.complaint(key, f"{word} {_NOT_CARRIED_OUT[key][word]}")
     if word not in known:
         raise section.complaint(key, f"{word[:60]!r} is none of {', '.join(known)}")
     return known[word]
@@ -274,7 +283,7 @@ def _parse_duration(section: StrictMapping, name: str) -> float:
 
 
 class Complaint:
-    """Says what is wrong once, and once that it is over."""
+    """Logs what is wrong once, and once that it is over."""
 
     def __init__(self, consequence: str) -> None:
         self._consequence = consequence
