@@ -17,8 +17,8 @@ import pytest
 
 from podgpu.agent.loop import Agent
 from podgpu.figures.page_state import PageState
+from podgpu.http.aside import Aside, Latest
 from podgpu.serve.app import application, make_application
-from podgpu.serve.aside import Aside, Latest
 from podgpu.serve.auth import Passwords, guard
 from podgpu.serve.page_routes import page_routes
 from podgpu.serve.protection import Protection

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from aiohttp.typedefs import Middleware
 
-from podgpu.serve.aside import Aside, Latest
+from podgpu.http.aside import Aside, Latest
 from podgpu.serve.auth import Passwords, TokenBucket, guard
 from podgpu.serve.connections import MakeContext
 from podgpu.serve.tls import Contexts
