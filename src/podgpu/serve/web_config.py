@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from podgpu.errors import SourceError, UsageError
 from podgpu.files import ReadOnChange
+from podgpu.http.tls import Pem
 from podgpu.strict_yaml import StrictMapping, parse_strict
 
 _LARGEST_FILE = 256 * 1024
@@ -102,15 +103,6 @@ _NOT_CARRIED_OUT = {
 }
 _NOT_CARRIED_OUT["max_version"] = _NOT_CARRIED_OUT["min_version"]
 """What exporter-toolkit takes and podgpu refuses, by key and word, and what to write instead."""
-
-
-@dataclass(frozen=True, slots=True)
-class Pem:
-    name: str
-    """What to call it in a complaint: the file, or the key of the config that holds it."""
-    file: str = ""
-    """Absolute; where it is empty the text counts."""
-    text: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,8 +219,8 @@ def _parse_pem(section: StrictMapping, file: str, name: str) -> Pem | None:
     path, text = section.text(f"{name}_file"), section.text(name)
     if path:
         path = os.path.join(os.path.dirname(os.path.abspath(file)), path)
-        return Pem(path, file=path)
-    return Pem(f"{file}: tls_server_config.{name}", text=text) if text else None
+        return Pem(file=path)
+    return Pem(text=text, origin=f"{file}: tls_server_config.{name}") if text else None
 
 
 def _required(section: StrictMapping, file: str, name: str) -> Pem:
