@@ -14,13 +14,13 @@ from podgpu.allocation import podresources_pb2
 from podgpu.allocation.annotation_formats import parse_slots, read_grants
 from podgpu.allocation.annotations import AnnotationsAllocation
 from podgpu.allocation.checkpoint import map_checkpoint, parse_checkpoint
+from podgpu.allocation.device_ids import parse_device_id, resolve
 from podgpu.allocation.dra import DraClaims, parse_claims
 from podgpu.allocation.hpc import LONGEST_JOB, map_jobs, parse_jobs
 from podgpu.allocation.identity import parse_container_log, parse_pod_directory
 from podgpu.allocation.kubelet import parse_assignments
 from podgpu.allocation.pod_resources import decode_list
 from podgpu.allocation.podlist import map_podlist, parse_gpu, parse_mount_points, parse_podlist
-from podgpu.device_ids import parse_device_id, resolve
 from podgpu.errors import SourceError
 from podgpu.kube.pods import parse_pod, parse_quantity
 from podgpu.kube.resource_slices import parse_slice

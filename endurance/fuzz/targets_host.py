@@ -5,14 +5,14 @@ from __future__ import annotations
 from endurance.fuzz.mutate import Case, blobs, texts
 from endurance.fuzz.target import Target
 from podgpu.accounting.cgroup import parse_cgroup
-from podgpu.accounting.charges import parse_slices
 from podgpu.accounting.containers import parse_started
+from podgpu.catalog.mig import slices_of_profile
 from podgpu.doctor.host import parse_kernel_driver, parse_status
 from podgpu.errors import UsageError
 from podgpu.fetch.page import looks_like_web_page
 from podgpu.simulate.proc import cgroup_text, container_cgroup, stat_line
-from podgpu.telemetry.dcgm_library import parse_version
-from podgpu.telemetry.dcgm_session import parse_address
+from podgpu.telemetry.dcgm.library import parse_version
+from podgpu.telemetry.dcgm.session import parse_address
 
 _UID, _CONTAINER = "11111111-2222-3333-4444-555555555555", "a" * 64
 _CGROUPS = [
@@ -53,8 +53,9 @@ def kernel(case: Case) -> object:
 
 def slices(case: Case) -> object:
     assert isinstance(case, str)
-    assert parse_slices(case) >= 0
-    return parse_slices(case) or None
+    number = slices_of_profile(case)
+    assert number is None or 0 < number < 100
+    return number
 
 
 def engine(case: Case) -> object:

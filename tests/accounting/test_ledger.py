@@ -536,6 +536,15 @@ def test_idle_instances_pay_by_their_size(books: Books) -> None:
     assert books.device().unattributed_energy_mj == 350
 
 
+def test_idle_instances_pay_for_their_part_of_the_slices_their_model_has(books: Books) -> None:
+    """An A30 is cut into four: who holds all four pays all, and two of four pay half."""
+    pieces = [whole(800), instance(1, "2g.12gb", busy_ns=0), instance(9, "1g.6gb", busy_ns=0)]
+    of_a30 = [replace(usage, device=replace(usage.device, model="NVIDIA A30")) for usage in pieces]
+    books.turn(of_a30, [held(A, device=SMALL), held(C, device=LARGE)])
+    assert (books.of(A).energy_mj, books.of(C).energy_mj) == (200, 400)
+    assert books.device().unattributed_energy_mj == 200, "the slice that was not made into an instance"
+
+
 @pytest.mark.parametrize(
     "other",
     [

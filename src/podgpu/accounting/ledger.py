@@ -29,6 +29,7 @@ from podgpu.accounting.charges import (
     processes_on,
 )
 from podgpu.accounting.presence import Holding, differ, holdings_of, presence_of
+from podgpu.catalog.mig import billed_name
 from podgpu.model import Assignment, Device, DeviceUsage, Usage, Workload, physical
 
 B = TypeVar("B")
@@ -232,8 +233,7 @@ def _taken_out(books: dict[str, B], gpu: str) -> dict[str, B]:
 
 
 def billed_model(device: Device) -> str:
-    """An hour of a MIG instance is no hour of a GPU: it goes by the name NVML has for such a device."""
-    return f"{device.model} MIG {device.profile}".rstrip() if device.is_instance else device.model
+    return billed_name(device.model, device.profile) if device.is_instance else device.model
 
 
 def _users_of(usage: DeviceUsage | None, ask: Owner) -> dict[int, Workload] | None:

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from podgpu.agent.isolate import Isolation
 from podgpu.allocation.identity import IdentityReader
 from podgpu.allocation.kubelet import SOURCE as KUBELET
 from podgpu.allocation.kubelet import KubeletAllocation
@@ -30,6 +29,7 @@ from podgpu.doctor.kubelet import KubeletAnswer, ask_kubelet
 from podgpu.doctor.mapping import judge_mapping
 from podgpu.doctor.sources import Feed, Pods, judge_feeds, judge_node, read_sources
 from podgpu.errors import UsageError
+from podgpu.isolate import Isolation
 from podgpu.telemetry.dcgm import DcgmTelemetry
 from podgpu.telemetry.exporter import ExporterTelemetry
 from podgpu.telemetry.source import Telemetry
