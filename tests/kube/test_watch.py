@@ -560,7 +560,7 @@ def _close_in_time(watcher: Watcher[Any]) -> None:
     began = time.monotonic()
     watcher.close()
     assert time.monotonic() - began < 1.5
-    assert not any(thread is watcher._thread for thread in threading.enumerate())
+    assert not any(thread.name == "watch-pods" for thread in threading.enumerate())
     watcher.close()
 
 
