@@ -78,8 +78,8 @@ class Bench:
         return self.telemetry.usage_flaws(self.gpu)
 
     @property
-    def unsupported(self) -> dict[str, str]:
-        return dict(self.flaws.unsupported)
+    def lacks(self) -> set[str]:
+        return {lack for _, lack in self.flaws.lacks}
 
 
 @pytest.fixture
@@ -206,7 +206,7 @@ def test_a_driver_without_process_utilisation(bench: Bench, error: int) -> None:
         assert usage.process_busy_ns is None
     assert bench.after(0.01).process_busy_ns is None, "nor when there is nothing new"
     assert bench.driver.calls[PROCESSES] == 1
-    assert PROCESSES in bench.unsupported
+    assert bench.lacks == {"no_process_utilization"}
     bench.faults.clear(PROCESSES)
     bench.faults.relayout(0, ["3g.40gb"])
     bench.after(1)
@@ -631,4 +631,4 @@ def test_a_reloaded_driver_is_not_taken_for_one_that_cannot(bench: Bench, error:
     assert usage.energy_mj is None
     assert usage.busy_ns == SECOND // 2
     assert bench.after(1).energy_mj is not None
-    assert not bench.flaws.unsupported
+    assert not bench.lacks

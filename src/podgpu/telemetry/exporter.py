@@ -19,7 +19,7 @@ from podgpu.fetch.page import PageSource
 from podgpu.model import Device, DeviceUsage, ProcessUsage, Reading, Value
 from podgpu.telemetry.beside import DriverBeside
 from podgpu.telemetry.page import Page, is_of_device, parse_page, settled
-from podgpu.telemetry.source import GpuAnswer, Inventory, Telemetry, UsageFlaws, XidEvent
+from podgpu.telemetry.source import ErrorEvent, GpuAnswer, Inventory, Telemetry, UsageFlaws
 
 _XID_FIELD = 230
 _EXPORTER_FIELDS = 9000
@@ -49,7 +49,7 @@ class ExporterTelemetry:
         self._wall = wall
         self._turn: _Turn | None = None
         self._last_xid: dict[str, int] = {}
-        self._xid_events: list[XidEvent] = []
+        self._events: list[ErrorEvent] = []
 
     def inventory(self) -> Inventory:
         self._turn = None  # if this fails, nothing of the last page is told again
@@ -82,11 +82,11 @@ class ExporterTelemetry:
             sample = turn.sample(device, fields()[_XID_FIELD])
             xid = int(sample.value) if sample is not None and 0 <= sample.value < 2**31 - 16 else 0
             if xid and xid != self._last_xid.get(device.key):
-                self._xid_events.append(XidEvent(device.key, xid, self._wall()))
+                self._events.append(ErrorEvent(device.key, xid, self._wall()))
             self._last_xid[device.key] = xid
 
-    def xid_events(self) -> Sequence[XidEvent]:
-        events, self._xid_events = self._xid_events, []
+    def error_events(self) -> Sequence[ErrorEvent]:
+        events, self._events = self._events, []
         return events
 
     # What a page does not have

@@ -26,7 +26,7 @@ from podgpu.telemetry.dcgm.values import Entity, Freshness, Latest, read_latest
 from podgpu.telemetry.dcgm.watches import Wanted, Watches
 from podgpu.telemetry.dcgm.xids import KEEP_SECONDS, XidSamples, xid_field
 from podgpu.telemetry.pci import count_pci_gpus
-from podgpu.telemetry.source import GpuAnswer, Inventory, Telemetry, UsageFlaws, XidEvent
+from podgpu.telemetry.source import ErrorEvent, GpuAnswer, Inventory, Telemetry, UsageFlaws
 
 _log = logging.getLogger(__name__)
 _LAYOUT_SECONDS = 60.0
@@ -246,10 +246,10 @@ class DcgmTelemetry:
     def usage_flaws(self, gpu: Device) -> UsageFlaws:
         return self._beside.usage_flaws(gpu)
 
-    def xid_events(self) -> Sequence[XidEvent]:
+    def error_events(self) -> Sequence[ErrorEvent]:
         """DCGM's alone: the driver beside sees the same XIDs, and each is to be counted once."""
         if self._driver is not None:
-            self._driver.xid_events()
+            self._driver.error_events()
         return self._xids.drain()
 
     def release(self, wait: float) -> bool:

@@ -27,7 +27,7 @@ from podgpu.telemetry.nvml.switches.opening import Opening
 from podgpu.telemetry.nvml.usage import UsageReader
 from podgpu.telemetry.nvml.xid_watch import XidWatch
 from podgpu.telemetry.pci import count_pci_gpus
-from podgpu.telemetry.source import GpuAnswer, Inventory, UsageFlaws, XidEvent
+from podgpu.telemetry.source import ErrorEvent, GpuAnswer, Inventory, UsageFlaws
 
 _log = logging.getLogger(__name__)
 _BUS_LOOK_SECONDS = 10.0
@@ -187,5 +187,5 @@ class NvmlTelemetry:
                 state.answers = False
                 raise
 
-    def xid_events(self) -> Sequence[XidEvent]:
+    def error_events(self) -> Sequence[ErrorEvent]:
         return self._xids.drain()

@@ -12,7 +12,7 @@ import fcntl
 import mmap
 import os
 import struct
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -119,7 +119,8 @@ class ContextSwitchLog:
         self._control_fd = self._device_fd = -1
         self._client = self._handles = 0
         self._maps: list[mmap.mmap] = []
-        try:
+        with ExitStack() as undo:
+            undo.callback(self.close)
             self._control_fd = self._open("/dev/nvidiactl")
             self._client = self._allocate(0, _CLIENT, b"")
             self._device_fd = self._open(f"/dev/nvidia{minor}")
@@ -128,9 +129,7 @@ class ContextSwitchLog:
             self._bind()
             self._control(self._buffer, _ENABLE, struct.pack("<B3xI", 1, _KEEP_OLDEST))
             self._get = self._read_header()[0]
-        except BaseException:
-            self.close()
-            raise
+            undo.pop_all()
 
     @property
     def drain_seconds(self) -> float:
