@@ -420,7 +420,7 @@ def test_memory_and_processes(bench: Bench) -> None:
     assert usage.device == bench.gpu
     assert usage.memory_used == 5 * GIB
     key = bench.gpu.key
-    assert usage.processes == (ProcessUsage(key, 41, 3 * GIB), ProcessUsage(key, 42, 2 * GIB))
+    assert usage.processes == (ProcessUsage(key, 41, 3 * GIB), ProcessUsage(key, 42, 2 * GIB, mps=True))
 
 
 def test_memory_that_fails_or_cannot_be_costs_only_itself(bench: Bench) -> None:

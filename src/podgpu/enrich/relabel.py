@@ -10,7 +10,7 @@ from podgpu.exposition.parse import ParsedFamily, ParsedSample
 from podgpu.join.dcgm import holder_pairs, sole_holders
 from podgpu.join.policy import Policy
 from podgpu.model import Assignment
-from podgpu.telemetry.page import LabelSet, Page, settled
+from podgpu.telemetry.exposition import LabelSet, Page, settled
 
 _OWN = "podgpu_"
 

@@ -27,14 +27,14 @@ def chunk(*switches: tuple[int, int, int], first: int = 0, instance: int = 255) 
 def read(data: bytes) -> Timeline:
     timeline = Timeline(0)
     for switch in RecordReader().read(data):
-        timeline.add(switch)
+        timeline.add(*switch[:3])
     return timeline
 
 
 def windows(switches: Many[tuple[int, int, int]], ends: Many[int], lead: int = 0) -> list[Residency]:
     timeline = Timeline(0, lead)
     for switch in RecordReader().read(chunk(*switches)):
-        timeline.add(switch)
+        timeline.add(*switch[:3])
     return [timeline.window(end) for end in ends]
 
 

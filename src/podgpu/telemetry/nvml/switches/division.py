@@ -29,6 +29,9 @@ _UNKNOWN_PART = 50
 _HIDDEN_PART = 100
 """And one in this many may belong to processes that are hidden from us, or that no list names."""
 
+_SATURATED_PART = 50
+"""Where all but one part in this many of all residency was work, there is no idle tail to find."""
+
 
 class BusyDivision:
     """Of one GPU and its MIG instances; from one worker."""
@@ -143,15 +146,17 @@ class BusyDivision:
         self, usage: DeviceUsage, busy_ns: int, residency: Residency, samples: Sequence[tuple[int, bool]]
     ) -> DeviceUsage:
         worked = max(0, busy_ns - residency.switching)
+        resident = residency.of_processes()
         sampled = self._listener is not None and self._listener.sampled
-        if sampled:
+        if self._listener is not None and sampled:
+            self._listener.rests = worked * _SATURATED_PART >= sum(resident.values()) * (_SATURATED_PART - 1)
             self._habits.learn(residency, samples)
         figures = self._habits.estimate(residency, worked) if sampled else young_first(residency, worked)
         return replace(
             usage,
             process_busy_ns={pid: ns for pid, ns in figures.items() if pid not in (HIDDEN_PID, KERNEL_PID)},
             method="exact" if sampled else "switches",
-            resident_ns=residency.of_processes(),
+            resident_ns=resident,
             switching_ns=residency.switching,
         )
 

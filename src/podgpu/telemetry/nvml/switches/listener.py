@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from podgpu.telemetry.nvml.switches.attribution import Residency
-from podgpu.telemetry.nvml.switches.records import WHOLE_GPU, Doubt, RecordReader, Switch, Timeline
+from podgpu.telemetry.nvml.switches.records import WHOLE_GPU, Doubt, RecordReader, Timeline
 
 _log = logging.getLogger(__name__)
 _SAMPLE_SECONDS = 0.05
@@ -48,6 +48,8 @@ class Listener:
     ) -> None:
         """`sampled`: the busy register may be read. Without `in_background` the caller calls `step` itself."""
         self.sampled = sampled
+        self.rests = False
+        """Samples would tell nothing new: whoever is resident works all the time."""
         self._log = log
         self._lead = lead
         self._wall = wall
@@ -88,7 +90,7 @@ class Listener:
             if self._doubt is not None:
                 return
             try:
-                if self.sampled:
+                if self.sampled and not self.rests:
                     self._sample()
                 if self._clock() - self._drained_at >= self._log.drain_seconds:
                     self._drain()
@@ -121,20 +123,20 @@ class Listener:
         before = self._wall()
         self._log_time = self._log.now()
         self._offset = self._log_time - int((before + self._wall()) / 2 * 1e9)
-        for switch in self._records.read(self._log.drain()):
-            timeline = self._timelines.get(switch.instance) or self._timeline(switch.instance)
-            timeline.add(switch)
-            if self._compute_instances.get(switch.instance) != switch.compute_instance:
-                self._meet_compute_instance(switch)
+        for resident, pid, at, instance, compute_instance in self._records.read(self._log.drain()):
+            timeline = self._timelines.get(instance) or self._timeline(instance)
+            timeline.add(resident, pid, at)
+            if self._compute_instances.get(instance) != compute_instance:
+                self._meet_compute_instance(instance, compute_instance)
         self._drained_at = self._clock()
 
-    def _meet_compute_instance(self, switch: Switch) -> None:
-        if switch.instance in self._compute_instances:
+    def _meet_compute_instance(self, instance: int, compute_instance: int) -> None:
+        if instance in self._compute_instances:
             raise Doubt(
                 "several_compute_instances",
-                f"GPU instance {switch.instance} has several compute instances, which run at the same time",
+                f"GPU instance {instance} has several compute instances, which run at the same time",
             )
-        self._compute_instances[switch.instance] = switch.compute_instance
+        self._compute_instances[instance] = compute_instance
 
     def _check_taken(self) -> None:
         if self._clock() - self._taken_at > _LONGEST_UNTAKEN_SECONDS:

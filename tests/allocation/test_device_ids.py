@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podgpu.device_ids import DeviceId, DeviceIndex, parse_device_id, resolve
+from podgpu.allocation.device_ids import DeviceId, DeviceIndex, parse_device_id, resolve
 from podgpu.model import Device
 
 UUID = "b1e4a9c2-0d3f-4b57-8a61-92f0c7d5e381"

@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 
 from podgpu.agent.loop import Agent
-from podgpu.cli.allocations import Surroundings, make_allocations
-from podgpu.cli.api_access import ApiAccess
 from podgpu.cli.exporter import command
 from podgpu.cli.main import run
+from podgpu.compose.allocations import Surroundings, make_allocations
+from podgpu.compose.servers import ApiAccess
 from podgpu.serve.sockets import parse_address
 from podgpu.simulate.driver import SimulatedNvml
 from podgpu.simulate.kubelet import SimulatedKubelet

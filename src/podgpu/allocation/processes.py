@@ -8,16 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from podgpu.accounting.containers import ContainerFinder, Sight, Whereabouts, in_host_pid_namespace
-from podgpu.errors import SourceError
+from podgpu.accounting.containers import (
+    UNSEEN,
+    ContainerFinder,
+    Whereabouts,
+    require_host_pid_namespace,
+    require_sight,
+)
 from podgpu.model import Allocation, Assignment, Device, ProcessUsage, Unmapped, Workload
 
 SOURCE = "processes"
 RESOURCE = "pid"
 """Stands where other sources name the resource that was given."""
-
-UNSEEN: frozenset[Sight] = frozenset({"not_permitted", "unreadable"})
-"""It is there, and what container it is in cannot be told."""
 
 
 class ProcessHolders:
@@ -40,33 +42,6 @@ class ProcessHolders:
 
     def close(self) -> None:
         """Nothing stays open between readings."""
-
-
-def require_host_pid_namespace(proc: str) -> None:
-    """Elsewhere NVML answers with an empty list and no error, which is not the same as nobody. Raises SourceError."""
-    is_hosts = in_host_pid_namespace(proc)
-    if is_hosts is None:
-        raise SourceError(
-            "pid_namespace_unknown",
-            f"{proc}/self/ns/pid cannot be read, so processes on the GPUs cannot be told: mount /proc",
-        )
-    if not is_hosts:
-        raise SourceError(
-            "not_host_pid_namespace",
-            "processes on the GPUs are seen from the host's PID namespace only: set hostPID: true on the pod,"
-            " or leave out what needs them; all else works without",
-        )
-
-
-def require_sight(seen: Mapping[int, Whereabouts], proc: str) -> None:
-    """That not one process can be looked up is a fault of this pod's, not of some process. Raises SourceError."""
-    sights = {one.sight for one in seen.values()} - {"gone"}
-    if sights and sights <= UNSEEN:
-        raise SourceError(
-            "not_permitted" if "not_permitted" in sights else "unreadable",
-            f"{proc}/<pid>/cgroup cannot be read of any process on the GPUs: set securityContext.runAsUser: 0,"
-            " and see that neither hidepid on /proc nor an AppArmor or SELinux profile forbids it",
-        )
 
 
 def map_processes(

@@ -13,8 +13,8 @@ import pytest
 
 from podgpu.cli.main import run
 from podgpu.errors import SourceError, UsageError
+from podgpu.top.exporter import ExporterSource
 from podgpu.top.feed import Feed
-from podgpu.top.page import PageSource
 from tests.top.scene import HEADER
 
 PAGE = (Path(__file__).parents[1] / "nodes" / "shared" / "expected.prom").read_bytes()
@@ -73,7 +73,7 @@ def serving(reply: bytes | Callable[[bytes], bytes]) -> Iterator[RawServer]:
 
 def refused(reply: bytes) -> SourceError:
     with serving(reply) as server, pytest.raises(SourceError) as caught:
-        PageSource(server.url).read()
+        ExporterSource(server.url).read()
     assert str(caught.value).startswith(server.url)
     assert "\n" not in str(caught.value)
     return caught.value
@@ -81,24 +81,24 @@ def refused(reply: bytes) -> SourceError:
 
 def test_a_page() -> None:
     with serving(answer(PAGE)) as server:
-        assert len(PageSource(server.url).read().devices) == 2
+        assert len(ExporterSource(server.url).read().devices) == 2
 
 
 def test_chunked() -> None:
     chunks = b"%x\r\n" % len(PAGE) + PAGE + b"\r\n0\r\n\r\n"
     with serving(HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + chunks) as server:
-        assert len(PageSource(server.url).read().devices) == 2
+        assert len(ExporterSource(server.url).read().devices) == 2
 
 
 def test_without_a_path_it_is_metrics() -> None:
     with serving(answer(PAGE)) as server:
-        PageSource(server.url.removesuffix("/metrics")).read()
+        ExporterSource(server.url.removesuffix("/metrics")).read()
     assert server.requests[0].startswith(b"GET /metrics HTTP/1.1\r\n")
 
 
 def test_a_login_is_sent_and_not_shown() -> None:
     with serving(answer(PAGE)) as server:
-        source = PageSource(server.url.replace("//", "//me:s%40cret@"))
+        source = ExporterSource(server.url.replace("//", "//me:s%40cret@"))
         source.read()
     assert b"Authorization: Basic " + base64.b64encode(b"me:s@cret") in server.requests[0]
     assert source.name == server.url
@@ -108,7 +108,7 @@ def test_nothing_is_sent_on_to_another_host() -> None:
     with serving(answer(PAGE)) as other:
         moved = b"HTTP/1.1 302 Found\r\nLocation: %s\r\nContent-Length: 0\r\n\r\n" % other.url.encode()
         with serving(moved) as server, pytest.raises(SourceError, match="name that URL") as caught:
-            PageSource(server.url.replace("//", "//me:secret@")).read()
+            ExporterSource(server.url.replace("//", "//me:secret@")).read()
     assert other.url in str(caught.value)
     assert other.requests == []
 
@@ -142,7 +142,7 @@ def test_bad_answers(reply: bytes, reason: str, said: str) -> None:
 
 def test_too_large() -> None:
     with serving(answer(PAGE)) as server, pytest.raises(SourceError, match="more than 1000 bytes"):
-        PageSource(server.url, largest=1000).read()
+        ExporterSource(server.url, largest=1000).read()
 
 
 def nobody() -> str:
@@ -152,13 +152,13 @@ def nobody() -> str:
 
 def test_nobody_listens() -> None:
     with pytest.raises(SourceError, match="nothing listens there"):
-        PageSource(nobody()).read()
+        ExporterSource(nobody()).read()
 
 
 def test_a_silent_server_is_left_behind_at_the_deadline() -> None:
     with serving(b"") as server:
         server.silent = True
-        source = PageSource(server.url)
+        source = ExporterSource(server.url)
         source.deadline = 0.05
         feed = Feed(source, 1.0)
         first, second = feed.read(), feed.read()
@@ -175,7 +175,7 @@ def test_a_silent_server_is_left_behind_at_the_deadline() -> None:
 )
 def test_no_url(url: str) -> None:
     with pytest.raises(UsageError, match="write http://HOST:PORT"):
-        PageSource(url)
+        ExporterSource(url)
 
 
 # While it is looked at
@@ -183,7 +183,7 @@ def test_no_url(url: str) -> None:
 
 def test_the_last_table_outlives_its_source() -> None:
     with serving(answer(PAGE)) as server:
-        feed = Feed(PageSource(server.url), 1.0, clock=lambda: 7.0)
+        feed = Feed(ExporterSource(server.url), 1.0, clock=lambda: 7.0)
         good = feed.read()
         server.reply = answer(HTML)
         bad = feed.read()

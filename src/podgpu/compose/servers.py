@@ -1,14 +1,22 @@
-"""The exporter's feeds from the API server, opened only when an option asks for one."""
+"""Whom podgpu asks over the network, as the options describe it: the API server, other exporters, and how to be let in.
+
+A feed from the API server is opened only when an option asks for one.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from podgpu.configuration.counter_feeds import CONFIGMAP_KEY, ConfigMapCounters
 from podgpu.errors import SourceError, UsageError
+from podgpu.fetch.access import Access
+from podgpu.fetch.endpoint import DEADLINE
+from podgpu.fetch.page import MAX_AGE, PageSource, open_page_source
+from podgpu.model import Allocation, Device
 
 if TYPE_CHECKING:
     from podgpu.kube.access import ApiConfig
@@ -43,6 +51,8 @@ def unless_no_api(option: str, open_feed: Callable[[], T]) -> T | None:
 
 
 class ApiAccess:
+    """The API server as one node's exporter asks it: each feed once, closed together."""
+
     def __init__(self, kubeconfig: str, sync_seconds: float = _SYNC_SECONDS) -> None:
         """`sync_seconds`: how long a feed that the first page needs is waited for."""
         self._sync_seconds = sync_seconds
@@ -142,3 +152,66 @@ def _csv_text(configmap: Mapping[str, Any]) -> str | None:
     data = configmap.get("data")
     text = data.get(CONFIGMAP_KEY) if isinstance(data, Mapping) else None
     return text if isinstance(text, str) else None
+
+
+class ApiHealth:
+    """Says how the feeds fare: a source that names nobody, so that an absence is counted and explained."""
+
+    name = "api-server"
+
+    def __init__(self, feeds: Iterable[Watcher[Any]]) -> None:
+        self._feeds = list(feeds)
+        self._seen: list[Counter[str]] = [Counter() for _ in self._feeds]
+
+    def assignments(self, devices: Sequence[Device]) -> Allocation:
+        """Fails while a feed does, and once for what went wrong and right again between two readings."""
+        passed = [reason for number in range(len(self._feeds)) for reason in self._new_failures(number)]
+        for feed in self._feeds:
+            if feed.error is not None:
+                raise feed.error
+        if passed:
+            raise SourceError(
+                passed[0],
+                f"a watch failed since the last reading ({', '.join(passed)}) and goes on again: nothing to do,"
+                " unless it happens again and again",
+            )
+        return Allocation()
+
+    def _new_failures(self, number: int) -> list[str]:
+        now = Counter(self._feeds[number].failures)
+        before, self._seen[number] = self._seen[number], now
+        return sorted(now - before)
+
+    def close(self) -> None:
+        """The feeds belong to others."""
+
+
+# Other exporters
+
+
+def open_exposition(place: str, options: Mapping[str, Any], deadline: float | None = None) -> PageSource:
+    """An exporter's metrics, at a URL or in a file. Raises UsageError; options not there count as not given."""
+    access = access_by(options, "exporter", "the exporter")
+    max_age = options.get("exporter_max_age", MAX_AGE)
+    return open_page_source(place, access, deadline=deadline or _deadline(options), max_age=max_age)
+
+
+def access_by(options: Mapping[str, Any], prefix: str, server: str, headers: Mapping[str, str] | None = None) -> Access:
+    """What the options --PREFIX-… say of the server. Raises UsageError."""
+    access = Access(
+        ca_file=options.get(f"{prefix}_ca_file", ""),
+        insecure=options.get(f"{prefix}_insecure_skip_verify", False),
+        username=options.get(f"{prefix}_username", ""),
+        password_file=options.get(f"{prefix}_password_file", ""),
+        token_file=options.get(f"{prefix}_token_file", ""),
+        headers=tuple((headers or {}).items()),
+        prefix=prefix,
+        server=server,
+    )
+    access.check()
+    return access
+
+
+def _deadline(options: Mapping[str, Any]) -> float:
+    """A little before the turn's own: its own message says more."""
+    return min(DEADLINE, 0.8 * max(1.0, float(options.get("collect_interval", DEADLINE))))

@@ -16,7 +16,7 @@ from podgpu.cluster.reading import NamespaceCounters, NodeReading, is_about_now,
 from podgpu.errors import SourceError
 from podgpu.exposition.parse import BadExposition, ParsedSample, TooMuch, parse_text
 from podgpu.figures.device import DeviceFigures
-from podgpu.figures.from_page import NODE_LABELS, figure_names, figures_of, samples_named
+from podgpu.figures.from_exposition import NODE_LABELS, figure_names, figures_of, samples_named
 
 LEAST_SKEW_SECONDS = 5.0
 USED_FIELD = "DCGM_FI_DEV_MEM_COPY_UTIL"

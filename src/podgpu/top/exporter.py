@@ -1,4 +1,4 @@
-"""An exporter's page as a source of `top`."""
+"""Reads an exporter's exposition for `top`: one server's GPUs, by its URL."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from podgpu.exposition.parse import BadExposition, parse_text
 from podgpu.fetch.access import Access
 from podgpu.fetch.page import LARGEST_PAGE, UrlPage
 from podgpu.figures.device import View
-from podgpu.figures.from_page import view_of_page
+from podgpu.figures.from_exposition import view_of_page
 
 DEADLINE = 5.0
 """Seconds for one page."""
 
 
-class PageSource:
+class ExporterSource:
     has_rates = True
     deadline = DEADLINE + 0.5
     """For whoever waits: a little more than the page's own, whose message says more."""

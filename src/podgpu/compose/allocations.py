@@ -9,9 +9,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from podgpu.accounting.containers import ContainerFinder, in_host_pid_namespace, read_living
 from podgpu.agent.allocation_turn import ReadIdentities, ReadSigns
+from podgpu.allocation.identity import IdentityReader
+from podgpu.allocation.keeping import SignsOfLife
 from podgpu.allocation.source import AllocationSource
-from podgpu.cli.api_access import ApiAccess, unless_no_api
+from podgpu.compose.servers import ApiAccess, ApiHealth, unless_no_api
 from podgpu.errors import UsageError
 from podgpu.telemetry.source import Telemetry
 
@@ -124,16 +127,13 @@ def _hpc(argument: str, around: Surroundings) -> AllocationSource:
 
 
 def _processes(argument: str, around: Surroundings) -> AllocationSource:
-    from podgpu.accounting.containers import ContainerFinder
-    from podgpu.accounting.processes import ProcessHolders
+    from podgpu.allocation.processes import ProcessHolders
 
     _refuse(argument, "processes")
     return ProcessHolders(around.telemetry.processes, ContainerFinder(around.options["path_proc"]))
 
 
 def _processes_present(around: Surroundings) -> bool:
-    from podgpu.accounting.containers import in_host_pid_namespace
-
     return in_host_pid_namespace(around.options["path_proc"]) is True
 
 
@@ -173,19 +173,36 @@ def _refuse(argument: str, name: str) -> None:
         raise UsageError(f"--allocation {name} takes no argument, not {argument!r}")
 
 
-def make_identities(api: ApiAccess, varlog: str) -> ReadIdentities:
+# All that an allocation turn asks
+
+
+@dataclass(frozen=True)
+class Holders:
+    """What tells who holds what: the sources, who is who, and who is plainly there."""
+
+    sources: list[AllocationSource]
+    identities: ReadIdentities
+    signs: ReadSigns
+
+
+def make_holders(around: Surroundings) -> Holders:
+    """Raises UsageError. Whatever else asks the API server is opened before: how all of it fares is a source too."""
+    sources = make_allocations(around.options["allocation"], around)
+    if around.api.feeds:
+        sources.append(ApiHealth(around.api.feeds))
+    return Holders(sources, make_identities(around.options, around.api).read, _make_signs(around.options))
+
+
+def make_identities(options: Mapping[str, Any], api: ApiAccess) -> IdentityReader:
     """Who is who, from the names of the kubelet's log files, and from the API server where it is asked anyway."""
-    from podgpu.allocation.identity import IdentityReader
-
-    names = IdentityReader(os.path.join(varlog, "pods"), os.path.join(varlog, "containers"), pods=api.known_pods)
-    return names.read
+    return IdentityReader(*_log_directories(options), pods=api.known_pods)
 
 
-def make_signs(options: Mapping[str, Any]) -> ReadSigns:
+def _make_signs(options: Mapping[str, Any]) -> ReadSigns:
     """Who is plainly there, from the processes of the node and the names of the kubelet's log files."""
-    from podgpu.accounting.containers import read_living
-    from podgpu.allocation.keeping import SignsOfLife
+    return SignsOfLife(*_log_directories(options), partial(read_living, options["path_proc"])).read
 
+
+def _log_directories(options: Mapping[str, Any]) -> tuple[str, str]:
     varlog = options["path_varlog"]
-    living = partial(read_living, options["path_proc"])
-    return SignsOfLife(os.path.join(varlog, "pods"), os.path.join(varlog, "containers"), living).read
+    return os.path.join(varlog, "pods"), os.path.join(varlog, "containers")

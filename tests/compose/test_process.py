@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from aiohttp.http_exceptions import BadHttpMessage
 
-from podgpu.cli.logs import configure_logging
+from podgpu.compose.process import configure_logging
 
 FORGED = "n1\n2026-01-01T00:00:00.000Z ERROR   all is lost\x1b[2J"
 

@@ -6,10 +6,6 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-import click
-
-from podgpu.cli.option_table import EXPORTER_OPTIONS
-from podgpu.cli.params import given, naming_variable
 from podgpu.device_selection import parse_selection
 from podgpu.errors import UsageError
 from podgpu.fetch.access import without_secrets
@@ -70,13 +66,13 @@ def _dcgm(argument: str, options: Options) -> Telemetry:
 
 
 def _exporter(argument: str, options: Options) -> Telemetry:
-    from podgpu.cli.pages import open_page
+    from podgpu.compose.servers import open_exposition
     from podgpu.telemetry.exporter import ExporterTelemetry
 
     if not argument:
         raise UsageError("--telemetry exporter: name its page, as in exporter:http://localhost:9400/metrics")
     by_name = options.get("kubernetes_gpu_id_type") == "device-name"
-    return ExporterTelemetry(open_page(argument, options), _nvml("", options), device_name_ids=by_name)
+    return ExporterTelemetry(open_exposition(argument, options), _nvml("", options), device_name_ids=by_name)
 
 
 TELEMETRIES: Mapping[str, Callable[[str, Options], Telemetry]] = {
@@ -99,19 +95,3 @@ def open_telemetry(chosen: str, options: Options | None = None) -> Telemetry:
     if engine is not None and name != "dcgm":
         _log.warning("-r %s: not used, since figures come from --telemetry %s", engine.text, name)
     return TELEMETRIES[name](argument, options or {})
-
-
-def with_host_engine(ctx: click.Context, options: dict[str, Any]) -> dict[str, Any]:
-    """The options, with DCGM's checked. A host engine counts only where it was named: there is none by default."""
-    from podgpu.telemetry.dcgm.session import parse_address
-
-    rows = {option.flag: option for option in EXPORTER_OPTIONS}
-    engine = None
-    with naming_variable(ctx, "remote_hostengine_info"):
-        if given(ctx, rows["remote-hostengine-info"]) and options["remote_hostengine_info"]:
-            engine = parse_address(options["remote_hostengine_info"])
-    for parameter, letter in (("switch_devices", "-s"), ("cpu_devices", "-p")):
-        if parameter in options:
-            with naming_variable(ctx, parameter):
-                parse_selection(options[parameter], letter)
-    return {**options, "host_engine": engine}
