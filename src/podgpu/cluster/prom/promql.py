@@ -32,7 +32,7 @@ class Matcher(NamedTuple):
         return f"{self.label}{self.operator}{quote(self.value)}"
 
 
-# ClusterReading
+# Reading
 
 
 def parse_matchers(text: str) -> tuple[Matcher, ...]:
