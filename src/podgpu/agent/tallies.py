@@ -1,4 +1,4 @@
-"""What the tick remembers between snapshots: XIDs, samples of clock events within a window."""
+"""The tallies remember from snapshot to snapshot: errors that were told, samples of clock events within a window."""
 
 from __future__ import annotations
 

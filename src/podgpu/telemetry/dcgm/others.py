@@ -1,4 +1,4 @@
-"""What has readings and is no GPU: NVSwitches, NVLinks, CPUs and their cores, with the labels they go by. Pure."""
+"""This module names what has readings and is no GPU (NVSwitches, NVLinks, CPUs and their cores) by its labels. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Telemetry from DCGM: an engine inside this process, or a running host engine.
+"""DcgmTelemetry takes figures from DCGM: an engine inside this process, or a running host engine.
 
 DCGM does the reading, on its own clock; here its latest values are taken, turn by turn, with their timestamps.
 Processes and usage are not DCGM's: they come from the driver beside it, where there is one.
@@ -199,7 +199,7 @@ class DcgmTelemetry:
         migs = tuple(e for e in _keys(layout) if e.group != EntityGroup.GPU)
         wanted[_XID] = Wanted(tuple(entities["GPU"]), (xid_field(),), KEEP_SECONDS)
         wanted[_MIG_XID] = Wanted(migs, (xid_field(),), KEEP_SECONDS)
-        return {kind: one for kind, one in wanted.items() if one.entities and one.fields}
+        return {kind: watch for kind, watch in wanted.items() if watch.entities and watch.fields}
 
     def _read_gpu(self, gpu: GpuEntities, fields: Sequence[Field]) -> GpuAnswer:
         kinds = {gpu.entity: "GPU"} | dict.fromkeys(gpu.instances, "GPU_I") | dict.fromkeys(gpu.link_entities, "LINK")

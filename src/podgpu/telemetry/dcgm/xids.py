@@ -1,4 +1,4 @@
-"""XID errors as DCGM keeps them: every sample of field 230 since the last look, each counted once."""
+"""XidSamples takes XID errors from DCGM: every sample of field 230 since the last look, each counted once."""
 
 from __future__ import annotations
 

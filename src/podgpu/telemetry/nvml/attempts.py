@@ -1,4 +1,4 @@
-"""Reading a device part by part: what it cannot give is not asked again, what fails costs only itself."""
+"""Attempts reads a device part by part: what it cannot give is not asked again, what fails costs only itself."""
 
 from __future__ import annotations
 

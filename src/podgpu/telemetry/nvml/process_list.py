@@ -1,4 +1,4 @@
-"""The processes on one GPU, as NVML lists them: compute, MPS clients and graphics, each process once per device.
+"""ProcessList reads who is on one GPU: compute processes, MPS clients and graphics, each process once per device.
 
 Knows pids and bytes. Whose processes they are is accounting's to find out.
 """

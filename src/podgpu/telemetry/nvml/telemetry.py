@@ -1,4 +1,4 @@
-"""Telemetry from NVML: finds the GPUs, has each read by itself, follows the driver's life.
+"""NvmlTelemetry finds the GPUs by NVML, has each read by itself, and follows the driver's life.
 
 Nothing here knows which fields exist: `catalog/fields.csv` does, and `plan.py` carries it out. NVML lists GPUs once, at
 initialisation: what comes or goes is only seen by a new one, and that shuts everybody out for a moment. So it is made

@@ -1,4 +1,4 @@
-"""XID errors from NVML's event set, in a thread of their own: the only thing NVML tells without being asked."""
+"""XidWatch waits for XID errors in a thread of its own: the only thing that NVML tells without being asked."""
 
 from __future__ import annotations
 
