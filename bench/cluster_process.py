@@ -21,7 +21,6 @@ import aiohttp
 
 from bench.running import memory_of
 from podgpu.cli import cluster as _loaded_as_in_production  # noqa: F401 - click, the server and the page count too
-from podgpu.cli.memory import look_for_cycles_seldom, share_one_heap
 from podgpu.cluster.labels import LabelMemory
 from podgpu.cluster.metrics import cluster_families
 from podgpu.cluster.reading import Reading
@@ -29,6 +28,7 @@ from podgpu.cluster.scraping.backend import FixedTargets, ScrapeBackend, ScrapeS
 from podgpu.cluster.scraping.lanes import allow_connections
 from podgpu.cluster.settings import ViewSettings
 from podgpu.cluster.view import Memory, assemble
+from podgpu.compose.process import look_for_cycles_seldom, share_one_heap
 from podgpu.exposition.text import encode
 from podgpu.fetch.endpoint import open_session
 

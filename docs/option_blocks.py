@@ -9,7 +9,8 @@ import click
 
 from podgpu.cli.cluster_options import CLUSTER_OPTIONS
 from podgpu.cli.main import COMMANDS, cli
-from podgpu.cli.option_table import EXPORTER_OPTIONS, Option
+from podgpu.cli.option_table import EXPORTER_OPTIONS
+from podgpu.cli.params import Option
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:

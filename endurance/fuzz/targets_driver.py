@@ -18,13 +18,13 @@ from podgpu.catalog.fields import fields
 from podgpu.errors import SourceError
 from podgpu.model import Value
 from podgpu.simulate.driver import SimulatedNvml
-from podgpu.telemetry.dcgm_entities import read_layout, read_outline
-from podgpu.telemetry.dcgm_health import check_health, read_p2p
-from podgpu.telemetry.dcgm_library import translate
-from podgpu.telemetry.dcgm_structs import MAX_GPUS, FieldType, FieldValueV2
-from podgpu.telemetry.dcgm_values import decode
-from podgpu.telemetry.driver import NvmlDriver
-from podgpu.telemetry.process_list import ProcessList
+from podgpu.telemetry.dcgm.entities import read_layout, read_outline
+from podgpu.telemetry.dcgm.health import check_health, read_p2p
+from podgpu.telemetry.dcgm.library import translate
+from podgpu.telemetry.dcgm.structs import MAX_GPUS, FieldType, FieldValueV2
+from podgpu.telemetry.dcgm.values import decode
+from podgpu.telemetry.nvml.driver import NvmlDriver
+from podgpu.telemetry.nvml.process_list import ProcessList
 
 _FIELDS = tuple(fields().values())
 _SENTINELS = {0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF, *range(0x7FFFFFF0, 0x80000000), *range(2**63 - 16, 2**63)}

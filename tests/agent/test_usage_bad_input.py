@@ -243,7 +243,7 @@ def test_a_gpu_that_hangs_in_the_usage_call(pair: Pair) -> None:
     at_the_gpu = UNATTRIBUTED | {"busy_seconds_total", "energy_joules_total", "usage_method"}
     assert pair.differences() == {
         "serve": gone,
-        "gpu1": at_the_gpu | {"memory_used_bytes", "unattributed_memory_bytes"},
+        "gpu1": at_the_gpu | {"memory_used_bytes", "unattributed_memory_bytes", "usage_method"},
         "ns": NAMESPACE,
     }
     assert pair.errors() == {"deadline": 1, "hung": 1}

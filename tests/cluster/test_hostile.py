@@ -16,7 +16,7 @@ from podgpu.cluster.bills import MOST_ACCOUNTS
 from podgpu.cluster.publish import Publisher
 from podgpu.cluster.reading import NamespaceCounters, NodeReading, Reading
 from podgpu.cluster.scraping.backend import FixedTargets, ScrapeBackend
-from podgpu.cluster.scraping.page import MOST_NAMESPACES
+from podgpu.cluster.scraping.exposition import MOST_NAMESPACES
 from podgpu.cluster.settings import ViewSettings
 from tests.cluster.test_scrape import Listed, Ticking, exporters, nodes, page_of
 

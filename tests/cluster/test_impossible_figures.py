@@ -10,7 +10,7 @@ import pytest
 
 from podgpu.cluster.publish import Publisher
 from podgpu.cluster.reading import NodeReading, Reading
-from podgpu.cluster.scraping.page import PageReader
+from podgpu.cluster.scraping.exposition import PageReader
 from podgpu.cluster.settings import UsedMeans, ViewSettings
 from tests.cluster.view_readings import gpu, holder, node, series, value, view_of
 

@@ -17,7 +17,7 @@ import pytest
 
 from podgpu.cluster.prom.backend import PrometheusBackend, PrometheusPlace
 from podgpu.cluster.reading import NodeReading, Reading, Scope
-from podgpu.cluster.scraping.page import PageReader
+from podgpu.cluster.scraping.exposition import PageReader
 from podgpu.cluster.settings import ViewSettings
 from podgpu.figures.device import DeviceFigures
 from tests.cluster.real_servers import needs, prometheus, victoria_metrics, wait_for

@@ -13,7 +13,7 @@ from podgpu.enrich.relabel import relabel
 from podgpu.exposition.rewrite import encode_parsed
 from podgpu.join import Policy
 from podgpu.model import Assignment, Workload
-from podgpu.telemetry.page import parse_page
+from podgpu.telemetry.exposition import parse_page
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 GOLDENS = Path(__file__).parent / "goldens"

@@ -18,7 +18,7 @@ import pytest
 from podgpu.errors import SourceError, UsageError
 from podgpu.fetch.access import Access
 from podgpu.fetch.page import FilePage, UrlPage, open_page_source
-from podgpu.telemetry.page import parse_page
+from podgpu.telemetry.exposition import parse_page
 from tests.kube.conftest import Certificates, certificates
 
 __all__ = ["certificates"]

@@ -12,7 +12,7 @@ from podgpu.catalog.fields import fields
 from podgpu.exposition.parse import parse_text
 from podgpu.exposition.text import encode
 from podgpu.figures.device import FIELDS, DeviceFigures, View, holder_text, who_is
-from podgpu.figures.from_page import view_of_page
+from podgpu.figures.from_exposition import view_of_page
 from podgpu.figures.from_snapshot import view_of_snapshot
 from podgpu.join import Policy, join
 from podgpu.model import ContainerUsage, DeviceTotals, Outcome, Reading, Snapshot, Workload

@@ -17,11 +17,11 @@ import grpc
 import pytest
 
 from podgpu.agent.loop import Agent
-from podgpu.cli.api_access import ApiAccess
 from podgpu.cli.exporter import build_agent, command
 from podgpu.cli.option_table import EXPORTER_OPTIONS
 from podgpu.cli.params import normalise
 from podgpu.clock import Clock
+from podgpu.compose.servers import ApiAccess
 from podgpu.simulate.api_server import SimulatedApiServer
 from podgpu.simulate.driver import SimulatedNvml
 from podgpu.simulate.kubelet import ClaimedDevice, SimulatedClaim, SimulatedKubelet, SimulatedPod

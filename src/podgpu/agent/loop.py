@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from podgpu.accounting.containers import ContainerFinder
 from podgpu.agent.allocation_turn import DEADLINE, AllocationPart, AllocationTurn, ReadIdentities, ReadSigns
 from podgpu.agent.change_log import ChangeLog
-from podgpu.agent.isolate import Isolation
 from podgpu.agent.publish import Published, publish
 from podgpu.agent.tallies import ClockEventLog, XidLog
 from podgpu.agent.telemetry_turn import TelemetryPart, TelemetryTurn
@@ -25,6 +24,7 @@ from podgpu.clock import Clock
 from podgpu.configuration.counter_feeds import CounterFeed
 from podgpu.device_selection import Selection
 from podgpu.errors import SourceError, StartError
+from podgpu.isolate import Isolation
 from podgpu.join import Policy
 from podgpu.join.gpu_manager import FB_TOTAL_FIELD
 from podgpu.model import Assignment, Outcome, PodLabels, Snapshot

@@ -12,8 +12,8 @@ from typing import TypeVar
 from podgpu.accounting.containers import ContainerFinder
 from podgpu.accounting.ledger import MOST_NAMESPACES, Ledger
 from podgpu.accounting.owners import Complete, Owners, ProcessOwners
-from podgpu.agent.isolate import Isolation, Result
 from podgpu.errors import SourceError
+from podgpu.isolate import Isolation, Result
 from podgpu.model import Assignment, Device, DeviceUsage, Outcome, Usage, physical
 from podgpu.telemetry.source import Telemetry, UsageFlaws
 

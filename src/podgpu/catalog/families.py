@@ -8,6 +8,23 @@ from podgpu.model import Family, Sample
 
 DEVICE_LABELS = ("gpu", "UUID", "pci_bus_id", "device", "Hostname")
 XID_LABELS = (*DEVICE_LABELS, "GPU_I_PROFILE", "GPU_I_ID")
+HOLDER_LABELS = frozenset(
+    {
+        "container",
+        "container_id",
+        "container_name",
+        "hpc_job",
+        "namespace",
+        "pod",
+        "pod_name",
+        "pod_namespace",
+        "pod_uid",
+        "vgpu",
+    }
+    | {f"dra_{part}" for part in ("claim_name", "claim_namespace", "device_name", "driver_name", "pool_name")}
+    | {"dra_mig_device_uuid", "dra_mig_profile"}
+)
+"""Names of labels that say who holds a device, in all the forms dcgm-exporter and podgpu have written them."""
 
 
 @dataclass(frozen=True, slots=True)

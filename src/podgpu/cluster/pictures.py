@@ -6,9 +6,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from podgpu import __version__
+from podgpu.catalog.mig import parent_and_part
 from podgpu.cluster.bills import MJ, NS, Amounts
 from podgpu.cluster.counts import WHOLE
-from podgpu.cluster.nodes import NodeView, parent_and_part
+from podgpu.cluster.nodes import NodeView
 from podgpu.cluster.prices import KINDS
 from podgpu.cluster.view import ClusterView
 from podgpu.figures.device import DeviceFigures, Who

@@ -10,7 +10,7 @@ from collections import Counter
 from podgpu.doctor.findings import REPORT, Finding, note, ok, plural, wrong
 from podgpu.doctor.gpus import Gpus, judge_mig
 from podgpu.telemetry.dcgm import DcgmTelemetry
-from podgpu.telemetry.dcgm_library import shown
+from podgpu.telemetry.dcgm.library import shown
 from podgpu.telemetry.exporter import ExporterTelemetry
 
 

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from podgpu.agent.isolate import Isolation
 from podgpu.allocation.identity import IdentityReader
 from podgpu.allocation.kubelet import SOURCE as KUBELET
 from podgpu.allocation.kubelet import KubeletAllocation
@@ -32,6 +31,7 @@ from podgpu.doctor.probe import StartLoad, probe_switches
 from podgpu.doctor.sharing import judge_sharing
 from podgpu.doctor.sources import Feed, Pods, judge_feeds, judge_node, read_sources
 from podgpu.errors import UsageError
+from podgpu.isolate import Isolation
 from podgpu.model import UsageMethod
 from podgpu.telemetry.dcgm import DcgmTelemetry
 from podgpu.telemetry.exporter import ExporterTelemetry

@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from podgpu.agent.isolate import Isolation
 from podgpu.catalog.fields import Field
 from podgpu.doctor.findings import REPORT, Finding, note, ok, plural, wrong
 from podgpu.doctor.host import Host
 from podgpu.errors import SourceError, StartError
+from podgpu.isolate import Isolation
 from podgpu.model import Device
-from podgpu.telemetry.driver import VersionMismatch
-from podgpu.telemetry.gpm import MIN_SECONDS
+from podgpu.telemetry.nvml.driver import VersionMismatch
+from podgpu.telemetry.nvml.gpm import MIN_SECONDS
 from podgpu.telemetry.source import GpuAnswer, Inventory, Telemetry
 
 DRIVER_VERSION, NVML_VERSION = 1, 2

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from podgpu.allocation.device_ids import DeviceId
 from podgpu.allocation.podlist import parse_gpu
 from podgpu.allocation.unmapped import explain, name, statement
-from podgpu.device_ids import DeviceId
 from podgpu.device_selection import Selection
 from podgpu.doctor.findings import Finding, note, ok, plural, wrong
 from podgpu.doctor.gpus import Gpus

@@ -14,16 +14,16 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
-from podgpu.agent.isolate import Isolation
 from podgpu.doctor.findings import Finding, note, ok, plural, wrong
 from podgpu.doctor.probe_load import NoLoad
 from podgpu.doctor.sharing import ADD_CAPABILITY
+from podgpu.isolate import Isolation
 from podgpu.model import Device
 from podgpu.telemetry.nvml import NvmlTelemetry
+from podgpu.telemetry.nvml.switches.listener import Listener
+from podgpu.telemetry.nvml.switches.opening import MEASURED, Outlook
+from podgpu.telemetry.nvml.switches.records import Doubt
 from podgpu.telemetry.source import Telemetry
-from podgpu.telemetry.switches.listener import Listener
-from podgpu.telemetry.switches.opening import MEASURED, Outlook
-from podgpu.telemetry.switches.records import Doubt
 
 SUBJECT = "probe"
 LOADS = 2

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from podgpu.agent.isolate import Isolation
 from podgpu.doctor.findings import Finding, note, ok, wrong
+from podgpu.isolate import Isolation
 from podgpu.model import Device, UsageMethod
 from podgpu.telemetry.nvml import NvmlTelemetry
+from podgpu.telemetry.nvml.switches.opening import Outlook
 from podgpu.telemetry.source import Telemetry
-from podgpu.telemetry.switches.opening import Outlook
 
 SUBJECT = "sharing"
 ADD_CAPABILITY = (

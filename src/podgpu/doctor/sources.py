@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
-from podgpu.agent.isolate import Isolation
 from podgpu.allocation.source import AllocationSource
 from podgpu.doctor.findings import REPORT, Finding, ok, plural, wrong
 from podgpu.errors import SourceError
+from podgpu.isolate import Isolation
 from podgpu.kube.pods import PodRecord
 from podgpu.model import Allocation, Device
 

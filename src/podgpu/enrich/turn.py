@@ -16,7 +16,7 @@ from podgpu.exposition.text import encode
 from podgpu.join import Policy, self_families
 from podgpu.model import Allocation, Device, Family, Outcome, Sample, Snapshot
 from podgpu.telemetry.beside import DriverBeside
-from podgpu.telemetry.page import Page
+from podgpu.telemetry.exposition import Page
 
 _log = logging.getLogger("podgpu")
 SOURCE = "exporter"

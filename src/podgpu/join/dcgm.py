@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 
 from podgpu.catalog.counters import Counter
-from podgpu.catalog.families import CLOCK_EVENTS
-from podgpu.catalog.xids import xid_text
+from podgpu.catalog.families import CLOCK_EVENTS, HOLDER_LABELS
+from podgpu.catalog.fields import xid_text
 from podgpu.join.policy import Policy
 from podgpu.join.virtual import KEPT_FOR_DEVICE, own_values
 from podgpu.model import (
@@ -240,22 +240,6 @@ def _clock_event_samples(labelled: Sequence[_Labelled], snapshot: Snapshot, poli
                 yield Sample(_with_attributes(item.labels, ("clock_event", event), window), count)
 
 
-HOLDER_LABELS = frozenset(
-    {
-        "container",
-        "container_id",
-        "container_name",
-        "hpc_job",
-        "namespace",
-        "pod",
-        "pod_name",
-        "pod_namespace",
-        "pod_uid",
-        "vgpu",
-    }
-    | {f"dra_{part}" for part in ("claim_name", "claim_namespace", "device_name", "driver_name", "pool_name")}
-    | {"dra_mig_device_uuid", "dra_mig_profile"}
-)
 _RESERVED = tuple(
     (name, "")
     for name in (

@@ -44,7 +44,7 @@ class _Part:
     @property
     def of_card(self) -> float | None:
         if self.device is not None:
-            return part_of_gpu(self.device)
+            return part_of_gpu(self.device.model, self.device.profile) if self.device.is_instance else 1.0
         return 1.0 if gpu_of(self.key) == self.key else None
 
 

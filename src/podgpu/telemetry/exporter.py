@@ -18,7 +18,7 @@ from podgpu.exposition.parse import ParsedSample
 from podgpu.fetch.page import PageSource
 from podgpu.model import Device, DeviceUsage, ProcessUsage, Reading, Value
 from podgpu.telemetry.beside import DriverBeside
-from podgpu.telemetry.page import Page, is_of_device, parse_page, settled
+from podgpu.telemetry.exposition import Page, is_of_device, parse_page, settled
 from podgpu.telemetry.source import GpuAnswer, Inventory, Telemetry, UsageFlaws, XidEvent
 
 _XID_FIELD = 230

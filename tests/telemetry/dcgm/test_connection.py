@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from podgpu.errors import DriverGone, SourceError, Unsupported, UsageError
 from podgpu.model import Device
 from podgpu.simulate.driver import SimulatedNvml
-from podgpu.telemetry.dcgm_library import parse_version
-from podgpu.telemetry.dcgm_session import Address, parse_address
+from podgpu.telemetry.dcgm.library import parse_version
+from podgpu.telemetry.dcgm.session import Address, parse_address
 from podgpu.telemetry.nvml import NvmlTelemetry
 from tests.telemetry.dcgm.double import GPU, PLAIN, TEMP, Bench, Double, fields_named, of_gpu, uuid_of
 

@@ -38,7 +38,7 @@ from podgpu.cluster.settings import ViewSettings, full_scale
 from podgpu.errors import SourceError, UsageError
 from podgpu.exposition.parse import ParsedSample
 from podgpu.fetch.access import Access
-from podgpu.figures.from_page import NODE_LABELS
+from podgpu.figures.from_exposition import NODE_LABELS
 
 _LOST = "Prometheus has no figures of it any more: see that its exporter runs and is scraped"
 _NO_UUID = "GPUs without a UUID label are in no rolling average"

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 from podgpu.catalog import families as f
 from podgpu.catalog.fields import Field
+from podgpu.catalog.mig import billed_name
 from podgpu.cluster.prom import promql
 from podgpu.cluster.prom.promql import Matcher, by, has, is_
 from podgpu.cluster.prom.queries import EXPORTED
@@ -205,7 +206,7 @@ def scope_of(kind: str, labels: Mapping[str, str], node_labels: Iterable[str]) -
         case "model":
             profile = labels.get("GPU_I_PROFILE", "")
             model = labels.get("modelName", "")
-            return Scope("model", model=f"{model} MIG {profile}" if profile else model)
+            return Scope("model", model=billed_name(model, profile) if profile else model)
         case "namespace":
             namespace = labels.get(_NAMESPACE, "")
             return Scope("namespace", namespace=namespace) if namespace else None
