@@ -9,20 +9,20 @@ from typing import Any
 
 import pytest
 
-from podgpu.agent.isolate import Isolation
 from podgpu.cli.main import run
 from podgpu.doctor.examine import Question, examine
 from podgpu.doctor.findings import Finding, Level
 from podgpu.doctor.probe import probe_switches
 from podgpu.doctor.probe_load import NoLoad, ProbeLoad
+from podgpu.isolate import Isolation
 from podgpu.model import Device, UsageMethod
 from podgpu.simulate.driver import SimulatedNvml
 from podgpu.simulate.workload import SimulatedLoad
 from podgpu.telemetry.nvml import NvmlTelemetry
-from podgpu.telemetry.switches.listener import Listener, SwitchLog
-from podgpu.telemetry.switches.opening import Opening
-from podgpu.telemetry.switches.records import Doubt
-from podgpu.telemetry.switches.resource_manager import ContextSwitchLog, layout_of
+from podgpu.telemetry.nvml.switches.listener import Listener, SwitchLog
+from podgpu.telemetry.nvml.switches.opening import Opening
+from podgpu.telemetry.nvml.switches.records import Doubt
+from podgpu.telemetry.nvml.switches.resource_manager import ContextSwitchLog, layout_of
 
 OK, NOTE, WRONG = Level.OK, Level.NOTE, Level.WRONG
 
