@@ -13,7 +13,7 @@ from click.core import ParameterSource
 
 from podgpu.cli.cluster_options import CLUSTER_OPTIONS, PROMETHEUS_OPTIONS, SCRAPE_OPTIONS
 from podgpu.cli.logs import configure_logging
-from podgpu.cli.memory import look_for_cycles_seldom, share_one_heap
+from podgpu.cli.memory import look_for_cycles_seldom, share_one_heap, take_turns_often
 from podgpu.cli.option_table import Option
 from podgpu.cli.pages import access_by
 from podgpu.cli.params import naming_variable, with_options
@@ -52,6 +52,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     """
     share_one_heap()
     look_for_cycles_seldom()
+    take_turns_often()
     configure_logging(options["log_format"], options["debug"])
     with naming_variable(ctx, "address"):
         address = parse_address(options["address"])
