@@ -149,10 +149,19 @@ def test_a_target_that_flaps_does_not_fill_the_log(caplog: pytest.LogCaptureFixt
             asyncio.run(cluster.round(Script(tell(ClusterReading(outcomes=(told,))))))
         return [record.getMessage().removeprefix("http://a/metrics: ").split(";")[0] for record in caplog.records]
 
+    def seen(*old: bool) -> list[str]:
+        caplog.clear()
+        for is_old in old:
+            time.now += 15.0
+            at = time.now - (45.0 if is_old else 0.0)
+            asyncio.run(cluster.round(Script(tell(Reading((node("a", at),))))))
+        return [record.getMessage().split(",")[0] for record in caplog.records]
+
     assert rounds(*(["timeout", "too_much"] * 200)) == ["timeout", "too_much"]
     assert rounds("") == ["answers again"]
     assert rounds(*(["timeout", ""] * 120)) == ["timeout", "answers again"] * 6, "an hour"
     assert rounds(*(["timeout"] * 41)) == ["timeout"], "what has come to stay is said in the end"
+    assert seen(*([False, True] * 20)) == ["a: seen", "a: marked old", "a: fresh again"]
 
 
 def test_a_thousand_failures_are_not_a_thousand_lines(caplog: pytest.LogCaptureFixture) -> None:
