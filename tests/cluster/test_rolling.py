@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from statistics import fmean
 
 import pytest
@@ -53,10 +54,13 @@ def test_as_promql_computes_it(values: list[float | None], steps: int, late: flo
 
 def test_a_scope_that_is_gone_ends_with_the_window_and_leaves_nothing() -> None:
     memory = RollingMemory()
+    memory.add(WALL, 15, {})
+    nothing = len(pickle.dumps(memory))
+    memory.clear()
     memory.add(WALL, 15, {NODE: 1.0})
     assert memory.averages(WALL + 285, 15, 300) == {NODE: 1.0}
     assert memory.averages(WALL + 300, 15, 300) == {}
-    assert not memory._windows
+    assert len(pickle.dumps(memory)) == nothing
 
 
 def test_a_round_that_somebody_asked_for_is_no_instant() -> None:

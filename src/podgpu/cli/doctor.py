@@ -27,7 +27,9 @@ from podgpu.configuration.pod_labels import LabelFilter
 from podgpu.device_selection import Selection, parse_selection
 from podgpu.doctor.examine import DEADLINE, SYSFS, Question, examine
 from podgpu.doctor.findings import Finding, Level, as_json, as_text, count, note, ok, wrong
+from podgpu.doctor.probe import Load
 from podgpu.errors import SourceError, UsageError
+from podgpu.model import Device
 from podgpu.telemetry.source import Telemetry
 
 _OTHERWISE = {"kubernetes": {"help": "Pod labels are wanted. Not said: the kubelet is asked where its socket exists."}}
@@ -40,6 +42,15 @@ _CONFIGMAP = (
 DOCTOR_OPTIONS = (
     *exporter_options((option.flag for option in EXPORTER_OPTIONS), _OTHERWISE),
     Option("path-sysfs", default=SYSFS, help="Where the host's /sys is.", ours=True),
+    Option(
+        "probe-switches",
+        default="false",
+        help="Measure whether a GPU's busy register tells the truth (what --usage-from exact goes by): two loads of its"
+        " own share one idle GPU of every architecture for half a minute. Needs CAP_SYS_ADMIN, and PyTorch or"
+        " cuda-python.",
+        kind="bool",
+        ours=True,
+    ),
     Option("json", default="false", help="Print the findings as JSON.", kind="bool", ours=True),
 )
 
@@ -119,10 +130,18 @@ def _question(
         identities=make_identities(options, api),
         no_hostname=options["no_hostname"],
         container_usage=options["container_usage"],
+        usage_from=options["usage_from"],
+        start_load=_load_on if options["probe_switches"] else None,
         proc=options["path_proc"],
         sysfs=options["path_sysfs"],
         environment=dict(os.environ),
     )
+
+
+def _load_on(gpu: Device) -> Load:
+    from podgpu.doctor.probe_load import ProbeLoad
+
+    return ProbeLoad(gpu.uuid)
 
 
 def _counters(ctx: click.Context, options: dict[str, Any], api: ApiAccess) -> tuple[tuple[Counter, ...], list[Finding]]:
