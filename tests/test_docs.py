@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 from docs.fault_table import fault_table, faults
+from podgpu.allocation.source import AllocationSource
 from podgpu.catalog.cluster_families import CLUSTER_FAMILIES
 from podgpu.catalog.families import OWN_FAMILIES
 from podgpu.catalog.fields import field_named, fields
@@ -25,6 +26,8 @@ from podgpu.cli.cluster_options import CLUSTER_OPTIONS
 from podgpu.cli.main import COMMANDS, cli
 from podgpu.cli.option_table import EXPORTER_OPTIONS
 from podgpu.cli.params import normalise
+from podgpu.cluster.reading import Backend
+from podgpu.telemetry.source import ReadsOthers, Telemetry
 
 ROOT = Path(__file__).parents[1]
 PAGES = (ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md")))
@@ -180,10 +183,17 @@ def test_every_file_and_function_on_the_map_exists() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     for path in re.findall(r"`((?:[a-z]+/)+[a-z_]+\.(?:py|csv))`", text):
         assert (ROOT / path).exists() or (ROOT / "src" / "podgpu" / path).exists(), path
-    for path, name in re.findall(r"`([a-z]+/[a-z_]+\.py)`: `([\w.]+)", text):
+    for path, name in re.findall(r"`((?:[a-z]+/)+[a-z_]+\.py)`: `([\w.]+)", text):
         body = (ROOT / "src" / "podgpu" / path).read_text(encoding="utf-8")
         for part in name.split("."):
             assert re.search(rf"(?:def|class) {part}\b", body), f"{path}: {name}"
+
+
+@pytest.mark.parametrize("protocol", [Telemetry, ReadsOthers, AllocationSource, Backend], ids=lambda p: p.__name__)
+def test_every_method_of_a_source_is_on_the_map(protocol: type) -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    members = {name for name in (*vars(protocol), *protocol.__annotations__) if not name.startswith("_")}
+    assert {name for name in members if not re.search(rf"`{name}\b", text)} == set()
 
 
 # --- what is shown to be typed

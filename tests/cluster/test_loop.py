@@ -154,7 +154,7 @@ def test_a_target_that_flaps_does_not_fill_the_log(caplog: pytest.LogCaptureFixt
         for is_old in old:
             time.now += 15.0
             at = time.now - (45.0 if is_old else 0.0)
-            asyncio.run(cluster.round(Script(tell(Reading((node("a", at),))))))
+            asyncio.run(cluster.round(Script(tell(ClusterReading((node("a", at),))))))
         return [record.getMessage().split(",")[0] for record in caplog.records]
 
     assert rounds(*(["timeout", "too_much"] * 200)) == ["timeout", "too_much"]
