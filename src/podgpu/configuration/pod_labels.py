@@ -1,4 +1,4 @@
-"""Which of a pod's labels go on its GPUs' series, and under which names. Pure."""
+"""Decides which of a pod's labels go on its GPUs' series, and under which names. Pure."""
 
 from __future__ import annotations
 

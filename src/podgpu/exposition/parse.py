@@ -1,4 +1,4 @@
-"""Text format 0.0.4 to families: the encoder's way back, and anybody else's page. Pure.
+"""Parses text format 0.0.4 into families: the encoder's way back, and anybody else's page. Pure.
 
 What breaks the format is refused with its line and the reason. Three things it forbids are taken all the same, because
 exporters do them and Prometheus takes them: a family whose samples are not in one group, a series that comes twice, and
