@@ -191,6 +191,7 @@ def test_a_reused_pid_is_never_charged_to_its_last_container(pair: Pair) -> None
 
 def test_a_driver_without_per_process_utilisation(pair: Pair) -> None:
     pair.spoilt.driver.faults.unsupported("nvmlDeviceGetProcessUtilization", 1)
+    pair.spoilt.driver.faults.unsupported("nvmlDeviceGetProcessesUtilizationInfo", 1)
     pair.turn(3)
     assert pair.differences() == {
         "serve": BY_USE - {"idle_seconds_total"},
@@ -239,7 +240,7 @@ def test_a_gpu_that_hangs_in_the_usage_call(pair: Pair) -> None:
     pair.turn(2)
     assert hang.entered.is_set()
     gone = GAUGES | BY_USE - {"idle_seconds_total"}
-    at_the_gpu = UNATTRIBUTED | {"busy_seconds_total", "energy_joules_total"}
+    at_the_gpu = UNATTRIBUTED | {"busy_seconds_total", "energy_joules_total", "usage_method"}
     assert pair.differences() == {
         "serve": gone,
         "gpu1": at_the_gpu | {"memory_used_bytes", "unattributed_memory_bytes", "usage_method"},

@@ -28,6 +28,11 @@ SECONDS = 30
 FIRST_PID = 100
 Burst = tuple[float, float, float]
 """Milliseconds of work, of the period, and by which it comes late."""
+NAMES = Identities(
+    stated=frozenset(
+        Workload("ns", f"p{n}", "main", f"{n:08d}-aaaa-bbbb-cccc-dddddddddddd", f"{n:064x}") for n in range(5)
+    )
+)
 SCENARIOS: dict[str, list[Burst]] = {
     "40/10/10 of 100": [(40, 100, 0), (10, 100, 5), (10, 100, 60)],
     "five of 5/100": [(5, 100, 0), (5, 100, 7), (5, 100, 14), (5, 100, 50), (5, 100, 80)],

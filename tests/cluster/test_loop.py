@@ -132,6 +132,29 @@ def test_changes_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     ]
 
 
+@pytest.mark.fault(
+    "an exporter fails in one way after another, again and again, or fails and answers in turn for hours",
+    "the cluster's log has each of its faults once, and one that comes and goes once in ten minutes",
+)
+def test_a_target_that_flaps_does_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    time = Time()
+    cluster = Cluster(Script, Publisher(SETTINGS), time.clock)
+
+    def rounds(*errors: str) -> list[str]:
+        caplog.clear()
+        for error in errors:
+            time.now += 15.0
+            told = TargetOutcome("http://a/metrics", 1.0, error, f"http://a/metrics: {error}" if error else "")
+            asyncio.run(cluster.round(Script(tell(Reading(outcomes=(told,))))))
+        return [record.getMessage().removeprefix("http://a/metrics: ").split(";")[0] for record in caplog.records]
+
+    assert rounds(*(["timeout", "too_much"] * 200)) == ["timeout", "too_much"]
+    assert rounds("") == ["answers again"]
+    assert rounds(*(["timeout", ""] * 120)) == ["timeout", "answers again"] * 6, "an hour"
+    assert rounds(*(["timeout"] * 41)) == ["timeout"], "what has come to stay is said in the end"
+
+
 def test_a_thousand_failures_are_not_a_thousand_lines(caplog: pytest.LogCaptureFixture) -> None:
     outcomes = tuple(TargetOutcome(f"http://n{i}/metrics", 1.0, "timeout") for i in range(1000))
     asyncio.run(Cluster(Script, Publisher(SETTINGS)).round(Script(tell(Reading(outcomes=outcomes)))))

@@ -25,6 +25,7 @@ GARBAGE = 4294967295
 SAMPLES = "nvmlDeviceGetSamples"
 RATES = "nvmlDeviceGetUtilizationRates"
 PROCESSES = "nvmlDeviceGetProcessUtilization"
+NEWER = "nvmlDeviceGetProcessesUtilizationInfo"
 ENERGY = "nvmlDeviceGetTotalEnergyConsumption"
 ENGINE = tuple(f for f in fields().values() if f.name == "DCGM_FI_PROF_GR_ENGINE_ACTIVE")
 MEMORY = "nvmlDeviceGetMemoryInfo"
@@ -198,6 +199,7 @@ def test_a_process_that_ended_leaves_its_time_with_the_device(bench: Bench) -> N
 @pytest.mark.parametrize("error", [pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_NO_PERMISSION])
 def test_a_driver_without_process_utilisation(bench: Bench, error: int) -> None:
     bench.faults.fail(PROCESSES, error)
+    bench.faults.fail(NEWER, error)
     bench.place(41, 0.5)
     bench.start()
     for _ in range(3):
@@ -205,8 +207,8 @@ def test_a_driver_without_process_utilisation(bench: Bench, error: int) -> None:
         assert usage.busy_ns == SECOND // 2
         assert usage.process_busy_ns is None
     assert bench.after(0.01).process_busy_ns is None, "nor when there is nothing new"
-    assert bench.driver.calls[PROCESSES] == 1
-    assert PROCESSES in bench.unsupported
+    assert (bench.driver.calls[PROCESSES], bench.driver.calls[NEWER]) == (1, 1)
+    assert bench.unsupported.keys() == {PROCESSES, NEWER}
     bench.faults.clear(PROCESSES)
     bench.faults.relayout(0, ["3g.40gb"])
     bench.after(1)
@@ -245,6 +247,76 @@ def test_no_entries_and_no_error_is_nobody_too() -> None:
     bench = Bench(nvml=lambda driver: Refusing(driver, pynvml.NVML_SUCCESS, {PROCESSES: 9}))
     assert bench.after(1).process_busy_ns == {}
     assert not bench.flaws.errors
+
+
+# Where only the newer call tells who ran (some Blackwell parts)
+
+
+@on("1xH100", "1xB200", "1xA100")
+@pytest.mark.fault(
+    "a GPU refuses the old call for per-process utilisation, as some Blackwell parts do",
+    "the newer call is asked instead and per-container use is the same; by the driver's answer, not by the GPU's name",
+)
+def test_the_newer_call_tells_the_same_where_the_old_one_is_refused(bench: Bench) -> None:
+    bench.faults.unsupported(PROCESSES)
+    bench.place(41, 0.5)
+    bench.place(42, 0.2)
+    bench.start()
+    for _ in range(3):
+        assert bench.after(1).process_busy_ns == {41: SECOND // 2, 42: SECOND // 5}
+    assert bench.driver.calls[PROCESSES] == 1, "the one that is refused is not asked again"
+    assert bench.unsupported.keys() == {PROCESSES}
+    assert not bench.flaws.errors
+
+
+def test_while_the_old_call_answers_the_newer_one_is_not_asked(bench: Bench) -> None:
+    bench.place(41, 0.5)
+    bench.start()
+    bench.after(1)
+    assert not bench.driver.calls[NEWER]
+
+
+def test_the_newer_entries_are_read_by_their_own_layout() -> None:
+    """40 bytes with the timestamp first; read as the old ones, the pid would be half of a timestamp."""
+    raw = bytearray(40)
+    pynvml.c_uint.from_buffer(raw, 8).value = 43
+    pynvml.c_uint.from_buffer(raw, 12).value = 30
+    pynvml.c_ulonglong.from_buffer(raw, 0).value = int((1_700_000_000 + 1001.5) * 1e6)
+    one = pynvml.c_nvmlProcessUtilizationInfo_v1_t.from_buffer(raw)
+    assert pynvml.sizeof(one) == 40
+    bench = Bench()
+    bench.faults.unsupported(PROCESSES)
+    bench.place(41, 0.5)
+    bench.start()
+    bench.faults.answer(NEWER, [one])
+    assert bench.after(1).process_busy_ns == {43: SECOND * 3 // 10}
+
+
+@pytest.mark.parametrize("error", [pynvml.NVML_ERROR_NOT_FOUND, pynvml.NVML_SUCCESS])
+def test_the_newer_call_has_nobody_to_tell_of(error: int) -> None:
+    """NOT_FOUND, or success with no entries, which pynvml raises as the error 0."""
+    bench = Bench(nvml=lambda driver: Refusing(driver, error, {NEWER: 9}))
+    bench.faults.unsupported(PROCESSES)
+    assert bench.after(1).process_busy_ns == {}
+    assert not bench.flaws.errors
+
+
+def test_the_newer_list_that_grows_while_it_is_read_is_read_again() -> None:
+    bench = Bench(nvml=lambda driver: Refusing(driver, pynvml.NVML_ERROR_INSUFFICIENT_SIZE, {NEWER: 3}))
+    bench.faults.unsupported(PROCESSES)
+    bench.place(41, 0.5)
+    assert bench.after(1).process_busy_ns == {41: SECOND // 2}
+    assert not bench.flaws.errors
+
+
+@pytest.mark.parametrize("error", [pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH])
+def test_a_driver_too_old_for_the_newer_call_has_neither(bench: Bench, error: int) -> None:
+    bench.faults.unsupported(PROCESSES)
+    bench.faults.fail(NEWER, error)
+    bench.place(41, 0.5)
+    bench.start()
+    assert bench.after(1).process_busy_ns is None
+    assert bench.unsupported.keys() == {PROCESSES, NEWER}
 
 
 @on("1xH100", "1xA100")

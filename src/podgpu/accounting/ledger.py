@@ -162,6 +162,8 @@ class Ledger:
         self, key: str, usage: DeviceUsage, holders: Collection[Who], payers: Mapping[int, Who]
     ) -> Who | None:
         """The holder whose processes ended. Where somebody else's did too there is no telling, and nobody is named."""
+        if in_pieces(usage.device):
+            self._running.pop(key, None)
         if processes_on(usage) is None:
             return None
         before, now = self._running.get(key, {}), {pid: payers.get(pid) for pid in _pids_of(usage)}
@@ -238,6 +240,8 @@ def billed_model(device: Device) -> str:
 
 def _users_of(usage: DeviceUsage | None, ask: Owner) -> dict[int, Workload] | None:
     """Containers by pid, of the processes that are and of those that ran within the window; None: cannot be seen."""
+    if usage is not None and in_pieces(usage.device):
+        return {}  # nobody is at work on the GPU as such any more: who was is on an instance now, or gone
     if usage is None or processes_on(usage) is None:
         return None
     owners = {pid: ask(pid) for pid in _pids_of(usage)}

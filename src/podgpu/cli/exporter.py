@@ -15,7 +15,7 @@ from podgpu.cli.option_table import EXPORTER_OPTIONS
 from podgpu.cli.params import given, naming_variable, with_options
 from podgpu.clock import Clock
 from podgpu.compose.agent import exporter_agent
-from podgpu.compose.process import configure_logging, share_one_heap
+from podgpu.compose.process import configure_logging, print_out, share_one_heap
 from podgpu.compose.servers import SOON_SECONDS, ApiAccess
 from podgpu.device_selection import parse_selection
 from podgpu.errors import StartError, UsageError
@@ -135,7 +135,7 @@ def _print_once(agent: Agent, dump: str) -> None:
         published = agent.published
         if dump:
             _write(Path(dump), dump_snapshot(published.snapshot))
-        click.echo(published.fresh.plain, nl=False)
+        print_out(published.fresh.plain)
         failed = [o for o in published.snapshot.outcomes if not o.ok]
         if not published.snapshot.readings:
             raise StartError("no GPU could be read: " + ("; ".join(o.message for o in failed) or "there is none here"))

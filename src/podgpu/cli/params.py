@@ -1,4 +1,4 @@
-"""Says what an option is, and makes click's of it with Go's habits: `-c=1000`, `-collectors x`, `--kubernetes=false`."""
+"""Says what an option is, and makes click's of it with Go's habits: `-c=1000`, `-collectors x`, `--debug=false`."""
 
 from __future__ import annotations
 

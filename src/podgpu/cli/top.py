@@ -15,6 +15,7 @@ from click.core import ParameterSource
 
 from podgpu.cli.option_table import exporter_options
 from podgpu.cli.params import Option, naming_variable, with_options
+from podgpu.compose.process import print_out
 from podgpu.compose.servers import ApiAccess
 from podgpu.errors import UsageError
 from podgpu.top.cells import ASCII, PLAIN, RICH, Glyphs
@@ -153,9 +154,7 @@ def _print_once(feed: Feed, controls: Controls) -> int:
 
         Screen(sys.stdout, colour).write([table.header, *table.body], size)
     else:
-        encoding = sys.stdout.encoding or "utf-8"
-        text = "\n".join(map(as_text, (table.header, *table.body)))
-        click.echo(text.encode(encoding, "replace").decode(encoding))
+        print_out("".join(f"{as_text(line)}\n" for line in (table.header, *table.body)))
     if controls.wanted and not table.body:
         click.echo(f"podgpu: no line has {controls.wanted!r} in it (--filter)", err=True)
     for note in seen.notes:

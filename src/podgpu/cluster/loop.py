@@ -43,7 +43,7 @@ class Cluster:
         self._look_seconds = look_seconds
         self.fatal: StartError | None = None
         self.published = publisher.nothing_yet(self.clock.wall())
-        self._changes = ChangeLog()
+        self._changes = ChangeLog(self.clock.monotonic)
         self._looked_at = float("-inf")
         self._turned_at = float("-inf")
         self._loop: asyncio.AbstractEventLoop | None = None

@@ -1,6 +1,6 @@
 """How this process behaves, whatever it does: what its log lines look like, how it manages memory.
 
-Lines are text for people or JSON for collectors, and go to standard error.
+Lines are text for people or JSON for collectors, and go to standard error; what was asked for does not.
 """
 
 from __future__ import annotations
@@ -12,6 +12,10 @@ import logging
 import sys
 from contextlib import suppress
 from datetime import UTC, datetime
+
+import click
+
+from podgpu.errors import StartError
 
 _M_ARENA_MAX = -8
 _NEW_OBJECTS = 100_000
@@ -59,6 +63,17 @@ def configure_logging(log_format: str, debug: bool) -> None:
         logging.getLogger(noisy).setLevel(logging.INFO if debug else logging.WARNING)
     server = logging.getLogger("aiohttp.server")
     (server.removeFilter if debug else server.addFilter)(_is_for_us)
+
+
+def print_out(text: str | bytes) -> None:
+    """On standard output. What a terminal has no letter for becomes a question mark. Raises StartError."""
+    encoding = sys.stdout.encoding or "utf-8"
+    try:
+        click.echo(text.encode(encoding, "replace").decode(encoding) if isinstance(text, str) else text, nl=False)
+    except BrokenPipeError:
+        raise  # whoever read it has read enough: click ends quietly
+    except OSError as error:
+        raise StartError(f"standard output cannot be written: {error.strerror}") from error
 
 
 # Memory

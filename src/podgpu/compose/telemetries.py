@@ -28,12 +28,11 @@ def _nvml(argument: str, options: Options) -> Telemetry:
     return NvmlTelemetry(sees_processes=in_host_pid_namespace() is True, opening=_opening(options))
 
 
-def _opening(options: Options, **how: Any) -> Opening | None:
-    """How context switches are read; None where the driver's samples are enough."""
+def _opening(options: Options, **how: Any) -> Opening:
+    """Whether and how context switches are read."""
     from podgpu.telemetry.nvml.switches.opening import Opening
 
-    wanted = options.get("usage_from", "samples")
-    return None if wanted == "samples" else Opening(wanted, **how)
+    return Opening(options.get("usage_from", "samples"), **how)
 
 
 def _simulated(argument: str, options: Options) -> Telemetry:

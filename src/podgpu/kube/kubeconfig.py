@@ -41,7 +41,7 @@ def parse_kubeconfig(files: Sequence[Section], context: str | None = None) -> Ap
             "bad_kubeconfig", f"{names}: current-context is not set: run kubectl config use-context, or name a context"
         )
     if chosen not in contexts:
-        known = ", ".join(sorted(contexts)[:10]) or "none"
+        known = ", ".join(map(repr, sorted(contexts)[:10])) or "none"
         raise SourceError("bad_kubeconfig", f"{names}: contexts has no {chosen!r} (there are: {known})")
     section = contexts[chosen]
     cluster = _named(files, section, "cluster")

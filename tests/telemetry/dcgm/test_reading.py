@@ -98,6 +98,14 @@ def test_a_large_double_is_a_value(bench: Bench) -> None:
     assert of_gpu(bench.read(*PLAIN)).values[POWER] == 140737488355332.0
 
 
+@pytest.mark.parametrize("impossible", [140737488355332.0, 1e308, -1.0])
+def test_a_large_double_is_no_ratio(bench: Bench, impossible: float) -> None:
+    bench.double.double((GPU, 0), GR_ACTIVE, impossible)
+    answer = bench.read(*PLAIN, "DCGM_FI_PROF_GR_ENGINE_ACTIVE")
+    assert GR_ACTIVE not in of_gpu(answer).values
+    assert answer.dropped == (GR_ACTIVE,)
+
+
 @pytest.mark.parametrize("blank", ["<<<NULL>>>", "<<<NOT_FOUND>>>", "<<<NOT_PERM>>>", ""])
 def test_text_blanks_do_not_pass(bench: Bench, blank: str) -> None:
     bench.double.text((GPU, 0), 53, blank)

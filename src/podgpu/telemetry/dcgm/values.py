@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
-from podgpu.catalog.conversions import Blank, value_of
+from podgpu.catalog.conversions import Blank, value_of, within_unit
 from podgpu.catalog.fields import Field
 from podgpu.errors import DeviceLost, DriverGone, SourceError, Unsupported
 from podgpu.model import Value
@@ -167,7 +167,7 @@ def _judged(known: Field, number: int | float, blank: int | None) -> Value:
     if blank is not None:
         raise Blank(str(number))
     if isinstance(number, float) and number > s.DOUBLE_BLANK:
-        return number
+        return within_unit(known, number)
     return value_of(_as_dcgm_gives_it(known), number)
 
 

@@ -23,7 +23,7 @@ from podgpu.model import Device, DeviceUsage, ProcessUsage
 from podgpu.telemetry.nvml.driver import NvmlDriver
 from podgpu.telemetry.nvml.gpu import Gpu
 from podgpu.telemetry.nvml.roll_call import RollCall
-from podgpu.telemetry.nvml.switches.opening import Opening
+from podgpu.telemetry.nvml.switches.opening import Opening, Outlook
 from podgpu.telemetry.nvml.usage import UsageReader
 from podgpu.telemetry.nvml.xid_watch import XidWatch
 from podgpu.telemetry.pci import count_pci_gpus
@@ -52,12 +52,13 @@ class NvmlTelemetry:
     ) -> None:
         """`sees_processes`: podgpu is in the host's PID namespace; elsewhere NVML's process lists are false.
 
-        `opening`: how context switches are read, where `--usage-from` asks for them.
+        `opening`: whether and how context switches are read (`--usage-from`).
         """
         self.name = name
+        self.opening = opening or Opening()
         self._driver = NvmlDriver(nvml)
         self._make_usage_reader = partial(
-            UsageReader, self._driver, sees_processes=sees_processes, clock=clock, wall=wall, opening=opening
+            UsageReader, self._driver, sees_processes=sees_processes, clock=clock, wall=wall, opening=self.opening
         )
         self._count_expected = count_expected
         self._clock = clock
@@ -173,6 +174,11 @@ class NvmlTelemetry:
     def usage_flaws(self, gpu: Device) -> UsageFlaws:
         state = self._gpus.get(gpu.uuid)
         return UsageFlaws() if state is None else state.usage_reader.flaws
+
+    def outlook(self, gpu: Device) -> Outlook:
+        """How well this GPU would be told apart if containers shared it. Raises SourceError."""
+        with self._using(gpu) as state:
+            return state.usage_reader.outlook(state.device)
 
     @contextmanager
     def _using(self, gpu: Device) -> Iterator[Gpu]:

@@ -14,8 +14,8 @@ from podgpu.telemetry.nvml.attempts import Attempts
 from podgpu.telemetry.nvml.busy import Busy, BusyWindows, InstanceBusy
 from podgpu.telemetry.nvml.driver import NvmlDriver
 from podgpu.telemetry.nvml.mig import Instance
-from podgpu.telemetry.nvml.switches.division import BusyDivision
-from podgpu.telemetry.nvml.switches.opening import Opening
+from podgpu.telemetry.nvml.switches.division import BusyDivision, identify
+from podgpu.telemetry.nvml.switches.opening import Opening, Outlook
 from podgpu.telemetry.source import UsageFlaws
 
 _ENERGY = "nvmlDeviceGetTotalEnergyConsumption"
@@ -56,7 +56,9 @@ class UsageReader:
         """Whether MIG was on when it was last read."""
         self._windows = self._new_windows()
         self._instances: dict[int, InstanceBusy] = {}
-        self._division = BusyDivision(driver, handle, opening, clock, wall) if opening is not None else None
+        self._opening = opening or Opening()
+        reads_switches = self._opening.wanted != "samples"
+        self._division = BusyDivision(driver, handle, self._opening, clock, wall) if reads_switches else None
 
     @property
     def flaws(self) -> UsageFlaws:
@@ -95,6 +97,10 @@ class UsageReader:
     def _divided(self, usage: DeviceUsage, until: float | None) -> DeviceUsage:
         """With the busy time as context switches tell it, where they do."""
         return usage if self._division is None else self._division.divide(usage, until)
+
+    def outlook(self, device: Device) -> Outlook:
+        """How it would be told apart if containers shared it."""
+        return self._opening.outlook(device, *identify(self._driver, self._handle, device))
 
     def close(self) -> None:
         """Lets go of what the driver holds for it; the next reading goes on from the last all the same."""

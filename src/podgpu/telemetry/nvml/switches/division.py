@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
-from podgpu.errors import SourceError
+from podgpu.errors import DeviceLost, DriverGone, SourceError
 from podgpu.model import Device, DeviceUsage, ProcessUsage
 from podgpu.telemetry.nvml.driver import NvmlDriver
 from podgpu.telemetry.nvml.switches.attribution import Habits, Residency, young_first
@@ -109,10 +109,8 @@ class BusyDivision:
             _log.info("%s: the context-switch log is closed", self._name)
 
     def _open(self, gpu: Device) -> None:
-        """On a GPU that is cut by MIG nobody has measured the busy register, nor what a switch takes."""
+        version, architecture = identify(self._driver, self._handle, gpu)
         try:
-            version = str(self._driver.call("nvmlSystemGetDriverVersion"))
-            architecture = None if gpu.mig_enabled else self._architecture()
             self._listener = self._opening.listener(gpu, version, architecture, self._wall)
         except Doubt as e:
             self._fall_back(e)
@@ -120,12 +118,6 @@ class BusyDivision:
             why = self._opening.why_unsampled(architecture)
             way = f"without busy samples, since {why}" if why else "with busy samples"
             _log.info("%s: several containers share it; its context switches are read (%s)", self._name, way)
-
-    def _architecture(self) -> int | None:
-        try:
-            return int(self._driver.call("nvmlDeviceGetArchitecture", self._handle))
-        except SourceError:
-            return None
 
     def _fall_back(self, doubt: Doubt) -> None:
         """Small doubts cost a window, others the log for a while: one that is broken is not asked every second."""
@@ -159,6 +151,20 @@ class BusyDivision:
             resident_ns=resident,
             switching_ns=residency.switching,
         )
+
+
+def identify(driver: NvmlDriver, handle: Any, gpu: Device) -> tuple[str, int | None]:
+    """The driver's version and the GPU's architecture, by which a log is opened. None for one that is cut by MIG:
+    nobody has measured the busy register there, nor what a switch takes."""
+    version = str(driver.call("nvmlSystemGetDriverVersion"))
+    if gpu.mig_enabled:
+        return version, None
+    try:
+        return version, int(driver.call("nvmlDeviceGetArchitecture", handle))
+    except (DeviceLost, DriverGone):
+        raise
+    except SourceError:
+        return version, None
 
 
 class _OfOneWindow(Doubt):

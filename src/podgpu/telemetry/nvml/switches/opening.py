@@ -12,6 +12,7 @@ from pathlib import Path
 
 from podgpu.model import Device, UsageMethod
 from podgpu.telemetry.nvml.switches.listener import Listener, SwitchLog
+from podgpu.telemetry.nvml.switches.records import Doubt
 from podgpu.telemetry.nvml.switches.resource_manager import ContextSwitchLog, layout_of
 
 OpenLog = Callable[[Device, str], SwitchLog]
@@ -33,6 +34,27 @@ longer than it, in seven traces of 2,800 to 53,000 switches; the busy bit agrees
 
 
 @dataclass(frozen=True, slots=True)
+class Outlook:
+    """How well a GPU would be told apart if containers shared it, and what keeps it from being told better."""
+
+    wanted: UsageMethod
+    driver_version: str
+    architecture: int | None
+    """NVML's number; None where it does not tell, and on a GPU cut by MIG, where nothing was measured."""
+    privileged: bool
+    unsampled: str
+    """Why no busy samples would be taken, in words."""
+    doubt: Doubt | None = None
+    """Why its log cannot be had."""
+
+    @property
+    def method(self) -> UsageMethod:
+        if self.wanted == "samples" or self.doubt is not None:
+            return "samples"
+        return "switches" if self.unsampled else "exact"
+
+
+@dataclass(frozen=True, slots=True)
 class Opening:
     """What `--usage-from` asks for and what this process may do."""
 
@@ -50,6 +72,17 @@ class Opening:
         return self.listen(
             log, sampled=not self.why_unsampled(architecture), lead=known.lead_ns if known else 0, wall=wall
         )
+
+    def outlook(self, device: Device, driver_version: str, architecture: int | None) -> Outlook:
+        """Found out by opening the log for a moment, where it is wanted."""
+        doubt = None
+        if self.wanted != "samples":
+            try:
+                self.open_log(device, driver_version).close()
+            except Doubt as e:
+                doubt = e
+        why = self.why_unsampled(architecture)
+        return Outlook(self.wanted, driver_version, architecture, self.privileged(), why, doubt)
 
     def why_unsampled(self, architecture: int | None) -> str:
         """Why no busy samples are taken, in words; empty when they are."""
