@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from podgpu.exposition.parse import BadExposition, ParsedFamily, parse_text
-from podgpu.exposition.rewrite import encode_parsed
+from podgpu.exposition.text import encode_parsed
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 PAGES = sorted((*FIXTURES.glob("h200/*.prom"), *FIXTURES.glob("seeds/*.prom")))

@@ -15,8 +15,9 @@ from aiohttp import web
 
 from podgpu.errors import SourceError, UsageError
 from podgpu.fetch.access import Access, Credentials
-from podgpu.fetch.endpoint import Answer, Endpoint, open_session
+from podgpu.fetch.endpoint import Answer, Endpoint
 from podgpu.fetch.page import UrlPage
+from podgpu.http.exchange import open_session
 from tests.fetch.test_page import serving
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]

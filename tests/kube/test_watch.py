@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from podgpu.kube.config import ApiConfig, ExecPlugin
 from podgpu.kube.watch import Bounds, Pace, Watcher
-from podgpu.simulate.api_server import Request, SimulatedApiServer
+from tests.kube.api_server import Request, SimulatedApiServer
 
 from .conftest import HURRY, PODS, eventually, name_of, pod
 

@@ -123,18 +123,12 @@ def _allocation_labels(device: Device, holder: Workload, source: str) -> Labels:
     pairs = [("gpu", str(device.index)), ("UUID", device.uuid), ("device", f"nvidia{device.index}")]
     if device.gi_id is not None:
         pairs.append(("GPU_I_ID", str(device.gi_id)))
-    who = (
-        [("hpc_job", holder.job)]
-        if holder.job
-        else [
-            ("namespace", holder.namespace),
-            ("pod", holder.pod),
-            ("container", holder.container),
-        ]
-    )
-    if not holder.job and not holder.pod:
-        who += [("pod_uid", holder.uid), ("container_id", holder.container_id)]
-    return Labels([*pairs, *who, ("source", source)])
+    if holder.job:
+        pairs.append((f.JOB_LABEL, holder.job))
+    else:
+        pairs += zip(f.POD_LABELS, (holder.namespace, holder.pod, holder.container), strict=True)
+        pairs += [] if holder.pod else zip(f.NAMELESS_LABELS, (holder.uid, holder.container_id), strict=True)
+    return Labels([*pairs, ("source", source)])
 
 
 def _unmapped(snapshot: Snapshot) -> list[Sample]:

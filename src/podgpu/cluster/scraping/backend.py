@@ -24,9 +24,9 @@ from podgpu.cluster.scraping.exposition import USED_FIELD, PageReader, Shelf
 from podgpu.cluster.scraping.lanes import Lane, allow_connections
 from podgpu.errors import SourceError, UsageError
 from podgpu.fetch.access import Credentials
-from podgpu.fetch.endpoint import KEEP_ALIVE_SECONDS, open_session
 from podgpu.fetch.page import UrlPage
 from podgpu.figures.from_exposition import NODE_LABELS
+from podgpu.http.exchange import KEEP_ALIVE_SECONDS, open_session
 
 LARGEST_PAGE = 16 * 1024 * 1024
 """A node of 16 GPUs cut into 112 slices has a page of 2 MB."""
