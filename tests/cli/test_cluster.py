@@ -79,7 +79,8 @@ class Demo(NamedTuple):
 def demo() -> Iterator[Demo]:
     """One for all; in the end it ends as it should."""
     with _started("demo", "-a", "127.0.0.1:0", "--cluster-address", "127.0.0.1:0") as process:
-        yield Demo(_url(process, "node-1"), _url(process, "the cluster"))
+        cluster = _url(process, "the cluster")  # printed first
+        yield Demo(_url(process, "node-1"), cluster)
         process.send_signal(signal.SIGINT)
         assert process.wait(_PATIENCE) == 0
 
