@@ -28,11 +28,11 @@ from podgpu.doctor.gpus import Gpus
 from podgpu.doctor.host import parse_kernel_driver, parse_status
 from podgpu.doctor.mapping import judge_mapping
 from podgpu.model import Allocation, Device, Reading, Unmapped, Workload
-from podgpu.simulate.api_server import SimulatedApiServer
 from podgpu.simulate.driver import SimulatedNvml
 from podgpu.simulate.kubelet import SimulatedKubelet, SimulatedPod
 from podgpu.telemetry.nvml import NvmlTelemetry
 from podgpu.telemetry.source import GpuAnswer, Inventory
+from tests.kube.api_server import SimulatedApiServer
 from tests.nodes.node import kubeconfig
 
 HOST_PID_NAMESPACE = "pid:[4026531836]"

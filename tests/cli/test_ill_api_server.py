@@ -20,7 +20,7 @@ import pytest
 
 from podgpu.agent.loop import Agent
 from podgpu.compose.servers import ApiAccess
-from podgpu.simulate.api_server import SimulatedApiServer
+from tests.kube.api_server import SimulatedApiServer
 from tests.nodes.clock import wait_until
 from tests.nodes.node import Description, Node, kubeconfig, node_of, only_these_variables, read_description
 

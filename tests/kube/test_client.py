@@ -19,7 +19,7 @@ from podgpu.errors import SourceError
 from podgpu.kube.answers import rule_to_add
 from podgpu.kube.client import ApiClient
 from podgpu.kube.config import ApiConfig
-from podgpu.simulate.api_server import SimulatedApiServer
+from tests.kube.api_server import SimulatedApiServer
 
 from .conftest import PODS, pod
 
@@ -177,7 +177,7 @@ def test_nobody_there(config: ApiConfig) -> None:
         port = held.getsockname()[1]
     error = failure(replace(config, server=f"http://127.0.0.1:{port}"))
     assert error.reason == "unreachable"
-    assert "refused" in str(error)
+    assert "nothing listens there" in str(error)
 
 
 def test_no_such_name(config: ApiConfig) -> None:
@@ -211,7 +211,7 @@ def test_an_answer_too_large(server: SimulatedApiServer, config: ApiConfig) -> N
     server.put("pods", *(pod(f"pod-{number}") for number in range(50)))
     error = failure(config, largest_answer=1000)
     assert error.reason == "bad_answer"
-    assert "larger than" in str(error)
+    assert "more than 1000 bytes" in str(error)
 
 
 @pytest.mark.parametrize("answer", [b"", b"<html>", b"[]", b"7", b"\xff", b"[" * 100_000])

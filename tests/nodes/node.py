@@ -22,13 +22,13 @@ from podgpu.cli.option_table import EXPORTER_OPTIONS
 from podgpu.cli.params import normalise
 from podgpu.clock import Clock
 from podgpu.compose.servers import ApiAccess
-from podgpu.simulate.api_server import SimulatedApiServer
 from podgpu.simulate.driver import SimulatedNvml
 from podgpu.simulate.kubelet import ClaimedDevice, SimulatedClaim, SimulatedKubelet, SimulatedPod
 from podgpu.simulate.node import place_loads, pods, tenants
 from podgpu.simulate.proc import OTHER_PID_NAMESPACE, SimulatedProc, cgroup_text, container_cgroup
 from podgpu.simulate.workload import SimulatedLoad
 from podgpu.telemetry.nvml import NvmlTelemetry
+from tests.kube.api_server import SimulatedApiServer
 from tests.nodes.clock import FakeClock, wait_until
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"

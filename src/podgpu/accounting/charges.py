@@ -13,10 +13,8 @@ from math import lcm
 
 from podgpu.accounting.split import split
 from podgpu.catalog.mig import slices_of_gpu, slices_of_profile
-from podgpu.model import Device, DeviceUsage, ProcessUsage
+from podgpu.model import Device, DeviceUsage, ProcessUsage, Who
 
-Who = tuple[str, ...]
-"""A workload as the accounts know it: its names, or its job."""
 Weight = int | Fraction
 
 LONGEST_NS = 3600 * 10**9

@@ -17,7 +17,6 @@ from podgpu.accounting.charges import (
     UNKNOWN,
     Charge,
     Scene,
-    Who,
     believed,
     bound_busy,
     charge_busy,
@@ -30,7 +29,7 @@ from podgpu.accounting.charges import (
 )
 from podgpu.accounting.presence import Holding, differ, holdings_of, presence_of
 from podgpu.catalog.mig import billed_name
-from podgpu.model import Assignment, Device, DeviceUsage, Usage, Workload, physical
+from podgpu.model import Assignment, Device, DeviceUsage, Usage, Who, Workload, physical
 
 B = TypeVar("B")
 MOST_NAMESPACES = 5_000

@@ -14,8 +14,9 @@ from functools import lru_cache, partial
 
 from podgpu.allocation.device_ids import DeviceId, parse_device_id
 from podgpu.allocation.holdings import HeldId, HeldMapping, LastMapping, holder_of, map_held
+from podgpu.allocation.json_shape import LastEntries, as_list, as_object, as_text, parse_json
 from podgpu.errors import SourceError
-from podgpu.files import LastEntries, ReadOnChange, as_list, as_object, as_text, parse_json, read_bounded
+from podgpu.files import ReadOnChange, read_bounded
 from podgpu.model import Allocation, Device
 
 SOURCE = "podlist"

@@ -1,4 +1,4 @@
-"""Figures that another program gives: DCGM's host engine, an exporter's page. Is it there, and what does it tell?
+"""This module judges figures that another program gives (DCGM's host engine, an exporter's page): is it there?
 
 What is wrong with it is no matter of this machine's driver: neither the PCI bus nor dmesg is looked at for it.
 """
@@ -37,9 +37,9 @@ def judge_page(telemetry: ExporterTelemetry, gpus: Gpus) -> list[Finding]:
         is_bug = getattr(gpus.error, "reason", "") == "bug"
         return [wrong("exporter", str(gpus.error), REPORT if is_bug else "")]
     models = Counter(gpu.model or "GPU of an unknown model" for gpu in inventory.gpus)
-    told = ", ".join(f"{number} × {model}" for model, number in models.items())
+    listed = ", ".join(f"{number} × {model}" for model, number in models.items())
     return [
-        ok("exporter", f"{telemetry.shown} tells of {plural(len(inventory.gpus), 'GPU')}: {told}"),
+        ok("exporter", f"{telemetry.shown} tells of {plural(len(inventory.gpus), 'GPU')}: {listed}"),
         *(wrong("exporter", str(error)) for error in gpus.failures.values()),
         *_judge_copies(gpus),
         *judge_mig(gpus),

@@ -1,4 +1,4 @@
-"""The whole examination, part after part, each under a deadline: what hangs or fails is a finding."""
+"""This module leads through the examination, part after part under a deadline: what hangs or fails is a finding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The driver and every GPU, asked one by one under a deadline, and what that says. Reads; changes nothing."""
+"""This module asks the driver and every GPU, one by one under a deadline, and judges the answers. Changes nothing."""
 
 from __future__ import annotations
 
@@ -89,9 +89,9 @@ def judge_gpus(gpus: Gpus, host: Host, expected: int | None) -> list[Finding]:
 
 
 def _versions(gpus: Gpus, host: Host) -> str:
-    said = {i: v for a in gpus.answers.values() for r in a.readings for i, v in r.values.items()}
-    driver = said.get(DRIVER_VERSION) or host.kernel_driver or "driver of unknown version"
-    return f"NVIDIA {driver}" + (f", NVML {said[NVML_VERSION]}" if NVML_VERSION in said else "")
+    values = {i: v for a in gpus.answers.values() for r in a.readings for i, v in r.values.items()}
+    driver = values.get(DRIVER_VERSION) or host.kernel_driver or "driver of unknown version"
+    return f"NVIDIA {driver}" + (f", NVML {values[NVML_VERSION]}" if NVML_VERSION in values else "")
 
 
 def _judge_count(inventory: Inventory, expected: int | None) -> list[Finding]:

@@ -11,8 +11,7 @@ from podgpu.atomic_file import AtomicFile, OutputError
 from podgpu.clock import Clock
 from podgpu.enrich.relabel import relabel
 from podgpu.errors import SourceError
-from podgpu.exposition.rewrite import encode_parsed
-from podgpu.exposition.text import encode
+from podgpu.exposition.text import encode, encode_parsed
 from podgpu.join import Policy, self_families
 from podgpu.model import Allocation, Device, Family, Outcome, Sample, Snapshot
 from podgpu.telemetry.beside import DriverBeside

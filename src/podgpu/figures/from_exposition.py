@@ -19,19 +19,18 @@ from podgpu.figures.device import (
     DeviceFigures,
     HolderFigures,
     View,
-    Who,
     memory_of,
     utilization_of,
-    who_is,
 )
-from podgpu.model import Workload
+from podgpu.model import Who, Workload
 
 NODE_LABELS = ("Hostname", "hostname", "node", "instance")
 _UUID_LABELS = ("UUID", "uuid", "gpu_uuid")
 _MODEL_LABELS = ("modelName", "model_name")
-_POD_LABELS = (("namespace", "pod", "container"), ("pod_namespace", "pod_name", "container_name"))
+_POD_LABELS = (f.POD_LABELS, f.OLD_POD_LABELS)
+_EXPORTED_LABELS = (tuple(f.EXPORTED.values()),)
+_CONTAINER = f.POD_LABELS[2]
 _INSTANCE_LABELS = ("GPU_I_ID", "GPU_I_PROFILE")
-_EXPORTED_LABELS = (("exported_namespace", "exported_pod", "exported_container"),)
 _HOLDER_FIGURES = {
     f.CONTAINER_UTILIZATION.name: 0,
     f.CONTAINER_MEMORY.name: 1,
@@ -285,20 +284,20 @@ def _places(label_sets: Iterable[Labels]) -> dict[int, _Place]:
 def _place(labels: Labels) -> _Place:
     uuid = first_label(labels, _UUID_LABELS) or f"gpu {labels.get('gpu', '?')}"
     holder = holder_of(labels)
-    who = who_is(holder) if holder else ()
+    who = holder.who if holder else ()
     return _Place(uuid, labels.get("GPU_I_ID", ""), first_label(labels, _MODEL_LABELS), holder, who)
 
 
 def holder_of(labels: Labels) -> Workload | None:
-    """Who holds what the series is about; `exported_pod` is what Prometheus makes of a page's own `pod`."""
+    """Who holds what the series is about; `exported_pod` is what Prometheus makes of an exposition's own `pod`."""
     get = labels.get
-    if job := get("hpc_job"):
+    if job := get(f.JOB_LABEL):
         return Workload(job=job)
-    for names in _EXPORTED_LABELS if "exported_pod" in labels else _POD_LABELS:
-        if pod := get(names[1]):
-            return Workload(intern(get(names[0], "")), intern(pod), intern(get(names[2], "")))
-    uid, container_id = get("pod_uid", ""), get("container_id", "")
-    return Workload(uid=uid, container_id=container_id) if uid or container_id else None
+    for namespace, pod, container in _EXPORTED_LABELS if _EXPORTED_LABELS[0][1] in labels else _POD_LABELS:
+        if name := get(pod):
+            return Workload(intern(get(namespace, "")), intern(name), intern(get(container, "")))
+    uid, container_id = (get(name, "") for name in f.NAMELESS_LABELS)
+    return Workload("", "", get(_CONTAINER, ""), uid, container_id) if uid or container_id else None
 
 
 def first_label(labels: Labels, names: Iterable[str]) -> str:

@@ -12,7 +12,14 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 
 from podgpu.catalog.counters import Counter
-from podgpu.catalog.families import CLOCK_EVENTS, HOLDER_LABELS
+from podgpu.catalog.families import (
+    CLOCK_EVENTS,
+    HOLDER_LABELS,
+    JOB_LABEL,
+    NAMELESS_LABELS,
+    OLD_POD_LABELS,
+    POD_LABELS,
+)
 from podgpu.catalog.fields import xid_text
 from podgpu.join.policy import Policy
 from podgpu.join.virtual import KEPT_FOR_DEVICE, own_values
@@ -96,8 +103,8 @@ def _of_holder(
     pod_labels, attributes = _holder_labels(assignment, snapshot.pod_labels, policy)
     if assignment.replica:
         attributes = (*attributes, ("vgpu", assignment.replica))
-    who = (assignment.device, assignment.holder)
-    usage = next((u for u in snapshot.usage.containers if (u.device, u.holder) == who), None)
+    who = (assignment.device, assignment.holder.who)
+    usage = next((u for u in snapshot.usage.containers if (u.device, u.holder.who) == who), None)
     return _Labelled(reading.device, own_values(reading.values, usage), plain(pod_labels, attributes, policy), parent)
 
 
@@ -106,7 +113,7 @@ def sole_holders(assignments: Iterable[Assignment]) -> dict[str, Assignment]:
     held: dict[str, Assignment | None] = {}
     for assignment in assignments:
         known = held.setdefault(assignment.device, assignment)
-        if known is None or known.holder != assignment.holder:
+        if known is None or known.holder.who != assignment.holder.who:
             held[assignment.device] = None
     return {device: assignment for device, assignment in held.items() if assignment is not None}
 
@@ -135,7 +142,7 @@ def device_labels(device: Device, label_values: Pairs, pod_labels: Pairs, attrib
         ("gpu", str(device.index)),
         ("uuid" if policy.old_namespace else "UUID", device.uuid),
         ("pci_bus_id", device.pci_bus_id),
-        ("device", f"nvidia{device.index}"),
+        ("device", device.name),
         ("modelName", model_name(device.model, policy.replace_blanks_in_model_name)),
     ]
     if device.gi_id is not None:
@@ -154,13 +161,11 @@ def model_name(model: str, replace_blanks: bool) -> str:
 def holder_pairs(holder: Workload, policy: Policy) -> list[tuple[str, str]]:
     """What is not known has no label; who has no name goes by uid and container id."""
     if holder.job:
-        return [("hpc_job", holder.job)]
-    names = (
-        ("container_name", "pod_namespace", "pod_name") if policy.old_namespace else ("container", "namespace", "pod")
-    )
-    pairs = [*zip(names, (holder.container, holder.namespace, holder.pod), strict=True)]
-    pairs += [("pod_uid", holder.uid)] if policy.pod_uid or not holder.pod else []
-    pairs += [] if holder.pod else [("container_id", holder.container_id)]
+        return [(JOB_LABEL, holder.job)]
+    names, (uid, container_id) = OLD_POD_LABELS if policy.old_namespace else POD_LABELS, NAMELESS_LABELS
+    pairs = [*zip(names, (holder.namespace, holder.pod, holder.container), strict=True)]
+    pairs += [(uid, holder.uid)] if policy.pod_uid or not holder.pod else []
+    pairs += [] if holder.pod else [(container_id, holder.container_id)]
     return [pair for pair in pairs if pair[1]]
 
 

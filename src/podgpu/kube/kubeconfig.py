@@ -10,7 +10,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from podgpu.errors import SourceError
-from podgpu.kube.access import ApiConfig, ExecPlugin, Pem
+from podgpu.http.tls import Pem
+from podgpu.kube.access import ApiConfig, ExecPlugin
 from podgpu.kube.section import Section, read_sections
 
 EXEC_API = "client.authentication.k8s.io"
@@ -117,7 +118,7 @@ def _server(cluster: Section) -> str:
 def _pem(section: Section, name: str) -> Pem:
     """`NAME-data` wins over the file that NAME names, as in kubectl."""
     if section.has(f"{name}-data"):
-        return Pem(text=section.decoded(f"{name}-data"))
+        return Pem(text=section.decoded(f"{name}-data"), origin=f"{section.file}: {section.where}.{name}-data")
     return Pem(file=section.path(name))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from functools import lru_cache
 
 from aiohttp import web
@@ -11,9 +11,19 @@ from aiohttp import web
 from podgpu.exposition.body import Body, Exposition
 from podgpu.exposition.text import CONTENT_TYPE, OPENMETRICS_TYPE
 
+Handler = Callable[[web.Request], Awaitable[web.Response]]
+
 _OPENMETRICS = "application/openmetrics-text"
 _VERSIONS = ("", "1.0.0")
 _LONG = 512 * 1024
+
+
+def probe(judge: Callable[[], tuple[bool, str]]) -> Handler:
+    async def handle(_request: web.Request) -> web.Response:
+        good, text = judge()
+        return web.Response(status=200 if good else 503, text=text)
+
+    return handle
 
 
 async def exposition(request: web.Request, page: Exposition) -> web.Response:

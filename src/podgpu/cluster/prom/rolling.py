@@ -19,11 +19,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from podgpu.catalog import families as f
+from podgpu.catalog.families import EXPORTED, OLD_POD_LABELS, POD_LABELS
 from podgpu.catalog.fields import Field
 from podgpu.catalog.mig import billed_name
 from podgpu.cluster.prom import promql
 from podgpu.cluster.prom.promql import Matcher, by, has, is_
-from podgpu.cluster.prom.queries import EXPORTED
 from podgpu.cluster.prom.spellings import Spellings
 from podgpu.cluster.reading import Scope
 from podgpu.cluster.rolling import RollingMemory
@@ -32,7 +32,7 @@ from podgpu.exposition.parse import ParsedSample
 
 _NAMESPACE = "podgpu_namespace"
 """A label of our own, for what may stand under three names."""
-_NAMESPACE_OF = {EXPORTED["pod"]: EXPORTED["namespace"], "pod": "namespace", "pod_name": "pod_namespace"}
+_NAMESPACE_OF = {names[1]: names[0] for names in (tuple(EXPORTED.values()), POD_LABELS, OLD_POD_LABELS)}
 _OVER_FULL = 1.01
 _ANYTHING = "(?s)(.+)"
 

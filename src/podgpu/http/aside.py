@@ -1,4 +1,4 @@
-"""Reading beside the event loop: a disk that hangs keeps neither a scrape waiting nor the process from ending."""
+"""Reads beside an event loop: a disk that hangs keeps neither a scrape waiting nor the process from ending."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ import queue
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Generic, TypeVar
+
+from podgpu.errors import PodgpuError
 
 T = TypeVar("T")
 PATIENCE_SECONDS = 0.25
@@ -17,11 +20,38 @@ class Aside:
     """One thread that does what it is given, in turn. A daemon: a read that never returns cannot hold up the end."""
 
     def __init__(self, name: str) -> None:
+        self._name = f"podgpu-{name}"
         self._work: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
-        threading.Thread(target=self._run, name=f"podgpu-{name}", daemon=True).start()
+        self._thread: threading.Thread | None = None
 
     def do(self, work: Callable[[], object]) -> None:
+        """For one thread to call. It begins with the first work, and again after a work that broke."""
         self._work.put(work)
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            self._thread.start()
+
+    async def ask(self, work: Callable[[], T], patience: float) -> T:
+        """What `work` returns, or raises of podgpu's own errors. TimeoutError after `patience` seconds."""
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[T] = loop.create_future()
+
+        def deliver(how: Callable[[], object]) -> None:
+            if not answer.done():
+                how()
+
+        def run() -> None:
+            how: Callable[[], object]
+            try:
+                how = partial(answer.set_result, work())
+            except PodgpuError as error:
+                how = partial(answer.set_exception, error)
+            with suppress(RuntimeError):  # the loop has ended meanwhile
+                loop.call_soon_threadsafe(deliver, how)
+
+        self.do(run)
+        async with asyncio.timeout(patience):
+            return await answer
 
     def close(self) -> None:
         self._work.put(None)

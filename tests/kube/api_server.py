@@ -19,7 +19,7 @@ from typing import Self
 
 from aiohttp import web
 
-from podgpu.simulate.api_objects import (
+from tests.kube.api_objects import (
     KINDS,
     Asked,
     Collections,

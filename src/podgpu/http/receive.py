@@ -1,4 +1,4 @@
-"""An answer's body, taken in piece by piece: bounded in size, unpacked as it arrives, refused at once when too large.
+"""Takes an answer's body in piece by piece: bounded in size, unpacked as it arrives, refused at once when too large.
 
 What is packed is never there as a whole: a small answer that unpacks to a large one costs what is let through, and one
 piece.
@@ -84,5 +84,6 @@ class Received:
 
     def _too_large(self) -> SourceError:
         return SourceError(
-            "too_large", f"{self._shown} answers with more than {self._largest} bytes: see that it is the right page"
+            "too_large",
+            f"{self._shown} answers with more than {self._largest} bytes: see that it is the right place to ask",
         )
