@@ -208,7 +208,8 @@ def _switch_records(rng: Random) -> bytes:
     for _ in range(rng.randrange(40)):
         if tag == SWITCHED_IN:
             pid = rng.choice((1, 2, 3, HIDDEN_PID, KERNEL_PID))
-        records.append(RECORD.pack(FECS_RECORD, 0, 0, tag, 0, number, 0, pid, 0, WHOLE_GPU, WHOLE_GPU, min(at, 2**64 - 1)))
+        stamp = min(at, 2**64 - 1)
+        records.append(RECORD.pack(FECS_RECORD, 0, 0, tag, 0, number, 0, pid, 0, WHOLE_GPU, WHOLE_GPU, stamp))
         number, tag = (number + 1) % (1 << 16), SAVED if tag == SWITCHED_IN else SWITCHED_IN
         at += rng.choice((0, 1, 84_000, rng.randrange(10**6), rng.randrange(10**9)))
         if rng.random() < odd:
