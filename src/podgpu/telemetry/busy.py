@@ -80,7 +80,7 @@ class BusyWindows:
         self._start: _Start | None = None
 
     def read(self, anybody: bool = True) -> Busy:
-        """Without `anybody` there, then and now, it is not asked who ran: the driver tells nothing of who has ended."""
+        """Without `anybody` there, then and now, and no busy time it is not asked who ran: that takes 1.8 ms of CPU."""
         asked_at = self._clock()
         start = self._start or _Start(self._now_us() - _FIRST_WINDOW_US, asked_at - _FIRST_WINDOW_US / 1e6)
         samples = self._attempts.of(SAMPLES, lambda: self._read_samples(start.us))
@@ -92,7 +92,8 @@ class BusyWindows:
         if not 0 < end - start.us <= self._longest(start):
             return UNKNOWN  # the clock was set, the machine slept, or a call hung: begin anew
         window_ns = (end - start.us) * 1000
-        busy, processes = self._busy(samples, window_ns), self._process_busy(start.us, window_ns, anybody)
+        busy = self._busy(samples, window_ns)
+        processes = self._process_busy(start.us, window_ns, anybody or busy != 0)
         return Busy(window_ns, busy, processes, end / 1e6)
 
     def _end(self, start: _Start, samples: list[Any] | None) -> int:

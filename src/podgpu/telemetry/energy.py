@@ -96,6 +96,8 @@ class EnergyMeter:
         self._clock = clock
         self._counter = counter or EnergyCounter(driver, handle, clock)
         self._last: Told | None = None
+        self._has_told = False
+        """A figure has come out: until then every turn asks, so that there is one soon."""
         self._turn_at: float | None = None
         self._users: Collection[int] | None = None
         self._milliwatts: int | None = None
@@ -109,11 +111,12 @@ class EnergyMeter:
         estimate = self._estimate(began, self._turn_at)
         if told is None:
             return Energy(estimate=estimate if self._last is not None else None)
-        before, self._last = self._last, told
+        before, self._last, self._has_told = self._last, told, False
         if before is None or told.counter < before.counter:
             return Energy()
         most = int(_MOST_WATTS * 1000 * (told.at - before.at + _COUNTER_STEP))
         used = self._attempts.within(ENERGY, int(told.counter) - int(before.counter), most)
+        self._has_told = used is not None
         if used is None or estimate is None:
             return Energy(used)
         since = min(estimate, self._estimate(told.at, self._turn_at) or 0)
@@ -130,7 +133,7 @@ class EnergyMeter:
 
     def _is_due(self, now: float, changed: bool) -> bool:
         """Without the power drawn there is no telling the turns of a stretch apart: then each has its own reading."""
-        if self._last is None or changed or self._milliwatts is None:
+        if self._last is None or not self._has_told or changed or self._milliwatts is None:
             return True
         return now - self._last.at >= STRETCH_SECONDS - _NEARLY
 
