@@ -88,7 +88,9 @@ class Renderer:
         if self._coming is None or self._coming[:2] != (published, name):
             future = asyncio.ensure_future(asyncio.to_thread(make))
             self._coming = published, name, future
-        return await asyncio.shield(self._coming[2])
+        page = await asyncio.shield(self._coming[2])
+        self._coming = None  # whoever comes now finds it made
+        return page
 
 
 def probe(judge: Callable[[], tuple[bool, str]]) -> Handler:
