@@ -1,4 +1,4 @@
-"""Pages are made when somebody asks for one, and once, whoever asks meanwhile; their cost grows with the series alone."""
+"""Pages are made when somebody asks for one, once for all who ask meanwhile; their cost grows with the series alone."""
 
 from __future__ import annotations
 

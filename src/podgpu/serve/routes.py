@@ -82,9 +82,9 @@ class Renderer:
         made = published.page_if_made(name)
         if made is not None:
             return made
-        make = partial(getattr, published, name)
+        make: Callable[[], Exposition] = partial(getattr, published, name)
         if not published.is_large:
-            return make()  # type: ignore[no-any-return]
+            return make()
         if self._coming is None or self._coming[:2] != (published, name):
             future = asyncio.ensure_future(asyncio.to_thread(make))
             self._coming = published, name, future
