@@ -34,10 +34,12 @@ def _nvml(argument: str, options: Options) -> Telemetry:
 
 def _opening(options: Options, **how: Any) -> Opening | None:
     """How context switches are read; None where the driver's samples are enough."""
+    wanted = options.get("usage_from", "samples")
+    if wanted == "samples":
+        return None
     from podgpu.telemetry.switches.opening import Opening
 
-    wanted = options.get("usage_from", "samples")
-    return None if wanted == "samples" else Opening(wanted, **how)
+    return Opening(wanted, **how)
 
 
 def _simulated(argument: str, options: Options) -> Telemetry:

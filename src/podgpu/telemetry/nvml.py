@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pynvml
 
@@ -25,9 +25,11 @@ from podgpu.telemetry.nvml_gpu import Gpu
 from podgpu.telemetry.pci import count_pci_gpus
 from podgpu.telemetry.roll_call import RollCall
 from podgpu.telemetry.source import GpuAnswer, Inventory, UsageFlaws, XidEvent
-from podgpu.telemetry.switches.opening import Opening
 from podgpu.telemetry.usage import UsageReader
 from podgpu.telemetry.xid_watch import XidWatch
+
+if TYPE_CHECKING:  # only with --usage-from switches or exact
+    from podgpu.telemetry.switches.opening import Opening
 
 _log = logging.getLogger(__name__)
 _BUS_LOOK_SECONDS = 10.0

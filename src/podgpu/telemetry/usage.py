@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from podgpu.model import Device, DeviceUsage, ProcessUsage
 from podgpu.telemetry.attempts import Attempts
@@ -16,8 +16,10 @@ from podgpu.telemetry.driver import NvmlDriver
 from podgpu.telemetry.energy import Energy, EnergyCounter, EnergyMeter
 from podgpu.telemetry.mig import Instance
 from podgpu.telemetry.source import UsageFlaws
-from podgpu.telemetry.switches.division import BusyDivision
-from podgpu.telemetry.switches.opening import Opening
+
+if TYPE_CHECKING:
+    from podgpu.telemetry.switches.division import BusyDivision
+    from podgpu.telemetry.switches.opening import Opening
 
 _MEMORY = "nvmlDeviceGetMemoryInfo"
 _PROCESS_LIST = "process list"
@@ -57,7 +59,12 @@ class UsageReader:
         """Whether a process was listed when they were last read, as far as is known."""
         self._windows = self._new_windows()
         self._instances: dict[int, InstanceBusy] = {}
-        self._division = BusyDivision(driver, handle, opening, clock, wall) if opening is not None else None
+        self._division = None if opening is None else self._follow_switches(opening)
+
+    def _follow_switches(self, opening: Opening) -> BusyDivision:
+        from podgpu.telemetry.switches.division import BusyDivision
+
+        return BusyDivision(self._driver, self._handle, opening, self._clock, self._wall)
 
     @property
     def flaws(self) -> UsageFlaws:
