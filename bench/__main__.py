@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from bench import allocation, cluster, hook, largest, memory, page, parser, rendering, serving, tick, usage
+from bench import allocation, cluster, hook, largest, memory, page, parser, rendering, serving, tick, usage, watching
 from bench.figures import Figure, any_missed, heading, row
 
 BENCHMARKS: Mapping[str, Callable[[], list[Figure]]] = {
@@ -21,6 +21,7 @@ BENCHMARKS: Mapping[str, Callable[[], list[Figure]]] = {
     "allocation": allocation.measure,
     "usage": usage.measure,
     "largest": largest.measure,
+    "watching": watching.measure,
     "memory": memory.measure,
     "cluster": cluster.measure,
     "page": page.measure,
