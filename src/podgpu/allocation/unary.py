@@ -125,7 +125,7 @@ class _Connection:
         try:
             self._wait_until(give_up_at)
             self._socket.connect(path)
-        except BaseException:
+        except OSError:
             self._socket.close()
             raise
 
