@@ -32,6 +32,13 @@ class Device:
     profile: str = ""
     mig_uuids: tuple[str, ...] = ()
     """UUIDs of the MIG devices (compute instances) in this GPU instance; the kubelet names these."""
+    maker: str = "nvidia"
+    """What the names of its kind begin with."""
+
+    @property
+    def name(self) -> str:
+        """What people and the label `device` call it: nvidia0."""
+        return f"{self.maker}{self.index}"
 
     @property
     def key(self) -> str:

@@ -192,7 +192,7 @@ class Agent:
         if self._stopping:
             return  # nobody is asked any more, and it would look as if nobody answered
         with self._publishing:
-            self._xids.note(self._telemetry.xid_events(), self.clock.monotonic())
+            self._xids.note(self._telemetry.error_events(), self.clock.monotonic())
             snapshot = self._snapshot()
             self.published = publish(snapshot, self._policy, self._read_at)
             self._changes.report(snapshot)

@@ -142,7 +142,7 @@ def device_labels(device: Device, label_values: Pairs, pod_labels: Pairs, attrib
         ("gpu", str(device.index)),
         ("uuid" if policy.old_namespace else "UUID", device.uuid),
         ("pci_bus_id", device.pci_bus_id),
-        ("device", f"nvidia{device.index}"),
+        ("device", device.name),
         ("modelName", model_name(device.model, policy.replace_blanks_in_model_name)),
     ]
     if device.gi_id is not None:

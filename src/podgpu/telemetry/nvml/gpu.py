@@ -17,7 +17,7 @@ from podgpu.catalog.fields import Field
 from podgpu.errors import DeviceLost, DriverGone, SourceError, Unsupported
 from podgpu.model import Device, DeviceUsage, ProcessUsage, Reading
 from podgpu.telemetry.nvml.driver import Grip, NvmlDriver
-from podgpu.telemetry.nvml.mig import Instance, mig_enabled, read_instances
+from podgpu.telemetry.nvml.mig import Instance, MigLayout
 from podgpu.telemetry.nvml.plan import DevicePlan
 from podgpu.telemetry.nvml.process_list import ProcessList
 from podgpu.telemetry.nvml.usage import UsageReader
@@ -65,13 +65,13 @@ class Gpu:
         """Which grip each was last done with."""
         self._reset_with = 0
         """Which grip came after the driver or the GPU was away, and its counters and samples may have begun anew."""
-        self._layout = _MigLayout(driver, grip)
+        self._layout = MigLayout(driver, grip)
         self._instances: tuple[Instance, ...] = ()
         self._fields: Sequence[Field] = ()
         self._plans: dict[str, DevicePlan] = {}
         self._process_list = ProcessList(driver, grip, device.uuid)
         self.usage_reader = make_usage_reader(grip)
-        self._usage_layout = _MigLayout(driver, grip)
+        self._usage_layout = MigLayout(driver, grip)
         self._usage_processes = ProcessList(driver, grip, device.uuid)
 
     def take(self, handle: Any, device: Device) -> None:
@@ -211,22 +211,3 @@ class Gpu:
     def close(self) -> None:
         self._drop_plans()
         self.usage_reader.close()
-
-
-class _MigLayout:
-    """Whether a GPU is in MIG mode, and its instances. Parts that know no MIG are asked once."""
-
-    def __init__(self, driver: NvmlDriver, handle: Any) -> None:
-        self._driver = driver
-        self._handle = handle
-        self._knows_mig = True
-
-    def read(self) -> tuple[bool, tuple[Instance, ...]]:
-        if not self._knows_mig:
-            return False, ()
-        try:
-            enabled = mig_enabled(self._driver, self._handle)
-        except Unsupported:
-            self._knows_mig = False
-            return False, ()
-        return enabled, read_instances(self._driver, self._handle) if enabled else ()

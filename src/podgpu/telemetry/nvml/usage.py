@@ -68,7 +68,7 @@ class UsageReader:
         return UsageFlaws(
             tuple(attempts.dropped),
             tuple(attempts.errors),
-            tuple(attempts.unsupported.items()),
+            attempts.lacks,
             tuple(division.doubts) if division is not None else (),
             division is not None,
             division.fallback if division is not None else "",
