@@ -17,6 +17,7 @@ from podgpu.catalog.fields import Field
 from podgpu.errors import DeviceLost, DriverGone, SourceError, Unsupported
 from podgpu.model import Device, DeviceUsage, ProcessUsage, Reading
 from podgpu.telemetry.nvml.driver import Grip, NvmlDriver
+from podgpu.telemetry.nvml.energy import EnergyCounter
 from podgpu.telemetry.nvml.mig import Instance, MigLayout
 from podgpu.telemetry.nvml.plan import DevicePlan
 from podgpu.telemetry.nvml.process_list import ProcessList
@@ -43,15 +44,16 @@ def meet(driver: NvmlDriver, index: int) -> tuple[Any, Device]:
 
 
 class Gpu:
-    """`read`, `processes` and `usage` may each have a worker: none changes what another looks at."""
+    """`read`, `processes` and `usage` may each have a worker: they share only what the energy counter said."""
 
     def __init__(
         self,
         driver: NvmlDriver,
         handle: Any,
         device: Device,
-        make_usage_reader: Callable[[Any], UsageReader],
+        make_usage_reader: Callable[..., UsageReader],
         xids: XidWatch,
+        clock: Callable[[], float],
     ) -> None:
         self._driver = driver
         self._xids = xids
@@ -70,7 +72,8 @@ class Gpu:
         self._fields: Sequence[Field] = ()
         self._plans: dict[str, DevicePlan] = {}
         self._process_list = ProcessList(driver, grip, device.uuid)
-        self.usage_reader = make_usage_reader(grip)
+        self._energy = EnergyCounter(driver, grip, clock)
+        self.usage_reader = make_usage_reader(grip, energy=self._energy)
         self._usage_layout = MigLayout(driver, grip)
         self._usage_processes = ProcessList(driver, grip, device.uuid)
 
@@ -192,7 +195,7 @@ class Gpu:
 
     def _make_plan(self, device: Device, handle: Any) -> DevicePlan:
         if device.gi_id is None:
-            return DevicePlan(self._driver, handle, self._take_gpm, self._fields)
+            return DevicePlan(self._driver, handle, self._take_gpm, self._fields, self._energy)
         wanted = [f for f in self._fields if f.per_instance]
         gi_id = device.gi_id
         return DevicePlan(self._driver, handle, lambda s: self._take_mig_gpm(gi_id, s), wanted)

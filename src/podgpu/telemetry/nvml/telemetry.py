@@ -128,7 +128,7 @@ class NvmlTelemetry:
         if known is not None:
             known.take(handle, device)
             return known
-        return Gpu(self._driver, handle, device, self._make_usage_reader, self._xids)
+        return Gpu(self._driver, handle, device, self._make_usage_reader, self._xids, self._clock)
 
     def release(self, wait: float) -> bool:
         if not self._life.acquire(timeout=wait):
