@@ -43,11 +43,16 @@ class Device:
     @property
     def key(self) -> str:
         """What assignments and readings name this device by."""
-        return self.uuid if self.gi_id is None else f"{self.uuid}/gi{self.gi_id}"
+        return device_key(self.uuid, self.gi_id)
 
     @property
     def is_instance(self) -> bool:
         return self.gi_id is not None
+
+
+def device_key(uuid: str, gi_id: int | None) -> str:
+    """Of a GPU, or of the GPU instance with this id on it."""
+    return uuid if gi_id is None else f"{uuid}/gi{gi_id}"
 
 
 def physical(key: str) -> str:

@@ -17,6 +17,7 @@ from podgpu.errors import SourceError
 from podgpu.telemetry.nvml.attempts import Attempts, again_while_it_grows
 from podgpu.telemetry.nvml.driver import NvmlDriver, translate
 from podgpu.telemetry.nvml.gpm import MIN_SECONDS, GpmSampler
+from podgpu.telemetry.nvml.process_list import MOST_PID
 
 SAMPLES = "nvmlDeviceGetSamples"
 RATES = "nvmlDeviceGetUtilizationRates"
@@ -34,7 +35,6 @@ _SLACK_US = 2 * _SECOND_US
 """How far the driver's newest sample may lie from the moment it is asked, and more."""
 _NOBODY_RAN = frozenset({"not_found", "nvml_0"})
 """NOT_FOUND, and how pynvml reports a driver that says "no entries" without an error."""
-_MOST_PID = 1 << 22  # PID_MAX_LIMIT: what is above is no pid but memory the driver left as it was
 _GRAPHICS_UTIL = 1
 _GPM_MOST = 101.0  # GPM overshoots 100 % by a hair at full load
 
@@ -154,7 +154,7 @@ class BusyWindows:
             return None
         busy: dict[int, int | None] = {}
         for entry in entries:
-            if not 0 < entry.pid <= _MOST_PID or entry.timeStamp <= since:
+            if not 0 < entry.pid <= MOST_PID or entry.timeStamp <= since:
                 continue  # left over from before
             percent = self._attempts.within(PROCESSES, entry.smUtil, 100)
             busy[entry.pid] = None if percent is None else percent * window_ns // 100

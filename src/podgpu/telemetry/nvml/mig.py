@@ -12,6 +12,8 @@ from podgpu.telemetry.nvml.driver import NvmlDriver
 
 _PROFILE = re.compile(r"MIG (?:\d+c\.)?(\S+)")  # "NVIDIA A100-SXM4-40GB MIG 1c.3g.20gb": the instance is 3g.20gb
 
+_NO_INSTANCE = 0xFFFFFFFF
+
 
 @dataclass(frozen=True, slots=True)
 class Instance:
@@ -23,6 +25,11 @@ class Instance:
 
     def device(self, gpu: Device) -> Device:
         return replace(gpu, gi_id=self.gi_id, profile=self.profile, mig_uuids=self.mig_uuids)
+
+
+def instance_named(gi_id: int) -> int | None:
+    """The GPU instance that an entry of NVML's is about; None: it is about the GPU."""
+    return None if gi_id == _NO_INSTANCE else gi_id
 
 
 class MigLayout:

@@ -10,19 +10,18 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from podgpu.errors import Unsupported
-from podgpu.model import ProcessUsage
+from podgpu.model import ProcessUsage, device_key
 from podgpu.telemetry.nvml.attempts import again_while_it_grows
 from podgpu.telemetry.nvml.driver import NvmlDriver
-from podgpu.telemetry.nvml.mig import Instance, MigLayout
+from podgpu.telemetry.nvml.mig import Instance, MigLayout, instance_named
 
 # With their version: without one, pynvml meets a driver that lacks the newest with an exception that is no NVMLError.
 _LISTS = tuple(
     tuple(f"nvmlDeviceGet{kind}RunningProcesses_{version}" for version in ("v3", "v2"))
     for kind in ("Compute", "MPSCompute", "Graphics")
 )
-_NO_INSTANCE = 0xFFFFFFFF
 _NOT_AVAILABLE = 0xFFFFFFFFFFFFFFFF
-_MOST_PID = 1 << 22  # PID_MAX_LIMIT: what is above is no pid but memory the driver left as it was
+MOST_PID = 1 << 22  # PID_MAX_LIMIT: what is above is no pid but memory the driver left as it was
 
 
 class _Target(NamedTuple):
@@ -63,7 +62,9 @@ class ProcessList:
     def _mig_devices(self, instances: Iterable[Instance]) -> list[_Target]:
         """All of them: a GPU instance has a MIG device for each of its compute instances."""
         return [
-            _Target(self._driver.call("nvmlDeviceGetHandleByUUID", uuid), uuid, self._instance_key(instance.gi_id))
+            _Target(
+                self._driver.call("nvmlDeviceGetHandleByUUID", uuid), uuid, device_key(self._gpu.uuid, instance.gi_id)
+            )
             for instance in instances
             for uuid in instance.mig_uuids
         ]
@@ -90,17 +91,14 @@ class ProcessList:
                 struck[function] = e.reason
                 continue
             mps = "MPS" in function
-            return [self._usage(target, entry, mps) for entry in entries if 0 < entry.pid <= _MOST_PID]
+            return [self._usage(target, entry, mps) for entry in entries if 0 < entry.pid <= MOST_PID]
         return None
 
     def _usage(self, target: _Target, entry: Any, mps: bool) -> ProcessUsage:
-        inside = entry.gpuInstanceId != _NO_INSTANCE
+        gi_id = instance_named(entry.gpuInstanceId)
         memory = None if entry.usedGpuMemory == _NOT_AVAILABLE else entry.usedGpuMemory
-        key = self._instance_key(entry.gpuInstanceId) if inside else target.key
+        key = target.key if gi_id is None else device_key(self._gpu.uuid, gi_id)
         return ProcessUsage(key, entry.pid, memory, mps)
-
-    def _instance_key(self, gi_id: int) -> str:
-        return f"{self._gpu.uuid}/gi{gi_id}"
 
 
 def _each_once(usages: Iterable[ProcessUsage]) -> tuple[ProcessUsage, ...]:

@@ -12,12 +12,13 @@ from typing import Any
 
 from podgpu.catalog.fields import xid_text
 from podgpu.errors import DriverGone, SourceError
+from podgpu.model import device_key
 from podgpu.telemetry.nvml.driver import Grip, NvmlDriver
+from podgpu.telemetry.nvml.mig import instance_named
 from podgpu.telemetry.source import ErrorEvent
 
 _log = logging.getLogger(__name__)
 _WAIT_MS = 250
-_NO_INSTANCE = 0xFFFFFFFF
 _MOST_WAITING = 100_000
 """Events nobody asked for yet. A storm brings a thousand in a second; past this the newest are only logged."""
 SAY_SECONDS = 60.0
@@ -96,8 +97,7 @@ class XidWatch:
 
     def _note(self, data: Any) -> None:
         uuid = self._uuids.get(address_in(data.device), "unknown")  # not asked: a GPU that fell off the bus cannot say
-        gi_id = data.gpuInstanceId
-        key = uuid if gi_id == _NO_INSTANCE else f"{uuid}/gi{gi_id}"
+        key = device_key(uuid, instance_named(data.gpuInstanceId))
         event = ErrorEvent(key, int(data.eventData), self._wall())
         self._say(event)
         with self._lock:
