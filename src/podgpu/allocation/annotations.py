@@ -13,7 +13,7 @@ from typing import Protocol
 from podgpu.allocation import vcuda
 from podgpu.allocation.annotation_formats import GPU_RESOURCES, BadAnnotation, Grant, asks_for_gpu, read_grants
 from podgpu.allocation.device_ids import DeviceId, DeviceIndex
-from podgpu.allocation.holdings import LastMapping, in_order, parse_id
+from podgpu.allocation.holdings import in_order, parse_id
 from podgpu.errors import SourceError
 from podgpu.kube.pods import ContainerRecord, PodRecord
 from podgpu.model import Allocation, Assignment, Device, Unmapped, VcudaRequest, Workload
@@ -58,7 +58,6 @@ class AnnotationsAllocation:
         """With `node`, pods of other nodes are passed over: a minor number says nothing of whose it is."""
         self._pods = pods
         self._node = node
-        self._mapped = LastMapping(self._map)
         self._read: dict[str, _Reading] = {}
 
     def assignments(self, devices: Sequence[Device]) -> Allocation:
@@ -70,7 +69,7 @@ class AnnotationsAllocation:
         error = feed.error
         if not feed.synced or (error is not None and error.reason == "forbidden"):
             raise _not_read(error)
-        return self._mapped.of(feed.items(), devices)
+        return self._map(feed.items(), devices)
 
     def close(self) -> None:
         """Nothing is open here."""

@@ -96,18 +96,6 @@ class Identities:
         api_uids = {record.uid: record.api_uid for record in pods if record.api_uid}
         return replace(self, stated=self.stated | said, api_uids=api_uids)
 
-    def learning_from(self, before: Identities) -> Identities:
-        """These, with what the ones before completed: but for those of whom less, more or other is known now."""
-        changed = (self.pods ^ before.pods) | (self.containers ^ before.containers) | (self.stated ^ before.stated)
-        names = {(one.namespace, one.pod) for one in changed}
-        uids, container_ids = {one.uid for one in changed} - {""}, {one.container_id for one in changed} - {""}
-        for workload, known in dict(before._completed).items():
-            # Every key by which something was looked up for it is a part it has now.
-            is_the_same = (known.namespace, known.pod) not in names and known.uid not in uids
-            if is_the_same and known.container_id not in container_ids:
-                self._completed[workload] = known
-        return self
-
     def complete(self, workload: Workload) -> Workload:
         """The workload with every part that is known for sure. Raises Contradiction; changes no part it has."""
         known = self._completed.get(workload)
@@ -261,7 +249,7 @@ class IdentityReader:
         now = self._read_names(), self._records()
         if any(new is not old for new, old in zip(now, self._last, strict=True)):
             names, records = self._last = now
-            self._known = (names.with_pods(records) if records else names).learning_from(self._known)
+            self._known = names.with_pods(records) if records else names
         return self._known
 
     def _read_names(self) -> Identities:

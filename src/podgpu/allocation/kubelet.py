@@ -10,11 +10,9 @@ from typing import Any, Protocol
 from podgpu.allocation.device_ids import Shared
 from podgpu.allocation.holdings import (
     HeldId,
-    HeldMapping,
     KnownReplicas,
     concerns_gpus,
     count_replicas,
-    holder_of,
     in_order,
     map_held,
     parse_id,
@@ -22,7 +20,7 @@ from podgpu.allocation.holdings import (
 )
 from podgpu.allocation.pod_resources import PodResourcesClient
 from podgpu.allocation.vcuda import count_vcuda
-from podgpu.model import Allocation, Device
+from podgpu.model import Allocation, Device, Workload
 
 SOURCE = "kubelet"
 _REPLICAS_SECONDS = 60.0
@@ -57,7 +55,6 @@ class KubeletAllocation:
         self._clock = clock
         self._replicas = KnownReplicas()
         self._counted_at = float("-inf")
-        self._mapping = HeldMapping(SOURCE)
 
     def assignments(self, devices: Sequence[Device]) -> Allocation:
         response = self.client.list()
@@ -67,7 +64,7 @@ class KubeletAllocation:
         """Who holds which of the devices, from a decoded List answer."""
         everything = list(_held_ids(response))
         held = gpu_ids(everything, self.resource_names)
-        mapped = self._mapping.of(held, devices, count_replicas(held, self._count_replicas(held)))
+        mapped = map_held(SOURCE, held, devices, count_replicas(held, self._count_replicas(held)))
         by_id = replace(mapped, vcuda=count_vcuda(everything))
         return by_id if self.claims is None else _unite(by_id, self.claims.held(response, devices))
 
@@ -109,7 +106,7 @@ def gpu_ids(held: Iterable[HeldId], resource_names: frozenset[str]) -> list[Held
 def _held_ids(response: Any) -> Iterator[HeldId]:
     for pod in response.pod_resources:
         for container in pod.containers:
-            holder = holder_of(pod.namespace, pod.name, container.name)
+            holder = Workload(pod.namespace, pod.name, container.name)
             for entry in container.devices:
                 resource = entry.resource_name
                 for text in entry.device_ids:
