@@ -77,7 +77,7 @@ class AnnotationsAllocation:
     def _map(self, pods: Pods, devices: Sequence[Device]) -> Allocation:
         holding = [pod for pod in pods if self._may_hold(pod)]
         self._read = {pod.uid: self._reading_of(pod) for pod in holding}
-        requests = (one for reading in self._read.values() for one in reading.requests)
+        requests = (request for reading in self._read.values() for request in reading.requests)
         return replace(_map_readings(self._read.values(), devices), vcuda=vcuda.in_order(requests))
 
     def _may_hold(self, pod: PodRecord) -> bool:
@@ -130,7 +130,7 @@ def requested_vcuda(pod: PodRecord) -> Iterator[VcudaRequest]:
 
 def held_by_containers(pod: PodRecord, grants: Sequence[Grant]) -> Iterator[Held]:
     """Who holds what was granted. An init container that is done holds nothing."""
-    every = {one.name: one for one in (*pod.init_containers, *pod.containers)}
+    every = {container.name: container for container in (*pod.init_containers, *pod.containers)}
     for grant in grants:
         if grant.container is None:
             yield from _held_together(pod, grant)
@@ -143,7 +143,11 @@ def _held_together(pod: PodRecord, grant: Grant) -> Iterator[Held]:
 
     Where nobody is known to ask, the first container holds it, as in the answers of koordinator's own proxy.
     """
-    asking = [one for one in (*pod.init_containers, *pod.containers) if asks_for_gpu(one) and not one.finished]
+    asking = [
+        container
+        for container in (*pod.init_containers, *pod.containers)
+        if asks_for_gpu(container) and not container.finished
+    ]
     holders = asking or list(pod.containers[:1]) or [ContainerRecord("")]
     for container, part in zip(holders, _parts(holders), strict=True):
         share = None if grant.share is None else grant.share * part
@@ -153,7 +157,7 @@ def _held_together(pod: PodRecord, grant: Grant) -> Iterator[Held]:
 def _parts(containers: Sequence[ContainerRecord]) -> list[float]:
     """In proportion to a resource that all of them ask for; in equal parts if there is none."""
     for resource, _ in containers[0].requests:
-        amounts = [one.amount(resource) for one in containers]
+        amounts = [container.amount(resource) for container in containers]
         if resource.startswith(GPU_RESOURCES) and all(amounts):
             return [float(amount / sum(amounts)) for amount in amounts]
     return [1 / len(containers)] * len(containers)

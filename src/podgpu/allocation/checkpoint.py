@@ -95,13 +95,13 @@ def _device_ids(value: object, where: str) -> Iterator[str]:
     lists = value.values() if isinstance(value, dict) else [value]
     place = f"{where}: an id"
     for ids in lists:
-        for one in as_list(ids, where):
-            yield as_text(one, place)
+        for text in as_list(ids, where):
+            yield as_text(text, place)
 
 
 def _registered(value: object) -> Iterator[str]:
     if value is None:
         return
     for resource, ids in as_object(value, "RegisteredDevices").items():
-        for one in as_list(ids, f"RegisteredDevices: {resource!a}"):
-            yield as_text(one, "RegisteredDevices: an id")
+        for text in as_list(ids, f"RegisteredDevices: {resource!a}"):
+            yield as_text(text, "RegisteredDevices: an id")

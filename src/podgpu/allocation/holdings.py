@@ -61,7 +61,7 @@ def _first_replica(held: Set[DeviceId]) -> str:
     if len(held) == 1:
         return next(iter(held)).replica
     # Shorter first: replicas are numbers, and 9 comes before 10.
-    return min((one.replica for one in held), key=lambda replica: (len(replica), replica))
+    return min((device_id.replica for device_id in held), key=lambda replica: (len(replica), replica))
 
 
 def in_order(assignments: Iterable[Assignment], unmapped: Iterable[Unmapped]) -> Allocation:
@@ -70,12 +70,15 @@ def in_order(assignments: Iterable[Assignment], unmapped: Iterable[Unmapped]) ->
 
 
 def _unmapped_in_order(unmapped: Iterable[Unmapped]) -> tuple[Unmapped, ...]:
-    return tuple(sorted(unmapped, key=lambda one: (one.device_id, *names_of(one.holder), one.resource, one.reason)))
+    def place(entry: Unmapped) -> tuple[str, ...]:
+        return entry.device_id, *names_of(entry.holder), entry.resource, entry.reason
+
+    return tuple(sorted(unmapped, key=place))
 
 
 def by_device_and_name(assignments: Iterable[Assignment]) -> tuple[Assignment, ...]:
     """Two sorts by one key each: cheaper by half than one by a key that has to be made for every assignment."""
-    named = sorted(assignments, key=lambda one: names_of(one.holder))
+    named = sorted(assignments, key=lambda assignment: names_of(assignment.holder))
     return tuple(sorted(named, key=attrgetter("device")))
 
 
@@ -98,15 +101,15 @@ def share_of(replicas: Replicas | None, device: Device, held: Set[DeviceId]) -> 
     """Replicas held of those there are; a device held whole is 1. None where it cannot be told."""
     if replicas is None:
         return None
-    if len(device.mig_uuids) > 1 and any(_is_compute_instance(one) for one in held):
+    if len(device.mig_uuids) > 1 and any(_is_compute_instance(device_id) for device_id in held):
         return None  # one of several in the GPU instance: the id does not say how large it is
     if len(held) == 1:
         return _share_of_one(replicas, *held)
     of_each: dict[Shared, int] = {}
-    for one in held:
-        if not one.replica:
+    for device_id in held:
+        if not device_id.replica:
             return 1.0
-        of_each[one.shared] = of_each.get(one.shared, 0) + 1
+        of_each[device_id.shared] = of_each.get(device_id.shared, 0) + 1
     parts = [count / replicas[shared] for shared, count in of_each.items() if shared in replicas]
     # One that is not in there: its plugin is gone, and its count with it.
     return min(1.0, fsum(parts)) if len(parts) == len(of_each) else None
@@ -163,9 +166,11 @@ class KnownReplicas:
         told, held_now = replicas_of(registered), _shared_in(held)
         kept = {device: self._told.get(device, frozenset()) for device in held_now | self._held}
         devices = kept.keys() | told.keys()
-        self._told = {one: kept.get(one, frozenset()) | told.get(one, frozenset()) for one in devices}
+        self._told = {device: kept.get(device, frozenset()) | told.get(device, frozenset()) for device in devices}
         self._held = held_now
 
 
 def _shared_in(held: Iterable[HeldId]) -> frozenset[Shared]:
-    return frozenset(one.device_id.shared for one in held if one.device_id is not None and one.device_id.replica)
+    return frozenset(
+        held_id.device_id.shared for held_id in held if held_id.device_id is not None and held_id.device_id.replica
+    )

@@ -100,7 +100,7 @@ def parse_assignments(
 
 
 def gpu_ids(held: Iterable[HeldId], resource_names: frozenset[str]) -> list[HeldId]:
-    return [one for one in held if concerns_gpus(one, resource_names)]
+    return [held_id for held_id in held if concerns_gpus(held_id, resource_names)]
 
 
 def _held_ids(response: Any) -> Iterator[HeldId]:
@@ -115,8 +115,10 @@ def _held_ids(response: Any) -> Iterator[HeldId]:
 
 def _unite(by_id: Allocation, by_claim: Allocation) -> Allocation:
     """One assignment per holder and device: the kubelet can list a GPU both ways (its gate DRAExtendedResource)."""
-    held = {(one.device, one.holder): one for one in by_claim.assignments}
-    for one in by_id.assignments:
-        claimed = held.get((one.device, one.holder))
-        held[one.device, one.holder] = one if claimed is None else replace(one, attributes=claimed.attributes)
+    held = {(assignment.device, assignment.holder): assignment for assignment in by_claim.assignments}
+    for assignment in by_id.assignments:
+        claimed = held.get((assignment.device, assignment.holder))
+        held[assignment.device, assignment.holder] = (
+            assignment if claimed is None else replace(assignment, attributes=claimed.attributes)
+        )
     return replace(in_order(held.values(), {*by_id.unmapped, *by_claim.unmapped}), vcuda=by_id.vcuda)
