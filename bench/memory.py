@@ -1,7 +1,7 @@
 """Resident memory of the exporter's process: after 1,000 ticks, and that 10,000 need no more.
 
-The kubelet and the scraper live in this process. The simulated driver must live in the exporter's; what it and the
-big dependencies take is measured apart, each in a fresh interpreter, so that it can be taken off.
+The kubelet and the scraper live in this process. The simulated driver must live in the exporter's; what it and each
+import add is measured apart, step by step in one interpreter, so that it can be taken off.
 """
 
 from __future__ import annotations
@@ -15,21 +15,20 @@ from bench.running import ExporterProcess, Memory, Scraper, exporter_process
 
 MOST_MIB = 64
 MOST_GROWTH_MIB = 1
-_WITHOUT_SIMULATION = (
-    "import grpc, pynvml, podgpu.cli.exporter, podgpu.telemetry.nvml, podgpu.allocation.kubelet, podgpu.serve.app;"
-    "from podgpu.allocation import podresources_pb2"
-)
-_IMPORTS = {
-    "bare Python": "",
-    "Python + aiohttp.web": "import aiohttp.web",
-    "Python + grpc": "import grpc",
-    "Python + protobuf messages": "from podgpu.allocation import podresources_pb2",
-    "Python + pynvml": "import pynvml",
-    "everything the exporter imports": _WITHOUT_SIMULATION,
-    "the same + the simulated driver of 8 GPUs": (
-        f"{_WITHOUT_SIMULATION}\nfrom bench.node import *\nkept = simulated_driver(EIGHT_GPUS, TickClock())"
+LADDER = (
+    ("bare Python", "pass"),
+    ("+ logging, asyncio, ssl", "import logging, asyncio, ssl"),
+    ("+ click", "import click"),
+    ("+ pynvml", "import pynvml"),
+    ("+ aiohttp.web", "import aiohttp.web"),
+    ("+ podgpu, but for what follows", "import podgpu.cli.exporter, podgpu.telemetry.nvml, podgpu.serve.app"),
+    ("+ the kubelet's messages (protobuf)", "from podgpu.allocation import kubelet, podresources_pb2"),
+    (
+        "+ the simulated driver of 8 GPUs",
+        "from bench.node import *; kept = simulated_driver(EIGHT_GPUS, TickClock())",
     ),
-}
+)
+"""Where the exporter's memory is: what each step adds in one interpreter. What it stands at beyond is what it keeps."""
 
 
 def measure(first: int = 1_000, last: int = 10_000, scrape_every: int = 100) -> list[Figure]:
@@ -44,7 +43,7 @@ def measure(first: int = 1_000, last: int = 10_000, scrape_every: int = 100) -> 
         Figure(f"growth from {first:,} to {last:,} ticks", late.rss - early.rss, "MiB", MOST_GROWTH_MIB),
         Figure("  most it ever was (VmHWM)", late.peak, "MiB"),
         Figure("  of it anonymous (the rest is mapped libraries)", late.anonymous, "MiB"),
-        *(Figure(f"  {name}: RSS", import_rss(code), "MiB") for name, code in _IMPORTS.items()),
+        *ladder(),
     ]
 
 
@@ -57,8 +56,10 @@ def _memory_after(exporter: ExporterProcess, scraper: Scraper, ticks: int, scrap
     return exporter.memory()
 
 
-def import_rss(code: str) -> float:
-    """MiB of an interpreter that ran only this."""
-    script = f"{code}\nprint([int(l.split()[1]) for l in open('/proc/self/status') if l.startswith('VmRSS')][0])"
+def ladder() -> list[Figure]:
+    script = "def say(): print(next(l.split()[1] for l in open('/proc/self/status') if l.startswith('VmRSS')))\n"
+    script += "".join(f"{code}\nsay()\n" for _, code in LADDER)
     done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
-    return int(done.stdout) / 1024
+    stands = [int(line) / 1024 for line in done.stdout.split()]
+    added = [now - before for before, now in zip([0.0, *stands], stands, strict=False)]
+    return [Figure(f"  {name}", more, "MiB") for (name, _), more in zip(LADDER, added, strict=True)]

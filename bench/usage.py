@@ -31,7 +31,7 @@ from bench.running import memory_of
 from bench.tick import TimedNvml, median_seconds
 from podgpu.accounting.containers import ContainerFinder
 from podgpu.agent.loop import Agent, Settings
-from podgpu.agent.publish import publish
+from podgpu.agent.publish import Published
 from podgpu.allocation.identity import IdentityReader
 from podgpu.clock import Clock
 from podgpu.join import Policy
@@ -169,7 +169,7 @@ def measure_cpu(turns: int) -> list[Figure]:
         attributed = len([one for one in node.agent.published.snapshot.usage.containers if one.processes])
         pids = node.pids
         (rendering,) = median_seconds(
-            turns, lambda: publish(node.agent.published.snapshot, node.agent.settings.policy, 0.0)
+            turns, lambda: Published(node.agent.published.snapshot, node.agent.settings.policy, 0.0).fresh.zipped
         )
         (remembered,) = median_seconds(turns, lambda: [node.finder.find(pid) for pid in pids])
         (forgotten,) = median_seconds(turns, lambda: _look_afresh(node.finder, pids))

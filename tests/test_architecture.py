@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
 
-SOURCE = Path(__file__).parent.parent / "src" / "podgpu"
+from docs.rooms import GROUND, SOURCE, WORLD, imports_of, picture, room_imports, room_of, rooms_imported
 
 ROWS = [
     {"__main__"},
@@ -50,28 +51,6 @@ PURE_FILES = {
     "allocation/merge.py",
 }
 """Of rooms that touch the world elsewhere."""
-WORLD = {"os", "socket", "time", "ctypes", "grpc", "aiohttp", "asyncio", "threading", "subprocess", "pynvml", "pathlib"}
-
-
-def room_of(path: Path) -> str:
-    relative = path.relative_to(SOURCE)
-    return relative.parts[0].removesuffix(".py")
-
-
-def imports_of(path: Path) -> set[str]:
-    found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            found.update(alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            found.add(node.module)
-            found.update(f"{node.module}.{alias.name}" for alias in node.names if node.module == "podgpu")
-    return found
-
-
-def rooms_imported(path: Path) -> set[str]:
-    names = (name.split(".") for name in imports_of(path))
-    return {parts[1] for parts in names if parts[0] == "podgpu" and len(parts) > 1 and parts[1] != "__version__"}
 
 
 FILES = sorted(SOURCE.rglob("*.py"))
@@ -108,6 +87,35 @@ def test_a_file_is_one_room(path: Path) -> None:
 
 def test_pure_files_are_there() -> None:
     assert {name for name in PURE_FILES if not (SOURCE / name).exists()} == set()
+
+
+def test_makers_do_not_know_each_other() -> None:
+    """Another maker's library is a folder of telemetry/: `source.py` does not know who is there, nor do they."""
+    for path in sorted((SOURCE / "telemetry").rglob("*.py")):
+        own = path.relative_to(SOURCE / "telemetry").parts[0]
+        for maker in {"nvml", "dcgm"} - {own}:
+            begins = f"podgpu.telemetry.{maker}"
+            assert not [name for name in imports_of(path) if f"{name}.".startswith(f"{begins}.")], f"{path}: {maker}"
+
+
+@pytest.mark.parametrize("folder", ["agent", "telemetry/source.py"])
+def test_one_makers_words_stay_in_its_folder(folder: str) -> None:
+    """Docstrings may explain by example; names and strings that the code goes by may not."""
+    at = SOURCE / folder
+    for path in sorted(at.rglob("*.py")) if at.is_dir() else [at]:
+        tree = ast.parse(path.read_text())
+        said = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        for node in ast.walk(tree):
+            word = node.value if isinstance(node, ast.Constant) and node not in said else getattr(node, "name", "")
+            assert not str(word).lower().startswith(("nvml", "nvidia", "xid_event")), f"{path}: {word}"
+
+
+def test_the_picture_has_every_room_and_the_way_of_a_sample() -> None:
+    drawn = "\n".join(picture())
+    for room in room_imports().keys() - set(GROUND):
+        assert re.search(rf"^    {room}\W", drawn, re.MULTILINE), room
+    assert len(re.findall(r"==>", drawn)) == 5
+    assert "telemetry --> join" not in drawn
 
 
 def test_only_one_place_assembles_an_agent() -> None:

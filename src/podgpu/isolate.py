@@ -1,4 +1,4 @@
-"""Runs each source's call in a thread of its own with a deadline. One that hangs costs nobody else anything.
+"""Isolation runs each source's call in a thread of its own, with a deadline. One that hangs costs nobody else anything.
 
 An abandoned call keeps its worker: it is not started again until it returns. A late answer is thrown away, unless the
 caller said that it wants those.

@@ -32,6 +32,13 @@ class Device:
     profile: str = ""
     mig_uuids: tuple[str, ...] = ()
     """UUIDs of the MIG devices (compute instances) in this GPU instance; the kubelet names these."""
+    maker: str = "nvidia"
+    """What the names of its kind begin with."""
+
+    @property
+    def name(self) -> str:
+        """What people and the label `device` call it: nvidia0."""
+        return f"{self.maker}{self.index}"
 
     @property
     def key(self) -> str:
@@ -181,7 +188,7 @@ class DeviceUsage:
     busy_ns: int | None = None
     """Time within the window in which anything ran."""
     energy_mj: int | None = None
-    """Energy used since the last reading."""
+    """Energy used since it was last told. None with an estimate: it is in what will be told next."""
     memory_used: int | None = None
     processes: tuple[ProcessUsage, ...] | None = None
     """None: processes cannot be seen from here (not the host's PID namespace)."""
@@ -196,6 +203,10 @@ class DeviceUsage:
     """Busy time in which contexts were switched: nobody's."""
     bounded: bool = False
     """Whether the least and the most each can have run is wanted beside the figure."""
+    energy_estimate_nj: int | None = None
+    """About how much of it, or of the next, is of this window; None: what was used and not told is lost."""
+    energy_since_nj: int = 0
+    """About how much was used since what was told, and is in the next."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -175,10 +175,29 @@ def test_virtual_gpus_carry_the_holders_own_part(tmp_path: Path) -> None:
     node.agent.stop()
 
 
+@pytest.mark.fault(
+    "The driver hangs in the energy counter while telemetry reads it",
+    "usage goes on without it: busy time and memory keep their figures, and the energy comes with the next answer",
+)
+def test_an_energy_counter_that_hangs_telemetry_does_not_hang_usage(node: Node) -> None:
+    shared(node)
+    busy, energy = (node.value(f"podgpu_container_gpu_{x}_total", "train") for x in ("busy_seconds", "energy_joules"))
+    hang = node.driver.faults.hang("nvmlDeviceGetTotalEnergyConsumption")
+    page = node.turn()
+    assert hang.entered.is_set()
+    assert 'podgpu_exporter_source_errors_total{source="usage"' not in page
+    assert (node.value("podgpu_container_gpu_busy_seconds_total", "train") or 0) > (busy or 0)
+    assert node.value("podgpu_container_gpu_energy_joules_total", "train") == energy
+    node.driver.faults.release_all()
+    for _ in range(6):
+        node.turn()
+    assert (node.value("podgpu_container_gpu_energy_joules_total", "train") or 0) > (energy or 0)
+
+
 def test_a_gpu_that_hangs_costs_its_own_usage_only(node: Node) -> None:
     shared(node)
     before = node.value("podgpu_container_gpu_busy_seconds_total", "train")
-    hang = node.driver.faults.hang("nvmlDeviceGetTotalEnergyConsumption")
+    hang = node.driver.faults.hang("nvmlDeviceGetProcessUtilization")
     page = node.turn()
     assert hang.entered.is_set()
     assert 'podgpu_exporter_source_errors_total{source="usage",reason="deadline"}' in page

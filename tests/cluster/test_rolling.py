@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podgpu.cluster.reading import Reading, Scope
+from podgpu.cluster.reading import ClusterReading, Scope
 from podgpu.cluster.rolling import RollingMemory
 from podgpu.cluster.settings import ViewSettings
 from podgpu.cluster.view import Memory, assemble
@@ -86,7 +86,9 @@ def test_a_clock_that_was_set_back_begins_anew() -> None:
 
 def test_what_prometheus_computed_is_taken() -> None:
     view = assemble(
-        Reading((node("n1", gpu(0, measured=10.0)),), rolling={CLUSTER: 0.75, NODE: 0.5, Scope("owner"): float("nan")}),
+        ClusterReading(
+            (node("n1", gpu(0, measured=10.0)),), rolling={CLUSTER: 0.75, NODE: 0.5, Scope("owner"): float("nan")}
+        ),
         Memory(),
         ViewSettings(window=5400.0),
         0.0,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podgpu.agent.publish import publish
+from podgpu.agent.publish import Published
 from podgpu.catalog.families import GPU_MANAGER_FAMILIES
 from podgpu.exposition.text import encode
 from podgpu.join import Policy, gpu_manager_families
@@ -319,7 +319,7 @@ def test_a_dump_is_a_fixture(snapshot: Snapshot) -> None:
 def test_they_are_published_only_when_asked_for() -> None:
     snapshot = node(held(GPUS[0]), usage=(used(GPUS[0], 0.5),))
     theirs = encode(gpu_manager_families(snapshot, POLICY))
-    without, with_them = publish(snapshot, Policy(hostname="n1"), 0.0), publish(snapshot, POLICY, 0.0)
+    without, with_them = Published(snapshot, Policy(hostname="n1"), 0.0), Published(snapshot, POLICY, 0.0)
     assert without.gpu_manager.plain == b""
     assert with_them.gpu_manager.plain == theirs != b""
     assert with_them.fresh.plain == without.fresh.plain + theirs

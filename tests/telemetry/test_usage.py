@@ -79,8 +79,8 @@ class Bench:
         return self.telemetry.usage_flaws(self.gpu)
 
     @property
-    def unsupported(self) -> dict[str, str]:
-        return dict(self.flaws.unsupported)
+    def lacks(self) -> set[str]:
+        return {lack for _, lack in self.flaws.lacks}
 
 
 @pytest.fixture
@@ -208,7 +208,7 @@ def test_a_driver_without_process_utilisation(bench: Bench, error: int) -> None:
         assert usage.process_busy_ns is None
     assert bench.after(0.01).process_busy_ns is None, "nor when there is nothing new"
     assert (bench.driver.calls[PROCESSES], bench.driver.calls[NEWER]) == (1, 1)
-    assert bench.unsupported.keys() == {PROCESSES, NEWER}
+    assert bench.lacks == {"no_process_utilization"}
     bench.faults.clear(PROCESSES)
     bench.faults.relayout(0, ["3g.40gb"])
     bench.after(1)
@@ -265,7 +265,7 @@ def test_the_newer_call_tells_the_same_where_the_old_one_is_refused(bench: Bench
     for _ in range(3):
         assert bench.after(1).process_busy_ns == {41: SECOND // 2, 42: SECOND // 5}
     assert bench.driver.calls[PROCESSES] == 1, "the one that is refused is not asked again"
-    assert bench.unsupported.keys() == {PROCESSES}
+    assert not bench.lacks, "there was a second way"
     assert not bench.flaws.errors
 
 
@@ -316,7 +316,7 @@ def test_a_driver_too_old_for_the_newer_call_has_neither(bench: Bench, error: in
     bench.place(41, 0.5)
     bench.start()
     assert bench.after(1).process_busy_ns is None
-    assert bench.unsupported.keys() == {PROCESSES, NEWER}
+    assert bench.lacks == {"no_process_utilization"}
 
 
 @on("1xH100", "1xA100")
@@ -382,6 +382,7 @@ def test_an_impossible_sample_costs_the_device_its_figure(bench: Bench) -> None:
 
 @pytest.mark.parametrize("nonsense", [101, GARBAGE])
 def test_an_impossible_process_figure_costs_only_that_process(bench: Bench, nonsense: int) -> None:
+    bench.place(41, 0.5)
     bench.start()
     at = bench.wall() + 1
     bench.faults.answer(PROCESSES, [entry(41, nonsense, at), entry(42, 20, at)])
@@ -393,6 +394,7 @@ def test_an_impossible_process_figure_costs_only_that_process(bench: Bench, nons
 
 
 def test_entries_that_are_nobodys_or_of_another_time_are_left_out(bench: Bench) -> None:
+    bench.place(41, 0.5)
     bench.start()
     at = bench.wall()
     entries = [entry(0, 30, at + 1), entry(GARBAGE, 30, at + 1), entry(41, 30, at - 1), entry(42, 20, at + 1)]
@@ -450,18 +452,76 @@ def test_energy_adds_up_to_the_counters_own_difference(bench: Bench) -> None:
     for turn in range(50):
         if turn % 10 == 3:
             bench.faults.fail(ENERGY, pynvml.NVML_ERROR_UNKNOWN)
-        energy = bench.after(moments.uniform(0.01, 3)).energy_mj
-        assert (energy is None) == (turn % 10 == 3), "a failed reading's energy is in the next"
+        usage = bench.after(moments.uniform(0.01, 3))
+        assert usage.energy_mj is not None or usage.energy_estimate_nj is not None, "it is in the next"
+        assert turn % 10 != 3 or usage.energy_mj is None
         bench.faults.clear(ENERGY)
-        total += energy or 0
+        total += usage.energy_mj or 0
+    total += bench.after(5).energy_mj or 0
     assert total == gpu.energy_mj - before
+    assert bench.driver.calls[ENERGY] < 40
+
+
+def test_while_nobody_comes_or_goes_energy_is_asked_for_every_five_seconds(bench: Bench) -> None:
+    bench.place(41, 0.5)
+    bench.start()
+    bench.after(1)
+    asked = bench.driver.calls[ENERGY]
+    told = [bench.after(1).energy_mj for _ in range(15)]
+    assert bench.driver.calls[ENERGY] == asked + 3
+    assert [energy is not None for energy in told] == [turn % 5 == 4 for turn in range(15)]
+    bench.place(42, 0.2)
+    assert bench.after(1).energy_mj is not None, "who came pays from now on"
+    bench.driver.remove(42)
+    assert bench.after(1).energy_mj is not None, "who left has paid"
+    assert bench.after(1).energy_mj is None
+
+
+def test_the_turns_of_a_stretch_are_told_apart_by_the_power_drawn(bench: Bench) -> None:
+    bench.start()
+    bench.after(1)
+    gpu, estimates = bench.driver.machine.gpus[0], []
+    before = gpu.energy_mj
+    for turn in range(5):
+        usage = bench.after(1)
+        estimates.append(usage.energy_estimate_nj or 0)
+        if turn < 4:
+            assert usage.energy_mj is None
+    assert usage.energy_mj == gpu.energy_mj - before
+    assert sum(estimates) == pytest.approx(usage.energy_mj * 1e6, rel=0.2)
+
+
+def test_without_the_power_drawn_every_turn_has_its_own_energy(bench: Bench) -> None:
+    bench.faults.unsupported("nvmlDeviceGetPowerUsage")
+    bench.start()
+    assert all(bench.after(1).energy_mj is not None for _ in range(7))
+    assert not bench.flaws.errors
+    assert not bench.flaws.unsupported
+
+
+def test_telemetry_and_usage_ask_for_energy_once(bench: Bench) -> None:
+    """At -c 1000 telemetry asks every second, and usage has its figure of every second from that."""
+    energy = (fields()[156],)
+    bench.place(41, 0.5)
+    gpu, before, total, told = bench.driver.machine.gpus[0], 0, 0, []
+    for turn in range(20):
+        bench.now += 0.3
+        (reading,) = bench.telemetry.read(bench.gpu, energy).readings
+        assert reading.values[156] == gpu.energy_mj, "telemetry's own is fresh in every tick"
+        before = gpu.energy_mj if turn == 0 else before
+        usage = bench.after(0.7)
+        told.append(usage.energy_mj)
+        total += usage.energy_mj or 0
+    assert bench.driver.calls[ENERGY] <= 22, "the first of usage's own, and one more for the first difference"
+    assert None not in told[2:]
+    assert 0 <= gpu.energy_mj - before - total < 2 * 700_000, "all of it but what was used since the last tick"
 
 
 def test_an_energy_counter_that_falls_begins_anew(bench: Bench) -> None:
     bench.start()
     bench.after(10)
     bench.driver.machine.gpus[0].energy = 0.0
-    assert bench.after(1).energy_mj is None
+    assert bench.after(5).energy_mj is None
     energy = bench.after(1).energy_mj
     assert energy is not None
     assert 0 < energy < 700_000
@@ -683,6 +743,7 @@ def test_a_lost_gpu_is_said(bench: Bench) -> None:
 
 @pytest.mark.parametrize("part", [SAMPLES, PROCESSES, MEMORY, ENERGY])
 def test_a_gpu_lost_half_way_is_said(bench: Bench, part: str) -> None:
+    bench.place(41, 0.5)
     bench.start()
     bench.now += 1
     bench.faults.fail(part, pynvml.NVML_ERROR_GPU_IS_LOST)
@@ -703,4 +764,4 @@ def test_a_reloaded_driver_is_not_taken_for_one_that_cannot(bench: Bench, error:
     assert usage.energy_mj is None
     assert usage.busy_ns == SECOND // 2
     assert bench.after(1).energy_mj is not None
-    assert not bench.flaws.unsupported
+    assert not bench.lacks

@@ -16,6 +16,8 @@ from podgpu.catalog.mig import slices_of_gpu, slices_of_profile
 from podgpu.model import Device, DeviceUsage, ProcessUsage, Who
 
 Weight = int | Fraction
+Weights = tuple[Mapping[Who, Weight], Weight]
+"""What each is to pay in proportion, and what nobody is."""
 
 LONGEST_NS = 3600 * 10**9
 """No turn is longer. What says so is a clock that jumped."""
@@ -210,32 +212,32 @@ def _untold_listed(scene: Scene, processes: Iterable[ProcessUsage]) -> bool:
 # Energy
 
 
-def charge_energy(scene: Scene, busy: Charge) -> Charge:
-    """By busy time; by share when nobody ran. MIG instances have none of their own: see `charge_mig_energy`."""
-    energy = None if scene.device.is_instance else scene.usage.energy_mj
-    if energy is None or busy.parts is None:
-        return Charge(energy)
-    return _divide(energy, *_weights(scene, busy, ran=bool(busy.whole)))
+def charge_energy(energy: int | None, weights: Weights | None) -> Charge:
+    return Charge(energy) if energy is None or weights is None else _divide(energy, *weights)
 
 
-def charge_mig_energy(gpu: DeviceUsage, instances: Mapping[str, tuple[Scene, Charge]]) -> Charge:
-    """The GPU's energy among the people of its instances (by key, with their busy time), whom it calls (key, *who).
+def weigh_energy(scene: Scene, busy: Charge) -> Weights | None:
+    """By busy time; by share when nobody ran. MIG instances have none of their own: see `weigh_mig_energy`."""
+    return None if scene.device.is_instance or busy.parts is None else _weights(scene, busy, ran=bool(busy.whole))
+
+
+def weigh_mig_energy(gpu: Device, instances: Mapping[str, tuple[Scene, Charge]]) -> Weights | None:
+    """A GPU's energy among the people of its instances (by key, with their busy time), whom it calls (key, *who).
 
     By busy time and size; by share and size when nobody ran. What an instance with several holders used is in the
     rest. If one instance cannot tell its busy time, nobody else's part can be told either.
     """
     ran = any(busy.whole for _, busy in instances.values())
     slices = {key: slices_of_profile(scene.device.profile) or 0 for key, (scene, _) in instances.items()}
-    told = all(slices.values()) and all(_tells(scene, busy, ran) for scene, busy in instances.values())
-    if gpu.energy_mj is None or not told:
-        return Charge(gpu.energy_mj)
+    if not all(slices.values()) or not all(_tells(scene, busy, ran) for scene, busy in instances.values()):
+        return None
     parts: dict[Who, Weight] = {}
-    rest: Weight = 0 if ran else max(0, slices_of_gpu(gpu.device.model) - sum(slices.values()))
+    rest: Weight = 0 if ran else max(0, slices_of_gpu(gpu.model) - sum(slices.values()))
     for key, (scene, busy) in sorted(instances.items()):
         weights, left = _weights(scene, busy, ran)
         parts |= {(key, *who): weight * slices[key] for who, weight in weights.items()}
         rest += left * slices[key]
-    return _divide(gpu.energy_mj, parts, rest)
+    return parts, rest
 
 
 def _tells(scene: Scene, busy: Charge, ran: bool) -> bool:
@@ -243,14 +245,14 @@ def _tells(scene: Scene, busy: Charge, ran: bool) -> bool:
     return busy.whole is not None and (scene.window > 0 or not ran)
 
 
-def _weights(scene: Scene, busy: Charge, ran: bool) -> tuple[Mapping[Who, Weight], Weight]:
+def _weights(scene: Scene, busy: Charge, ran: bool) -> Weights:
     """What each is to pay in proportion, and what nobody is."""
     if busy.parts is None:
         return {}, (busy.whole or 0) if ran else 1
     return (busy.parts, busy.rest or 0) if ran else _idle_weights(scene)
 
 
-def _idle_weights(scene: Scene) -> tuple[Mapping[Who, Weight], Weight]:
+def _idle_weights(scene: Scene) -> Weights:
     """By share, 1 in all; for what nobody is known to hold nobody pays. Without a window, nobody for anything.
 
     A sole holder has all of the device. Of several, who has no known share pays nothing.

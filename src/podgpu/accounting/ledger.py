@@ -17,17 +17,19 @@ from podgpu.accounting.charges import (
     UNKNOWN,
     Charge,
     Scene,
+    Weights,
     believed,
     bound_busy,
     charge_busy,
-    charge_energy,
     charge_memory,
-    charge_mig_energy,
     count_processes,
     in_pieces,
     processes_on,
+    weigh_energy,
+    weigh_mig_energy,
 )
 from podgpu.accounting.presence import Holding, differ, holdings_of, presence_of
+from podgpu.accounting.stretch import Stretch
 from podgpu.catalog.mig import billed_name
 from podgpu.model import Assignment, Device, DeviceUsage, Usage, Who, Workload, physical
 
@@ -74,6 +76,8 @@ class Ledger:
         self._running: dict[str, dict[int, Who | None]] = {}
         """By device, the processes when they were last seen, and who was charged for each."""
         self._devices: dict[str, DeviceBook] = {}
+        self._stretches: dict[str, Stretch] = {}
+        """By GPU: turns whose energy is not told yet."""
         self._away: dict[str, _Away] = {}
         self._namespaces: dict[tuple[str, str], NamespaceBook] = {}
         """The longest unchanged first."""
@@ -101,7 +105,7 @@ class Ledger:
             key: self._meet(key, told.get(key), held.get(key, {}), ask, untold)
             for key in told.keys() | held.keys() | self._accounts.keys()
         }
-        _divide_mig_energy(turns)
+        self._divide_energy(turns)
         for key, turn in turns.items():
             self._enter_people(key, turn, believed(elapsed_ns))
             self._enter_device(key, turn)
@@ -123,6 +127,7 @@ class Ledger:
         for gpu in keys:
             away = _Away(_taken_out(self._accounts, gpu), _taken_out(self._devices, gpu))
             _taken_out(self._running, gpu)
+            self._stretches.pop(gpu, None)
             if away.devices or away.accounts:
                 self._away[gpu] = away
         for gpu in list(self._away)[:-MOST_AWAY]:
@@ -199,6 +204,36 @@ class Ledger:
             if account.workload.namespace:
                 self._namespace(account.workload.namespace, key).add(entry)
 
+    # What the GPUs used
+
+    def _divide_energy(self, turns: Mapping[str, _Turn]) -> None:
+        instances: dict[str, dict[str, _Turn]] = {}
+        for key, turn in turns.items():
+            if key != physical(key):
+                instances.setdefault(physical(key), {})[key] = turn
+        for key, turn in turns.items():
+            if turn.scene is None or key != physical(key):
+                continue
+            pieces = instances.get(key, {}) if in_pieces(turn.scene.device) else {}
+            names = self._names(key)
+            for part in pieces:
+                names |= {(part, *who): name for who, name in self._names(part).items()}
+            stretch = self._stretches.setdefault(key, Stretch())
+            turn.energy = stretch.turn(turn.scene.usage, _weigh(turn, pieces), names)
+            for part, other in pieces.items():
+                other.energy = _part_of(turn.energy, part)
+            self._pay_for_the_gone(key, turn.energy, stretch.namespaces, names)
+
+    def _names(self, key: str) -> dict[Who, str]:
+        return {who: account.workload.namespace for who, account in self._accounts.get(key, {}).items()}
+
+    def _pay_for_the_gone(self, key: str, energy: Charge, then: Mapping[Who, str], now: Mapping[Who, str]) -> None:
+        """Who left before the energy of its last seconds was told has no account; its namespace pays all the same."""
+        for who, part in (energy.parts or {}).items():
+            if who not in now and then.get(who):
+                book = key if who[0] not in self._devices else who[0]
+                self._namespace(then[who], book).add(Entry(energy_mj=part))
+
     def _namespace(self, namespace: str, key: str) -> NamespaceBook:
         """A device that never answered has no model yet."""
         name = (namespace, self._devices[key].model if key in self._devices else "")
@@ -258,32 +293,20 @@ def _divide(scene: Scene) -> _Turn:
         scene.shares,
         scene,
         busy,
-        charge_energy(scene, busy),
-        charge_memory(scene),
-        count_processes(scene),
-        bound_busy(scene, busy),
-        scene.processes is not None,
+        memory=charge_memory(scene),
+        processes=count_processes(scene),
+        busy_bounds=bound_busy(scene, busy),
+        seen_into=scene.processes is not None,
     )
 
 
-def _divide_mig_energy(turns: Mapping[str, _Turn]) -> None:
-    instances: dict[str, dict[str, _Turn]] = {}
-    for key, turn in turns.items():
-        if key != physical(key):
-            instances.setdefault(physical(key), {})[key] = turn
-    for key, turn in turns.items():
-        if turn.scene is not None and in_pieces(turn.scene.device):
-            _divide_among(turn, turn.scene.usage, instances.get(key, {}))
-
-
-def _divide_among(turn: _Turn, gpu: DeviceUsage, instances: Mapping[str, _Turn]) -> None:
+def _weigh(turn: _Turn, pieces: Mapping[str, _Turn]) -> Weights | None:
     """If one of the instances did not answer, nobody knows its use: all of the energy stays on the GPU."""
-    turn.seen_into = any(other.seen_into for other in instances.values())
-    met = {key: (other.scene, other.busy) for key, other in instances.items() if other.scene is not None}
-    if len(met) == len(instances):
-        turn.energy = charge_mig_energy(gpu, met)
-        for key, other in instances.items():
-            other.energy = _part_of(turn.energy, key)
+    if turn.scene is None or not in_pieces(turn.scene.device):
+        return None if turn.scene is None else weigh_energy(turn.scene, turn.busy)
+    turn.seen_into = any(other.seen_into for other in pieces.values())
+    met = {key: (other.scene, other.busy) for key, other in pieces.items() if other.scene is not None}
+    return weigh_mig_energy(turn.scene.device, met) if len(met) == len(pieces) else None
 
 
 def _part_of(energy: Charge, instance: str) -> Charge:

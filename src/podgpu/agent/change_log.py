@@ -1,4 +1,4 @@
-"""Says in the log what changed since the last snapshot: once per change, not once per tick."""
+"""ChangeLog says in the log what changed since the last snapshot: once per change, not once per tick."""
 
 from __future__ import annotations
 
@@ -65,14 +65,15 @@ class ChangeLog:
     def _report_unmapped(self, snapshot: Snapshot) -> None:
         unmapped = frozenset(snapshot.unmapped)
         new: dict[tuple[str, str], list[Unmapped]] = defaultdict(list)
-        for one in sorted(unmapped - self._unmapped, key=lambda one: (one.device_id, statement(one))):
-            new[one.source, one.reason].append(one)
+        for assignment in sorted(unmapped - self._unmapped, key=lambda a: (a.device_id, statement(a))):
+            new[assignment.source, assignment.reason].append(assignment)
         self._unmapped = unmapped
         for (source, reason), those in sorted(new.items()):
             why = explain(those[0])
             level = logging.INFO if why.harmless else logging.WARNING
-            for one in those[:MOST_LINES]:
-                _log.log(level, "%s: %s, but %s (%s): %s", source, statement(one), why.why, reason, why.advice)
+            for assignment in those[:MOST_LINES]:
+                said = statement(assignment)
+                _log.log(level, "%s: %s, but %s (%s): %s", source, said, why.why, reason, why.advice)
             if len(those) > MOST_LINES:
                 more = len(those) - MOST_LINES
                 _log.log(level, "%s: and %d more of that kind (%s): podgpu doctor names all", source, more, reason)

@@ -1,4 +1,4 @@
-"""What the health endpoints say, in words."""
+"""This module puts into words what the health endpoints answer."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ def degraded(agent: Agent) -> list[str]:
     expected = snapshot.device_count.expected
     if snapshot.outcomes and not lines and not snapshot.device_count.visible and expected:
         lines.append(f"the PCI bus shows {expected} GPUs, the driver none: `podgpu doctor` says what to look at")
-    if agent.turns and snapshot.readings and not agent.is_fresh(agent.published):
-        lines.append("figures: late: GPUs are read, but the page takes so long to build that it is old when it is done")
     return lines
 
 

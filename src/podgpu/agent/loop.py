@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from podgpu.accounting.containers import ContainerFinder
 from podgpu.agent.allocation_turn import DEADLINE, AllocationPart, AllocationTurn, ReadIdentities, ReadSigns
 from podgpu.agent.change_log import ChangeLog
-from podgpu.agent.publish import Published, publish
+from podgpu.agent.publish import Published
 from podgpu.agent.tallies import ClockEventLog, XidLog
 from podgpu.agent.telemetry_turn import TelemetryPart, TelemetryTurn
 from podgpu.agent.usage_turn import UsagePart, UsageTurn
@@ -121,12 +121,12 @@ class Agent:
         self._wake = threading.Event()
         self._allocate_now = threading.Event()
         self.fatal: StartError | None = None
-        self.published = publish(Snapshot(0.0), policy, self._read_at)
+        self.published = Published(Snapshot(0.0), policy, self._read_at)
 
     # -- turns ---------------------------------------------------------------------------------------------------
 
     def read_telemetry(self) -> None:
-        """One telemetry turn, and a new rendering. Raises StartError when the process cannot go on."""
+        """One telemetry turn, published. Raises StartError when the process cannot go on."""
         with self._turn:
             if self.clock.monotonic() >= self._released_until:
                 self._take(self._telemetry_turn.collect())
@@ -142,7 +142,7 @@ class Agent:
             self._taken_at = self.clock.wall()
 
     def read_allocation(self) -> None:
-        """One allocation turn, and a new rendering."""
+        """One allocation turn, published."""
         self._allocate_now.clear()
         part = self._allocation_turn.collect(self._telemetry_part.devices)
         self._allocation_part, left_out = _without_crowds(part)
@@ -151,7 +151,7 @@ class Agent:
         self._publish()
 
     def read_usage(self) -> None:
-        """One usage turn, and a new rendering."""
+        """One usage turn, published."""
         if self._usage_turn is None or self.clock.monotonic() < self._released_until:
             return
         holders, assignments = self._allocation_turn, self._allocation_part.allocation.assignments
@@ -192,9 +192,9 @@ class Agent:
         if self._stopping:
             return  # nobody is asked any more, and it would look as if nobody answered
         with self._publishing:
-            self._xids.note(self._telemetry.xid_events(), self.clock.monotonic())
+            self._xids.note(self._telemetry.error_events(), self.clock.monotonic())
             snapshot = self._snapshot()
-            self.published = publish(snapshot, self._policy, self._read_at)
+            self.published = Published(snapshot, self._policy, self._read_at)
             self._changes.report(snapshot)
 
     def _snapshot(self) -> Snapshot:

@@ -1,33 +1,93 @@
-"""From snapshot to bytes, and the one reference a scrape reads."""
+"""What is published: one snapshot, with its families and pages, made when first asked for. Never the driver."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import threading
+from collections.abc import Callable, Iterable
+from typing import Literal, TypeVar
 
 from podgpu.exposition.body import NO_METRICS, Exposition
 from podgpu.exposition.text import encode
 from podgpu.join import Policy, figure_families, gpu_manager_families, self_families
-from podgpu.model import Snapshot
+from podgpu.model import Family, Snapshot
+
+K = TypeVar("K")
+T = TypeVar("T")
+PageName = Literal["fresh", "stale", "gpu_manager"]
+_LARGE = 2_000
+"""Series. So many take a few milliseconds to render: more are not for the thread in which everybody is answered."""
 
 
-@dataclass(frozen=True, slots=True)
 class Published:
-    """All a request handler needs. Immutable; replaced as a whole."""
+    """All that a request handler, or any other way out, needs. It never changes; it is replaced as a whole.
 
-    snapshot: Snapshot
-    fresh: Exposition
-    stale: Exposition
-    """Self-metrics only: what is served once the figures are too old."""
-    read_at: float
-    """Monotonic time of the last telemetry turn."""
-    gpu_manager: Exposition = NO_METRICS
-    """gpu-manager's metrics alone, where they are asked for. In stale times there are none."""
+    Most snapshots nobody asks for, so nothing is rendered before somebody does. Who asks while it is being made waits
+    for that one.
+    """
 
+    def __init__(self, snapshot: Snapshot, policy: Policy, read_at: float) -> None:
+        self.snapshot = snapshot
+        self.read_at = read_at
+        """Monotonic time of the last telemetry turn."""
+        self._policy = policy
+        self._making = threading.RLock()
+        self._families: dict[str, tuple[Family, ...]] = {}
+        self._pages: dict[PageName, Exposition] = {}
 
-def publish(snapshot: Snapshot, policy: Policy, read_at: float) -> Published:
-    own = encode(self_families(snapshot))
-    fresh, stale = encode(figure_families(snapshot, policy)) + own, Exposition.of(own)
-    if not policy.gpu_manager:
-        return Published(snapshot, Exposition.of(fresh), stale, read_at)
-    theirs = encode(gpu_manager_families(snapshot, policy))
-    return Published(snapshot, Exposition.of(fresh + theirs), stale, read_at, Exposition.of(theirs))
+    # -- families: for whoever writes something else than Prometheus' text ------------------------------------------
+
+    @property
+    def figures(self) -> tuple[Family, ...]:
+        """All but the exporter on itself: what is withheld once it is too old."""
+        return self._once(self._families, "figures", lambda: tuple(figure_families(self.snapshot, self._policy)))
+
+    @property
+    def own(self) -> tuple[Family, ...]:
+        """The exporter on itself."""
+        return self._once(self._families, "own", lambda: tuple(self_families(self.snapshot)))
+
+    @property
+    def gpu_manager_figures(self) -> tuple[Family, ...]:
+        """gpu-manager's, where they are asked for."""
+        if not self._policy.gpu_manager:
+            return ()
+        make = gpu_manager_families
+        return self._once(self._families, "gpu_manager", lambda: tuple(make(self.snapshot, self._policy)))
+
+    # -- pages ------------------------------------------------------------------------------------------------------
+
+    @property
+    def fresh(self) -> Exposition:
+        return self._page("fresh", lambda: (*self.figures, *self.own, *self.gpu_manager_figures))
+
+    @property
+    def stale(self) -> Exposition:
+        """Self-metrics only: what is served once the figures are too old."""
+        return self._page("stale", lambda: self.own)
+
+    @property
+    def gpu_manager(self) -> Exposition:
+        """gpu-manager's metrics alone. In stale times there are none."""
+        return self._page("gpu_manager", lambda: self.gpu_manager_figures) if self._policy.gpu_manager else NO_METRICS
+
+    def page_if_made(self, name: PageName) -> Exposition | None:
+        return self._pages.get(name)
+
+    @property
+    def is_large(self) -> bool:
+        """As far as can be told before it is rendered."""
+        virtual = len(self.snapshot.assignments) if self._policy.virtual_gpus else 0
+        fields = len(self._policy.counters) * (len(self.snapshot.readings) + virtual)
+        return fields + len(self.snapshot.assignments) + 9 * len(self.snapshot.usage.containers) > _LARGE
+
+    def _page(self, name: PageName, families: Callable[[], Iterable[Family]]) -> Exposition:
+        return self._once(self._pages, name, lambda: Exposition.of(encode(families())))
+
+    def _once(self, made: dict[K, T], name: K, make: Callable[[], T]) -> T:
+        found = made.get(name)
+        if found is None:
+            with self._making:
+                found = made.get(name)
+                if found is None:
+                    found = made[name] = make()
+        return found

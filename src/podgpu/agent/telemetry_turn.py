@@ -1,4 +1,4 @@
-"""One turn of telemetry: the inventory, then every GPU in its own worker, all under one deadline."""
+"""TelemetryTurn asks for the inventory, then every GPU in its own worker, all under one deadline."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from podgpu.accounting.ledger import MOST_NAMESPACES, Ledger
 from podgpu.accounting.owners import Complete, Owners, ProcessOwners
 from podgpu.errors import SourceError
 from podgpu.isolate import Isolation, Result
-from podgpu.model import Assignment, Device, DeviceUsage, Outcome, Usage, physical
+from podgpu.model import Assignment, ContainerUsage, Device, DeviceUsage, Outcome, Usage, physical
 from podgpu.telemetry.source import Telemetry, UsageFlaws
 
 K = TypeVar("K")
@@ -22,14 +22,6 @@ _log = logging.getLogger(__name__)
 SOURCE = "usage"
 SWITCHES = "switches"
 FORGOTTEN = "namespace_forgotten"
-LACKS = {
-    "nvmlDeviceGetProcessesUtilizationInfo": "no_process_utilization",
-    "nvmlDeviceGetTotalEnergyConsumption": "no_energy",
-    "nvmlDeviceGetMemoryInfo": "no_memory",
-    "nvmlGpmMetricsGet": "no_instance_utilization",
-    "process list": "no_process_list",
-}
-"""How the name of a part that a GPU cannot give begins -> the reason word its absence is counted under."""
 _NS = 1_000_000_000
 
 Results = Mapping[str, Result[tuple[tuple[DeviceUsage, ...], UsageFlaws]]]
@@ -65,7 +57,8 @@ class UsageTurn:
         self._gpus: frozenset[str] = frozenset()
         self._shared: frozenset[str] = frozenset()
         """Keys of the devices that several containers ran on in the last turn."""
-        self._lacking: frozenset[tuple[str, str]] = frozenset()
+        self._lacking: frozenset[tuple[str, str, str]] = frozenset()
+        """(worker, part, reason word) of what the GPUs cannot give."""
         self._errors: Counter[tuple[str, str]] = Counter()
 
     def collect(
@@ -91,12 +84,13 @@ class UsageTurn:
         elapsed = 0 if self._charged_at is None else round((began - self._charged_at) * _NS)
         self._charged_at = began
         self._ledger.charge(usages, assignments, owners.workloads.get, elapsed, owners.untold)
-        before, self._statement = self._statement, self._ledger.statement()
+        untold = {u.device.uuid for u in usages if u.energy_mj is None and u.energy_estimate_nj is not None}
+        self._statement = with_power_parts(self._statement, self._ledger.statement(), untold)
         self._count_forgotten()
         failed = {g.uuid: error for g in gpus if (error := results[_worker(g)].error) is not None}
         outcome = self._outcome(self._clock() - began, owners, {g: e for g, e in failed.items() if g not in sick})
         outcomes = (outcome, *_switches_outcome(results))
-        return UsagePart(with_power_parts(before, self._statement), outcomes, dict(self._errors))
+        return UsagePart(self._statement, outcomes, dict(self._errors))
 
     def _read(self, gpu: Device) -> tuple[tuple[DeviceUsage, ...], UsageFlaws]:
         return self._telemetry.usage(gpu, self._shared), self._telemetry.usage_flaws(gpu)
@@ -123,12 +117,9 @@ class UsageTurn:
     def _count_lacking(self, results: Results) -> None:
         """What a GPU cannot give, once: when that is found out."""
         answers = {worker: result.value[1] for worker, result in results.items() if result.value is not None}
-        kept = {(worker, part) for worker, part in self._lacking if worker in results.keys() - answers.keys()}
-        lacking = kept | {(worker, part) for worker, flaws in answers.items() for part, _ in flaws.unsupported}
-        for _, part in lacking - self._lacking:
-            reason = next((word for start, word in LACKS.items() if part.startswith(start)), None)
-            if reason is not None:
-                self._errors[SOURCE, reason] += 1
+        kept = {lack for lack in self._lacking if lack[0] in results.keys() - answers.keys()}
+        lacking = kept | {(worker, *lack) for worker, flaws in answers.items() for lack in flaws.lacks}
+        self._errors.update((SOURCE, reason) for _, _, reason in lacking - self._lacking)
         self._lacking = frozenset(lacking)
 
     def _find_owners(self, usages: Sequence[DeviceUsage], complete: Complete, learn: Callable[[], Complete]) -> Owners:
@@ -185,18 +176,24 @@ def _switches_outcome(results: Results) -> list[Outcome]:
     return [Outcome(SWITCHES, 0.0, fallback.doubts[0] if fallback.doubts else "in_doubt", fallback.fallback)]
 
 
-def with_power_parts(before: Usage, now: Usage) -> Usage:
-    """The statement, with each container's part of the energy that its GPU used since the one before."""
+def with_power_parts(before: Usage, now: Usage, untold: Collection[str] = ()) -> Usage:
+    """The statement, with each container's part of the energy that its GPU used since the one before.
+
+    On GPUs whose energy is told only in a later turn (`untold`) it is still the part of what was told last.
+    """
     used = _energy_since({t.device: t.energy_mj for t in before.devices}, {t.device: t.energy_mj for t in now.devices})
-    earlier = {(c.device, c.holder): c.energy_mj for c in before.containers}
-    own = _energy_since(earlier, {(c.device, c.holder): c.energy_mj for c in now.containers})
-    return replace(
-        now,
-        containers=tuple(
-            replace(c, power_part=_ratio(own.get((c.device, c.holder)), used.get(physical(c.device))))
-            for c in now.containers
-        ),
+    earlier = {(c.device, c.holder): c for c in before.containers}
+    own = _energy_since(
+        {who: c.energy_mj for who, c in earlier.items()}, {(c.device, c.holder): c.energy_mj for c in now.containers}
     )
+
+    def part(one: ContainerUsage) -> float | None:
+        who, gpu = (one.device, one.holder), physical(one.device)
+        if gpu in untold:
+            return earlier[who].power_part if who in earlier else None
+        return _ratio(own.get(who), used.get(gpu))
+
+    return replace(now, containers=tuple(replace(c, power_part=part(c)) for c in now.containers))
 
 
 def _energy_since(before: Mapping[K, int | None], now: Mapping[K, int | None]) -> dict[K, int]:

@@ -1,6 +1,6 @@
 """The kubelet's pod-resources API over its Unix socket: one connection, kept and made again. Asks; never writes.
 
-grpc and protobuf cost about 20 MiB of memory: they are imported at the first reading, not before.
+protobuf costs about 8 MiB of memory: it is imported at the first reading, not before.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ import os
 import stat
 import time
 from typing import Any, NamedTuple
-from urllib.parse import quote
 
+from podgpu.allocation.unary import CallFailed, ChannelClosed, UnixChannel
 from podgpu.errors import SourceError
 
 OPTION = "--pod-resources-kubelet-socket"
@@ -19,21 +19,15 @@ OPTION = "--pod-resources-kubelet-socket"
 API_VERSIONS = ("v1", "v1alpha1")
 
 _LONGEST_SOCKET_PATH = 107  # sun_path holds 108 bytes, the last one zero
-_CHANNEL_OPTIONS = (
-    # gRPC's default of 4 MiB is too small for a big node; the kubelet itself sets no limit.
-    ("grpc.max_receive_message_length", 64 * 1024 * 1024),
-    ("grpc.initial_reconnect_backoff_ms", 200),
-    ("grpc.max_reconnect_backoff_ms", 1000),
-    # Otherwise a new channel would inherit the waiting time of the one just closed.
-    ("grpc.use_local_subchannel_pool", 1),
-)
+_MOST_BYTES = 64 * 1024 * 1024
+"""Of an answer. A big node's is a few; the kubelet itself sets no limit."""
 
 
 class PodResourcesClient:
     def __init__(self, socket: str, deadline: float = 5.0) -> None:
         self.socket = os.path.abspath(socket)
         self.deadline = deadline
-        self._channel: Any = None
+        self._channel: UnixChannel | None = None
         self._connected_to: SocketIdentity | None = None
         self.life = 0
         """Another number for every kubelet that answers: a new one lists no pods at first, and says no error."""
@@ -51,29 +45,23 @@ class PodResourcesClient:
         return decode_list(self._list(), self.socket)
 
     def _list(self) -> bytes:
-        identity = _look_at_socket(self.socket)
-        import grpc
-
-        channel = self._connect(grpc, identity)
+        channel = self._connect(_look_at_socket(self.socket))
         try:
-            answer = self._ask(grpc, channel, time.monotonic() + self.deadline)
-            self._meet(_look_at_socket(self.socket))  # gRPC connects anew by itself: a new kubelet may have answered
+            answer = self._ask(channel, time.monotonic() + self.deadline)
+            self._meet(_look_at_socket(self.socket))  # it connects anew by itself: a new kubelet may have answered
             return answer
-        except grpc.RpcError as error:
-            if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNIMPLEMENTED):
-                # A fresh start next time, without the time gRPC waits between two attempts.
+        except CallFailed as error:
+            if error.code in ("UNAVAILABLE", "UNIMPLEMENTED"):
                 self.close()
                 self.life += 1
             raise _explain(error, self.socket, self.deadline) from error
-        except ValueError as error:  # how grpc says that another thread closed the channel
+        except ChannelClosed as error:
             raise SourceError("error", f"the connection to {self.socket} was closed: podgpu is stopping") from error
 
-    def _connect(self, grpc: Any, identity: SocketIdentity) -> Any:
+    def _connect(self, identity: SocketIdentity) -> UnixChannel:
         self._meet(identity)
         if self._channel is None:
-            # The target is a URI, so a % in the path must be quoted. gRPC connects at the first call.
-            target = "unix://" + quote(os.fsencode(self.socket))
-            self._channel = grpc.insecure_channel(target, options=_CHANNEL_OPTIONS)
+            self._channel = UnixChannel(self.socket, _MOST_BYTES)
         return self._channel
 
     def _meet(self, identity: SocketIdentity) -> None:
@@ -83,7 +71,7 @@ class PodResourcesClient:
             self.life += self._connected_to is not None
             self._connected_to = identity
 
-    def _ask(self, grpc: Any, channel: Any, give_up_at: float) -> bytes:
+    def _ask(self, channel: UnixChannel, give_up_at: float) -> bytes:
         """One List: a kubelet that does not have the version asked for refuses at once and lists nothing."""
         newest, oldest = API_VERSIONS
         if self.version != oldest:
@@ -91,8 +79,8 @@ class PodResourcesClient:
                 answer = _call_list(channel, newest, give_up_at)
                 self.version = newest
                 return answer
-            except grpc.RpcError as error:
-                if error.code() is not grpc.StatusCode.UNIMPLEMENTED:
+            except CallFailed as error:
+                if error.code != "UNIMPLEMENTED":
                     raise
         answer = _call_list(channel, oldest, give_up_at)
         self.version = oldest
@@ -100,17 +88,17 @@ class PodResourcesClient:
 
     def allocatable_ids(self) -> tuple[str, ...]:
         """Ids of every healthy device of every plugin; none from a kubelet that does not tell (before 1.23)."""
-        if self._channel is None or self.version != API_VERSIONS[0]:
+        channel = self._channel
+        if channel is None or self.version != API_VERSIONS[0]:
             return ()
-        import grpc
         from google.protobuf.message import DecodeError
 
         from podgpu.allocation import podresources_pb2
 
-        call = self._channel.unary_unary("/v1.PodResourcesLister/GetAllocatableResources")
         try:
-            response = podresources_pb2.AllocatableResourcesResponse.FromString(call(b"", timeout=self.deadline))
-        except (grpc.RpcError, DecodeError, ValueError):
+            answer = channel.call("/v1.PodResourcesLister/GetAllocatableResources", self.deadline)
+            response = podresources_pb2.AllocatableResourcesResponse.FromString(answer)
+        except (CallFailed, ChannelClosed, DecodeError, ValueError):
             return ()
         return tuple(text for entry in response.devices for text in entry.device_ids)
 
@@ -160,17 +148,14 @@ def _permission_denied(path: str) -> SourceError:
     )
 
 
-def _call_list(channel: Any, version: str, give_up_at: float) -> bytes:
-    """Bytes out and bytes in (an empty request is no bytes), so that decoding has its own errors."""
-    call = channel.unary_unary(f"/{version}.PodResourcesLister/List")
-    answer: bytes = call(b"", timeout=max(0.0, give_up_at - time.monotonic()))
-    return answer
+def _call_list(channel: UnixChannel, version: str, give_up_at: float) -> bytes:
+    return channel.call(f"/{version}.PodResourcesLister/List", give_up_at - time.monotonic())
 
 
-def _explain(error: Any, path: str, deadline: float) -> SourceError:
-    """What a failed call means to the person who runs podgpu. `error` is a grpc.RpcError."""
-    code = error.code().name
-    details = " ".join(str(error.details() or "").split())[:300]
+def _explain(error: CallFailed, path: str, deadline: float) -> SourceError:
+    """What a failed call means to the person who runs podgpu."""
+    code = error.code
+    details = " ".join(error.details.split())[:300]
     if code == "DEADLINE_EXCEEDED":
         return SourceError(
             "deadline",

@@ -1,4 +1,4 @@
-"""From what NVML answers to what a DCGM field means, and which answers are no values at all. Pure.
+"""This module makes of NVML's answers what a DCGM field means, and refuses answers that are no values. Pure.
 
 `value_of` is the door: a sentinel, a NaN or an impossible figure does not pass it.
 """

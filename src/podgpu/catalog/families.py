@@ -1,4 +1,4 @@
-"""podgpu's metric families, each declared once: name, type, help, labels. The README's table is made from this."""
+"""This module declares podgpu's metric families, each once: name, type, help, labels. docs/metrics.md is made of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DCGM's numbers and what they mean: every field once, with its names, type, unit, level and how NVML gives it.
+"""This module says what DCGM's numbers mean: every field once, its names, type, unit, level and how NVML gives it.
 
 The tables are CSV files beside this: fields.csv, xids.csv for the texts of XID errors, health_codes.csv for what DCGM's
 health checks find.

@@ -1,4 +1,4 @@
-"""MIG in names and numbers: what an instance is billed as, and how much of its GPU's compute it is. Pure.
+"""This module says what a MIG instance is billed as, and how much of its GPU's compute it is. Pure.
 
 A GPU of some model has so many compute slices, and a profile such as `1g.10gb` takes so many of them.
 """

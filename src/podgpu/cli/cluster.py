@@ -18,7 +18,7 @@ from podgpu.cluster.publish import Publisher
 from podgpu.cluster.reading import MakeBackend
 from podgpu.cluster.settings import ViewSettings, check_settings
 from podgpu.compose.cluster import prometheus_backend, scrape_backend
-from podgpu.compose.process import configure_logging, look_for_cycles_seldom, share_one_heap
+from podgpu.compose.process import configure_logging, look_for_cycles_seldom, share_one_heap, take_turns_often
 from podgpu.errors import UsageError
 from podgpu.serve.app import PROBE_OPTION, run
 from podgpu.serve.cluster_app import cluster_listeners
@@ -43,6 +43,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     """
     share_one_heap()
     look_for_cycles_seldom()
+    take_turns_often()
     configure_logging(options["log_format"], options["debug"])
     with naming_variable(ctx, "address"):
         address = parse_address(options["address"])

@@ -133,7 +133,7 @@ def _run_with_port(hook: Hook, address: str) -> None:
     from podgpu.serve.sockets import parse_address
 
     said = "the hook's own metrics on %s/metrics"
-    run(hook, [Listener(hook_application(hook), parse_address(address), said=said)])
+    run(hook, [Listener(hook_application(hook), parse_address(address), announcement=said)])
 
 
 def _run_without_port(hook: Hook) -> None:

@@ -20,8 +20,8 @@ LONGEST_LINE = 1000
 class ChangeLog:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._faults: Faults[str] = Faults(clock, SAY_SECONDS)
-        self._nodes: dict[str, bool] = {}
-        """Name -> whether it is old."""
+        self._old: Faults[str] = Faults(clock, SAY_SECONDS)
+        self._nodes: frozenset[str] = frozenset()
         self._notes: frozenset[str] = frozenset()
 
     def report(self, view: ClusterView) -> None:
@@ -40,19 +40,19 @@ class ChangeLog:
         self._faults.forget(lambda target: target not in asked)
 
     def _report_nodes(self, view: ClusterView) -> None:
-        nodes = {node.name: node.old for node in view.nodes}
-        before = self._nodes
-        new = [f"{name}: seen" for name in nodes if name not in before]
+        nodes = frozenset(node.name for node in view.nodes)
+        new = [f"{node.name}: seen" for node in view.nodes if node.name not in self._nodes]
         old = [
-            f"{name}: marked old, nothing new came from it"
-            for name in nodes
-            if nodes[name] and before.get(name) is False
+            f"{node.name}: marked old, nothing new came from it"
+            for node in view.nodes
+            if node.old and self._old.fails(node.name, "old")
         ]
-        back = [f"{name}: fresh again" for name in nodes if before.get(name) and not nodes[name]]
-        gone = [f"{name}: dropped" for name in before if name not in nodes]
+        back = [f"{node.name}: fresh again" for node in view.nodes if not node.old and self._old.answers(node.name)]
+        gone = [f"{name}: dropped" for name in sorted(self._nodes - nodes)]
         _each(_log.info, [*new, *back])
         _each(_log.warning, [*old, *gone])
         self._nodes = nodes
+        self._old.forget(lambda name: name not in nodes)
 
 
 def _each(log: Callable[[str, str], None], lines: Iterable[str]) -> None:

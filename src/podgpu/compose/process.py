@@ -1,4 +1,5 @@
-"""How this process behaves, whatever it does: what its log lines look like, how it manages memory.
+"""How this process behaves, whatever it does: what its log lines look like, how it manages memory and how its
+threads take turns.
 
 Lines are text for people or JSON for collectors, and go to standard error; what was asked for does not.
 """
@@ -18,7 +19,9 @@ import click
 from podgpu.errors import StartError
 
 _M_ARENA_MAX = -8
-_NEW_OBJECTS = 100_000
+_NEW_OBJECTS = 20_000
+"""Looking at so many takes 2 ms, in which no other thread runs."""
+_TURN_SECONDS = 0.0005
 
 
 class _Text(logging.Formatter):
@@ -76,7 +79,7 @@ def print_out(text: str | bytes) -> None:
         raise StartError(f"standard output cannot be written: {error.strerror}") from error
 
 
-# Memory
+# Memory, and whose turn it is
 
 
 def share_one_heap() -> None:
@@ -91,4 +94,9 @@ def share_one_heap() -> None:
 def look_for_cycles_seldom() -> None:
     """A round over thousands of GPUs makes objects by the hundred thousand, none in a cycle; looking for cycles after
     every 700 of them, as Python does, takes a third of the round."""
-    gc.set_threshold(_NEW_OBJECTS, 20, 100)
+    gc.set_threshold(_NEW_OBJECTS, 10, 100)
+
+
+def take_turns_often() -> None:
+    """Beside a thread that reads pages, an answer waits for its turn half a dozen times, 5 ms each as Python has it."""
+    sys.setswitchinterval(_TURN_SECONDS)

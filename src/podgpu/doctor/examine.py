@@ -1,4 +1,4 @@
-"""The whole examination, part after part, each under a deadline: what hangs or fails is a finding."""
+"""This module leads through the examination, part after part under a deadline: what hangs or fails is a finding."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from podgpu.allocation.merge import merge
 from podgpu.allocation.source import AllocationSource
 from podgpu.catalog.counters import Counter
 from podgpu.device_selection import Selection
-from podgpu.doctor.borrowed import judge_dcgm, judge_page
 from podgpu.doctor.counters import fields_to_ask, judge_counters
 from podgpu.doctor.findings import Finding, note, wrong
-from podgpu.doctor.gpus import Gpus, judge_gpus, read_gpus
+from podgpu.doctor.gpus import Gpus, judge_dcgm, judge_gpus, judge_page, read_gpus
 from podgpu.doctor.host import (
     Host,
     judge_device_files,

@@ -1,4 +1,4 @@
-"""The kubelet's socket, asked once, and what its answer or its silence says."""
+"""This module asks the kubelet's socket once, and judges its answer or its silence."""
 
 from __future__ import annotations
 

@@ -65,6 +65,7 @@ class ProbeLoad:
             env={**os.environ, "CUDA_VISIBLE_DEVICES": uuid},
         )
         self.pid = self._process.pid
+        self._last = ""
         try:
             while (line := self._line(_START_SECONDS)) != _READY:
                 self._last = line
@@ -91,17 +92,15 @@ class ProbeLoad:
                 with suppress(OSError):
                     pipe.close()
 
-    _last = ""
-
     def _line(self, patience: float) -> str:
         """Of what it says; what it wrote before it ended tells why it did."""
         out = self._process.stdout
         if out is None or not select.select([out], [], [], patience)[0]:
             raise NoLoad(f"the load says nothing for {patience:.0f} s")
-        line = out.readline().decode(errors="replace").strip()
-        if not line and self._process.poll() is not None:
-            raise NoLoad(self._last or f"the load ended with code {self._process.returncode}")
-        return line
+        line = out.readline()
+        if not line:
+            raise NoLoad(self._last or "the load ended and did not say why")
+        return line.decode(errors="replace").strip()
 
 
 Work = Callable[[int], None]

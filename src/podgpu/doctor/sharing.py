@@ -12,7 +12,7 @@ from podgpu.telemetry.nvml import NvmlTelemetry
 from podgpu.telemetry.nvml.switches.opening import Outlook
 from podgpu.telemetry.source import Telemetry
 
-SUBJECT = "shared GPUs"
+SUBJECT = "sharing"
 ADD_CAPABILITY = (
     "give it CAP_SYS_ADMIN (chart: exporter.usage.from: exact adds it; docker run --cap-add SYS_ADMIN --user 0),"
     " without a user namespace"
@@ -36,8 +36,8 @@ def judge_sharing(
         return [
             ok(
                 SUBJECT,
-                "told apart by the driver's samples (--usage-from samples), each given whole to one process;"
-                " switches and exact tell them better, see docs/usage.md",
+                "GPUs that containers share are told apart by the driver's samples, each given whole to one process;"
+                " --usage-from switches or exact tell them better",
             )
         ]
     if not isinstance(telemetry, NvmlTelemetry):

@@ -1,4 +1,4 @@
-"""Where an exporter's page comes from: a URL or a file, as bytes. Bounded in time and size, never half a page."""
+"""Fetches an exporter's page from a URL or a file, as bytes: bounded in time and size, never half a page."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ device's figure belongs to none of them.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 
@@ -31,11 +31,11 @@ from podgpu.model import (
     Labels,
     OtherReading,
     PodLabels,
-    Reading,
     Sample,
     Snapshot,
     Value,
     Workload,
+    XidTally,
 )
 
 Pairs = tuple[tuple[str, str], ...]
@@ -75,37 +75,40 @@ def _label_readings(snapshot: Snapshot, policy: Policy) -> list[_Labelled]:
     label_counters = [c for c in policy.counters if c.is_label]
     parents = {r.device.uuid: r.values for r in snapshot.readings if not r.device.is_instance}
     sole = sole_holders(snapshot.assignments)
+    held = _by_device(snapshot.assignments) if policy.virtual_gpus else {}
+    used = {(u.device, u.holder.who): u for u in snapshot.usage.containers} if held else {}
     labelled: list[_Labelled] = []
     for reading in snapshot.readings:
         parent = parents.get(reading.device.uuid, {})
         plain = partial(device_labels, reading.device, _label_values(label_counters, reading.values, parent))
-        holders = [a for a in snapshot.assignments if a.device == reading.device.key] if policy.virtual_gpus else []
+        holders = held.get(reading.device.key)
         if holders:
             alone = plain((), (), policy)
             device = _Labelled(
                 reading.device, reading.values, alone, parent, KEPT_FOR_DEVICE | _DETAILED, reading.details
             )
-            labelled += [device, *(_of_holder(reading, a, plain, parent, snapshot, policy) for a in holders)]
+            labelled.append(device)
+            for one in holders:
+                usage = used.get((one.device, one.holder.who))
+                own = own_values(reading.values, usage)
+                labels = plain(*_virtual_labels(one, snapshot.pod_labels, policy), policy)
+                labelled.append(_Labelled(reading.device, own, labels, parent))
         else:
             labels = plain(*_holder_labels(sole.get(reading.device.key), snapshot.pod_labels, policy), policy)
             labelled.append(_Labelled(reading.device, reading.values, labels, parent, None, reading.details))
     return labelled
 
 
-def _of_holder(
-    reading: Reading,
-    assignment: Assignment,
-    plain: Callable[[Pairs, Pairs, Policy], Labels],
-    parent: Mapping[int, Value],
-    snapshot: Snapshot,
-    policy: Policy,
-) -> _Labelled:
-    pod_labels, attributes = _holder_labels(assignment, snapshot.pod_labels, policy)
-    if assignment.replica:
-        attributes = (*attributes, ("vgpu", assignment.replica))
-    who = (assignment.device, assignment.holder.who)
-    usage = next((u for u in snapshot.usage.containers if (u.device, u.holder.who) == who), None)
-    return _Labelled(reading.device, own_values(reading.values, usage), plain(pod_labels, attributes, policy), parent)
+def _by_device(assignments: Iterable[Assignment]) -> dict[str, list[Assignment]]:
+    held: dict[str, list[Assignment]] = {}
+    for assignment in assignments:
+        held.setdefault(assignment.device, []).append(assignment)
+    return held
+
+
+def _virtual_labels(assignment: Assignment, pod_labels: PodLabels, policy: Policy) -> tuple[Pairs, Pairs]:
+    own, attributes = _holder_labels(assignment, pod_labels, policy)
+    return own, (*attributes, ("vgpu", assignment.replica)) if assignment.replica else attributes
 
 
 def sole_holders(assignments: Iterable[Assignment]) -> dict[str, Assignment]:
@@ -142,7 +145,7 @@ def device_labels(device: Device, label_values: Pairs, pod_labels: Pairs, attrib
         ("gpu", str(device.index)),
         ("uuid" if policy.old_namespace else "UUID", device.uuid),
         ("pci_bus_id", device.pci_bus_id),
-        ("device", f"nvidia{device.index}"),
+        ("device", device.name),
         ("modelName", model_name(device.model, policy.replace_blanks_in_model_name)),
     ]
     if device.gi_id is not None:
@@ -217,8 +220,9 @@ def _other_labels(other: OtherReading, policy: Policy) -> Labels:
 
 def _xid_samples(labelled: Sequence[_Labelled], snapshot: Snapshot) -> Iterator[Sample]:
     """The newest XID, 0 before the first; its number and text as labels, as dcgm-exporter has them."""
+    unsupported = {key for key, field in snapshot.unsupported if field == XID_FIELD}
     for item in labelled:
-        if not item.has(XID_FIELD) or (item.device.key, XID_FIELD) in snapshot.unsupported:
+        if not item.has(XID_FIELD) or item.device.key in unsupported:
             continue
         xid = snapshot.last_xid.get(item.device.key, 0)
         yield Sample(_with_attributes(item.labels, ("err_code", str(xid)), ("err_msg", xid_text(xid))), xid)
@@ -226,10 +230,14 @@ def _xid_samples(labelled: Sequence[_Labelled], snapshot: Snapshot) -> Iterator[
 
 def _xid_window_samples(labelled: Sequence[_Labelled], snapshot: Snapshot, policy: Policy) -> Iterator[Sample]:
     window = ("window_size_in_ms", str(policy.xid_window_ms))
+    seen: dict[str, list[XidTally]] = {}
+    for tally in snapshot.xids:
+        if tally.in_window:
+            seen.setdefault(tally.device, []).append(tally)
     for item in labelled:
         if not item.has(XID_COUNT_FIELD):
             continue
-        tallies = [t for t in snapshot.xids if t.device == item.device.key and t.in_window]
+        tallies = seen.get(item.device.key, ())
         for tally in tallies:
             yield Sample(_with_attributes(item.labels, window, ("xid", str(tally.xid))), tally.in_window)
         if not tallies:

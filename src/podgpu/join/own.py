@@ -50,7 +50,7 @@ def _device(device: Device, host: Host, *more: tuple[str, str]) -> Labels:
         ("gpu", str(device.index)),
         ("UUID", device.uuid),
         ("pci_bus_id", device.pci_bus_id),
-        ("device", f"nvidia{device.index}"),
+        ("device", device.name),
     ]
     if device.gi_id is not None:
         pairs += [("GPU_I_PROFILE", device.profile), ("GPU_I_ID", str(device.gi_id))]
@@ -120,7 +120,7 @@ def _allocations(snapshot: Snapshot) -> list[tuple[Labels, float | None]]:
 
 @lru_cache(maxsize=4096)
 def _allocation_labels(device: Device, holder: Workload, source: str) -> Labels:
-    pairs = [("gpu", str(device.index)), ("UUID", device.uuid), ("device", f"nvidia{device.index}")]
+    pairs = [("gpu", str(device.index)), ("UUID", device.uuid), ("device", device.name)]
     if device.gi_id is not None:
         pairs.append(("GPU_I_ID", str(device.gi_id)))
     if holder.job:

@@ -34,15 +34,15 @@ def explain_status(
     status: int, body: bytes, headers: Mapping[str, str], path: str, origin: str, verbs: Sequence[str]
 ) -> Refused:
     """An answer other than 200. `verbs`: what the caller does with collections, for the rule to add."""
-    said = api_sentence(body)
-    quoted = f" ({said})" if said else ""
+    sentence = api_sentence(body)
+    quoted = f" ({sentence})" if sentence else ""
     wait = parse_retry_after(headers.get("Retry-After", ""))
     if status == 401:
         return Refused(
             "unauthorized", f"the API server does not know the credentials of {origin}{quoted}: renew or replace them"
         )
     if status == 403:
-        return Refused("forbidden", f"{said or f'not allowed to read {path}'}: {rule_to_add(path, verbs)}")
+        return Refused("forbidden", f"{sentence or f'not allowed to read {path}'}: {rule_to_add(path, verbs)}")
     if status == 404:
         return Refused("not_found", f"the API server has no {path}{quoted}")
     if status == 410:
@@ -69,7 +69,7 @@ def api_sentence(body: bytes) -> str:
         answer = None
     if isinstance(answer, dict):
         text = str(answer.get("message") or answer.get("reason") or "")
-    words = " ".join("".join(one if one.isprintable() else " " for one in text).split())
+    words = " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
     return words[:600]
 
 

@@ -1,4 +1,4 @@
-"""Finds the API server: the pod's service account, else $KUBECONFIG, else ~/.kube/config. Reads files, asks nobody."""
+"""Finds the API server: the pod's service account, else $KUBECONFIG, else ~/.kube/config. It asks nobody."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def parse_pod(body: object, is_read: Callable[[str], bool] = lambda _: False) ->
 
 def _containers(value: object, statuses: object, ends: bool = False) -> Iterator[ContainerRecord]:
     """One record for each, in their order: annotations name containers by their number."""
-    status_of = {_text(one.get("name")): one for one in map(_object, _list(statuses))}
+    status_of = {_text(status.get("name")): status for status in map(_object, _list(statuses))}
     for container in map(_object, _list(value)):
         name = _text(container.get("name"))
         status = status_of.get(name, {})
@@ -105,7 +105,7 @@ def _requests(value: object) -> Pairs:
     """Resources with a domain only: cpu and memory are not what podgpu is about."""
     resources = _object(value)
     asked = {**_object(resources.get("requests")), **_object(resources.get("limits"))}
-    quantities = ((name, str(one) if type(one) is int else _text(one)) for name, one in asked.items())
+    quantities = ((name, str(amount) if type(amount) is int else _text(amount)) for name, amount in asked.items())
     return tuple(sorted((intern(name), intern(text)) for name, text in quantities if "/" in _text(name) and text))
 
 

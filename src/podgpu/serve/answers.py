@@ -1,4 +1,4 @@
-"""Prepared bytes as an answer: in the format and encoding asked for, or not at all when the asker has them already."""
+"""Answers with prepared bytes: in the format and encoding asked for, or not at all when the asker has them already."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def prepared(
     request: web.Request, body: Body, headers: Mapping[str, str], vary: str = "Accept-Encoding"
 ) -> web.Response:
     """`headers` with the Content-Type. With an ETag among them, whoever knows it is told that nothing changed."""
-    said = {**headers, "Vary": vary}
-    if "ETag" in said and knows(request, said["ETag"]):
-        return web.Response(status=304, headers={k: v for k, v in said.items() if k != "Content-Type"})
+    answer_headers = {**headers, "Vary": vary}
+    if "ETag" in answer_headers and knows(request, answer_headers["ETag"]):
+        return web.Response(status=304, headers={k: v for k, v in answer_headers.items() if k != "Content-Type"})
     if accepts_gzip(request.headers.get("Accept-Encoding", "")):
-        said["Content-Encoding"] = "gzip"
-        return web.Response(body=body.zipped, headers=said)
-    return web.Response(body=body.plain, headers=said)
+        answer_headers["Content-Encoding"] = "gzip"
+        return web.Response(body=body.zipped, headers=answer_headers)
+    return web.Response(body=body.plain, headers=answer_headers)
 
 
 def knows(request: web.Request, etag: str) -> bool:

@@ -1,4 +1,4 @@
-"""What `podgpu cluster` answers: bytes that are already there, as on the exporter."""
+"""Owns what each path of `podgpu cluster` answers: bytes that are already there, as on the exporter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `podgpu hook` answers on its optional port: its own metrics and probes. No pod is named there."""
+"""Owns what `podgpu hook` answers on its optional port: its own metrics and probes. It names no pod."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The web page and the JSON behind it (docs/api.md), for the exporter and for the cluster view alike.
+"""Serves the web page and the JSON behind it (docs/api.md), for the exporter and for the cluster view alike.
 
 The page's files are read when they are asked for, not kept: an exporter that nobody looks at spends nothing on them.
 Figures are made, files read and both compressed in other threads: no scrape waits for somebody who looks.

@@ -1,11 +1,15 @@
-"""Owns what each path of the exporter answers. `/metrics` hands out what was rendered already: no driver, no socket.
+"""Owns what each path of the exporter answers. `/metrics` hands out what is published, rendered for who asks first: no
+driver, no socket.
 
 The picture behind the web page is made when somebody looks, once for each snapshot; no scrape waits for it.
 """
 
 from __future__ import annotations
 
+import asyncio
 import threading
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from aiohttp import web
@@ -13,8 +17,8 @@ from aiohttp import web
 from podgpu import __version__
 from podgpu.agent import health
 from podgpu.agent.loop import Agent
-from podgpu.agent.publish import Published
-from podgpu.exposition.body import NO_METRICS
+from podgpu.agent.publish import PageName, Published
+from podgpu.exposition.body import NO_METRICS, Exposition
 from podgpu.serve.answers import Handler, exposition, probe
 from podgpu.serve.lifecycle import release
 from podgpu.serve.page_routes import page_routes
@@ -55,19 +59,49 @@ def gpu_manager_routes(agent: Agent) -> list[web.RouteDef]:
 
 
 def metrics(agent: Agent) -> Handler:
+    renderer = Renderer()
+
     async def handle(request: web.Request) -> web.Response:
         published = agent.published
-        return await exposition(request, published.fresh if agent.is_fresh(published) else published.stale)
+        if agent.is_fresh(published):
+            page = await renderer.page(published, "fresh")
+        if not agent.is_fresh(published):  # now, or after what took long to render
+            page = await renderer.page(published, "stale")
+        return await exposition(request, page)
 
     return handle
 
 
 def gpu_manager_metrics(agent: Agent) -> Handler:
+    renderer = Renderer()
+
     async def handle(request: web.Request) -> web.Response:
         published = agent.published
-        return await exposition(request, published.gpu_manager if agent.is_fresh(published) else NO_METRICS)
+        page = await renderer.page(published, "gpu_manager") if agent.is_fresh(published) else NO_METRICS
+        return await exposition(request, page if agent.is_fresh(published) else NO_METRICS)
 
     return handle
+
+
+class Renderer:
+    """Has pages made, for everybody who asks for one at the same time: here, or beside the event loop if it is long."""
+
+    def __init__(self) -> None:
+        self._coming: tuple[Published, PageName, asyncio.Future[Exposition]] | None = None
+
+    async def page(self, published: Published, name: PageName) -> Exposition:
+        made = published.page_if_made(name)
+        if made is not None:
+            return made
+        make: Callable[[], Exposition] = partial(getattr, published, name)
+        if not published.is_large:
+            return make()
+        if self._coming is None or self._coming[:2] != (published, name):
+            future = asyncio.ensure_future(asyncio.to_thread(make))
+            self._coming = published, name, future
+        page = await asyncio.shield(self._coming[2])
+        self._coming = None  # whoever comes now finds it made
+        return page
 
 
 # The web page

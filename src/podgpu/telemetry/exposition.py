@@ -1,4 +1,4 @@
-"""What an exporter's page says, and which GPUs its labels mean, in all the forms dcgm-exporter has written since 1.x.
+"""This module understands an exporter's page, and which GPUs its labels mean, in all forms since dcgm-exporter 1.x.
 
 Several series of one device that differ only in who holds it are copies of one figure; `settled` says which it is.
 """
@@ -72,8 +72,8 @@ def _refuse_duplicates(families: Iterable[ParsedFamily], sets: Mapping[int, Labe
                     raise SourceError("duplicate_series", f"{shown}: {why}")
 
 
-def _equal(one: float, other: float) -> bool:
-    return one == other or (one != one and other != other)  # NaN
+def _equal(left: float, right: float) -> bool:
+    return left == right or (left != left and right != right)  # NaN
 
 
 # Devices
@@ -125,16 +125,16 @@ def _first(labels: LabelSet, names: Iterable[str]) -> str:
     return next((labels[name] for name in names if labels.get(name)), "")
 
 
-def _united(one: Device, other: Device) -> Device:
+def _united(known: Device, more: Device) -> Device:
     """What either says: NVLink series leave out what others have."""
-    if one == other:
-        return one
+    if known == more:
+        return known
     return replace(
-        one,
-        pci_bus_id=one.pci_bus_id or other.pci_bus_id,
-        model=one.model or other.model,
-        profile=one.profile or other.profile,
-        mig_uuids=one.mig_uuids or other.mig_uuids,
+        known,
+        pci_bus_id=known.pci_bus_id or more.pci_bus_id,
+        model=known.model or more.model,
+        profile=known.profile or more.profile,
+        mig_uuids=known.mig_uuids or more.mig_uuids,
     )
 
 

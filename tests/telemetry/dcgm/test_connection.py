@@ -309,7 +309,7 @@ def test_an_xid_is_counted_once_though_the_driver_beside_sees_it_too(double: Dou
     class Sees(NvmlTelemetry):
         asked = 0
 
-        def xid_events(self) -> list[object]:  # type: ignore[override]
+        def error_events(self) -> list[object]:  # type: ignore[override]
             Sees.asked += 1
             return ["the same one"]
 
@@ -318,6 +318,6 @@ def test_an_xid_is_counted_once_though_the_driver_beside_sees_it_too(double: Dou
     bench.read(*PLAIN)
     double.call("xid", GPU, 0, double.now, 79)
     bench.telemetry.inventory()
-    assert [(e.device, e.xid) for e in bench.telemetry.xid_events()] == [(uuid_of(0), 79)]
+    assert [(e.device, e.code) for e in bench.telemetry.error_events()] == [(uuid_of(0), 79)]
     assert Sees.asked == 1
     assert bench.telemetry.release(2.0)

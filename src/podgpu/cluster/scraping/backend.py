@@ -19,7 +19,7 @@ from typing import Protocol
 import aiohttp
 
 from podgpu.clock import Clock
-from podgpu.cluster.reading import NodeReading, Owner, Reading, TargetOutcome
+from podgpu.cluster.reading import ClusterReading, NodeReading, Owner, TargetOutcome
 from podgpu.cluster.scraping.exposition import USED_FIELD, PageReader, Shelf
 from podgpu.cluster.scraping.lanes import Lane, allow_connections
 from podgpu.errors import SourceError, UsageError
@@ -237,9 +237,9 @@ class ScrapeBackend:
             self._errors[shown, reason] += 1
         target.outcome = TargetOutcome(shown, self._clock.monotonic() - began, reason, message)
 
-    def reading(self) -> Reading:
+    def reading(self) -> ClusterReading:
         targets = self._targets.values()
-        return Reading(
+        return ClusterReading(
             nodes=tuple([t.node for t in (*targets, *self._gone.values()) if t.node is not None]),
             outcomes=tuple([t.outcome for t in targets if t.outcome is not None]),
             errors=dict(self._errors),

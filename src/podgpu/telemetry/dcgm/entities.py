@@ -1,4 +1,4 @@
-"""What DCGM knows on this node: GPUs with their MIG instances and links, NVSwitches, CPUs with their cores."""
+"""This module finds what DCGM knows on a node: GPUs with MIG instances and links, NVSwitches, CPUs with their cores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DCGM's own judgement of each GPU: its health watches, and which GPUs reach which over NVLink."""
+"""This module asks for DCGM's own judgement of each GPU: its health watches, and whom it reaches over NVLink."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def check_health(session: DcgmSession, groups: Sequence[int], gpu_ids: Sequence[
 
 def _health_details(gpu: int, worst: Mapping[tuple[int, int], tuple[int, int]]) -> list[Detail]:
     """Every watch speaks, but for the one about the whole GPU, which only ever has failures to tell."""
-    told = [w for w in _WATCHES if w != s.HEALTH_ALL or (gpu, w) in worst]
-    found = ((_WATCHES[w], *worst.get((gpu, w), (_PASS, 0))) for w in told)
+    speaking = [w for w in _WATCHES if w != s.HEALTH_ALL or (gpu, w) in worst]
+    found = ((_WATCHES[w], *worst.get((gpu, w), (_PASS, 0))) for w in speaking)
     return [
         Detail(HEALTH_FIELD, (("health_error_code", health_code(code)), ("health_watch", name)), health)
         for name, health, code in found

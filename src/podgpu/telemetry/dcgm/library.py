@@ -1,4 +1,4 @@
-"""libdcgm itself: found and loaded, its functions declared, its return codes made our errors. Holds no connection."""
+"""DcgmLibrary finds and loads libdcgm, declares its functions and makes its return codes our errors. No connection."""
 
 from __future__ import annotations
 

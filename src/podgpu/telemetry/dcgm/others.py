@@ -1,4 +1,4 @@
-"""What has readings and is no GPU: NVSwitches, NVLinks, CPUs and their cores, with the labels they go by. Pure."""
+"""This module names what has readings and is no GPU (NVSwitches, NVLinks, CPUs and their cores) by its labels. Pure."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def gpu_links(gpu: GpuEntities, values: Mapping[Entity, Mapping[int, Value]]) ->
         ("gpu", str(device.index)),
         ("gpu_uuid", device.uuid),
         ("pci_bus_id", device.pci_bus_id),
-        ("device", f"nvidia{device.index}"),
+        ("device", device.name),
         ("model_name", device.model),
     )
     for entity, link in gpu.link_entities.items():

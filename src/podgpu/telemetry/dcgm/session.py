@@ -1,4 +1,4 @@
-"""One connection to DCGM: an engine inside this process, or a host engine elsewhere. Comes back after a loss.
+"""DcgmSession keeps one connection to DCGM, inside this process or to a host engine, and comes back after a loss.
 
 Every group of calls stands in `using`, so that nothing is torn down under a call.
 """

@@ -1,4 +1,4 @@
-"""libdcgm's structures and constants for ctypes, as DCGM 3.3 and 4.x have them. Nothing is called here.
+"""This module declares libdcgm's structures and constants for ctypes, as DCGM 3.3 and 4.x have them. It calls nothing.
 
 The sizes are part of every version word, so a wrong one is refused by the library; tests hold them against NVIDIA's.
 """

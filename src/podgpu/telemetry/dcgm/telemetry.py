@@ -1,4 +1,4 @@
-"""Telemetry from DCGM: an engine inside this process, or a running host engine.
+"""DcgmTelemetry takes figures from DCGM: an engine inside this process, or a running host engine.
 
 DCGM does the reading, on its own clock; here its latest values are taken, turn by turn, with their timestamps.
 Processes and usage are not DCGM's: they come from the driver beside it, where there is one.
@@ -26,7 +26,7 @@ from podgpu.telemetry.dcgm.values import Entity, Freshness, Latest, read_latest
 from podgpu.telemetry.dcgm.watches import Wanted, Watches
 from podgpu.telemetry.dcgm.xids import KEEP_SECONDS, XidSamples, xid_field
 from podgpu.telemetry.pci import count_pci_gpus
-from podgpu.telemetry.source import GpuAnswer, Inventory, Telemetry, UsageFlaws, XidEvent
+from podgpu.telemetry.source import ErrorEvent, GpuAnswer, Inventory, Telemetry, UsageFlaws
 
 _log = logging.getLogger(__name__)
 _LAYOUT_SECONDS = 60.0
@@ -199,7 +199,7 @@ class DcgmTelemetry:
         migs = tuple(e for e in _keys(layout) if e.group != EntityGroup.GPU)
         wanted[_XID] = Wanted(tuple(entities["GPU"]), (xid_field(),), KEEP_SECONDS)
         wanted[_MIG_XID] = Wanted(migs, (xid_field(),), KEEP_SECONDS)
-        return {kind: one for kind, one in wanted.items() if one.entities and one.fields}
+        return {kind: watch for kind, watch in wanted.items() if watch.entities and watch.fields}
 
     def _read_gpu(self, gpu: GpuEntities, fields: Sequence[Field]) -> GpuAnswer:
         kinds = {gpu.entity: "GPU"} | dict.fromkeys(gpu.instances, "GPU_I") | dict.fromkeys(gpu.link_entities, "LINK")
@@ -246,10 +246,10 @@ class DcgmTelemetry:
     def usage_flaws(self, gpu: Device) -> UsageFlaws:
         return self._beside.usage_flaws(gpu)
 
-    def xid_events(self) -> Sequence[XidEvent]:
+    def error_events(self) -> Sequence[ErrorEvent]:
         """DCGM's alone: the driver beside sees the same XIDs, and each is to be counted once."""
         if self._driver is not None:
-            self._driver.xid_events()
+            self._driver.error_events()
         return self._xids.drain()
 
     def release(self, wait: float) -> bool:

@@ -1,4 +1,4 @@
-"""The newest values of DCGM's entities: read, matched by their ids, and judged. Blanks and old values end here."""
+"""This module reads the newest values of DCGM's entities, matches and judges them. Blanks and old values end here."""
 
 from __future__ import annotations
 

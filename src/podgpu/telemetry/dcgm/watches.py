@@ -1,4 +1,4 @@
-"""What the engine is asked to keep: groups of entities, groups of fields, watches with bounded retention."""
+"""Watches asks the engine to keep fields: groups of entities, groups of fields, watches with bounded retention."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ class Watches:
         changed = {kind: w for kind, w in wanted.items() if w != self._followed.get(kind)}
         for kind in [k for k in self._followed if k in changed or k not in wanted]:
             self._drop(kind)
-        for kind, one in changed.items():
-            self._make(kind, one)
+        for kind, watch in changed.items():
+            self._make(kind, watch)
         if changed:
             self._session.call("dcgmUpdateAllFields", 1)
 

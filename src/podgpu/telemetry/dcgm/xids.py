@@ -1,4 +1,4 @@
-"""XID errors as DCGM keeps them: every sample of field 230 since the last look, each counted once."""
+"""XidSamples takes XID errors from DCGM: every sample of field 230 since the last look, each counted once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from podgpu.catalog.fields import Field, fields, xid_text
 from podgpu.telemetry.dcgm import structs as s
 from podgpu.telemetry.dcgm.session import DcgmSession
 from podgpu.telemetry.dcgm.values import Entity
-from podgpu.telemetry.source import XidEvent
+from podgpu.telemetry.source import ErrorEvent
 
 _log = logging.getLogger(__name__)
 XID_FIELD = 230
@@ -30,7 +30,7 @@ class XidSamples:
         self._last: dict[Entity, int] = {}
         self._seen_before = False
         self._lock = threading.Lock()
-        self._events: list[XidEvent] = []
+        self._events: list[ErrorEvent] = []
 
     def read(
         self, session: DcgmSession, groups: Sequence[tuple[int, Sequence[int]]], devices: Mapping[Entity, str]
@@ -59,15 +59,15 @@ class XidSamples:
                 continue
             self._last[entity] = at
             if self._seen_before and entity in devices:
-                self._note(XidEvent(devices[entity], xid, at / 1_000_000))
+                self._note(ErrorEvent(devices[entity], xid, at / 1_000_000))
         self._seen_before = True
 
-    def _note(self, event: XidEvent) -> None:
-        _log.warning("XID %d on %s: %s", event.xid, event.device, xid_text(event.xid))
+    def _note(self, event: ErrorEvent) -> None:
+        _log.warning("XID %d on %s: %s", event.code, event.device, xid_text(event.code))
         with self._lock:
             self._events.append(event)
 
-    def drain(self) -> list[XidEvent]:
+    def drain(self) -> list[ErrorEvent]:
         with self._lock:
             events, self._events = self._events, []
         return events

@@ -1,16 +1,25 @@
-"""Reading a device part by part: what it cannot give is not asked again, what fails costs only itself."""
+"""Attempts reads a device part by part: what it cannot give is not asked again, what fails costs only itself."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 import pynvml
 
 from podgpu.errors import DeviceLost, DriverGone, SourceError, Unsupported
+from podgpu.telemetry.source import Lack
 
 T = TypeVar("T")
 Number = TypeVar("Number", int, float)
+_LACKS: Mapping[str, Lack] = {
+    "nvmlDeviceGetProcessesUtilizationInfo": "no_process_utilization",  # the last that is tried
+    "nvmlDeviceGetTotalEnergyConsumption": "no_energy",
+    "nvmlDeviceGetMemoryInfo": "no_memory",
+    "nvmlGpmMetricsGet": "no_instance_utilization",
+    "process list": "no_process_list",
+}
+"""How a part's name begins -> what nobody is told without it. For other parts there is a second way."""
 _GREW = f"nvml_{pynvml.NVML_ERROR_INSUFFICIENT_SIZE}"
 _TRIES = 4
 
@@ -33,6 +42,12 @@ class Attempts:
     def forget(self) -> None:
         """The topology changed: what was not supported may be now."""
         self.unsupported.clear()
+
+    @property
+    def lacks(self) -> tuple[tuple[str, Lack], ...]:
+        """(part, what it would tell) of those that are not supported and have no substitute."""
+        starts = [(part, start) for part in self.unsupported for start in _LACKS if part.startswith(start)]
+        return tuple((part, _LACKS[start]) for part, start in starts)
 
     def of(self, part: str, read: Callable[[], T]) -> T | None:
         """None where there is no such part, or none this time. Raises DeviceLost and DriverGone."""

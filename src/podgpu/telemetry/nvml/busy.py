@@ -79,7 +79,8 @@ class BusyWindows:
         self._wall = wall
         self._start: _Start | None = None
 
-    def read(self) -> Busy:
+    def read(self, anybody: bool = True) -> Busy:
+        """Without `anybody` there, then and now, and no busy time it is not asked who ran: that takes 1.8 ms of CPU."""
         asked_at = self._clock()
         start = self._start or _Start(self._now_us() - _FIRST_WINDOW_US, asked_at - _FIRST_WINDOW_US / 1e6)
         samples = self._attempts.of(SAMPLES, lambda: self._read_samples(start.us))
@@ -91,7 +92,8 @@ class BusyWindows:
         if not 0 < end - start.us <= self._longest(start):
             return UNKNOWN  # the clock was set, the machine slept, or a call hung: begin anew
         window_ns = (end - start.us) * 1000
-        busy, processes = self._busy(samples, window_ns), self._process_busy(start.us, window_ns)
+        busy = self._busy(samples, window_ns)
+        processes = self._process_busy(start.us, window_ns, anybody or busy != 0)
         return Busy(window_ns, busy, processes, end / 1e6)
 
     def _end(self, start: _Start, samples: list[Any] | None) -> int:
@@ -139,10 +141,12 @@ class BusyWindows:
     def _asks_processes(self) -> bool:
         return self._sees_processes and not {PROCESSES, NEWER_PROCESSES} <= self._attempts.unsupported.keys()
 
-    def _process_busy(self, since: int, window_ns: int) -> dict[int, int | None] | None:
+    def _process_busy(self, since: int, window_ns: int, anybody: bool) -> dict[int, int | None] | None:
         """A sample may come between the device's answer and this one: then it counts into this mean and the next."""
         if not self._asks_processes():
             return None
+        if not anybody:
+            return {}
         entries = self._attempts.of(PROCESSES, lambda: self._read_processes(PROCESSES, since))
         if PROCESSES in self._attempts.unsupported:
             entries = self._attempts.of(NEWER_PROCESSES, lambda: self._read_processes(NEWER_PROCESSES, since))

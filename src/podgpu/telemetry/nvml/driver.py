@@ -1,4 +1,4 @@
-"""The one place where NVML is called: errors become ours, older drivers get older calls, shutdown waits for calls.
+"""NvmlDriver makes every NVML call: errors become ours, older drivers get older calls, shutdown waits for calls.
 
 `nvml` is the pynvml module or anything with its functions (see simulate/driver.py).
 """

@@ -1,4 +1,4 @@
-"""GPM: Hopper's profiling ratios from NVML, the mean between two samples kept from tick to tick. No lock, no root."""
+"""GpmSampler takes Hopper's profiling ratios: means between two samples, kept from tick to tick. No lock, no root."""
 
 from __future__ import annotations
 

@@ -17,7 +17,8 @@ from podgpu.catalog.fields import Field
 from podgpu.errors import DeviceLost, DriverGone, SourceError, Unsupported
 from podgpu.model import Device, DeviceUsage, ProcessUsage, Reading
 from podgpu.telemetry.nvml.driver import Grip, NvmlDriver
-from podgpu.telemetry.nvml.mig import Instance, mig_enabled, read_instances
+from podgpu.telemetry.nvml.energy import EnergyCounter
+from podgpu.telemetry.nvml.mig import Instance, MigLayout
 from podgpu.telemetry.nvml.plan import DevicePlan
 from podgpu.telemetry.nvml.process_list import ProcessList
 from podgpu.telemetry.nvml.usage import UsageReader
@@ -43,15 +44,16 @@ def meet(driver: NvmlDriver, index: int) -> tuple[Any, Device]:
 
 
 class Gpu:
-    """`read`, `processes` and `usage` may each have a worker: none changes what another looks at."""
+    """`read`, `processes` and `usage` may each have a worker: they share only what the energy counter said."""
 
     def __init__(
         self,
         driver: NvmlDriver,
         handle: Any,
         device: Device,
-        make_usage_reader: Callable[[Any], UsageReader],
+        make_usage_reader: Callable[..., UsageReader],
         xids: XidWatch,
+        clock: Callable[[], float],
     ) -> None:
         self._driver = driver
         self._xids = xids
@@ -65,13 +67,14 @@ class Gpu:
         """Which grip each was last done with."""
         self._reset_with = 0
         """Which grip came after the driver or the GPU was away, and its counters and samples may have begun anew."""
-        self._layout = _MigLayout(driver, grip)
+        self._layout = MigLayout(driver, grip)
         self._instances: tuple[Instance, ...] = ()
         self._fields: Sequence[Field] = ()
         self._plans: dict[str, DevicePlan] = {}
         self._process_list = ProcessList(driver, grip, device.uuid)
-        self.usage_reader = make_usage_reader(grip)
-        self._usage_layout = _MigLayout(driver, grip)
+        self._energy = EnergyCounter(driver, grip, clock)
+        self.usage_reader = make_usage_reader(grip, energy=self._energy)
+        self._usage_layout = MigLayout(driver, grip)
         self._usage_processes = ProcessList(driver, grip, device.uuid)
 
     def take(self, handle: Any, device: Device) -> None:
@@ -192,7 +195,7 @@ class Gpu:
 
     def _make_plan(self, device: Device, handle: Any) -> DevicePlan:
         if device.gi_id is None:
-            return DevicePlan(self._driver, handle, self._take_gpm, self._fields)
+            return DevicePlan(self._driver, handle, self._take_gpm, self._fields, self._energy)
         wanted = [f for f in self._fields if f.per_instance]
         gi_id = device.gi_id
         return DevicePlan(self._driver, handle, lambda s: self._take_mig_gpm(gi_id, s), wanted)
@@ -211,22 +214,3 @@ class Gpu:
     def close(self) -> None:
         self._drop_plans()
         self.usage_reader.close()
-
-
-class _MigLayout:
-    """Whether a GPU is in MIG mode, and its instances. Parts that know no MIG are asked once."""
-
-    def __init__(self, driver: NvmlDriver, handle: Any) -> None:
-        self._driver = driver
-        self._handle = handle
-        self._knows_mig = True
-
-    def read(self) -> tuple[bool, tuple[Instance, ...]]:
-        if not self._knows_mig:
-            return False, ()
-        try:
-            enabled = mig_enabled(self._driver, self._handle)
-        except Unsupported:
-            self._knows_mig = False
-            return False, ()
-        return enabled, read_instances(self._driver, self._handle) if enabled else ()

@@ -1,4 +1,4 @@
-"""The MIG instances of one GPU, as NVML lists them now."""
+"""MigLayout follows how one GPU is cut by MIG: the only reader of the mode and of the instances NVML lists now."""
 
 from __future__ import annotations
 
@@ -25,12 +25,26 @@ class Instance:
         return replace(gpu, gi_id=self.gi_id, profile=self.profile, mig_uuids=self.mig_uuids)
 
 
-def mig_enabled(driver: NvmlDriver, handle: Any) -> bool:
-    """Raises Unsupported on parts that know no MIG."""
-    return bool(driver.call("nvmlDeviceGetMigMode", handle)[0])
+class MigLayout:
+    """Whether a GPU is in MIG mode, and its instances, reading after reading. Parts that know no MIG are asked once."""
+
+    def __init__(self, driver: NvmlDriver, handle: Any) -> None:
+        self._driver = driver
+        self._handle = handle
+        self._knows_mig = True
+
+    def read(self) -> tuple[bool, tuple[Instance, ...]]:
+        if not self._knows_mig:
+            return False, ()
+        try:
+            enabled = bool(self._driver.call("nvmlDeviceGetMigMode", self._handle)[0])
+        except Unsupported:
+            self._knows_mig = False
+            return False, ()
+        return enabled, _read_instances(self._driver, self._handle) if enabled else ()
 
 
-def read_instances(driver: NvmlDriver, handle: Any) -> tuple[Instance, ...]:
+def _read_instances(driver: NvmlDriver, handle: Any) -> tuple[Instance, ...]:
     found: dict[int, Instance] = {}
     for slot in range(driver.call("nvmlDeviceGetMaxMigDeviceCount", handle)):
         try:

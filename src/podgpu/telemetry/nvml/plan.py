@@ -14,6 +14,7 @@ from podgpu.catalog.fields import Call, Field, FieldValue, Gpm, Kept
 from podgpu.errors import DeviceLost, DriverGone, SourceError, Unsupported
 from podgpu.model import Value
 from podgpu.telemetry.nvml.driver import NvmlDriver, translate
+from podgpu.telemetry.nvml.energy import ENERGY, EnergyCounter
 from podgpu.telemetry.nvml.gpm import GpmSampler
 
 _MEMORY_TEMP = 82  # r545 reports a wrong value type for it; it is always an unsigned int
@@ -29,9 +30,12 @@ class DevicePlan:
         handle: Any,
         take_gpm: Callable[[Any], None],
         fields: Iterable[Field],
+        energy: EnergyCounter | None = None,
     ) -> None:
+        """`energy`: the GPU's counter, where what it says is of use to others too."""
         self._driver = driver
         self._handle = handle
+        self._energy = energy
         self._gpm = GpmSampler(driver, take_gpm)
         self._wanted = {field.id: field for field in fields}
         self._once: dict[int, Value] = {}
@@ -107,7 +111,8 @@ class DevicePlan:
         arguments = [self._driver.constant(a) if isinstance(a, str) else a for a in call.arguments]
         if call.takes_device:
             arguments.insert(0, self._handle)
-        answer = self._driver.call(call.function, *arguments)
+        shared = self._energy if call.function == ENERGY else None
+        answer = shared.ask().counter if shared else self._driver.call(call.function, *arguments)
         for field, recipe in users:
             try:
                 self._accept(found, field, _part(answer, recipe))

@@ -1,4 +1,4 @@
-"""The processes on one GPU, as NVML lists them: compute, MPS clients and graphics, each process once per device.
+"""ProcessList reads who is on one GPU: compute processes, MPS clients and graphics, each process once per device.
 
 Knows pids and bytes. Whose processes they are is accounting's to find out.
 """
@@ -6,14 +6,14 @@ Knows pids and bytes. Whose processes they are is accounting's to find out.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
-import pynvml
-
-from podgpu.errors import SourceError, Unsupported
+from podgpu.errors import Unsupported
 from podgpu.model import ProcessUsage
+from podgpu.telemetry.nvml.attempts import again_while_it_grows
 from podgpu.telemetry.nvml.driver import NvmlDriver
-from podgpu.telemetry.nvml.mig import mig_enabled, read_instances
+from podgpu.telemetry.nvml.mig import Instance, MigLayout
 
 # With their version: without one, pynvml meets a driver that lacks the newest with an exception that is no NVMLError.
 _LISTS = tuple(
@@ -23,8 +23,6 @@ _LISTS = tuple(
 _NO_INSTANCE = 0xFFFFFFFF
 _NOT_AVAILABLE = 0xFFFFFFFFFFFFFFFF
 _MOST_PID = 1 << 22  # PID_MAX_LIMIT: what is above is no pid but memory the driver left as it was
-_TRIES = 4
-_GREW = f"nvml_{pynvml.NVML_ERROR_INSUFFICIENT_SIZE}"
 
 
 class _Target(NamedTuple):
@@ -42,16 +40,18 @@ class ProcessList:
     def __init__(self, driver: NvmlDriver, handle: Any, uuid: str) -> None:
         self._driver = driver
         self._gpu = _Target(handle, uuid, uuid)
-        self._knows_mig = True
+        self._layout = MigLayout(driver, handle)
         self._in_mig = False
         self._struck: dict[str, dict[str, str]] = {}
         """UUID of the GPU or MIG device -> functions it cannot answer, and the reason word for it."""
 
     def read(self) -> tuple[ProcessUsage, ...]:
         """Raises Unsupported where no list can be had at all, SourceError when one fails this time."""
-        self._follow_mig_mode()
-        parts = self._mig_devices() if self._in_mig else []
-        if self._in_mig and not parts:
+        in_mig, instances = self._layout.read()
+        if in_mig != self._in_mig:
+            self._in_mig, self._struck = in_mig, {}
+        parts = self._mig_devices(instances)
+        if in_mig and not parts:
             return ()  # cut into nothing: there is nowhere to run
         self._forget_strikes([self._gpu, *parts])
         answers = [answer for versions in _LISTS for answer in self._answers(versions, parts)]
@@ -60,22 +60,11 @@ class ProcessList:
             raise Unsupported(f"NVML lists no processes on {self._gpu.uuid}", reason)
         return _each_once(usage for answer in answers for usage in answer or ())
 
-    def _follow_mig_mode(self) -> None:
-        if not self._knows_mig:
-            return
-        try:
-            in_mig = mig_enabled(self._driver, self._gpu.handle)
-        except Unsupported:
-            self._knows_mig = False
-            return
-        if in_mig != self._in_mig:
-            self._in_mig, self._struck = in_mig, {}
-
-    def _mig_devices(self) -> list[_Target]:
+    def _mig_devices(self, instances: Iterable[Instance]) -> list[_Target]:
         """All of them: a GPU instance has a MIG device for each of its compute instances."""
         return [
             _Target(self._driver.call("nvmlDeviceGetHandleByUUID", uuid), uuid, self._instance_key(instance.gi_id))
-            for instance in read_instances(self._driver, self._gpu.handle)
+            for instance in instances
             for uuid in instance.mig_uuids
         ]
 
@@ -96,23 +85,13 @@ class ProcessList:
             if function in struck:
                 continue
             try:
-                entries = self._call(function, target.handle)
+                entries = again_while_it_grows(partial(self._driver.call, function, target.handle))
             except Unsupported as e:
                 struck[function] = e.reason
                 continue
             mps = "MPS" in function
             return [self._usage(target, entry, mps) for entry in entries if 0 < entry.pid <= _MOST_PID]
         return None
-
-    def _call(self, function: str, handle: Any) -> Any:
-        """pynvml asks for the number of processes, then for the list: more may have started in between."""
-        for _ in range(_TRIES - 1):
-            try:
-                return self._driver.call(function, handle)
-            except SourceError as e:
-                if e.reason != _GREW:
-                    raise
-        return self._driver.call(function, handle)
 
     def _usage(self, target: _Target, entry: Any, mps: bool) -> ProcessUsage:
         inside = entry.gpuInstanceId != _NO_INSTANCE

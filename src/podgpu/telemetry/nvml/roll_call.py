@@ -1,4 +1,4 @@
-"""Meets the GPUs that the driver lists, each in a thread of its own: one that hangs there is waited for by nobody.
+"""RollCall meets the GPUs that the driver lists, each in a thread of its own: nobody waits for one that hangs there.
 
 Who fails is asked again, ever more rarely; who answers late is met late.
 """

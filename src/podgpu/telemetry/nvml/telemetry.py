@@ -1,4 +1,4 @@
-"""Telemetry from NVML: finds the GPUs, has each read by itself, follows the driver's life.
+"""NvmlTelemetry finds the GPUs by NVML, has each read by itself, and follows the driver's life.
 
 Nothing here knows which fields exist: `catalog/fields.csv` does, and `plan.py` carries it out. NVML lists GPUs once, at
 initialisation: what comes or goes is only seen by a new one, and that shuts everybody out for a moment. So it is made
@@ -27,7 +27,7 @@ from podgpu.telemetry.nvml.switches.opening import Opening, Outlook
 from podgpu.telemetry.nvml.usage import UsageReader
 from podgpu.telemetry.nvml.xid_watch import XidWatch
 from podgpu.telemetry.pci import count_pci_gpus
-from podgpu.telemetry.source import GpuAnswer, Inventory, UsageFlaws, XidEvent
+from podgpu.telemetry.source import ErrorEvent, GpuAnswer, Inventory, UsageFlaws
 
 _log = logging.getLogger(__name__)
 _BUS_LOOK_SECONDS = 10.0
@@ -128,7 +128,7 @@ class NvmlTelemetry:
         if known is not None:
             known.take(handle, device)
             return known
-        return Gpu(self._driver, handle, device, self._make_usage_reader, self._xids)
+        return Gpu(self._driver, handle, device, self._make_usage_reader, self._xids, self._clock)
 
     def release(self, wait: float) -> bool:
         if not self._life.acquire(timeout=wait):
@@ -193,5 +193,5 @@ class NvmlTelemetry:
                 state.answers = False
                 raise
 
-    def xid_events(self) -> Sequence[XidEvent]:
+    def error_events(self) -> Sequence[ErrorEvent]:
         return self._xids.drain()

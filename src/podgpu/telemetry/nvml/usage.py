@@ -13,23 +13,20 @@ from podgpu.model import Device, DeviceUsage, ProcessUsage
 from podgpu.telemetry.nvml.attempts import Attempts
 from podgpu.telemetry.nvml.busy import Busy, BusyWindows, InstanceBusy
 from podgpu.telemetry.nvml.driver import NvmlDriver
+from podgpu.telemetry.nvml.energy import Energy, EnergyCounter, EnergyMeter
 from podgpu.telemetry.nvml.mig import Instance
 from podgpu.telemetry.nvml.switches.division import BusyDivision, identify
 from podgpu.telemetry.nvml.switches.opening import Opening, Outlook
 from podgpu.telemetry.source import UsageFlaws
 
-_ENERGY = "nvmlDeviceGetTotalEnergyConsumption"
 _MEMORY = "nvmlDeviceGetMemoryInfo"
 _PROCESS_LIST = "process list"
-_MOST_WATTS = 5000
-_MOST_COUNTED = 1 << 62  # mJ: what says more is NVML's word for "no value"
-_COUNTER_STEP = 1.0  # seconds by which the energy counter may lag and then catch up at once
 
 ReadProcesses = Callable[[], Sequence[ProcessUsage]]
 
 
 class UsageReader:
-    """Reading after reading of one GPU. Shares no state with its other readers, so it may have its own worker.
+    """Reading after reading of one GPU. Its other readers share the energy counter with it: it may have its own worker.
 
     Without `sees_processes` (podgpu is not in the host's PID namespace) no call about processes is made at all.
     """
@@ -43,6 +40,7 @@ class UsageReader:
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
         opening: Opening | None = None,
+        energy: EnergyCounter | None = None,
     ) -> None:
         self._driver = driver
         self._handle = handle
@@ -50,10 +48,13 @@ class UsageReader:
         self._clock = clock
         self._wall = wall
         self._attempts = Attempts()
-        self._energy = EnergyMeter(driver, handle, self._attempts, clock)
+        self._counter = energy or EnergyCounter(driver, handle, clock)
+        self._energy = self._new_meter()
         self._topology: tuple[bool, tuple[Instance, ...]] | None = None
         self._was_cut: bool | None = None
         """Whether MIG was on when it was last read."""
+        self._anybody = True
+        """Whether a process was listed when they were last read, as far as is known."""
         self._windows = self._new_windows()
         self._instances: dict[int, InstanceBusy] = {}
         self._opening = opening or Opening()
@@ -68,7 +69,7 @@ class UsageReader:
         return UsageFlaws(
             tuple(attempts.dropped),
             tuple(attempts.errors),
-            tuple(attempts.unsupported.items()),
+            attempts.lacks,
             tuple(division.doubts) if division is not None else (),
             division is not None,
             division.fallback if division is not None else "",
@@ -85,13 +86,14 @@ class UsageReader:
         self._attempts.begin()
         self._follow(device.mig_enabled, instances)
         running = self._read_processes(processes)
+        anybody, self._anybody = self._anybody, running is None or bool(running)
         if self._division is not None:
             self._division.begin(device, running, shared)
         parts = [self._read_instance(device, instance, running) for instance in instances]
-        busy = Busy() if device.mig_enabled else self._windows.read()
+        busy = Busy() if device.mig_enabled else self._windows.read(anybody or self._anybody)
         memory = self._read_memory(_MEMORY, self._handle)
         # Last: it takes 5 to 20 ms, and should tell of the same time as the busy windows that end now.
-        energy = self._energy.read()
+        energy = self._energy.read(None if running is None else frozenset(process.pid for process in running))
         return (self._divided(_usage(device, busy, memory, running, energy), busy.until), *parts)
 
     def _divided(self, usage: DeviceUsage, until: float | None) -> DeviceUsage:
@@ -116,7 +118,11 @@ class UsageReader:
         """The GPU was away: what it tells next has nothing to do with what it told last."""
         self.close()
         self._windows = self._new_windows()
-        self._energy = EnergyMeter(self._driver, self._handle, self._attempts, self._clock)
+        self._counter.forget()
+        self._energy = self._new_meter()
+
+    def _new_meter(self) -> EnergyMeter:
+        return EnergyMeter(self._driver, self._handle, self._attempts, self._clock, self._counter)
 
     def _new_windows(self) -> BusyWindows:
         return BusyWindows(self._driver, self._handle, self._attempts, self._sees_processes, self._clock, self._wall)
@@ -147,43 +153,20 @@ class UsageReader:
         return None if answer is None else self._attempts.within(part, answer.used, answer.total)
 
 
-class EnergyMeter:
-    """What the GPU used from one reading to the next; they sum to the counter's own difference."""
-
-    def __init__(self, driver: NvmlDriver, handle: Any, attempts: Attempts, clock: Callable[[], float]) -> None:
-        self._driver = driver
-        self._handle = handle
-        self._attempts = attempts
-        self._clock = clock
-        self._last: tuple[float, int] | None = None
-
-    def read(self) -> int | None:
-        """Millijoules; None the first time, and when the counter fell back (the driver was reloaded) or leapt."""
-        now = self._clock()
-        told = self._attempts.of(_ENERGY, lambda: self._driver.call(_ENERGY, self._handle))
-        good = None if told is None else self._attempts.within(_ENERGY, told, _MOST_COUNTED)
-        if good is None:
-            return None  # the energy of a reading that failed is in the next one
-        total = int(good)
-        before, self._last = self._last, (now, total)
-        if before is None or total < before[1]:
-            return None
-        most = _MOST_WATTS * 1000 * (now - before[0] + _COUNTER_STEP)
-        return self._attempts.within(_ENERGY, total - before[1], int(most))
-
-
 def _usage(
     device: Device,
     busy: Busy,
     memory: int | None,
     running: Sequence[ProcessUsage] | None,
-    energy: int | None = None,
+    energy: Energy = Energy(),  # noqa: B008 - a tuple
 ) -> DeviceUsage:
     return DeviceUsage(
         device,
         busy.window_ns,
         busy_ns=busy.busy_ns,
-        energy_mj=energy,
+        energy_mj=energy.used,
+        energy_estimate_nj=energy.estimate,
+        energy_since_nj=energy.since,
         memory_used=memory,
         processes=None if running is None else tuple(p for p in running if p.device == device.key),
         process_busy_ns=busy.process_ns,

@@ -1,4 +1,4 @@
-"""XID errors from NVML's event set, in a thread of their own: the only thing NVML tells without being asked."""
+"""XidWatch waits for XID errors in a thread of its own: the only thing that NVML tells without being asked."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from podgpu.catalog.fields import xid_text
 from podgpu.errors import DriverGone, SourceError
 from podgpu.telemetry.nvml.driver import Grip, NvmlDriver
-from podgpu.telemetry.source import XidEvent
+from podgpu.telemetry.source import ErrorEvent
 
 _log = logging.getLogger(__name__)
 _WAIT_MS = 250
@@ -37,7 +37,7 @@ class XidWatch:
         """The event set; None: XIDs are not watched."""
         self._uuids: dict[int | None, str] = {}
         self._lock = threading.Lock()
-        self._events: list[XidEvent] = []
+        self._events: list[ErrorEvent] = []
         self._said: dict[tuple[str, int], tuple[float, int]] = {}
         """(device, xid) -> when it was last logged, and how many came since."""
 
@@ -68,7 +68,7 @@ class XidWatch:
             with suppress(SourceError):
                 self._driver.call("nvmlEventSetFree", ended)
 
-    def drain(self) -> list[XidEvent]:
+    def drain(self) -> list[ErrorEvent]:
         with self._lock:
             events, self._events = self._events, []
         return events
@@ -98,22 +98,22 @@ class XidWatch:
         uuid = self._uuids.get(address_in(data.device), "unknown")  # not asked: a GPU that fell off the bus cannot say
         gi_id = data.gpuInstanceId
         key = uuid if gi_id == _NO_INSTANCE else f"{uuid}/gi{gi_id}"
-        event = XidEvent(key, int(data.eventData), self._wall())
+        event = ErrorEvent(key, int(data.eventData), self._wall())
         self._say(event)
         with self._lock:
             if len(self._events) < _MOST_WAITING:
                 self._events.append(event)
 
-    def _say(self, event: XidEvent) -> None:
+    def _say(self, event: ErrorEvent) -> None:
         """A GPU that is ill may tell the same thousands of times."""
-        what, now = (event.device, event.xid), self._clock()
+        what, now = (event.device, event.code), self._clock()
         said_at, since = self._said.get(what, (float("-inf"), 0))
         if now - said_at < SAY_SECONDS:
             self._said[what] = (said_at, since + 1)
             return
         self._said[what] = (now, 0)
         more = f" (and {since} times more since it was last said)" if since else ""
-        _log.warning("XID %d on %s: %s%s", event.xid, event.device, xid_text(event.xid), more)
+        _log.warning("XID %d on %s: %s%s", event.code, event.device, xid_text(event.code), more)
 
 
 def address_in(handle: Any) -> int | None:
