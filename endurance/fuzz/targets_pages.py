@@ -21,7 +21,7 @@ from podgpu.cluster.scraping.exposition import PageReader
 from podgpu.enrich.relabel import relabel
 from podgpu.errors import SourceError
 from podgpu.exposition.parse import ParsedFamily, parse_text
-from podgpu.exposition.rewrite import encode_parsed
+from podgpu.exposition.text import encode_parsed
 from podgpu.fetch.endpoint import Endpoint
 from podgpu.figures.from_exposition import view_of_page
 from podgpu.figures.from_json import parse_view
