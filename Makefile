@@ -2,6 +2,10 @@
 PYTHON ?= python3
 BIN := .venv/bin
 SOURCES := src tests bench endurance docs deploy
+# A file's tests share servers, so a file stays with one worker. More than four would only wait for each other's timers.
+TESTS := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
+# Where it is set, every command that a test starts compiles the package anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test check golden bench faults fuzz soak attack docs manifests proto clean
 
@@ -9,14 +13,14 @@ demo: .venv/run
 	@$(BIN)/podgpu demo || [ $$? -eq 130 ]
 
 test: .venv/dev
-	$(BIN)/python -m pytest
+	$(TESTS)
 
 # Format, lint, types, import directions (tests/test_architecture.py) and every test.
 check: .venv/dev
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/mypy
-	$(BIN)/python -m pytest
+	$(TESTS)
 
 # Rewrites what the golden scenarios expect from what comes out now. Look at the diff before you commit it.
 golden: .venv/dev
@@ -27,7 +31,7 @@ bench: .venv/dev
 
 # Every fault of docs/reliability.md: the tests that show them, and no others.
 faults: .venv/dev
-	$(BIN)/python -m pytest -m fault
+	$(TESTS) -m fault
 
 # Every parser against a million made-up inputs. A failing one is saved in fuzz-out/. FUZZ="--cases 10000 device-ids" is less.
 fuzz: .venv/dev

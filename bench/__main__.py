@@ -10,7 +10,21 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from bench import allocation, cluster, hook, largest, memory, page, parser, rendering, serving, tick, usage, watching
+from bench import (
+    allocation,
+    cluster,
+    hook,
+    largest,
+    memory,
+    page,
+    parser,
+    rendering,
+    serving,
+    switches,
+    tick,
+    usage,
+    watching,
+)
 from bench.figures import Figure, any_missed, heading, row
 
 BENCHMARKS: Mapping[str, Callable[[], list[Figure]]] = {
@@ -20,6 +34,7 @@ BENCHMARKS: Mapping[str, Callable[[], list[Figure]]] = {
     "tick": tick.measure,
     "allocation": allocation.measure,
     "usage": usage.measure,
+    "switches": switches.measure,
     "largest": largest.measure,
     "watching": watching.measure,
     "memory": memory.measure,

@@ -21,16 +21,16 @@ import aiohttp
 
 from bench.running import memory_of
 from podgpu.cli import cluster as _loaded_as_in_production  # noqa: F401 - click, the server and the page count too
-from podgpu.cli.memory import look_for_cycles_seldom, share_one_heap
 from podgpu.cluster.labels import LabelMemory
 from podgpu.cluster.metrics import cluster_families
-from podgpu.cluster.reading import Reading
+from podgpu.cluster.reading import ClusterReading
 from podgpu.cluster.scraping.backend import FixedTargets, ScrapeBackend, ScrapeSettings
 from podgpu.cluster.scraping.lanes import allow_connections
 from podgpu.cluster.settings import ViewSettings
 from podgpu.cluster.view import Memory, assemble
+from podgpu.compose.process import look_for_cycles_seldom, share_one_heap
 from podgpu.exposition.text import encode
-from podgpu.fetch.endpoint import open_session
+from podgpu.http.exchange import open_session
 
 _SLOTS = ScrapeSettings().concurrency
 _HEADERS = {"Accept": "text/plain;version=0.0.4,text/plain;q=0.5", "Accept-Encoding": "gzip"}
@@ -86,7 +86,7 @@ class Measured:
         self._check(self._backend.reading())
         return taken
 
-    def _check(self, reading: Reading) -> None:
+    def _check(self, reading: ClusterReading) -> None:
         """All nodes are there, and with other figures than before."""
         energy = sum(d.energy_joules or 0.0 for node in reading.nodes for d in node.devices)
         failed = [outcome.message for outcome in reading.outcomes if outcome.error]

@@ -22,7 +22,7 @@ from podgpu.enrich.turn import Enricher, Held, Settings
 from podgpu.exposition import parse
 from podgpu.exposition.parse import parse_text
 from podgpu.model import Allocation, Assignment, Workload
-from podgpu.telemetry.page import parse_page
+from podgpu.telemetry.exposition import parse_page
 
 LEAST_TIMES_FASTER = 25
 MOST_ENRICH_MS = 20

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from docs.fault_table import fault_table
 from docs.option_blocks import OPTION_BLOCKS, code, prose, table
+from docs.rooms import picture
 from podgpu.agent.loop import Agent, Settings
 from podgpu.allocation.kubelet import parse_assignments
 from podgpu.allocation.pod_resources import decode_list
@@ -211,6 +212,7 @@ BLOCKS: Mapping[str, Callable[[], Iterator[str]]] = {
     "counters": _counters,
     "fields": _fields,
     "faults": fault_table,
+    "rooms": picture,
 }
 
 if __name__ == "__main__":

@@ -9,7 +9,8 @@ import click
 
 from podgpu.cli.cluster_options import CLUSTER_OPTIONS
 from podgpu.cli.main import COMMANDS, cli
-from podgpu.cli.option_table import EXPORTER_OPTIONS, Option
+from podgpu.cli.option_table import EXPORTER_OPTIONS
+from podgpu.cli.params import Option
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
@@ -118,8 +119,8 @@ _HERE: Mapping[str, str] = {
     " place of one of the exporter's",
     "kubernetes-enable-pod-uid": "From the names under `/var/log/pods` where that is mounted: no API server needed",
     "kubernetes-gpu-id-type": "Not needed: both forms are understood, always",
-    "kubernetes-pod-label-allowlist-regex": "A pattern that is no regular expression ends podgpu at start; there it is"
-    " passed over",
+    "kubernetes-pod-label-allowlist-regex": "A pattern that is no regular expression, or has more than 1,000 parts,"
+    " ends podgpu at start; there it is passed over",
     "devices": "`f` on a MIG GPU is the GPU and its instances; `i:0,2` counts the node's instances from 0, GPU by GPU",
     "no-hostname": "Leaves the label out; there it does nothing since 4.0",
     "xid-count-window-size": "A plain number is milliseconds; `5m` too",

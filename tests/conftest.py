@@ -1,7 +1,11 @@
-"""The flag that rewrites the golden files, short temporary folders for sockets, and how properties are explored."""
+"""The flag that rewrites the golden files, short temporary folders for sockets, and how properties are explored.
+
+And that no test reads anything of the machine it runs on.
+"""
 
 from __future__ import annotations
 
+import atexit
 import os
 import shutil
 import sys
@@ -23,6 +27,29 @@ settings.load_profile("podgpu")
 
 # So that `pytest` finds tests.nodes and tests.serve as `python -m pytest` does.
 sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tests.host.guard import NOTES, watch, without_what_means_something  # noqa: E402
+
+_notes = Path(tempfile.mkdtemp(prefix="podgpu-tests-")) / "read"
+_read: list[str] = []
+without_what_means_something(keep=("PODGPU_EXPLORE",))
+os.environ[NOTES] = str(_notes)
+os.environ["PYTHONPATH"] = str(Path(__file__).parent / "host")
+atexit.register(shutil.rmtree, _notes.parent)
+watch(_read.append)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_of_this_machine() -> Iterator[None]:
+    """A session's fixtures are charged to the test that is the first to need them."""
+    yield
+    read, _read[:] = _read[:], []
+    if _notes.exists():
+        read += _notes.read_text(encoding="utf-8").splitlines()
+        _notes.unlink()
+    assert sorted(set(read)) == [], (
+        "this is the machine's that runs the tests: give the path, or the driver, by an option"
+    )
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from bench import __main__ as command
-from bench import allocation, cluster, hook, largest, memory, page, parser, rendering, serving, tick, usage
+from bench import allocation, cluster, hook, largest, memory, page, parser, rendering, serving, switches, tick, usage
 from bench.figures import Figure, row
 from bench.node import NodeShape, TickClock, pods, simulated_driver
 from tests.browser.chromium import chromium
@@ -31,6 +31,7 @@ def _quiet() -> Iterator[None]:
         (lambda: parser.measure(turns=2, largest=1_000_000), 4),
         (lambda: tick.measure(ticks=2), 0),
         (lambda: usage.measure(turns=2, first=64, last=128), 4),
+        (lambda: switches.measure(seconds=2), 3),
         (lambda: allocation.measure(pods=4, few_pods=2, turns=2), 3),
         (lambda: largest.measure(SMALL, ticks=5), 0),
         (lambda: memory.measure(first=5, last=10, scrape_every=5), 3),
@@ -44,6 +45,7 @@ def _quiet() -> Iterator[None]:
         "parser",
         "tick",
         "usage",
+        "switches",
         "allocation",
         "largest",
         "memory",

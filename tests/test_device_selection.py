@@ -32,7 +32,8 @@ def test_good_ones(text: str, selection: Selection) -> None:
     [
         ("", "starts with one of"),
         ("x", "starts with one of"),
-        ("f:1", "f takes no ids"),
+        ("f:1", "f takes no ids; use 'g:1' or 'i:1'"),
+        ("f:1\n", r"use 'g:1\\n' or 'i:1\\n'"),
         ("g:", "is no id"),
         ("g:4-2", "runs backwards; write 2-4"),
         ("g: 0", "without spaces"),

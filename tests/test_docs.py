@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import shlex
@@ -16,6 +17,7 @@ import pytest
 import yaml
 
 from docs.fault_table import fault_table, faults
+from podgpu.allocation.source import AllocationSource
 from podgpu.catalog.cluster_families import CLUSTER_FAMILIES
 from podgpu.catalog.families import OWN_FAMILIES
 from podgpu.catalog.fields import field_named, fields
@@ -24,6 +26,8 @@ from podgpu.cli.cluster_options import CLUSTER_OPTIONS
 from podgpu.cli.main import COMMANDS, cli
 from podgpu.cli.option_table import EXPORTER_OPTIONS
 from podgpu.cli.params import normalise
+from podgpu.cluster.reading import Backend
+from podgpu.telemetry.source import ReadsOthers, Telemetry
 
 ROOT = Path(__file__).parents[1]
 PAGES = (ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md")))
@@ -32,6 +36,8 @@ README = PAGES[0].read_text(encoding="utf-8")
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 _NAME = re.compile(r"\b(?:podgpu_[a-z0-9_]+|DCGM_(?:FI|EXP)_[A-Z0-9_]+)(\*?)")
+
+DOUBTS = {"Doubt", "_OfOneWindow"}
 
 needs_promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
 pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -177,10 +183,17 @@ def test_every_file_and_function_on_the_map_exists() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     for path in re.findall(r"`((?:[a-z]+/)+[a-z_]+\.(?:py|csv))`", text):
         assert (ROOT / path).exists() or (ROOT / "src" / "podgpu" / path).exists(), path
-    for path, name in re.findall(r"`([a-z]+/[a-z_]+\.py)`: `([\w.]+)", text):
+    for path, name in re.findall(r"`((?:[a-z]+/)+[a-z_]+\.py)`: `([\w.]+)", text):
         body = (ROOT / "src" / "podgpu" / path).read_text(encoding="utf-8")
         for part in name.split("."):
             assert re.search(rf"(?:def|class) {part}\b", body), f"{path}: {name}"
+
+
+@pytest.mark.parametrize("protocol", [Telemetry, ReadsOthers, AllocationSource, Backend], ids=lambda p: p.__name__)
+def test_every_method_of_a_source_is_on_the_map(protocol: type) -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    members = {name for name in (*vars(protocol), *protocol.__annotations__) if not name.startswith("_")}
+    assert {name for name in members if not re.search(rf"`{name}\b", text)} == set()
 
 
 # --- what is shown to be typed
@@ -247,3 +260,32 @@ def test_queries_parse(page: Path, tmp_path: Path) -> None:
     file.write_text(json.dumps({"groups": [{"name": "docs", "rules": rules}]}), encoding="utf-8")
     done = subprocess.run(["promtool", "check", "rules", file], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+# Who ran on a shared GPU
+
+
+def test_every_doubt_about_context_switches_is_explained() -> None:
+    """Each reason word that the code can count stands in docs/usage.md, and no other."""
+    found = set()
+    for path in (ROOT / "src/podgpu/telemetry/nvml/switches").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in DOUBTS:
+                assert isinstance(node.args[0], ast.Constant), f"{path.name}:{node.lineno}: a word a person can look up"
+                found.add(node.args[0].value)
+    page = (ROOT / "docs/usage.md").read_text(encoding="utf-8")
+    rows = page.split('{source="switches"}` counts by reason:')[1].split("\n\n")[1].splitlines()[2:]
+    told = [word for row in rows for word in re.findall(r"`(\w+)`", row.split("|")[1])]
+    assert len(set(told)) == len(told)
+    assert set(told) == found - {"closed"}, "one that was closed is asked nothing any more"
+
+
+def test_the_figures_of_usage_from_stand_in_one_place() -> None:
+    """docs/usage.md shows some of those of docs/benchmarks.md."""
+    head = "| truth | `samples` | `switches` | `exact` |"
+    shown, measured = (
+        (ROOT / "docs" / name).read_text(encoding="utf-8").split(head)[1].split("\n\n")[0].splitlines()[2:]
+        for name in ("usage.md", "benchmarks.md")
+    )
+    assert len(shown) >= 2
+    assert set(shown) < set(measured)

@@ -136,11 +136,11 @@ def url(case: Case) -> object:
 
 
 def label_filter(case: Case) -> object:
-    """Short patterns: Python's can be written so that they never end, and who writes them here is the operator."""
+    """Whatever the pattern, a label of any tenant's is looked at in bounded time."""
     assert isinstance(case, str)
     with catch_warnings(action="ignore"):  # of what a later Python will read otherwise
-        allowed = LabelFilter(case[:40])
-    return [key for key in ("app", "app.kubernetes.io/name", "") if allowed.allows(key)] or None
+        allowed = LabelFilter(case)
+    return [key for key in ("app", "app.kubernetes.io/name", "a" * 60, "") if allowed.allows(key)] or None
 
 
 def snapshot(case: Case) -> object:

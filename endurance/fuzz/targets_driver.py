@@ -18,13 +18,26 @@ from podgpu.catalog.fields import fields
 from podgpu.errors import SourceError
 from podgpu.model import Value
 from podgpu.simulate.driver import SimulatedNvml
-from podgpu.telemetry.dcgm_entities import read_layout, read_outline
-from podgpu.telemetry.dcgm_health import check_health, read_p2p
-from podgpu.telemetry.dcgm_library import translate
-from podgpu.telemetry.dcgm_structs import MAX_GPUS, FieldType, FieldValueV2
-from podgpu.telemetry.dcgm_values import decode
-from podgpu.telemetry.driver import NvmlDriver
-from podgpu.telemetry.process_list import ProcessList
+from podgpu.telemetry.dcgm.entities import read_layout, read_outline
+from podgpu.telemetry.dcgm.health import check_health, read_p2p
+from podgpu.telemetry.dcgm.library import translate
+from podgpu.telemetry.dcgm.structs import MAX_GPUS, FieldType, FieldValueV2
+from podgpu.telemetry.dcgm.values import decode
+from podgpu.telemetry.nvml.driver import NvmlDriver
+from podgpu.telemetry.nvml.process_list import ProcessList
+from podgpu.telemetry.nvml.switches.attribution import Habits, Residency, young_first
+from podgpu.telemetry.nvml.switches.records import (
+    FECS_RECORD,
+    HIDDEN_PID,
+    KERNEL_PID,
+    RECORD,
+    SAVED,
+    SWITCHED_IN,
+    WHOLE_GPU,
+    Doubt,
+    RecordReader,
+    Timeline,
+)
 
 _FIELDS = tuple(fields().values())
 _SENTINELS = {0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF, *range(0x7FFFFFF0, 0x80000000), *range(2**63 - 16, 2**63)}
@@ -188,7 +201,61 @@ def processes(case: Case) -> object:
     return found or None
 
 
+def _switch_records(rng: Random) -> bytes:
+    """Contexts that come and go, now and then with a number, a time, a tag or a byte that cannot be."""
+    number, at, tag, pid = rng.choice((0, 65_530, rng.randrange(1 << 16))), rng.choice((0, 1, 2**62)), SWITCHED_IN, 1
+    at, odd, records = at + rng.randrange(10**9), rng.choice((0.0, 0.0, 0.02)), []
+    for _ in range(rng.randrange(40)):
+        if tag == SWITCHED_IN:
+            pid = rng.choice((1, 2, 3, HIDDEN_PID, KERNEL_PID))
+        stamp = min(at, 2**64 - 1)
+        records.append(RECORD.pack(FECS_RECORD, 0, 0, tag, 0, number, 0, pid, 0, WHOLE_GPU, WHOLE_GPU, stamp))
+        number, tag = (number + 1) % (1 << 16), SAVED if tag == SWITCHED_IN else SWITCHED_IN
+        at += rng.choice((0, 1, 84_000, rng.randrange(10**6), rng.randrange(10**9)))
+        if rng.random() < odd:
+            number, at = rng.choice((number, (number + 1) % (1 << 16))), rng.choice((0, at, 2**64 - 1))
+    chunk = bytearray(b"".join(records))
+    if chunk and rng.random() < odd:
+        chunk[rng.randrange(len(chunk))] = rng.randrange(256)
+    return bytes(chunk[: len(chunk) - (rng.random() < odd)])
+
+
+def context_switches(case: Case) -> object:
+    """Whatever the log holds and however it is cut up, a window's parts are the window, and nobody ran longer than he
+    was there. Or a Doubt: then the driver's samples are used."""
+    rng = _drawn(case)
+    chunk = _switch_records(rng)
+    reader, habits = RecordReader(), Habits()
+    now = max(0, int.from_bytes(chunk[24:32], "little") - rng.choice((0, 1, 10**6, 10**9)))
+    timeline = Timeline(now, lead=rng.choice((0, 1, 64_000, 10**9)))
+    while chunk:
+        part = RECORD.size * rng.randrange(1, 41)
+        for resident, pid, at, _, _ in reader.read(chunk[:part]):
+            timeline.add(resident, pid, at)
+        chunk, now = chunk[part:], now + rng.choice((0, 1, rng.randrange(10**9), rng.randrange(2**50)))
+        _check_residency(timeline.window(now), habits, rng)
+    return now or None
+
+
+def _check_residency(residency: Residency, habits: Habits, rng: Random) -> None:
+    lengths = [stay.until - stay.since for stay in residency.stays]
+    assert min(residency.switching, residency.unknown, *lengths, 0) >= 0, "less than nothing"
+    assert sum(lengths) + residency.switching + residency.unknown == residency.window, "the parts are not the whole"
+    edges = [residency.since, *(edge for stay in residency.stays for edge in (stay.since, stay.until)), residency.until]
+    assert edges == sorted(edges), "two on the engine at once"
+    busy = rng.choice((0, 1, residency.window, 2 * residency.window, rng.randrange(residency.window + 1)))
+    moments = [
+        (rng.randrange(residency.since, residency.until + 1), rng.random() < 0.5) for _ in range(rng.randrange(9))
+    ]
+    habits.learn(residency, moments)
+    resident = residency.of_processes()
+    for figures in (young_first(residency, busy), habits.estimate(residency, busy)):
+        assert all(0 <= ns <= resident[pid] for pid, ns in figures.items()), "ran longer than it was there"
+        assert sum(figures.values()) <= busy, "more than there was"
+
+
 DRIVER_TARGETS = (
+    Target("context-switches", _seed, context_switches, (Doubt,)),
     Target("nvml-values", _seed, nvml_value, (Blank,)),
     Target("dcgm-values", _seed, dcgm_value, (Blank, SourceError)),
     Target("dcgm-structs", _seed, dcgm_structs),

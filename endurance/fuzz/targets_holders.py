@@ -11,16 +11,17 @@ from endurance.fuzz.mutate import NUMBERS, Case, Make, blobs, documents, either,
 from endurance.fuzz.target import Target
 from podgpu.allocation import annotation_formats as formats
 from podgpu.allocation import podresources_pb2
-from podgpu.allocation.annotation_formats import parse_slots, read_grants
+from podgpu.allocation.annotation_formats import is_read, parse_slots, read_grants
 from podgpu.allocation.annotations import AnnotationsAllocation
 from podgpu.allocation.checkpoint import map_checkpoint, parse_checkpoint
+from podgpu.allocation.device_ids import parse_device_id, resolve
 from podgpu.allocation.dra import DraClaims, parse_claims
+from podgpu.allocation.dra_claims import parse_driver_checkpoint
 from podgpu.allocation.hpc import LONGEST_JOB, map_jobs, parse_jobs
 from podgpu.allocation.identity import parse_container_log, parse_pod_directory
 from podgpu.allocation.kubelet import parse_assignments
 from podgpu.allocation.pod_resources import decode_list
 from podgpu.allocation.podlist import map_podlist, parse_gpu, parse_mount_points, parse_podlist
-from podgpu.device_ids import parse_device_id, resolve
 from podgpu.errors import SourceError
 from podgpu.kube.pods import parse_pod, parse_quantity
 from podgpu.kube.resource_slices import parse_slice
@@ -105,7 +106,7 @@ def pod_annotations(case: Case) -> object:
     """As a pod of the API that says so; a bad annotation costs the pod its devices and raises nothing further up."""
     assert isinstance(case, bytes)
     try:
-        pod = parse_pod(json.loads(case))
+        pod = parse_pod(json.loads(case), is_read)
     except (ValueError, RecursionError):
         return None
     if pod is None:
@@ -126,6 +127,13 @@ def quantity(case: Case) -> object:
     assert found >= 0
     float(found)
     return found
+
+
+def driver_checkpoint(case: Case) -> object:
+    assert isinstance(case, bytes)
+    found = parse_driver_checkpoint(case)
+    repr(found.uuids).encode()
+    return found.uuids or found.admin or None
 
 
 def resource_slice(case: Case) -> object:
@@ -193,6 +201,24 @@ _SLICE = {
         ],
     },
 }
+_GPU_0 = {"PoolName": "node-1", "DeviceName": "gpu-0"}
+_PREPARED = {
+    "checkpointState": "PrepareCompleted",
+    "namespace": "n",
+    "name": "c",
+    "status": {
+        "allocation": {
+            "devices": {
+                "results": [{"driver": "gpu.nvidia.com", "pool": "node-1", "device": "gpu-0", "adminAccess": True}]
+            }
+        }
+    },
+    "preparedDevices": [
+        {"devices": [{"gpu": {"info": {"uuid": GPU_A}, "device": _GPU_0}, "mig": None}]},
+        {"devices": [{"mig": {"concrete": {"migUUID": MIG_A}, "device": _GPU_0}}]},
+    ],
+}
+_DRIVER_CHECKPOINT = {"checksum": 1, "v1": None, "v2": {"preparedClaims": {"u": _PREPARED}}}
 _SLICES = _Feed((parse_slice(_SLICE),))
 _PODLIST = [{"namespace": "n", "name": "p", "container": "c", "gpu_list": ["0", GPU_B, "nvidia1"]}]
 _CHECKPOINT = json.loads((_FIXTURES / "kubelet_internal_checkpoint").read_bytes())
@@ -262,6 +288,7 @@ HOLDER_TARGETS = (
     Target("hami-slots", texts([_HAMI, f"{GPU_A},NVIDIA,1,1:"], IDS), slots, (ValueError,)),
     Target("quantities", texts(["50", "500m", "8Gi", "1e3", "+1.5k", ".5"]), quantity, (ValueError,)),
     Target("resource-slices", documents([_SLICE], IDS), resource_slice),
+    Target("dra-driver-checkpoint", documents([_DRIVER_CHECKPOINT], IDS), driver_checkpoint),
     Target("hpc-jobs", blobs([b"1234\n1235\n", b"job[1]\n\n", b"a" * 300]), jobs),
     Target("log-names", texts(_LOGS, ("_", "-", ".log")), log_names),
     Target(

@@ -17,17 +17,17 @@ from endurance.fuzz.target import Target
 from podgpu.cluster.prom.answer import parse_answer, parse_error
 from podgpu.cluster.prom.owners import parse_pod_owners, parse_replica_set_owners, resolved
 from podgpu.cluster.reading import NodeReading
-from podgpu.cluster.scraping.page import PageReader
+from podgpu.cluster.scraping.exposition import PageReader
 from podgpu.enrich.relabel import relabel
 from podgpu.errors import SourceError
 from podgpu.exposition.parse import ParsedFamily, parse_text
 from podgpu.exposition.rewrite import encode_parsed
 from podgpu.fetch.endpoint import Endpoint
+from podgpu.figures.from_exposition import view_of_page
 from podgpu.figures.from_json import parse_view
-from podgpu.figures.from_page import view_of_page
 from podgpu.join.policy import Policy
 from podgpu.model import Assignment, Workload
-from podgpu.telemetry.page import parse_page
+from podgpu.telemetry.exposition import parse_page
 
 _FIXTURES = Path(__file__).parents[2] / "tests" / "fixtures"
 

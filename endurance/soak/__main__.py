@@ -139,7 +139,7 @@ def _agent(world: World, folder: Path) -> Iterator[Agent]:
         # The interval is what a hung call may take of real time; the turns are taken by the churn.
         Settings(interval=_FASTEST_DEADLINE, policy=Policy(counters=shipped_counters("dcp") or (), hostname="soak")),
         Clock(clock.monotonic, clock.wall),
-        identities=lambda: names.read().complete,
+        identities=names.read,
         containers=ContainerFinder(str(folder / "proc"), clock.monotonic),
     )
     try:

@@ -66,7 +66,7 @@ def parse_selection(text: str, option: str = "-d") -> Selection:
     if not colon:
         return Selection(kind)
     if kind == "f":
-        raise UsageError(f"{said}: f takes no ids; use g:{ids} or i:{ids}")
+        raise UsageError(f"{said}: f takes no ids; use {'g:' + ids!r} or {'i:' + ids!r}")
     return Selection(kind, tuple(sorted(set(_parse_ids(said, ids)))))
 
 

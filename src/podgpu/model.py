@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 Value = int | float | str
+Who = tuple[str, ...]
+"""The identity of a workload: see `Workload.who`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,13 @@ class Device:
     profile: str = ""
     mig_uuids: tuple[str, ...] = ()
     """UUIDs of the MIG devices (compute instances) in this GPU instance; the kubelet names these."""
+    maker: str = "nvidia"
+    """What the names of its kind begin with."""
+
+    @property
+    def name(self) -> str:
+        """What people and the label `device` call it: nvidia0."""
+        return f"{self.maker}{self.index}"
 
     @property
     def key(self) -> str:
@@ -57,6 +66,21 @@ class Workload:
     container_id: str = ""
     job: str = ""
     """Job of an HPC scheduler, which knows no pods."""
+
+    @property
+    def who(self) -> Who:
+        """What it goes by: equal for the same workload, whichever source names it. Empty: there is nothing to go by.
+
+        By names, as the series go that carry them: a pod made anew under the old one's name is told apart by those
+        who know uids (`accounting/presence.py`, `allocation/merge.py`).
+        """
+        if self.job:
+            return "job", self.job
+        if self.pod:
+            return "pod", self.namespace, self.pod, self.container
+        if self.uid or self.container_id:
+            return "uid", self.uid, self.container or self.container_id
+        return ()
 
 
 @dataclass(frozen=True, slots=True)

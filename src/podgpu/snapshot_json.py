@@ -40,7 +40,13 @@ def dump_snapshot(snapshot: Snapshot) -> str:
 
 def load_snapshot(text: str) -> Snapshot:
     """Raises ValueError, KeyError or TypeError on anything that `dump_snapshot` did not write."""
-    plain = json.loads(text)
+    try:
+        return _snapshot(json.loads(text))
+    except (AttributeError, RecursionError) as error:  # a list where names belong; a thousand lists in each other
+        raise ValueError("no snapshot of podgpu's") from error
+
+
+def _snapshot(plain: dict[str, Any]) -> Snapshot:
     if plain.pop("version") != VERSION:
         raise ValueError("a snapshot of another version of podgpu")
     return Snapshot(

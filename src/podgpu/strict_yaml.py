@@ -1,6 +1,6 @@
-"""A YAML mapping read strictly: a key stands once, is a known one, and its value is of its type.
+"""Reads YAML strictly, for whatever podgpu is told in it: a key stands once, is a known one, its value is of its type.
 
-Complaints name file and key. They quote no value that may be a secret.
+Complaints name file and key. They quote no value that may be a secret. Pure.
 """
 
 from __future__ import annotations
@@ -8,10 +8,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from fractions import Fraction
+from typing import ClassVar, Self, TypeVar
 
 import yaml
 
-from podgpu.errors import UsageError
+from podgpu.errors import PodgpuError, UsageError
 
 _STANDARD = "tag:yaml.org,2002:"
 _NO_TEXT = {f"{_STANDARD}binary", f"{_STANDARD}merge"}
@@ -19,21 +20,38 @@ _TRUE = {"true", "yes", "on"}
 _FALSE = {"false", "no", "off"}
 
 
+_MOST_PLAIN = 10_000
+"""Values in one part that is taken as it is: aliases of aliases of aliases are without end."""
+
+
 class StrictMapping:
     """Walks YAML's nodes rather than what PyYAML makes of them: a user may be called 0123 or on, and a key may not
     stand twice."""
 
+    takes_merges: ClassVar[bool] = False
+    """`<<` takes in another mapping, and of a key that stands twice the last one counts."""
+
     def __init__(self, file: str, where: str, entries: dict[str, yaml.Node]) -> None:
-        self._file = file
-        self._where = where
+        self.file = file
+        self.where = where
+        """Path inside the file, as `users[alice].user`; empty for the whole."""
         self._entries = entries
 
-    def complaint(self, name: str, problem: str) -> UsageError:
-        path = ".".join(part for part in (self._where, name) if part)
-        return UsageError(f"{self._file}: {path}: {problem}")
+    @staticmethod
+    def error(message: str) -> PodgpuError:
+        """What is raised: a wrong option, unless it is somebody else's file."""
+        return UsageError(message)
+
+    def complaint(self, name: str, problem: str) -> PodgpuError:
+        return self.error(f"{self.file}: {self._path(name)}: {problem}")
 
     def names(self) -> tuple[str, ...]:
         return tuple(self._entries)
+
+    def has(self, name: str) -> bool:
+        """Something is written there, and not the empty text."""
+        node = self._entries.get(name)
+        return node is not None and not _is_null(node) and node.value != ""
 
     def allow(self, known: Iterable[str]) -> None:
         names = sorted(known)
@@ -47,12 +65,7 @@ class StrictMapping:
         return "" if node is None or _is_null(node) else self._text(node, name)
 
     def texts(self, name: str) -> tuple[str, ...]:
-        node = self._entries.get(name)
-        if node is None or _is_null(node):
-            return ()
-        if not isinstance(node, yaml.SequenceNode) or node.tag != f"{_STANDARD}seq":
-            raise self.complaint(name, "is not a list")
-        return tuple(self._text(one, name) for one in node.value)
+        return tuple(self._text(node, name) for node in self._list(name))
 
     def flag(self, name: str) -> bool | None:
         """None where nothing is written."""
@@ -84,39 +97,86 @@ class StrictMapping:
             raise self.complaint(_short(name), "is not a number of 0 or more, written as in 2.5")
         return Fraction(node.value)
 
-    def mapping(self, name: str) -> StrictMapping:
+    def mapping(self, name: str) -> Self:
         """An empty one where nothing is written."""
+        return self._mapping(self._entries.get(name), name)
+
+    def mappings(self, name: str) -> tuple[Self, ...]:
+        return tuple(self._mapping(node, f"{name}[{number}]") for number, node in enumerate(self._list(name)))
+
+    def called(self, where: str) -> Self:
+        """The same under another name, for complaints."""
+        return type(self)(self.file, where, self._entries)
+
+    def plain(self, name: str) -> object:
+        """Whatever stands there, as JSON has it: only to be passed on."""
+        left = _MOST_PLAIN
+
+        def plain(node: yaml.Node) -> object:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise self.complaint(name, "is too large")
+            if isinstance(node, yaml.MappingNode):
+                return {str(key.value): plain(value) for key, value in node.value}
+            if isinstance(node, yaml.SequenceNode):
+                return [plain(value) for value in node.value]
+            return _plain_scalar(node)
+
         node = self._entries.get(name)
-        where = ".".join(part for part in (self._where, name) if part)
+        try:
+            return None if node is None else plain(node)
+        except RecursionError:
+            raise self.complaint(name, "is nested too deep") from None
+
+    def _path(self, name: str) -> str:
+        return ".".join(part for part in (self.where, name) if part)
+
+    def _list(self, name: str) -> list[yaml.Node]:
+        node = self._entries.get(name)
         if node is None or _is_null(node):
-            return StrictMapping(self._file, where, {})
-        return _mapping(node, self._file, where)
+            return []
+        if not isinstance(node, yaml.SequenceNode) or node.tag != f"{_STANDARD}seq":
+            raise self.complaint(name, "is not a list")
+        return list(node.value)
+
+    def _mapping(self, node: yaml.Node | None, name: str) -> Self:
+        if node is None or _is_null(node):
+            return type(self)(self.file, self._path(name), {})
+        return _mapping(node, self.file, self._path(name), type(self))
 
     def _text(self, node: yaml.Node, name: str) -> str:
         is_text = isinstance(node, yaml.ScalarNode) and node.tag.startswith(_STANDARD) and node.tag not in _NO_TEXT
         if not is_text:
             raise self.complaint(_short(name), "is not a text")
         value = str(node.value)
-        # NUL ends a path early; half of a surrogate pair cannot be written as UTF-8 at all.
-        if "\0" in value or any("\ud800" <= one <= "\udfff" for one in value):
+        if "\0" in value or _has_half_a_pair(value):  # NUL ends a path early
             raise self.complaint(_short(name), "holds a character that no text may have")
         return value
 
 
+M = TypeVar("M", bound=StrictMapping)
+
+
 def parse_strict(content: bytes, file: str) -> StrictMapping:
-    """The whole file; an empty one is an empty mapping."""
+    """The whole file; an empty one is an empty mapping. Raises UsageError."""
+    return parse_mapping(content, file, StrictMapping)
+
+
+def parse_mapping(content: bytes, file: str, kind: type[M]) -> M:
+    """The same, for files that are complained of in another way."""
     try:
         node = yaml.compose(content.decode("utf-8-sig"), Loader=yaml.SafeLoader)
     except UnicodeDecodeError:
-        raise UsageError(f"{file}: not UTF-8 text") from None
+        raise kind.error(f"{file}: not UTF-8 text") from None
     except yaml.MarkedYAMLError as error:
-        raise UsageError(f"{file}: {_what_is_wrong(error)}") from None
+        raise kind.error(f"{file}: {_what_is_wrong(error)}") from None
     except (yaml.YAMLError, ValueError, ArithmeticError, LookupError, RecursionError) as error:
         # All but the first from PyYAML's insides: an escape past Unicode's end, lists nested a thousand deep.
-        raise UsageError(f"{file}: not YAML that podgpu can read ({type(error).__name__})") from None
+        raise kind.error(f"{file}: not YAML that podgpu can read ({type(error).__name__})") from None
     if node is None or _is_null(node):
-        return StrictMapping(file, "", {})
-    return _mapping(node, file, "")
+        return kind(file, "", {})
+    return _mapping(node, file, "", kind)
 
 
 def _what_is_wrong(error: yaml.MarkedYAMLError) -> str:
@@ -126,19 +186,46 @@ def _what_is_wrong(error: yaml.MarkedYAMLError) -> str:
     return f"{line}not YAML: {' '.join(problem.split())}"
 
 
-def _mapping(node: yaml.Node, file: str, where: str) -> StrictMapping:
+def _mapping(node: yaml.Node, file: str, where: str, kind: type[M]) -> M:
     name = f"{file}: {where}" if where else file
     if not isinstance(node, yaml.MappingNode) or node.tag != f"{_STANDARD}map":
-        raise UsageError(f"{name}: not a mapping (write KEY: VALUE)")
+        raise kind.error(f"{name}: not a mapping (write KEY: VALUE)")
+    if kind.takes_merges:
+        _take_in_merges(node, name, kind)
     entries: dict[str, yaml.Node] = {}
     for key, value in node.value:
         line = key.start_mark.line + 1
-        if not isinstance(key, yaml.ScalarNode) or any("\ud800" <= one <= "\udfff" for one in key.value):
-            raise UsageError(f"{name}: the key in line {line} is not a text")
-        if key.value in entries:
-            raise UsageError(f"{name}: {_short(key.value)} stands twice, again in line {line}")
+        if not isinstance(key, yaml.ScalarNode) or _has_half_a_pair(key.value):
+            raise kind.error(f"{name}: the key in line {line} is not a text")
+        if key.value in entries and not kind.takes_merges:
+            raise kind.error(f"{name}: {_short(key.value)} stands twice, again in line {line}")
         entries[key.value] = value
-    return StrictMapping(file, where, entries)
+    return kind(file, where, entries)
+
+
+def _take_in_merges(node: yaml.MappingNode, name: str, kind: type[M]) -> None:
+    try:
+        yaml.constructor.SafeConstructor().flatten_mapping(node)
+    except (yaml.YAMLError, RecursionError):
+        raise kind.error(f"{name}: what << takes in is no mapping") from None
+
+
+def _plain_scalar(node: yaml.Node) -> object:
+    text, tag = str(node.value), node.tag.removeprefix(_STANDARD)
+    if tag == "null":
+        return None
+    if tag == "bool" and text.lower() in _TRUE | _FALSE:
+        return text.lower() in _TRUE
+    if tag == "int" and re.fullmatch(r"-?(?:0|[1-9][0-9]{0,17})", text):
+        return int(text)
+    if tag == "float" and re.fullmatch(r"-?[0-9]{1,17}\.[0-9]{1,17}", text):
+        return float(text)
+    return text
+
+
+def _has_half_a_pair(text: str) -> bool:
+    """Half of a surrogate pair cannot be written as UTF-8 at all."""
+    return any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
 def _is_null(node: yaml.Node) -> bool:
@@ -147,5 +234,5 @@ def _is_null(node: yaml.Node) -> bool:
 
 def _short(name: str) -> str:
     """On one line, and not much of it."""
-    printable = "".join(one if one.isprintable() else "?" for one in name)
+    printable = "".join(letter if letter.isprintable() else "?" for letter in name)
     return printable if len(printable) <= 60 else f"{printable[:60]}…"

@@ -494,6 +494,22 @@ def whole(energy_mj: int | None) -> DeviceUsage:
     return DeviceUsage(MIG, SECOND, 77, energy_mj, 88, (ProcessUsage(SMALL, 1, 5),), {1: 5})
 
 
+@pytest.mark.fault(
+    "a GPU that a pod held whole is cut into MIG instances after the pod has ended",
+    "the pod's series on the whole GPU end; when the GPU is whole again nothing of theirs comes back",
+)
+def test_accounts_on_a_whole_gpu_end_when_it_is_cut(books: Books) -> None:
+    books.turn([used({1: SECOND // 2}, busy_ns=SECOND // 2)], [held(A)])
+    assert [one.holder for one in books.ledger.statement().containers] == [A]
+    books.turn([whole(None), instance(9, "1g.18gb", busy_ns=0)], [held(B, device=SMALL)])
+    assert [(one.device, one.holder) for one in books.ledger.statement().containers] == [(SMALL, B)]
+    books.turn([used({}, busy_ns=SECOND // 2)], [held(A), held(B)])
+    assert {one.holder: one.busy_ns for one in books.ledger.statement().containers if one.device == GPU.key} == {
+        A: 0,
+        B: 0,
+    }, "no process of A's has ended in this turn: the time is nobody's"
+
+
 def test_an_instance_with_one_holder_takes_the_instances_figures(books: Books) -> None:
     small = replace(instance(9, "1g.18gb", busy_ns=SECOND // 2, memory_used=9), processes=(ProcessUsage(SMALL, 1, 5),))
     books.turn([whole(None), small], [held(A, device=SMALL)])
@@ -534,6 +550,15 @@ def test_idle_instances_pay_by_their_size(books: Books) -> None:
     books.turn(usages, [held(A, 0.5, SMALL), held(C, None, LARGE)])
     assert (books.of(A).energy_mj, books.of(C).energy_mj) == (50, 300)
     assert books.device().unattributed_energy_mj == 350
+
+
+def test_idle_instances_pay_for_their_part_of_the_slices_their_model_has(books: Books) -> None:
+    """An A30 is cut into four: who holds all four pays all, and two of four pay half."""
+    pieces = [whole(800), instance(1, "2g.12gb", busy_ns=0), instance(9, "1g.6gb", busy_ns=0)]
+    of_a30 = [replace(usage, device=replace(usage.device, model="NVIDIA A30")) for usage in pieces]
+    books.turn(of_a30, [held(A, device=SMALL), held(C, device=LARGE)])
+    assert (books.of(A).energy_mj, books.of(C).energy_mj) == (200, 400)
+    assert books.device().unattributed_energy_mj == 200, "the slice that was not made into an instance"
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from podgpu.accounting.containers import ContainerFinder
-from podgpu.accounting.processes import ProcessHolders
+from podgpu.allocation.processes import ProcessHolders
 from podgpu.allocation.source import LAST_RESORT, AllocationSource
 from podgpu.errors import SourceError
 from podgpu.model import Allocation, Assignment, Device, ProcessUsage, Unmapped, Workload

@@ -16,8 +16,8 @@ from podgpu.errors import SourceError, UsageError
 from podgpu.join import Policy
 from podgpu.model import Allocation, Assignment, Device, Workload
 from podgpu.simulate.driver import SimulatedNvml
-from podgpu.telemetry.driver import VersionMismatch
 from podgpu.telemetry.nvml import NvmlTelemetry
+from podgpu.telemetry.nvml.driver import VersionMismatch
 
 EXTRA = parse_counters(
     "DCGM_FI_DEV_GPU_TEMP,gauge,t\nDCGM_FI_DEV_XID_ERRORS,gauge,x\nDCGM_EXP_XID_ERRORS_COUNT,gauge,n\n"

@@ -144,6 +144,11 @@ def test_another_fault_is_told_at_once(caplog: pytest.LogCaptureFixture) -> None
     ]
 
 
+def test_a_fault_that_changes_its_name_again_and_again_is_told_once_by_each(caplog: pytest.LogCaptureFixture) -> None:
+    Log(caplog).report(*(failing(reason) for _ in range(100) for reason in ("timeout", "gpu_lost")))
+    assert len(caplog.messages) == 2
+
+
 def test_only_the_same_gpu_answers_again(caplog: pytest.LogCaptureFixture) -> None:
     """Another has its number now."""
     log = Log(caplog)

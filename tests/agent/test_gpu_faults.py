@@ -31,8 +31,8 @@ def test_a_hung_gpu_never_takes_the_others_with_it(tmp_path: Path, caplog: pytes
     caplog.set_level(logging.INFO)
     with bench_of(tmp_path, "3xH100", 0, 1, 2) as bench:
         hang = bench.faults.hang("nvmlDeviceGetTemperature", 1)
-        for _ in range(3 * MINUTE):
-            bench.turn(0, 2)
+        for _ in range(3 * MINUTE // 5):
+            bench.turn(0, 2, seconds=5.0)
             assert not bench.shown(1)
             assert bench.client.ask("/ready").status == 200
         assert hang.entered.is_set()
@@ -55,8 +55,8 @@ def test_a_hung_gpu_never_takes_the_others_with_it(tmp_path: Path, caplog: pytes
 )
 def test_a_gpu_that_hangs_at_the_start(tmp_path: Path, function: str) -> None:
     with bench_of(tmp_path, "3xH100", 0, 2, before=lambda faults: faults.hang(function, 1)) as bench:
-        for _ in range(MINUTE):
-            bench.turn(0, 2)
+        for _ in range(MINUTE // 5):
+            bench.turn(0, 2, seconds=5.0)
         assert "gpu1: hung: GPU 1 does not answer" in bench.client.ask("/health").text
         assert 'podgpu_device_count{state="lost",Hostname="h"} 1' in bench.page
         bench.faults.release_all()
@@ -73,8 +73,8 @@ def test_a_lost_gpu_hurts_nobody(tmp_path: Path, caplog: pytest.LogCaptureFixtur
     caplog.set_level(logging.INFO)
     with bench_of(tmp_path, "3xH100", 0, 1, 2) as bench:
         bench.faults.lose(1)
-        for _ in range(3 * MINUTE):
-            bench.turn(0, 2)
+        for _ in range(3 * MINUTE // 5):
+            bench.turn(0, 2, seconds=5.0)
             assert not bench.shown(1)
         assert bench.driver.calls["nvmlInit"] == 1
         bench.faults.raise_xid(2, 31)
@@ -130,12 +130,12 @@ def test_a_lost_gpu_beside_a_hung_one(tmp_path: Path) -> None:
     with bench_of(tmp_path, "4xH100", 0, 1, 2, 3) as bench:
         bench.faults.lose(1)
         bench.faults.hang("nvmlDeviceGetFieldValues", 2)
-        for _ in range(2 * MINUTE):
-            bench.turn(0, 3)
+        for _ in range(2 * MINUTE // 5):
+            bench.turn(0, 3, seconds=5.0)
         assert not any(reason == "released" for _, reason in bench.agent.published.snapshot.errors)
         bench.expected = 5  # a GPU was plugged in: the driver should be taken up anew, and cannot be
-        for _ in range(2 * MINUTE):
-            bench.turn(0, 3)
+        for _ in range(2 * MINUTE // 5):
+            bench.turn(0, 3, seconds=5.0)
         bench.faults.release_all()
         bench.faults.recover(1)
         wait_until(lambda: bench.turn(0, 3) and bench.shown(1) and bench.shown(2), "both are back")

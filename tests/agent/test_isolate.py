@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from podgpu.agent.isolate import Isolation
 from podgpu.errors import SourceError
+from podgpu.isolate import Isolation
 from tests.nodes.clock import wait_until
 
 

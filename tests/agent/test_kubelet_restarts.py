@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from podgpu.agent.allocation_turn import AllocationTurn
-from podgpu.agent.isolate import Isolation
 from podgpu.allocation.kubelet import KubeletAllocation
+from podgpu.isolate import Isolation
 from podgpu.model import Device
 from podgpu.simulate.kubelet import SimulatedKubelet, SimulatedPod
 from podgpu.simulate.proc import container_cgroup

@@ -191,10 +191,11 @@ def test_a_reused_pid_is_never_charged_to_its_last_container(pair: Pair) -> None
 
 def test_a_driver_without_per_process_utilisation(pair: Pair) -> None:
     pair.spoilt.driver.faults.unsupported("nvmlDeviceGetProcessUtilization", 1)
+    pair.spoilt.driver.faults.unsupported("nvmlDeviceGetProcessesUtilizationInfo", 1)
     pair.turn(3)
     assert pair.differences() == {
         "serve": BY_USE - {"idle_seconds_total"},
-        "gpu1": UNATTRIBUTED,
+        "gpu1": UNATTRIBUTED | {"usage_method"},
         "ns": NAMESPACE,
     }
     assert pair.spoilt.value("podgpu_container_gpu_utilization_ratio", "serve") is None
@@ -239,10 +240,10 @@ def test_a_gpu_that_hangs_in_the_usage_call(pair: Pair) -> None:
     pair.turn(2)
     assert hang.entered.is_set()
     gone = GAUGES | BY_USE - {"idle_seconds_total"}
-    at_the_gpu = UNATTRIBUTED | {"busy_seconds_total", "energy_joules_total"}
+    at_the_gpu = UNATTRIBUTED | {"busy_seconds_total", "energy_joules_total", "usage_method"}
     assert pair.differences() == {
         "serve": gone,
-        "gpu1": at_the_gpu | {"memory_used_bytes", "unattributed_memory_bytes"},
+        "gpu1": at_the_gpu | {"memory_used_bytes", "unattributed_memory_bytes", "usage_method"},
         "ns": NAMESPACE,
     }
     assert pair.errors() == {"deadline": 1, "hung": 1}

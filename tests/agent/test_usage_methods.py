@@ -13,20 +13,26 @@ import pytest
 
 from podgpu.accounting.containers import ContainerFinder
 from podgpu.agent.loop import Agent, Settings
+from podgpu.allocation.identity import Identities
 from podgpu.clock import Clock
 from podgpu.model import Allocation, Assignment, Device, UsageMethod, Workload
 from podgpu.simulate.driver import SimulatedNvml
 from podgpu.simulate.proc import SimulatedProc, container_cgroup
 from podgpu.simulate.workload import SimulatedLoad
 from podgpu.telemetry.nvml import NvmlTelemetry
-from podgpu.telemetry.switches.listener import Listener, SwitchLog
-from podgpu.telemetry.switches.opening import Opening
-from podgpu.telemetry.switches.records import Doubt
+from podgpu.telemetry.nvml.switches.listener import Listener, SwitchLog
+from podgpu.telemetry.nvml.switches.opening import Opening
+from podgpu.telemetry.nvml.switches.records import Doubt
 
 SECONDS = 30
 FIRST_PID = 100
 Burst = tuple[float, float, float]
 """Milliseconds of work, of the period, and by which it comes late."""
+NAMES = Identities(
+    stated=frozenset(
+        Workload("ns", f"p{n}", "main", f"{n:08d}-aaaa-bbbb-cccc-dddddddddddd", f"{n:064x}") for n in range(5)
+    )
+)
 SCENARIOS: dict[str, list[Burst]] = {
     "40/10/10 of 100": [(40, 100, 0), (10, 100, 5), (10, 100, 60)],
     "five of 5/100": [(5, 100, 0), (5, 100, 7), (5, 100, 14), (5, 100, 50), (5, 100, 80)],
@@ -34,6 +40,15 @@ SCENARIOS: dict[str, list[Burst]] = {
     "two that saturate it": [(1000, 1000, 0), (1000, 1000, 0)],
     "drifting": [(37, 97, 0), (11, 113, 3), (7, 131, 9)],
 }
+
+
+def uid(number: int) -> str:
+    return f"{number:08d}-aaaa-bbbb-cccc-dddddddddddd"
+
+
+NAMES = Identities(
+    stated=frozenset(Workload("ns", f"p{number}", "main", uid(number), f"{number:064x}") for number in range(6))
+)
 
 
 class Holders:
@@ -88,7 +103,7 @@ class Node:
             [self.holders],
             Settings(interval=5.0),  # a machine that is busy with other things has five seconds for a turn
             Clock(lambda: self.time, self.wall),
-            identities=lambda: self.identify,
+            identities=lambda: NAMES,
             containers=ContainerFinder(str(root / "proc"), lambda: self.time),
         )
         for number, burst in enumerate(loads):
@@ -104,18 +119,12 @@ class Node:
 
     def start(self, number: int, burst: Burst, gi_id: int | None = None) -> None:
         work, period, late = burst
-        pid, uid = FIRST_PID + number, f"{number:08d}-aaaa-bbbb-cccc-dddddddddddd"
-        self.proc.add(pid, container_cgroup(uid, f"{number:064x}"))
+        pid = FIRST_PID + number
+        self.proc.add(pid, container_cgroup(uid(number), f"{number:064x}"))
         load = SimulatedLoad(0, pid, work / period, gi_id, period / 1000, phase=-late / 1000, bursts=True)
         self.driver.place(load)
         key = self.gpu.uuid if gi_id is None else f"{self.gpu.uuid}/gi{gi_id}"
         self.holders.now.append(Assignment(key, Workload("ns", f"p{number}", "main"), "kubelet", str(number), 0.2))
-
-    @staticmethod
-    def identify(workload: Workload) -> Workload:
-        number = int(workload.uid[:8]) if workload.uid else int(workload.pod[1:])
-        uid = f"{number:08d}-aaaa-bbbb-cccc-dddddddddddd"
-        return Workload("ns", f"p{number}", "main", uid, f"{number:064x}")
 
     def turn(self) -> None:
         """A second, in which the listener does what it has to at moments nobody foresees."""
@@ -347,9 +356,7 @@ def test_an_architecture_that_nobody_measured_is_not_sampled(make: MakeNode) -> 
 def test_mps_is_told_by_samples(make: MakeNode) -> None:
     node = make("exact", [])
     for number in (0, 1):
-        node.proc.add(
-            FIRST_PID + number, container_cgroup(f"{number:08d}-aaaa-bbbb-cccc-dddddddddddd", f"{number:064x}")
-        )
+        node.proc.add(FIRST_PID + number, container_cgroup(uid(number), f"{number:064x}"))
         node.driver.place(SimulatedLoad(0, FIRST_PID + number, 0.3, kind="mps"))
     node.run(5)
     assert node.series("podgpu_device_usage_method") == {"samples": 1}
@@ -372,7 +379,7 @@ def test_who_was_never_on_the_engine_is_surely_idle_beside_busy_ones(make: MakeN
     """By samples it is not known: it has a process there, and bursts may have been missed."""
     for usage_from, surely in (("samples", False), ("exact", True)):
         node = make(usage_from, [(40, 100, 0), (10, 100, 50)])
-        node.proc.add(FIRST_PID + 2, container_cgroup("00000002-aaaa-bbbb-cccc-dddddddddddd", f"{2:064x}"))
+        node.proc.add(FIRST_PID + 2, container_cgroup(uid(2), f"{2:064x}"))
         node.driver.place(SimulatedLoad(0, FIRST_PID + 2, 0.0, bursts=True))
         node.holders.now.append(Assignment(node.gpu.uuid, Workload("ns", "p2", "main"), "kubelet", "2", 0.2))
         node.run(10)

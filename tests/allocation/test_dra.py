@@ -19,8 +19,8 @@ from podgpu.kube.access import ApiConfig
 from podgpu.kube.resource_slices import NVIDIA_DRIVER, PoolSlice, SliceDevice, parse_slice, slices_params, slices_path
 from podgpu.kube.watch import Pace, Watcher
 from podgpu.model import Allocation, Assignment, Device, Unmapped, Workload
-from podgpu.simulate.api_server import SimulatedApiServer
 from podgpu.simulate.kubelet import ClaimedDevice, SimulatedClaim, SimulatedKubelet, SimulatedPod, list_answer
+from tests.kube.api_server import SimulatedApiServer
 
 MakeSource = Callable[..., KubeletAllocation]
 POOL = "node-a"

@@ -19,7 +19,6 @@ from podgpu.allocation.kubelet import KubeletAllocation
 from podgpu.errors import SourceError
 from podgpu.kube.access import ApiConfig
 from podgpu.kube.resource_slices import NVIDIA_DRIVER, PoolSlice
-from podgpu.simulate.api_server import SimulatedApiServer
 from podgpu.simulate.kubelet import SimulatedKubelet
 from tests.allocation.test_dra import (
     DYNAMIC,
@@ -34,6 +33,7 @@ from tests.allocation.test_dra import (
     reasons,
     uuid,
 )
+from tests.kube.api_server import SimulatedApiServer
 from tests.nodes.clock import wait_until
 from tests.nodes.node import Description, node_of
 

@@ -179,6 +179,7 @@ def test_a_lost_node_is_old_and_then_gone(tab: Tab, url: str, shown: Showing) ->
     now = three_nodes()
     *others, last = now.nodes
     shown.picture = replace(now, nodes=(*others, replace(last, old=True, age_seconds=75.0)))
+    tab.look_again()
     tab.wait_for("document.querySelectorAll('.tile.is-old').length === 4", "old tiles")
     assert tab.texts(".node.is-old .badge-old") == ["old: last seen 1 min ago"]
     assert tab.texts(".total-more")[0] == "4 more old"
@@ -186,12 +187,14 @@ def test_a_lost_node_is_old_and_then_gone(tab: Tab, url: str, shown: Showing) ->
     tab.wait_for(f"{TILES} === 4")
     tab.choose("state", "")
     shown.picture = replace(now, nodes=tuple(others))
+    tab.look_again()
     tab.wait_for(f"{TILES} === 16", "the node is gone")
 
 
 def test_a_picture_that_stands_still_is_called_old(tab: Tab, url: str, shown: Showing) -> None:
     opened(tab, url)
     shown.picture = replace(three_nodes(), taken_at=time.time() - 600)
+    tab.look_again()
     tab.wait_for(f"{STATE} === 'old'", "the state is old")
     assert tab.text("#status-text").startswith("Old, 10")
 
@@ -200,6 +203,7 @@ def test_a_server_that_goes_away_and_comes_back(tab: Tab, shown: Showing) -> Non
     with shown.served() as client:
         address = client.address
         opened(tab, address.url)
+    tab.look_again()
     tab.wait_for(f"{STATE} === 'lost'", "the connection is lost")
     assert tab.text("#status-text").startswith("Connection lost")
     assert tab.evaluate(TILES) == 20, "the last figures stay"

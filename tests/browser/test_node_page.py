@@ -119,6 +119,7 @@ def test_figures_that_are_too_old_are_withheld(tab: Tab, folder: Path) -> None:
         tab.open(client.address.url)
         tab.wait_for("document.querySelectorAll('.tile[data-key]').length === 2")
         node.clock.advance(1000.0)
+        tab.look_again()
         tab.wait_for("document.querySelectorAll('.tile[data-key]').length === 0", "no tiles")
         assert "too old" in tab.evaluate("document.querySelector('#notes-list').textContent")
 

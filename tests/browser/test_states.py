@@ -69,15 +69,18 @@ def test_nothing_is_live_when_every_node_is_old(tab: Tab, url: str, shown: Showi
     now = three_nodes()
     ages = zip(now.nodes, (130.0, 125.0, 200.0), strict=True)
     shown.picture = replace(now, nodes=tuple(replace(node, old=True, age_seconds=age) for node, age in ages))
+    tab.look_again()
     tab.wait_for(f"{STATE} === 'old'", "the state is old")
     assert tab.text("#status-text").startswith("Old, 2")
     assert totals(tab)["GPUs"] == "0"
     assert tab.evaluate(NOTES_OPEN), "the notes say why"
     tab.click("#notes summary")
     shown.picture = replace(shown.picture, taken_at=time.time(), notes=("another",))
+    tab.look_again()
     tab.wait_for("document.querySelector('#notes-list').textContent.includes('another')")
     assert not tab.evaluate(NOTES_OPEN), "once folded by hand, they stay so"
     shown.picture = three_nodes(1)
+    tab.look_again()
     tab.wait_for(f"{STATE} === 'live'", "live again")
 
 
@@ -86,6 +89,7 @@ def test_notes_fold_again_when_there_are_gpus(tab: Tab, url: str, shown: Showing
     opened(tab, url)
     assert tab.evaluate(NOTES_OPEN)
     shown.picture = three_nodes()
+    tab.look_again()
     tab.wait_for(f"!{NOTES_OPEN}", "folded")
 
 
@@ -97,6 +101,7 @@ def test_a_node_that_was_never_read_has_no_figures_yet(tab: Tab, url: str, shown
     assert "driver: there is none" in tab.text("#notes-list"), "unfolded"
     assert set(totals(tab).values()) == {"\u2013"}, "no zeros"
     shown.picture = three_nodes()
+    tab.look_again()
     tab.wait_for(f"{STATE} === 'live'", "live")
     assert tab.text("#updated").startswith("Figures of")
 
@@ -133,6 +138,7 @@ def test_what_nobody_measured_is_neither_used_nor_free(tab: Tab, url: str, shown
     tab.choose("state", "unknown")
     tab.wait_for("document.querySelectorAll('.tile[data-key]').length === 2", "both of them")
     shown.picture = picture(NodePicture("n1", (nobody,)))
+    tab.look_again()
     tab.wait_for("document.querySelector('.total-used .total-value').innerText === '\u2013'", "no zero")
     assert totals(tab)["Free"] == "0"
     assert totals(tab)["Mean of used"] == "\u2013"

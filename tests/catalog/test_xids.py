@@ -7,7 +7,7 @@ from importlib.resources import files
 
 import pytest
 
-from podgpu.catalog.xids import UNKNOWN, xid_text
+from podgpu.catalog.fields import UNKNOWN_XID, xid_text
 
 WITHOUT_MEANING = {5, 10, 14, 15, 17, 23, 39, 40, 41, 49, 50, 51, 52, 53, 55, 87, 90, 91, 108}
 
@@ -36,7 +36,7 @@ def test_text_of(xid: int, text: str) -> None:
 
 
 def test_every_number_in_use_has_a_text() -> None:
-    assert {xid for xid in range(173) if xid_text(xid) == UNKNOWN} == WITHOUT_MEANING
+    assert {xid for xid in range(173) if xid_text(xid) == UNKNOWN_XID} == WITHOUT_MEANING
 
 
 @pytest.mark.parametrize("xid", [-1, 173, 999, 2**63 - 1])

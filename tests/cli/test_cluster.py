@@ -14,6 +14,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -67,22 +68,33 @@ def test_what_cannot_be_meant_is_refused(
     assert said.count("\n") == 1
 
 
-def test_the_port_of_the_exporter_is_not_taken_twice(tmp_path: Path) -> None:
-    with _started("demo", "-a", "127.0.0.1:0", "--cluster-address", "127.0.0.1:0") as demo:
-        address = _url(demo, "the cluster").removeprefix("http://")
-        result = _run("cluster", "-a", address, "--scrape", "http://127.0.0.1:1")
+class Demo(NamedTuple):
+    """The URLs that it prints."""
+
+    exporter: str
+    cluster: str
+
+
+@pytest.fixture(scope="module")
+def demo() -> Iterator[Demo]:
+    """One for all; in the end it ends as it should."""
+    with _started("demo", "-a", "127.0.0.1:0", "--cluster-address", "127.0.0.1:0") as process:
+        cluster = _url(process, "the cluster")  # printed first
+        yield Demo(_url(process, "node-1"), cluster)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(_PATIENCE) == 0
+
+
+def test_the_port_of_the_exporter_is_not_taken_twice(demo: Demo) -> None:
+    result = _run("cluster", "-a", demo.cluster.removeprefix("http://"), "--scrape", "http://127.0.0.1:1")
     assert result.returncode == 1
     assert "cannot listen on" in result.stderr
     assert "Traceback" not in result.stderr
 
 
-def test_the_demo_has_three_nodes_and_top_shows_them() -> None:
-    with _started("demo", "-a", "127.0.0.1:0", "--cluster-address", "127.0.0.1:0") as demo:
-        cluster = _url(demo, "the cluster")
-        view = _until(lambda: _nodes(cluster, 3))
-        top = _run("top", "--cluster", cluster, "--once", "--interval", "100ms")
-        demo.send_signal(signal.SIGINT)
-        assert demo.wait(_PATIENCE) == 0
+def test_the_demo_has_three_nodes_and_top_shows_them(demo: Demo) -> None:
+    view = _until(lambda: _nodes(demo.cluster, 3))
+    top = _run("top", "--cluster", demo.cluster, "--once", "--interval", "100ms")
     assert view["simulated"] is True
     assert [node["name"] for node in view["nodes"]] == ["node-1", "node-2", "node-3"]
     assert any("instances" in gpu for node in view["nodes"] for gpu in node["gpus"])
@@ -95,33 +107,29 @@ def test_the_demo_has_three_nodes_and_top_shows_them() -> None:
     }
 
 
-def test_cluster_over_exporters_one_of_them_dead() -> None:
-    with _started("demo", "-a", "127.0.0.1:0", "--cluster-address", "127.0.0.1:0") as demo:
-        exporter = _url(demo, "node-1")
-        arguments = ("-a", "127.0.0.1:0", "--interval", "1s", "--scrape", f"{exporter},http://127.0.0.1:1")
-        with _started("cluster", *arguments) as cluster:
-            url = _until(lambda: _logged_url(cluster))
-            view = _until(lambda: _nodes(url, 1))
-            cluster.send_signal(signal.SIGTERM)
-            assert cluster.wait(_PATIENCE) == 0
+def test_cluster_over_exporters_one_of_them_dead(demo: Demo) -> None:
+    arguments = ("-a", "127.0.0.1:0", "--interval", "1s", "--scrape", f"{demo.exporter},http://127.0.0.1:1")
+    with _started("cluster", *arguments) as cluster:
+        url = _until(lambda: _logged_url(cluster))
+        view = _until(lambda: _nodes(url, 1))
+        cluster.send_signal(signal.SIGTERM)
+        assert cluster.wait(_PATIENCE) == 0
     assert any("nothing listens there" in note for note in view["notes"])
 
 
 @needs("prometheus", "promtool")
-def test_the_map_by_way_of_prometheus_is_the_one_by_scraping(tmp_path: Path) -> None:
-    with _started("demo", "-a", "127.0.0.1:0", "--cluster-address", "127.0.0.1:0") as demo:
-        scraping = _url(demo, "the cluster")
-        _until(lambda: _nodes(scraping, 3))
-        exporters = re.findall(r'target_up\{target="http://(\S+)/metrics"\} 1', _page(scraping))
-        jobs = {"job_name": "gpus", "honor_labels": True, "static_configs": [{"targets": exporters}]}
-        configuration = json.dumps({"global": {"scrape_interval": "1s"}, "scrape_configs": [jobs]})
-        with (
-            prometheus(tmp_path, configuration=configuration) as server,
-            _started("cluster", "-a", "127.0.0.1:0", "--interval", "1s", "--prometheus", server) as cluster,
-        ):
-            asking = _until(lambda: _logged_url(cluster))
-            wanted = _lines(scraping)
-            _until(lambda: _lines(asking) == wanted)
+def test_the_map_by_way_of_prometheus_is_the_one_by_scraping(tmp_path: Path, demo: Demo) -> None:
+    _until(lambda: _nodes(demo.cluster, 3))
+    exporters = re.findall(r'target_up\{target="http://(\S+)/metrics"\} 1', _page(demo.cluster))
+    jobs = {"job_name": "gpus", "honor_labels": True, "static_configs": [{"targets": exporters}]}
+    configuration = json.dumps({"global": {"scrape_interval": "1s"}, "scrape_configs": [jobs]})
+    with (
+        prometheus(tmp_path, configuration=configuration) as server,
+        _started("cluster", "-a", "127.0.0.1:0", "--interval", "1s", "--prometheus", server) as cluster,
+    ):
+        asking = _until(lambda: _logged_url(cluster))
+        wanted = _lines(demo.cluster)
+        _until(lambda: _lines(asking) == wanted)
     assert len(exporters) == 3
     assert any(line.startswith("pod_and_gpu_map_info{") for line in wanted)
     assert 'podgpu_node_gpus{node="node-3",model="NVIDIA H200"} 4' in wanted

@@ -28,11 +28,11 @@ from podgpu.doctor.gpus import Gpus
 from podgpu.doctor.host import parse_kernel_driver, parse_status
 from podgpu.doctor.mapping import judge_mapping
 from podgpu.model import Allocation, Device, Reading, Unmapped, Workload
-from podgpu.simulate.api_server import SimulatedApiServer
 from podgpu.simulate.driver import SimulatedNvml
 from podgpu.simulate.kubelet import SimulatedKubelet, SimulatedPod
 from podgpu.telemetry.nvml import NvmlTelemetry
 from podgpu.telemetry.source import GpuAnswer, Inventory
+from tests.kube.api_server import SimulatedApiServer
 from tests.nodes.node import kubeconfig
 
 HOST_PID_NAMESPACE = "pid:[4026531836]"
@@ -191,6 +191,8 @@ def test_all_well(tree: Tree, kubelet: SimulatedKubelet, capsys: pytest.CaptureF
         "ok    counters    NVIDIA H100 80GB HBM3 gives all 26\n"
         "ok    profiling   NVIDIA H100 80GB HBM3: GPM works, so DCGM_FI_PROF_* need no DCGM\n"
         "ok    privileges  uid 0; root is needed for the kubelet's socket alone, capabilities for nothing\n"
+        "ok    sharing     GPUs that containers share are told apart by the driver's samples, each given whole to one"
+        " process; --usage-from switches or exact tell them better\n"
         f"ok    kubelet     {kubelet.socket} answers (v1): 2 pods, 1 with GPUs, 2 assignments\n"
         "ok    processes   0 assignments\n"
         "ok    mapping     2 assignments, every id names a device here\n"

@@ -12,11 +12,11 @@ import pytest
 from podgpu.cli.doctor import DOCTOR_OPTIONS
 from podgpu.cli.main import run
 from podgpu.cli.option_table import EXPORTER_OPTIONS
-from podgpu.simulate.api_server import SimulatedApiServer
 from podgpu.simulate.kubelet import SimulatedKubelet, SimulatedPod
 from tests.cli.test_doctor import Tree, _no_variables, kubelet, socket, tree, uuids
 from tests.cli.test_option_table import execute
 from tests.fetch.test_page import answer, serving
+from tests.kube.api_server import SimulatedApiServer
 from tests.nodes.node import kubeconfig
 
 __all__ = ["_no_variables", "kubelet", "socket", "tree"]
@@ -78,7 +78,7 @@ def wrong(found: dict[str, list[tuple[str, str, str]]]) -> dict[str, str]:
 
 
 def test_every_option_and_variable_of_the_exporter_is_taken() -> None:
-    own = {"path-sysfs", "json"}
+    own = {"path-sysfs", "probe-switches", "json"}
     taken = {option.flag: replace(option, help="") for option in DOCTOR_OPTIONS if option.flag not in own}
     assert taken == {option.flag: replace(option, help="") for option in EXPORTER_OPTIONS}
     assert own <= {option.flag for option in DOCTOR_OPTIONS}

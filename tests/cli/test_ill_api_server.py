@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 
 from podgpu.agent.loop import Agent
-from podgpu.cli.api_access import ApiAccess
-from podgpu.simulate.api_server import SimulatedApiServer
+from podgpu.compose.servers import ApiAccess
+from tests.kube.api_server import SimulatedApiServer
 from tests.nodes.clock import wait_until
 from tests.nodes.node import Description, Node, kubeconfig, node_of, only_these_variables, read_description
 

@@ -17,8 +17,8 @@ import pytest
 
 from podgpu.cli.exporter import command
 from podgpu.cli.main import run
-from podgpu.cli.option_table import EXPORTER_OPTIONS, Option
-from podgpu.cli.params import normalise
+from podgpu.cli.option_table import EXPORTER_OPTIONS
+from podgpu.cli.params import Option, normalise
 
 TABLE = Path(__file__).parents[1] / "data" / "dcgm_exporter_options.csv"
 ROWS: list[dict[str, str]] = list(csv.DictReader(TABLE.read_text(encoding="utf-8").splitlines()))

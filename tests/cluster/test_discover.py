@@ -17,8 +17,8 @@ from podgpu.cluster.scraping.owners_api import ApiOwners
 from podgpu.cluster.settings import ViewSettings
 from podgpu.errors import UsageError
 from podgpu.kube.config import ApiConfig
-from podgpu.simulate.api_server import SimulatedApiServer
 from tests.cluster.test_scrape import Ticking, exporters, page_of
+from tests.kube.api_server import SimulatedApiServer
 from tests.kube.conftest import HURRY, config, eventually, server
 from tests.kube.test_endpoint_slices import endpoint, slice_of
 from tests.kube.test_pod_owners import owner, pod_of

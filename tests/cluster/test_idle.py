@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podgpu.cluster.counts import WHOLE, Counts, parts
-from podgpu.cluster.reading import NodeReading, Reading
+from podgpu.cluster.reading import ClusterReading, NodeReading
 from podgpu.cluster.settings import ViewSettings
 from podgpu.cluster.view import ClusterView, Memory, assemble
 from podgpu.figures.device import DeviceFigures, HolderFigures
@@ -31,7 +31,7 @@ class World:
     def turn(self, *devices: DeviceFigures, rounds: int = 1, **more: object) -> ClusterView:
         for _ in range(rounds):
             self.at += 15.0
-            reading = Reading((node("n1", *devices, read_at=self.at),), **more)  # type: ignore[arg-type]
+            reading = ClusterReading((node("n1", *devices, read_at=self.at),), **more)  # type: ignore[arg-type]
             view = assemble(reading, self.memory, SETTINGS, self.at, WALL + self.at)
         return view
 
@@ -84,9 +84,9 @@ def test_a_node_that_does_not_answer_changes_nothing() -> None:
     silent = node("n1", gpu(0, holder(utilization=0.0)), read_at=0.0)
     world.turn(*silent.devices)
     for at in (15.0, 30.0, 45.0):
-        view = assemble(Reading((silent,)), world.memory, SETTINGS, at, WALL + at)
+        view = assemble(ClusterReading((silent,)), world.memory, SETTINGS, at, WALL + at)
     assert since(view) == 0
-    old = assemble(Reading((silent,)), world.memory, SETTINGS, 90.0, WALL + 90.0)
+    old = assemble(ClusterReading((silent,)), world.memory, SETTINGS, 90.0, WALL + 90.0)
     assert (since(old), series(old, SINCE)) == (0, {})
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from podgpu.cluster.publish import Publisher
-from podgpu.cluster.reading import NodeReading, Reading
-from podgpu.cluster.scraping.page import PageReader
+from podgpu.cluster.reading import ClusterReading, NodeReading
+from podgpu.cluster.scraping.exposition import PageReader
 from podgpu.cluster.settings import UsedMeans, ViewSettings
 from tests.cluster.view_readings import gpu, holder, node, series, value, view_of
 
@@ -33,7 +33,7 @@ def test_no_number_makes_a_round_fall_over(scenario: str, number: str) -> None:
     names = sorted(set(re.findall(r"^([A-Za-z_:]+)\{", PAGES[scenario], re.MULTILINE)))
     for name in [*names, "[A-Za-z_:]+"]:
         found = read(with_value(PAGES[scenario], name, number))
-        published = Publisher(ViewSettings()).publish(Reading((found,)), 0.0, WALL, whole_round=True)
+        published = Publisher(ViewSettings()).publish(ClusterReading((found,)), 0.0, WALL, whole_round=True)
         assert json.loads(published.page().view.plain)["nodes"]
         assert b"inf" not in published.metrics.plain.lower().replace(b"_info", b"")
 

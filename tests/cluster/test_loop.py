@@ -12,7 +12,7 @@ import pytest
 from podgpu.clock import Clock
 from podgpu.cluster.loop import Cluster
 from podgpu.cluster.publish import Publisher
-from podgpu.cluster.reading import Backend, NodeReading, Reading, TargetOutcome
+from podgpu.cluster.reading import Backend, ClusterReading, NodeReading, TargetOutcome
 from podgpu.cluster.settings import ViewSettings
 from podgpu.figures.device import DeviceFigures
 
@@ -38,7 +38,7 @@ class Script:
 
     def __init__(self, *turns: Callable[[Script], object]) -> None:
         self._turns = list(turns)
-        self.now = Reading()
+        self.now = ClusterReading()
         self.closed = False
         self.go_on: asyncio.Event | None = None
 
@@ -48,14 +48,14 @@ class Script:
         if self.go_on is not None:
             await self.go_on.wait()
 
-    def reading(self) -> Reading:
+    def reading(self) -> ClusterReading:
         return self.now
 
     async def close(self) -> None:
         self.closed = True
 
 
-def tell(reading: Reading) -> Callable[[Script], None]:
+def tell(reading: ClusterReading) -> Callable[[Script], None]:
     def turn(script: Script) -> None:
         script.now = reading
 
@@ -77,7 +77,7 @@ def test_before_the_first_round_there_is_a_page_about_itself() -> None:
 def test_a_round_is_published_at_its_end() -> None:
     time = Time()
     cluster = Cluster(Script, Publisher(SETTINGS), time.clock)
-    asyncio.run(cluster.round(Script(tell(Reading((node("a", 100.0), node("b", 100.0, 0.0)))))))
+    asyncio.run(cluster.round(Script(tell(ClusterReading((node("a", 100.0), node("b", 100.0, 0.0)))))))
     assert "\navg_GPU_utilization 50" in page_of(cluster)
     assert [n.name for n in cluster.page().picture.nodes] == ["a", "b"]
     assert cluster.turns
@@ -85,7 +85,7 @@ def test_a_round_is_published_at_its_end() -> None:
 
 def test_what_a_long_round_has_found_is_published_meanwhile() -> None:
     cluster = Cluster(Script, Publisher(SETTINGS), Time().clock, look_seconds=0.01)
-    script = Script(tell(Reading((node("a", 100.0),))))
+    script = Script(tell(ClusterReading((node("a", 100.0),))))
 
     async def play() -> None:
         script.go_on = asyncio.Event()
@@ -102,7 +102,7 @@ def test_what_a_long_round_has_found_is_published_meanwhile() -> None:
 def test_a_node_becomes_old_and_is_dropped_while_the_loop_goes_on() -> None:
     time = Time()
     cluster = Cluster(Script, Publisher(SETTINGS), time.clock)
-    script = Script(tell(Reading((node("a", 100.0),))))
+    script = Script(tell(ClusterReading((node("a", 100.0),))))
     asyncio.run(cluster.round(script))
     time.now = 140.0
     asyncio.run(cluster.round(script))
@@ -119,10 +119,10 @@ def test_changes_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     cluster = Cluster(Script, Publisher(SETTINGS), time.clock)
     failed = TargetOutcome("http://a/metrics", 1.0, "timeout", "http://a/metrics: no whole answer within 5 s")
     for reading in (
-        Reading((node("a", 100.0),), (TargetOutcome("http://a/metrics", 0.1),)),
-        Reading((node("a", 100.0),), (failed,)),
-        Reading((node("a", 100.0),), (failed,)),
-        Reading((node("a", 101.0),), (TargetOutcome("http://a/metrics", 0.1),)),
+        ClusterReading((node("a", 100.0),), (TargetOutcome("http://a/metrics", 0.1),)),
+        ClusterReading((node("a", 100.0),), (failed,)),
+        ClusterReading((node("a", 100.0),), (failed,)),
+        ClusterReading((node("a", 101.0),), (TargetOutcome("http://a/metrics", 0.1),)),
     ):
         asyncio.run(cluster.round(Script(tell(reading))))
     assert [record.getMessage() for record in caplog.records] == [
@@ -132,9 +132,41 @@ def test_changes_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     ]
 
 
+@pytest.mark.fault(
+    "an exporter fails in one way after another, again and again, or fails and answers in turn for hours",
+    "the cluster's log has each of its faults once, and one that comes and goes once in ten minutes",
+)
+def test_a_target_that_flaps_does_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    time = Time()
+    cluster = Cluster(Script, Publisher(SETTINGS), time.clock)
+
+    def rounds(*errors: str) -> list[str]:
+        caplog.clear()
+        for error in errors:
+            time.now += 15.0
+            told = TargetOutcome("http://a/metrics", 1.0, error, f"http://a/metrics: {error}" if error else "")
+            asyncio.run(cluster.round(Script(tell(ClusterReading(outcomes=(told,))))))
+        return [record.getMessage().removeprefix("http://a/metrics: ").split(";")[0] for record in caplog.records]
+
+    def seen(*old: bool) -> list[str]:
+        caplog.clear()
+        for is_old in old:
+            time.now += 15.0
+            at = time.now - (45.0 if is_old else 0.0)
+            asyncio.run(cluster.round(Script(tell(ClusterReading((node("a", at),))))))
+        return [record.getMessage().split(",")[0] for record in caplog.records]
+
+    assert rounds(*(["timeout", "too_much"] * 200)) == ["timeout", "too_much"]
+    assert rounds("") == ["answers again"]
+    assert rounds(*(["timeout", ""] * 120)) == ["timeout", "answers again"] * 6, "an hour"
+    assert rounds(*(["timeout"] * 41)) == ["timeout"], "what has come to stay is said in the end"
+    assert seen(*([False, True] * 20)) == ["a: seen", "a: marked old", "a: fresh again"]
+
+
 def test_a_thousand_failures_are_not_a_thousand_lines(caplog: pytest.LogCaptureFixture) -> None:
     outcomes = tuple(TargetOutcome(f"http://n{i}/metrics", 1.0, "timeout") for i in range(1000))
-    asyncio.run(Cluster(Script, Publisher(SETTINGS)).round(Script(tell(Reading(outcomes=outcomes)))))
+    asyncio.run(Cluster(Script, Publisher(SETTINGS)).round(Script(tell(ClusterReading(outcomes=outcomes)))))
     assert len(caplog.records) < 40
     assert "and 990 more" in [record.getMessage() for record in caplog.records]
 

@@ -13,7 +13,7 @@ from podgpu.catalog.families import OWN_FAMILIES
 from podgpu.cluster.labels import LabelMemory
 from podgpu.cluster.metrics import cluster_families, node_families, self_families
 from podgpu.cluster.prices import Price, Prices
-from podgpu.cluster.reading import NamespaceCounters, Owner, Reading, TargetOutcome
+from podgpu.cluster.reading import ClusterReading, NamespaceCounters, Owner, TargetOutcome
 from podgpu.cluster.settings import ViewSettings
 from podgpu.cluster.view import ClusterView, Memory, assemble
 from podgpu.exposition.parse import parse_text
@@ -49,7 +49,7 @@ def everything() -> ClusterView:
             ),
             node("old", gpu(9, holder("p")), read_at=at - 100),
         )
-        reading = Reading(
+        reading = ClusterReading(
             nodes,
             outcomes=(TargetOutcome("http://n1:9400/metrics", 0.02), TargetOutcome("x", 5.0, "timeout", "slow")),
             errors={("x", "timeout"): 2},

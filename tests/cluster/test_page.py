@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podgpu.cluster.reading import NamespaceCounters, NodeReading
-from podgpu.cluster.scraping.page import (
+from podgpu.cluster.scraping.exposition import (
     LONGEST_NAME,
     MOST_DEVICES,
     MOST_HOLDERS,

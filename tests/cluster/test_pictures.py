@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from podgpu import __version__
 from podgpu.cluster.pictures import picture_of
 from podgpu.cluster.prices import Price, Prices
-from podgpu.cluster.reading import NamespaceCounters, Reading
+from podgpu.cluster.reading import ClusterReading, NamespaceCounters
 from podgpu.cluster.settings import ViewSettings
 from podgpu.cluster.view import Memory, assemble
 from podgpu.figures.as_json import encode_picture
@@ -52,7 +52,7 @@ def test_namespaces_in_gpus_hours_and_money() -> None:
     for at in (0.0, 3600.0):
         counters = (NamespaceCounters("ml", H100, at, at / 2, at * 1000), NamespaceCounters("ml", mig, at))
         told = node("n1", gpu(0, holder(), measured=10.0), instance, read_at=at, namespaces=counters)
-        view = assemble(Reading((told,)), memory, ViewSettings(), at, WALL + at, prices=prices)
+        view = assemble(ClusterReading((told,)), memory, ViewSettings(), at, WALL + at, prices=prices)
     picture = picture_of(view)
     (ml,) = picture.namespaces
     assert (picture.currency, picture.counting_since) == ("EUR", WALL)
@@ -72,13 +72,13 @@ def test_who_holds_nothing_uses_nothing() -> None:
     memory = Memory()
     for at in (0.0, 3600.0):
         told = node("n1", gpu(0), read_at=at, namespaces=(NamespaceCounters("ml", H100, at),))
-        view = assemble(Reading((told,)), memory, ViewSettings(), at, WALL + at)
+        view = assemble(ClusterReading((told,)), memory, ViewSettings(), at, WALL + at)
     assert picture_of(view).namespaces == (NamespacePicture("ml", allocated_hours=1.0),)
 
 
 @given(readings())
 @settings(max_examples=50)
-def test_every_picture_can_be_sent_and_read_back(reading: Reading) -> None:
+def test_every_picture_can_be_sent_and_read_back(reading: ClusterReading) -> None:
     view = assemble(reading, Memory(), ViewSettings(idle_after=1.0), 0.0, WALL)
     back = parse_view(encode_picture(picture_of(view)))
     assert {d.node for d in back.devices} <= {n.name for n in view.nodes}

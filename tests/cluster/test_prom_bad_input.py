@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from podgpu.cluster.prom.backend import PrometheusBackend, PrometheusPlace
-from podgpu.cluster.reading import Owner, Reading, Scope
+from podgpu.cluster.reading import ClusterReading, Owner, Scope
 from podgpu.cluster.settings import ViewSettings
 from podgpu.errors import UsageError
 from podgpu.fetch.access import Access
@@ -36,7 +36,7 @@ class Backend:
         )
         self._runner = asyncio.Runner()
 
-    def turn(self) -> Reading:
+    def turn(self) -> ClusterReading:
         self._runner.run(self.backend.turn())
         return self.backend.reading()
 

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from podgpu.cluster.prom.backend import PrometheusBackend, PrometheusPlace
-from podgpu.cluster.reading import NodeReading, Reading, Scope
-from podgpu.cluster.scraping.page import PageReader
+from podgpu.cluster.reading import ClusterReading, NodeReading, Scope
+from podgpu.cluster.scraping.exposition import PageReader
 from podgpu.cluster.settings import ViewSettings
 from podgpu.figures.device import DeviceFigures
 from tests.cluster.real_servers import needs, prometheus, victoria_metrics, wait_for
@@ -113,7 +113,7 @@ class Live:
         self._backend = PrometheusBackend(PrometheusPlace(url), SETTINGS)
         self._runner = asyncio.Runner()
 
-    def turn(self) -> Reading:
+    def turn(self) -> ClusterReading:
         self._runner.run(self._backend.turn())
         return self._backend.reading()
 
@@ -121,7 +121,7 @@ class Live:
         self._runner.run(self._backend.close())
         self._runner.close()
 
-    def settled(self) -> Reading:
+    def settled(self) -> ClusterReading:
         """All exporters scraped, and a window full of it."""
         wait_for(lambda: {node.node for node in self.turn().nodes} == set(EXPORTERS), "every node is there")
         wait_for(lambda: len(self.turn().rolling or {}) > 5, "averages are there")
@@ -202,9 +202,9 @@ def test_a_node_that_is_lost_is_told_as_it_was_and_grows_old(live: Live) -> None
     assert all(_age(reading, name) < 4 for name in EXPORTERS if name != "dcgm")
 
 
-def _age(reading: Reading, name: str) -> float:
+def _age(reading: ClusterReading, name: str) -> float:
     return time.monotonic() - _node(reading, name).read_at
 
 
-def _node(reading: Reading, name: str) -> NodeReading:
+def _node(reading: ClusterReading, name: str) -> NodeReading:
     return next(node for node in reading.nodes if node.node == name)

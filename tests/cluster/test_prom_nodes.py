@@ -13,7 +13,7 @@ from podgpu.cluster.prom.nodes import Round, nodes_of
 from podgpu.cluster.prom.targets import Targets, targets_of, with_own_holder
 from podgpu.cluster.reading import NodeReading
 from podgpu.exposition.parse import ParsedSample
-from podgpu.figures.from_page import NODE_LABELS
+from podgpu.figures.from_exposition import NODE_LABELS
 
 _FIELD = field_named("DCGM_FI_DEV_MEM_COPY_UTIL")
 assert _FIELD is not None

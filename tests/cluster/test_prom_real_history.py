@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from podgpu.cluster.prom.backend import PrometheusBackend, PrometheusPlace
-from podgpu.cluster.reading import NodeReading, Reading
+from podgpu.cluster.reading import ClusterReading, NodeReading
 from podgpu.cluster.settings import UsedMeans, ViewSettings
 from podgpu.cluster.view import Memory, assemble
 from podgpu.figures.device import DeviceFigures
@@ -34,7 +34,7 @@ class Server:
     url: str
     start: float
 
-    def read(self, place: dict[str, object] | None = None, **settings: object) -> tuple[Reading, float]:
+    def read(self, place: dict[str, object] | None = None, **settings: object) -> tuple[ClusterReading, float]:
         """One round, and the time of it by the server's clock."""
         backend = PrometheusBackend(
             PrometheusPlace(self.url, **(place or {})),  # type: ignore[arg-type]
@@ -74,13 +74,13 @@ def _serving(name: str) -> Iterator[Server]:
         yield Server(url, start)
 
 
-def devices(reading: Reading) -> dict[tuple[str, str], DeviceFigures]:
+def devices(reading: ClusterReading) -> dict[tuple[str, str], DeviceFigures]:
     found = {device.key: device for node in reading.nodes for device in node.devices}
     assert len(found) == sum(len(node.devices) for node in reading.nodes), "a device is here twice"
     return found
 
 
-def nodes(reading: Reading) -> dict[str, NodeReading]:
+def nodes(reading: ClusterReading) -> dict[str, NodeReading]:
     found = {node.node: node for node in reading.nodes}
     assert len(found) == len(reading.nodes), "a node is here twice"
     return found

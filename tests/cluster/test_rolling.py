@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import pickle
 from statistics import fmean
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podgpu.cluster.reading import Reading, Scope
+from podgpu.cluster.reading import ClusterReading, Scope
 from podgpu.cluster.rolling import RollingMemory
 from podgpu.cluster.settings import ViewSettings
 from podgpu.cluster.view import Memory, assemble
@@ -53,10 +54,13 @@ def test_as_promql_computes_it(values: list[float | None], steps: int, late: flo
 
 def test_a_scope_that_is_gone_ends_with_the_window_and_leaves_nothing() -> None:
     memory = RollingMemory()
+    memory.add(WALL, 15, {})
+    nothing = len(pickle.dumps(memory))
+    memory.clear()
     memory.add(WALL, 15, {NODE: 1.0})
     assert memory.averages(WALL + 285, 15, 300) == {NODE: 1.0}
     assert memory.averages(WALL + 300, 15, 300) == {}
-    assert not memory._windows
+    assert len(pickle.dumps(memory)) == nothing
 
 
 def test_a_round_that_somebody_asked_for_is_no_instant() -> None:
@@ -82,7 +86,9 @@ def test_a_clock_that_was_set_back_begins_anew() -> None:
 
 def test_what_prometheus_computed_is_taken() -> None:
     view = assemble(
-        Reading((node("n1", gpu(0, measured=10.0)),), rolling={CLUSTER: 0.75, NODE: 0.5, Scope("owner"): float("nan")}),
+        ClusterReading(
+            (node("n1", gpu(0, measured=10.0)),), rolling={CLUSTER: 0.75, NODE: 0.5, Scope("owner"): float("nan")}
+        ),
         Memory(),
         ViewSettings(window=5400.0),
         0.0,

@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 
 from podgpu.clock import Clock
-from podgpu.cluster.reading import Owner, Reading
+from podgpu.cluster.reading import ClusterReading, Owner
 from podgpu.cluster.scraping.backend import FixedTargets, ScrapeBackend, ScrapeSettings
 from podgpu.errors import UsageError
 from podgpu.fetch.access import Access, Credentials
@@ -105,12 +105,12 @@ class Listed:
         self.closed = True
 
 
-def nodes(reading: Reading) -> dict[str, float]:
+def nodes(reading: ClusterReading) -> dict[str, float]:
     return {node.node: node.read_at for node in reading.nodes}
 
 
 def test_every_exporter_is_read() -> None:
-    async def go() -> Reading:
+    async def go() -> ClusterReading:
         async with exporters(*(page_of(n) for n in range(5))) as fleet:
             backend = ScrapeBackend(FixedTargets(fleet.urls), clock=Ticking().clock())
             await backend.turn()
@@ -160,7 +160,7 @@ def test_one_that_fails_is_there_as_it_last_was_and_says_why() -> None:
     ],
 )
 def test_what_is_no_page_of_an_exporter(body: bytes, reason: str) -> None:
-    async def go() -> Reading:
+    async def go() -> ClusterReading:
         async with exporters(body) as fleet:
             backend = ScrapeBackend(FixedTargets(fleet.urls))
             await backend.turn()
@@ -293,7 +293,7 @@ def test_one_that_leaves_the_list_leaves_the_reading() -> None:
 
 
 def test_one_node_under_two_addresses_is_left_to_the_view() -> None:
-    async def go() -> Reading:
+    async def go() -> ClusterReading:
         async with exporters(page_of(0), page_of(0)) as fleet:
             backend = ScrapeBackend(FixedTargets(fleet.urls))
             await backend.turn()
@@ -309,7 +309,7 @@ def test_a_token_goes_to_every_exporter_and_is_not_told(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("s3cret")
     seen: list[str | None] = []
 
-    async def go() -> Reading:
+    async def go() -> ClusterReading:
         async def handler(request: web.Request) -> web.Response:
             seen.append(request.headers.get("Authorization"))
             return web.Response(status=401)
@@ -336,7 +336,7 @@ def test_a_token_goes_to_every_exporter_and_is_not_told(tmp_path: Path) -> None:
 def test_owners_come_along() -> None:
     owners = {("team", "pod"): Owner("Deployment", "chat")}
 
-    async def go() -> Reading:
+    async def go() -> ClusterReading:
         async with exporters(page_of(0)) as fleet:
             backend = ScrapeBackend(FixedTargets(fleet.urls), owners=lambda: owners)
             await backend.turn()

@@ -13,7 +13,7 @@ import pytest
 
 from podgpu.cluster.metrics import cluster_families, node_families
 from podgpu.cluster.reading import NodeReading
-from podgpu.cluster.scraping.page import PageReader
+from podgpu.cluster.scraping.exposition import PageReader
 from podgpu.cluster.settings import ViewSettings
 from podgpu.cluster.view import ClusterView
 from podgpu.exposition.parse import parse_text

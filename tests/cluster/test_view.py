@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from podgpu.cluster.reading import Reading, TargetOutcome
+from podgpu.cluster.reading import ClusterReading, TargetOutcome
 from podgpu.cluster.settings import ViewSettings
 from podgpu.cluster.view import ClusterView, Memory, assemble
 from podgpu.model import Workload
@@ -163,7 +163,7 @@ def test_a_thousand_notes_are_not_read_by_anybody() -> None:
 
 @given(st.lists(readings(now=0.0), min_size=1, max_size=3), st.sampled_from(["busy", "allocated", "processes"]))
 @settings(max_examples=60)
-def test_no_series_comes_twice_and_every_page_can_be_read(rounds: list[Reading], means: str) -> None:
+def test_no_series_comes_twice_and_every_page_can_be_read(rounds: list[ClusterReading], means: str) -> None:
     memory, chosen = Memory(), ViewSettings(used_means=means, idle_after=1.0, legacy_map_metrics=True)  # type: ignore[arg-type]
     for number, reading in enumerate(rounds):
         view = assemble(reading, memory, chosen, 15.0 * number, WALL + 15.0 * number)
@@ -184,7 +184,7 @@ def test_the_order_of_targets_does_not_matter(nodes: list, order: random.Random)
 def test_only_whole_rounds_are_instants_of_the_average(whole: bool) -> None:
     memory, chosen = Memory(), ViewSettings(interval=10.0)
     for at, measured in ((0.0, 40.0), (10.0, 80.0)):
-        reading = Reading((node("n1", gpu(0, measured=measured), read_at=at),))
+        reading = ClusterReading((node("n1", gpu(0, measured=measured), read_at=at),))
         view = assemble(reading, memory, chosen, at, WALL + at, whole_round=whole or at == 0)
     average = value(view, "podgpu_used_gpu_utilization_average_ratio", window="5m", scope="cluster")
     assert average == pytest.approx(0.6 if whole else 0.4)
@@ -207,5 +207,5 @@ def test_an_exporter_without_gpus_does_not_hide_another_of_the_same_node() -> No
     for at in (0.0, 15.0):
         blind = node("n1", read_at=at + 1, target="http://blind")
         seeing = node("n1", gpu(0), read_at=at, target="http://seeing")
-        view = assemble(Reading((blind, seeing) if at else (blind,)), memory, ViewSettings(), at + 1, WALL + at)
+        view = assemble(ClusterReading((blind, seeing) if at else (blind,)), memory, ViewSettings(), at + 1, WALL + at)
     assert [len(one.devices) for one in view.nodes] == [1]

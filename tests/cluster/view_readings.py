@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from podgpu.cluster.metrics import cluster_families, node_families
-from podgpu.cluster.reading import NamespaceCounters, NodeReading, Owner, Reading, Scope, TargetOutcome
+from podgpu.cluster.reading import ClusterReading, NamespaceCounters, NodeReading, Owner, Scope, TargetOutcome
 from podgpu.cluster.settings import ViewSettings
 from podgpu.cluster.view import ClusterView, Memory, assemble
 from podgpu.exposition.parse import ParsedFamily, parse_text
@@ -34,8 +34,8 @@ def node(name: str, *devices: DeviceFigures, read_at: float = 0.0, **more: Any) 
     return NodeReading(node=name, devices=devices, read_at=read_at, **more)
 
 
-def reading(*nodes: NodeReading, **more: Any) -> Reading:
-    return Reading(nodes, **more)
+def reading(*nodes: NodeReading, **more: Any) -> ClusterReading:
+    return ClusterReading(nodes, **more)
 
 
 def view_of(
@@ -133,9 +133,9 @@ def node_readings(now: float = 0.0) -> st.SearchStrategy[NodeReading]:
     )
 
 
-def readings(now: float = 0.0) -> st.SearchStrategy[Reading]:
+def readings(now: float = 0.0) -> st.SearchStrategy[ClusterReading]:
     return st.builds(
-        Reading,
+        ClusterReading,
         nodes=st.lists(node_readings(now), max_size=5).map(tuple),
         outcomes=st.lists(
             st.builds(

@@ -73,6 +73,8 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "host network": {"exporter": {"hostNetwork": True, "arguments": ["-r", "localhost:5555"]}},
     "web config": {"exporter": {"webConfig": {"secretName": "podgpu-web"}}},
     "capability": {"exporter": {"addCapabilities": ["SYS_ADMIN"], "arguments": ["--telemetry", "dcgm"]}},
+    "usage from switches": {"exporter": {"usage": {"from": "switches"}}},
+    "usage from exact": {"exporter": {"usage": {"from": "exact"}}},
     "another user": {"exporter": {"runAsUser": 1000, "interval": "5s", "port": 9500}},
     "pod settings": {
         "commonLabels": {"team": "platform"},

@@ -60,6 +60,7 @@ def _asked_for(values: Mapping[str, Any]) -> bool:
     return bool(
         values.get("gpus", {}).get("migMonitoring")
         or values.get("exporter", {}).get("addCapabilities")
+        or values.get("exporter", {}).get("usage", {}).get("from") == "exact"
         or values.get("enrich", {}).get("dcgmExporter", {}).get("profiling")
     )
 
@@ -79,6 +80,33 @@ def test_host_pid_goes_with_container_usage() -> None:
     assert env(NO_USAGE)["PODGPU_CONTAINER_USAGE"] == "false"
     assert [volume["name"] for volume in pod(NO_USAGE)["volumes"]] == ["pod-resources"]
     assert all("hostPID" not in pod(VARIANTS[name], "enrich") for name in ("enrich", "enrich with all"))
+
+
+def test_exact_usage_is_a_switch_with_its_price() -> None:
+    """One capability, and what Kubernetes says goes with it; nothing else changes."""
+    exact = VARIANTS["usage from exact"]
+    assert env(exact)["PODGPU_USAGE_FROM"] == "exact"
+    assert container(exact)["securityContext"] == {
+        "allowPrivilegeEscalation": True,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"], "add": ["SYS_ADMIN"]},
+    }
+    assert {**pod(exact), "containers": []} == {**pod(), "containers": []}
+    assert container(exact)["volumeMounts"] == container()["volumeMounts"]
+    assert "- SYS_ADMIN (exporter.usage.from exact)" in notes(exact)
+
+
+def test_usage_from_switches_and_from_samples_need_no_capability() -> None:
+    switches = VARIANTS["usage from switches"]
+    assert env(switches)["PODGPU_USAGE_FROM"] == "switches"
+    assert container(switches)["securityContext"] == container()["securityContext"]
+    assert "PODGPU_USAGE_FROM" not in env()
+    assert "SYS_ADMIN" not in notes({})
+
+
+def test_two_reasons_for_one_capability_add_it_once() -> None:
+    both = {"exporter": {"usage": {"from": "exact"}, "addCapabilities": ["SYS_ADMIN"]}}
+    assert container(both)["securityContext"]["capabilities"]["add"] == ["SYS_ADMIN"]
 
 
 def test_the_least_of_all_is_restricted() -> None:

@@ -43,6 +43,7 @@ HANDED_ON = {"global", "kubernetesObject"}
         ({"exporter": {"extraEnv": {"A": "b"}}}, "exporter.extraEnv: Invalid type. Expected: array"),
         ({"exporter": {"extraEnv": [{"name": "A", "valuefrom": {}}]}}, "Additional property valuefrom"),
         ({"exporter": {"updateStrategy": {"rollingUpdate": {"maxUnavailable": "10"}}}}, "maxUnavailable"),
+        ({"exporter": {"usage": {"from": "exactly"}}}, '"samples", "switches", "exact"'),
         ({"gpus": {"access": "magic"}}, '"runtime", "volume-mounts", "cdi", "driver-root"'),
         ({"gpus": {"cdi": {"device": "all"}}}, "gpus.cdi.device: Does not match pattern"),
         ({"gpuNodes": {"labels": "gpu"}}, '"known", "operator", "hardware-type", "all"'),
@@ -105,6 +106,23 @@ def test_a_wrong_value_is_refused_by_name(values: Mapping[str, Any], said: str) 
             "dashboards.exclude: there is no file podgpu-nodes.json",
         ),
         ({"gpus": {"access": "cdi", "migMonitoring": True}}, "gpus.migMonitoring is for gpus.access runtime"),
+        (
+            {"exporter": {"usage": {"from": "exact"}, "containerUsage": {"enabled": False}}},
+            "exporter.containerUsage.enabled is false: there is no use to tell apart",
+        ),
+        (
+            {"exporter": {"usage": {"from": "exact"}, "kubernetes": {"enabled": False}}},
+            "it would run as uid 65534: Kubernetes gives an added capability to uid 0 only",
+        ),
+        ({"exporter": {"usage": {"from": "exact"}, "runAsUser": 1000}}, "Set exporter.runAsUser to 0"),
+        (
+            {"exporter": {"arguments": ["--usage-from=exact"]}},
+            "exporter.arguments: --usage-from=exact: use the value exporter.usage.from",
+        ),
+        (
+            {"exporter": {"extraEnv": [{"name": "PODGPU_USAGE_FROM", "value": "exact"}]}},
+            "PODGPU_USAGE_FROM is set by the chart: use the value exporter.usage.from",
+        ),
         ({"exporter": {"port": 9401, "webConfig": {"secretName": "web"}}}, "probes need a port of their own"),
         ({"cluster": {"enabled": True}, "exporter": {"enabled": False}}, "there is nobody to ask"),
         (

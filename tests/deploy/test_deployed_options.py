@@ -16,8 +16,8 @@ from deploy.render import FILES, MANIFESTS, ROOT
 from podgpu.cli.cluster_options import CLUSTER_OPTIONS
 from podgpu.cli.enrich import ENRICH_OPTIONS
 from podgpu.cli.hook import HOOK_OPTIONS
-from podgpu.cli.option_table import EXPORTER_OPTIONS, Option
-from podgpu.cli.params import normalise, with_options
+from podgpu.cli.option_table import EXPORTER_OPTIONS
+from podgpu.cli.params import Option, normalise, with_options
 from tests.deploy.chart import VARIANTS, Object, objects, pods_of
 
 OPTIONS: Mapping[str, Sequence[Option]] = {

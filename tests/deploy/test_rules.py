@@ -14,7 +14,7 @@ import yaml
 
 from podgpu.catalog.counters import shipped_counters
 from podgpu.catalog.families import OWN_FAMILIES
-from podgpu.catalog.xids import UNKNOWN, xid_text
+from podgpu.catalog.fields import UNKNOWN_XID, xid_text
 
 ROOT = Path(__file__).parents[2]
 RULES = sorted((ROOT / "deploy" / "helm" / "podgpu" / "files" / "rules").glob("*.yaml"))
@@ -103,4 +103,4 @@ def test_only_families_that_are_on_by_default(rule: dict[str, Any]) -> None:
 def test_hardware_xids_are_numbers_that_podgpu_knows() -> None:
     (numbers,) = {match for rule in ALERTS.values() for match in re.findall(r'xid=~"([\d|]+)"', rule["expr"])}
     for number in numbers.split("|"):
-        assert xid_text(int(number)) != UNKNOWN, number
+        assert xid_text(int(number)) != UNKNOWN_XID, number

@@ -23,7 +23,8 @@ import pynvml
 
 from podgpu.agent.loop import Agent, Settings
 from podgpu.catalog.counters import shipped_counters
-from podgpu.catalog.fields import Call, Field, FieldValue, Gpm
+from podgpu.catalog.families import THROTTLE_REASONS
+from podgpu.catalog.fields import Call, Field, FieldValue, Gpm, fields
 from podgpu.join import Policy
 from podgpu.telemetry.nvml import NvmlTelemetry
 
@@ -131,8 +132,8 @@ def tick_cost() -> dict[str, float]:
     counters = shipped_counters("dcp") or ()
     agent = Agent(NvmlTelemetry(), (), Settings(interval=1.0, policy=Policy(counters, "h")))
     agent.read_telemetry()
-    fields = agent._telemetry_turn.fields
-    bare = bare_calls(fields)
+    wanted = {counter.field.id: counter.field for counter in counters}
+    bare = bare_calls(tuple((wanted | {number: fields()[number] for number in THROTTLE_REASONS}).values()))
     bare()
     ours, theirs = [], []
     for _ in range(TICKS):

@@ -27,13 +27,13 @@ UUIDS = [gpu.uuid for gpu in driver().machine.gpus]
     "the well GPUs and the honest nodes are on every page with their pods, memory and log stay small, nothing ends",
 )
 def test_all_attacks_at_once() -> None:
-    figures, wrong = attack(20.0, PATIENT_MS)
+    figures, wrong = attack(10.0, PATIENT_MS)
     assert wrong == []
     assert [figure.name for figure in figures if figure.missed] == []
 
 
 def test_nothing_is_wrong_when_nobody_attacks() -> None:
-    figures, wrong = attack(8.0, PATIENT_MS, only=["nothing"], well=True)
+    figures, wrong = attack(5.0, PATIENT_MS, only=["nothing"], well=True)
     assert wrong == []
     assert [figure.name for figure in figures if figure.missed] == []
     assert len(figures) == 4 * 5 + 2 * 3 + 1
@@ -66,7 +66,7 @@ def deaf() -> Iterator[int]:
 
 
 def test_every_attack_is_made_and_ends_in_time(deaf: int) -> None:
-    aim = Aim(deaf, time.monotonic() + 6.0, LOGIN.header)
+    aim = Aim(deaf, time.monotonic() + 3.0, LOGIN.header)
     attackers = [Attacker(name, family, aim) for name, (family, _) in FAMILIES.items()]
     for one in attackers:
         one.start()

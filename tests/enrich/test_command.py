@@ -21,7 +21,7 @@ from podgpu.enrich.turn import Enricher, Held, Settings
 from podgpu.errors import SourceError
 from podgpu.model import Allocation, Assignment, Workload
 from podgpu.simulate.kubelet import SimulatedKubelet, SimulatedPod
-from podgpu.telemetry.page import Page, parse_page
+from podgpu.telemetry.exposition import Page, parse_page
 from tests.cli.test_option_table import Ran, execute
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"

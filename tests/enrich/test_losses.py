@@ -19,7 +19,7 @@ from podgpu.clock import Clock
 from podgpu.enrich.turn import Enricher, Held, Settings
 from podgpu.errors import SourceError
 from podgpu.fetch.page import FilePage
-from podgpu.telemetry.page import Page, parse_page
+from podgpu.telemetry.exposition import Page, parse_page
 from tests.nodes.clock import wait_until
 
 PAGE = b'# TYPE t gauge\nt{gpu="0",UUID="GPU-1"} 33\n'

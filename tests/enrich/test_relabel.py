@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podgpu.enrich.relabel import relabel
-from podgpu.exposition.rewrite import encode_parsed
+from podgpu.exposition.text import encode_parsed
 from podgpu.join import Policy
 from podgpu.model import Assignment, Workload
-from podgpu.telemetry.page import parse_page
+from podgpu.telemetry.exposition import parse_page
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 GOLDENS = Path(__file__).parent / "goldens"

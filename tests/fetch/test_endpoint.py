@@ -15,8 +15,9 @@ from aiohttp import web
 
 from podgpu.errors import SourceError, UsageError
 from podgpu.fetch.access import Access, Credentials
-from podgpu.fetch.endpoint import Answer, Endpoint, open_session
+from podgpu.fetch.endpoint import Answer, Endpoint
 from podgpu.fetch.page import UrlPage
+from podgpu.http.exchange import open_session
 from tests.fetch.test_page import serving
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -26,7 +27,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 async def site(handler: Handler) -> AsyncIterator[str]:
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", handler)
-    runner = web.AppRunner(app)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     listening = web.TCPSite(runner, "127.0.0.1", 0)
     await listening.start()

@@ -30,7 +30,7 @@ from podgpu.atomic_file import AtomicFile
 from podgpu.enrich.turn import Enricher, Held, Settings
 from podgpu.errors import SourceError
 from podgpu.fetch.page import UrlPage
-from podgpu.telemetry.page import parse_page
+from podgpu.telemetry.exposition import parse_page
 
 source = UrlPage(sys.argv[1], deadline=60.0)
 fetch = lambda: parse_page(source.fetch(), source.shown)

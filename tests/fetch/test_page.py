@@ -18,7 +18,7 @@ import pytest
 from podgpu.errors import SourceError, UsageError
 from podgpu.fetch.access import Access
 from podgpu.fetch.page import FilePage, UrlPage, open_page_source
-from podgpu.telemetry.page import parse_page
+from podgpu.telemetry.exposition import parse_page
 from tests.kube.conftest import Certificates, certificates
 
 __all__ = ["certificates"]
@@ -132,6 +132,7 @@ def test_a_compressed_answer_in_several_pieces_is_read_whole() -> None:
         (gzip.compress(b"") * 10_000, "malformed"),
         (gzip.compress(b"#" * 600_000) * 2, "too_large"),
     ],
+    ids=["more behind it", "ten thousand empty ones", "two large ones"],
 )
 def test_pieces_that_are_no_whole_answer(packed: bytes, reason: str) -> None:
     with serving(answer(packed, Content_Encoding="gzip")) as url:

@@ -16,10 +16,11 @@ from podgpu.cluster.prom.client import PrometheusClient
 from podgpu.cluster.scraping.backend import FixedTargets
 from podgpu.errors import SourceError, UsageError
 from podgpu.fetch.access import Access, Credentials, without_secrets
-from podgpu.fetch.endpoint import Answer, Endpoint, open_session
+from podgpu.fetch.endpoint import Answer, Endpoint
 from podgpu.fetch.page import FilePage, open_page_source
+from podgpu.http.exchange import open_session
 from podgpu.top.cluster import ClusterSource
-from podgpu.top.page import PageSource
+from podgpu.top.exporter import ExporterSource
 from tests.cli.test_option_table import execute
 from tests.fetch.test_endpoint import echo, site
 
@@ -61,7 +62,7 @@ def said_of(place: str) -> str:
         open_page_source,
         Endpoint,
         PrometheusClient,
-        PageSource,
+        ExporterSource,
         ClusterSource,
         lambda url: FixedTargets([url]),
     ):

@@ -11,8 +11,8 @@ from podgpu.catalog.counters import Counter
 from podgpu.catalog.fields import fields
 from podgpu.exposition.parse import parse_text
 from podgpu.exposition.text import encode
-from podgpu.figures.device import FIELDS, DeviceFigures, View, holder_text, who_is
-from podgpu.figures.from_page import view_of_page
+from podgpu.figures.device import FIELDS, DeviceFigures, View, holder_text
+from podgpu.figures.from_exposition import view_of_page
 from podgpu.figures.from_snapshot import view_of_snapshot
 from podgpu.join import Policy, join
 from podgpu.model import ContainerUsage, DeviceTotals, Outcome, Reading, Snapshot, Workload
@@ -92,12 +92,13 @@ def test_what_went_wrong_is_noted() -> None:
         (Workload(job="4711"), "job 4711"),
         (Workload(uid="u", container_id="c" * 64), "container cccccccccccc"),
         (Workload(uid="u"), "pod u"),
+        (Workload(container="main", uid="u"), "pod u/main"),
         (Workload(), "-"),
     ],
 )
 def test_names_of_holders(workload: Workload, text: str) -> None:
     assert holder_text(workload) == text
-    assert bool(who_is(workload)) == (text != "-")
+    assert bool(workload.who) == (text != "-")
 
 
 # Pages

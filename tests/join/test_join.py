@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter as Tally
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -104,6 +105,14 @@ def test_a_dump_is_a_fixture(snapshot: Snapshot) -> None:
     loaded = load_snapshot(dump_snapshot(snapshot))
     assert loaded == snapshot
     assert encode(join(loaded, POLICY)) == encode(join(snapshot, POLICY))
+
+
+@pytest.mark.parametrize(
+    "text", ["[]", "3", "[" * 5000, '{"version": 1, "taken_at": 1, "devices": {}, "readings": [[]]}']
+)
+def test_what_is_no_dump_is_said_to_be_none(text: str) -> None:
+    with pytest.raises((ValueError, KeyError, TypeError)):
+        load_snapshot(text)
 
 
 def test_label_type_fields_stay_off_podgpu_families() -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from podgpu.kube.config import ApiConfig
 from podgpu.kube.watch import Pace, Watcher
-from podgpu.simulate.api_server import SimulatedApiServer
+from tests.kube.api_server import SimulatedApiServer
 
 PODS = "/api/v1/pods"
 HURRY = Pace(first_wait=0.01, longest_wait=0.02, longest_refused=0.02, settle=0.05, deadline=5.0)

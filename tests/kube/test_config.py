@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from podgpu.errors import SourceError
 from podgpu.kube.config import ApiConfig, load_config
-from podgpu.kube.kubeconfig import parse_kubeconfig
-from podgpu.kube.section import parse_sections
+from podgpu.kube.kubeconfig import parse_kubeconfig, parse_sections
 
 PEM = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"
 PEM64 = base64.b64encode(PEM.encode()).decode()
@@ -186,21 +185,21 @@ EXEC = {"apiVersion": "client.authentication.k8s.io/v1", "command": "login"}
         ({"server": "10.0.0.1:6443"}, {}, "clusters[lab].cluster.server"),
         ({"server": "https://me:pw@host"}, {}, "clusters[lab].cluster.server"),
         ({"server": "https://[::1"}, {}, "clusters[lab].cluster.server"),
-        ({"server": ["https://host"]}, {}, "clusters[lab].cluster.server is not a text"),
-        ({"proxy-url": "http://proxy"}, {}, "clusters[lab].cluster.proxy-url is not supported"),
+        ({"server": ["https://host"]}, {}, "clusters[lab].cluster.server: is not a text"),
+        ({"proxy-url": "http://proxy"}, {}, "clusters[lab].cluster.proxy-url: is not supported"),
         ({"insecure-skip-tls-verify": "maybe"}, {}, "clusters[lab].cluster.insecure-skip-tls-verify"),
         ({"insecure-skip-tls-verify": True, "certificate-authority": "ca"}, {}, "remove one of them"),
         ({"certificate-authority-data": "%%%"}, {}, "clusters[lab].cluster.certificate-authority-data"),
-        ({}, {"username": "me"}, "users[lab].user.username is not supported"),
+        ({}, {"username": "me"}, "users[lab].user.username: is not supported"),
         ({}, {"auth-provider": {"name": "gcp"}}, "users[lab].user.auth-provider"),
-        ({}, {"as": "admin"}, "users[lab].user.as is not supported"),
-        ({}, {"client-certificate": "a"}, "users[lab].user.client-key is missing"),
+        ({}, {"as": "admin"}, "users[lab].user.as: is not supported"),
+        ({}, {"client-certificate": "a"}, "users[lab].user.client-key: is missing"),
         ({}, {"exec": EXEC | {"apiVersion": "client.authentication.k8s.io/v1alpha1"}}, "user.exec.apiVersion"),
-        ({}, {"exec": EXEC | {"command": ""}}, "users[lab].user.exec.command is missing"),
+        ({}, {"exec": EXEC | {"command": ""}}, "users[lab].user.exec.command: is missing"),
         ({}, {"exec": EXEC | {"args": "x"}}, "users[lab].user.exec.args"),
         ({}, {"exec": EXEC | {"env": [{"value": "x"}]}}, "users[lab].user.exec.env[0].name"),
         ({}, {"exec": EXEC | {"interactiveMode": "Always"}}, "users[lab].user.exec.interactiveMode"),
-        ({}, {"exec": "login"}, "users[lab].user.exec is not a mapping"),
+        ({}, {"exec": "login"}, "users[lab].user.exec: not a mapping"),
         ({"certificate-authority": "gone"}, {"exec": EXEC | {"provideClusterInfo": True}}, "certificate-authority"),
     ],
 )
@@ -219,14 +218,19 @@ def test_complaints_name_file_and_field(tmp_path: Path, cluster: Any, user: Any,
         ("", "current-context is not set"),
         ("[]", "not a mapping"),
         ("current-context: x", "contexts has no 'x' (there are: none)"),
-        ("contexts: 3\ncurrent-context: x", "contexts is not a list"),
-        ("contexts: [3]\ncurrent-context: x", "contexts[0] is not a mapping"),
-        ("contexts: [{name: x}, {name: x}]\ncurrent-context: x", "contexts[1].name is there twice"),
+        (
+            'current-context: x\ncontexts: [{name: "a\\nb", context: {cluster: c}}, {name: d, context: {cluster: c}}]',
+            r"contexts has no 'x' (there are: 'a\nb', 'd')",
+        ),
+        ("contexts: 3\ncurrent-context: x", "contexts: is not a list"),
+        ("contexts: [3]\ncurrent-context: x", "contexts[0]: not a mapping"),
+        ("contexts: [{name: x}, {name: x}]\ncurrent-context: x", "contexts[1].name: is there twice"),
         ("contexts: [{name: x, context: {cluster: y}}]\ncurrent-context: x", "names 'y', which is not in clusters"),
-        ("contexts: [{name: x}]\ncurrent-context: x", "contexts[x].context.cluster is missing"),
-        ("a: !!int ''", "not YAML"),
-        ("a: !!timestamp soon", "not YAML"),
-        ("a: !!python/object:os.system {}", "not YAML"),
+        ("contexts: [{name: x}]\ncurrent-context: x", "contexts[x].context.cluster: is missing"),
+        ("current-context: !!int ''", "current-context is not set"),
+        ("current-context: !!python/object:os.system {}", "current-context: is not a text"),
+        ("current-context: !!binary eA==", "current-context: is not a text"),
+        ("<<: 3\ncurrent-context: x", "what << takes in is no mapping"),
         ("[" * 3000, "not YAML"),
     ],
 )
@@ -238,7 +242,7 @@ def test_what_is_no_kubeconfig(tmp_path: Path, content: str, says: str) -> None:
 
 
 def test_a_syntax_error_does_not_quote_the_line(tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match="in line 3") as caught:
+    with pytest.raises(SourceError, match="line 3: not YAML") as caught:
         load_config(write(tmp_path / "config", "a: b\ntoken: 'secret-token\n"))
     assert "secret-token" not in str(caught.value)
     assert caught.value.__cause__ is None
@@ -257,6 +261,44 @@ def test_names_that_look_like_numbers_or_flags_stay_names(tmp_path: Path) -> Non
     assert load_config(write(tmp_path / "config", content)).token == "t"
     content = yaml.safe_dump(kubeconfig(user={"token": "t"}, name="0123")).replace("'0123'", "0123")
     assert load_config(write(tmp_path / "config", content)).token == "t"
+
+
+def test_what_another_mapping_has_is_taken_in(tmp_path: Path) -> None:
+    content = """
+    current-context: lab
+    contexts: [{name: lab, context: {cluster: lab, user: lab}}]
+    clusters: [{name: lab, cluster: {<<: &base {server: "https://base", tls-server-name: a.test}, server: "https://own"}}]
+    users: [{name: lab, user: {token: t, token: last}}]
+    """
+    found = load_config(write(tmp_path / "config", content))
+    assert (found.server, found.tls_server_name, found.token) == ("https://own", "a.test", "last")
+
+
+@pytest.mark.parametrize(
+    ("extension", "passed_on"),
+    [
+        ("{audience: lab, number: 5, part: 1.5, on: true, none: null, id: 0123}", None),
+        ("&a [*a]", "nested too deep"),
+        (
+            "[&a [1, 1, 1, 1, 1, 1, 1, 1], &b [*a, *a, *a, *a, *a, *a, *a, *a],"
+            " &c [*b, *b, *b, *b, *b, *b, *b, *b], &d [*c, *c, *c, *c, *c, *c, *c, *c], [*d, *d, *d, *d, *d]]",
+            "too large",
+        ),
+    ],
+)
+def test_what_is_passed_on_to_a_plugin_is_bounded(tmp_path: Path, extension: str, passed_on: str | None) -> None:
+    plugin = {"apiVersion": "client.authentication.k8s.io/v1", "command": "login", "provideClusterInfo": True}
+    cluster = {"extensions": [{"name": "client.authentication.k8s.io/exec", "extension": "HERE"}]}
+    content = yaml.safe_dump(kubeconfig(cluster, {"exec": plugin})).replace("HERE", extension)
+    if passed_on is not None:
+        with pytest.raises(SourceError, match=passed_on):
+            load_config(write(tmp_path / "config", content))
+        return
+    found = load_config(write(tmp_path / "config", content)).plugin
+    assert found is not None
+    assert found.cluster is not None
+    config = {"audience": "lab", "number": 5, "part": 1.5, "on": True, "none": None, "id": "0123"}
+    assert found.cluster["config"] == config
 
 
 _scalars = st.none() | st.booleans() | st.integers() | st.text(max_size=12) | st.sampled_from(["lab", "https://h"])

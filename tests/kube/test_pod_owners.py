@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podgpu.kube.pod_owners import PodOwner, parse_owner
+from podgpu.kube.pods import PodOwner, parse_owner
 
 
 def pod_of(*owners: Any, **labels: str) -> dict[str, Any]:

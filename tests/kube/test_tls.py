@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from podgpu.kube.config import ApiConfig, Pem
+from podgpu.http.tls import Pem
+from podgpu.kube.config import ApiConfig
 from podgpu.kube.watch import Watcher
-from podgpu.simulate.api_server import SimulatedApiServer
+from tests.kube.api_server import SimulatedApiServer
 
 from .conftest import HURRY, PODS, Certificates, eventually, name_of, pod
 from .test_client import failure, get
@@ -70,9 +71,14 @@ def test_a_server_that_speaks_no_tls(server: SimulatedApiServer, config: ApiConf
 @pytest.mark.parametrize(
     ("ca", "certificate", "key", "says"),
     [
-        (Pem(text="no certificate"), Pem(), Pem(), "the certificate authority is not a PEM"),
-        (Pem(file="/nowhere/ca.crt"), Pem(), Pem(), "cannot read /nowhere/ca.crt"),
-        (Pem(), Pem(text="no certificate"), Pem(text="no key"), "cannot be used together"),
+        (Pem(text="no certificate"), Pem(), Pem(), "has no certificates in it"),
+        (Pem(file="/nowhere/ca.crt"), Pem(), Pem(), "the test: /nowhere/ca.crt is not there"),
+        (
+            Pem(),
+            Pem(text="no certificate"),
+            Pem(text="no key"),
+            "the client certificate and its key are no certificate and key in PEM",
+        ),
     ],
 )
 def test_files_that_are_no_certificates(ca: Pem, certificate: Pem, key: Pem, says: str) -> None:

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from podgpu.kube.config import ApiConfig, ExecPlugin
 from podgpu.kube.watch import Bounds, Pace, Watcher
-from podgpu.simulate.api_server import Request, SimulatedApiServer
+from tests.kube.api_server import Request, SimulatedApiServer
 
 from .conftest import HURRY, PODS, eventually, name_of, pod
 
@@ -560,7 +560,7 @@ def _close_in_time(watcher: Watcher[Any]) -> None:
     began = time.monotonic()
     watcher.close()
     assert time.monotonic() - began < 1.5
-    assert not any(thread is watcher._thread for thread in threading.enumerate())
+    assert not any(thread.name == "watch-pods" for thread in threading.enumerate())
     watcher.close()
 
 

@@ -17,18 +17,19 @@ import grpc
 import pytest
 
 from podgpu.agent.loop import Agent
-from podgpu.cli.api_access import ApiAccess
 from podgpu.cli.exporter import build_agent, command
 from podgpu.cli.option_table import EXPORTER_OPTIONS
 from podgpu.cli.params import normalise
 from podgpu.clock import Clock
-from podgpu.simulate.api_server import SimulatedApiServer
+from podgpu.compose.servers import ApiAccess
 from podgpu.simulate.driver import SimulatedNvml
 from podgpu.simulate.kubelet import ClaimedDevice, SimulatedClaim, SimulatedKubelet, SimulatedPod
 from podgpu.simulate.node import place_loads, pods, tenants
 from podgpu.simulate.proc import OTHER_PID_NAMESPACE, SimulatedProc, cgroup_text, container_cgroup
 from podgpu.simulate.workload import SimulatedLoad
 from podgpu.telemetry.nvml import NvmlTelemetry
+from tests.host.guard import MEANS_SOMETHING
+from tests.kube.api_server import SimulatedApiServer
 from tests.nodes.clock import FakeClock, wait_until
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -282,7 +283,7 @@ def only_these_variables(variables: Mapping[str, str]) -> Iterator[None]:
     """podgpu's, Kubernetes' and no others of those that mean something to it."""
     with pytest.MonkeyPatch.context() as patch:
         for name in list(os.environ):
-            if name.startswith(("DCGM_", "PODGPU_", "KUBE", "NODE_NAME", "NVIDIA_", "HPC_")):
+            if name.startswith(MEANS_SOMETHING):
                 patch.delenv(name)
         for name, value in variables.items():
             patch.setenv(name, value)

@@ -16,7 +16,7 @@ from podgpu import __version__
 from podgpu.figures.as_json import holder_json, picture_json, pod_json
 from podgpu.figures.device import HolderFigures
 from podgpu.model import Workload
-from podgpu.serve.node_page import NodePage
+from podgpu.serve.routes import NodePage
 from tests.browser.pictures import three_nodes
 from tests.nodes.node import Description, Node, node_of
 from tests.serve.conftest import UUID

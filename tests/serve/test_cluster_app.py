@@ -14,7 +14,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 
 from podgpu.cluster.loop import Cluster
 from podgpu.cluster.publish import Publisher
-from podgpu.cluster.reading import NodeReading, Reading, TargetOutcome
+from podgpu.cluster.reading import ClusterReading, NodeReading, TargetOutcome
 from podgpu.cluster.settings import ViewSettings
 from podgpu.exposition.parse import parse_text
 from podgpu.figures.device import DeviceFigures, HolderFigures
@@ -26,14 +26,14 @@ from tests.serve.server import Client, running
 HOSTILE = 'a"b\\c\nd<script>alert(1)</script>'
 
 
-def reading(read_at: float = 100.0) -> Reading:
+def reading(read_at: float = 100.0) -> ClusterReading:
     holder = HolderFigures(Workload("team", HOSTILE, "main"), utilization=0.5)
     devices = (DeviceFigures("GPU-1", 0, "H100", "n-1", utilization=0.5, measured=40.0, holders=(holder,)),)
-    return Reading((NodeReading("http://n-1/metrics", "n-1", devices=devices, read_at=read_at),))
+    return ClusterReading((NodeReading("http://n-1/metrics", "n-1", devices=devices, read_at=read_at),))
 
 
 @contextmanager
-def serving(of: Reading, time: Time | None = None) -> Iterator[tuple[Client, Cluster]]:
+def serving(of: ClusterReading, time: Time | None = None) -> Iterator[tuple[Client, Cluster]]:
     cluster = Cluster(Script, Publisher(ViewSettings()), (time or Time()).clock)
     asyncio.run(cluster.round(Script(tell(of))))
     app: Any = cluster_application
@@ -84,7 +84,7 @@ def test_the_page_and_its_json() -> None:
 
 def test_probes() -> None:
     failed = TargetOutcome("http://n-1/metrics", 1.0, "timeout", "http://n-1/metrics: no whole answer within 5 s")
-    with serving(Reading(outcomes=(failed,))) as (client, _):
+    with serving(ClusterReading(outcomes=(failed,))) as (client, _):
         live, ready = client.ask("/livez"), client.ask("/ready")
     assert live.status == 200
     assert "no whole answer within 5 s" in live.text

@@ -17,13 +17,12 @@ import pytest
 
 from podgpu.agent.loop import Agent
 from podgpu.figures.page_state import PageState
+from podgpu.http.aside import Aside, Latest
 from podgpu.serve.app import application, make_application
-from podgpu.serve.aside import Aside, Latest
 from podgpu.serve.auth import Passwords, guard
-from podgpu.serve.node_page import NodePage
 from podgpu.serve.page_routes import page_routes
 from podgpu.serve.protection import Protection
-from podgpu.serve.routes import routes
+from podgpu.serve.routes import NodePage, routes
 from podgpu.serve.web_config import WebConfig
 from tests.nodes.clock import PATIENCE
 from tests.nodes.node import Node

@@ -157,9 +157,6 @@ def test_certificate_and_key_in_the_config_itself(
     ("policy", "nobody", "scraper", "outsider"),
     [
         ("NoClientCert", True, True, True),
-        ("RequestClientCert", True, True, True),
-        ("RequireAnyClientCert", False, True, True),
-        ("RequireClientCert", False, True, True),
         ("VerifyClientCertIfGiven", True, True, False),
         ("RequireAndVerifyClientCert", False, True, False),
     ],
@@ -208,11 +205,10 @@ def test_allowed_names(
         assert is_let_in(client(context)) is let_in
 
 
-@pytest.mark.parametrize("policy", ["RequestClientCert", "VerifyClientCertIfGiven"])
 def test_names_that_are_asked_for_have_to_be_shown(
-    node: Node, write: Callable[..., Path], certificates: Certificates, policy: str
+    node: Node, write: Callable[..., Path], certificates: Certificates
 ) -> None:
-    tls = MUTUAL | {"client_auth_type": policy, "client_allowed_sans": ["prometheus.test"]}
+    tls = MUTUAL | {"client_auth_type": "VerifyClientCertIfGiven", "client_allowed_sans": ["prometheus.test"]}
     with secured(node, write(tls)) as client:
         assert is_let_in(client(certificates.client("scraper")))
         assert not is_let_in(client(certificates.client()))
@@ -250,18 +246,41 @@ def test_versions(
         assert is_let_in(client(older)) is ("min_version" not in tls)
 
 
-def test_an_old_version_where_it_is_asked_for(
-    node: Node, write: Callable[..., Path], certificates: Certificates
-) -> None:
+def test_an_old_version_is_not_spoken(node: Node, write: Callable[..., Path], certificates: Certificates) -> None:
     ancient = certificates.client()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
-        ancient.minimum_version = ancient.maximum_version = ssl.TLSVersion.TLSv1
+        ancient.minimum_version = ancient.maximum_version = ssl.TLSVersion.TLSv1_1
     ancient.set_ciphers("ECDHE+AES:@SECLEVEL=0")
-    with secured(node, write(PAIR | {"min_version": "TLS10"})) as client:
-        assert negotiated(client(ancient))[0] == "TLSv1"
-        write(PAIR)
+    with secured(node, write(PAIR)) as client:
         assert not is_let_in(client(ancient))
+
+
+@pytest.mark.fault(
+    "the web config names a policy that takes certificates nobody verified, or TLS 1.0 or 1.1",
+    "podgpu ends at start with exit code 2, and one line names the file, the key, and what to write instead",
+)
+@pytest.mark.parametrize(
+    ("tls", "says"),
+    [
+        ({"client_auth_type": "RequestClientCert"}, "RequestClientCert takes certificates that nobody verified"),
+        ({"client_auth_type": "RequestClientCert", "client_allowed_sans": ["a.test"]}, "VerifyClientCertIfGiven"),
+        ({"client_auth_type": "RequireAnyClientCert"}, "write RequireAndVerifyClientCert and client_ca_file"),
+        ({"client_auth_type": "RequireClientCert"}, "write RequireAndVerifyClientCert and client_ca_file"),
+        ({"min_version": "TLS10"}, "min_version: TLS10 is not safe"),
+        ({"max_version": "TLS11"}, "write TLS12 or TLS13"),
+    ],
+    ids=str,
+)
+def test_what_is_not_safe_ends_the_start(write: Callable[..., Path], tls: dict[str, Any], says: str) -> None:
+    file = write(PAIR | tls)
+    command = [sys.executable, "-m", "podgpu", *EXPORTER, f"--web-config-file={file}"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 2, ended.stderr
+    (line,) = ended.stderr.strip().splitlines()[-1:]
+    assert f"{file}: tls_server_config." in line
+    assert says in line
+    assert "Traceback" not in ended.stderr
 
 
 def test_ciphers_and_one_curve(node: Node, write: Callable[..., Path], certificates: Certificates) -> None:

@@ -15,8 +15,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from podgpu.errors import UsageError
-from podgpu.serve.tls_names import CIPHERS, TLS13_CIPHERS
-from podgpu.serve.web_config import ClientAuth, RateLimit, WebConfig, WebConfigFile, parse_web_config
+from podgpu.serve.web_config import (
+    CIPHERS,
+    TLS13_CIPHERS,
+    ClientAuth,
+    RateLimit,
+    WebConfig,
+    WebConfigFile,
+    parse_web_config,
+)
 from tests.cli.test_option_table import QUICK, execute
 
 FILE = "/etc/podgpu/web.yml"
@@ -93,13 +100,11 @@ def test_secrets_are_not_shown() -> None:
     assert HASH not in repr(whole)
 
 
-@pytest.mark.parametrize(
-    "word", [*(one.value for one in ClientAuth if one is not ClientAuth.NONE), "RequireClientCert"]
-)
+@pytest.mark.parametrize("word", ["VerifyClientCertIfGiven", "RequireAndVerifyClientCert"])
 def test_client_policies(word: str) -> None:
     tls = config(tls_server_config=PAIR | {"client_auth_type": word, "client_ca_file": "ca.crt"}).tls
     assert tls is not None
-    assert tls.client_auth.value == word.replace("RequireClientCert", "RequireAnyClientCert")
+    assert tls.client_auth is ClientAuth(word)
 
 
 def test_versions_alone_turn_nothing_on() -> None:
@@ -154,6 +159,8 @@ HTTP = "http_server_config"
         ({TLS: PAIR | {"client_allowed_sans": ["x"]}}, [f"{TLS}.client_allowed_sans", "client_auth_type"]),
         ({TLS: PAIR | {"client_allowed_sans": "x"}}, [f"{TLS}.client_allowed_sans", "not a list"]),
         ({TLS: PAIR | {"client_allowed_sans": [["x"]]}}, [f"{TLS}.client_allowed_sans", "not a text"]),
+        ({TLS: PAIR | {"client_auth_type": "RequireClientCert"}}, [f"{TLS}.client_auth_type", "nobody verified"]),
+        ({TLS: {"min_version": "TLS11"}}, [f"{TLS}.min_version", "write TLS12"]),
         ({TLS: PAIR | {"client_auth_type": "require"}}, [f"{TLS}.client_auth_type", "'require'"]),
         ({TLS: {"min_version": "TLS14"}}, [f"{TLS}.min_version", "'TLS14'", "TLS13"]),
         ({TLS: PAIR | {"min_version": "TLS13", "max_version": "TLS12"}}, [f"{TLS}.max_version", "min_version"]),

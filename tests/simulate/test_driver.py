@@ -266,6 +266,19 @@ def test_process_utilisation_adds_up_to_the_duty(start: Start, clock: Any) -> No
     assert refusal(driver.nvmlDeviceGetProcessUtilization, handle, since) == pynvml.NVML_ERROR_NOT_FOUND
 
 
+def test_both_calls_for_process_utilisation_tell_the_same(start: Start, clock: Any) -> None:
+    driver = start("H100")
+    handle = driver.nvmlDeviceGetHandleByIndex(0)
+    since = int(clock.wall() * 1e6)
+    assert refusal(driver.nvmlDeviceGetProcessesUtilizationInfo, handle, 0) == pynvml.NVML_ERROR_NOT_FOUND
+    driver.place(SimulatedLoad(0, 11, duty=0.5))
+    clock.now += 3
+    newer = driver.nvmlDeviceGetProcessesUtilizationInfo(handle, since)
+    assert all(isinstance(entry, pynvml.c_nvmlProcessUtilizationInfo_v1_t) for entry in newer)
+    told = [(e.pid, e.timeStamp, e.smUtil) for e in driver.nvmlDeviceGetProcessUtilization(handle, since)]
+    assert [(e.pid, e.timeStamp, e.smUtil) for e in newer] == told
+
+
 def test_process_utilisation_is_the_mean_since_then_whenever_it_is_asked(start: Start, clock: Any) -> None:
     driver = start("H100", unrest=0)
     handle = driver.nvmlDeviceGetHandleByIndex(0)

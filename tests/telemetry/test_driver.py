@@ -9,7 +9,7 @@ import pytest
 
 from podgpu.errors import DeviceLost, DriverGone, SourceError, Unsupported
 from podgpu.simulate.driver import SimulatedNvml
-from podgpu.telemetry.driver import NvmlDriver, VersionMismatch, translate
+from podgpu.telemetry.nvml.driver import NvmlDriver, VersionMismatch, translate
 
 
 @pytest.mark.parametrize(

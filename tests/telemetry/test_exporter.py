@@ -196,7 +196,7 @@ def test_an_xid_is_an_event_when_it_changes() -> None:
     for xid in (0, 79, 79, 0, 31):
         page.text = row.format(xid)
         telemetry.inventory()
-        seen += [(event.device, event.xid, event.at) for event in telemetry.xid_events()]
+        seen += [(event.device, event.code, event.at) for event in telemetry.error_events()]
     assert seen == [("GPU-1", 79, 5.0), ("GPU-1", 31, 5.0)]
 
 

@@ -13,8 +13,8 @@ from podgpu.catalog.fields import Field, field_named
 from podgpu.errors import DeviceLost, DriverGone, SourceError
 from podgpu.simulate.driver import SimulatedNvml
 from podgpu.simulate.workload import SimulatedLoad
-from podgpu.telemetry.driver import VersionMismatch
 from podgpu.telemetry.nvml import NvmlTelemetry
+from podgpu.telemetry.nvml.driver import VersionMismatch
 from podgpu.telemetry.source import GpuAnswer
 
 DCP = tuple(c.field for c in shipped_counters("dcp") or ())

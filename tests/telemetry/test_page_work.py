@@ -14,7 +14,7 @@ from podgpu.enrich.relabel import relabel
 from podgpu.join.policy import Policy
 from podgpu.model import Assignment, Workload
 from podgpu.telemetry.exporter import ExporterTelemetry
-from podgpu.telemetry.page import parse_page
+from podgpu.telemetry.exposition import parse_page
 
 SHAPES = {
     "an instance on each GPU": 'a{{gpu="{n}",UUID="G{n}",GPU_I_ID="1"}} 1\n',

@@ -64,7 +64,7 @@ def test_all_kinds_of_processes_are_listed() -> None:
     key = bench.gpus[0].key
     assert bench.read() == (
         ProcessUsage(key, 41, 3 * GIB),
-        ProcessUsage(key, 42, 2 * GIB),
+        ProcessUsage(key, 42, 2 * GIB, mps=True),
         ProcessUsage(key, 43, GIB),
     )
 
@@ -217,7 +217,7 @@ def test_where_the_gpu_says_nothing_its_instances_are_asked(refuses: bool) -> No
     bench.place(41, gi_id=first)
     bench.place(42, "mps", gi_id=second)
     uuid = bench.gpus[0].uuid
-    expected = (ProcessUsage(f"{uuid}/gi{first}", 41, GIB), ProcessUsage(f"{uuid}/gi{second}", 42, GIB))
+    expected = (ProcessUsage(f"{uuid}/gi{first}", 41, GIB), ProcessUsage(f"{uuid}/gi{second}", 42, GIB, True))
     assert bench.read() == expected
     asked = nvml.on_whole
     assert bench.read() == expected

@@ -25,6 +25,7 @@ GARBAGE = 4294967295
 SAMPLES = "nvmlDeviceGetSamples"
 RATES = "nvmlDeviceGetUtilizationRates"
 PROCESSES = "nvmlDeviceGetProcessUtilization"
+NEWER = "nvmlDeviceGetProcessesUtilizationInfo"
 ENERGY = "nvmlDeviceGetTotalEnergyConsumption"
 ENGINE = tuple(f for f in fields().values() if f.name == "DCGM_FI_PROF_GR_ENGINE_ACTIVE")
 MEMORY = "nvmlDeviceGetMemoryInfo"
@@ -78,8 +79,8 @@ class Bench:
         return self.telemetry.usage_flaws(self.gpu)
 
     @property
-    def unsupported(self) -> dict[str, str]:
-        return dict(self.flaws.unsupported)
+    def lacks(self) -> set[str]:
+        return {lack for _, lack in self.flaws.lacks}
 
 
 @pytest.fixture
@@ -198,6 +199,7 @@ def test_a_process_that_ended_leaves_its_time_with_the_device(bench: Bench) -> N
 @pytest.mark.parametrize("error", [pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_NO_PERMISSION])
 def test_a_driver_without_process_utilisation(bench: Bench, error: int) -> None:
     bench.faults.fail(PROCESSES, error)
+    bench.faults.fail(NEWER, error)
     bench.place(41, 0.5)
     bench.start()
     for _ in range(3):
@@ -205,8 +207,8 @@ def test_a_driver_without_process_utilisation(bench: Bench, error: int) -> None:
         assert usage.busy_ns == SECOND // 2
         assert usage.process_busy_ns is None
     assert bench.after(0.01).process_busy_ns is None, "nor when there is nothing new"
-    assert bench.driver.calls[PROCESSES] == 1
-    assert PROCESSES in bench.unsupported
+    assert (bench.driver.calls[PROCESSES], bench.driver.calls[NEWER]) == (1, 1)
+    assert bench.lacks == {"no_process_utilization"}
     bench.faults.clear(PROCESSES)
     bench.faults.relayout(0, ["3g.40gb"])
     bench.after(1)
@@ -245,6 +247,76 @@ def test_no_entries_and_no_error_is_nobody_too() -> None:
     bench = Bench(nvml=lambda driver: Refusing(driver, pynvml.NVML_SUCCESS, {PROCESSES: 9}))
     assert bench.after(1).process_busy_ns == {}
     assert not bench.flaws.errors
+
+
+# Where only the newer call tells who ran (some Blackwell parts)
+
+
+@on("1xH100", "1xB200", "1xA100")
+@pytest.mark.fault(
+    "a GPU refuses the old call for per-process utilisation, as some Blackwell parts do",
+    "the newer call is asked instead and per-container use is the same; by the driver's answer, not by the GPU's name",
+)
+def test_the_newer_call_tells_the_same_where_the_old_one_is_refused(bench: Bench) -> None:
+    bench.faults.unsupported(PROCESSES)
+    bench.place(41, 0.5)
+    bench.place(42, 0.2)
+    bench.start()
+    for _ in range(3):
+        assert bench.after(1).process_busy_ns == {41: SECOND // 2, 42: SECOND // 5}
+    assert bench.driver.calls[PROCESSES] == 1, "the one that is refused is not asked again"
+    assert not bench.lacks, "there was a second way"
+    assert not bench.flaws.errors
+
+
+def test_while_the_old_call_answers_the_newer_one_is_not_asked(bench: Bench) -> None:
+    bench.place(41, 0.5)
+    bench.start()
+    bench.after(1)
+    assert not bench.driver.calls[NEWER]
+
+
+def test_the_newer_entries_are_read_by_their_own_layout() -> None:
+    """40 bytes with the timestamp first; read as the old ones, the pid would be half of a timestamp."""
+    raw = bytearray(40)
+    pynvml.c_uint.from_buffer(raw, 8).value = 43
+    pynvml.c_uint.from_buffer(raw, 12).value = 30
+    pynvml.c_ulonglong.from_buffer(raw, 0).value = int((1_700_000_000 + 1001.5) * 1e6)
+    one = pynvml.c_nvmlProcessUtilizationInfo_v1_t.from_buffer(raw)
+    assert pynvml.sizeof(one) == 40
+    bench = Bench()
+    bench.faults.unsupported(PROCESSES)
+    bench.place(41, 0.5)
+    bench.start()
+    bench.faults.answer(NEWER, [one])
+    assert bench.after(1).process_busy_ns == {43: SECOND * 3 // 10}
+
+
+@pytest.mark.parametrize("error", [pynvml.NVML_ERROR_NOT_FOUND, pynvml.NVML_SUCCESS])
+def test_the_newer_call_has_nobody_to_tell_of(error: int) -> None:
+    """NOT_FOUND, or success with no entries, which pynvml raises as the error 0."""
+    bench = Bench(nvml=lambda driver: Refusing(driver, error, {NEWER: 9}))
+    bench.faults.unsupported(PROCESSES)
+    assert bench.after(1).process_busy_ns == {}
+    assert not bench.flaws.errors
+
+
+def test_the_newer_list_that_grows_while_it_is_read_is_read_again() -> None:
+    bench = Bench(nvml=lambda driver: Refusing(driver, pynvml.NVML_ERROR_INSUFFICIENT_SIZE, {NEWER: 3}))
+    bench.faults.unsupported(PROCESSES)
+    bench.place(41, 0.5)
+    assert bench.after(1).process_busy_ns == {41: SECOND // 2}
+    assert not bench.flaws.errors
+
+
+@pytest.mark.parametrize("error", [pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH])
+def test_a_driver_too_old_for_the_newer_call_has_neither(bench: Bench, error: int) -> None:
+    bench.faults.unsupported(PROCESSES)
+    bench.faults.fail(NEWER, error)
+    bench.place(41, 0.5)
+    bench.start()
+    assert bench.after(1).process_busy_ns is None
+    assert bench.lacks == {"no_process_utilization"}
 
 
 @on("1xH100", "1xA100")
@@ -424,7 +496,7 @@ def test_without_the_power_drawn_every_turn_has_its_own_energy(bench: Bench) -> 
     bench.start()
     assert all(bench.after(1).energy_mj is not None for _ in range(7))
     assert not bench.flaws.errors
-    assert not bench.flaws.unsupported
+    assert not bench.flaws.lacks
 
 
 def test_telemetry_and_usage_ask_for_energy_once(bench: Bench) -> None:
@@ -480,7 +552,7 @@ def test_memory_and_processes(bench: Bench) -> None:
     assert usage.device == bench.gpu
     assert usage.memory_used == 5 * GIB
     key = bench.gpu.key
-    assert usage.processes == (ProcessUsage(key, 41, 3 * GIB), ProcessUsage(key, 42, 2 * GIB))
+    assert usage.processes == (ProcessUsage(key, 41, 3 * GIB), ProcessUsage(key, 42, 2 * GIB, mps=True))
 
 
 def test_memory_that_fails_or_cannot_be_costs_only_itself(bench: Bench) -> None:
@@ -692,4 +764,4 @@ def test_a_reloaded_driver_is_not_taken_for_one_that_cannot(bench: Bench, error:
     assert usage.energy_mj is None
     assert usage.busy_ns == SECOND // 2
     assert bench.after(1).energy_mj is not None
-    assert not bench.flaws.unsupported
+    assert not bench.lacks

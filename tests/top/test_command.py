@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from podgpu.cli.allocations import SOURCES
 from podgpu.cli.main import run
 from podgpu.cli.option_table import EXPORTER_OPTIONS
 from podgpu.cli.top import TOP_OPTIONS
+from podgpu.compose.allocations import SOURCES
 from podgpu.simulate.driver import SimulatedNvml
 from podgpu.simulate.kubelet import SimulatedKubelet
 from podgpu.simulate.node import furnish, pods, tenants

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.top.test_page import HTML, PAGE, RawServer, answer, nobody, serving
+from tests.top.test_exporter import HTML, PAGE, RawServer, answer, nobody, serving
 
 PATIENCE = 30.0
 ALTERNATE, BACK = b"\x1b[?1049h", b"\x1b[?1049l"

@@ -5,7 +5,6 @@ Every division leaves a rest that nobody can be charged for, so that parts and r
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -13,20 +12,15 @@ from functools import cached_property
 from math import lcm
 
 from podgpu.accounting.split import split
-from podgpu.model import Device, DeviceUsage, ProcessUsage
+from podgpu.catalog.mig import slices_of_gpu, slices_of_profile
+from podgpu.model import Device, DeviceUsage, ProcessUsage, Who
 
-Who = tuple[str, ...]
-"""A workload as the accounts know it: its names, or its job."""
 Weight = int | Fraction
 Weights = tuple[Mapping[Who, Weight], Weight]
 """What each is to pay in proportion, and what nobody is."""
 
 LONGEST_NS = 3600 * 10**9
 """No turn is longer. What says so is a clock that jumped."""
-GPU_SLICES = 7
-"""Compute slices of a GPU in MIG mode. A30 has 4: there idle instances are charged too little, and nobody the rest."""
-
-_SLICES = re.compile(r"(\d+)g\.")
 
 
 def believed(ns: int) -> int:
@@ -227,18 +221,18 @@ def weigh_energy(scene: Scene, busy: Charge) -> Weights | None:
     return None if scene.device.is_instance or busy.parts is None else _weights(scene, busy, ran=bool(busy.whole))
 
 
-def weigh_mig_energy(instances: Mapping[str, tuple[Scene, Charge]]) -> Weights | None:
+def weigh_mig_energy(model: str, instances: Mapping[str, tuple[Scene, Charge]]) -> Weights | None:
     """A GPU's energy among the people of its instances (by key, with their busy time), whom it calls (key, *who).
 
     By busy time and size; by share and size when nobody ran. What an instance with several holders used is in the
     rest. If one instance cannot tell its busy time, nobody else's part can be told either.
     """
     ran = any(busy.whole for _, busy in instances.values())
-    slices = {key: parse_slices(scene.device.profile) for key, (scene, _) in instances.items()}
+    slices = {key: slices_of_profile(scene.device.profile) or 0 for key, (scene, _) in instances.items()}
     if not all(slices.values()) or not all(_tells(scene, busy, ran) for scene, busy in instances.values()):
         return None
     parts: dict[Who, Weight] = {}
-    rest: Weight = 0 if ran else max(0, GPU_SLICES - sum(slices.values()))
+    rest: Weight = 0 if ran else max(0, slices_of_gpu(model) - sum(slices.values()))
     for key, (scene, busy) in sorted(instances.items()):
         weights, left = _weights(scene, busy, ran)
         parts |= {(key, *who): weight * slices[key] for who, weight in weights.items()}
@@ -249,12 +243,6 @@ def weigh_mig_energy(instances: Mapping[str, tuple[Scene, Charge]]) -> Weights |
 def _tells(scene: Scene, busy: Charge, ran: bool) -> bool:
     """Where others ran, an instance without a window says nothing by being at 0."""
     return busy.whole is not None and (scene.window > 0 or not ran)
-
-
-def parse_slices(profile: str) -> int:
-    """Compute slices of a MIG profile such as 1g.10gb; 0 when it does not say."""
-    match = _SLICES.match(profile)
-    return int(match[1]) if match else 0
 
 
 def _weights(scene: Scene, busy: Charge, ran: bool) -> Weights:

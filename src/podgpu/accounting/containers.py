@@ -8,12 +8,13 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
 from podgpu.accounting.cgroup import parse_cgroup
+from podgpu.errors import SourceError
 from podgpu.model import Workload
 
 MOST_REMEMBERED = 4096
@@ -29,6 +30,8 @@ _LONGEST = 64 * 1024
 _NOBODY = Workload()
 
 Sight = Literal["found", "not_in_container", "gone", "not_permitted", "unreadable"]
+UNSEEN: frozenset[Sight] = frozenset({"not_permitted", "unreadable"})
+"""It is there, and what container it is in cannot be told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +146,33 @@ def in_host_pid_namespace(proc: str = "/proc") -> bool | None:
         return os.readlink(f"{proc}/self/ns/pid") == _HOST_PID_NAMESPACE
     except OSError:
         return None
+
+
+def require_host_pid_namespace(proc: str) -> None:
+    """Elsewhere NVML answers with an empty list and no error, which is not the same as nobody. Raises SourceError."""
+    is_hosts = in_host_pid_namespace(proc)
+    if is_hosts is None:
+        raise SourceError(
+            "pid_namespace_unknown",
+            f"{proc}/self/ns/pid cannot be read, so processes on the GPUs cannot be told: mount /proc",
+        )
+    if not is_hosts:
+        raise SourceError(
+            "not_host_pid_namespace",
+            "processes on the GPUs are seen from the host's PID namespace only: set hostPID: true on the pod,"
+            " or leave out what needs them; all else works without",
+        )
+
+
+def require_sight(seen: Mapping[int, Whereabouts], proc: str) -> None:
+    """That not one process can be looked up is a fault of this pod's, not of some process. Raises SourceError."""
+    sights = {one.sight for one in seen.values()} - {"gone"}
+    if sights and sights <= UNSEEN:
+        raise SourceError(
+            "not_permitted" if "not_permitted" in sights else "unreadable",
+            f"{proc}/<pid>/cgroup cannot be read of any process on the GPUs: set securityContext.runAsUser: 0,"
+            " and see that neither hidepid on /proc nor an AppArmor or SELinux profile forbids it",
+        )
 
 
 @contextmanager

@@ -18,7 +18,6 @@ from podgpu.accounting.charges import (
     Charge,
     Scene,
     Weights,
-    Who,
     believed,
     bound_busy,
     charge_busy,
@@ -31,7 +30,8 @@ from podgpu.accounting.charges import (
 )
 from podgpu.accounting.presence import Holding, differ, holdings_of, presence_of
 from podgpu.accounting.stretch import Stretch
-from podgpu.model import Assignment, Device, DeviceUsage, Usage, Workload, physical
+from podgpu.catalog.mig import billed_name
+from podgpu.model import Assignment, Device, DeviceUsage, Usage, Who, Workload, physical
 
 B = TypeVar("B")
 MOST_NAMESPACES = 5_000
@@ -166,6 +166,8 @@ class Ledger:
         self, key: str, usage: DeviceUsage, holders: Collection[Who], payers: Mapping[int, Who]
     ) -> Who | None:
         """The holder whose processes ended. Where somebody else's did too there is no telling, and nobody is named."""
+        if in_pieces(usage.device):
+            self._running.pop(key, None)
         if processes_on(usage) is None:
             return None
         before, now = self._running.get(key, {}), {pid: payers.get(pid) for pid in _pids_of(usage)}
@@ -267,12 +269,13 @@ def _taken_out(books: dict[str, B], gpu: str) -> dict[str, B]:
 
 
 def billed_model(device: Device) -> str:
-    """An hour of a MIG instance is no hour of a GPU: it goes by the name NVML has for such a device."""
-    return f"{device.model} MIG {device.profile}".rstrip() if device.is_instance else device.model
+    return billed_name(device.model, device.profile) if device.is_instance else device.model
 
 
 def _users_of(usage: DeviceUsage | None, ask: Owner) -> dict[int, Workload] | None:
     """Containers by pid, of the processes that are and of those that ran within the window; None: cannot be seen."""
+    if usage is not None and in_pieces(usage.device):
+        return {}  # nobody is at work on the GPU as such any more: who was is on an instance now, or gone
     if usage is None or processes_on(usage) is None:
         return None
     owners = {pid: ask(pid) for pid in _pids_of(usage)}
@@ -303,7 +306,7 @@ def _weigh(turn: _Turn, pieces: Mapping[str, _Turn]) -> Weights | None:
         return None if turn.scene is None else weigh_energy(turn.scene, turn.busy)
     turn.seen_into = any(other.seen_into for other in pieces.values())
     met = {key: (other.scene, other.busy) for key, other in pieces.items() if other.scene is not None}
-    return weigh_mig_energy(met) if len(met) == len(pieces) else None
+    return weigh_mig_energy(turn.scene.device.model, met) if len(met) == len(pieces) else None
 
 
 def _part_of(energy: Charge, instance: str) -> Charge:

@@ -9,8 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
-from podgpu.accounting.containers import ContainerFinder, Whereabouts
-from podgpu.accounting.processes import UNSEEN, require_host_pid_namespace, require_sight
+from podgpu.accounting.containers import (
+    UNSEEN,
+    ContainerFinder,
+    Whereabouts,
+    require_host_pid_namespace,
+    require_sight,
+)
 from podgpu.errors import SourceError
 from podgpu.model import Workload
 

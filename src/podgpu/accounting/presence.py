@@ -11,8 +11,7 @@ from dataclasses import astuple, dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
 
-from podgpu.accounting.charges import Who
-from podgpu.model import Assignment, Workload
+from podgpu.model import Assignment, Who, Workload
 
 _FINEST_SHARE = 10**6
 """Parts of a device; HAMi and gpu-manager give hundredths, time slices one of a few."""
@@ -24,17 +23,6 @@ def exact_share(share: float | None) -> Fraction | None:
     if share is None or not 0 <= share <= 1:
         return None
     return Fraction(share).limit_denominator(_FINEST_SHARE)
-
-
-def who_is(workload: Workload) -> Who | None:
-    """What an account goes by; None when there is nothing to go by."""
-    if workload.job:
-        return ("job", workload.job)
-    if workload.pod:
-        return (workload.namespace, workload.pod, workload.container)
-    if workload.uid or workload.container_id:
-        return ("uid", workload.uid, workload.container or workload.container_id)
-    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +37,7 @@ def holdings_of(assignments: Iterable[Assignment]) -> dict[str, dict[Who, Holdin
     """By device. Of two by one holder, which no merged allocation has, the larger share counts."""
     held: dict[str, dict[Who, Holding]] = {}
     for assignment in assignments:
-        who = who_is(assignment.holder)
-        if who is not None:
+        if who := assignment.holder.who:
             holding = Holding(assignment.holder, exact_share(assignment.share))
             holders = held.setdefault(assignment.device, {})
             holders[who] = max(holding, holders[who], key=_rank) if who in holders else holding
@@ -73,7 +60,7 @@ def presence_of(
     holders: Mapping[Who, Holding], users: Mapping[int, Workload], known: Mapping[Who, Workload]
 ) -> Presence:
     """From the holders, the containers of the processes by pid, and who was there a turn ago."""
-    names = {pid: who for pid, workload in users.items() if (who := who_is(workload)) is not None}
+    names = {pid: who for pid, workload in users.items() if (who := workload.who)}
     using: dict[Who, set[Workload]] = {}
     for pid, who in names.items():
         using.setdefault(who, set()).add(users[pid])

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from podgpu.accounting.charges import Charge, Weights, Who, charge_energy
-from podgpu.model import DeviceUsage
+from podgpu.accounting.charges import Charge, Weights, charge_energy
+from podgpu.model import DeviceUsage, Who
 
 
 class Stretch:

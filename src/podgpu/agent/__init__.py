@@ -1,1 +1,1 @@
-"""The tick: reads every source in isolation, builds one snapshot, renders it once. Touches clocks and threads."""
+"""The agent reads every source in isolation, builds one snapshot and renders it once. Touches clocks and threads."""

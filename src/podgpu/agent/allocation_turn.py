@@ -1,4 +1,4 @@
-"""One turn of allocation: every source that knows holders, each in its own worker, merged into one answer."""
+"""AllocationTurn asks every source that knows holders, each in its own worker, and merges them into one answer."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
 
-from podgpu.agent.isolate import Isolation, Result
 from podgpu.allocation.identity import Identities
 from podgpu.allocation.keeping import KEEP_SECONDS, Keeper, Signs, no_signs
 from podgpu.allocation.merge import Complete, merge
 from podgpu.allocation.source import AllocationSource
+from podgpu.isolate import Isolation, Result
 from podgpu.model import Allocation, Assignment, ContainerUsage, Device, Outcome, VcudaRequest
 
 _log = logging.getLogger("podgpu")
@@ -96,7 +96,8 @@ class AllocationTurn:
         if not uids:
             return tuple(named)
         return tuple(
-            replace(one, holder=replace(one.holder, uid=uids.get(one.holder.uid, one.holder.uid))) for one in named
+            replace(entry, holder=replace(entry.holder, uid=uids.get(entry.holder.uid, entry.holder.uid)))
+            for entry in named
         )
 
     def _read_identities(self) -> None:
@@ -113,10 +114,10 @@ class AllocationTurn:
         self._read_identities()
         if self._names_result is None:
             return
-        problem = next((one for one in self._known.problems if one.reason != "file_missing"), None)
-        said = replace(self._names_result, error=self._names_result.error or problem)
-        if said.error is not None or self._names_outcome:  # what never failed is no source to speak of
-            self._names_outcome = (self._outcome("identities", said),)
+        problem = next((error for error in self._known.problems if error.reason != "file_missing"), None)
+        result = replace(self._names_result, error=self._names_result.error or problem)
+        if result.error is not None or self._names_outcome:  # what never failed is no source to speak of
+            self._names_outcome = (self._outcome("identities", result),)
 
     def _settle(self, results: dict[str, Result[Allocation]]) -> dict[str, Allocation]:
         now = self._clock()

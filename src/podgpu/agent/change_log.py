@@ -1,4 +1,4 @@
-"""Says in the log what changed since the last snapshot: once per change, not once per tick."""
+"""ChangeLog says in the log what changed since the last snapshot: once per change, not once per tick."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from podgpu.allocation.unmapped import explain, statement
 from podgpu.catalog.fields import fields
+from podgpu.clock import Faults
 from podgpu.model import Outcome, Snapshot, Unmapped
 
 _log = logging.getLogger("podgpu")
@@ -21,20 +21,9 @@ _SAME_FAULT = {"hung": "deadline"}
 """A call that is late is `deadline` in the turn that began it and `hung` in the next."""
 
 
-@dataclass(slots=True)
-class _Fault:
-    """What is wrong with one source, or was until a moment ago."""
-
-    kind: str
-    told: bool = False
-    """It is in the log that this lasts."""
-    said_at: float = float("-inf")
-
-
 class ChangeLog:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._faults: dict[tuple[str, str], _Fault] = {}
+        self._faults: Faults[tuple[str, str]] = Faults(clock, SAY_SECONDS)
         """By source and, for a GPU, its UUID: only the same one can answer again."""
         self._unsupported: set[tuple[str, int]] = set()
         self._unmapped: frozenset[Unmapped] = frozenset()
@@ -50,33 +39,19 @@ class ChangeLog:
         self._report_unmapped(snapshot)
 
     def _report_fault(self, outcome: Outcome) -> None:
-        key, kind, now = (outcome.source, outcome.device), _kind(outcome), self._clock()
-        fault = self._faults.get(key)
-        if fault is None or fault.kind != kind:
-            fault = self._faults[key] = _Fault(kind)
-        if not fault.told and now - fault.said_at >= SAY_SECONDS:
-            fault.told, fault.said_at = True, now
+        if self._faults.fails((outcome.source, outcome.device), _kind(outcome)):
             message = outcome.message.removeprefix(f"{outcome.source}: ")
             _log.warning("%s: %s; podgpu goes on and tries again", _name(outcome), message)
 
     def _report_recovery(self, outcome: Outcome) -> None:
-        """The fault is remembered for a while: one that comes and goes is not told each time."""
-        key = (outcome.source, outcome.device)
-        fault = self._faults.get(key)
-        if fault is None:
-            return
-        if fault.told:
+        if self._faults.answers((outcome.source, outcome.device)):
             _log.info("%s: answers again", _name(outcome))
-        fault.told = False
-        if self._clock() - fault.said_at >= SAY_SECONDS:
-            del self._faults[key]
 
     def _forget_gone(self, snapshot: Snapshot) -> None:
         """GPUs that are listed no more. While no driver answers none is listed, and that says nothing of any."""
         here = {(o.source, o.device) for o in snapshot.outcomes}
         if any(device for _, device in here):
-            for key in [key for key in self._faults if key not in here and key[0].startswith("gpu")]:
-                del self._faults[key]
+            self._faults.forget(lambda key: key not in here and key[0].startswith("gpu"))
 
     def _report_unsupported(self, snapshot: Snapshot) -> None:
         new: dict[int, list[str]] = defaultdict(list)
@@ -90,14 +65,15 @@ class ChangeLog:
     def _report_unmapped(self, snapshot: Snapshot) -> None:
         unmapped = frozenset(snapshot.unmapped)
         new: dict[tuple[str, str], list[Unmapped]] = defaultdict(list)
-        for one in sorted(unmapped - self._unmapped, key=lambda one: (one.device_id, statement(one))):
-            new[one.source, one.reason].append(one)
+        for assignment in sorted(unmapped - self._unmapped, key=lambda a: (a.device_id, statement(a))):
+            new[assignment.source, assignment.reason].append(assignment)
         self._unmapped = unmapped
         for (source, reason), those in sorted(new.items()):
             why = explain(those[0])
             level = logging.INFO if why.harmless else logging.WARNING
-            for one in those[:MOST_LINES]:
-                _log.log(level, "%s: %s, but %s (%s): %s", source, statement(one), why.why, reason, why.advice)
+            for assignment in those[:MOST_LINES]:
+                said = statement(assignment)
+                _log.log(level, "%s: %s, but %s (%s): %s", source, said, why.why, reason, why.advice)
             if len(those) > MOST_LINES:
                 more = len(those) - MOST_LINES
                 _log.log(level, "%s: and %d more of that kind (%s): podgpu doctor names all", source, more, reason)

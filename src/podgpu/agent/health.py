@@ -1,4 +1,4 @@
-"""What the health endpoints say, in words."""
+"""This module puts into words what the health endpoints answer."""
 
 from __future__ import annotations
 

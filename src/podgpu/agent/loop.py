@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from podgpu.accounting.containers import ContainerFinder
 from podgpu.agent.allocation_turn import DEADLINE, AllocationPart, AllocationTurn, ReadIdentities, ReadSigns
 from podgpu.agent.change_log import ChangeLog
-from podgpu.agent.isolate import Isolation
 from podgpu.agent.publish import Published
 from podgpu.agent.tallies import ClockEventLog, XidLog
 from podgpu.agent.telemetry_turn import TelemetryPart, TelemetryTurn
@@ -25,6 +24,7 @@ from podgpu.clock import Clock
 from podgpu.configuration.counter_feeds import CounterFeed
 from podgpu.device_selection import Selection
 from podgpu.errors import SourceError, StartError
+from podgpu.isolate import Isolation
 from podgpu.join import Policy
 from podgpu.join.gpu_manager import FB_TOTAL_FIELD
 from podgpu.model import Assignment, Outcome, PodLabels, Snapshot
@@ -192,7 +192,7 @@ class Agent:
         if self._stopping:
             return  # nobody is asked any more, and it would look as if nobody answered
         with self._publishing:
-            self._xids.note(self._telemetry.xid_events(), self.clock.monotonic())
+            self._xids.note(self._telemetry.error_events(), self.clock.monotonic())
             snapshot = self._snapshot()
             self.published = Published(snapshot, self._policy, self._read_at)
             self._changes.report(snapshot)

@@ -1,4 +1,4 @@
-"""What the tick remembers between snapshots: XIDs, samples of clock events within a window."""
+"""The tallies remember from snapshot to snapshot: errors that were told, samples of clock events within a window."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from podgpu.catalog.families import CLOCK_EVENTS
 from podgpu.model import XidTally
-from podgpu.telemetry.source import XidEvent
+from podgpu.telemetry.source import ErrorEvent
 
 Key = tuple[str, int]
 """(device, xid)."""
@@ -26,14 +26,14 @@ class XidLog:
         self._recent: deque[tuple[float, Counter[Key]]] = deque()
         self.last: dict[str, int] = {}
 
-    def note(self, events: Iterable[XidEvent], now: float) -> None:
+    def note(self, events: Iterable[ErrorEvent], now: float) -> None:
         """`now` is monotonic; the events came since the last time."""
         for event in events:
-            key = (event.device, event.xid)
+            key = (event.device, event.code)
             self._totals[key] += 1
             self._last_seen[key] = event.at
             self._bucket(now)[key] += 1
-            self.last[event.device] = event.xid
+            self.last[event.device] = event.code
 
     def _bucket(self, now: float) -> Counter[Key]:
         if not self._recent or now - self._recent[-1][0] >= 1.0:

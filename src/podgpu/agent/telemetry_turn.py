@@ -1,4 +1,4 @@
-"""One turn of telemetry: the inventory, then every GPU in its own worker, all under one deadline."""
+"""TelemetryTurn asks for the inventory, then every GPU in its own worker, all under one deadline."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from podgpu.agent.isolate import Isolation, Result
 from podgpu.catalog.fields import Field
 from podgpu.device_selection import Selection
 from podgpu.errors import StartError
+from podgpu.isolate import Isolation, Result
 from podgpu.model import Device, DeviceCount, OtherReading, Outcome, Reading
 from podgpu.telemetry.source import GpuAnswer, Inventory, ReadsOthers, Telemetry
 

@@ -12,8 +12,8 @@ from typing import TypeVar
 from podgpu.accounting.containers import ContainerFinder
 from podgpu.accounting.ledger import MOST_NAMESPACES, Ledger
 from podgpu.accounting.owners import Complete, Owners, ProcessOwners
-from podgpu.agent.isolate import Isolation, Result
 from podgpu.errors import SourceError
+from podgpu.isolate import Isolation, Result
 from podgpu.model import Assignment, ContainerUsage, Device, DeviceUsage, Outcome, Usage, physical
 from podgpu.telemetry.source import Telemetry, UsageFlaws
 
@@ -22,14 +22,6 @@ _log = logging.getLogger(__name__)
 SOURCE = "usage"
 SWITCHES = "switches"
 FORGOTTEN = "namespace_forgotten"
-LACKS = {
-    "nvmlDeviceGetProcessesUtilizationInfo": "no_process_utilization",
-    "nvmlDeviceGetTotalEnergyConsumption": "no_energy",
-    "nvmlDeviceGetMemoryInfo": "no_memory",
-    "nvmlGpmMetricsGet": "no_instance_utilization",
-    "process list": "no_process_list",
-}
-"""How the name of a part that a GPU cannot give begins -> the reason word its absence is counted under."""
 _NS = 1_000_000_000
 
 Results = Mapping[str, Result[tuple[tuple[DeviceUsage, ...], UsageFlaws]]]
@@ -65,7 +57,8 @@ class UsageTurn:
         self._gpus: frozenset[str] = frozenset()
         self._shared: frozenset[str] = frozenset()
         """Keys of the devices that several containers ran on in the last turn."""
-        self._lacking: frozenset[tuple[str, str]] = frozenset()
+        self._lacking: frozenset[tuple[str, str, str]] = frozenset()
+        """(worker, part, reason word) of what the GPUs cannot give."""
         self._errors: Counter[tuple[str, str]] = Counter()
 
     def collect(
@@ -124,12 +117,9 @@ class UsageTurn:
     def _count_lacking(self, results: Results) -> None:
         """What a GPU cannot give, once: when that is found out."""
         answers = {worker: result.value[1] for worker, result in results.items() if result.value is not None}
-        kept = {(worker, part) for worker, part in self._lacking if worker in results.keys() - answers.keys()}
-        lacking = kept | {(worker, part) for worker, flaws in answers.items() for part, _ in flaws.unsupported}
-        for _, part in lacking - self._lacking:
-            reason = next((word for start, word in LACKS.items() if part.startswith(start)), None)
-            if reason is not None:
-                self._errors[SOURCE, reason] += 1
+        kept = {lack for lack in self._lacking if lack[0] in results.keys() - answers.keys()}
+        lacking = kept | {(worker, *lack) for worker, flaws in answers.items() for lack in flaws.lacks}
+        self._errors.update((SOURCE, reason) for _, _, reason in lacking - self._lacking)
         self._lacking = frozenset(lacking)
 
     def _find_owners(self, usages: Sequence[DeviceUsage], complete: Complete, learn: Callable[[], Complete]) -> Owners:

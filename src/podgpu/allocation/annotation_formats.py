@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from podgpu.allocation import vcuda
+from podgpu.allocation.json_shape import as_list, as_object, as_text
 from podgpu.errors import SourceError
-from podgpu.files import as_list, as_object, as_text
 from podgpu.kube.pods import ContainerRecord, PodRecord, parse_quantity
 
 KOORDINATOR_DEVICES = "scheduling.koordinator.sh/device-allocated"

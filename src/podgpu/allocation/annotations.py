@@ -12,8 +12,8 @@ from typing import Protocol
 
 from podgpu.allocation import vcuda
 from podgpu.allocation.annotation_formats import GPU_RESOURCES, BadAnnotation, Grant, asks_for_gpu, read_grants
+from podgpu.allocation.device_ids import DeviceId, DeviceIndex
 from podgpu.allocation.holdings import LastMapping, in_order, parse_id
-from podgpu.device_ids import DeviceId, DeviceIndex
 from podgpu.errors import SourceError
 from podgpu.kube.pods import ContainerRecord, PodRecord
 from podgpu.model import Allocation, Assignment, Device, Unmapped, VcudaRequest, Workload

@@ -25,7 +25,8 @@ from podgpu.allocation.holdings import (
     parse_id,
     replicas_of,
 )
-from podgpu.files import LastEntries, ReadOnChange, as_list, as_object, as_text, parse_json
+from podgpu.allocation.json_shape import LastEntries, as_list, as_object, as_text, parse_json
+from podgpu.files import ReadOnChange
 from podgpu.model import Allocation, Device
 
 SOURCE = "checkpoint"

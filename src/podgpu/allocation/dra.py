@@ -11,10 +11,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from podgpu.allocation.device_ids import DeviceIndex
 from podgpu.allocation.dra_claims import ClaimReader, DeviceName, DriverCheckpoint, Prepared
 from podgpu.allocation.holdings import in_order, parse_id
 from podgpu.allocation.kubelet import SOURCE
-from podgpu.device_ids import DeviceIndex
 from podgpu.kube.resource_slices import NVIDIA_DRIVER, PoolSlice, SliceDevice, current_devices
 from podgpu.model import Allocation, Assignment, Device, Unmapped, Workload
 

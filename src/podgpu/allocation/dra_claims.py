@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
 
+from podgpu.allocation.json_shape import as_list, as_object, as_text, parse_json
 from podgpu.errors import SourceError
-from podgpu.files import ReadOnChange, as_list, as_object, as_text, parse_json
+from podgpu.files import ReadOnChange
 from podgpu.kube.access import ApiConfig
 from podgpu.kube.client import ApiClient
 from podgpu.kube.resource_slices import GROUP_PATH, NVIDIA_DRIVER, choose_version

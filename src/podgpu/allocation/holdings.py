@@ -10,7 +10,7 @@ from math import fsum
 from operator import attrgetter, itemgetter
 from typing import Generic, NamedTuple, TypeVar
 
-from podgpu.device_ids import DeviceId, DeviceIndex, Shared, parse_device_id
+from podgpu.allocation.device_ids import DeviceId, DeviceIndex, Shared, parse_device_id
 from podgpu.model import Allocation, Assignment, Device, Unmapped, Workload
 
 T = TypeVar("T")

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any, Protocol
 
+from podgpu.allocation.device_ids import Shared
 from podgpu.allocation.holdings import (
     HeldId,
     HeldMapping,
@@ -21,7 +22,6 @@ from podgpu.allocation.holdings import (
 )
 from podgpu.allocation.pod_resources import PodResourcesClient
 from podgpu.allocation.vcuda import count_vcuda
-from podgpu.device_ids import Shared
 from podgpu.model import Allocation, Device
 
 SOURCE = "kubelet"

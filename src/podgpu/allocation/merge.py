@@ -15,9 +15,8 @@ from podgpu.allocation.holdings import names_of
 from podgpu.allocation.source import LAGGING, LAST_RESORT
 from podgpu.allocation.vcuda import merge_vcuda
 from podgpu.errors import SourceError
-from podgpu.model import Allocation, Assignment, Unmapped, Workload
+from podgpu.model import Allocation, Assignment, Unmapped, Who, Workload
 
-Who = tuple[str, ...]
 Complete = Callable[[Workload], Workload]
 """Fills in the parts of an identity that are known for sure; raises SourceError when they disagree."""
 
@@ -58,7 +57,7 @@ def merge(readings: Mapping[str, Allocation], complete: Complete = lambda worklo
             else:
                 refused += _settle(settled, holder, claims, lags)
     unmapped = [one for reading in readings.values() for one in reading.unmapped]
-    vcuda, nobodys = merge_vcuda(readings, complete, _who)
+    vcuda, nobodys = merge_vcuda(readings, complete)
     return Allocation(_held(settled.values()), tuple(unmapped + refused + nobodys), vcuda)
 
 
@@ -77,7 +76,7 @@ def _settle(
 
     `lags`: where they do, or tell of somebody new, they are out of date and not worth a word.
     """
-    who, source = _who(holder), claims[0].source
+    who, source = holder.who, claims[0].source
     known = settled.get(who)
     if known is None:
         if not lags:
@@ -91,15 +90,6 @@ def _settle(
         reason, left = "contradicted", [one for one in claims if not known.takes(one)]
     if not lags and source not in LAST_RESORT:
         yield from (_refuse(one, holder, reason) for one in left)
-
-
-def _who(workload: Workload) -> Who:
-    """What two sources must agree on to mean the same workload."""
-    if workload.job:
-        return ("job", workload.job)
-    if workload.pod:
-        return (workload.namespace, workload.pod, workload.container)
-    return ("uid", workload.uid, workload.container or workload.container_id)
 
 
 def _unite(trusted: Workload, other: Workload) -> Workload:

@@ -12,10 +12,11 @@ import re
 from collections.abc import Iterator, Sequence
 from functools import lru_cache, partial
 
+from podgpu.allocation.device_ids import DeviceId, parse_device_id
 from podgpu.allocation.holdings import HeldId, HeldMapping, LastMapping, holder_of, map_held
-from podgpu.device_ids import DeviceId, parse_device_id
+from podgpu.allocation.json_shape import LastEntries, as_list, as_object, as_text, parse_json
 from podgpu.errors import SourceError
-from podgpu.files import LastEntries, ReadOnChange, as_list, as_object, as_text, parse_json, read_bounded
+from podgpu.files import ReadOnChange, read_bounded
 from podgpu.model import Allocation, Device
 
 SOURCE = "podlist"

@@ -13,7 +13,7 @@ from dataclasses import replace
 from podgpu.allocation.holdings import HeldId, names_of
 from podgpu.allocation.source import LAGGING
 from podgpu.errors import SourceError
-from podgpu.model import Allocation, Unmapped, VcudaRequest, Workload
+from podgpu.model import Allocation, Unmapped, VcudaRequest, Who, Workload
 
 CORE = "tencent.com/vcuda-core"
 MEMORY = "tencent.com/vcuda-memory"
@@ -38,10 +38,9 @@ def _count(holder: Workload, texts: Iterable[str]) -> VcudaRequest | None:
 def merge_vcuda(
     readings: Mapping[str, Allocation],
     complete: Callable[[Workload], Workload],
-    who: Callable[[Workload], tuple[str, ...]],
 ) -> tuple[tuple[VcudaRequest, ...], list[Unmapped]]:
     """One for each workload, by the most trusted source that names it; and those whose identity is refused."""
-    merged: dict[tuple[str, ...], VcudaRequest] = {}
+    merged: dict[Who, VcudaRequest] = {}
     refused: list[Unmapped] = []
     for source, reading in readings.items():
         if LAGGING.get(source) in readings:
@@ -52,7 +51,7 @@ def merge_vcuda(
             except SourceError as e:
                 refused.append(Unmapped(source, e.reason, "", CORE, request.holder))
             else:
-                merged.setdefault(who(holder), replace(request, holder=holder))
+                merged.setdefault(holder.who, replace(request, holder=holder))
     return in_order(merged.values()), refused
 
 

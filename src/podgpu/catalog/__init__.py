@@ -1,1 +1,1 @@
-"""What is known beforehand, as data: DCGM fields, podgpu's families, counter files. Touches nothing outside."""
+"""The catalogue holds what is known beforehand, as data: DCGM's fields, podgpu's families, counter files. Pure."""

@@ -1,4 +1,4 @@
-"""From what NVML answers to what a DCGM field means, and which answers are no values at all. Pure.
+"""This module makes of NVML's answers what a DCGM field means, and refuses answers that are no values. Pure.
 
 `value_of` is the door: a sentinel, a NaN or an impossible figure does not pass it.
 """
@@ -121,6 +121,11 @@ CONVERSIONS: Mapping[str, Callable[[Any], Any]] = {
 _UNSIGNED_BLANKS = frozenset({0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF})
 _DCGM_BLANKS = frozenset(range(0x7FFFFFF0, 0x80000000)) | frozenset(range(0x7FFFFFFFFFFFFFF0, 0x8000000000000000))
 _DCGM_FLOAT_BLANK = 140737488355328.0
+_NEVER_NEGATIVE = frozenset(
+    {"mJ", "J", "W", "bytes", "MiB", "B/s", "KB/s", "MB/s", "Hz", "MHz", "ns", "ms", "cycles", "count"}
+    | {"banks", "pages", "rows", "lanes"}
+)
+"""NVML's are unsigned, but an engine's and a page's need not be."""
 _TOO_MUCH_FOR_64_BITS = 2.0**63
 
 
@@ -130,12 +135,12 @@ def value_of(field: Field, raw: Any) -> Value:
         raw = raw[0]  # pynvml hands out single-byte numbers as bytes
     try:
         converted = CONVERSIONS[field.convert](raw)
-    except (KeyError, IndexError, TypeError, OverflowError) as e:
+    except (LookupError, TypeError, ValueError, OverflowError) as e:
         raise Blank(f"{raw!r}") from e
     if field.type == "text":
         return _text(converted)
-    if isinstance(converted, bytes | str):
-        raise Blank(f"text {converted!r} where a number belongs")
+    if not isinstance(converted, int | float):
+        raise Blank(f"{converted!r} where a number belongs")
     return _number(field, raw, converted)
 
 
@@ -164,7 +169,7 @@ def _number(field: Field, raw: Any, converted: int | float) -> int | float:
     if not field.unit.startswith("bitmask") and _is_sentinel(raw, converted):
         raise Blank(f"sentinel {raw}")
     number = float(converted) if field.type == "float" else int(converted)
-    return _within_unit(field, number)
+    return within_unit(field, number)
 
 
 def _is_sentinel(raw: Any, converted: int | float) -> bool:
@@ -174,7 +179,10 @@ def _is_sentinel(raw: Any, converted: int | float) -> bool:
     return isinstance(converted, float) and converted >= _DCGM_FLOAT_BLANK
 
 
-def _within_unit(field: Field, number: int | float) -> int | float:
+def within_unit(field: Field, number: int | float) -> int | float:
+    """The number, if there can be so much of it; raises Blank."""
+    if field.unit in _NEVER_NEGATIVE and number < 0:
+        raise Blank(f"{number} {field.unit}")
     if field.unit.startswith("%") and not 0 <= number <= 100:
         raise Blank(f"{number} %")
     if field.unit == "ratio 0-1":

@@ -1,4 +1,4 @@
-"""Counter files: which fields are exported, under which name, type and help. Text in, counters out.
+"""This module reads counter files: which fields are exported, under which name, type and help. Text in, counters out.
 
 The format is dcgm-exporter's, so files made for it work here. The three shipped files lie in the folder
 `counters`; a user's own file is read by the caller.

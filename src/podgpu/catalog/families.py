@@ -1,4 +1,4 @@
-"""podgpu's metric families, each declared once: name, type, help, labels. The README's table is made from this."""
+"""This module declares podgpu's metric families, each once: name, type, help, labels. docs/metrics.md is made of it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,20 @@ from podgpu.model import Family, Sample
 
 DEVICE_LABELS = ("gpu", "UUID", "pci_bus_id", "device", "Hostname")
 XID_LABELS = (*DEVICE_LABELS, "GPU_I_PROFILE", "GPU_I_ID")
+POD_LABELS = ("namespace", "pod", "container")
+OLD_POD_LABELS = ("pod_namespace", "pod_name", "container_name")
+"""The same as dcgm-exporter 1.x wrote them (`-o`)."""
+EXPORTED = {name: f"exported_{name}" for name in POD_LABELS}
+"""What Prometheus calls a series' own label where the scrape target has one of the same name (honor_labels: false)."""
+JOB_LABEL = "hpc_job"
+NAMELESS_LABELS = ("pod_uid", "container_id")
+"""By which goes who has no name, beside the container's."""
+HOLDER_LABELS = frozenset(
+    {*POD_LABELS, *OLD_POD_LABELS, JOB_LABEL, *NAMELESS_LABELS, "vgpu"}
+    | {f"dra_{part}" for part in ("claim_name", "claim_namespace", "device_name", "driver_name", "pool_name")}
+    | {"dra_mig_device_uuid", "dra_mig_profile"}
+)
+"""Names of labels that say who holds a device, in all the forms dcgm-exporter and podgpu have written them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,9 +260,12 @@ OWN_FAMILIES: tuple[FamilySpec, ...] = (
     CONTAINER_PROCESSES,
     CONTAINER_ALLOCATED,
     CONTAINER_BUSY,
+    CONTAINER_BUSY_MIN,
+    CONTAINER_BUSY_MAX,
     CONTAINER_IDLE,
     CONTAINER_ENERGY,
     DEVICE_BUSY,
+    DEVICE_USAGE_METHOD,
     DEVICE_ENERGY,
     DEVICE_MEMORY,
     UNATTRIBUTED_BUSY,

@@ -1,6 +1,9 @@
-"""Every DCGM field once: number, names, type, unit, level, and how NVML gives it. The table itself is fields.csv.
+"""This module says what DCGM's numbers mean: every field once, its names, type, unit, level and how NVML gives it.
 
-The `nvml` column is a small language, parsed here and carried out in `telemetry/plan.py`:
+The tables are CSV files beside this: fields.csv, xids.csv for the texts of XID errors, health_codes.csv for what DCGM's
+health checks find.
+
+The `nvml` column is a small language, parsed here and carried out in `telemetry/nvml/plan.py`:
 
     nvmlDeviceGetClockInfo(NVML_CLOCK_SM)      a call on the device; arguments are numbers or NVML's constants
     nvmlDeviceGetUtilizationRates().gpu        ... of which one member is taken
@@ -15,7 +18,7 @@ from __future__ import annotations
 import csv
 import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -23,6 +26,7 @@ from importlib.resources import files
 ALL_SCOPES = 0xFFFFFFFF
 INSTANCE_LEVELS = frozenset({"GPU_I", "GPU_CI"})
 DEVICE_LEVELS = INSTANCE_LEVELS | {"GPU", "GLOBAL"}
+UNKNOWN_XID = "unknown error"
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +118,12 @@ def parse_recipe(text: str) -> Recipe | None:
 
 @cache
 def fields() -> Mapping[int, Field]:
-    table = files("podgpu.catalog").joinpath("fields.csv").read_text(encoding="utf-8")
-    return {int(row["id"]): _field(row) for row in csv.DictReader(table.splitlines())}
+    return {int(row["id"]): _field(row) for row in _rows("fields.csv")}
+
+
+def _rows(table: str) -> Iterator[dict[str, str]]:
+    text = files("podgpu.catalog").joinpath(table).read_text(encoding="utf-8")
+    return iter(csv.DictReader(text.splitlines()))
 
 
 def _field(row: Mapping[str, str]) -> Field:
@@ -153,3 +161,26 @@ def nearest_names(name: str, n: int = 1) -> list[str]:
     """Real names close to a mistyped one, upper and lower case taken as the same."""
     close = difflib.get_close_matches(name.casefold(), _by_folded_name(), n, 0.6)
     return [_by_folded_name()[folded] for folded in close]
+
+
+# Words for numbers that are values of a field
+
+
+def xid_text(xid: int) -> str:
+    """What an XID number means in a few words; unused, reserved and newer numbers are unknown errors."""
+    return _xid_texts().get(xid, UNKNOWN_XID)
+
+
+def health_code(number: int) -> str:
+    """What a health check found. Where DCGM 4 renamed a code (10, 12, 43) it is what dcgm-exporter still prints."""
+    return _health_codes().get(number, f"DCGM_FR_UNKNOWN({number})")
+
+
+@cache
+def _xid_texts() -> Mapping[int, str]:
+    return {int(row["number"]): row["text"] for row in _rows("xids.csv")}
+
+
+@cache
+def _health_codes() -> Mapping[int, str]:
+    return {int(row["number"]): row["name"] for row in _rows("health_codes.csv")}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from podgpu.cli.option_table import EXPORTER_PAGE_OPTIONS, Option
-from podgpu.cli.params import exporter_options
+from podgpu.cli.option_table import EXPORTER_PAGE_OPTIONS, exporter_options
+from podgpu.cli.params import Option
 
 _SHARED = ("kubeconfig", "web-config-file", "probe-address", "debug", "log-format")
 _OTHERWISE = {

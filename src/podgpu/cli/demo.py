@@ -16,11 +16,11 @@ from podgpu.agent.loop import Agent, Settings
 from podgpu.allocation.identity import IdentityReader
 from podgpu.allocation.kubelet import KubeletAllocation
 from podgpu.catalog.counters import shipped_counters
-from podgpu.cli.logs import configure_logging
 from podgpu.cluster.loop import Cluster
 from podgpu.cluster.publish import Publisher
 from podgpu.cluster.scraping.backend import FixedTargets, ScrapeBackend
 from podgpu.cluster.settings import ViewSettings
+from podgpu.compose.process import configure_logging
 from podgpu.errors import StartError
 from podgpu.join import Policy
 from podgpu.serve.app import Listener, Served, application, run

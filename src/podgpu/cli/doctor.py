@@ -12,22 +12,24 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from podgpu.allocation.identity import IdentityReader
 from podgpu.allocation.kubelet import KubeletAllocation
 from podgpu.allocation.source import AllocationSource
 from podgpu.catalog.counters import Counter, shipped_counters
-from podgpu.cli.allocations import Surroundings, make_allocations
-from podgpu.cli.api_access import ApiAccess, NoApi
-from podgpu.cli.exporter import check_options, read_counters, without_effect
-from podgpu.cli.logs import configure_logging
-from podgpu.cli.option_table import EXPORTER_OPTIONS, Option
-from podgpu.cli.params import exporter_options, naming_variable, with_options
-from podgpu.cli.telemetries import open_telemetry, with_host_engine
+from podgpu.cli.exporter import check_options, with_host_engine, without_effect
+from podgpu.cli.option_table import EXPORTER_OPTIONS, exporter_options
+from podgpu.cli.params import Option, naming_variable, with_options
+from podgpu.compose.agent import read_counters
+from podgpu.compose.allocations import Surroundings, make_allocations, make_identities
+from podgpu.compose.process import configure_logging, print_out
+from podgpu.compose.servers import ApiAccess, NoApi
+from podgpu.compose.telemetries import open_telemetry
 from podgpu.configuration.pod_labels import LabelFilter
 from podgpu.device_selection import Selection, parse_selection
 from podgpu.doctor.examine import DEADLINE, SYSFS, Question, examine
 from podgpu.doctor.findings import Finding, Level, as_json, as_text, count, note, ok, wrong
+from podgpu.doctor.probe import Load
 from podgpu.errors import SourceError, UsageError
+from podgpu.model import Device
 from podgpu.telemetry.source import Telemetry
 
 _OTHERWISE = {"kubernetes": {"help": "Pod labels are wanted. Not said: the kubelet is asked where its socket exists."}}
@@ -40,6 +42,15 @@ _CONFIGMAP = (
 DOCTOR_OPTIONS = (
     *exporter_options((option.flag for option in EXPORTER_OPTIONS), _OTHERWISE),
     Option("path-sysfs", default=SYSFS, help="Where the host's /sys is.", ours=True),
+    Option(
+        "probe-switches",
+        default="false",
+        help="Measure whether a GPU's busy register tells the truth (what --usage-from exact goes by): two loads of its"
+        " own share one idle GPU of every architecture for half a minute. Needs CAP_SYS_ADMIN, and PyTorch or"
+        " cuda-python.",
+        kind="bool",
+        ours=True,
+    ),
     Option("json", default="false", help="Print the findings as JSON.", kind="bool", ours=True),
 )
 
@@ -72,7 +83,7 @@ def command(ctx: click.Context, /, **options: Any) -> int:
             findings += [*examine(question, telemetry), *of_sources]
     finally:
         api.close()
-    _print(as_json(findings) if options["json"] else as_text(findings, _wants_colour()))
+    print_out((as_json(findings) if options["json"] else as_text(findings, _wants_colour())) + "\n")
     return 1 if count(findings, Level.WRONG) else 0
 
 
@@ -109,7 +120,6 @@ def _question(
     sources: tuple[AllocationSource, ...],
     api: ApiAccess,
 ) -> Question:
-    varlog = options["path_varlog"]
     return Question(
         counters=counters,
         selection=selection,
@@ -117,15 +127,21 @@ def _question(
         kubelet_required=options["kubernetes"],
         feeds=tuple(api.feeds),
         pods=api.watched_pods,
-        identities=IdentityReader(
-            os.path.join(varlog, "pods"), os.path.join(varlog, "containers"), pods=api.known_pods
-        ),
+        identities=make_identities(options, api),
         no_hostname=options["no_hostname"],
         container_usage=options["container_usage"],
+        usage_from=options["usage_from"],
+        start_load=_load_on if options["probe_switches"] else None,
         proc=options["path_proc"],
         sysfs=options["path_sysfs"],
         environment=dict(os.environ),
     )
+
+
+def _load_on(gpu: Device) -> Load:
+    from podgpu.doctor.probe_load import ProbeLoad
+
+    return ProbeLoad(gpu.uuid)
 
 
 def _counters(ctx: click.Context, options: dict[str, Any], api: ApiAccess) -> tuple[tuple[Counter, ...], list[Finding]]:
@@ -189,9 +205,3 @@ def _logs(debug: bool) -> Iterator[None]:
 
 def _wants_colour() -> bool:
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-
-
-def _print(text: str) -> None:
-    """In a terminal that knows no arrows they become question marks, not an error."""
-    encoding = sys.stdout.encoding or "utf-8"
-    click.echo(text.encode(encoding, "replace").decode(encoding))

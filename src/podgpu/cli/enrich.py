@@ -8,35 +8,25 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import replace
+from contextlib import ExitStack, suppress
+from functools import partial
 from typing import Any
 
 import click
 from click.core import ParameterSource
 
-from podgpu.agent.allocation_turn import AllocationTurn
-from podgpu.agent.isolate import Isolation
-from podgpu.allocation.api_health import ApiHealth
 from podgpu.atomic_file import AtomicFile, OutputError, Owner
-from podgpu.cli.allocations import Surroundings, make_allocations, make_identities, make_signs
-from podgpu.cli.api_access import ApiAccess
-from podgpu.cli.logs import configure_logging
-from podgpu.cli.option_table import EXPORTER_PAGE_OPTIONS, Option
-from podgpu.cli.pages import open_page
-from podgpu.cli.params import exporter_options, naming_variable, with_options
-from podgpu.cli.telemetries import open_telemetry
-from podgpu.enrich.turn import Enricher, Held, Settings
+from podgpu.cli.option_table import EXPORTER_PAGE_OPTIONS, exporter_options
+from podgpu.cli.params import Option, naming_variable, with_options
+from podgpu.compose.enricher import assemble_enricher
+from podgpu.compose.process import configure_logging
+from podgpu.compose.servers import open_exposition
+from podgpu.enrich.turn import Enricher, Settings
 from podgpu.errors import SourceError, StartError, UsageError
 from podgpu.fetch.page import FilePage, PageSource
 from podgpu.join import Policy
-from podgpu.model import Device
-from podgpu.telemetry.beside import DriverBeside
-from podgpu.telemetry.page import Page, parse_page
 
 _log = logging.getLogger("podgpu")
-_DEADLINE = 5.0
 _INTERVALS_KEPT = 5
 _SHARED = (
     "kubernetes",
@@ -96,22 +86,10 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     configure_logging(options["log_format"], options["debug"])
     source, textfile = _ends(options)
     settings = _settings(ctx, options)
-    api = ApiAccess(options["kubeconfig"])
-    isolation = Isolation()
-    driver = open_telemetry("nvml")
-    with naming_variable(ctx, "allocation"):
-        sources = make_allocations(options["allocation"], Surroundings(options, api, driver))
-    if api.feeds:
-        sources.append(ApiHealth(api.feeds))
-    identities, signs = make_identities(api, options["path_varlog"]), make_signs(options)
-    turn = AllocationTurn(sources, identities, isolation, _DEADLINE, time.monotonic, signs)
-    enricher = Enricher(_fetch(source, isolation), _holders(turn), textfile, settings, DriverBeside(driver))
-    try:
+    with ExitStack() as at_the_end:
+        naming = partial(naming_variable, ctx)
+        enricher = assemble_enricher(source, textfile, settings, options, naming, at_the_end)
         _run_once(enricher) if options["once"] else _run(enricher, options["interval"])
-    finally:
-        turn.close()
-        isolation.close()
-        api.close()
 
 
 # What it is made of
@@ -120,7 +98,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
 def _ends(options: dict[str, Any]) -> tuple[PageSource, AtomicFile]:
     if not options["in"] or not options["out"]:
         raise UsageError("enrich needs --in URL|PATH and --out FILE.prom")
-    source = open_page(options["in"], options)
+    source = open_exposition(options["in"], options)
     textfile = AtomicFile(options["out"], _mode(options["mode"]), _owner(options["owner"]))
     if textfile.path.suffix != ".prom":
         _log.warning("--out %s: node_exporter reads only files that end in .prom", textfile.path)
@@ -164,27 +142,6 @@ def _settings(ctx: click.Context, options: dict[str, Any]) -> Settings:
     )
 
 
-def _fetch(source: PageSource, isolation: Isolation) -> Callable[[], Page]:
-    """In a worker of its own: whatever hangs, a turn ends."""
-
-    def fetch() -> Page:
-        result = isolation.run({"exporter": lambda: parse_page(source.fetch(), source.shown)}, _DEADLINE)["exporter"]
-        if result.value is None:
-            raise result.error or SourceError("bug", "no page and no reason")
-        return result.value
-
-    return fetch
-
-
-def _holders(turn: AllocationTurn) -> Callable[[Sequence[Device]], Held]:
-    def holders(devices: Sequence[Device]) -> Held:
-        part = turn.collect(devices)
-        shown = replace(part.allocation, assignments=turn.show(part.allocation.assignments))
-        return Held(shown, part.outcomes, turn.errors)
-
-    return holders
-
-
 # Turns
 
 
@@ -194,8 +151,8 @@ def _run_once(enricher: Enricher) -> None:
     except (SourceError, OutputError) as e:
         raise StartError(str(e)) from e
     if outcomes and not any(outcome.ok for outcome in outcomes):
-        told = "; ".join(f"{outcome.source}: {outcome.message}" for outcome in outcomes)
-        raise StartError(f"written without pod labels, because nobody could say who holds what: {told}")
+        reasons = "; ".join(f"{outcome.source}: {outcome.message}" for outcome in outcomes)
+        raise StartError(f"written without pod labels, because nobody could say who holds what: {reasons}")
 
 
 def _run(enricher: Enricher, interval: float) -> None:

@@ -15,10 +15,9 @@ import click
 
 from podgpu.allocation.podlist import DEFAULT_PATHS, is_mount_point
 from podgpu.atomic_file import AtomicFile
-from podgpu.cli.logs import configure_logging
-from podgpu.cli.memory import share_one_heap
-from podgpu.cli.option_table import Option
-from podgpu.cli.params import exporter_options, naming_variable, with_options
+from podgpu.cli.option_table import exporter_options
+from podgpu.cli.params import Option, naming_variable, with_options
+from podgpu.compose.process import configure_logging, share_one_heap
 from podgpu.errors import UsageError
 from podgpu.hook.loop import Hook, Settings
 
@@ -134,7 +133,7 @@ def _run_with_port(hook: Hook, address: str) -> None:
     from podgpu.serve.sockets import parse_address
 
     said = "the hook's own metrics on %s/metrics"
-    run(hook, [Listener(hook_application(hook), parse_address(address), said=said)])
+    run(hook, [Listener(hook_application(hook), parse_address(address), announcement=said)])
 
 
 def _run_without_port(hook: Hook) -> None:

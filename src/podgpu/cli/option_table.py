@@ -4,29 +4,10 @@ from here. Rows with `works=False` are dcgm-exporter's: accepted so that a migra
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
-
-@dataclass(frozen=True, slots=True)
-class Option:
-    flag: str
-    short: str = ""
-    env: str = ""
-    default: str = ""
-    help: str = ""
-    kind: str = "text"
-    """text, bool, duration (a plain number is milliseconds) or choice:a|b."""
-    works: bool = True
-    alias: str = ""
-    acts_when_named: bool = False
-    """Setting it means something even at its default value."""
-    ours: bool = False
-    """podgpu's own; dcgm-exporter does not have it."""
-
-    @property
-    def parameter(self) -> str:
-        return self.flag.replace("-", "_")
-
+from podgpu.cli.params import Option
 
 _DUMP = "accepted; use --dump-snapshot"
 _DCGM = "accepted; belongs to DCGM, which podgpu does not need"
@@ -403,3 +384,9 @@ EXPORTER_OPTIONS: tuple[Option, ...] = (
     Option("once", "", "", "false", "Read twice, print the exposition, exit.", "bool", ours=True),
     Option("dump-snapshot", "", "", "", "With --once: write the snapshot as JSON to this file.", ours=True),
 )
+
+
+def exporter_options(flags: Iterable[str], otherwise: Mapping[str, Mapping[str, str]] | None = None) -> list[Option]:
+    """The exporter's options that another command has too, but for what is otherwise there."""
+    rows = {option.flag: option for option in EXPORTER_OPTIONS}
+    return [replace(rows[flag], **(otherwise or {}).get(flag, {})) for flag in flags]  # type: ignore[arg-type]

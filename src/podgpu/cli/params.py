@@ -1,17 +1,16 @@
-"""Turns the option table into click options, with Go's habits (`-c=1000`, `-collectors x`, `--kubernetes=false`)."""
+"""Says what an option is, and makes click's of it with Go's habits: `-c=1000`, `-collectors x`, `--debug=false`."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass
 from typing import Any
 
 import click
 from click.core import ParameterSource
 
-from podgpu.cli.option_table import EXPORTER_OPTIONS, Option
 from podgpu.errors import UsageError
 
 _TRUE = {"1", "t", "true", "yes", "on"}
@@ -20,6 +19,29 @@ _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)?")
 _UNIT_SECONDS = {None: 0.001, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _MOST_SECONDS = 86_400.0
 _METAVARS = {"text": "TEXT", "bool": "[true|false]", "duration": "DURATION"}
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One row of a table of options; click's are made of them."""
+
+    flag: str
+    short: str = ""
+    env: str = ""
+    default: str = ""
+    help: str = ""
+    kind: str = "text"
+    """text, bool, duration (a plain number is milliseconds) or choice:a|b."""
+    works: bool = True
+    alias: str = ""
+    acts_when_named: bool = False
+    """Setting it means something even at its default value."""
+    ours: bool = False
+    """podgpu's own; dcgm-exporter does not have it."""
+
+    @property
+    def parameter(self) -> str:
+        return self.flag.replace("-", "_")
 
 
 class _Bool(click.ParamType):  # type: ignore[type-arg]
@@ -82,12 +104,6 @@ def _type(kind: str) -> Any:
     if kind.startswith("choice:"):
         return _Choice(kind.removeprefix("choice:").split("|"))
     return click.STRING
-
-
-def exporter_options(flags: Iterable[str], otherwise: Mapping[str, Mapping[str, str]] | None = None) -> list[Option]:
-    """The exporter's options that another command has too, but for what is otherwise there."""
-    rows = {option.flag: option for option in EXPORTER_OPTIONS}
-    return [replace(rows[flag], **(otherwise or {}).get(flag, {})) for flag in flags]  # type: ignore[arg-type]
 
 
 def with_options(options: Iterable[Option]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

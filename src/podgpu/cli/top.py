@@ -4,27 +4,25 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 import click
 from click.core import ParameterSource
 
-from podgpu.cli.api_access import ApiAccess
-from podgpu.cli.option_table import Option
-from podgpu.cli.params import exporter_options, naming_variable, with_options
+from podgpu.cli.option_table import exporter_options
+from podgpu.cli.params import Option, naming_variable, with_options
+from podgpu.compose.process import print_out
+from podgpu.compose.servers import ApiAccess
 from podgpu.errors import UsageError
 from podgpu.top.cells import ASCII, PLAIN, RICH, Glyphs
 from podgpu.top.controls import ORDERS, Controls
 from podgpu.top.feed import Feed, Seen, Source
 from podgpu.top.lines import Order, arrange
 from podgpu.top.table import Table, as_text, table_of
-
-if TYPE_CHECKING:
-    from podgpu.join import Policy
 
 _LOCAL = (
     "kubernetes",
@@ -95,9 +93,9 @@ def _said(ctx: click.Context, flag: str) -> bool:
 @contextmanager
 def _source(ctx: click.Context, options: dict[str, Any]) -> Iterator[Source]:
     if options["url"]:
-        from podgpu.top.page import PageSource
+        from podgpu.top.exporter import ExporterSource
 
-        yield PageSource(options["url"])
+        yield ExporterSource(options["url"])
         return
     if options["cluster"]:
         from podgpu.top.cluster import ClusterSource
@@ -112,41 +110,11 @@ def _source(ctx: click.Context, options: dict[str, Any]) -> Iterator[Source]:
 
 
 def _local(ctx: click.Context, options: dict[str, Any], api: ApiAccess) -> Source:
-    """The agent as the exporter has it, with the fields of the table."""
-    from podgpu.accounting.containers import ContainerFinder
-    from podgpu.agent.loop import Agent, Settings
-    from podgpu.allocation.api_health import ApiHealth
-    from podgpu.cli.allocations import Surroundings, make_allocations, make_identities, make_signs
-    from podgpu.cli.telemetries import open_telemetry
-    from podgpu.device_selection import parse_selection
-    from podgpu.top.local import LocalSource, OverheardTelemetry, ProcessWatch
+    from podgpu.compose.agent import top_source
 
     if ctx.get_parameter_source("kubernetes") is ParameterSource.DEFAULT:
         options["kubernetes"] = os.access(options["pod_resources_kubelet_socket"], os.R_OK | os.W_OK)
-    with naming_variable(ctx, "devices"):
-        selection = parse_selection(options["devices"])
-    with naming_variable(ctx, "telemetry"):
-        telemetry = OverheardTelemetry(open_telemetry(options["telemetry"], options))
-    with naming_variable(ctx, "allocation"):
-        sources = make_allocations(options["allocation"], Surroundings(options, api, telemetry))
-    if api.feeds:
-        sources.append(ApiHealth(api.feeds))
-    identities, finder = make_identities(api, options["path_varlog"]), ContainerFinder(options["path_proc"])
-    settings = Settings(interval=options["interval"], selection=selection, policy=_policy())
-    agent = Agent(telemetry, sources, settings, identities=identities, containers=finder, signs=make_signs(options))
-    with naming_variable(ctx, "devices"):
-        agent.check_selection()
-    watch = ProcessWatch(telemetry, finder, identities) if options["processes"] else None
-    return LocalSource(agent, os.environ.get("NODE_NAME") or socket.gethostname(), watch)
-
-
-def _policy() -> Policy:
-    from podgpu.catalog.counters import Counter
-    from podgpu.catalog.fields import fields
-    from podgpu.figures.device import FIELDS
-    from podgpu.join import Policy
-
-    return Policy(counters=tuple(Counter(fields()[i], fields()[i].name, "gauge", "") for i in FIELDS))
+    return top_source(options, api, partial(naming_variable, ctx))
 
 
 # Where they go
@@ -186,9 +154,7 @@ def _print_once(feed: Feed, controls: Controls) -> int:
 
         Screen(sys.stdout, colour).write([table.header, *table.body], size)
     else:
-        encoding = sys.stdout.encoding or "utf-8"
-        text = "\n".join(map(as_text, (table.header, *table.body)))
-        click.echo(text.encode(encoding, "replace").decode(encoding))
+        print_out("".join(f"{as_text(line)}\n" for line in (table.header, *table.body)))
     if controls.wanted and not table.body:
         click.echo(f"podgpu: no line has {controls.wanted!r} in it (--filter)", err=True)
     for note in seen.notes:

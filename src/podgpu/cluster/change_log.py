@@ -5,20 +5,23 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 
+from podgpu.clock import Faults
 from podgpu.cluster.view import ClusterView
 
 _log = logging.getLogger("podgpu")
 MOST_LINES = 10
 """Of one kind at once: a rack that goes dark is a hundred nodes."""
+SAY_SECONDS = 600.0
+"""How often the same fault of the same target is worth a line, however often it comes and goes."""
 LONGEST_LINE = 1000
 """Names of others are in it."""
 
 
 class ChangeLog:
-    def __init__(self) -> None:
-        self._failing: dict[str, str] = {}
-        self._nodes: dict[str, bool] = {}
-        """Name -> whether it is old."""
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._faults: Faults[str] = Faults(clock, SAY_SECONDS)
+        self._old: Faults[str] = Faults(clock, SAY_SECONDS)
+        self._nodes: frozenset[str] = frozenset()
         self._notes: frozenset[str] = frozenset()
 
     def report(self, view: ClusterView) -> None:
@@ -29,28 +32,27 @@ class ChangeLog:
         self._notes = notes
 
     def _report_targets(self, view: ClusterView) -> None:
-        failing = {o.target: o.error for o in view.outcomes if o.error}
-        messages = {o.target: o.said for o in view.outcomes}
-        begun = [target for target, error in failing.items() if self._failing.get(target) != error]
-        ended = [target for target in self._failing if target in messages and target not in failing]
-        _each(_log.warning, [f"{messages[target]}; podgpu goes on and tries again" for target in begun])
-        _each(_log.info, [f"{target}: answers again" for target in ended])
-        self._failing = failing
+        failing = [o for o in view.outcomes if o.error and self._faults.fails(o.target, o.error)]
+        well = [o for o in view.outcomes if not o.error and self._faults.answers(o.target)]
+        _each(_log.warning, [f"{outcome.said}; podgpu goes on and tries again" for outcome in failing])
+        _each(_log.info, [f"{outcome.target}: answers again" for outcome in well])
+        asked = {outcome.target for outcome in view.outcomes}
+        self._faults.forget(lambda target: target not in asked)
 
     def _report_nodes(self, view: ClusterView) -> None:
-        nodes = {node.name: node.old for node in view.nodes}
-        before = self._nodes
-        new = [f"{name}: seen" for name in nodes if name not in before]
+        nodes = frozenset(node.name for node in view.nodes)
+        new = [f"{node.name}: seen" for node in view.nodes if node.name not in self._nodes]
         old = [
-            f"{name}: marked old, nothing new came from it"
-            for name in nodes
-            if nodes[name] and before.get(name) is False
+            f"{node.name}: marked old, nothing new came from it"
+            for node in view.nodes
+            if node.old and self._old.fails(node.name, "old")
         ]
-        back = [f"{name}: fresh again" for name in nodes if before.get(name) and not nodes[name]]
-        gone = [f"{name}: dropped" for name in before if name not in nodes]
+        back = [f"{node.name}: fresh again" for node in view.nodes if not node.old and self._old.answers(node.name)]
+        gone = [f"{name}: dropped" for name in sorted(self._nodes - nodes)]
         _each(_log.info, [*new, *back])
         _each(_log.warning, [*old, *gone])
         self._nodes = nodes
+        self._old.forget(lambda name: name not in nodes)
 
 
 def _each(log: Callable[[str, str], None], lines: Iterable[str]) -> None:

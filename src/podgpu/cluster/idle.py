@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from podgpu.cluster.nodes import NodeView, has_identity
-from podgpu.figures.device import DeviceFigures, HolderFigures, Who, who_is
+from podgpu.figures.device import DeviceFigures, HolderFigures
+from podgpu.model import Who
 
 IdleFor = Mapping[tuple[str, str], float]
 _Key = tuple[str, str, str, Who]
@@ -69,7 +70,7 @@ class IdleMemory:
                     continue
                 prefix = "" if has_identity(device.uuid) else node.name
                 for of in device.holders:
-                    key = prefix, device.uuid, device.instance, who_is(of.holder)
+                    key = prefix, device.uuid, device.instance, of.who
                     seen = before.get(key)
                     if seen is not None:
                         seen.again(device, of, read_at, at)

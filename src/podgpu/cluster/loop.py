@@ -15,7 +15,7 @@ from contextlib import suppress
 from podgpu.clock import Clock
 from podgpu.cluster.change_log import ChangeLog
 from podgpu.cluster.publish import Publisher
-from podgpu.cluster.reading import Backend, MakeBackend, Reading
+from podgpu.cluster.reading import Backend, ClusterReading, MakeBackend
 from podgpu.errors import StartError
 from podgpu.figures.page_state import PageState
 
@@ -43,7 +43,7 @@ class Cluster:
         self._look_seconds = look_seconds
         self.fatal: StartError | None = None
         self.published = publisher.nothing_yet(self.clock.wall())
-        self._changes = ChangeLog()
+        self._changes = ChangeLog(self.clock.monotonic)
         self._looked_at = float("-inf")
         self._turned_at = float("-inf")
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -68,7 +68,7 @@ class Cluster:
         self._changes.report(self.published.view)
         self._turned_at = self.clock.monotonic()
 
-    def _publish(self, reading: Reading, whole_round: bool) -> None:
+    def _publish(self, reading: ClusterReading, whole_round: bool) -> None:
         now = self.clock.monotonic()
         published = self._publisher.publish(reading, now, self.clock.wall(), whole_round)
         if now - self._looked_at <= LOOKED_AT_SECONDS:

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from podgpu import __version__
 from podgpu.catalog import cluster_families as f
-from podgpu.catalog.families import FamilySpec
+from podgpu.catalog.families import JOB_LABEL, NAMELESS_LABELS, POD_LABELS, FamilySpec
 from podgpu.cluster.bills import MJ, NS, Amounts
 from podgpu.cluster.counts import WHOLE, DeviceCount, NamespaceCount
 from podgpu.cluster.labels import LabelMemory
@@ -124,7 +124,7 @@ def _scoped(figures: Mapping[Scope, T], more: tuple[tuple[str, str], ...], kept:
 
 
 _PLACE, _INSTANCE = ("node", "gpu", "gpu_id", "model"), ("node", "gpu", "gpu_id", "model", "gpu_instance")
-_POD, _JOB, _NAMELESS = ("namespace", "pod", "container"), ("hpc_job",), ("pod_uid", "container_id")
+_NAMELESS = (POD_LABELS[2], *NAMELESS_LABELS)
 
 
 def _idle(view: ClusterView, kept: LabelMemory) -> list[Sample]:
@@ -142,8 +142,11 @@ def _idle(view: ClusterView, kept: LabelMemory) -> list[Sample]:
 
 def _holder_pairs(holder: Workload) -> Pairs:
     if holder.pod and not holder.job:
-        return _POD, (holder.namespace, holder.pod, holder.container)
-    return (_JOB, (holder.job,)) if holder.job else (_NAMELESS, (holder.uid, holder.container_id))
+        return POD_LABELS, (holder.namespace, holder.pod, holder.container)
+    if holder.job:
+        return (JOB_LABEL,), (holder.job,)
+    named = (_NAMELESS, (holder.container, holder.uid, holder.container_id))
+    return named if holder.container else (NAMELESS_LABELS, (holder.uid, holder.container_id))
 
 
 # Counts, bills, costs

@@ -8,20 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 
-from podgpu.catalog.mig import part_of_gpu
+from podgpu.catalog.mig import billed_name
 from podgpu.cluster.reading import NodeReading, TargetOutcome
 from podgpu.cluster.settings import ViewSettings
 from podgpu.figures.device import DeviceFigures
-from podgpu.model import Device
 
 AHEAD_SECONDS = 5.0
 BEHIND_SECONDS = 60.0
 """An exporter's figures are some seconds old by nature: behind says less than ahead."""
 _NAMELESS = "gpu "
 """How pages without UUIDs have their GPUs called (`gpu 0`): every node has one of those."""
-_MIG = " MIG "
 MOST_NOTES = 12
 PATIENCE_ROUNDS = 1.5
 """Behind the newest may be who was chosen last: in the middle of a round one is read again before the other."""
@@ -253,13 +250,4 @@ def _notes(
 
 def device_model(device: DeviceFigures) -> str:
     """A MIG instance is no GPU: it goes by the name its use is billed under, `<model> MIG <profile>`."""
-    return f"{device.model}{_MIG}{device.profile}".rstrip() if device.instance else device.model
-
-
-@lru_cache(maxsize=1024)
-def parent_and_part(model: str) -> tuple[str, float | None]:
-    """The GPU's model, and the part of one that a device of this model is. None: its profile does not say."""
-    gpu, mig, profile = model.rpartition(_MIG)
-    if not mig:
-        return model, 1.0
-    return gpu, part_of_gpu(Device(0, "", "", gpu, gi_id=0, profile=profile))
+    return billed_name(device.model, device.profile) if device.instance else device.model

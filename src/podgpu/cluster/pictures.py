@@ -6,13 +6,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from podgpu import __version__
+from podgpu.catalog.mig import parent_and_part
 from podgpu.cluster.bills import MJ, NS, Amounts
 from podgpu.cluster.counts import WHOLE
-from podgpu.cluster.nodes import NodeView, parent_and_part
+from podgpu.cluster.nodes import NodeView
 from podgpu.cluster.prices import KINDS
 from podgpu.cluster.view import ClusterView
-from podgpu.figures.device import DeviceFigures, Who
+from podgpu.figures.device import DeviceFigures
 from podgpu.figures.picture import NamespacePicture, NodePicture, Picture
+from podgpu.model import Who
 
 _NS_PER_HOUR = 3600 * NS
 _MJ_PER_KWH = 3_600_000 * MJ

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import NamedTuple
 
+from podgpu.catalog.mig import parent_and_part
 from podgpu.cluster.bills import MJ, NS, Amounts, Series
-from podgpu.cluster.nodes import parent_and_part
 from podgpu.errors import SourceError, UsageError
 from podgpu.files import ReadOnChange
 from podgpu.strict_yaml import StrictMapping, parse_strict

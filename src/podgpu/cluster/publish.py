@@ -6,7 +6,7 @@ from podgpu.cluster.labels import LabelMemory
 from podgpu.cluster.metrics import cluster_families, node_families, self_families
 from podgpu.cluster.pictures import picture_of
 from podgpu.cluster.prices import NO_PRICES, ReadPrices
-from podgpu.cluster.reading import Reading
+from podgpu.cluster.reading import ClusterReading
 from podgpu.cluster.settings import ViewSettings
 from podgpu.cluster.view import ClusterView, Memory, assemble
 from podgpu.exposition.body import Exposition
@@ -50,7 +50,7 @@ class Publisher:
         """Before the first round."""
         return self._render(ClusterView(self.settings, wall), float("-inf"))
 
-    def publish(self, reading: Reading, now: float, wall: float, whole_round: bool) -> Published:
+    def publish(self, reading: ClusterReading, now: float, wall: float, whole_round: bool) -> Published:
         """`whole_round`: a round has ended, and counts as one where rounds are counted."""
         prices, notes = self._prices()
         view = assemble(

@@ -83,7 +83,7 @@ class TargetOutcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ClusterReading:
     """The latest of every target; those that failed are here as they last were."""
 
     nodes: tuple[NodeReading, ...] = ()
@@ -104,7 +104,7 @@ class Backend(Protocol):
     async def turn(self) -> None:
         """One round. Ends within its deadlines whatever the world does; what failed is in `reading`."""
 
-    def reading(self) -> Reading:
+    def reading(self) -> ClusterReading:
         """The state now, also in the middle of a round."""
 
     async def close(self) -> None: ...

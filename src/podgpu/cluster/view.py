@@ -15,7 +15,7 @@ from podgpu.cluster.idle import IdleHolder, IdleMemory, wasted
 from podgpu.cluster.nodes import Choices, NodeView, Settled, bounded, settle
 from podgpu.cluster.pod_map import MapRow, map_rows
 from podgpu.cluster.prices import NO_PRICES, CostKey, CostLedger, Prices
-from podgpu.cluster.reading import Reading, Scope, TargetOutcome
+from podgpu.cluster.reading import ClusterReading, Scope, TargetOutcome
 from podgpu.cluster.rolling import RollingMemory
 from podgpu.cluster.settings import ViewSettings
 from podgpu.cluster.used import CLUSTER, Used, used_by_scope
@@ -101,7 +101,7 @@ class ClusterView:
 
 
 def assemble(
-    reading: Reading,
+    reading: ClusterReading,
     memory: Memory,
     settings: ViewSettings,
     now: float,
@@ -145,7 +145,7 @@ def assemble(
 
 
 def _rolling(
-    reading: Reading,
+    reading: ClusterReading,
     memory: RollingMemory,
     used: Mapping[Scope, Used],
     settings: ViewSettings,

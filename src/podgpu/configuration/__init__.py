@@ -1,1 +1,1 @@
-"""What the user may change while podgpu runs: the counters, from a file or a ConfigMap. Touches files."""
+"""Owns what the user may change while podgpu runs: counters, from a file or a ConfigMap, and which pod labels count."""

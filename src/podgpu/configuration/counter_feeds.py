@@ -1,4 +1,4 @@
-"""Where the counters come from, read again whenever they may have changed."""
+"""Reads the counters from a file or a ConfigMap, again whenever they may have changed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which of a pod's labels go on its GPUs' series, and under which names. Pure."""
+"""Decides which of a pod's labels go on its GPUs' series, and under which names. Pure."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
+from podgpu.configuration.bounded_pattern import BoundedPattern
 from podgpu.errors import UsageError
 from podgpu.kube.pods import PodRecord
 from podgpu.model import PodLabels
@@ -18,15 +19,15 @@ class LabelFilter:
 
     def __init__(self, patterns: str = "") -> None:
         try:
-            self._patterns = [re.compile(p) for p in (part.strip() for part in patterns.split(",")) if p]
+            self._patterns = [BoundedPattern(p) for p in (part.strip() for part in patterns.split(",")) if p]
         except re.error as e:
             raise UsageError(
-                f"--kubernetes-pod-label-allowlist-regex {patterns!r}: not a regular expression: {e}"
+                f"--kubernetes-pod-label-allowlist-regex {patterns!r}: not a regular expression: {ascii(str(e))[1:-1]}"
             ) from e
         self.allows = lru_cache(maxsize=4096)(self._allows)
 
     def _allows(self, key: str) -> bool:
-        return not self._patterns or any(p.search(key) for p in self._patterns)
+        return not self._patterns or any(p.is_in(key) for p in self._patterns)
 
     def of(self, pods: Iterable[PodRecord]) -> PodLabels:
         return {(pod.namespace, pod.name): self._labels(tuple(pod.labels)) for pod in pods}

@@ -1,4 +1,4 @@
-"""Which of the wanted counters each GPU model does not give, and whether it has GPM. Pure."""
+"""This module finds which of the wanted counters each GPU model does not give, and whether it has GPM. Pure."""
 
 from __future__ import annotations
 

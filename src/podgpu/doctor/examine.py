@@ -1,4 +1,4 @@
-"""The whole examination, part after part, each under a deadline: what hangs or fails is a finding."""
+"""This module leads through the examination, part after part under a deadline: what hangs or fails is a finding."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from podgpu.agent.isolate import Isolation
 from podgpu.allocation.identity import IdentityReader
 from podgpu.allocation.kubelet import SOURCE as KUBELET
 from podgpu.allocation.kubelet import KubeletAllocation
@@ -14,10 +13,9 @@ from podgpu.allocation.merge import merge
 from podgpu.allocation.source import AllocationSource
 from podgpu.catalog.counters import Counter
 from podgpu.device_selection import Selection
-from podgpu.doctor.borrowed import judge_dcgm, judge_page
 from podgpu.doctor.counters import fields_to_ask, judge_counters
 from podgpu.doctor.findings import Finding, note, wrong
-from podgpu.doctor.gpus import Gpus, judge_gpus, read_gpus
+from podgpu.doctor.gpus import Gpus, judge_dcgm, judge_gpus, judge_page, read_gpus
 from podgpu.doctor.host import (
     Host,
     judge_device_files,
@@ -28,8 +26,12 @@ from podgpu.doctor.host import (
 )
 from podgpu.doctor.kubelet import KubeletAnswer, ask_kubelet
 from podgpu.doctor.mapping import judge_mapping
+from podgpu.doctor.probe import StartLoad, probe_switches
+from podgpu.doctor.sharing import judge_sharing
 from podgpu.doctor.sources import Feed, Pods, judge_feeds, judge_node, read_sources
 from podgpu.errors import UsageError
+from podgpu.isolate import Isolation
+from podgpu.model import UsageMethod
 from podgpu.telemetry.dcgm import DcgmTelemetry
 from podgpu.telemetry.exporter import ExporterTelemetry
 from podgpu.telemetry.source import Telemetry
@@ -55,6 +57,9 @@ class Question:
     identities: IdentityReader = field(default_factory=IdentityReader)
     no_hostname: bool = False
     container_usage: bool = True
+    usage_from: UsageMethod = "samples"
+    start_load: StartLoad | None = None
+    """Makes a load for `--probe-switches`; None: nothing is to be probed."""
     proc: str = PROC
     sysfs: str = SYSFS
     dev: str = DEV
@@ -74,11 +79,12 @@ def examine(
         findings += _judge_figures(question, gpus, host, telemetry)
         findings += _judge_selection(question.selection, gpus)
         findings += judge_counters(gpus, question.counters, _lender(telemetry))
-        findings += judge_privileges(host)
+        findings += judge_privileges(host, question.usage_from == "exact" or question.start_load is not None)
         if telemetry.name == "nvml":
             findings += judge_device_files(host)
         if telemetry.name != SIMULATED and question.container_usage:
             findings += judge_pid_namespace(host)
+        findings += _judge_sharing(question, gpus, telemetry, isolation, deadline, pause)
         findings += judge_feeds(question.feeds, deadline)
         findings += look_at_holders(question, gpus, isolation, deadline)
         return findings + judge_host_name(host, question.no_hostname)
@@ -108,6 +114,25 @@ def _judge_figures(question: Question, gpus: Gpus, host: Host, telemetry: Teleme
         # A sysfs that was named is the host; otherwise the source knows best.
         expected = telemetry.expected if question.sysfs == SYSFS else host.pci_gpus
         findings += judge_gpus(gpus, host, expected)
+    return findings
+
+
+def _judge_sharing(
+    question: Question,
+    gpus: Gpus,
+    telemetry: Telemetry,
+    isolation: Isolation,
+    deadline: float,
+    pause: Callable[[float], object],
+) -> list[Finding]:
+    shown = question.selection.of(gpus.devices)
+    whole = [device for device in gpus.devices if not device.is_instance and device not in gpus.failures]
+    findings = []
+    if question.container_usage and whole:
+        findings += judge_sharing(telemetry, whole, question.usage_from, isolation, deadline)
+    if question.start_load is not None:
+        chosen = [device for device in whole if device.key in shown]
+        findings += probe_switches(telemetry, chosen, question.start_load, isolation, deadline, pause)
     return findings
 
 

@@ -1,4 +1,4 @@
-"""What the doctor found, and how it is told to people and to programs. Pure."""
+"""A finding is what the doctor has to say; this module tells findings to people and to programs. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The driver and every GPU, asked one by one under a deadline, and what that says. Reads; changes nothing."""
+"""This module asks the driver and every GPU, one by one under a deadline, and judges the answers. Changes nothing.
+
+So it does where another program gives the figures: DCGM's host engine, an exporter's page.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from podgpu.agent.isolate import Isolation
 from podgpu.catalog.fields import Field
 from podgpu.doctor.findings import REPORT, Finding, note, ok, plural, wrong
 from podgpu.doctor.host import Host
 from podgpu.errors import SourceError, StartError
+from podgpu.isolate import Isolation
 from podgpu.model import Device
-from podgpu.telemetry.driver import VersionMismatch
-from podgpu.telemetry.gpm import MIN_SECONDS
+from podgpu.telemetry.dcgm import DcgmTelemetry
+from podgpu.telemetry.dcgm.library import shown
+from podgpu.telemetry.exporter import ExporterTelemetry
+from podgpu.telemetry.nvml.driver import VersionMismatch
+from podgpu.telemetry.nvml.gpm import MIN_SECONDS
 from podgpu.telemetry.source import GpuAnswer, Inventory, Telemetry
 
 DRIVER_VERSION, NVML_VERSION = 1, 2
@@ -89,9 +95,9 @@ def judge_gpus(gpus: Gpus, host: Host, expected: int | None) -> list[Finding]:
 
 
 def _versions(gpus: Gpus, host: Host) -> str:
-    said = {i: v for a in gpus.answers.values() for r in a.readings for i, v in r.values.items()}
-    driver = said.get(DRIVER_VERSION) or host.kernel_driver or "driver of unknown version"
-    return f"NVIDIA {driver}" + (f", NVML {said[NVML_VERSION]}" if NVML_VERSION in said else "")
+    values = {i: v for a in gpus.answers.values() for r in a.readings for i, v in r.values.items()}
+    driver = values.get(DRIVER_VERSION) or host.kernel_driver or "driver of unknown version"
+    return f"NVIDIA {driver}" + (f", NVML {values[NVML_VERSION]}" if NVML_VERSION in values else "")
 
 
 def _judge_count(inventory: Inventory, expected: int | None) -> list[Finding]:
@@ -186,3 +192,51 @@ def _explain_bare_kernel(host: Host, nor: str) -> Finding:
         "install the driver on the host, or see what the GPU operator's driver pod waits for; podgpu takes it up"
         " without a restart",
     )
+
+
+# Figures that another program gives: neither the PCI bus nor dmesg of this machine is looked at for those
+
+
+def judge_dcgm(telemetry: DcgmTelemetry, gpus: Gpus) -> list[Finding]:
+    if gpus.inventory is None:
+        return [wrong("DCGM", str(gpus.error))]
+    library, engine = telemetry.versions
+    what = f"libdcgm {shown(library)}, host engine {shown(engine)}"
+    if library and engine and library < engine:
+        return [
+            note(
+                "DCGM",
+                f"{what}: the library is older than the engine, so fields that are new there have no series",
+                "update datacenter-gpu-manager in podgpu's image to the engine's version",
+            )
+        ]
+    return [ok("DCGM", what)]
+
+
+def judge_page(telemetry: ExporterTelemetry, gpus: Gpus) -> list[Finding]:
+    """The messages of a page that cannot be had say what to do."""
+    inventory = gpus.inventory
+    if inventory is None:
+        is_bug = getattr(gpus.error, "reason", "") == "bug"
+        return [wrong("exporter", str(gpus.error), REPORT if is_bug else "")]
+    models = Counter(gpu.model or "GPU of an unknown model" for gpu in inventory.gpus)
+    listed = ", ".join(f"{number} × {model}" for model, number in models.items())
+    return [
+        ok("exporter", f"{telemetry.shown} tells of {plural(len(inventory.gpus), 'GPU')}: {listed}"),
+        *(wrong("exporter", str(error)) for error in gpus.failures.values()),
+        *_judge_copies(gpus),
+        *judge_mig(gpus),
+    ]
+
+
+def _judge_copies(gpus: Gpus) -> list[Finding]:
+    unsure = {gpu.index: len(answer.errors) for gpu, answer in gpus.answers.items() if answer.errors}
+    return [
+        note(
+            "exporter",
+            f"GPU {index}: {plural(number, 'figure')} left out, because the page has different ones for its holders",
+            "an exporter that splits a GPU's figures among pods (KUBERNETES_VIRTUAL_GPUS) does that: let it tell the"
+            " GPU's own, or read the driver (--telemetry nvml)",
+        )
+        for index, number in unsure.items()
+    ]

@@ -88,10 +88,12 @@ def _read_device_files(dev: Path) -> tuple[tuple[str, bool], ...]:
     return tuple((str(path), os.access(path, os.R_OK | os.W_OK)) for path in found)  # NVML opens them for both
 
 
-def judge_privileges(host: Host) -> list[Finding]:
+def judge_privileges(host: Host, exact: bool = False) -> list[Finding]:
+    """`exact`: busy samples are wanted, which is what CAP_SYS_ADMIN is for."""
     who = "uid not known" if host.uid is None else f"uid {host.uid}"
-    findings = [ok("privileges", f"{who}; root is needed for the kubelet's socket alone, capabilities for nothing")]
-    if host.capabilities is not None and host.capabilities & _SYS_ADMIN:
+    for_what = "CAP_SYS_ADMIN for busy samples" if exact else "capabilities for nothing"
+    findings = [ok("privileges", f"{who}; root is needed for the kubelet's socket alone, {for_what}")]
+    if host.capabilities is not None and host.capabilities & _SYS_ADMIN and not exact:
         findings.append(
             note(
                 "privileges",

@@ -1,4 +1,4 @@
-"""The kubelet's socket, asked once, and what its answer or its silence says."""
+"""This module asks the kubelet's socket once, and judges its answer or its silence."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-from podgpu.agent.isolate import Isolation
 from podgpu.allocation.kubelet import KubeletAllocation
 from podgpu.allocation.pod_resources import OPTION
 from podgpu.doctor.findings import REPORT, Finding, note, ok, plural, wrong
 from podgpu.errors import SourceError, StartError
+from podgpu.isolate import Isolation
 from podgpu.model import Allocation, Device
 
 _MOUNT = (

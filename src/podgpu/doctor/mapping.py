@@ -1,12 +1,12 @@
-"""Does every id that was given out name a GPU here, and if not, why not? Pure."""
+"""This module judges whether every id that was given out names a GPU here, and says why one does not. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from podgpu.allocation.device_ids import DeviceId
 from podgpu.allocation.podlist import parse_gpu
 from podgpu.allocation.unmapped import explain, name, statement
-from podgpu.device_ids import DeviceId
 from podgpu.device_selection import Selection
 from podgpu.doctor.findings import Finding, note, ok, plural, wrong
 from podgpu.doctor.gpus import Gpus
@@ -31,7 +31,7 @@ def judge_mapping(
     if gpus.inventory is None:
         given = plural(len(allocation.unmapped), "assignment")
         return [note("mapping", f"{given}; which GPUs they name cannot be told without the driver")]
-    findings = [_explain(one, gpus, resource_names) for one in allocation.unmapped]
+    findings = [_explain(unmapped, gpus, resource_names) for unmapped in allocation.unmapped]
     if not findings:
         findings.append(_all_mapped(allocation, resources))
     return [*findings, *_judge_nameless(allocation), *_judge_hidden(allocation, gpus.devices, selection)]
@@ -50,7 +50,7 @@ def _all_mapped(allocation: Allocation, resources: frozenset[str]) -> Finding:
 
 
 def _judge_nameless(allocation: Allocation) -> list[Finding]:
-    nameless = [one for one in allocation.assignments if not one.holder.pod and not one.holder.job]
+    nameless = [given for given in allocation.assignments if not given.holder.pod and not given.holder.job]
     if not nameless:
         return []
     first = name(nameless[0].holder).removesuffix(",")

@@ -1,4 +1,4 @@
-"""The sources of holders beside the kubelet: each is read once, under a deadline, and its answer or silence judged."""
+"""This module reads each source of holders beside the kubelet once, under a deadline, and judges answer or silence."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
-from podgpu.agent.isolate import Isolation
 from podgpu.allocation.source import AllocationSource
 from podgpu.doctor.findings import REPORT, Finding, ok, plural, wrong
 from podgpu.errors import SourceError
+from podgpu.isolate import Isolation
 from podgpu.kube.pods import PodRecord
 from podgpu.model import Allocation, Device
 
@@ -40,17 +40,17 @@ def judge_feeds(feeds: Sequence[Feed], patience: float, pause: Callable[[float],
     """What the API server has to tell comes a moment after it was asked; that it may be listed and not watched, a
     moment after that."""
     for _ in range(int(patience / _PAUSE_S)):
-        if all(one.synced or one.error is not None for one in feeds):
+        if all(feed.synced or feed.error is not None for feed in feeds):
             break
         pause(_PAUSE_S)
     for _ in range(int(_WATCH_REFUSED_S / _PAUSE_S) if feeds else 0):
-        if any(one.error is not None for one in feeds):
+        if any(feed.error is not None for feed in feeds):
             break
         pause(_PAUSE_S)
-    failed = dict.fromkeys(str(one.error) for one in feeds if one.error is not None)
+    failed = dict.fromkeys(str(feed.error) for feed in feeds if feed.error is not None)
     if failed:
         return [wrong(_API, text) for text in failed]
-    if not all(one.synced for one in feeds):
+    if not all(feed.synced for feed in feeds):
         return [wrong(_API, "no answer in time", "see that it can be reached from here, past any network policy")]
     return [ok(_API, f"answers, {_watches(len(feeds))}")] if feeds else []
 
@@ -84,7 +84,7 @@ def read_sources(
     sources: Sequence[AllocationSource], devices: tuple[Device, ...], isolation: Isolation, deadline: float
 ) -> tuple[dict[str, Allocation], list[Finding]]:
     """What each says of holders, by name, and a finding for each."""
-    results = isolation.run({one.name: partial(one.assignments, devices) for one in sources}, deadline)
+    results = isolation.run({source.name: partial(source.assignments, devices) for source in sources}, deadline)
     readings = {name: result.value for name, result in results.items() if result.value is not None}
     findings = [
         ok(name, _describe(result.value)) if result.value is not None else _failed(name, result.error)

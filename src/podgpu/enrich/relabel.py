@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from podgpu.catalog.families import HOLDER_LABELS
 from podgpu.exposition.parse import ParsedFamily, ParsedSample
-from podgpu.join.dcgm import HOLDER_LABELS, holder_pairs, sole_holders
+from podgpu.join.dcgm import holder_pairs, sole_holders
 from podgpu.join.policy import Policy
 from podgpu.model import Assignment
-from podgpu.telemetry.page import LabelSet, Page, settled
+from podgpu.telemetry.exposition import LabelSet, Page, settled
 
 _OWN = "podgpu_"
 

@@ -11,12 +11,11 @@ from podgpu.atomic_file import AtomicFile, OutputError
 from podgpu.clock import Clock
 from podgpu.enrich.relabel import relabel
 from podgpu.errors import SourceError
-from podgpu.exposition.rewrite import encode_parsed
-from podgpu.exposition.text import encode
+from podgpu.exposition.text import encode, encode_parsed
 from podgpu.join import Policy, self_families
 from podgpu.model import Allocation, Device, Family, Outcome, Sample, Snapshot
 from podgpu.telemetry.beside import DriverBeside
-from podgpu.telemetry.page import Page
+from podgpu.telemetry.exposition import Page
 
 _log = logging.getLogger("podgpu")
 SOURCE = "exporter"

@@ -1,1 +1,1 @@
-"""The Prometheus text format. Pure: families in, bytes out."""
+"""Owns the Prometheus text format, both ways. Pure: families in, bytes out, and back."""

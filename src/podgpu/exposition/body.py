@@ -1,4 +1,4 @@
-"""Response bodies: ready in both encodings, and metrics in both formats that are asked for. Pure."""
+"""Keeps response bodies ready in both encodings, and metrics in both formats that are asked for. Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Body:
 
 
 class Exposition:
-    """A page of metrics. Its OpenMetrics form is made when it is first asked for, and kept."""
+    """Metrics as text. Their OpenMetrics form is made when it is first asked for, and kept."""
 
     __slots__ = ("openmetrics_if_made", "text")
 

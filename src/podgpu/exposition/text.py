@@ -1,4 +1,4 @@
-"""Families to text format 0.0.4, and that text to OpenMetrics 1.0.
+"""Writes families, ours and parsed ones, as text format 0.0.4, and that text as OpenMetrics 1.0. Pure.
 
 Everything that can be prepared (label text, headers) is prepared once and reused.
 """
@@ -6,10 +6,14 @@ Everything that can be prepared (label text, headers) is prepared once and reuse
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
-from podgpu.model import Family
+from podgpu.model import Family, Labels
+
+if TYPE_CHECKING:  # an exporter parses no page
+    from podgpu.exposition.parse import ParsedFamily
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
@@ -17,6 +21,8 @@ OPENMETRICS_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 _HEAD = "# HELP "
 _UNITS = ("seconds", "bytes", "joules", "ratio", "celsius", "volts", "amperes", "watts", "hertz", "meters", "grams")
 _LAST_LINE = b"# EOF\n"
+_LARGEST_PLAIN = 2.0**53
+"""Up to here every whole number is a float of its own."""
 
 
 def encode(families: Iterable[Family]) -> bytes:
@@ -31,8 +37,11 @@ def encode(families: Iterable[Family]) -> bytes:
 
 @lru_cache(maxsize=2048)
 def _head(name: str, kind: str, help_text: str) -> str:
-    escaped = help_text.replace("\\", "\\\\").replace("\n", "\\n")
-    return f"# HELP {name} {escaped}\n# TYPE {name} {kind}\n"
+    return f"# HELP {name} {_escaped(help_text)}\n# TYPE {name} {kind}\n"
+
+
+def _escaped(help_text: str) -> str:
+    return help_text.replace("\\", "\\\\").replace("\n", "\\n")
 
 
 def _dcgm_lines(family: Family) -> list[str]:
@@ -59,6 +68,41 @@ def format_float(value: float) -> str:
     if math.isfinite(value):
         return repr(value)
     return "NaN" if math.isnan(value) else "+Inf" if value > 0 else "-Inf"
+
+
+# Somebody else's families
+
+
+def encode_parsed(families: Iterable[ParsedFamily]) -> bytes:
+    """`parse_text`'s way back, for pages that are passed on: HELP and TYPE where the page had something to say, every
+    sample under its own name and in its order.
+
+    Timestamps are not written: node_exporter's textfile collector skips a file that has one. Numbers are written in the
+    shortest form that reads back the same, whole ones plainly, whatever form they came in.
+    """
+    texts: dict[int, str] = {}
+    lines: list[str] = []
+    for family in families:
+        lines += _parsed_head(family)
+        for name, labels, value, _timestamp in family.samples:
+            text = texts.get(id(labels))
+            if text is None:
+                text = texts[id(labels)] = Labels(labels.items()).text
+            lines.append(f"{name}{text} {_number(value)}\n")
+    return "".join(lines).encode()
+
+
+def _parsed_head(family: ParsedFamily) -> Iterator[str]:
+    if family.help:
+        yield f"# HELP {family.name} {_escaped(family.help)}\n"
+    if family.help or family.type != "untyped" or not family.samples:
+        yield f"# TYPE {family.name} {family.type}\n"
+
+
+def _number(value: float) -> str:
+    if -_LARGEST_PLAIN < value < _LARGEST_PLAIN and value == (whole := int(value)) and (whole or repr(value) == "0.0"):
+        return str(whole)
+    return format_float(value)
 
 
 # OpenMetrics

@@ -1,4 +1,4 @@
-"""The one way out over HTTP, bounded in size and time: pages of exporters, and JSON of whoever is asked.
+"""Asks exporters for pages, and whoever else for JSON, over `http/` and bounded in size and time.
 
 - `access.py`: `Access` says how to be let in (TLS, a login or a token, more headers) and under which prefix the options
   are called that messages name: `Access(token_file=…, headers=(("X-Scope-OrgID", "a"),), prefix="prometheus",
@@ -9,9 +9,8 @@
   to it is a SourceError (`timeout`, `tls`, `truncated`, `unreachable`, `too_large`, `malformed`, `unauthorized` for a
   secret that cannot be sent). Any status is an answer; `endpoint.refused(answer)` is the SourceError to raise for one
   that is not wanted (`unauthorized`, `http_503`, …). `endpoint.shown` is the URL without secrets. No redirect is
-  followed. `open_session()` gives the aiohttp session that `ask` wants: on the running loop, open between requests,
-  closed by its owner.
-- `receive.py`: an answer's body as it arrives, bounded, unpacked piece by piece.
+  followed. `open_session()` of `http/exchange.py` gives the aiohttp session that `ask` wants: on the running loop, open
+  between requests, closed by its owner.
 - `page.py`: `UrlPage` and `FilePage`, an exporter's page as bytes: `fetch()` waits, `await fetch_with(session)` for a
   loop that does other things meanwhile.
 """

@@ -1,20 +1,18 @@
-"""How to be let in at a URL: what the options say, and what is sent because of it. No secret is logged or shown."""
+"""Owns how to be let in at a URL: what the options say, and what is sent because of it. It shows no secret."""
 
 from __future__ import annotations
 
 import base64
 import re
 import ssl
-import threading
 import unicodedata
 from dataclasses import dataclass
 
 from podgpu.errors import SourceError, UsageError
-from podgpu.files import FileIdentity, ReadOnChange, look_at, read_bounded
+from podgpu.files import FileIdentity, ReadOnChange, look_at
+from podgpu.http.tls import KeptContext, Pem, client_context
 
 _LARGEST_SECRET = 64 * 1024
-_LARGEST_BUNDLE = 4 * 1024 * 1024
-"""Of authorities; the whole world's are a quarter of a megabyte."""
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 """A header's name in RFC 9110."""
 _LOGIN = re.compile(r".*(?:@|%40)", re.DOTALL | re.IGNORECASE)
@@ -73,8 +71,7 @@ class Credentials:
         self.access = access or Access()
         self.access.check()
         self._secrets: ReadOnChange[str] = ReadOnChange(_parse_secret, _LARGEST_SECRET)
-        self._tls: tuple[FileIdentity | None, ssl.SSLContext] | None = None
-        self._making = threading.Lock()
+        self._tls = KeptContext(self._make_context)
 
     def headers(self, login: str = "") -> dict[str, str]:
         """`login`: USER:PASSWORD of the URL. Raises SourceError for a secret that cannot be had."""
@@ -92,7 +89,7 @@ class Credentials:
     def reads_files(self, https: bool) -> bool:
         """Whether the next `headers` or `tls` looks at a file, which may take its time."""
         access = self.access
-        of_tls = https and (bool(access.ca_file) or self._tls is None)
+        of_tls = https and (bool(access.ca_file) or not self._tls.is_made)
         return bool(access.token_file or access.password_file) or of_tls
 
     @property
@@ -100,27 +97,13 @@ class Credentials:
         return bool(self.access.username or self.access.token_file)
 
     def tls(self) -> ssl.SSLContext:
-        """Made again only when the file of authorities changed: loading them takes milliseconds, and a megabyte."""
+        """Made again only when the file of authorities changed."""
         file = self.access.ca_file
-        identity = look_at(file) if file else None
-        with self._making:  # a thousand that ask at once, each in its thread, make one
-            if self._tls is None or self._tls[0] != identity:
-                self._tls = (identity, self._make_context())
-            return self._tls[1]
+        return self._tls.of(look_at(file) if file else None)
 
-    def _make_context(self) -> ssl.SSLContext:
-        file = self.access.ca_file
-        authorities = read_bounded(file, _LARGEST_BUNDLE).decode("ascii", "ignore") if file else None
-        if authorities == "":  # to ssl that means: the system's
-            raise SourceError("tls", f"{file} has no certificates in it: it is empty")
-        try:
-            context = ssl.create_default_context(cadata=authorities)
-        except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
-            raise SourceError("tls", f"{file} has no certificates in it ({error})") from error
-        if self.access.insecure:
-            context.check_hostname = False
-            context.verify_mode = ssl.CERT_NONE
-        return context
+    def _make_context(self, _identity: FileIdentity | None) -> ssl.SSLContext:
+        authorities = Pem(self.access.ca_file)
+        return client_context(authorities.read() if authorities else None, authorities.name, not self.access.insecure)
 
 
 def _parse_secret(content: bytes, path: str) -> str:

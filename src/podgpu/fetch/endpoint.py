@@ -1,4 +1,4 @@
-"""One place that is asked over HTTP. Any status is an answer; what keeps an answer away is a SourceError.
+"""Asks one place over HTTP. Any status is an answer; what keeps an answer away is a SourceError.
 
 No redirect is followed: it could lead credentials elsewhere. No secret is logged, nor printed in a URL.
 """
@@ -6,7 +6,6 @@ No redirect is followed: it could lead credentials elsewhere. No secret is logge
 from __future__ import annotations
 
 import asyncio
-import socket
 import ssl
 import unicodedata
 from collections.abc import Mapping
@@ -16,18 +15,14 @@ from urllib.parse import SplitResult, unquote, urlsplit
 import aiohttp
 from yarl import URL
 
-from podgpu import __version__
 from podgpu.errors import SourceError, UsageError
 from podgpu.fetch.access import Access, Credentials, without_secrets
-from podgpu.fetch.receive import Received
+from podgpu.http.exchange import Question, let_go, read_whole, send
+from podgpu.http.failure import Failure, Kind, explained
 
 LARGEST_ANSWER = 64 * 1024 * 1024
 DEADLINE = 4.0
-KEEP_ALIVE_SECONDS = 70.0
-"""Less than the 75 s after which aiohttp's servers, and podgpu's, hang up; more than most intervals."""
-_PIECE = 256 * 1024
 _LONGEST_REASON = 100
-_AGENT = f"podgpu/{__version__}"
 
 
 class Answer(NamedTuple):
@@ -40,33 +35,6 @@ class Answer(NamedTuple):
     """What the server wrote behind the status, in one short line of text."""
     location: str = ""
     """Where a redirect points; may have secrets in it."""
-
-
-class _Request(NamedTuple):
-    method: str
-    url: URL
-    headers: dict[str, str]
-    form: Mapping[str, str] | None
-    tls: ssl.SSLContext | bool
-
-
-def open_session(keep_alive: float = KEEP_ALIVE_SECONDS) -> aiohttp.ClientSession:
-    """For `ask`, on the loop that runs now. How many requests are under way at a time is for the caller to limit.
-
-    `keep_alive`: seconds for which a connection stays open after its last answer; 0: not at all.
-    """
-    connector = (
-        aiohttp.TCPConnector(limit=0, keepalive_timeout=keep_alive)
-        if keep_alive
-        else aiohttp.TCPConnector(limit=0, force_close=True)
-    )
-    return aiohttp.ClientSession(
-        connector=connector,
-        auto_decompress=False,  # aiohttp would unpack a small answer to any size
-        cookie_jar=aiohttp.DummyCookieJar(),
-        timeout=aiohttp.ClientTimeout(total=None),  # `ask` has its own
-        headers={"User-Agent": _AGENT, "Accept-Encoding": "gzip"},
-    )
 
 
 class Endpoint:
@@ -105,18 +73,18 @@ class Endpoint:
     ) -> Answer:
         """`path` goes behind the URL's own. `form` is sent as a form, with GET as a query. Raises SourceError."""
         url = self._url.joinpath(path.lstrip("/")).with_query(self._url.query) if path else self._url
-        try:
+        query, sent = (form, None) if method == "GET" else (None, form)
+        with explained(self._say):
             async with asyncio.timeout(self.deadline):
                 headers, tls = await self._let_in()
-                request = _Request(method, url, headers | {"Accept": accept}, form, tls)
+                response = await send(session, Question(method, url, headers | {"Accept": accept}, query, sent, tls))
                 try:
-                    return await self._send(session, request)
-                except aiohttp.ServerDisconnectedError:
-                    # A server may close a kept connection at the moment it is used again. Everything podgpu sends only
-                    # asks, so that it may be sent twice.
-                    return await self._send(session, request)
-        except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise self._explain(error) from error
+                    body = await read_whole(response, self.shown, self._largest)
+                finally:
+                    let_go(response)
+        found = response.headers
+        content_type = found.get("Content-Type", "").partition(";")[0].strip().lower()
+        return Answer(response.status, body, content_type, _plain(response.reason or ""), found.get("Location", ""))
 
     async def _let_in(self) -> tuple[dict[str, str], ssl.SSLContext | bool]:
         """Where files are to be read for it, in a thread: a disk that hangs costs this request its deadline, and no
@@ -127,29 +95,6 @@ class Endpoint:
 
     def _credentials_now(self) -> tuple[dict[str, str], ssl.SSLContext | bool]:
         return self._credentials.headers(self._login), self._credentials.tls() if self._is_https else True
-
-    async def _send(self, session: aiohttp.ClientSession, request: _Request) -> Answer:
-        in_url = request.method == "GET"
-        async with session.request(
-            request.method,
-            request.url,
-            params=request.form if in_url else None,
-            data=None if in_url else request.form,
-            headers=request.headers,
-            ssl=request.tls,
-            allow_redirects=False,
-        ) as response:
-            body = await self._read(response)
-        headers = response.headers
-        content_type = headers.get("Content-Type", "").partition(";")[0].strip().lower()
-        return Answer(response.status, body, content_type, _plain(response.reason or ""), headers.get("Location", ""))
-
-    async def _read(self, response: aiohttp.ClientResponse) -> bytes:
-        received = Received(self.shown, self._largest, response.headers.get("Content-Encoding", "").strip().lower())
-        received.expect(response.content_length or 0)
-        while piece := await response.content.read(_PIECE):
-            received.take(piece)
-        return received.whole()
 
     # Why not
 
@@ -166,37 +111,20 @@ class Endpoint:
             return SourceError(f"http_{status}", f"{shown} sends on to {target}, which is not followed: name that URL")
         if status == 503:
             return SourceError("http_503", f"{shown} answers 503: it is not ready, or its figures are too old")
-        said = f"{shown} answers {status} {answer.reason}".rstrip()
-        return SourceError(f"http_{status}", f"{said}: is the path right?" if status < 500 else said)
+        words = f"{shown} answers {status} {answer.reason}".rstrip()
+        return SourceError(f"http_{status}", f"{words}: is the path right?" if status < 500 else words)
 
-    def _explain(self, error: Exception) -> SourceError:
-        if isinstance(error, TimeoutError):
-            return SourceError("timeout", f"{self.shown}: no whole answer within {self.deadline:g} s")
+    def _say(self, failure: Failure) -> SourceError:
         access = self._credentials.access
-        if isinstance(error, aiohttp.ClientSSLError | ssl.SSLError):
-            why = f"no trusted connection ({_first_line(error)})"
-            return SourceError("tls", f"{self.shown}: {why}: {access.tls_advice()}")
-        if isinstance(error, aiohttp.ClientPayloadError):
-            return SourceError("truncated", f"{self.shown}: the answer ended too early")
-        why = _why_unreachable(error)
+        if failure.kind is Kind.TIMEOUT:
+            return SourceError("timeout", f"{self.shown}: no whole answer within {self.deadline:g} s")
+        if failure.is_tls:
+            return SourceError("tls", f"{self.shown}: no trusted connection ({failure.why}): {access.tls_advice()}")
+        if failure.kind is Kind.CUT_SHORT:
+            return SourceError("truncated", f"{self.shown}: {failure.why}")
         return SourceError(
-            "unreachable", f"{self.shown} cannot be reached ({why}): see that {access.server} runs there"
+            "unreachable", f"{self.shown} cannot be reached ({failure.why}): see that {access.server} runs there"
         )
-
-
-def _why_unreachable(error: Exception) -> str:
-    cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
-    if isinstance(cause, ConnectionRefusedError):
-        return "nothing listens there"
-    if isinstance(cause, socket.gaierror):
-        return "there is no host of this name"
-    if isinstance(error, aiohttp.ServerDisconnectedError):
-        return "it hung up without an answer"
-    if isinstance(error, aiohttp.ClientResponseError):
-        return "its answer is no HTTP: is the port right?"
-    if isinstance(error, aiohttp.InvalidURL):
-        return "it is no address"  # its own text is the whole URL
-    return _first_line(error)
 
 
 def _split(url: str) -> SplitResult:
@@ -230,8 +158,3 @@ def _url(parts: SplitResult) -> URL:
 def _plain(text: str) -> str:
     """A server may write anything there: half a character, or what moves a cursor."""
     return "".join(c for c in text[:_LONGEST_REASON] if c.isprintable())
-
-
-def _first_line(error: Exception) -> str:
-    """An aiohttp error may quote the request: its first line is enough."""
-    return (str(error) or type(error).__name__).partition("\n")[0][:200]

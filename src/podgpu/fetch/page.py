@@ -1,4 +1,4 @@
-"""Where an exporter's page comes from: a URL or a file, as bytes. Bounded in time and size, never half a page."""
+"""Fetches an exporter's page from a URL or a file, as bytes: bounded in time and size, never half a page."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import aiohttp
 from podgpu.clock import Clock
 from podgpu.errors import SourceError, UsageError
 from podgpu.fetch.access import Access, Credentials, without_secrets
-from podgpu.fetch.endpoint import DEADLINE, Endpoint, open_session
+from podgpu.fetch.endpoint import DEADLINE, Endpoint
 from podgpu.files import FileIdentity, ReadOnChange, look_at
+from podgpu.http.exchange import open_session
 
 MAX_AGE = 300.0
 LARGEST_PAGE = 16 * 1024 * 1024

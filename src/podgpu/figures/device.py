@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from podgpu.model import Workload
+from podgpu.model import Who, Workload
 
 UTIL, GR_ENGINE = 203, 1001
 FB_TOTAL, FB_FREE, FB_USED, FB_RESERVED = 250, 251, 252, 253
@@ -16,7 +16,6 @@ FIELDS = (UTIL, GR_ENGINE, FB_TOTAL, FB_FREE, FB_USED, FB_RESERVED, POWER, TEMPE
 _MIB = 1024 * 1024
 _OVER_FULL = 1.01
 """A counter read a moment too late tells a little more than everything. What is beyond that is no value."""
-Who = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +45,7 @@ class HolderFigures:
 
     @property
     def who(self) -> Who:
-        return who_is(self.holder)
+        return self.holder.who
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,17 +91,6 @@ class View:
     """Unix time by the clock that `idle_since` goes by, where holders have one."""
 
 
-def who_is(workload: Workload) -> Who:
-    """Equal for the same holder, whichever source names it. Empty: there is nothing to go by."""
-    if workload.job:
-        return "job", workload.job
-    if workload.pod:
-        return workload.namespace, workload.pod, workload.container
-    if workload.uid or workload.container_id:
-        return "uid", workload.uid, workload.container, workload.container_id
-    return ()
-
-
 def holder_text(workload: Workload) -> str:
     if workload.job:
         return f"job {workload.job}"
@@ -110,7 +98,8 @@ def holder_text(workload: Workload) -> str:
         return "/".join(part for part in (workload.namespace, workload.pod, workload.container) if part)
     if workload.container_id:
         return f"container {workload.container_id[:12]}"
-    return f"pod {workload.uid}" if workload.uid else "-"
+    names = "/".join(part for part in (workload.uid, workload.container) if part)
+    return f"pod {names}" if workload.uid else "-"
 
 
 def utilization_of(values: Mapping[int, float]) -> float | None:

@@ -11,12 +11,10 @@ from podgpu.figures.device import (
     HolderFigures,
     ProcessFigures,
     View,
-    Who,
     memory_of,
     utilization_of,
-    who_is,
 )
-from podgpu.model import ContainerUsage, Device, DeviceTotals, Snapshot, Value
+from podgpu.model import ContainerUsage, Device, DeviceTotals, Snapshot, Value, Who
 
 _NS = 1_000_000_000
 _MJ = 1000
@@ -76,12 +74,10 @@ def _holders(snapshot: Snapshot) -> dict[str, dict[Who, HolderFigures]]:
     """Who was given a device, and who works on it: with figures where there are any."""
     found: dict[str, dict[Who, HolderFigures]] = {}
     for assignment in snapshot.assignments:
-        who = who_is(assignment.holder)
-        if who:
+        if who := assignment.holder.who:
             found.setdefault(assignment.device, {})[who] = HolderFigures(assignment.holder, share=assignment.share)
     for usage in snapshot.usage.containers:
-        who = who_is(usage.holder)
-        if who:
+        if who := usage.holder.who:
             of_device = found.setdefault(usage.device, {})
             given = of_device.get(who)
             of_device[who] = _holder_figures(usage, given.share if given else None, snapshot.taken_at)

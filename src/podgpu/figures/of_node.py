@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from podgpu.catalog.mig import part_of_gpu
+from podgpu.catalog.mig import billed_name, parent_and_part
 from podgpu.figures.device import DeviceFigures, HolderFigures
 from podgpu.figures.from_snapshot import view_of_snapshot
 from podgpu.figures.picture import NamespacePicture, NodePicture, Picture
-from podgpu.model import Device, NamespaceTotals, Snapshot
+from podgpu.model import NamespaceTotals, Snapshot
 
 _NS_PER_HOUR = 3_600 * 1_000_000_000
 _MJ_PER_KWH = 3_600_000_000
@@ -65,17 +65,14 @@ def _namespaces(devices: Sequence[DeviceFigures], totals: Sequence[NamespaceTota
 
 def _parts(device: DeviceFigures) -> Iterator[tuple[HolderFigures, float]]:
     """Each holder's part of a physical GPU: what it was given, else as much as every other holder."""
-    model = f"{device.model} MIG {device.profile}" if device.instance else device.model
+    model = billed_name(device.model, device.profile) if device.instance else device.model
     for of in device.holders:
         yield of, _part(model) * (1 / len(device.holders) if of.share is None else of.share)
 
 
 def _part(model: str) -> float:
     """Of a GPU, by the name its use is billed under: `<model>` or `<model> MIG <profile>`."""
-    gpu, mig, profile = model.rpartition(" MIG ")
-    if not mig:
-        return 1.0
-    return part_of_gpu(Device(0, "", "", gpu, gi_id=0, profile=profile)) or 0.0
+    return parent_and_part(model)[1] or 0.0
 
 
 def _used_gpus(held: Sequence[_Held]) -> float | None:

@@ -12,8 +12,15 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 
 from podgpu.catalog.counters import Counter
-from podgpu.catalog.families import CLOCK_EVENTS
-from podgpu.catalog.xids import xid_text
+from podgpu.catalog.families import (
+    CLOCK_EVENTS,
+    HOLDER_LABELS,
+    JOB_LABEL,
+    NAMELESS_LABELS,
+    OLD_POD_LABELS,
+    POD_LABELS,
+)
+from podgpu.catalog.fields import xid_text
 from podgpu.join.policy import Policy
 from podgpu.join.virtual import KEPT_FOR_DEVICE, own_values
 from podgpu.model import (
@@ -69,7 +76,7 @@ def _label_readings(snapshot: Snapshot, policy: Policy) -> list[_Labelled]:
     parents = {r.device.uuid: r.values for r in snapshot.readings if not r.device.is_instance}
     sole = sole_holders(snapshot.assignments)
     held = _by_device(snapshot.assignments) if policy.virtual_gpus else {}
-    used = {(u.device, u.holder): u for u in snapshot.usage.containers} if held else {}
+    used = {(u.device, u.holder.who): u for u in snapshot.usage.containers} if held else {}
     labelled: list[_Labelled] = []
     for reading in snapshot.readings:
         parent = parents.get(reading.device.uuid, {})
@@ -82,7 +89,7 @@ def _label_readings(snapshot: Snapshot, policy: Policy) -> list[_Labelled]:
             )
             labelled.append(device)
             for one in holders:
-                usage = used.get((one.device, one.holder))
+                usage = used.get((one.device, one.holder.who))
                 own = own_values(reading.values, usage)
                 labels = plain(*_virtual_labels(one, snapshot.pod_labels, policy), policy)
                 labelled.append(_Labelled(reading.device, own, labels, parent))
@@ -109,7 +116,7 @@ def sole_holders(assignments: Iterable[Assignment]) -> dict[str, Assignment]:
     held: dict[str, Assignment | None] = {}
     for assignment in assignments:
         known = held.setdefault(assignment.device, assignment)
-        if known is None or known.holder != assignment.holder:
+        if known is None or known.holder.who != assignment.holder.who:
             held[assignment.device] = None
     return {device: assignment for device, assignment in held.items() if assignment is not None}
 
@@ -138,7 +145,7 @@ def device_labels(device: Device, label_values: Pairs, pod_labels: Pairs, attrib
         ("gpu", str(device.index)),
         ("uuid" if policy.old_namespace else "UUID", device.uuid),
         ("pci_bus_id", device.pci_bus_id),
-        ("device", f"nvidia{device.index}"),
+        ("device", device.name),
         ("modelName", model_name(device.model, policy.replace_blanks_in_model_name)),
     ]
     if device.gi_id is not None:
@@ -157,13 +164,11 @@ def model_name(model: str, replace_blanks: bool) -> str:
 def holder_pairs(holder: Workload, policy: Policy) -> list[tuple[str, str]]:
     """What is not known has no label; who has no name goes by uid and container id."""
     if holder.job:
-        return [("hpc_job", holder.job)]
-    names = (
-        ("container_name", "pod_namespace", "pod_name") if policy.old_namespace else ("container", "namespace", "pod")
-    )
-    pairs = [*zip(names, (holder.container, holder.namespace, holder.pod), strict=True)]
-    pairs += [("pod_uid", holder.uid)] if policy.pod_uid or not holder.pod else []
-    pairs += [] if holder.pod else [("container_id", holder.container_id)]
+        return [(JOB_LABEL, holder.job)]
+    names, (uid, container_id) = OLD_POD_LABELS if policy.old_namespace else POD_LABELS, NAMELESS_LABELS
+    pairs = [*zip(names, (holder.namespace, holder.pod, holder.container), strict=True)]
+    pairs += [(uid, holder.uid)] if policy.pod_uid or not holder.pod else []
+    pairs += [] if holder.pod else [(container_id, holder.container_id)]
     return [pair for pair in pairs if pair[1]]
 
 
@@ -248,22 +253,6 @@ def _clock_event_samples(labelled: Sequence[_Labelled], snapshot: Snapshot, poli
                 yield Sample(_with_attributes(item.labels, ("clock_event", event), window), count)
 
 
-HOLDER_LABELS = frozenset(
-    {
-        "container",
-        "container_id",
-        "container_name",
-        "hpc_job",
-        "namespace",
-        "pod",
-        "pod_name",
-        "pod_namespace",
-        "pod_uid",
-        "vgpu",
-    }
-    | {f"dra_{part}" for part in ("claim_name", "claim_namespace", "device_name", "driver_name", "pool_name")}
-    | {"dra_mig_device_uuid", "dra_mig_profile"}
-)
 _RESERVED = tuple(
     (name, "")
     for name in (

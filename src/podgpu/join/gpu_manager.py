@@ -14,7 +14,7 @@ from math import fsum
 from podgpu.catalog import families as f
 from podgpu.catalog.mig import part_of_gpu
 from podgpu.join.policy import Policy
-from podgpu.model import ContainerUsage, Device, Family, Labels, Sample, Snapshot, Value, VcudaRequest, Workload
+from podgpu.model import ContainerUsage, Device, Family, Labels, Sample, Snapshot, Value, VcudaRequest, Who
 from podgpu.model import physical as gpu_of
 
 FB_TOTAL_FIELD = 250
@@ -25,8 +25,6 @@ _MIB = 1024 * 1024
 _DECIMALS = 6
 
 Figure = int | float | None
-Who = tuple[str, str, str]
-"""Namespace, pod and container, which is what the labels say. An HPC job has no pod, and no series here."""
 
 
 @dataclass(slots=True)
@@ -44,7 +42,7 @@ class _Part:
     @property
     def of_card(self) -> float | None:
         if self.device is not None:
-            return part_of_gpu(self.device)
+            return part_of_gpu(self.device.model, self.device.profile) if self.device.is_instance else 1.0
         return 1.0 if gpu_of(self.key) == self.key else None
 
 
@@ -71,7 +69,7 @@ def gpu_manager_families(snapshot: Snapshot, policy: Policy) -> list[Family]:
 
 
 def _containers(snapshot: Snapshot) -> dict[Who, _Container]:
-    """Those that hold a device, use one, or asked gpu-manager for one."""
+    """Those that hold a device, use one, or asked gpu-manager for one. An HPC job has no pod, and no series here."""
     devices = {d.key: d for d in snapshot.devices}
     totals = {r.device.key: r.values.get(FB_TOTAL_FIELD) for r in snapshot.readings}
     found: dict[Who, _Container] = {}
@@ -81,20 +79,16 @@ def _containers(snapshot: Snapshot) -> dict[Who, _Container]:
         return parts.setdefault(key, _Part(key, devices.get(key), totals.get(key)))
 
     for assignment in snapshot.assignments:
-        if who := _who(assignment.holder):
-            held = part(who, assignment.device)
+        if assignment.holder.pod:
+            held = part(assignment.holder.who, assignment.device)
             held.held, held.share = True, assignment.share
     for usage in snapshot.usage.containers:
-        if who := _who(usage.holder):
-            part(who, usage.device).usage = usage
+        if usage.holder.pod:
+            part(usage.holder.who, usage.device).usage = usage
     for request in snapshot.vcuda:
-        if who := _who(request.holder):
-            found.setdefault(who, _Container()).vcuda = request
+        if request.holder.pod:
+            found.setdefault(request.holder.who, _Container()).vcuda = request
     return found
-
-
-def _who(workload: Workload) -> Who | None:
-    return (workload.namespace, workload.pod, workload.container) if workload.pod else None
 
 
 # What they use
@@ -184,6 +178,6 @@ def _tidy(figure: Figure) -> Figure:
 
 @lru_cache(maxsize=4096)
 def _labels(who: Who, node: str, label: str, card: str) -> Labels:
-    namespace, pod, container = who
+    _, namespace, pod, container = who
     host = [("node", node)] if node else []
     return Labels([("pod_name", pod), ("namespace", namespace), *host, ("container_name", container), (label, card)])

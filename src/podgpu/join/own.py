@@ -50,7 +50,7 @@ def _device(device: Device, host: Host, *more: tuple[str, str]) -> Labels:
         ("gpu", str(device.index)),
         ("UUID", device.uuid),
         ("pci_bus_id", device.pci_bus_id),
-        ("device", f"nvidia{device.index}"),
+        ("device", device.name),
     ]
     if device.gi_id is not None:
         pairs += [("GPU_I_PROFILE", device.profile), ("GPU_I_ID", str(device.gi_id))]
@@ -120,21 +120,15 @@ def _allocations(snapshot: Snapshot) -> list[tuple[Labels, float | None]]:
 
 @lru_cache(maxsize=4096)
 def _allocation_labels(device: Device, holder: Workload, source: str) -> Labels:
-    pairs = [("gpu", str(device.index)), ("UUID", device.uuid), ("device", f"nvidia{device.index}")]
+    pairs = [("gpu", str(device.index)), ("UUID", device.uuid), ("device", device.name)]
     if device.gi_id is not None:
         pairs.append(("GPU_I_ID", str(device.gi_id)))
-    who = (
-        [("hpc_job", holder.job)]
-        if holder.job
-        else [
-            ("namespace", holder.namespace),
-            ("pod", holder.pod),
-            ("container", holder.container),
-        ]
-    )
-    if not holder.job and not holder.pod:
-        who += [("pod_uid", holder.uid), ("container_id", holder.container_id)]
-    return Labels([*pairs, *who, ("source", source)])
+    if holder.job:
+        pairs.append((f.JOB_LABEL, holder.job))
+    else:
+        pairs += zip(f.POD_LABELS, (holder.namespace, holder.pod, holder.container), strict=True)
+        pairs += [] if holder.pod else zip(f.NAMELESS_LABELS, (holder.uid, holder.container_id), strict=True)
+    return Labels([*pairs, ("source", source)])
 
 
 def _unmapped(snapshot: Snapshot) -> list[Sample]:

@@ -1,5 +1,5 @@
-"""The Kubernetes API, as far as podgpu needs it: who we are, one question, one collection kept up to date. Reads only.
+"""Owns the Kubernetes API as far as podgpu needs it: who we are, one question, one collection kept fresh. Read only.
 
-Stands below `allocation/`: knows errors, and nothing else of podgpu. Made of aiohttp, because the official client
-weighs 40 to 70 MiB.
+It stands below `allocation/`: it knows errors, files and `http/`, and nothing else of podgpu. It is made of aiohttp,
+because the official client weighs 40 to 70 MiB.
 """

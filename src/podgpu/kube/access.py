@@ -1,4 +1,4 @@
-"""Where an API server is and what proves who asks, as frozen dataclasses. Secrets never show in a repr."""
+"""Says where an API server is and what proves who asks, in frozen dataclasses. Secrets never show in a repr."""
 
 from __future__ import annotations
 
@@ -6,16 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-
-@dataclass(frozen=True, slots=True)
-class Pem:
-    """A certificate or a key: in a file, which may be replaced at any time, or given outright, or none."""
-
-    file: str = ""
-    text: str = field(default="", repr=False)
-
-    def __bool__(self) -> bool:
-        return bool(self.file or self.text)
+from podgpu.http.tls import NO_PEM, Pem
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +31,12 @@ class ApiConfig:
     origin: str
     """Where all this was read, for messages: `the pod's service account`, `/root/.kube/config (context kind)`."""
     namespace: str = "default"
-    ca: Pem = Pem()
+    ca: Pem = NO_PEM
     """None: the system's own certificate authorities."""
     verify: bool = True
     tls_server_name: str = ""
-    certificate: Pem = Pem()
-    key: Pem = Pem()
+    certificate: Pem = NO_PEM
+    key: Pem = NO_PEM
     token: str = field(default="", repr=False)
     token_file: str = ""
     """Wins over `token` once it could be read."""

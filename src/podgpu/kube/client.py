@@ -1,4 +1,4 @@
-"""Questions to the API server, each with a deadline and a bound on the answer. Reads only; follows no redirect."""
+"""Asks the API server, each time with a deadline and a bound on the answer. It only reads."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import asyncio
 import json
 import random
 import socket
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, suppress
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import aiohttp
 
-from podgpu import __version__
 from podgpu.errors import SourceError
+from podgpu.http.exchange import Question, let_go, open_session, read_whole, send
+from podgpu.http.failure import explained
 from podgpu.kube.access import ApiConfig
 from podgpu.kube.answers import Object, Refused, explain_failure, explain_status
 from podgpu.kube.credentials import Credentials, Identity
-from podgpu.kube.tls import TlsContexts
 
 LARGEST_ANSWER = 64 * 1024 * 1024
 DEADLINE = 30.0
@@ -27,7 +27,6 @@ _LARGEST_OBJECT = 4 * 1024 * 1024
 """Of what is parsed in one piece: no other thread runs meanwhile."""
 _LARGEST_REFUSAL = 64 * 1024
 _CONNECT_SECONDS = 10.0
-_PIECE = 256 * 1024
 
 
 class ApiClient:
@@ -53,7 +52,6 @@ class ApiClient:
         self._credentials = credentials or Credentials(config)
         self._verbs = verbs
         self._metadata_only = metadata_only
-        self._tls = TlsContexts(config)
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
@@ -65,6 +63,7 @@ class ApiClient:
         await self.close()
 
     async def close(self) -> None:
+        self._credentials.close()
         session, self._session = self._session, None
         if session is not None:
             await session.close()
@@ -95,7 +94,7 @@ class ApiClient:
             with self._explained(path):
                 return await self._read(response, most or self.largest_answer, path)
         finally:
-            _let_go(response)
+            let_go(response)
 
     async def stream(self, path: str, params: Mapping[str, str], idle: float) -> AsyncGenerator[bytes, None]:
         """The body of an answer that does not end soon, in pieces; the first is empty and says: accepted.
@@ -114,7 +113,7 @@ class ApiClient:
                     return
                 yield piece
         finally:
-            _let_go(response)
+            let_go(response)
 
     async def _open(
         self, path: str, params: Mapping[str, str], timeout: aiohttp.ClientTimeout, headers: Mapping[str, str]
@@ -125,7 +124,7 @@ class ApiClient:
         if response.status == 401:
             self._credentials.doubt(identity)
             with ExitStack() as unless_kept:
-                unless_kept.callback(_let_go, response)
+                unless_kept.callback(let_go, response)
                 fresh = await self._credentials.current()
                 if fresh == identity:
                     unless_kept.pop_all()
@@ -140,7 +139,7 @@ class ApiClient:
                     body = await self._read(response, _LARGEST_REFUSAL, path)
             raise explain_status(response.status, body, response.headers, path, self.config.origin, self._verbs)
         finally:
-            _let_go(response)
+            let_go(response)
 
     async def _send(
         self,
@@ -150,25 +149,19 @@ class ApiClient:
         headers: Mapping[str, str],
         identity: Identity,
     ) -> aiohttp.ClientResponse:
-        options: dict[str, Any] = {}
-        if self.config.server.startswith("https:"):
-            options["ssl"] = self._tls.context(identity)
-            if self.config.tls_server_name:
-                options["server_hostname"] = self.config.tls_server_name
-        # Compressed, an event could wait in the server's buffer for the next, and a small answer grow without bound.
+        is_https = self.config.server.startswith("https:")
+        tls = await self._credentials.tls(identity) if is_https else True
+        name = self.config.tls_server_name or None if is_https else None
+        # Compressed, an event could wait in the server's buffer for the next.
         carried = {"Accept": "application/json", "Accept-Encoding": "identity", **headers}
         if identity.token:
             carried["Authorization"] = f"Bearer {identity.token}"
+        if self._session is None:
+            self._session = open_session()
+        question = Question("GET", self.config.server + path, carried, dict(params), tls=tls, server_name=name)
         with self._explained(path):
             async with asyncio.timeout(self.deadline):
-                return await self._open_session().get(
-                    self.config.server + path,
-                    params=dict(params),
-                    headers=carried,
-                    timeout=timeout,
-                    allow_redirects=False,
-                    **options,
-                )
+                return await send(self._session, question, timeout)
 
     def _accept(self, part: str) -> dict[str, str]:
         """A server that cannot leave the rest out sends all of it: what is kept is the same."""
@@ -176,30 +169,14 @@ class ApiClient:
             return {}
         return {"Accept": f"application/json;as={part};g=meta.k8s.io;v=v1,application/json"}
 
-    def _open_session(self) -> aiohttp.ClientSession:
-        if self._session is None:
-            self._session = aiohttp.ClientSession(
-                headers={"User-Agent": f"podgpu/{__version__}"},
-                cookie_jar=aiohttp.DummyCookieJar(),
-                auto_decompress=False,
-            )
-        return self._session
-
     async def _read(self, response: aiohttp.ClientResponse, most: int, path: str) -> bytes:
-        body = bytearray()
-        async for piece in response.content.iter_chunked(_PIECE):
-            body.extend(piece)
-            if len(body) > most:
-                raise SourceError("bad_answer", f"the answer to {path} is larger than the {most} bytes podgpu accepts")
-        return bytes(body)
-
-    @contextmanager
-    def _explained(self, path: str) -> Iterator[None]:
-        """Foreign errors become ours here. What they say holds no header, so no token either."""
         try:
-            yield
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-            raise explain_failure(error, self.config.server, path) from error
+            return await read_whole(response, f"{self.config.server}{path}", most)
+        except SourceError as error:
+            raise SourceError("bad_answer", str(error)) from error
+
+    def _explained(self, path: str) -> AbstractContextManager[None]:
+        return explained(lambda failure: explain_failure(failure, self.config.server, path))
 
 
 def _parse(body: bytes, path: str) -> Object:
@@ -210,16 +187,6 @@ def _parse(body: bytes, path: str) -> Object:
     if not isinstance(answer, dict):
         raise SourceError("bad_answer", f"the answer to {path} is not a JSON object: is this an API server?")
     return answer
-
-
-def _let_go(response: aiohttp.ClientResponse) -> None:
-    """Drop a connection whose answer was not read to its end; one that was is kept for the next question already.
-
-    Without the abort, TLS would wait for the server's goodbye after our loop has ended.
-    """
-    if response.connection is not None and response.connection.transport is not None:
-        response.connection.transport.abort()
-    response.close()
 
 
 def _probe_when_silent(response: aiohttp.ClientResponse) -> None:

@@ -1,4 +1,4 @@
-"""Finds the API server: the pod's service account, else $KUBECONFIG, else ~/.kube/config. Reads files, asks nobody."""
+"""Finds the API server: the pod's service account, else $KUBECONFIG, else ~/.kube/config. It asks nobody."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 from podgpu.errors import SourceError
-from podgpu.kube.access import ApiConfig, ExecPlugin, Pem
+from podgpu.http.tls import Pem
+from podgpu.kube.access import ApiConfig, ExecPlugin
 from podgpu.kube.kubeconfig import read_kubeconfig
 
-__all__ = ["SERVICE_ACCOUNT", "ApiConfig", "ExecPlugin", "Pem", "load_config"]
+__all__ = ["SERVICE_ACCOUNT", "ApiConfig", "ExecPlugin", "load_config"]
 
 SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 

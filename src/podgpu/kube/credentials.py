@@ -1,24 +1,32 @@
-"""What each request carries to prove who asks: kept, renewed in time, and renewed at once when it was refused.
+"""Owns what proves who asks, and who answers: tokens and certificates, kept, renewed in time or once they are refused.
 
-Never logs what it holds.
+Files are read beside the event loop: one on a disk that hangs costs the request that needs it, within a bound, and
+nothing else. Nothing that is held is ever logged.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from podgpu.errors import SourceError
+from podgpu.files import read_bounded
+from podgpu.http.aside import Aside
+from podgpu.http.tls import KeptContext, client_context, load_pair
 from podgpu.kube.access import ApiConfig, ExecPlugin
 from podgpu.kube.exec_plugin import REASON, run_plugin
 
 TOKEN_FILE_SECONDS = 60.0
 """The kubelet replaces a service-account token at 80 % of its life: a minute is soon enough."""
 RENEW_BEFORE_SECONDS = 60.0
+FILE_SECONDS = 5.0
+"""A disk that has not answered by then hangs."""
 
 _LONGEST_TOKEN = 64 * 1024
 _log = logging.getLogger(__name__)
@@ -33,13 +41,32 @@ class Identity:
     key: str = field(default="", repr=False)
 
 
+class _Material(NamedTuple):
+    """What a TLS context is made of."""
+
+    authorities: bytes | None
+    certificate: bytes
+    key: bytes
+
+
 class Credentials:
     """The identity to use now. For one event loop."""
 
-    def __init__(self, config: ApiConfig, clock: Callable[[], float] = time.time, plugin_seconds: float = 30.0) -> None:
+    def __init__(
+        self,
+        config: ApiConfig,
+        clock: Callable[[], float] = time.time,
+        plugin_seconds: float = 30.0,
+        file_seconds: float = FILE_SECONDS,
+        read: Callable[[str, int], bytes] = read_bounded,
+    ) -> None:
         self._config = config
         self._clock = clock
         self._plugin_seconds = plugin_seconds
+        self._file_seconds = file_seconds
+        self._read = read
+        self._aside = Aside("api-files")
+        self._tls = KeptContext(self._make_context)
         self._held: Identity | None = None
         self._taken_at = 0.0
         self._good_for: float | None = None
@@ -53,6 +80,17 @@ class Credentials:
             assert self._held is not None
             return self._held
 
+    async def tls(self, identity: Identity) -> ssl.SSLContext:
+        """Made anew when the identity, or a file behind it, is another."""
+        try:
+            return await self._aside.ask(lambda: self._tls.of(self._material(identity)), self._file_seconds)
+        except TimeoutError as error:
+            why = f"{self._config.origin}: the disk with its certificates does not answer"
+            raise SourceError("tls", f"{why}: see that it is well") from error
+
+    def close(self) -> None:
+        self._aside.close()
+
     def doubt(self, refused: Identity) -> None:
         """The server did not know this one: look again before the next request."""
         if refused == self._held:
@@ -65,7 +103,7 @@ class Credentials:
     async def _renew(self) -> None:
         config = self._config
         if config.token_file:
-            self._hold(self._read_token_file(), TOKEN_FILE_SECONDS)
+            self._hold(await self._token_from_file(config.token_file), TOKEN_FILE_SECONDS)
         elif config.token or config.plugin is None:
             token = _checked(config.token, config.origin) if config.token else ""
             self._hold(Identity(token), None)
@@ -75,14 +113,11 @@ class Credentials:
     def _hold(self, identity: Identity, good_for: float | None) -> None:
         self._held, self._taken_at, self._good_for = identity, self._clock(), good_for
 
-    def _read_token_file(self) -> Identity:
-        path = self._config.token_file
+    async def _token_from_file(self, path: str) -> Identity:
         try:
-            with open(path, encoding="ascii") as file:
-                return Identity(_checked(file.read(_LONGEST_TOKEN + 1).strip(), path))
-        except (OSError, ValueError) as error:
-            why = getattr(error, "strerror", None) or "it is not text"
-            problem = SourceError("no_token", f"cannot read the token in {path}: {why}")
+            return Identity(await self._aside.ask(lambda: self._read_token(path), self._file_seconds))
+        except TimeoutError:
+            problem = SourceError("no_token", f"cannot read the token in {path}: the disk does not answer")
         except SourceError as error:
             problem = error
         # Being replaced, perhaps: what was good a minute ago is better than nothing.
@@ -92,6 +127,32 @@ class Credentials:
         if self._config.token:
             return Identity(_checked(self._config.token, self._config.origin))
         raise problem
+
+    def _read_token(self, path: str) -> str:
+        try:
+            text = self._read(path, _LONGEST_TOKEN).decode("ascii", "replace").strip()
+        except SourceError as error:
+            raise SourceError("no_token", f"cannot read the token: {error}") from error
+        return _checked(text, path)
+
+    def _material(self, identity: Identity) -> _Material:
+        config = self._config
+        certificate, key = identity.certificate.encode(), identity.key.encode()
+        try:
+            authorities = config.ca.read() if config.ca else None
+            if not certificate:
+                certificate, key = config.certificate.read(), config.key.read()
+        except SourceError as error:
+            raise SourceError("tls", f"{config.origin}: {error}") from error
+        return _Material(authorities, certificate, key)
+
+    def _make_context(self, material: _Material) -> ssl.SSLContext:
+        config = self._config
+        context = client_context(material.authorities, config.ca.name or config.origin, config.verify)
+        if material.certificate:
+            names = f"{config.origin}: the client certificate and its key"
+            load_pair(context, material.certificate, material.key, names)
+        return context
 
     async def _run_plugin(self, plugin: ExecPlugin) -> None:
         unwanted = threading.Event()

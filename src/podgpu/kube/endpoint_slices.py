@@ -1,4 +1,4 @@
-"""EndpointSlices of the API server: where the pods behind a Service can be reached. Pure: objects in, records out."""
+"""Reads from EndpointSlices where the pods behind a Service can be reached. Pure: objects in, records out."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def parse_endpoint_slice(body: Mapping[str, Any]) -> EndpointSliceRecord | None:
     if not name:
         return None
     service = _text(_mapping(metadata.get("labels")).get("kubernetes.io/service-name"))
-    endpoints = (_endpoint(_mapping(one)) for one in _list(body.get("endpoints")))
-    ports = (_port(_mapping(one)) for one in _list(body.get("ports")))
+    endpoints = (_endpoint(_mapping(endpoint)) for endpoint in _list(body.get("endpoints")))
+    ports = (_port(_mapping(port)) for port in _list(body.get("ports")))
     return EndpointSliceRecord(
         intern(_text(metadata.get("namespace"))),
         service or name,
@@ -101,11 +101,11 @@ def metrics_urls(slices: Iterable[EndpointSliceRecord], port: str = ANY_PORT, *,
     urls: dict[str, str] = {}
     problems: dict[str, None] = {}
     # IPv4 before IPv6: a pod with both is behind two slices, and is asked once.
-    places = [(_family(e.address), e.address, one, e) for one in slices for e in one.endpoints]
-    for _, address, one, endpoint in sorted(places, key=lambda place: (place[0], place[1], place[2].service)):
-        chosen = _choose(one.ports, port)
+    places = [(_family(e.address), e.address, record, e) for record in slices for e in record.endpoints]
+    for _, address, record, endpoint in sorted(places, key=lambda place: (place[0], place[1], place[2].service)):
+        chosen = _choose(record.ports, port)
         if chosen is None:
-            problems[_unclear(one, port)] = None
+            problems[_unclear(record, port)] = None
             continue
         host = f"[{address}]" if ":" in address else address
         scheme = _HTTPS if https or chosen.is_https else "http"
@@ -128,10 +128,10 @@ def _choose(ports: tuple[SlicePort, ...], wanted: str) -> SlicePort | None:
     return named
 
 
-def _unclear(one: EndpointSliceRecord, wanted: str) -> str:
-    there = ", ".join(f"{port.name or 'unnamed'} ({port.number})" for port in one.ports) or "none"
+def _unclear(record: EndpointSliceRecord, wanted: str) -> str:
+    there = ", ".join(f"{port.name or 'unnamed'} ({port.number})" for port in record.ports) or "none"
     return (
-        f"the Service {one.namespace}/{one.service} has no port {wanted!r}; it has {there}: "
+        f"the Service {record.namespace}/{record.service} has no port {wanted!r}; it has {there}: "
         "name one with --discover-port"
     )
 

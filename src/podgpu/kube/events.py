@@ -1,4 +1,4 @@
-"""The list and watch protocol's messages: JSON lines put together from pieces, lists and events taken apart. Pure."""
+"""Owns the messages of list and watch: JSON lines put together, lists and events taken apart. Pure."""
 
 from __future__ import annotations
 
@@ -68,10 +68,10 @@ def parse_event(line: bytes) -> Event:
 
 
 def _error(status: Object) -> Refused:
-    said = api_sentence(json.dumps(status).encode())
+    sentence = api_sentence(json.dumps(status).encode())
     if status.get("code") == 410 or status.get("reason") in ("Expired", "Gone"):
-        return Refused("gone", f"the API server has forgotten the version watched from ({said}): it is listed anew")
-    return Refused("server_error", f"the API server ended the watch ({said}): it is listed anew")
+        return Refused("gone", f"the API server has forgotten the version watched from ({sentence}): it is listed anew")
+    return Refused("server_error", f"the API server ended the watch ({sentence}): it is listed anew")
 
 
 class Listed(NamedTuple):
@@ -136,10 +136,10 @@ class _ListText:
             self._at += 1
             return
         while True:
-            one = self._value()
-            if not isinstance(one, dict):
+            item = self._value()
+            if not isinstance(item, dict):
                 raise _no_objects()
-            take(one)
+            take(item)
             if self._mark() != ",":
                 break
             self._at += 1

@@ -1,4 +1,4 @@
-"""Runs a credential plugin (client.authentication.k8s.io) within bounds of time and output. Starts processes.
+"""Runs a credential plugin (client.authentication.k8s.io) within bounds of time and output. It starts processes.
 
 What a plugin prints is a secret: of its output only the last line of stderr is ever repeated.
 """
@@ -62,8 +62,8 @@ def run_plugin(plugin: ExecPlugin, seconds: float, unwanted: threading.Event) ->
 
 
 def _spec(plugin: ExecPlugin) -> dict[str, Any]:
-    told: dict[str, Any] = {"interactive": False}
-    return told if plugin.cluster is None else told | {"cluster": plugin.cluster}
+    spec: dict[str, Any] = {"interactive": False}
+    return spec if plugin.cluster is None else spec | {"cluster": plugin.cluster}
 
 
 def _read_output(process: subprocess.Popen[bytes], command: str, until: float, unwanted: threading.Event) -> bytes:
@@ -106,7 +106,7 @@ def _give_up_if_due(command: str, until: float, unwanted: threading.Event, compl
 
 def _last_line(complaint: bytearray) -> str:
     lines = complaint.decode("utf-8", "replace").strip().splitlines()
-    text = "".join(one for one in lines[-1] if one.isprintable())[:300] if lines else ""
+    text = "".join(letter for letter in lines[-1] if letter.isprintable())[:300] if lines else ""
     return f": {text}" if text else ""
 
 
@@ -142,9 +142,9 @@ def parse_credential(output: bytes, plugin: ExecPlugin) -> PluginCredential:
 
 def _texts(status: dict[str, object], words: Sequence[str], plugin: ExecPlugin) -> list[str]:
     found = [status.get(word) or "" for word in words]
-    if not all(isinstance(one, str) for one in found):
+    if not all(isinstance(value, str) for value in found):
         raise _bad(plugin, f"has something other than a text in {', '.join(words)}")
-    return [str(one) for one in found]
+    return [str(value) for value in found]
 
 
 def _unix_time(text: str, plugin: ExecPlugin) -> float:

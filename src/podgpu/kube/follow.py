@@ -1,4 +1,4 @@
-"""The list-then-watch loop of one collection: what client-go calls a reflector. Asks the API server, for ever."""
+"""Lists one collection and then watches it, for ever: what client-go calls a reflector. It asks the API server."""
 
 from __future__ import annotations
 

@@ -1,17 +1,21 @@
-"""Reads kubeconfig files as kubectl does: several are merged, the first to name a thing wins. Touches files only."""
+"""Reads kubeconfig files as kubectl does: several are merged, the first to name a thing wins. It touches files only.
+
+Complaints never quote what stands in a field: it may be a secret.
+"""
 
 from __future__ import annotations
 
 import base64
-import json
+import binascii
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
 from podgpu.errors import SourceError
-from podgpu.kube.access import ApiConfig, ExecPlugin, Pem
-from podgpu.kube.section import Section, read_sections
+from podgpu.http.tls import Pem
+from podgpu.kube.access import ApiConfig, ExecPlugin
+from podgpu.strict_yaml import StrictMapping, parse_mapping
 
 EXEC_API = "client.authentication.k8s.io"
 EXEC_VERSIONS = (f"{EXEC_API}/v1", f"{EXEC_API}/v1beta1")
@@ -25,6 +29,48 @@ _UNSUPPORTED = {
     "as-groups": "is not supported: podgpu does not act as somebody else; give it a user of its own",
     "as-user-extra": "is not supported: podgpu does not act as somebody else; give it a user of its own",
 }
+
+
+_LARGEST_FILE = 8 * 1024 * 1024
+
+
+class Section(StrictMapping):
+    """A mapping of a kubeconfig. Unknown keys are other programs'; names like 0123, 1e3 or on stay what they are."""
+
+    takes_merges = True
+
+    @staticmethod
+    def error(message: str) -> SourceError:
+        return SourceError("bad_kubeconfig", message)
+
+    def path(self, name: str) -> str:
+        """A file named in this file is looked for beside it."""
+        text = self.text(name)
+        return os.path.join(os.path.dirname(os.path.abspath(self.file)), text) if text else ""
+
+    def decoded(self, name: str) -> str:
+        """The text inside a base64 field."""
+        try:
+            return base64.b64decode("".join(self.text(name).split()), validate=True).decode("ascii")
+        except (binascii.Error, ValueError):  # without its cause, which quotes the field
+            raise self.complaint(name, "is not PEM in base64") from None
+
+
+def read_sections(file: str) -> Section:
+    """The whole file as a section. A pipe will do, as for kubectl: it is read once, at start."""
+    try:
+        with open(file, "rb") as opened:
+            content = opened.read(_LARGEST_FILE + 1)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise SourceError("bad_kubeconfig", f"cannot read the kubeconfig {file}: {reason}") from error
+    if len(content) > _LARGEST_FILE:
+        raise SourceError("bad_kubeconfig", f"{file} is larger than 8 MiB: it is no kubeconfig")
+    return parse_sections(content, file)
+
+
+def parse_sections(content: bytes, file: str) -> Section:
+    return parse_mapping(content, file, Section)
 
 
 def read_kubeconfig(files: Sequence[str], context: str | None = None) -> ApiConfig:
@@ -41,7 +87,7 @@ def parse_kubeconfig(files: Sequence[Section], context: str | None = None) -> Ap
             "bad_kubeconfig", f"{names}: current-context is not set: run kubectl config use-context, or name a context"
         )
     if chosen not in contexts:
-        known = ", ".join(sorted(contexts)[:10]) or "none"
+        known = ", ".join(map(repr, sorted(contexts)[:10])) or "none"
         raise SourceError("bad_kubeconfig", f"{names}: contexts has no {chosen!r} (there are: {known})")
     section = contexts[chosen]
     cluster = _named(files, section, "cluster")
@@ -49,16 +95,16 @@ def parse_kubeconfig(files: Sequence[Section], context: str | None = None) -> Ap
     return _config(section, cluster, user, origin=f"{section.file} (context {chosen})")
 
 
-def _merge(files: Sequence[Section], many: str, one: str) -> dict[str, Section]:
+def _merge(files: Sequence[Section], many: str, part: str) -> dict[str, Section]:
     """Entries by name. An entry is taken whole from the first file that has it: kubectl never mixes two."""
     merged: dict[str, Section] = {}
     for file in files:
         found: dict[str, Section] = {}
-        for entry in file.children(many):
+        for entry in file.mappings(many):
             name = entry.text("name")
             if name in found:
-                raise entry.bad("name", "is there twice")
-            found[name] = Section(entry.file, f"{many}[{name}].{one}", entry.child(one).values)
+                raise entry.complaint("name", "is there twice")
+            found[name] = entry.mapping(part).called(f"{many}[{name}].{part}")
         merged = found | merged
     return merged
 
@@ -67,24 +113,24 @@ def _named(files: Sequence[Section], context: Section, kind: str) -> Section:
     name = context.text(kind)
     found = _merge(files, f"{kind}s", kind).get(name)
     if found is None:
-        raise context.bad(kind, f"names {name!r}, which is not in {kind}s" if name else "is missing")
+        raise context.complaint(kind, f"names {name!r}, which is not in {kind}s" if name else "is missing")
     return found
 
 
 def _config(context: Section, cluster: Section, user: Section, origin: str) -> ApiConfig:
     for name, why in _UNSUPPORTED.items():
         if user.has(name):
-            raise user.bad(name, why)
+            raise user.complaint(name, why)
     if cluster.has("proxy-url"):
-        raise cluster.bad(
+        raise cluster.complaint(
             "proxy-url", "is not supported: let podgpu reach the API server directly, or run kubectl proxy"
         )
     ca, verify = _pem(cluster, "certificate-authority"), not cluster.flag("insecure-skip-tls-verify")
     if ca and not verify:
-        raise cluster.bad("insecure-skip-tls-verify", "is set beside certificate-authority: remove one of them")
+        raise cluster.complaint("insecure-skip-tls-verify", "is set beside certificate-authority: remove one of them")
     certificate, key = _pem(user, "client-certificate"), _pem(user, "client-key")
     if bool(certificate) != bool(key):
-        raise user.bad("client-key" if certificate else "client-certificate", "is missing: the two go together")
+        raise user.complaint("client-key" if certificate else "client-certificate", "is missing: the two go together")
     return ApiConfig(
         server=_server(cluster),
         origin=origin,
@@ -96,7 +142,7 @@ def _config(context: Section, cluster: Section, user: Section, origin: str) -> A
         key=key,
         token=user.text("token").strip(),
         token_file=user.path("tokenFile"),
-        plugin=_plugin(user.child("exec"), cluster) if user.has("exec") else None,
+        plugin=_plugin(user.mapping("exec"), cluster) if user.has("exec") else None,
     )
 
 
@@ -107,34 +153,40 @@ def _server(cluster: Section) -> str:
         usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
         usable = False
-    if not usable or any(one.isspace() or not one.isprintable() for one in text):
-        raise cluster.bad("server", "is not a URL such as https://10.0.0.1:6443")
+    if not usable or any(letter.isspace() or not letter.isprintable() for letter in text):
+        raise cluster.complaint("server", "is not a URL such as https://10.0.0.1:6443")
     if parts.username is not None or parts.query or parts.fragment:
-        raise cluster.bad("server", "has a user, a query or a fragment: only scheme, host, port and path belong there")
+        raise cluster.complaint(
+            "server", "has a user, a query or a fragment: only scheme, host, port and path belong there"
+        )
     return text
 
 
 def _pem(section: Section, name: str) -> Pem:
     """`NAME-data` wins over the file that NAME names, as in kubectl."""
     if section.has(f"{name}-data"):
-        return Pem(text=section.decoded(f"{name}-data"))
+        return Pem(text=section.decoded(f"{name}-data"), origin=f"{section.file}: {section.where}.{name}-data")
     return Pem(file=section.path(name))
 
 
 def _plugin(plugin: Section, cluster: Section) -> ExecPlugin:
     version, command = plugin.text("apiVersion"), plugin.text("command")
     if version not in EXEC_VERSIONS:
-        raise plugin.bad("apiVersion", f"is not {' or '.join(EXEC_VERSIONS)}: update the plugin and its entry here")
+        raise plugin.complaint(
+            "apiVersion", f"is not {' or '.join(EXEC_VERSIONS)}: update the plugin and its entry here"
+        )
     if not command:
-        raise plugin.bad("command", "is missing")
+        raise plugin.complaint("command", "is missing")
     if plugin.text("interactiveMode") == "Always":
-        raise plugin.bad("interactiveMode", "is Always: podgpu has nobody to ask; use a plugin that needs no terminal")
+        raise plugin.complaint(
+            "interactiveMode", "is Always: podgpu has nobody to ask; use a plugin that needs no terminal"
+        )
     return ExecPlugin(
         # A bare name is looked for in $PATH, anything with a slash beside the kubeconfig.
         command=plugin.path("command") if os.sep in command else command,
         api_version=version,
         args=plugin.texts("args"),
-        env=tuple(_variable(entry) for entry in plugin.children("env")),
+        env=tuple(_variable(entry) for entry in plugin.mappings("env")),
         install_hint=" ".join(plugin.text("installHint").split()),
         cluster=_cluster_info(cluster) if plugin.flag("provideClusterInfo") else None,
     )
@@ -143,7 +195,7 @@ def _plugin(plugin: Section, cluster: Section) -> ExecPlugin:
 def _variable(entry: Section) -> tuple[str, str]:
     name = entry.text("name")
     if not name or "=" in name:
-        raise entry.bad("name", "is not the name of a variable")
+        raise entry.complaint("name", "is not the name of a variable")
     return name, entry.text("value")
 
 
@@ -156,22 +208,14 @@ def _cluster_info(cluster: Section) -> Mapping[str, Any]:
         info["insecure-skip-tls-verify"] = True
     if authority := _authority(cluster):
         info["certificate-authority-data"] = base64.b64encode(authority).decode()
-    for extension in cluster.children("extensions"):
+    for extension in cluster.mappings("extensions"):
         if extension.text("name") == f"{EXEC_API}/exec":
-            info["config"] = extension.values.get("extension")
-    try:
-        json.dumps(info)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise cluster.bad("extensions", "cannot be written as JSON") from error
+            info["config"] = extension.plain("extension")
     return info
 
 
 def _authority(cluster: Section) -> bytes:
-    pem = _pem(cluster, "certificate-authority")
-    if not pem.file:
-        return pem.text.encode()
     try:
-        with open(pem.file, "rb") as file:
-            return file.read()
-    except OSError as error:
-        raise cluster.bad("certificate-authority", f"cannot be read: {error.strerror}") from error
+        return _pem(cluster, "certificate-authority").read()
+    except SourceError as error:
+        raise cluster.complaint("certificate-authority", f"cannot be read: {error}") from error

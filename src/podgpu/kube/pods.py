@@ -1,4 +1,4 @@
-"""Pods of the API server, cut down to what podgpu reads of them. Pure: objects in, small frozen records out.
+"""Cuts the API server's pods down to what podgpu reads of them. Pure: objects in, small frozen records out.
 
 A cluster's watcher holds thousands of these, and compares each with the one before to tell whether anything changed:
 what nobody reads must not be in them.
@@ -7,10 +7,11 @@ what nobody reads must not be in them.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from sys import intern
+from typing import Any, NamedTuple
 
 # The API server's own uid of a static pod's image is known to nobody on the node. The kubelet names the pod's cgroups,
 # logs and checkpoint entries by the uid it gave the pod itself, and notes that here.
@@ -88,7 +89,7 @@ def parse_pod(body: object, is_read: Callable[[str], bool] = lambda _: False) ->
 
 def _containers(value: object, statuses: object, ends: bool = False) -> Iterator[ContainerRecord]:
     """One record for each, in their order: annotations name containers by their number."""
-    status_of = {_text(one.get("name")): one for one in map(_object, _list(statuses))}
+    status_of = {_text(status.get("name")): status for status in map(_object, _list(statuses))}
     for container in map(_object, _list(value)):
         name = _text(container.get("name"))
         status = status_of.get(name, {})
@@ -104,7 +105,7 @@ def _requests(value: object) -> Pairs:
     """Resources with a domain only: cpu and memory are not what podgpu is about."""
     resources = _object(value)
     asked = {**_object(resources.get("requests")), **_object(resources.get("limits"))}
-    quantities = ((name, str(one) if type(one) is int else _text(one)) for name, one in asked.items())
+    quantities = ((name, str(amount) if type(amount) is int else _text(amount)) for name, amount in asked.items())
     return tuple(sorted((intern(name), intern(text)) for name, text in quantities if "/" in _text(name) and text))
 
 
@@ -135,6 +136,38 @@ def _text(value: object) -> str:
 def _whole(text: str) -> bool:
     """Half a surrogate pair is JSON, but no page could carry it."""
     return text.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in text)
+
+
+# Who made a pod
+
+PODS_PATH = "/api/v1/pods"
+_HASH_LABEL = "pod-template-hash"
+
+
+class PodOwner(NamedTuple):
+    """What made a pod. Small: there may be 100,000 of them."""
+
+    namespace: str
+    pod: str
+    kind: str
+    name: str
+
+
+def parse_owner(body: Mapping[str, Any]) -> PodOwner | None:
+    """Of a Pod, or of its metadata alone; None: nothing controls it. Never raises."""
+    metadata = _object(body.get("metadata"))
+    namespace, pod = _text(metadata.get("namespace")), _text(metadata.get("name"))
+    owners = metadata.get("ownerReferences")
+    controllers = (o for o in map(_object, owners if isinstance(owners, list) else ()) if o.get("controller") is True)
+    controller = next(controllers, {})
+    kind, name = _text(controller.get("kind")), _text(controller.get("name"))
+    if not pod or not kind or not name:
+        return None
+    template = _text(_object(metadata.get("labels")).get(_HASH_LABEL))
+    if kind == "ReplicaSet" and template and name.removesuffix(f"-{template}") not in (name, ""):
+        # A Deployment names its ReplicaSets so, and nobody else writes this label.
+        kind, name = "Deployment", name.removesuffix(f"-{template}")
+    return PodOwner(intern(namespace), pod, intern(kind), intern(name))
 
 
 # Quantities

@@ -1,4 +1,4 @@
-"""What DRA drivers publish about their devices: ResourceSlices of every API version taken apart.
+"""Reads what DRA drivers publish about their devices: it takes ResourceSlices of every API version apart.
 
 Pure, but for `find_slices_path`, which asks the server what it has.
 """
@@ -82,7 +82,7 @@ def slices_params(node: str = "", driver: str = NVIDIA_DRIVER) -> dict[str, str]
 
 def choose_version(group: Mapping[str, Any]) -> str | None:
     """The newest version we can read that the server has, from its answer at `GROUP_PATH`; None: it has none."""
-    offered = {_text(_mapping(one).get("version")) for one in _list(group.get("versions"))}
+    offered = {_text(_mapping(version).get("version")) for version in _list(group.get("versions"))}
     offered.add(_text(_mapping(group.get("preferredVersion")).get("version")))
     return next((version for version in VERSIONS if version in offered), None)
 
@@ -94,9 +94,9 @@ def parse_slice(obj: Mapping[str, Any], driver: str = NVIDIA_DRIVER) -> PoolSlic
     name = _text(pool.get("name"))
     if spec.get("driver") != driver or not name:
         return None
-    devices = (_parse_device(_mapping(one), driver, name) for one in _list(spec.get("devices")))
+    devices = (_parse_device(_mapping(device), driver, name) for device in _list(spec.get("devices")))
     return PoolSlice(
-        driver, name, _integer(pool.get("generation")) or 0, tuple(one for one in devices if one is not None)
+        driver, name, _integer(pool.get("generation")) or 0, tuple(device for device in devices if device is not None)
     )
 
 
@@ -127,13 +127,13 @@ def current_devices(slices: Iterable[PoolSlice]) -> dict[tuple[str, str], tuple[
     A pool that is being written is known in part: what is there is used.
     """
     newest: dict[tuple[str, str], list[PoolSlice]] = {}
-    for one in slices:
-        known = newest.setdefault((one.driver, one.pool), [])
-        if known and one.generation > known[0].generation:
+    for part in slices:
+        known = newest.setdefault((part.driver, part.pool), [])
+        if known and part.generation > known[0].generation:
             known.clear()
-        if not known or one.generation == known[0].generation:
-            known.append(one)
-    return {pool: tuple(device for one in parts for device in one.devices) for pool, parts in newest.items()}
+        if not known or part.generation == known[0].generation:
+            known.append(part)
+    return {pool: tuple(device for part in parts for device in part.devices) for pool, parts in newest.items()}
 
 
 def _mapping(value: object) -> Mapping[str, Any]:

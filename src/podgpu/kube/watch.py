@@ -1,4 +1,4 @@
-"""One collection of the API server, kept in memory by a thread of its own. Readers never wait for the network."""
+"""Keeps one collection of the API server in memory, in a thread of its own. Readers never wait for the network."""
 
 from __future__ import annotations
 

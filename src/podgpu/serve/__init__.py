@@ -1,1 +1,1 @@
-"""The HTTP server: prepared bytes out, nothing else. Touches the inbound network."""
+"""Owns the HTTP server: it hands out prepared bytes, nothing else. It touches the inbound network."""

@@ -1,9 +1,9 @@
-"""Prepared bytes as an answer: in the format and encoding asked for, or not at all when the asker has them already."""
+"""Answers with prepared bytes: in the format and encoding asked for, or not at all when the asker has them already."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from functools import lru_cache
 
 from aiohttp import web
@@ -11,9 +11,19 @@ from aiohttp import web
 from podgpu.exposition.body import Body, Exposition
 from podgpu.exposition.text import CONTENT_TYPE, OPENMETRICS_TYPE
 
+Handler = Callable[[web.Request], Awaitable[web.Response]]
+
 _OPENMETRICS = "application/openmetrics-text"
 _VERSIONS = ("", "1.0.0")
 _LONG = 512 * 1024
+
+
+def probe(judge: Callable[[], tuple[bool, str]]) -> Handler:
+    async def handle(_request: web.Request) -> web.Response:
+        good, text = judge()
+        return web.Response(status=200 if good else 503, text=text)
+
+    return handle
 
 
 async def exposition(request: web.Request, page: Exposition) -> web.Response:
@@ -34,13 +44,13 @@ def prepared(
     request: web.Request, body: Body, headers: Mapping[str, str], vary: str = "Accept-Encoding"
 ) -> web.Response:
     """`headers` with the Content-Type. With an ETag among them, whoever knows it is told that nothing changed."""
-    said = {**headers, "Vary": vary}
-    if "ETag" in said and knows(request, said["ETag"]):
-        return web.Response(status=304, headers={k: v for k, v in said.items() if k != "Content-Type"})
+    answer_headers = {**headers, "Vary": vary}
+    if "ETag" in answer_headers and knows(request, answer_headers["ETag"]):
+        return web.Response(status=304, headers={k: v for k, v in answer_headers.items() if k != "Content-Type"})
     if accepts_gzip(request.headers.get("Accept-Encoding", "")):
-        said["Content-Encoding"] = "gzip"
-        return web.Response(body=body.zipped, headers=said)
-    return web.Response(body=body.plain, headers=said)
+        answer_headers["Content-Encoding"] = "gzip"
+        return web.Response(body=body.zipped, headers=answer_headers)
+    return web.Response(body=body.plain, headers=answer_headers)
 
 
 def knows(request: web.Request, etag: str) -> bool:

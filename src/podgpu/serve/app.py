@@ -55,7 +55,7 @@ class Listener:
     address: Address
     option: str = ADDRESS_OPTION
     tls: MakeContext | None = None
-    said: str = ""
+    announcement: str = ""
     """What is logged once it listens, with %s for its URL."""
     sockets: Sequence[socket.socket] = ()
     """Bound already, in place of the address."""
@@ -81,8 +81,8 @@ def serve(
     listeners = [Listener(app, address, tls=tls, sockets=sockets)]
     if gpu_manager_address is not None:
         theirs = gpu_manager_application(agent, protection)
-        said = "gpu-manager's metrics alone on %s/metric"
-        listeners.append(Listener(theirs, gpu_manager_address, GPU_MANAGER_OPTION, tls, said))
+        words = "gpu-manager's metrics alone on %s/metric"
+        listeners.append(Listener(theirs, gpu_manager_address, GPU_MANAGER_OPTION, tls, words))
     if probe_address is not None:
         listeners.append(probe_listener(probe_routes(agent), probe_address))
     release = partial(agent.release, DEFAULT_RELEASE_SECONDS)
@@ -90,7 +90,7 @@ def serve(
 
 
 def probe_listener(handlers: list[web.RouteDef], address: Address) -> Listener:
-    return Listener(make_application(handlers, None), address, PROBE_OPTION, said="probes alone on %s/livez")
+    return Listener(make_application(handlers, None), address, PROBE_OPTION, announcement="probes alone on %s/livez")
 
 
 def run(
@@ -123,10 +123,10 @@ async def _run(
         at_the_end.enter_context(_foreign_logs_are_short())
         at_the_end.callback(served.stop)
         limits = limits_for(len(listeners))
-        bound = [await at_the_end.enter_async_context(listening(one, limits)) for one in listeners]
-        for one, where in zip(listeners, bound, strict=True):
-            if one.said:
-                _log.info(one.said, where.url)
+        bound = [await at_the_end.enter_async_context(listening(listener, limits)) for listener in listeners]
+        for listener, where in zip(listeners, bound, strict=True):
+            if listener.announcement:
+                _log.info(listener.announcement, where.url)
         on_listening(bound)
         served.start(on_fatal=partial(loop.call_soon_threadsafe, done.set))
         await done.wait()
@@ -146,17 +146,17 @@ def _foreign_logs_are_short() -> Iterator[None]:
 
 
 @asynccontextmanager
-async def listening(one: Listener, limits: Limits) -> AsyncIterator[Address]:
+async def listening(listener: Listener, limits: Limits) -> AsyncIterator[Address]:
     """Answers for as long as it is entered; raises StartError that names the address."""
-    runner = web.AppRunner(one.app, access_log=None, shutdown_timeout=_SHUTDOWN_SECONDS)
+    runner = web.AppRunner(listener.app, access_log=None, shutdown_timeout=_SHUTDOWN_SECONDS)
     await runner.setup()
     try:
-        sockets = one.sockets or await bind(one.address, one.option)
-        entrance = Entrance(runner, sockets, one.tls, limits)
+        sockets = listener.sockets or await bind(listener.address, listener.option)
+        entrance = Entrance(runner, sockets, listener.tls, limits)
         entrance.open()
         try:
-            asked_for = None if one.sockets else one.address.host
-            yield address_of(sockets[0], asked_for, secure=one.tls is not None)
+            asked_for = None if listener.sockets else listener.address.host
+            yield address_of(sockets[0], asked_for, secure=listener.tls is not None)
         finally:
             await entrance.close()
     finally:

@@ -1,4 +1,4 @@
-"""What `podgpu cluster` answers: bytes that are already there, as on the exporter."""
+"""Owns what each path of `podgpu cluster` answers: bytes that are already there, as on the exporter."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from podgpu.cluster.loop import Cluster
 from podgpu.cluster.nodes import bounded
 from podgpu.cluster.view import ClusterView
 from podgpu.exposition.body import NO_METRICS
-from podgpu.serve.answers import exposition
+from podgpu.serve.answers import Handler, exposition, probe
 from podgpu.serve.app import Listener, make_application, probe_listener
 from podgpu.serve.page_routes import page_routes
-from podgpu.serve.routes import Handler, probe
 from podgpu.serve.sockets import Address
 
 if TYPE_CHECKING:

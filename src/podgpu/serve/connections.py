@@ -1,4 +1,4 @@
-"""Who may stay connected, and for how long. Owns the accepting and every connection of an application.
+"""Decides who may stay connected, and for how long. Owns the accepting and every connection of an application.
 
 No visitor can take what the scrapers and probes need. Whoever was answered well keeps a place among the known;
 everybody else is a stranger. Both rooms are bounded. When another comes, the stranger goes who is here longest, or of
@@ -231,13 +231,15 @@ class Places:
         self._strangers.pop(connection, None)
         connection.answers += 1
         if connection not in self._known and len(self._known) >= self.limits.known:
-            min(self._known, key=lambda one: one.answers).drop()  # of several, who was answered least lately
+            min(
+                self._known, key=lambda connection: connection.answers
+            ).drop()  # of several, who was answered least lately
         self._known.pop(connection, None)
         self._known[connection] = None
 
     def reads_slowly(self, connection: Connection) -> None:
         self._slow[connection] = None
-        while len(self._slow) > 1 and sum(one.unread for one in self._slow) > self.limits.unread_bytes:
+        while len(self._slow) > 1 and sum(connection.unread for connection in self._slow) > self.limits.unread_bytes:
             _log.warning("clients read their answers too slowly: the slowest are let go")
             next(iter(self._slow)).drop()
 
@@ -257,7 +259,7 @@ class Places:
 
     def drop_overdue(self) -> None:
         now = self.clock()
-        for connection in [one for room in (self._strangers, self._known) for one in room if one.deadline < now]:
+        for connection in [c for room in (self._strangers, self._known) for c in room if c.deadline < now]:
             connection.drop()
 
 

@@ -1,4 +1,4 @@
-"""What `podgpu hook` answers on its optional port: its own metrics and probes. No pod is named there."""
+"""Owns what `podgpu hook` answers on its optional port: its own metrics and probes. It names no pod."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from aiohttp import web
 from podgpu.exposition.body import Exposition
 from podgpu.exposition.text import encode
 from podgpu.hook.loop import Hook
-from podgpu.serve.answers import exposition
+from podgpu.serve.answers import Handler, exposition, probe
 from podgpu.serve.app import make_application
-from podgpu.serve.routes import Handler, probe
 
 
 def hook_application(hook: Hook) -> web.Application:

@@ -1,4 +1,4 @@
-"""The web page and the JSON behind it (docs/api.md), for the exporter and for the cluster view alike.
+"""Serves the web page and the JSON behind it (docs/api.md), for the exporter and for the cluster view alike.
 
 The page's files are read when they are asked for, not kept: an exporter that nobody looks at spends nothing on them.
 Figures are made, files read and both compressed in other threads: no scrape waits for somebody who looks.
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import html
 import json
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,7 @@ from aiohttp import web
 
 from podgpu import __version__
 from podgpu.exposition.body import Body
-from podgpu.serve.answers import prepared
+from podgpu.serve.answers import Handler, prepared
 
 if TYPE_CHECKING:  # an exporter that nobody looks at does not load it
     from podgpu.figures.page_state import PageState
@@ -37,8 +37,6 @@ _JSON = {**_HEADERS, "Content-Type": "application/json; charset=utf-8"}
 _TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8"}
 _FOLDER = Path(__file__).parent / "page"
 _LINKS, _VERSION = "<!--links-->", "<!--version-->"
-
-Handler = Callable[[web.Request], Awaitable[web.Response]]
 
 
 def page_routes(latest: Callable[[], PageState], links: Sequence[str] = ("metrics",)) -> list[web.RouteDef]:

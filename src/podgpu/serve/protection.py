@@ -1,4 +1,4 @@
-"""Everything a web config file asks for, checked at start and ready for every listener.
+"""Carries out what a web config file asks for: checked at start, and ready for every listener.
 
 Imported only when there is such a file: YAML and bcrypt cost memory that a plain exporter need not spend.
 """
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from aiohttp.typedefs import Middleware
 
-from podgpu.serve.aside import Aside, Latest
+from podgpu.http.aside import Aside, Latest
 from podgpu.serve.auth import Passwords, TokenBucket, guard
 from podgpu.serve.connections import MakeContext
 from podgpu.serve.tls import Contexts
@@ -63,6 +63,5 @@ def _say_what_may_surprise(config: WebConfig, path: str) -> None:
 def _say_what_tls_may_surprise(tls: TlsSettings) -> None:
     if len(tls.curves) > 1:
         _log.warning("%s: curve_preferences: Python can set one curve; of several, OpenSSL chooses", tls.origin)
-    verifies = tls.client_auth in (ClientAuth.VERIFY_IF_GIVEN, ClientAuth.REQUIRE_AND_VERIFY)
-    if verifies and tls.client_ca is None:
+    if tls.client_auth is not ClientAuth.NONE and tls.client_ca is None:
         _log.warning("%s: no client_ca_file: certificates of every authority this system trusts are taken", tls.origin)

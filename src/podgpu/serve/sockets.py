@@ -1,4 +1,4 @@
-"""Where podgpu listens: addresses as people write them, sockets bound to them, and sockets that systemd has bound."""
+"""Owns where podgpu listens: addresses as people write them, and sockets that podgpu or systemd has bound."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ async def bind(address: Address, option: str) -> list[socket.socket]:
         raise StartError(
             f"cannot listen on {address.host}:{address.port}: {why}; choose another address with {option}"
         ) from e
-    bound = [socket.socket(fileno=os.dup(one.fileno())) for one in server.sockets]
+    bound = [socket.socket(fileno=os.dup(opened.fileno())) for opened in server.sockets]
     server.close()
-    for one in bound:
-        one.listen(BACKLOG)
-        one.setblocking(False)
+    for listener in bound:
+        listener.listen(BACKLOG)
+        listener.setblocking(False)
     return bound
 
 

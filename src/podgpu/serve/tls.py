@@ -1,31 +1,22 @@
-"""The server's side of TLS: an SSL context made from the web config, and made anew when it or a file behind it changed.
+"""Owns the server's side of TLS: a context made of the web config, and made anew when it or a file behind it changed.
 
-Reads the certificate, the key and the client authorities at every new connection, and not on the event loop; a private
-key never touches a disk.
+It reads the certificate, the key and the client authorities at every new connection, and not on the event loop.
 """
 
 from __future__ import annotations
 
 import ipaddress
 import logging
-import os
 import ssl
-import tempfile
-import warnings
 from asyncio.sslproto import SSLProtocol
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from podgpu.errors import SourceError, UsageError
-from podgpu.files import read_bounded
-from podgpu.serve.any_certificate import take_any_certificate
-from podgpu.serve.web_config import ClientAuth, Complaint, Pem, TlsSettings, WebConfig
+from podgpu.http.tls import KeptContext, load_pair
+from podgpu.serve.web_config import ClientAuth, Complaint, TlsSettings, WebConfig
 
-_LARGEST_PEM = 4 * 1024 * 1024
-_OLD_CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20:ECDHE+AES"
-"""What TLS 1.0 and 1.1 can use is not among Python's own choice."""
 _log = logging.getLogger(__name__)
 
 # asyncio gives every TLS connection a buffer of 256 KiB to read into; 256 of them would take what the chart allows us.
@@ -82,17 +73,9 @@ class Material:
 
 
 def read_material(settings: TlsSettings) -> Material:
-    authorities = _read(settings.client_ca) if settings.client_ca else b""
-    return Material(settings, _read(settings.certificate), _read(settings.key), authorities)
-
-
-def _read(pem: Pem) -> bytes:
-    if not pem.file:
-        return pem.text.encode()
-    try:
-        return read_bounded(pem.file, _LARGEST_PEM)
-    except SourceError as error:
-        raise UsageError(str(error)) from error
+    """Raises SourceError."""
+    authorities = settings.client_ca.read() if settings.client_ca else b""
+    return Material(settings, settings.certificate.read(), settings.key.read(), authorities)
 
 
 def make_context(material: Material) -> ssl.SSLContext:
@@ -102,24 +85,19 @@ def make_context(material: Material) -> ssl.SSLContext:
     context.set_alpn_protocols(["http/1.1"])
     _set_versions_and_ciphers(context, settings)
     _set_curve(context, settings)
-    _load_pair(context, material)
+    names = f"{settings.certificate.name} and {settings.key.name}"
+    load_pair(context, material.certificate, material.key, names)
     _ask_clients(context, material)
     return context
 
 
 def _set_versions_and_ciphers(context: ssl.SSLContext, settings: TlsSettings) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # TLS 1.0 and 1.1: whoever names them was told
-        context.minimum_version = settings.min_version
-        context.maximum_version = settings.max_version
-    ciphers = ":".join(settings.ciphers)
-    if settings.min_version < ssl.TLSVersion.TLSv1_2:
-        # OpenSSL 3 offers these versions only where it may also use SHA-1, at its lowest level.
-        ciphers = f"{ciphers or _OLD_CIPHERS}:@SECLEVEL=0"
-    if not ciphers:
+    context.minimum_version = settings.min_version
+    context.maximum_version = settings.max_version
+    if not settings.ciphers:
         return
     try:
-        context.set_ciphers(ciphers)
+        context.set_ciphers(":".join(settings.ciphers))
     except ssl.SSLError:
         raise _bad(settings, "cipher_suites", "this machine's OpenSSL has none of them") from None
 
@@ -138,38 +116,13 @@ def _bad(settings: TlsSettings, key: str, problem: str) -> UsageError:
     return UsageError(f"{settings.origin}: tls_server_config.{key}: {problem}")
 
 
-def _load_pair(context: ssl.SSLContext, material: Material) -> None:
-    names = f"{material.settings.certificate.name} and {material.settings.key.name}"
-    try:
-        with ExitStack() as files:
-            certificate = files.enter_context(_as_file(material.certificate))
-            key = files.enter_context(_as_file(material.key))
-            # With a password of our own, OpenSSL does not ask for one at the terminal.
-            context.load_cert_chain(certificate, key, password=lambda: "-")
-    except (ssl.SSLError, OSError, ValueError) as error:
-        reason = getattr(error, "reason", None) or ""
-        if reason == "KEY_VALUES_MISMATCH":
-            raise UsageError(f"{names} do not belong together: the key is another certificate's") from error
-        why = f" ({reason.lower().replace('_', ' ')})" if reason else ""
-        raise UsageError(f"{names} are no certificate and key in PEM, without a password, for OpenSSL{why}") from error
-
-
 def _ask_clients(context: ssl.SSLContext, material: Material) -> None:
-    wanted, settings = material.settings.client_auth, material.settings
-    if wanted is ClientAuth.REQUIRE_ANY or (wanted is ClientAuth.REQUEST and settings.allowed_sans):
-        if not take_any_certificate(context, required=wanted is ClientAuth.REQUIRE_ANY):
-            raise _bad(
-                settings,
-                "client_auth_type",
-                "this Python cannot take certificates without verifying them; set client_ca_file and"
-                " RequireAndVerifyClientCert",
-            )
-    elif wanted in (ClientAuth.VERIFY_IF_GIVEN, ClientAuth.REQUIRE_AND_VERIFY):
-        required = wanted is ClientAuth.REQUIRE_AND_VERIFY
-        context.verify_mode = ssl.CERT_REQUIRED if required else ssl.CERT_OPTIONAL
-        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # as in Go: an intermediate may be the authority
-        _load_authorities(context, material)
-    # RequestClientCert without names lets everybody in, with or without: there is nothing to ask for.
+    policy = material.settings.client_auth
+    if policy is ClientAuth.NONE:
+        return
+    context.verify_mode = ssl.CERT_REQUIRED if policy is ClientAuth.REQUIRE_AND_VERIFY else ssl.CERT_OPTIONAL
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # as in Go: an intermediate may be the authority
+    _load_authorities(context, material)
 
 
 def _load_authorities(context: ssl.SSLContext, material: Material) -> None:
@@ -183,21 +136,6 @@ def _load_authorities(context: ssl.SSLContext, material: Material) -> None:
         raise UsageError(f"{pem.name}: no certificates in PEM that OpenSSL takes") from error
 
 
-@contextmanager
-def _as_file(content: bytes) -> Iterator[str]:
-    """OpenSSL takes keys from files only. On Linux this one is memory with a name, elsewhere it is gone at once."""
-    if hasattr(os, "memfd_create"):
-        with open(os.memfd_create("podgpu-tls"), "wb") as memory:
-            memory.write(content)
-            memory.flush()
-            yield f"/proc/self/fd/{memory.fileno()}"
-    else:
-        with tempfile.NamedTemporaryFile("wb") as file:
-            file.write(content)
-            file.flush()
-            yield file.name
-
-
 # Every connection
 
 
@@ -206,17 +144,17 @@ class Contexts:
 
     def __init__(self, current: Callable[[], WebConfig | None]) -> None:
         self._current = current
-        self._material: Material | None = None
-        self._context: ssl.SSLContext | None = None
+        self._kept = KeptContext(make_context)
         self._complaint = Complaint("TLS handshakes fail")
         self._refusing = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         """Has no certificate, so that every handshake ends with an alert."""
 
     def make(self, settings: TlsSettings) -> ssl.SSLContext:
-        material = read_material(settings)
-        if self._context is None or material != self._material:
-            self._context, self._material = make_context(material), material
-        return self._context
+        """Raises UsageError."""
+        try:
+            return self._kept.of(read_material(settings))
+        except SourceError as error:
+            raise UsageError(str(error)) from error
 
     def now(self) -> ssl.SSLContext:
         config = self._current()

@@ -1,6 +1,6 @@
-"""The web config file of Prometheus' exporter-toolkit: what it may say, checked strictly. Opens no file but this one.
+"""Owns what the web config file of Prometheus' exporter-toolkit may say, and checks it strictly. Opens no other file.
 
-What podgpu cannot do it refuses here or accepts because it changes nothing for a client (http2).
+What podgpu does not do is refused here, or accepted because it changes nothing for a client (http2).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from podgpu.errors import SourceError, UsageError
 from podgpu.files import ReadOnChange
-from podgpu.serve.tls_names import CIPHERS, CURVES, TLS13_CIPHERS, VERSIONS
+from podgpu.http.tls import Pem
 from podgpu.strict_yaml import StrictMapping, parse_strict
 
 _LARGEST_FILE = 256 * 1024
@@ -44,29 +44,65 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
+# What Go calls a TLS version, cipher suite or curve, and what OpenSSL calls it
+
+VERSIONS: Mapping[str, ssl.TLSVersion] = {
+    "TLS13": ssl.TLSVersion.TLSv1_3,
+    "TLS12": ssl.TLSVersion.TLSv1_2,
+}
+
+TLS13_CIPHERS = ("TLS_AES_128_GCM_SHA256", "TLS_AES_256_GCM_SHA384", "TLS_CHACHA20_POLY1305_SHA256")
+"""All are always on: neither Go nor Python lets one choose."""
+
+CIPHERS: dict[str, str] = {
+    "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256": "ECDHE-ECDSA-AES128-GCM-SHA256",
+    "TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384": "ECDHE-ECDSA-AES256-GCM-SHA384",
+    "TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256": "ECDHE-ECDSA-CHACHA20-POLY1305",
+    "TLS_ECDHE_ECDSA_WITH_AES_128_CBC_SHA": "ECDHE-ECDSA-AES128-SHA",
+    "TLS_ECDHE_ECDSA_WITH_AES_256_CBC_SHA": "ECDHE-ECDSA-AES256-SHA",
+    "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256": "ECDHE-RSA-AES128-GCM-SHA256",
+    "TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384": "ECDHE-RSA-AES256-GCM-SHA384",
+    "TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256": "ECDHE-RSA-CHACHA20-POLY1305",
+    "TLS_ECDHE_RSA_WITH_AES_128_CBC_SHA": "ECDHE-RSA-AES128-SHA",
+    "TLS_ECDHE_RSA_WITH_AES_256_CBC_SHA": "ECDHE-RSA-AES256-SHA",
+    # Go counts these four among the weak ones since 1.22; files written before that may name them.
+    "TLS_RSA_WITH_AES_128_GCM_SHA256": "AES128-GCM-SHA256",
+    "TLS_RSA_WITH_AES_256_GCM_SHA384": "AES256-GCM-SHA384",
+    "TLS_RSA_WITH_AES_128_CBC_SHA": "AES128-SHA",
+    "TLS_RSA_WITH_AES_256_CBC_SHA": "AES256-SHA",
+}
+
+CURVES: Mapping[str, str] = {
+    "CurveP256": "prime256v1",
+    "CurveP384": "secp384r1",
+    "CurveP521": "secp521r1",
+    "X25519": "X25519",
+}
+
+
 # What it says
 
 
 class ClientAuth(Enum):
-    """Go's five policies. RequireClientCert is another name of RequireAnyClientCert."""
+    """Those of Go's five policies that podgpu carries out."""
 
     NONE = "NoClientCert"
-    REQUEST = "RequestClientCert"
-    REQUIRE_ANY = "RequireAnyClientCert"
     VERIFY_IF_GIVEN = "VerifyClientCertIfGiven"
     REQUIRE_AND_VERIFY = "RequireAndVerifyClientCert"
 
 
-_CLIENT_AUTH = {one.value: one for one in ClientAuth} | {"RequireClientCert": ClientAuth.REQUIRE_ANY}
-
-
-@dataclass(frozen=True, slots=True)
-class Pem:
-    name: str
-    """What to call it in a complaint: the file, or the key of the config that holds it."""
-    file: str = ""
-    """Absolute; where it is empty the text counts."""
-    text: str = field(default="", repr=False)
+_CLIENT_AUTH = {policy.value: policy for policy in ClientAuth}
+_UNVERIFIED = "takes certificates that nobody verified, which podgpu does not: write"
+_NOT_CARRIED_OUT = {
+    "client_auth_type": {
+        "RequestClientCert": f"{_UNVERIFIED} VerifyClientCertIfGiven and client_ca_file, or NoClientCert",
+        "RequireAnyClientCert": f"{_UNVERIFIED} RequireAndVerifyClientCert and client_ca_file",
+        "RequireClientCert": f"{_UNVERIFIED} RequireAndVerifyClientCert and client_ca_file",
+    },
+    "min_version": dict.fromkeys(("TLS10", "TLS11"), "is not safe, and podgpu does not speak it: write TLS12 or TLS13"),
+}
+_NOT_CARRIED_OUT["max_version"] = _NOT_CARRIED_OUT["min_version"]
+"""What exporter-toolkit takes and podgpu refuses, by key and word, and what to write instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +118,7 @@ class TlsSettings:
     min_version: ssl.TLSVersion
     max_version: ssl.TLSVersion
     ciphers: tuple[str, ...]
-    """OpenSSL's names, for TLS 1.2 and older. Empty: its own choice."""
+    """OpenSSL's names, for TLS 1.2. Empty: its own choice."""
     curves: tuple[str, ...]
 
 
@@ -172,6 +208,8 @@ def _parse_versions_and_ciphers(
 
 
 def _named(section: StrictMapping, key: str, word: str, known: Mapping[str, T]) -> T:
+    if word in _NOT_CARRIED_OUT.get(key, ()):
+        raise section.complaint(key, f"{word} {_NOT_CARRIED_OUT[key][word]}")
     if word not in known:
         raise section.complaint(key, f"{word[:60]!r} is none of {', '.join(known)}")
     return known[word]
@@ -181,8 +219,8 @@ def _parse_pem(section: StrictMapping, file: str, name: str) -> Pem | None:
     path, text = section.text(f"{name}_file"), section.text(name)
     if path:
         path = os.path.join(os.path.dirname(os.path.abspath(file)), path)
-        return Pem(path, file=path)
-    return Pem(f"{file}: tls_server_config.{name}", text=text) if text else None
+        return Pem(file=path)
+    return Pem(text=text, origin=f"{file}: tls_server_config.{name}") if text else None
 
 
 def _required(section: StrictMapping, file: str, name: str) -> Pem:
@@ -237,7 +275,7 @@ def _parse_duration(section: StrictMapping, name: str) -> float:
 
 
 class Complaint:
-    """Says what is wrong once, and once that it is over."""
+    """Logs what is wrong once, and once that it is over."""
 
     def __init__(self, consequence: str) -> None:
         self._consequence = consequence

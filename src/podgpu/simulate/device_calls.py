@@ -6,6 +6,7 @@ A function that is in neither is not supported on that kind of device. Answers h
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, NoReturn
 
 import pynvml
@@ -204,12 +205,13 @@ def _samples(gpu: SimulatedGpu, kind: int, since_us: int) -> Any:
     return (pynvml.NVML_VALUE_TYPE_UNSIGNED_INT, samples) if samples else refuse(pynvml.NVML_ERROR_NOT_FOUND)
 
 
-def _process_utilisation(gpu: SimulatedGpu, since_us: int) -> Any:
+def _process_utilisation(kind: type[Any], gpu: SimulatedGpu, since_us: int) -> Any:
+    """The old call and the new one tell the same, in structures of their own."""
     if gpu.mig_enabled:
         _not_supported()
     entries = [
         _fill(
-            pynvml.c_nvmlProcessUtilizationSample_t(),
+            kind(),
             pid=mean.pid,
             timeStamp=mean.last_ran_us,
             smUtil=round(100 * mean.sm),
@@ -306,7 +308,8 @@ GPU_CALLS: dict[str, Callable[..., Any]] = {
     "nvmlDeviceGetNvLinkErrorCounter": lambda gpu, link, counter: 0 if link < gpu.nvlinks else _not_supported(),
     "nvmlDeviceGetSupportedEventTypes": lambda gpu: 0xFF9F,
     "nvmlDeviceGetSamples": _samples,
-    "nvmlDeviceGetProcessUtilization": _process_utilisation,
+    "nvmlDeviceGetProcessUtilization": partial(_process_utilisation, pynvml.c_nvmlProcessUtilizationSample_t),
+    "nvmlDeviceGetProcessesUtilizationInfo": partial(_process_utilisation, pynvml.c_nvmlProcessUtilizationInfo_v1_t),
     "nvmlDeviceIsMigDeviceHandle": lambda gpu: pynvml.c_uint(0),
     # What a MIG device has and a GPU has not: the real driver blames the argument, except for the attributes.
     "nvmlDeviceGetGpuInstanceId": lambda gpu: refuse(pynvml.NVML_ERROR_INVALID_ARGUMENT),

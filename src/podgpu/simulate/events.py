@@ -14,6 +14,7 @@ from podgpu.simulate.gpu import SimulatedGpu
 from podgpu.simulate.machine import Machine, address_in, pointer_to
 
 NO_INSTANCE = 0xFFFFFFFF
+_LONGEST_WAIT = 0.025
 
 
 @dataclass(slots=True)
@@ -50,9 +51,10 @@ class EventSets:
     def wait(self, event_set: Any, timeout_ms: int, still_open: Callable[[], None]) -> Any:
         """The oldest event, waiting for one as long as told; `still_open` raises once the session is over.
 
-        The wait is in real time, as an injected clock would never let it end.
+        The wait is in real time, as an injected clock would never let it end; and short, as whoever lets go of the
+        driver waits for it.
         """
-        deadline = time.monotonic() + timeout_ms / 1000
+        deadline = time.monotonic() + min(timeout_ms / 1000, _LONGEST_WAIT)
         with self._machine.changed:
             while True:
                 still_open()

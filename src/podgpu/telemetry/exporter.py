@@ -1,4 +1,4 @@
-"""Telemetry from an existing dcgm-exporter, any since 1.x: its page by URL, or its file. One fetch per turn.
+"""ExporterTelemetry takes figures from an existing dcgm-exporter, any since 1.x: its page by URL, or its file.
 
 The page is fetched by `inventory` and stands until the next one: all values of a turn are of one fetch. Who holds what
 according to the page is dropped: podgpu's own sources say that.
@@ -18,8 +18,8 @@ from podgpu.exposition.parse import ParsedSample
 from podgpu.fetch.page import PageSource
 from podgpu.model import Device, DeviceUsage, ProcessUsage, Reading, Value
 from podgpu.telemetry.beside import DriverBeside
-from podgpu.telemetry.page import Page, is_of_device, parse_page, settled
-from podgpu.telemetry.source import GpuAnswer, Inventory, Telemetry, UsageFlaws, XidEvent
+from podgpu.telemetry.exposition import Page, is_of_device, parse_page, settled
+from podgpu.telemetry.source import ErrorEvent, GpuAnswer, Inventory, Telemetry, UsageFlaws
 
 _XID_FIELD = 230
 _EXPORTER_FIELDS = 9000
@@ -49,7 +49,7 @@ class ExporterTelemetry:
         self._wall = wall
         self._turn: _Turn | None = None
         self._last_xid: dict[str, int] = {}
-        self._xid_events: list[XidEvent] = []
+        self._events: list[ErrorEvent] = []
 
     def inventory(self) -> Inventory:
         self._turn = None  # if this fails, nothing of the last page is told again
@@ -82,11 +82,11 @@ class ExporterTelemetry:
             sample = turn.sample(device, fields()[_XID_FIELD])
             xid = int(sample.value) if sample is not None and 0 <= sample.value < 2**31 - 16 else 0
             if xid and xid != self._last_xid.get(device.key):
-                self._xid_events.append(XidEvent(device.key, xid, self._wall()))
+                self._events.append(ErrorEvent(device.key, xid, self._wall()))
             self._last_xid[device.key] = xid
 
-    def xid_events(self) -> Sequence[XidEvent]:
-        events, self._xid_events = self._xid_events, []
+    def error_events(self) -> Sequence[ErrorEvent]:
+        events, self._events = self._events, []
         return events
 
     # What a page does not have
@@ -135,12 +135,12 @@ class _Turn:
             if device.is_instance:
                 self._instances[device.uuid].append(device.key)
 
-    def answer(self, uuid: str, wanted: Sequence[Field]) -> GpuAnswer:
+    def answer(self, uuid: str, fields: Sequence[Field]) -> GpuAnswer:
         """The GPU, then its instances."""
         gathered = _Gathered()
         for key in (uuid, *self._instances.get(uuid, ())):
             device = self.devices[key]
-            asked = [f for f in wanted if f.per_instance] if device.is_instance else wanted
+            asked = [f for f in fields if f.per_instance] if device.is_instance else fields
             gathered.readings.append(Reading(device, dict(self._values(device, asked, gathered))))
         return GpuAnswer(
             tuple(gathered.readings),
@@ -151,49 +151,49 @@ class _Turn:
 
     def _values(self, device: Device, asked: Sequence[Field], gathered: _Gathered) -> list[tuple[int, Value]]:
         values: list[tuple[int, Value]] = []
-        for one in asked:
+        for wanted in asked:
             try:
-                value = self._text(device, one) if one.type == "text" else self._number(device, one)
+                value = self._text(device, wanted) if wanted.type == "text" else self._number(device, wanted)
             except Blank:
-                gathered.dropped.append(one.id)
+                gathered.dropped.append(wanted.id)
             except _CopiesDiffer:
                 gathered.errors.append(_COPIES_DIFFER)
             else:
                 if value is None:
-                    gathered.unsupported.append((device.key, one.id))
+                    gathered.unsupported.append((device.key, wanted.id))
                 else:
-                    values.append((one.id, value))
+                    values.append((wanted.id, value))
         return values
 
-    def _number(self, device: Device, one: Field) -> Value | None:
-        copies = self._copies(device, one)
+    def _number(self, device: Device, wanted: Field) -> Value | None:
+        copies = self._copies(device, wanted)
         if not copies:
             return None
         sample = settled(copies)
         if sample is None:
             raise _CopiesDiffer
-        return value_on_page(one, sample.value)
+        return value_on_page(wanted, sample.value)
 
-    def _text(self, device: Device, one: Field) -> str | None:
+    def _text(self, device: Device, wanted: Field) -> str | None:
         """A label-type row of the exporter's own counter file: the field's name is a label of every series."""
         for series in self._series.get(device.key, {}).values():
             for sample in series:
-                text = next((sample.labels[name] for name in one.names if sample.labels.get(name)), None)
+                text = next((sample.labels[name] for name in wanted.names if sample.labels.get(name)), None)
                 if text is not None:
                     return text
         return None
 
-    def sample(self, device: Device, one: Field) -> ParsedSample | None:
-        copies = self._copies(device, one)
+    def sample(self, device: Device, wanted: Field) -> ParsedSample | None:
+        copies = self._copies(device, wanted)
         return settled(copies) if copies else None
 
-    def _copies(self, device: Device, one: Field) -> list[ParsedSample]:
+    def _copies(self, device: Device, wanted: Field) -> list[ParsedSample]:
         """What the device's series say; a GPU of which only instances are shown has its own figures on theirs."""
-        own = self._named(device.key, one)
-        if own or device.is_instance or one.per_instance:
+        own = self._named(device.key, wanted)
+        if own or device.is_instance or wanted.per_instance:
             return own
-        return [sample for key in self._instances.get(device.uuid, ()) for sample in self._named(key, one)]
+        return [sample for key in self._instances.get(device.uuid, ()) for sample in self._named(key, wanted)]
 
-    def _named(self, key: str, one: Field) -> list[ParsedSample]:
+    def _named(self, key: str, wanted: Field) -> list[ParsedSample]:
         series = self._series.get(key, {})
-        return next((series[name] for name in one.names if name in series), [])
+        return next((series[name] for name in wanted.names if name in series), [])

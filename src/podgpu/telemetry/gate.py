@@ -1,4 +1,4 @@
-"""A library is not pulled away under a call: those who use it are counted in, and it is shut when all are out."""
+"""Gate keeps a library from being pulled away under a call: it counts who is inside, and shuts when all are out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many NVIDIA GPUs the PCI bus shows, whatever the driver says: what `expected` means in podgpu_device_count."""
+"""This module counts the NVIDIA GPUs on the PCI bus, whatever the driver says: `expected` in podgpu_device_count."""
 
 from __future__ import annotations
 

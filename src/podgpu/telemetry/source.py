@@ -1,18 +1,25 @@
-"""What the tick asks of a telemetry source, whatever library or feed is behind it."""
+"""The telemetry protocol says what the agent asks of a source of figures, whatever library, feed or maker is behind it.
+
+It knows devices, fields, errors by number and processes. What only one maker has (its library, its words for errors,
+how it names parts of a GPU) stays in that maker's folder beside this file.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 from podgpu.catalog.fields import Field
 from podgpu.model import Device, DeviceUsage, OtherReading, ProcessUsage, Reading
 
+Lack = Literal["no_process_utilization", "no_energy", "no_memory", "no_instance_utilization", "no_process_list"]
+"""Of a GPU's usage, what there may be no figure for: the reason word under which that is counted."""
+
 
 @dataclass(frozen=True, slots=True)
 class GpuAnswer:
-    """All one physical GPU said: its own reading and one for each MIG instance on it."""
+    """All one physical GPU said: its own reading and one for each instance it is cut into."""
 
     readings: tuple[Reading, ...]
     unsupported: tuple[tuple[str, int], ...] = ()
@@ -22,19 +29,19 @@ class GpuAnswer:
     errors: tuple[str, ...] = ()
     """Reason words of single calls that failed this time; the rest of the reading stands."""
     others: tuple[OtherReading, ...] = ()
-    """Of what belongs to the GPU and is none: its NVLinks."""
+    """Of what belongs to the GPU and is none: its links."""
 
 
 @dataclass(frozen=True, slots=True)
 class UsageFlaws:
-    """What a reading of one GPU's usage had to leave out. Parts are named after the NVML functions they come from."""
+    """What a reading of one GPU's usage had to leave out. A part is named as the source likes, for itself only."""
 
     dropped: tuple[str, ...] = ()
     """Parts whose answer was no value (4294967295, impossible), once per occurrence."""
     errors: tuple[str, ...] = ()
     """Reason words of single calls that failed this time."""
-    unsupported: tuple[tuple[str, str], ...] = ()
-    """(part, reason word) that the GPU cannot give, or not to us; not asked again until its topology changes."""
+    lacks: tuple[tuple[str, Lack], ...] = ()
+    """(part, what it would tell) that the GPU cannot give, or not to us; not asked again until its topology changes."""
     doubts: tuple[str, ...] = ()
     """Reason words for which the context switches of a shared GPU were not used this time."""
     follows_switches: bool = False
@@ -44,10 +51,13 @@ class UsageFlaws:
 
 
 @dataclass(frozen=True, slots=True)
-class XidEvent:
+class ErrorEvent:
+    """A device told of an error, without being asked."""
+
     device: str
     """`Device.key`."""
-    xid: int
+    code: int
+    """The maker's number for it; NVIDIA's is the XID."""
     at: float
     """Unix time."""
 
@@ -58,7 +68,7 @@ class Inventory:
 
     gpus: tuple[Device, ...]
     unreachable: dict[int, str] = field(default_factory=dict)
-    """NVML index -> why the driver lists the GPU but does not answer for it."""
+    """The driver's index -> why it lists the GPU but does not answer for it."""
     hung: frozenset[int] = frozenset()
     """Those of them that have not answered yet, and may still do so."""
 
@@ -87,7 +97,7 @@ class Telemetry(Protocol):
     def usage_flaws(self, gpu: Device) -> UsageFlaws:
         """Of the last `usage` of that GPU; to be asked from the same worker."""
 
-    def xid_events(self) -> Sequence[XidEvent]:
+    def error_events(self) -> Sequence[ErrorEvent]:
         """Events since the last time this was asked."""
 
     def release(self, wait: float) -> bool:
@@ -96,7 +106,7 @@ class Telemetry(Protocol):
 
 @runtime_checkable
 class ReadsOthers(Protocol):
-    """A source that also knows what is no GPU: NVSwitches and their links, CPUs and their cores."""
+    """A source that also knows what is no GPU: switches and their links, CPUs and their cores."""
 
     def read_others(self, fields: Sequence[Field]) -> GpuAnswer:
         """With `others` and without readings. Called from a worker of its own. Raises SourceError."""

@@ -6,9 +6,10 @@ import asyncio
 
 from podgpu.errors import SourceError
 from podgpu.fetch.access import Access
-from podgpu.fetch.endpoint import Answer, Endpoint, open_session
+from podgpu.fetch.endpoint import Answer, Endpoint
 from podgpu.figures.device import View
 from podgpu.figures.from_json import parse_view
+from podgpu.http.exchange import open_session
 
 DEADLINE = 10.0
 """Thousands of GPUs are some megabytes."""

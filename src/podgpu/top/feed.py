@@ -8,9 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from podgpu.agent.isolate import Isolation
 from podgpu.errors import SourceError, StartError
 from podgpu.figures.device import View
+from podgpu.isolate import Isolation
 from podgpu.top.history import History
 from podgpu.top.lines import Line, lines_of
 

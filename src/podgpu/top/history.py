@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from podgpu.figures.device import DeviceFigures, HolderFigures, View, Who
+from podgpu.figures.device import DeviceFigures, HolderFigures, View
+from podgpu.model import Who
 
 POWER_WINDOW = 5.0
 """Seconds over which a holder's part of the power is taken: an exporter's counters move in steps of a second."""

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from podgpu.figures.device import DeviceFigures, HolderFigures, ProcessFigures, View, Who, holder_text, who_is
+from podgpu.figures.device import DeviceFigures, HolderFigures, ProcessFigures, View, holder_text
+from podgpu.model import Who
 from podgpu.top.history import History, Idle
 
 Kind = Literal["gpu", "instance", "holder", "process"]
@@ -133,7 +134,7 @@ def _strangers(device: DeviceFigures) -> Iterator[ProcessFigures]:
 
 
 def _owner(process: ProcessFigures) -> Who:
-    return who_is(process.owner) if process.owner else ()
+    return process.owner.who if process.owner else ()
 
 
 def _process_lines(processes: Iterable[ProcessFigures], device: DeviceFigures) -> tuple[Line, ...]:

@@ -13,7 +13,7 @@ from podgpu.errors import SourceError
 from podgpu.figures.device import ProcessFigures, View
 from podgpu.figures.from_snapshot import view_of_snapshot
 from podgpu.model import Device, DeviceUsage, ProcessUsage, Workload
-from podgpu.telemetry.source import GpuAnswer, Inventory, Telemetry, UsageFlaws, XidEvent
+from podgpu.telemetry.source import ErrorEvent, GpuAnswer, Inventory, Telemetry, UsageFlaws
 
 _ALLOCATION_SECONDS = 1.0
 
@@ -56,8 +56,8 @@ class OverheardTelemetry:
     def usage_flaws(self, gpu: Device) -> UsageFlaws:
         return self._telemetry.usage_flaws(gpu)
 
-    def xid_events(self) -> Sequence[XidEvent]:
-        return self._telemetry.xid_events()
+    def error_events(self) -> Sequence[ErrorEvent]:
+        return self._telemetry.error_events()
 
     def release(self, wait: float) -> bool:
         return self._telemetry.release(wait)

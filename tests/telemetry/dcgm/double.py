@@ -17,7 +17,7 @@ import pytest
 from podgpu.catalog.fields import Field, field_named
 from podgpu.model import Reading
 from podgpu.telemetry.dcgm import DcgmSettings, DcgmTelemetry
-from podgpu.telemetry.dcgm_session import Address
+from podgpu.telemetry.dcgm.session import Address
 from podgpu.telemetry.source import GpuAnswer, Telemetry
 from tests.nodes.clock import FakeClock
 

@@ -9,9 +9,9 @@ import pytest
 
 from podgpu.cli.main import run
 from podgpu.cli.option_table import EXPORTER_OPTIONS
-from podgpu.cli.telemetries import open_telemetry
+from podgpu.compose.telemetries import open_telemetry
 from podgpu.telemetry.dcgm import DcgmTelemetry
-from podgpu.telemetry.dcgm_session import parse_address
+from podgpu.telemetry.dcgm.session import parse_address
 from podgpu.telemetry.nvml import NvmlTelemetry
 from tests.telemetry.dcgm.double import GPU, Double
 

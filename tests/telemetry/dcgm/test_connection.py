@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -12,11 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from podgpu.catalog.fields import Field
 from podgpu.errors import DriverGone, SourceError, Unsupported, UsageError
 from podgpu.model import Device
 from podgpu.simulate.driver import SimulatedNvml
-from podgpu.telemetry.dcgm_library import parse_version
-from podgpu.telemetry.dcgm_session import Address, parse_address
+from podgpu.telemetry.dcgm.library import parse_version
+from podgpu.telemetry.dcgm.session import Address, parse_address
 from podgpu.telemetry.nvml import NvmlTelemetry
 from tests.telemetry.dcgm.double import GPU, PLAIN, TEMP, Bench, Double, fields_named, of_gpu, uuid_of
 
@@ -106,17 +108,20 @@ def test_release_lets_go_and_inventory_takes_up_again(bench: Bench) -> None:
 
 
 def test_a_call_in_flight_keeps_the_connection(bench: Bench) -> None:
-    bench.telemetry.inventory()
+    gpu = bench.telemetry.inventory().gpus[0]
     inside, leave = threading.Event(), threading.Event()
 
-    def hold() -> None:
-        with bench.telemetry._session.using():
+    class Slow(tuple[Field, ...]):
+        """Holds whoever reads it up, as a call into the engine does."""
+
+        def __iter__(self) -> Iterator[Field]:
             inside.set()
             leave.wait(10)
+            return super().__iter__()
 
-    thread = threading.Thread(target=hold)
+    thread = threading.Thread(target=bench.telemetry.read, args=(gpu, Slow(fields_named(*PLAIN))))
     thread.start()
-    inside.wait(10)
+    assert inside.wait(10)
     assert not bench.telemetry.release(0.1)
     assert bench.double.told("alive") == 1
     leave.set()
@@ -304,7 +309,7 @@ def test_an_xid_is_counted_once_though_the_driver_beside_sees_it_too(double: Dou
     class Sees(NvmlTelemetry):
         asked = 0
 
-        def xid_events(self) -> list[object]:  # type: ignore[override]
+        def error_events(self) -> list[object]:  # type: ignore[override]
             Sees.asked += 1
             return ["the same one"]
 
@@ -313,6 +318,6 @@ def test_an_xid_is_counted_once_though_the_driver_beside_sees_it_too(double: Dou
     bench.read(*PLAIN)
     double.call("xid", GPU, 0, double.now, 79)
     bench.telemetry.inventory()
-    assert [(e.device, e.xid) for e in bench.telemetry.xid_events()] == [(uuid_of(0), 79)]
+    assert [(e.device, e.code) for e in bench.telemetry.error_events()] == [(uuid_of(0), 79)]
     assert Sees.asked == 1
     assert bench.telemetry.release(2.0)

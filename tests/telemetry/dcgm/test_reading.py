@@ -98,6 +98,14 @@ def test_a_large_double_is_a_value(bench: Bench) -> None:
     assert of_gpu(bench.read(*PLAIN)).values[POWER] == 140737488355332.0
 
 
+@pytest.mark.parametrize("impossible", [140737488355332.0, 1e308, -1.0])
+def test_a_large_double_is_no_ratio(bench: Bench, impossible: float) -> None:
+    bench.double.double((GPU, 0), GR_ACTIVE, impossible)
+    answer = bench.read(*PLAIN, "DCGM_FI_PROF_GR_ENGINE_ACTIVE")
+    assert GR_ACTIVE not in of_gpu(answer).values
+    assert answer.dropped == (GR_ACTIVE,)
+
+
 @pytest.mark.parametrize("blank", ["<<<NULL>>>", "<<<NOT_FOUND>>>", "<<<NOT_PERM>>>", ""])
 def test_text_blanks_do_not_pass(bench: Bench, blank: str) -> None:
     bench.double.text((GPU, 0), 53, blank)
@@ -242,17 +250,17 @@ def test_xids_come_from_the_gpu_and_from_instances_once(mig: Bench) -> None:
     """DCGM notes an XID on the GPU, the instance or the compute instance, whichever the driver named."""
     mig.double.call("xid", GPU, 0, mig.double.now - 5_000_000, 31)
     mig.read(*PLAIN)
-    assert mig.telemetry.xid_events() == []
+    assert mig.telemetry.error_events() == []
     mig.double.tick()
     mig.double.call("xid", CI, 1, mig.double.now, 43)
     mig.double.call("xid", GPU, 0, mig.double.now + 10, 79)
     mig.double.call("xid", GPU, 0, mig.double.now + 20, 79)
     for _ in range(2):
         mig.telemetry.inventory()
-    events = [(e.device, e.xid) for e in mig.telemetry.xid_events()]
+    events = [(e.device, e.code) for e in mig.telemetry.error_events()]
     assert events == [(f"{uuid_of(0)}/gi2", 43), (uuid_of(0), 79), (uuid_of(0), 79)]
     mig.telemetry.inventory()
-    assert mig.telemetry.xid_events() == []
+    assert mig.telemetry.error_events() == []
 
 
 def test_the_engine_asked_for_is_the_one_named(bench: Bench) -> None:

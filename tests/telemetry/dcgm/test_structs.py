@@ -6,7 +6,7 @@ from ctypes import sizeof
 
 import pytest
 
-from podgpu.telemetry import dcgm_structs as s
+from podgpu.telemetry.dcgm import structs as s
 from tests.telemetry.dcgm.double import Double
 
 # From NVIDIA's headers (3.3.9, 4.0.0 and 4.6.0), not from ours.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podgpu.telemetry.switches.attribution import Habits, Residency, Stay, young_first
+from podgpu.telemetry.nvml.switches.attribution import Habits, Residency, Stay, young_first
 
 MS = 1_000_000
 

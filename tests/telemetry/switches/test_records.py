@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podgpu.telemetry.switches.attribution import Residency
-from podgpu.telemetry.switches.records import RECORD, Doubt, RecordReader, Timeline
+from podgpu.telemetry.nvml.switches.attribution import Residency
+from podgpu.telemetry.nvml.switches.records import RECORD, Doubt, RecordReader, Timeline
 
 MS = 1_000_000
 IN, OUT = 6, 7
@@ -27,14 +27,14 @@ def chunk(*switches: tuple[int, int, int], first: int = 0, instance: int = 255) 
 def read(data: bytes) -> Timeline:
     timeline = Timeline(0)
     for switch in RecordReader().read(data):
-        timeline.add(switch)
+        timeline.add(*switch[:3])
     return timeline
 
 
 def windows(switches: Many[tuple[int, int, int]], ends: Many[int], lead: int = 0) -> list[Residency]:
     timeline = Timeline(0, lead)
     for switch in RecordReader().read(chunk(*switches)):
-        timeline.add(switch)
+        timeline.add(*switch[:3])
     return [timeline.window(end) for end in ends]
 
 

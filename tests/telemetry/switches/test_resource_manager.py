@@ -6,8 +6,8 @@ import struct
 
 import pytest
 
-from podgpu.telemetry.switches.records import RECORD, Doubt
-from podgpu.telemetry.switches.resource_manager import ContextSwitchLog, layout_of
+from podgpu.telemetry.nvml.switches.records import RECORD, Doubt
+from podgpu.telemetry.nvml.switches.resource_manager import ContextSwitchLog, layout_of
 from tests.telemetry.switches.fake_kernel import FakeKernel
 
 BUS_ID = "00000000:06:00.0"

@@ -59,6 +59,7 @@ tolerations: gpuNodes.tolerations
 - {flags: [kubernetes-enable-pod-uid], env: DCGM_EXPORTER_KUBERNETES_ENABLE_POD_UID, value: exporter.kubernetes.podUid}
 - {flags: [kubernetes-enable-dra], env: KUBERNETES_ENABLE_DRA, value: exporter.kubernetes.dra}
 - {flags: [container-usage], env: PODGPU_CONTAINER_USAGE, value: exporter.containerUsage.enabled}
+- {flags: [usage-from], env: PODGPU_USAGE_FROM, value: exporter.usage.from}
 - {flags: [hpc-job-mapping-dir], env: DCGM_HPC_JOB_MAPPING_DIR, value: exporter.hpcJobMappingDir}
 - {flags: [pod-resources-kubelet-socket], env: DCGM_POD_RESOURCES_KUBELET_SOCKET, value: kubeletRoot}
 - {flags: [web-config-file], env: DCGM_EXPORTER_WEB_CONFIG_FILE, value: exporter.webConfig.secretName}

@@ -30,6 +30,9 @@
 {{- if and $onNodes .Values.gpus.migMonitoring -}}
 {{- $reasons = append $reasons "SYS_ADMIN (gpus.migMonitoring)" -}}
 {{- end -}}
+{{- if and $exporter.enabled (eq $exporter.usage.from "exact") -}}
+{{- $reasons = append $reasons "SYS_ADMIN (exporter.usage.from exact)" -}}
+{{- end -}}
 {{- if and $exporter.enabled $exporter.addCapabilities -}}
 {{- $reasons = append $reasons (printf "%s (exporter.addCapabilities)" (join ", " $exporter.addCapabilities)) -}}
 {{- end -}}

@@ -33,12 +33,12 @@ from podgpu.cluster.prom.queries import Queries
 from podgpu.cluster.prom.rolling import RollingInstants, RollingQueries, figures_by_scope
 from podgpu.cluster.prom.spellings import SpellingMemory, Spellings
 from podgpu.cluster.prom.targets import Targets, targets_of
-from podgpu.cluster.reading import NodeReading, Reading, Scope, TargetOutcome, moment
+from podgpu.cluster.reading import ClusterReading, NodeReading, Scope, TargetOutcome, moment
 from podgpu.cluster.settings import ViewSettings, full_scale
 from podgpu.errors import SourceError, UsageError
 from podgpu.exposition.parse import ParsedSample
 from podgpu.fetch.access import Access
-from podgpu.figures.from_page import NODE_LABELS
+from podgpu.figures.from_exposition import NODE_LABELS
 
 _LOST = "Prometheus has no figures of it any more: see that its exporter runs and is scraped"
 _NO_UUID = "GPUs without a UUID label are in no rolling average"
@@ -81,11 +81,11 @@ class PrometheusBackend:
         self._clock = clock
         self._errors: Counter[tuple[str, str]] = Counter()
         self._succeeded_at = self._averaged_at = float("-inf")
-        self._reading = Reading()
+        self._reading = ClusterReading()
         self.asked_at: float | None = None
         """Unix time by the server's clock that the last whole round is of."""
 
-    def reading(self) -> Reading:
+    def reading(self) -> ClusterReading:
         return self._reading
 
     async def close(self) -> None:

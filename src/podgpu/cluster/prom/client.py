@@ -9,7 +9,8 @@ import aiohttp
 from podgpu.cluster.prom.answer import Vector, parse_answer, parse_error
 from podgpu.errors import SourceError
 from podgpu.fetch.access import Access
-from podgpu.fetch.endpoint import Answer, Endpoint, open_session
+from podgpu.fetch.endpoint import Answer, Endpoint
+from podgpu.http.exchange import open_session
 
 _PATH = "/api/v1/query"
 LARGEST_ANSWER = 128 * 1024 * 1024

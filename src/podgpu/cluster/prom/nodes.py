@@ -13,10 +13,10 @@ from podgpu.catalog import families as f
 from podgpu.catalog.fields import Field
 from podgpu.cluster.prom.targets import Labels, Target, Targets, own_namespace, with_own_holder, with_own_pods
 from podgpu.cluster.reading import NamespaceCounters, NodeReading, is_about_now, moment
-from podgpu.cluster.scraping.page import LEAST_SKEW_SECONDS
+from podgpu.cluster.scraping.exposition import LEAST_SKEW_SECONDS
 from podgpu.exposition.parse import ParsedFamily, ParsedSample
 from podgpu.figures.device import DeviceFigures
-from podgpu.figures.from_page import view_of_page
+from podgpu.figures.from_exposition import view_of_page
 
 _COUNTERS = {
     f.NAMESPACE_ALLOCATED.name: "allocated_seconds",

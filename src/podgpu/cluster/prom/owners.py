@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+from podgpu.catalog.families import EXPORTED
 from podgpu.cluster.prom import promql
 from podgpu.cluster.prom.promql import Matcher, by, is_
-from podgpu.cluster.prom.queries import EXPORTED
 from podgpu.cluster.prom.targets import PodName, own_namespace
 from podgpu.cluster.reading import NodeReading, Owner
 from podgpu.exposition.parse import ParsedSample

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from podgpu.catalog import families as f
-from podgpu.catalog.families import FamilySpec
+from podgpu.catalog.families import EXPORTED, JOB_LABEL, NAMELESS_LABELS, OLD_POD_LABELS, POD_LABELS, FamilySpec
 from podgpu.catalog.fields import Field, fields
 from podgpu.cluster.prom import promql
 from podgpu.cluster.prom.promql import Matcher
@@ -25,17 +25,13 @@ from podgpu.figures.device import (
     UTIL,
 )
 
-HOLDER_LABELS = ("namespace", "pod", "container")
-EXPORTED = {name: f"exported_{name}" for name in HOLDER_LABELS}
-"""What Prometheus calls a series' own label where the scrape target has one of the same name (honor_labels: false)."""
 _IDENTITY = (
     *("job", "instance", "UUID", "uuid", "gpu_uuid", "gpu"),
     *("GPU_I_ID", "GPU_I_PROFILE", "modelName", "model_name"),
 )
 _HOLDER = (
-    *HOLDER_LABELS,
-    *EXPORTED.values(),
-    *("pod_namespace", "pod_name", "container_name", "hpc_job", "pod_uid", "container_id", "vgpu"),
+    *(*POD_LABELS, *EXPORTED.values(), *OLD_POD_LABELS),
+    *(JOB_LABEL, *NAMELESS_LABELS, "vgpu"),
 )
 SAMPLE_LABELS = ("__name__", *_IDENTITY, *_HOLDER)
 _TARGET = ("job", "instance")

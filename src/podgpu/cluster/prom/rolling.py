@@ -19,10 +19,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from podgpu.catalog import families as f
+from podgpu.catalog.families import EXPORTED, OLD_POD_LABELS, POD_LABELS
 from podgpu.catalog.fields import Field
+from podgpu.catalog.mig import billed_name
 from podgpu.cluster.prom import promql
 from podgpu.cluster.prom.promql import Matcher, by, has, is_
-from podgpu.cluster.prom.queries import EXPORTED
 from podgpu.cluster.prom.spellings import Spellings
 from podgpu.cluster.reading import Scope
 from podgpu.cluster.rolling import RollingMemory
@@ -31,7 +32,7 @@ from podgpu.exposition.parse import ParsedSample
 
 _NAMESPACE = "podgpu_namespace"
 """A label of our own, for what may stand under three names."""
-_NAMESPACE_OF = {EXPORTED["pod"]: EXPORTED["namespace"], "pod": "namespace", "pod_name": "pod_namespace"}
+_NAMESPACE_OF = {names[1]: names[0] for names in (tuple(EXPORTED.values()), POD_LABELS, OLD_POD_LABELS)}
 _OVER_FULL = 1.01
 _ANYTHING = "(?s)(.+)"
 
@@ -205,7 +206,7 @@ def scope_of(kind: str, labels: Mapping[str, str], node_labels: Iterable[str]) -
         case "model":
             profile = labels.get("GPU_I_PROFILE", "")
             model = labels.get("modelName", "")
-            return Scope("model", model=f"{model} MIG {profile}" if profile else model)
+            return Scope("model", model=billed_name(model, profile) if profile else model)
         case "namespace":
             namespace = labels.get(_NAMESPACE, "")
             return Scope("namespace", namespace=namespace) if namespace else None

@@ -10,11 +10,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from podgpu.catalog import families as f
-from podgpu.cluster.prom.queries import EXPORTED
 from podgpu.exposition.parse import ParsedSample
 
 UUIDS = ("UUID", "uuid")
-PODS = (EXPORTED["pod"], "pod", "pod_name", "hpc_job")
+PODS = (f.EXPORTED["pod"], f.POD_LABELS[1], f.OLD_POD_LABELS[1], f.JOB_LABEL)
 
 
 @dataclass(frozen=True, slots=True)

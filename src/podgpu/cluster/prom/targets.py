@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from podgpu.catalog import families as f
-from podgpu.cluster.prom.queries import EXPORTED, HOLDER_LABELS, SAMPLE_LABELS
+from podgpu.catalog.families import EXPORTED, POD_LABELS
+from podgpu.cluster.prom.queries import SAMPLE_LABELS
 from podgpu.exposition.parse import ParsedSample
 
 MOST_COPY_LABELS = 4
@@ -82,7 +83,7 @@ def own_namespace(labels: Labels) -> str:
     return labels.get(EXPORTED["namespace"]) or labels.get("namespace", "")
 
 
-_HOLDERS = frozenset((*HOLDER_LABELS, *EXPORTED.values()))
+_HOLDERS = frozenset((*POD_LABELS, *EXPORTED.values()))
 
 
 def _pod(labels: Labels) -> PodName:

@@ -19,14 +19,14 @@ from typing import Protocol
 import aiohttp
 
 from podgpu.clock import Clock
-from podgpu.cluster.reading import NodeReading, Owner, Reading, TargetOutcome
+from podgpu.cluster.reading import ClusterReading, NodeReading, Owner, TargetOutcome
+from podgpu.cluster.scraping.exposition import USED_FIELD, PageReader, Shelf
 from podgpu.cluster.scraping.lanes import Lane, allow_connections
-from podgpu.cluster.scraping.page import USED_FIELD, PageReader, Shelf
 from podgpu.errors import SourceError, UsageError
 from podgpu.fetch.access import Credentials
-from podgpu.fetch.endpoint import KEEP_ALIVE_SECONDS, open_session
 from podgpu.fetch.page import UrlPage
-from podgpu.figures.from_page import NODE_LABELS
+from podgpu.figures.from_exposition import NODE_LABELS
+from podgpu.http.exchange import KEEP_ALIVE_SECONDS, open_session
 
 LARGEST_PAGE = 16 * 1024 * 1024
 """A node of 16 GPUs cut into 112 slices has a page of 2 MB."""
@@ -237,9 +237,9 @@ class ScrapeBackend:
             self._errors[shown, reason] += 1
         target.outcome = TargetOutcome(shown, self._clock.monotonic() - began, reason, message)
 
-    def reading(self) -> Reading:
+    def reading(self) -> ClusterReading:
         targets = self._targets.values()
-        return Reading(
+        return ClusterReading(
             nodes=tuple([t.node for t in (*targets, *self._gone.values()) if t.node is not None]),
             outcomes=tuple([t.outcome for t in targets if t.outcome is not None]),
             errors=dict(self._errors),

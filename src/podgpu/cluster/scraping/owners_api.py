@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from podgpu.cluster.reading import Owner
 from podgpu.kube.access import ApiConfig
-from podgpu.kube.pod_owners import PODS_PATH, PodOwner, parse_owner
+from podgpu.kube.pods import PODS_PATH, PodOwner, parse_owner
 from podgpu.kube.watch import Pace, Watcher
 
 _PODS_AT_A_TIME = 500

@@ -57,7 +57,7 @@ refused where they are not switched on; and it does not know where podlist.json 
 
 {{- define "podgpu.exporter.capabilities" -}}
 {{- $add := .Values.exporter.addCapabilities -}}
-{{- if .Values.gpus.migMonitoring }}{{ $add = append $add "SYS_ADMIN" }}{{ end -}}
+{{- if or .Values.gpus.migMonitoring (eq .Values.exporter.usage.from "exact") }}{{ $add = append $add "SYS_ADMIN" }}{{ end -}}
 {{- toYaml (uniq $add) -}}
 {{- end -}}
 
@@ -73,6 +73,9 @@ refused where they are not switched on; and it does not know where podlist.json 
 - {name: DCGM_EXPORTER_KUBERNETES, value: {{ $kubernetes.enabled | quote }}}
 - {name: DCGM_EXPORTER_LISTEN, value: {{ printf ":%v" $exporter.port | quote }}}
 - {name: PODGPU_CONTAINER_USAGE, value: {{ $exporter.containerUsage.enabled | quote }}}
+{{- if ne $exporter.usage.from "samples" }}
+- {name: PODGPU_USAGE_FROM, value: {{ $exporter.usage.from }}}
+{{- end }}
 {{- with $exporter.interval }}
 - {name: DCGM_EXPORTER_INTERVAL, value: {{ . | quote }}}
 {{- end }}
@@ -203,6 +206,13 @@ refused where they are not switched on; and it does not know where podlist.json 
 {{- end -}}
 {{- if and .Values.gpus.migMonitoring (has .Values.gpus.access (list "cdi" "driver-root")) -}}
 {{- fail (printf "gpus.migMonitoring is for gpus.access runtime or volume-mounts; with %s it has no effect" .Values.gpus.access) -}}
+{{- end -}}
+{{- if and (ne $exporter.usage.from "samples") (not $exporter.containerUsage.enabled) -}}
+{{- fail (printf "exporter.usage.from is %s, but exporter.containerUsage.enabled is false: there is no use to tell apart" $exporter.usage.from) -}}
+{{- end -}}
+{{- $uid := include "podgpu.exporter.uid" . -}}
+{{- if and (eq $exporter.usage.from "exact") (ne $uid "0") -}}
+{{- fail (printf "exporter.usage.from is exact, but it would run as uid %s: Kubernetes gives an added capability to uid 0 only. Set exporter.runAsUser to 0" $uid) -}}
 {{- end -}}
 {{- if and $exporter.webConfig.secretName (eq (int $exporter.webConfig.probePort) (int $exporter.port)) -}}
 {{- fail "exporter.webConfig.probePort and exporter.port are the same; probes need a port of their own" -}}

@@ -1,0 +1,189 @@
+"""One exporter's page to a `NodeReading`; and what is refused: no metrics, no GPU, more than any node could have.
+
+Whoever answers at an exporter's address may write anything: what is kept of one page, and what it costs to look at it,
+is bounded here. The bounds are some ten times what a node of 16 GPUs cut into slices has.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from sys import intern
+
+from podgpu.catalog import families as f
+from podgpu.cluster.reading import NamespaceCounters, NodeReading, is_about_now, moment
+from podgpu.errors import SourceError
+from podgpu.exposition.parse import BadExposition, ParsedSample, TooMuch, parse_text
+from podgpu.figures.device import DeviceFigures
+from podgpu.figures.from_exposition import NODE_LABELS, figure_names, figures_of, samples_named
+
+LEAST_SKEW_SECONDS = 5.0
+USED_FIELD = "DCGM_FI_DEV_MEM_COPY_UTIL"
+MOST_DEVICES = 1024
+MOST_HOLDERS = 4096
+MOST_NAMESPACES = 2048
+"""With models: a namespace on two models counts twice."""
+LONGEST_NAME = 256
+"""Kubernetes allows 253 characters, and no driver's name of a GPU is longer."""
+MOST_LINES = 250_000
+"""And different labels, all together: each costs up to a kilobyte while the page is read."""
+MOST_IN_ALL = {"devices": 50_000, "holders": 50_000, "namespaces": 20_000}
+"""Of all pages together: under 300 MiB of resident memory, measured."""
+_COUNTERS = {f.NAMESPACE_ALLOCATED.name: 0, f.NAMESPACE_BUSY.name: 1, f.NAMESPACE_ENERGY.name: 2}
+"""Name -> its place among the figures of `NamespaceCounters`."""
+_OWN_NAMES = _COUNTERS.keys() | {f.SNAPSHOT_TIMESTAMP.name}
+_MOST_NODES_SHOWN = 3
+
+
+class PageReader:
+    """Reads the pages of one target."""
+
+    def __init__(
+        self, target: str, address: str, measured: str = USED_FIELD, node_labels: Sequence[str] = NODE_LABELS
+    ) -> None:
+        """`target` names it in messages, without secrets; `address` stands for the node where the page has no name."""
+        self._target = target
+        self._address = address
+        self._measured = measured
+        self._node_labels = node_labels
+
+    def read(self, body: bytes, read_at: float, wall: float) -> NodeReading:
+        """`read_at`, `wall`: monotonic and Unix time at which it came. Raises SourceError: malformed, no_gpu, too_much.
+
+        The skew of the node's clock is told only where it cannot be the age of its figures: when they are from the
+        future by more than LEAST_SKEW_SECONDS. Figures from the past may as well be old.
+        """
+        samples = self._samples(body)
+        view, nodes, is_podgpu = figures_of(samples, self._measured, self._node_labels, self._address)
+        if not view.devices and not is_podgpu:
+            raise SourceError("no_gpu", f"{self._target} has no GPU on its page: is it a GPU exporter?")
+        namespaces = tuple(_namespaces(samples))
+        self._check(nodes, view.devices, namespaces)
+        told_at = next((s.value for s in samples if s.name == f.SNAPSHOT_TIMESTAMP.name), None)
+        taken_at = moment(told_at)
+        ahead = 0.0 if taken_at is None else taken_at - wall
+        return NodeReading(
+            target=self._target,
+            node=intern(nodes[0] if nodes else self._address),
+            named=bool(nodes),
+            listed=True,
+            devices=view.devices,
+            namespaces=namespaces,
+            read_at=read_at,
+            taken_at=taken_at,
+            dated=is_about_now(told_at, wall),
+            skew_seconds=ahead if ahead > LEAST_SKEW_SECONDS else None,
+            notes=(*_notes(nodes), *view.notes),
+        )
+
+    def _samples(self, body: bytes) -> list[ParsedSample]:
+        """Those that are looked at here."""
+        lines = body.count(b"\n")
+        if lines > MOST_LINES:
+            raise self._too_much(self._node_in(body), lines, MOST_LINES, "lines")
+        try:
+            families = parse_text(body.decode(), MOST_LINES)
+        except UnicodeDecodeError as error:
+            line = body.count(b"\n", 0, error.start) + 1
+            raise self._malformed(f"line {line}: byte {error.start} is not UTF-8") from error
+        except TooMuch as error:
+            raise self._too_much(self._node_in(body), MOST_LINES + 1, MOST_LINES, "lines and labels") from error
+        except BadExposition as error:
+            raise self._malformed(str(error)) from error
+        return samples_named(families, figure_names(self._measured) | _OWN_NAMES)
+
+    def _malformed(self, why: str) -> SourceError:
+        return SourceError("malformed", f"{self._target} is no page of metrics: {why}")
+
+    # Bounds
+
+    def _check(
+        self, nodes: Sequence[str], devices: Sequence[DeviceFigures], namespaces: Sequence[NamespaceCounters]
+    ) -> None:
+        longest = max(map(len, (*nodes, *_names(devices, namespaces))), default=0)
+        for count, most, what in (
+            (len(devices), MOST_DEVICES, "devices"),
+            (sum(len(device.holders) for device in devices), MOST_HOLDERS, "holders"),
+            (len(namespaces), MOST_NAMESPACES, "namespaces"),
+            (longest, LONGEST_NAME, "characters in one name"),
+        ):
+            if count > most:
+                raise self._too_much(nodes[0] if nodes else self._address, count, most, what)
+
+    def _node_in(self, body: bytes) -> str:
+        """The node's name on a page that is not worth reading."""
+        for label in self._node_labels:
+            if found := re.search(rb'[{,]%s="([^"\\\n]{1,%d})"' % (re.escape(label.encode()), LONGEST_NAME), body):
+                return found[1].decode(errors="replace")
+        return self._address
+
+    def _too_much(self, node: str, count: int, most: int, what: str) -> SourceError:
+        return SourceError(
+            "too_much",
+            f"{self._target}: the page of node {node[:LONGEST_NAME]} has {count:,} {what}, and at most {most:,}"
+            " are taken from one page; none of it counts: see what answers there",
+        )
+
+
+class Shelf:
+    """How much is kept of all pages together. Who is there stays; who would not fit any more is refused."""
+
+    def __init__(self, most: Mapping[str, int] = MOST_IN_ALL) -> None:
+        self._most = most
+        self._sizes: dict[str, Counter[str]] = {}
+        """By target."""
+        self._total: Counter[str] = Counter()
+
+    def put(self, target: str, reading: NodeReading) -> None:
+        """In the place of what the target told before. Raises SourceError: too_much."""
+        size = Counter(
+            devices=len(reading.devices),
+            holders=sum(len(device.holders) for device in reading.devices),
+            namespaces=len(reading.namespaces),
+        )
+        before = self._sizes.get(target, Counter())
+        if size == before:
+            return
+        for what, most in self._most.items():
+            count = self._total[what] - before[what] + size[what]
+            if count > most and size[what] > before[what]:
+                raise SourceError(
+                    "too_much",
+                    f"{target}: with the {size[what]:,} {what} of node {reading.node} there would be {count:,} in all,"
+                    f" and podgpu keeps at most {most:,}: give it part of the nodes, or ask Prometheus (--prometheus)",
+                )
+        self._total.subtract(before)
+        self._total.update(size)
+        self._sizes[target] = size
+
+    def remove(self, target: str) -> None:
+        self._total.subtract(self._sizes.pop(target, Counter()))
+
+
+def _namespaces(samples: Iterable[ParsedSample]) -> Iterator[NamespaceCounters]:
+    found: dict[tuple[str, str], list[float | None]] = {}
+    for sample in samples:
+        place = _COUNTERS.get(sample.name)
+        if place is not None:
+            key = intern(sample.labels.get("namespace", "")), intern(sample.labels.get("modelName", ""))
+            found.setdefault(key, [None] * len(_COUNTERS))[place] = sample.value
+    for (namespace, model), figures in found.items():
+        yield NamespaceCounters(namespace, model, *figures)
+
+
+def _names(devices: Iterable[DeviceFigures], namespaces: Iterable[NamespaceCounters]) -> Iterator[str]:
+    """Every text that is kept."""
+    for device in devices:
+        yield from (device.uuid, device.model, device.node, device.instance, device.profile)
+        for of in device.holders:
+            who = of.holder
+            yield from (who.namespace, who.pod, who.container, who.job, who.uid, who.container_id)
+    for counters in namespaces:
+        yield from counters[:2]
+
+
+def _notes(nodes: Sequence[str]) -> Iterator[str]:
+    if len(nodes) > 1:
+        shown = ", ".join(nodes[:_MOST_NODES_SHOWN])
+        yield f"the page names {len(nodes)} nodes ({shown}): they are taken for one"

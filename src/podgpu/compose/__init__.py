@@ -1,0 +1,1 @@
+"""Puts things together as the options say: sources, servers, the agent. Raises UsageError; knows no command line."""

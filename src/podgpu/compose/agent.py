@@ -1,0 +1,189 @@
+"""Assembles an agent as the options say: the exporter's, and the one `podgpu top` looks through. Nothing else does."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from podgpu.accounting.containers import ContainerFinder
+from podgpu.agent.loop import Agent, Settings
+from podgpu.catalog.counters import SHIPPED, Counter, shipped_counters
+from podgpu.compose.allocations import Holders, Surroundings, make_holders
+from podgpu.compose.servers import ApiAccess, unless_no_api
+from podgpu.compose.telemetries import open_telemetry
+from podgpu.configuration.counter_feeds import CounterFeed, FileCounters
+from podgpu.configuration.pod_labels import LabelFilter
+from podgpu.device_selection import parse_selection
+from podgpu.errors import SourceError, UsageError
+from podgpu.join import Policy
+from podgpu.model import PodLabels
+
+if TYPE_CHECKING:
+    from podgpu.clock import Clock
+    from podgpu.telemetry.source import Telemetry
+    from podgpu.top.local import LocalSource
+
+_log = logging.getLogger("podgpu")
+_COUNTERS_DIRECTORY = "/etc/dcgm-exporter"
+Options = Mapping[str, Any]
+Naming = Callable[[str], AbstractContextManager[None]]
+"""Given a parameter's name: adds to a usage error raised inside where the parameter's value came from."""
+
+
+def _no_naming(_parameter: str) -> AbstractContextManager[None]:
+    return nullcontext()
+
+
+def exporter_agent(
+    options: Options,
+    api: ApiAccess,
+    naming: Naming = _no_naming,
+    telemetry: Telemetry | None = None,
+    clock: Clock | None = None,
+) -> Agent:
+    """Assembles what the exporter serves. Tests bring GPUs and time of their own; all else is as in the field."""
+    with naming("collectors"):
+        counters, counter_feed = read_counters(options["collectors"])
+    with naming("devices"):
+        selection = parse_selection(options["devices"])
+    with naming("telemetry"):
+        telemetry = telemetry or open_telemetry(options["telemetry"], options)
+    with naming("configmap_data"):
+        if options["configmap_data"] != "none":
+            configmap = unless_no_api("configmap-data", lambda: api.configmap(options["configmap_data"]))
+            counter_feed = configmap or counter_feed
+    settings = Settings(
+        interval=options["collect_interval"],
+        allocation_interval=options["allocation_interval"],
+        usage_interval=options["usage_interval"],
+        selection=selection,
+        policy=_exporter_policy(options, counters),
+    )
+    pod_labels = _pod_labels(options, api)
+    with naming("allocation"):
+        holders = make_holders(Surroundings(options, api, telemetry))
+    finder = ContainerFinder(options["path_proc"]) if options["container_usage"] else None
+    agent = _agent(telemetry, holders, settings, finder, naming, clock, pod_labels, counter_feed)
+    agent.read_counters()
+    return agent
+
+
+def top_source(options: Options, api: ApiAccess, naming: Naming = _no_naming) -> LocalSource:
+    """Assembles what `podgpu top` shows of this node: an agent as the exporter has it, with the fields of the table."""
+    from podgpu.top.local import LocalSource, OverheardTelemetry, ProcessWatch
+
+    with naming("devices"):
+        selection = parse_selection(options["devices"])
+    with naming("telemetry"):
+        telemetry = OverheardTelemetry(open_telemetry(options["telemetry"], options))
+    settings = Settings(interval=options["interval"], selection=selection, policy=_top_policy())
+    with naming("allocation"):
+        holders = make_holders(Surroundings(options, api, telemetry))
+    finder = ContainerFinder(options["path_proc"])
+    agent = _agent(telemetry, holders, settings, finder, naming)
+    watch = ProcessWatch(telemetry, finder, holders.identities) if options["processes"] else None
+    return LocalSource(agent, node_name(), watch)
+
+
+def _agent(
+    telemetry: Telemetry,
+    holders: Holders,
+    settings: Settings,
+    finder: ContainerFinder | None,
+    naming: Naming,
+    clock: Clock | None = None,
+    pod_labels: Callable[[], PodLabels] = dict,
+    counter_feed: CounterFeed | None = None,
+) -> Agent:
+    agent = Agent(
+        telemetry,
+        holders.sources,
+        settings,
+        clock,
+        identities=holders.identities,
+        pod_labels=pod_labels,
+        counter_feed=counter_feed,
+        containers=finder,
+        signs=holders.signs,
+    )
+    with naming("devices"):
+        agent.check_selection()
+    return agent
+
+
+# What is on the series
+
+
+def _exporter_policy(options: Options, counters: tuple[Counter, ...]) -> Policy:
+    return Policy(
+        counters=counters,
+        hostname="" if options["no_hostname"] else hostname(options),
+        hostname_label=options["hostname_label"],
+        old_namespace=options["use_old_namespace"],
+        replace_blanks_in_model_name=options["replace_blanks_in_model_name"],
+        pod_uid=options["kubernetes_enable_pod_uid"],
+        virtual_gpus=options["kubernetes_virtual_gpus"],
+        copy_parent_values=options["mig_copy_parent_values"],
+        gpu_manager=options["gpu_manager_metrics"],
+        xid_window_ms=round(options["xid_count_window_size"] * 1000),
+        clock_window_ms=round(options["clock_events_count_window_size"] * 1000),
+    )
+
+
+def _top_policy() -> Policy:
+    from podgpu.catalog.fields import fields
+    from podgpu.figures.device import FIELDS
+
+    return Policy(counters=tuple(Counter(fields()[i], fields()[i].name, "gauge", "") for i in FIELDS))
+
+
+def _pod_labels(options: Options, api: ApiAccess) -> Callable[[], PodLabels]:
+    patterns = LabelFilter(options["kubernetes_pod_label_allowlist_regex"])
+    if not options["kubernetes_enable_pod_labels"]:
+        return dict
+    pods = unless_no_api("kubernetes-enable-pod-labels", api.pods)
+    return dict if pods is None else lambda: patterns.of(pods.items())
+
+
+def hostname(options: Options) -> str:
+    """NODE_NAME, else the host's; outside Kubernetes the figures of another host's engine carry that host's name."""
+    engine = options["host_engine"]
+    elsewhere = engine.host if engine is not None and not engine.is_local and not options["kubernetes"] else ""
+    return node_name(elsewhere)
+
+
+def node_name(elsewhere: str = "") -> str:
+    return os.environ.get("NODE_NAME") or elsewhere or socket.gethostname()
+
+
+# Counters
+
+
+def read_counters(chosen: str) -> tuple[tuple[Counter, ...], CounterFeed | None]:
+    """The counters of `-f` (a shipped set by name, none, or a file), and where to look for changes of them."""
+    if chosen == "none":
+        return (), None
+    if not chosen:
+        default = f"{_COUNTERS_DIRECTORY}/{SHIPPED['default']}"
+        chosen = default if os.path.exists(default) else "default"
+    shipped = shipped_counters(chosen)
+    return (shipped, None) if shipped is not None else _read_counter_file(Path(chosen))
+
+
+def _read_counter_file(path: Path) -> tuple[tuple[Counter, ...], CounterFeed | None]:
+    feed = FileCounters(str(path))
+    try:
+        return feed.read(), feed
+    except SourceError as e:
+        ours = shipped_counters(path.name) if str(path.parent) == _COUNTERS_DIRECTORY else None
+        if e.reason != "file_missing":
+            raise UsageError(str(e) if e.reason == "malformed" else f"-f {e}") from e
+        if ours is None:
+            raise UsageError(f"-f {path}: no such file; name a CSV, or one of {', '.join(SHIPPED)}, none") from None
+    _log.info("%s is not here: using the copy that comes with podgpu", path)
+    return ours, None

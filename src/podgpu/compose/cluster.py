@@ -1,0 +1,137 @@
+"""Assembles whom `podgpu cluster` asks, as the options say: a Prometheus server, or the exporters themselves."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+from podgpu.cluster.reading import Backend, MakeBackend
+from podgpu.cluster.settings import ViewSettings
+from podgpu.compose.servers import access_by
+from podgpu.errors import SourceError, UsageError
+
+if TYPE_CHECKING:
+    from podgpu.cluster.scraping.backend import Targets
+    from podgpu.cluster.scraping.owners_api import ApiOwners
+    from podgpu.fetch.access import Credentials
+    from podgpu.kube.access import ApiConfig
+
+_log = logging.getLogger("podgpu")
+_SYNC_SECONDS = 10.0
+_MOST_AT_A_TIME = 1000
+
+
+def prometheus_backend(options: Mapping[str, Any], settings: ViewSettings, at_the_end: ExitStack) -> MakeBackend:
+    """Raises UsageError."""
+    from podgpu.cluster.prom.backend import PrometheusBackend, PrometheusPlace
+
+    tenant = options["prometheus_tenant"]
+    place = PrometheusPlace(
+        url=options["prometheus"],
+        access=access_by(options, "prometheus", "Prometheus", {"X-Scope-OrgID": tenant} if tenant else {}),
+        match=options["match"],
+        node_labels=_names(options["node_label"]),
+        timeout=options["prometheus_timeout"],
+    )
+    owners = _owners(options, at_the_end)
+
+    def make() -> Backend:
+        return PrometheusBackend(place, settings, owners.of if owners else None)
+
+    with _naming("--prometheus"):
+        make()  # whatever is wrong with the options is said at once
+    return make
+
+
+def scrape_backend(options: Mapping[str, Any], settings: ViewSettings, at_the_end: ExitStack) -> MakeBackend:
+    """Raises UsageError."""
+    from podgpu.cluster.scraping.backend import ScrapeBackend, ScrapeSettings
+    from podgpu.fetch.access import Credentials
+
+    credentials = Credentials(access_by(options, "exporter", "the exporter"))
+    scraping = ScrapeSettings(
+        deadline=options["scrape_timeout"],
+        concurrency=_concurrency(options["scrape_concurrency"]),
+        used_field=settings.used_field,
+        node_labels=_names(options["node_label"]),
+        keep_gone=settings.drop_after,
+    )
+    targets, wait = _targets(options, credentials, at_the_end)
+    owners = _owners(options, at_the_end)
+    notes = owners.notes if owners and options["owners"] == "api" else tuple  # auto does without and says nothing
+
+    def make() -> Backend:
+        """In the rounds' own thread: probes are answered while the API server is waited for."""
+        wait()
+        return ScrapeBackend(targets, credentials, scraping, owners=owners.all if owners else None, notes=notes)
+
+    return make
+
+
+def _targets(
+    options: Mapping[str, Any], credentials: Credentials, at_the_end: ExitStack
+) -> tuple[Targets, Callable[[], None]]:
+    """And what to do before they are first asked for."""
+    if options["scrape"]:
+        from podgpu.cluster.scraping.backend import FixedTargets
+
+        with _naming("--scrape"):
+            return FixedTargets(options["scrape"].split(","), credentials), lambda: None
+    from podgpu.cluster.scraping.discover import KubernetesTargets, Selection, check_port
+
+    selection, port = Selection.parse(options["discover_kubernetes"]), check_port(options["discover_port"])
+    https = bool(options["exporter_ca_file"] or options["exporter_insecure_skip_verify"])
+    targets = KubernetesTargets(_api(options["kubeconfig"]), selection, port, https=https)
+    at_the_end.callback(targets.close)
+
+    def wait() -> None:
+        if not targets.wait_synced(_SYNC_SECONDS):
+            _log.warning("%s", "; ".join(targets.notes()))
+
+    return targets, wait
+
+
+def _owners(options: Mapping[str, Any], at_the_end: ExitStack) -> ApiOwners | None:
+    """Whoever has a kubeconfig at home has not asked for that cluster to be watched."""
+    asked_anyway = options["discover_kubernetes"] or options["kubeconfig"] or "KUBERNETES_SERVICE_HOST" in os.environ
+    if options["owners"] == "none" or (options["owners"] == "auto" and not asked_anyway):
+        return None
+    from podgpu.cluster.scraping.owners_api import ApiOwners
+
+    owners = ApiOwners(_api(options["kubeconfig"]))
+    at_the_end.callback(owners.close)
+    return owners
+
+
+def _api(kubeconfig: str) -> ApiConfig:
+    from podgpu.kube.config import load_config
+
+    try:
+        return load_config(kubeconfig or None)
+    except SourceError as error:
+        raise UsageError(f"the API server cannot be asked: {error}") from error
+
+
+@contextmanager
+def _naming(option: str) -> Iterator[None]:
+    """A usage error raised inside names the option, where it names none itself."""
+    try:
+        yield
+    except UsageError as e:
+        raise UsageError(str(e) if str(e).startswith("--") else f"{option} {e}") from e
+
+
+def _names(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    if not names:
+        raise UsageError("--node-label names no label: write Hostname,hostname,node,instance")
+    return names
+
+
+def _concurrency(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and 0 < int(text) <= _MOST_AT_A_TIME):
+        raise UsageError(f"--scrape-concurrency {text!r}: write a number from 1 to {_MOST_AT_A_TIME}")
+    return int(text)

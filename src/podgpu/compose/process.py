@@ -1,0 +1,102 @@
+"""How this process behaves, whatever it does: what its log lines look like, how it manages memory and how its
+threads take turns.
+
+Lines are text for people or JSON for collectors, and go to standard error; what was asked for does not.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import logging
+import sys
+from contextlib import suppress
+from datetime import UTC, datetime
+
+import click
+
+from podgpu.errors import StartError
+
+_M_ARENA_MAX = -8
+_NEW_OBJECTS = 20_000
+"""Looking at so many takes 2 ms, in which no other thread runs."""
+_TURN_SECONDS = 0.0005
+
+
+class _Text(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        text = f"{_time(record)} {record.levelname:<7} {_one_line(record.getMessage())}"
+        return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
+
+
+class _Json(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        entry = {
+            "time": _time(record),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "msg": record.getMessage(),
+        }
+        if record.exc_info:
+            entry["exception"] = self.formatException(record.exc_info)
+        return json.dumps(entry, ensure_ascii=False)
+
+
+def _one_line(message: str) -> str:
+    """Names of others are in it: none of them begins a line of its own, or tells a terminal anything."""
+    return message if message.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in message)
+
+
+def _is_for_us(record: logging.LogRecord) -> bool:
+    """A request that is no HTTP is its sender's affair: any port scanner would fill the log with tracebacks."""
+    error = record.exc_info[1] if record.exc_info else None
+    return type(error).__module__ != "aiohttp.http_exceptions"
+
+
+def _time(record: logging.LogRecord) -> str:
+    return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def configure_logging(log_format: str, debug: bool) -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Json() if log_format == "json" else _Text())
+    logging.basicConfig(level=logging.DEBUG if debug else logging.INFO, handlers=[handler], force=True)
+    for noisy in ("asyncio", "aiohttp.access", "grpc"):
+        logging.getLogger(noisy).setLevel(logging.INFO if debug else logging.WARNING)
+    server = logging.getLogger("aiohttp.server")
+    (server.removeFilter if debug else server.addFilter)(_is_for_us)
+
+
+def print_out(text: str | bytes) -> None:
+    """On standard output. What a terminal has no letter for becomes a question mark. Raises StartError."""
+    encoding = sys.stdout.encoding or "utf-8"
+    try:
+        click.echo(text.encode(encoding, "replace").decode(encoding) if isinstance(text, str) else text, nl=False)
+    except BrokenPipeError:
+        raise  # whoever read it has read enough: click ends quietly
+    except OSError as error:
+        raise StartError(f"standard output cannot be written: {error.strerror}") from error
+
+
+# Memory, and whose turn it is
+
+
+def share_one_heap() -> None:
+    """Before any thread begins: glibc gives every thread a heap of its own, about 2 MiB with a thread for each GPU.
+
+    Where the C library is another one there is nothing to do.
+    """
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
+
+
+def look_for_cycles_seldom() -> None:
+    """A round over thousands of GPUs makes objects by the hundred thousand, none in a cycle; looking for cycles after
+    every 700 of them, as Python does, takes a third of the round."""
+    gc.set_threshold(_NEW_OBJECTS, 10, 100)
+
+
+def take_turns_often() -> None:
+    """Beside a thread that reads pages, an answer waits for its turn half a dozen times, 5 ms each as Python has it."""
+    sys.setswitchinterval(_TURN_SECONDS)

@@ -1,0 +1,96 @@
+"""The table that names the telemetry sources: `--telemetry NAME[:ARGUMENT]`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from podgpu.device_selection import parse_selection
+from podgpu.errors import UsageError
+from podgpu.fetch.access import without_secrets
+from podgpu.telemetry.source import Telemetry
+
+if TYPE_CHECKING:
+    from podgpu.telemetry.nvml.switches.opening import Opening
+
+_log = logging.getLogger(__name__)
+DEFAULT_SPEC = "8xH100"
+Options = Mapping[str, Any]
+
+
+def _nvml(argument: str, options: Options) -> Telemetry:
+    from podgpu.accounting.containers import in_host_pid_namespace
+    from podgpu.telemetry.nvml import NvmlTelemetry
+
+    if argument:
+        raise UsageError(f"--telemetry nvml takes no argument, not {without_secrets(argument)}")
+    return NvmlTelemetry(sees_processes=in_host_pid_namespace() is True, opening=_opening(options))
+
+
+def _opening(options: Options, **how: Any) -> Opening:
+    """Whether and how context switches are read."""
+    from podgpu.telemetry.nvml.switches.opening import Opening
+
+    return Opening(options.get("usage_from", "samples"), **how)
+
+
+def _simulated(argument: str, options: Options) -> Telemetry:
+    from podgpu.simulate.driver import SimulatedNvml
+    from podgpu.simulate.node import place_loads, tenants
+    from podgpu.telemetry.nvml import NvmlTelemetry
+
+    driver = SimulatedNvml(argument or DEFAULT_SPEC)
+    place_loads(driver, tenants(driver))
+    count = len(driver.machine.gpus)
+    opening = _opening(
+        options, open_log=lambda device, _version: driver.switch_log(device.uuid), privileged=lambda: True
+    )
+    return NvmlTelemetry(driver, "simulated", count_expected=lambda: count, opening=opening)
+
+
+def _dcgm(argument: str, options: Options) -> Telemetry:
+    from podgpu.telemetry.dcgm import DcgmSettings, DcgmTelemetry
+
+    engine = options.get("host_engine")
+    settings = DcgmSettings(
+        address=engine,
+        interval=options.get("collect_interval", options.get("interval", 30.0)),
+        log_level=options.get("dcgm_log_level", "") if options.get("enable_dcgm_log") else "",
+        switches=parse_selection(options.get("switch_devices", "f"), "-s"),
+        cpus=parse_selection(options.get("cpu_devices", "f"), "-p"),
+        library=argument,
+    )
+    return DcgmTelemetry(settings, _nvml("", options) if engine is None or engine.is_local else None)
+
+
+def _exporter(argument: str, options: Options) -> Telemetry:
+    from podgpu.compose.servers import open_exposition
+    from podgpu.telemetry.exporter import ExporterTelemetry
+
+    if not argument:
+        raise UsageError("--telemetry exporter: name its page, as in exporter:http://localhost:9400/metrics")
+    by_name = options.get("kubernetes_gpu_id_type") == "device-name"
+    return ExporterTelemetry(open_exposition(argument, options), _nvml("", options), device_name_ids=by_name)
+
+
+TELEMETRIES: Mapping[str, Callable[[str, Options], Telemetry]] = {
+    "auto": _nvml,
+    "nvml": _nvml,
+    "dcgm": _dcgm,
+    "exporter": _exporter,
+    "simulated": _simulated,
+}
+
+
+def open_telemetry(chosen: str, options: Options | None = None) -> Telemetry:
+    """`options`: the exporter's, for sources that need more than their argument."""
+    name, _, argument = chosen.partition(":")
+    if name not in TELEMETRIES:
+        raise UsageError(f"--telemetry {without_secrets(chosen)}: unknown source; there are {', '.join(TELEMETRIES)}")
+    engine = (options or {}).get("host_engine")
+    if engine is not None and name == "auto":
+        name = "dcgm"
+    if engine is not None and name != "dcgm":
+        _log.warning("-r %s: not used, since figures come from --telemetry %s", engine.text, name)
+    return TELEMETRIES[name](argument, options or {})

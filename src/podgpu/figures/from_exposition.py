@@ -1,0 +1,311 @@
+"""Figures from an exporter's page: podgpu's, or dcgm-exporter's under any of its names, without holders' use. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from sys import intern
+from typing import NamedTuple
+
+from podgpu.catalog import families as f
+from podgpu.catalog.fields import field_named, fields
+from podgpu.exposition.parse import ParsedFamily, ParsedSample
+from podgpu.figures.device import (
+    FIELDS,
+    POWER,
+    TEMPERATURE,
+    DeviceFigures,
+    HolderFigures,
+    View,
+    memory_of,
+    utilization_of,
+)
+from podgpu.model import Who, Workload
+
+NODE_LABELS = ("Hostname", "hostname", "node", "instance")
+_UUID_LABELS = ("UUID", "uuid", "gpu_uuid")
+_MODEL_LABELS = ("modelName", "model_name")
+_POD_LABELS = (f.POD_LABELS, f.OLD_POD_LABELS)
+_EXPORTED_LABELS = (tuple(f.EXPORTED.values()),)
+_CONTAINER = f.POD_LABELS[2]
+_INSTANCE_LABELS = ("GPU_I_ID", "GPU_I_PROFILE")
+_HOLDER_FIGURES = {
+    f.CONTAINER_UTILIZATION.name: 0,
+    f.CONTAINER_MEMORY.name: 1,
+    f.CONTAINER_PROCESSES.name: 2,
+    f.CONTAINER_BUSY.name: 3,
+    f.CONTAINER_IDLE.name: 4,
+    f.CONTAINER_ENERGY.name: 5,
+    f.ALLOCATION_SHARE.name: 6,
+}
+"""Name -> its place among the figures of `HolderFigures`, behind the holder."""
+_WHOLE_FIGURES = (1, 2)
+"""Those of them that are whole numbers."""
+_OTHERS = frozenset(
+    spec.name
+    for spec in (f.BUILD_INFO, f.SOURCE_UP, f.DEVICE_ENERGY, f.DEVICE_MEMORY, f.ALLOCATION_INFO, f.DEVICE_COUNT)
+)
+_MOST_DIGITS = 9
+_MOST = 1e18
+"""Of anything: an exabyte, 30 billion years. What says more is a broken counter."""
+_DCGM_BLANK = 0x7FFFFFF0
+"""From here on DCGM's marks for "no value" begin. No field here, in %, MiB, W or degrees, has so much."""
+Labels = Mapping[str, str]
+
+
+class PageFigures(NamedTuple):
+    view: View
+    nodes: tuple[str, ...]
+    """Every name of a node on the page, in its order."""
+    is_podgpu: bool
+
+
+def view_of_page(families: Iterable[ParsedFamily], measured: str = "") -> View:
+    return figures_of(samples_named(families, figure_names(measured)), measured).view
+
+
+def figures_of(
+    samples: Sequence[ParsedSample],
+    measured: str = "",
+    node_labels: Sequence[str] = NODE_LABELS,
+    address: str = "",
+) -> PageFigures:
+    """`samples`: those of `samples_named`; one that is not a figure is passed over. `address` stands for the node where
+    no label names it. A device is known by UUID, instance and model: what names no model goes to the first that has
+    one."""
+    builder = _Builder(samples, measured)
+    nodes = tuple(dict.fromkeys(filter(None, (first_label(labels, node_labels) for labels in builder.hosts()))))
+    notes = (f"the exporter cannot read: {', '.join(builder.down)}",) if builder.down else ()
+    devices = tuple(builder.devices(node_labels, nodes[0] if nodes else address))
+    return PageFigures(View(devices, notes), nodes, builder.is_podgpu)
+
+
+@lru_cache(maxsize=16)
+def figure_names(measured: str = "") -> frozenset[str]:
+    """Of all series that figures are made of; `measured` is a field's name of any generation, or any other series'."""
+    return frozenset(_field_names(measured)) | _HOLDER_FIGURES.keys() | _OTHERS
+
+
+@lru_cache(maxsize=16)
+def _field_names(measured: str) -> dict[str, tuple[int, bool]]:
+    """Name -> field and whether MIG instances have their own."""
+    wanted = [fields()[number] for number in FIELDS]
+    known = field_named(measured)
+    if known is not None:
+        wanted.append(known)
+    found = {name: (one.id, one.per_instance) for one in wanted for name in one.names}
+    if measured and known is None:
+        found[measured] = (_UNKNOWN_FIELD, True)
+    return found
+
+
+_UNKNOWN_FIELD = 0
+
+
+def samples_named(families: Iterable[ParsedFamily], names: frozenset[str]) -> list[ParsedSample]:
+    """Those with a figure: what is not a number, or endless, is not there."""
+    return [
+        sample
+        for family in families
+        if family.name in names
+        for sample in family.samples
+        if sample.name in names and math.isfinite(sample.value)
+    ]
+
+
+# What is found
+
+
+class _Place(NamedTuple):
+    """What a label set says. Many series share one, so it is looked at once."""
+
+    uuid: str
+    instance: str
+    model: str
+    holder: Workload | None
+    who: Who
+
+
+@dataclass(slots=True)
+class _Found:
+    """One device, as far as the page was read."""
+
+    labels: Labels
+    fields: dict[int, dict[Who, float | None]] = field(default_factory=dict)
+    """Field -> its value on the series of each holder; of nobody: ()."""
+    holders: dict[Who, tuple[Workload, list[float | None]]] = field(default_factory=dict)
+    energy: float | None = None
+    memory: float | None = None
+
+
+class _Spot(NamedTuple):
+    device: _Found
+    who: Who
+    figures: list[float | None]
+    """Of the holder."""
+    is_instance: bool
+
+
+class _Builder:
+    def __init__(self, samples: Sequence[ParsedSample], measured: str) -> None:
+        self._fields = _field_names(measured)
+        known = field_named(measured)
+        self._measured = known.id if known else _UNKNOWN_FIELD
+        self._found: dict[tuple[str, str, str], _Found] = {}
+        self._spots: dict[int, _Spot] = {}
+        self._hosts: list[Labels] = []
+        self.down: list[str] = []
+        self.is_podgpu = False
+        of_devices = [s.labels for s in samples if s.name not in (f.BUILD_INFO.name, f.SOURCE_UP.name)]
+        self._places = _places(of_devices)
+        for name, labels, value, _ in samples:
+            self._take(name, labels, value if 0 <= value <= _MOST else None)
+
+    def _take(self, name: str, labels: Labels, value: float | None) -> None:
+        if name in self._fields:
+            number, per_instance = self._fields[name]
+            spot = self._spot(labels)
+            device, who = spot.device, spot.who
+            if spot.is_instance and not per_instance:
+                # dcgm-exporter repeats a GPU's own figures on its MIG instances: they stay the GPU's.
+                device, who = self._gpu(labels), ()
+            device.fields.setdefault(number, {})[who] = value
+        elif name in _HOLDER_FIGURES:
+            if self._places[id(labels)].holder is not None:
+                place = _HOLDER_FIGURES[name]
+                self._spot(labels).figures[place] = _whole(value) if place in _WHOLE_FIGURES else value
+        else:
+            self._take_other(name, labels, value)
+
+    def _take_other(self, name: str, labels: Labels, value: float | None) -> None:
+        if name == f.BUILD_INFO.name:
+            self.is_podgpu = True
+        elif name == f.SOURCE_UP.name:
+            if value == 0:
+                self.down.append(labels.get("source", "?"))
+        elif name == f.DEVICE_COUNT.name:
+            self._hosts.append(labels)
+        elif name == f.DEVICE_ENERGY.name:
+            self._spot(labels).device.energy = value
+        elif name == f.DEVICE_MEMORY.name:
+            self._spot(labels).device.memory = value
+        elif name == f.ALLOCATION_INFO.name and self._places[id(labels)].holder is not None:
+            self._spot(labels)
+
+    def _spot(self, labels: Labels) -> _Spot:
+        """Where the figures of series with these labels go."""
+        spot = self._spots.get(id(labels))
+        if spot is None:
+            place = self._places[id(labels)]
+            device = self._device((place.uuid, place.instance, place.model), labels)
+            figures: list[float | None] = [None] * len(_HOLDER_FIGURES)
+            if place.holder is not None:
+                figures = device.holders.setdefault(place.who, (place.holder, figures))[1]
+            spot = self._spots[id(labels)] = _Spot(device, place.who, figures, bool(place.instance))
+        return spot
+
+    def _gpu(self, labels: Labels) -> _Found:
+        place = self._places[id(labels)]
+        of_gpu = {name: value for name, value in labels.items() if name not in _INSTANCE_LABELS}
+        return self._device((place.uuid, "", place.model), of_gpu)
+
+    def _device(self, key: tuple[str, str, str], labels: Labels) -> _Found:
+        found = self._found.setdefault(key, _Found(labels))
+        if len(labels) > len(found.labels):
+            found.labels = labels  # podgpu_allocation_info names no model and no node
+        return found
+
+    # What it comes to
+
+    def hosts(self) -> Iterator[Labels]:
+        for found in self._found.values():
+            yield found.labels
+        yield from self._hosts
+
+    def devices(self, node_labels: Sequence[str], node: str) -> Iterator[DeviceFigures]:
+        for (uuid, instance, model), found in self._found.items():
+            labels = found.labels
+            index = labels.get("gpu", "")
+            values = ((number, self._value(found, number)) for number in FIELDS)
+            known = {number: value for number, value in values if value is not None}
+            used, total = memory_of(known, found.memory)
+            yield DeviceFigures(
+                uuid,
+                int(index) if index.isdecimal() and len(index) <= _MOST_DIGITS else -1,
+                intern(model),
+                first_label(labels, node_labels) or node,
+                intern(instance),
+                intern(labels.get("GPU_I_PROFILE", "")),
+                utilization_of(known),
+                used,
+                total,
+                known.get(POWER),
+                known.get(TEMPERATURE),
+                found.energy,
+                self._value(found, self._measured),
+                tuple([HolderFigures(holder, *figures) for holder, figures in found.holders.values()]),  # type: ignore[arg-type]
+            )
+
+    def _value(self, found: _Found, number: int) -> float | None:
+        """Virtual GPUs have a series per holder: of power podgpu gives each its part, all else is repeated."""
+        by_holder = found.fields.get(number)
+        if by_holder is None:
+            return None
+        if () in by_holder:
+            value = by_holder[()]
+        else:
+            parts = [part for part in by_holder.values() if part is not None]
+            add_up = sum if self.is_podgpu and number == POWER else max
+            value = add_up(parts) if parts else None
+        return value if value is not None and value < _DCGM_BLANK else None
+
+
+# Labels
+
+
+def _places(label_sets: Iterable[Labels]) -> dict[int, _Place]:
+    """By the id of the labels, which those of equal text share."""
+    places: dict[int, _Place] = {}
+    models: dict[tuple[str, str], str] = {}
+    for labels in label_sets:
+        if id(labels) not in places:
+            place = places[id(labels)] = _place(labels)
+            if place.model:
+                models.setdefault((place.uuid, place.instance), place.model)
+                models.setdefault((place.uuid, ""), place.model)
+    for key, place in places.items():
+        if not place.model and (place.uuid, place.instance) in models:
+            places[key] = place._replace(model=models[place.uuid, place.instance])
+    return places
+
+
+def _place(labels: Labels) -> _Place:
+    uuid = first_label(labels, _UUID_LABELS) or f"gpu {labels.get('gpu', '?')}"
+    holder = holder_of(labels)
+    who = holder.who if holder else ()
+    return _Place(uuid, labels.get("GPU_I_ID", ""), first_label(labels, _MODEL_LABELS), holder, who)
+
+
+def holder_of(labels: Labels) -> Workload | None:
+    """Who holds what the series is about; `exported_pod` is what Prometheus makes of an exposition's own `pod`."""
+    get = labels.get
+    if job := get(f.JOB_LABEL):
+        return Workload(job=job)
+    for namespace, pod, container in _EXPORTED_LABELS if _EXPORTED_LABELS[0][1] in labels else _POD_LABELS:
+        if name := get(pod):
+            return Workload(intern(get(namespace, "")), intern(name), intern(get(container, "")))
+    uid, container_id = (get(name, "") for name in f.NAMELESS_LABELS)
+    return Workload("", "", get(_CONTAINER, ""), uid, container_id) if uid or container_id else None
+
+
+def first_label(labels: Labels, names: Iterable[str]) -> str:
+    for name in names:
+        if value := labels.get(name):
+            return value
+    return ""
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None else round(value)

@@ -1,0 +1,290 @@
+"""DcgmTelemetry takes figures from DCGM: an engine inside this process, or a running host engine.
+
+DCGM does the reading, on its own clock; here its latest values are taken, turn by turn, with their timestamps.
+Processes and usage are not DCGM's: they come from the driver beside it, where there is one.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from podgpu.catalog.fields import DEVICE_LEVELS, Field, Kept
+from podgpu.device_selection import Selection
+from podgpu.errors import DeviceLost, DriverGone, SourceError, Unsupported
+from podgpu.model import Device, DeviceUsage, ProcessUsage, Reading
+from podgpu.telemetry.beside import DriverBeside
+from podgpu.telemetry.dcgm.entities import GpuEntities, Layout, Outline, read_layout, read_outline
+from podgpu.telemetry.dcgm.health import HEALTH_FIELD, Judgement, set_health
+from podgpu.telemetry.dcgm.others import SWITCH_LINK, gpu_links, node_parts
+from podgpu.telemetry.dcgm.session import Address, DcgmSession
+from podgpu.telemetry.dcgm.structs import EntityGroup
+from podgpu.telemetry.dcgm.values import Entity, Freshness, Latest, read_latest
+from podgpu.telemetry.dcgm.watches import Wanted, Watches
+from podgpu.telemetry.dcgm.xids import KEEP_SECONDS, XidSamples, xid_field
+from podgpu.telemetry.pci import count_pci_gpus
+from podgpu.telemetry.source import ErrorEvent, GpuAnswer, Inventory, Telemetry, UsageFlaws
+
+_log = logging.getLogger(__name__)
+_LAYOUT_SECONDS = 60.0
+"""A link that came up, a GPU that was renamed: seen after this long, whatever the outline says."""
+_BUS_LOOK_SECONDS = 10.0
+_CLOSE_WAIT = 2.0
+_STALE_INTERVALS = 3
+_EXPORTER_FIELDS = 9000
+"""From here on fields are dcgm-exporter's, not DCGM's."""
+_XID, _MIG_XID = "XID", "XID of MIG"
+"""Watched apart: an engine that refuses one of them keeps the other."""
+
+
+@dataclass(frozen=True)
+class DcgmSettings:
+    address: Address | None = None
+    """None: an engine inside this process."""
+    interval: float = 30.0
+    log_level: str = ""
+    """Empty: DCGM logs nothing."""
+    switches: Selection = field(default_factory=Selection)
+    cpus: Selection = field(default_factory=Selection)
+    library: str = ""
+    """A file; empty: the newest libdcgm that is here."""
+
+
+class DcgmTelemetry:
+    name = "dcgm"
+
+    def __init__(
+        self,
+        settings: DcgmSettings | None = None,
+        driver: Telemetry | None = None,
+        count_expected: Callable[[], int | None] = count_pci_gpus,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`driver`: NVML on the same machine, for processes and usage."""
+        self._settings = settings or DcgmSettings()
+        address = self._settings.address
+        self._session = DcgmSession(address, self._settings.library, self._settings.log_level, clock)
+        self._driver = driver
+        self._beside = DriverBeside(driver)
+        self._count_expected = count_expected if address is None or address.is_local else lambda: None
+        self._clock = clock
+        self.expected: int | None = None
+        self._bus_looked_at = float("-inf")
+        self._outline: Outline | None = None
+        self._layout = Layout()
+        self._layout_read_at = float("-inf")
+        self._fields: Sequence[Field] = ()
+        self._watching = threading.Lock()
+        self._watches = self._new_watches()
+        self._followed: tuple[Layout, Sequence[Field]] | None = None
+        self._freshness: dict[str, Freshness] = {}
+        self._xids = XidSamples()
+        self._judgement = Judgement()
+
+    @property
+    def versions(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Of the library and of the engine; empty: not known."""
+        return self._session.library_version, self._session.engine_version
+
+    def _new_watches(self) -> Watches:
+        return Watches(self._session, self._settings.interval)
+
+    # -- inventory -----------------------------------------------------------------------------------------------
+
+    def inventory(self) -> Inventory:
+        self._look_at_bus()
+        if self._session.lost and not self._close(_CLOSE_WAIT):
+            raise SourceError("connection_lost", "the connection to DCGM was lost, and a call over it has not returned")
+        if not self._session.is_open:
+            self._session.open()
+            self._outline = None
+        with self._session.using():
+            self._follow_layout()
+            self._judge()
+        self._beside.complete(())
+        layout = self._layout
+        return Inventory(tuple(gpu.device for gpu in layout.gpus.values()), dict(layout.unreachable))
+
+    def _look_at_bus(self) -> None:
+        if self._clock() - self._bus_looked_at >= _BUS_LOOK_SECONDS:
+            self.expected, self._bus_looked_at = self._count_expected(), self._clock()
+
+    def _follow_layout(self) -> None:
+        outline, now = read_outline(self._session), self._clock()
+        if outline == self._outline and now - self._layout_read_at < _LAYOUT_SECONDS:
+            return
+        layout = self._completed(read_layout(self._session, outline))
+        if outline != self._outline:
+            _log.info("dcgm: %d GPUs, %d of them unreachable", len(outline.states), len(layout.unreachable))
+        self._outline, self._layout, self._layout_read_at = outline, layout, now
+
+    def _completed(self, layout: Layout) -> Layout:
+        """With what the driver knows better: the UUIDs of MIG devices."""
+        devices = [d for gpu in layout.gpus.values() for d in gpu.devices.values()]
+        known = {old.key: new for old, new in zip(devices, self._beside.complete(devices), strict=True)}
+        return replace(layout, gpus={uuid: gpu.with_devices(known) for uuid, gpu in layout.gpus.items()})
+
+    def _judge(self) -> None:
+        """What the engine tells of all GPUs in one call. Which fields are wanted is known once a GPU was read."""
+        with self._watching:
+            if self._followed is None:
+                return
+            layout, fields = self._followed
+            self._read_xids(layout)
+            groups = [group for group, _ in self._watches.groups("GPU")]
+            ids = [gpu.id for gpu in layout.gpus.values()]
+            self._judgement.read(self._session, {f.id for f in fields}, groups, ids)
+
+    # -- reading -------------------------------------------------------------------------------------------------
+
+    def read(self, gpu: Device, fields: Sequence[Field]) -> GpuAnswer:
+        with self._session.using():
+            layout = self._layout
+            entities = layout.gpus.get(gpu.uuid)
+            if entities is None:
+                raise DeviceLost(f"GPU {gpu.index} ({gpu.uuid}) is no longer listed by DCGM")
+            self._follow(layout, fields)
+            return self._read_gpu(entities, fields)
+
+    def read_others(self, fields: Sequence[Field]) -> GpuAnswer:
+        with self._session.using():
+            parts = node_parts(self._layout, self._settings.switches, self._settings.cpus)
+            wanted = {part.entity for part in parts}
+            if not wanted or not any(_of_level(fields, part.kind) for part in parts):
+                return GpuAnswer(())
+            self._follow(self._layout, fields)
+            latest = self._read_kinds("node", {p.entity: p.kind for p in parts}, fields)
+        others = tuple(part.reading(latest.values[part.entity]) for part in parts)
+        return GpuAnswer((), dropped=tuple(latest.dropped), errors=_once(latest.errors), others=others)
+
+    def _follow(self, layout: Layout, fields: Sequence[Field]) -> None:
+        """Has the engine watch these fields; only the first reading after a change has anything to do."""
+        with self._watching:
+            if self._followed is not None and self._followed[0] is layout and self._followed[1] is fields:
+                return
+            self._watches.follow(self._wanted(layout, fields))
+            if HEALTH_FIELD in {f.id for f in fields}:
+                self._set_health()
+            self._followed = layout, fields
+            # The first look tells what was there before us, and must not wait for the next turn.
+            self._read_xids(layout)
+
+    def _read_xids(self, layout: Layout) -> None:
+        groups = [*self._watches.groups(_XID), *self._watches.groups(_MIG_XID)]
+        self._xids.read(self._session, groups, _keys(layout))
+
+    def _set_health(self) -> None:
+        try:
+            set_health(self._session, [group for group, _ in self._watches.groups("GPU")])
+        except DriverGone:
+            raise
+        except SourceError as e:
+            _log.warning("DCGM's health checks cannot be had: %s", e)
+
+    def _wanted(self, layout: Layout, fields: Sequence[Field]) -> dict[str, Wanted]:
+        gpus = layout.gpus.values()
+        parts = node_parts(layout, self._settings.switches, self._settings.cpus)
+        entities: dict[str, list[Entity]] = {
+            "GPU": [gpu.entity for gpu in gpus],
+            "GPU_I": [e for gpu in gpus for e in gpu.instances],
+            "LINK": [e for gpu in gpus for e in gpu.link_entities],
+        }
+        for part in parts:
+            entities.setdefault(part.kind, []).append(part.entity)
+        keep = _STALE_INTERVALS * self._settings.interval
+        wanted = {kind: Wanted(tuple(some), _of_level(fields, kind), keep) for kind, some in entities.items()}
+        migs = tuple(e for e in _keys(layout) if e.group != EntityGroup.GPU)
+        wanted[_XID] = Wanted(tuple(entities["GPU"]), (xid_field(),), KEEP_SECONDS)
+        wanted[_MIG_XID] = Wanted(migs, (xid_field(),), KEEP_SECONDS)
+        return {kind: watch for kind, watch in wanted.items() if watch.entities and watch.fields}
+
+    def _read_gpu(self, gpu: GpuEntities, fields: Sequence[Field]) -> GpuAnswer:
+        kinds = {gpu.entity: "GPU"} | dict.fromkeys(gpu.instances, "GPU_I") | dict.fromkeys(gpu.link_entities, "LINK")
+        latest = self._read_kinds(gpu.device.uuid, kinds, fields)
+        if gpu.entity in latest.lost:
+            raise latest.lost[gpu.entity]
+        devices = gpu.devices
+        details = self._judgement.details.get(gpu.id, ())
+        readings = [Reading(device, latest.values[entity]) for entity, device in devices.items()]
+        readings[0] = replace(readings[0], details=details)
+        unsupported = {(devices[entity].key, i) for entity, i in latest.unsupported if entity in devices}
+        unjudged = self._judgement.errors
+        unsupported |= {(gpu.device.key, i) for i, e in unjudged.items() if isinstance(e, Unsupported)}
+        errors = [e.reason for e in unjudged.values() if not isinstance(e, Unsupported)]
+        return GpuAnswer(
+            tuple(readings),
+            unsupported=tuple(sorted(unsupported)),
+            dropped=tuple(latest.dropped),
+            errors=_once([*latest.errors, *errors]),
+            others=tuple(gpu_links(gpu, latest.values)),
+        )
+
+    def _read_kinds(self, whose: str, kinds: Mapping[Entity, str], fields: Sequence[Field]) -> Latest:
+        """The latest of some entities, each asked for the fields of its kind that the engine watches."""
+        patience = _STALE_INTERVALS * self._settings.interval
+        freshness = self._freshness.setdefault(whose, Freshness(patience, self._clock))
+        answer = Latest({entity: {} for entity in kinds})
+        for kind in dict.fromkeys(kinds.values()):
+            entities, refused = [e for e, k in kinds.items() if k == kind], self._watches.refused(kind)
+            asked = [f for f in _of_level(fields, kind) if f.id not in refused]
+            answer.unsupported += [(entity, i) for entity in entities for i in refused]
+            if asked:
+                answer.add(read_latest(self._session, entities, asked, freshness))
+        return answer
+
+    # -- beside --------------------------------------------------------------------------------------------------
+
+    def processes(self, gpu: Device) -> Sequence[ProcessUsage]:
+        return self._beside.processes(gpu)
+
+    def usage(self, gpu: Device, shared: Collection[str] = ()) -> tuple[DeviceUsage, ...]:
+        return self._beside.usage(gpu, shared)
+
+    def usage_flaws(self, gpu: Device) -> UsageFlaws:
+        return self._beside.usage_flaws(gpu)
+
+    def error_events(self) -> Sequence[ErrorEvent]:
+        """DCGM's alone: the driver beside sees the same XIDs, and each is to be counted once."""
+        if self._driver is not None:
+            self._driver.error_events()
+        return self._xids.drain()
+
+    def release(self, wait: float) -> bool:
+        closed = self._close(wait / 2)
+        if not closed:
+            _log.warning("DCGM cannot be let go: a call into it has not returned")
+        return self._beside.release(wait / 2) and closed
+
+    def _close(self, wait: float) -> bool:
+        """Timestamps seen are kept: after a reconnect the same value is still the same."""
+        if not self._session.close(wait, before=self._watches.close):
+            return False
+        with self._watching:
+            self._watches, self._followed = self._new_watches(), None
+            self._judgement = Judgement()
+        return True
+
+
+def _of_level(fields: Sequence[Field], kind: str) -> tuple[Field, ...]:
+    """The fields an entity of this kind is asked for."""
+    read = (f for f in fields if not isinstance(f.recipe, Kept) and f.id < _EXPORTER_FIELDS)
+    if kind == "GPU":
+        return tuple(f for f in read if f.level in DEVICE_LEVELS)
+    if kind == "GPU_I":
+        return tuple(f for f in read if f.per_instance)
+    if kind in ("LINK", SWITCH_LINK):
+        return tuple(f for f in read if f.level == "LINK" and ("NVSWITCH" in f.name) == (kind == SWITCH_LINK))
+    return tuple(f for f in read if f.level == kind)
+
+
+def _keys(layout: Layout) -> dict[Entity, str]:
+    """Whose XIDs are whose: DCGM notes them on the GPU, the instance or the compute instance."""
+    return {e: d.key for gpu in layout.gpus.values() for e, d in (*gpu.devices.items(), *gpu.compute_instances.items())}
+
+
+def _once(reasons: Sequence[str]) -> tuple[str, ...]:
+    """A reason counts once a reading, however many values it cost."""
+    return tuple(dict.fromkeys(reasons))

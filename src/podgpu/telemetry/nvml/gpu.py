@@ -1,0 +1,216 @@
+"""One physical GPU through NVML: its handle, its plans, its present MIG layout, and how it is found again.
+
+It lives by its UUID: a driver taken up anew hands it another handle, and its sums go on. What it needs to recover it
+does itself, in its own worker.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from podgpu.catalog.fields import Field
+from podgpu.errors import DeviceLost, DriverGone, SourceError, Unsupported
+from podgpu.model import Device, DeviceUsage, ProcessUsage, Reading
+from podgpu.telemetry.nvml.driver import Grip, NvmlDriver
+from podgpu.telemetry.nvml.energy import EnergyCounter
+from podgpu.telemetry.nvml.mig import Instance, MigLayout
+from podgpu.telemetry.nvml.plan import DevicePlan
+from podgpu.telemetry.nvml.process_list import ProcessList
+from podgpu.telemetry.nvml.usage import UsageReader
+from podgpu.telemetry.nvml.xid_watch import XidWatch, address_in
+from podgpu.telemetry.source import GpuAnswer
+
+_log = logging.getLogger(__name__)
+
+
+def meet(driver: NvmlDriver, index: int) -> tuple[Any, Device]:
+    """The handle of the GPU with this index, and who it is. Raises SourceError."""
+    handle = driver.call("nvmlDeviceGetHandleByIndex", index)
+    minor: int | None = None
+    with suppress(Unsupported):
+        minor = int(driver.call("nvmlDeviceGetMinorNumber", handle))
+    return handle, Device(
+        index=index,
+        uuid=driver.call("nvmlDeviceGetUUID", handle),
+        pci_bus_id=driver.call("nvmlDeviceGetPciInfo", handle).busId,
+        model=driver.call("nvmlDeviceGetName", handle),
+        minor=minor,
+    )
+
+
+class Gpu:
+    """`read`, `processes` and `usage` may each have a worker: they share only what the energy counter said."""
+
+    def __init__(
+        self,
+        driver: NvmlDriver,
+        handle: Any,
+        device: Device,
+        make_usage_reader: Callable[..., UsageReader],
+        xids: XidWatch,
+        clock: Callable[[], float],
+    ) -> None:
+        self._driver = driver
+        self._xids = xids
+        self._grip = grip = Grip(handle)
+        self._taking = threading.Lock()
+        self.device = device
+        self.answers: bool | None = None
+        """Whether it did when it was last asked; None: it was not asked since the driver was taken up."""
+        self._watch_failed = False
+        self._read_with = self._used_with = self._watched_with = 0
+        """Which grip each was last done with."""
+        self._reset_with = 0
+        """Which grip came after the driver or the GPU was away, and its counters and samples may have begun anew."""
+        self._layout = MigLayout(driver, grip)
+        self._instances: tuple[Instance, ...] = ()
+        self._fields: Sequence[Field] = ()
+        self._plans: dict[str, DevicePlan] = {}
+        self._process_list = ProcessList(driver, grip, device.uuid)
+        self._energy = EnergyCounter(driver, grip, clock)
+        self.usage_reader = make_usage_reader(grip, energy=self._energy)
+        self._usage_layout = MigLayout(driver, grip)
+        self._usage_processes = ProcessList(driver, grip, device.uuid)
+
+    def take(self, handle: Any, device: Device) -> None:
+        """Go on with this handle. To be called when nobody reads it: the driver was just taken up again."""
+        self._grip.take(handle)
+        if self.answers is False:
+            self._reset_with = self._grip.taken
+        self.device = replace(device, mig_enabled=self.device.mig_enabled)
+        self.answers = None
+
+    def read(self, fields: Sequence[Field], now: float) -> GpuAnswer:
+        self._check_handle()
+        self._watch_xids()
+        if self._read_with != self._grip.taken:
+            self._drop_plans()
+            self._read_with = self._grip.taken
+        self._follow_layout()
+        if fields is not self._fields:
+            self._drop_plans()
+            self._fields = fields
+        targets: dict[Device, Any] = {self.device: self._grip}
+        targets |= {i.device(self.device): i.handle for i in self._instances}
+        readings = tuple(self._read_device(device, handle, now) for device, handle in targets.items())
+        plans = {device.key: self._plans[device.key] for device in targets}
+        return GpuAnswer(
+            readings,
+            unsupported=tuple((key, i) for key, plan in plans.items() for i in sorted(plan.unsupported)),
+            dropped=tuple(i for plan in plans.values() for i in plan.dropped),
+            errors=tuple(e for plan in plans.values() for e in plan.errors),
+        )
+
+    def processes(self) -> tuple[ProcessUsage, ...]:
+        self._check_handle()
+        return self._process_list.read()
+
+    def usage(self, shared: Collection[str] = ()) -> tuple[DeviceUsage, ...]:
+        self._check_handle()
+        if self._used_with != self._grip.taken:
+            was_away = self._used_with < self._reset_with
+            self._used_with = self._grip.taken
+            if was_away:
+                self.usage_reader.begin_anew()
+            else:
+                self.usage_reader.close()
+        enabled, instances = self._usage_layout.read()
+        device = replace(self.device, mig_enabled=enabled)
+        return self.usage_reader.read(device, instances, self._usage_processes.read, shared)
+
+    def _check_handle(self) -> None:
+        """A re-loaded driver refuses old handles in words that also mean "not supported": ask what always works.
+
+        A handle that is no good is taken anew, which is all that a GPU needs that was reset or came back to its slot.
+        """
+        with self._taking:
+            if self._is_it(self._grip):
+                return
+            handle = self._find_again()
+            if address_in(handle) != address_in(self._grip.handle):  # else it was one call that failed
+                self._grip.take(handle)
+                self._reset_with = self._grip.taken
+                _log.info("GPU %d (%s) is found again at %s", self.device.index, self.device.uuid, self._slot)
+
+    @property
+    def _slot(self) -> str:
+        return self.device.pci_bus_id
+
+    def _is_it(self, handle: Any) -> bool:
+        try:
+            return bool(self._driver.call("nvmlDeviceGetUUID", handle) == self.device.uuid)
+        except SourceError:
+            return False
+
+    def _find_again(self) -> Any:
+        """Raises DeviceLost, or DriverGone where it may be the driver that is no more."""
+        what = f"GPU {self.device.index} ({self.device.uuid})"
+        try:
+            handle = self._driver.call("nvmlDeviceGetHandleByPciBusId", self._slot)
+        except (DeviceLost, DriverGone):
+            raise
+        except SourceError as e:
+            raise DriverGone(
+                f"the driver no longer knows {what} by its handle, nor its slot: {e}", "stale_handle"
+            ) from e
+        if not self._is_it(handle):
+            raise DeviceLost(f"{what} does not answer at {self._slot}, or another has taken its place")
+        return handle
+
+    def _watch_xids(self) -> None:
+        """Tried again with every reading until it is done; that it cannot be costs the GPU no reading."""
+        if self._watched_with == self._grip.taken:
+            return
+        taken = self._grip.taken
+        try:
+            self._xids.register(self.device.uuid, self._grip)
+        except Unsupported:
+            _log.info("GPU %d (%s) tells no XID errors", self.device.index, self.device.uuid)
+        except SourceError as e:
+            if not self._watch_failed:
+                _log.warning("XID errors of GPU %d (%s) cannot be watched: %s", self.device.index, self.device.uuid, e)
+            self._watch_failed = True
+            return
+        self._watched_with, self._watch_failed = taken, False
+
+    def _follow_layout(self) -> None:
+        enabled, instances = self._layout.read()
+        if enabled != self.device.mig_enabled or instances != self._instances:
+            layout = ", ".join(i.profile for i in instances) or "none"
+            _log.info("GPU %d: MIG %s, instances: %s", self.device.index, "on" if enabled else "off", layout)
+            self._drop_plans()
+            self.device = replace(self.device, mig_enabled=enabled)
+        self._instances = instances
+
+    def _read_device(self, device: Device, handle: Any, now: float) -> Reading:
+        plan = self._plans.get(device.key)
+        if plan is None:
+            plan = self._plans[device.key] = self._make_plan(device, handle)
+        return Reading(device, plan.read(now))
+
+    def _make_plan(self, device: Device, handle: Any) -> DevicePlan:
+        if device.gi_id is None:
+            return DevicePlan(self._driver, handle, self._take_gpm, self._fields, self._energy)
+        wanted = [f for f in self._fields if f.per_instance]
+        gi_id = device.gi_id
+        return DevicePlan(self._driver, handle, lambda s: self._take_mig_gpm(gi_id, s), wanted)
+
+    def _take_gpm(self, sample: Any) -> None:
+        self._driver.call("nvmlGpmSampleGet", self._grip, sample)
+
+    def _take_mig_gpm(self, gi_id: int, sample: Any) -> None:
+        self._driver.call("nvmlGpmMigSampleGet", self._grip, gi_id, sample)
+
+    def _drop_plans(self) -> None:
+        for plan in self._plans.values():
+            plan.close()
+        self._plans = {}
+
+    def close(self) -> None:
+        self._drop_plans()
+        self.usage_reader.close()
