@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podgpu.accounting.split import split
+from podgpu.accounting.charges import split
 
 
 @pytest.mark.parametrize(

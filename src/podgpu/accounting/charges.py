@@ -5,13 +5,12 @@ Every division leaves a rest that nobody can be charged for, so that parts and r
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
 from math import lcm
 
-from podgpu.accounting.split import split
 from podgpu.catalog.mig import slices_of_gpu, slices_of_profile
 from podgpu.model import Device, DeviceUsage, ProcessUsage, Who
 
@@ -270,3 +269,26 @@ def _divide(whole: int, weights: Mapping[Who, Weight], rest: Weight) -> Charge:
     unit = lcm(rest.denominator, *(weight.denominator for weight in weights.values()))
     *parts, _ = split(whole, [int(weight * unit) for weight in (*weights.values(), rest)])
     return Charge(whole, dict(zip(weights, parts, strict=True)))
+
+
+# Whole numbers that add up again: exact at any size, no floats
+
+
+def split(total: int, weights: Sequence[int]) -> list[int]:
+    """`total` in proportion to the weights, each part less than one unit from its exact proportion.
+
+    What rounding down leaves goes to the largest remainders, the earlier of two equal ones first. Where all weights
+    are 0 so are the parts, which is the only case in which they do not add up: whose it is then, the caller says.
+    """
+    whole = sum(weights)
+    if whole == 0:
+        return [0] * len(weights)
+    parts, remainders = [], []
+    for weight in weights:
+        part, remainder = divmod(total * weight, whole)
+        parts.append(part)
+        remainders.append(remainder)
+    by_remainder = sorted(range(len(weights)), key=lambda place: -remainders[place])
+    for place in by_remainder[: total - sum(parts)]:
+        parts[place] += 1
+    return parts
