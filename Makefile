@@ -2,8 +2,9 @@
 PYTHON ?= python3
 BIN := .venv/bin
 SOURCES := src tests bench endurance docs deploy
-# A file's tests share servers, so a file stays with one worker. More than four would only wait for each other's timers.
-TESTS := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
+# A file's tests share servers, so a file stays with one worker. Three for two cores: while one waits, another works.
+WORKERS ?= 3
+TESTS := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # Where it is set, every command that a test starts compiles the package anew.
 unexport PYTHONDONTWRITEBYTECODE
 

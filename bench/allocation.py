@@ -6,8 +6,8 @@ join, in one thread. CPU time of that thread, of each step the least of many tur
 The names under /var/log, which tell whose uid is whose, are no source of holders and stand beside it.
 
 changed: between two readings one pod goes or comes back, so every file and both directories of names are others.
-unchanged: they are as they were, and the kubelet is asked all the same. first: sources made anew, which remember
-nothing. Informs only: it comes once in the life of a process.
+unchanged: they are as they were, and the kubelet is asked all the same. first: sources made anew. Informs only: it
+comes once in the life of a process.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ from podgpu.simulate.driver import SimulatedNvml
 from podgpu.simulate.kubelet import SimulatedKubelet, SimulatedPod
 from podgpu.telemetry.nvml import NvmlTelemetry
 
-MOST_MS = 20
+MOST_MS = 50
+"""One turn in 5 s: a hundredth of a core on a node this full."""
 MOST_TIMES_FOR_FOUR_TIMES_AS_MANY = 5
 GPUS = 16
 PODS, FEW_PODS = 250, 62

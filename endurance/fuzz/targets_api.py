@@ -17,8 +17,7 @@ from podgpu.kube.answers import api_sentence, parse_retry_after
 from podgpu.kube.endpoint_slices import parse_endpoint_slice
 from podgpu.kube.events import Lines, is_older, parse_event, parse_list, uid
 from podgpu.kube.exec_plugin import parse_credential
-from podgpu.kube.pod_owners import parse_owner
-from podgpu.kube.pods import parse_pod
+from podgpu.kube.pods import parse_owner, parse_pod
 from podgpu.kube.resource_slices import choose_version
 from podgpu.serve.auth import parse_basic
 

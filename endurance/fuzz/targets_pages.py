@@ -8,7 +8,6 @@ import json
 import math
 import zlib
 from collections.abc import Sequence
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from podgpu.cluster.scraping.exposition import PageReader
 from podgpu.enrich.relabel import relabel
 from podgpu.errors import SourceError
 from podgpu.exposition.parse import ParsedFamily, parse_text
-from podgpu.exposition.rewrite import encode_parsed
+from podgpu.exposition.text import encode_parsed
 from podgpu.fetch.endpoint import Endpoint
 from podgpu.figures.from_exposition import view_of_page
 from podgpu.figures.from_json import parse_view
@@ -194,7 +193,7 @@ def cluster_view(case: Case) -> object:
 class _Response:
     """As much of aiohttp's as whoever asks looks at."""
 
-    status, reason = 200, "OK"
+    status, reason, connection = 200, "OK", None
 
     def __init__(self, body: bytes, encoding: str) -> None:
         self._left = body
@@ -206,14 +205,16 @@ class _Response:
         piece, self._left = self._left[:size], self._left[size:]
         return piece
 
+    def close(self) -> None:
+        pass
+
 
 class _Session:
     def __init__(self, response: _Response) -> None:
         self._response = response
 
-    @asynccontextmanager
-    async def request(self, *_arguments: Any, **_options: Any) -> Any:
-        yield self._response
+    async def request(self, *_arguments: Any, **_options: Any) -> _Response:
+        return self._response
 
 
 _LARGEST = 100_000

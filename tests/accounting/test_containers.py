@@ -174,6 +174,7 @@ def test_the_namespace_is_told(root: Path) -> None:
     assert in_host_pid_namespace(str(root / "nowhere")) is None
 
 
+@pytest.mark.reads_host("the kernel's own /proc is what it is about")
 def test_the_kernels_own_proc() -> None:
     finder = ContainerFinder()
     assert finder.find(os.getpid()).sight in ("found", "not_in_container")

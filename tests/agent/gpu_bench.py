@@ -67,7 +67,7 @@ NAMES = Identities(stated=frozenset(holder(number) for number in range(8)))
 
 
 class GpuBench:
-    """Half busy H100s, one pod on each. Time moves when told; deadlines are real, of one second (-c 1000)."""
+    """Half busy H100s, one pod on each. Time moves when told; deadlines are real, of two seconds (-c 2000)."""
 
     def __init__(self, folder: Path, gpus: str) -> None:
         self.time, self.leapt = 1000.0, 0.0
@@ -84,7 +84,7 @@ class GpuBench:
         self.agent = Agent(
             telemetry,
             [self._holders],
-            Settings(interval=1.0, policy=Policy(counters=COUNTERS, hostname="h")),
+            Settings(interval=2.0, policy=Policy(counters=COUNTERS, hostname="h")),
             Clock(lambda: self.time, self.wall),
             identities=lambda: NAMES,
             containers=ContainerFinder(str(folder / "proc"), lambda: self.time),

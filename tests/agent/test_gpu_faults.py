@@ -109,6 +109,28 @@ def test_a_gpu_that_is_lost_from_the_start(tmp_path: Path) -> None:
         assert bench.driver.calls["nvmlInit"] == 1
 
 
+@pytest.mark.fault(
+    "A GPU has fallen off the bus when the driver is loaded again, and comes back later",
+    "The others have figures as ever; the driver is asked again who is there, ever less often, and so it is found",
+)
+def test_a_gpu_that_was_lost_when_the_driver_was_loaded(tmp_path: Path) -> None:
+    with bench_of(tmp_path, "3xH100", 0, 1, 2) as bench:
+        bench.faults.lose(1, enumerated=False)
+        bench.faults.reload_driver()
+        for _ in range(MINUTE):
+            bench.turn()
+        assert bench.shown(0)
+        assert not bench.shown(1)
+        bench.faults.recover(1)
+        for _ in range(MINUTE):
+            bench.turn()
+        assert bench.shown(1), "the bus showed three all the time, so nothing changed there"
+        begun = bench.driver.calls["nvmlInit"]
+        for _ in range(2 * MINUTE):
+            bench.turn()
+        assert bench.driver.calls["nvmlInit"] == begun, "all are there: it is left alone"
+
+
 @pytest.mark.parametrize("error", [pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_UNKNOWN])
 def test_a_gpu_that_cannot_be_registered_for_xids(tmp_path: Path, error: int) -> None:
     with bench_of(

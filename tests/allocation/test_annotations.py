@@ -296,7 +296,7 @@ def test_an_api_server_that_is_away_takes_nothing_from_anybody() -> None:
     assert shares(AnnotationsAllocation(lambda: feed).assignments(NODE)) == [(uuid(0), "a", "main", 0.25)]
 
 
-def test_an_unchanged_cluster_costs_nothing_and_a_changed_pod_only_itself() -> None:
+def test_annotations_are_read_once_and_of_a_changed_pod_again() -> None:
     read: list[str] = []
 
     class Watched(tuple[tuple[str, str], ...]):
@@ -312,7 +312,9 @@ def test_an_unchanged_cluster_costs_nothing_and_a_changed_pod_only_itself() -> N
     feed = Feed(tuple(watched(pod(f"p{number}", HAMI, hami(uuid(0)))) for number in range(3)))
     source = AnnotationsAllocation(lambda: feed)
     first = source.assignments(NODE)
-    assert source.assignments(list(NODE)) is first
+    read.clear()
+    assert source.assignments(list(NODE)) == first
+    assert read == []
     feed.pods = (*feed.pods[:2], replace(feed.pods[2], phase="Succeeded"), watched(pod("p3", HAMI, hami(uuid(1)))))
     read.clear()
     second = source.assignments(NODE)

@@ -323,18 +323,6 @@ def test_the_order_of_what_is_learnt_does_not_matter(stated: list[PodRecord], wo
     assert len(answers) == 1
 
 
-@given(st.lists(worlds, min_size=2, max_size=4), st.lists(workloads, min_size=1, max_size=6))
-def test_what_is_taken_over_from_before_is_what_would_be_found_anew(
-    history: list[Identities], asked: list[Workload]
-) -> None:
-    known = Identities()
-    for world in history:
-        known = Identities(world.pods, world.containers, world.stated).learning_from(known)
-        anew = Identities(world.pods, world.containers, world.stated)
-        for workload in asked:
-            assert completed(known, workload) == completed(anew, workload)
-
-
 # Directories
 
 

@@ -1,6 +1,8 @@
 """Who really used a shared GPU: the three methods of --usage-from beside what the loads say of themselves.
 
-    python tests/device/usage_methods.py [OUTPUT_DIRECTORY]
+    python tests/device/usage_methods.py [OUTPUT_DIRECTORY [WORD]]
+
+With WORD only what has it in its name: `saturate`, `random`, `killed`, `fast` …
 
 By hand, as root, on a machine with one Hopper GPU, cgroup v2 and PyTorch. For every scenario three exporters run at
 once, one a method, over the same loads for 30 s. Then: a load is killed in the middle, the exporter is restarted, it
@@ -284,11 +286,12 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o777)
         bench = Bench(Path(folder), gpu)
-        for name, (bursts, pauses) in SCENARIOS.items():
+        word = sys.argv[2] if len(sys.argv) > 2 else ""
+        for name, (bursts, pauses) in ((name, it) for name, it in SCENARIOS.items() if word in name):
             compare(bench, name, bursts, *(["random"] if pauses else []), *(["fp32"] if "fp32" in name else []))
-        alone(bench)
-        for probe in (killed, restarted, unprivileged, fast):
-            probe(bench)
+        for probe in (alone, killed, restarted, unprivileged, fast):
+            if word in probe.__name__:
+                probe(bench)
         mps = pynvml.nvmlDeviceGetMPSComputeRunningProcesses(gpu)
         bench.check(f"no process is taken for a client of MPS ({len(mps)})", not mps)
         grown = kernel_lines()[len(lines) :]

@@ -25,7 +25,11 @@ _NOT_A_NODES = re.compile(
     r"/proc/(cpuinfo|meminfo|stat|loadavg|sys/net/core/somaxconn|version)$"  # the interpreter's and libraries' own
     r"|/sys/devices/system/cpu(/|$)|/sys/fs/cgroup(/|$)"
 )
-_DRIVERS = re.compile(r"libnvidia-ml|libdcgm")
+_LOOKED_AT_AND_OF_NO_MATTER = re.compile(r"/sys/bus/pci/devices(/|$)|/proc/4\d{3}$")
+"""What commands have no option for, or are not given one: the number of GPUs on the bus, which is told of beside those
+that the driver shows (whose library they load by its name), and whether the first process of the simulated loads
+happens to be one of this machine."""
+_DRIVERS = re.compile(r"libdcgm")
 
 
 def without_what_means_something(keep: tuple[str, ...] = ()) -> None:
@@ -54,7 +58,7 @@ def watch(note: Callable[[str], None]) -> None:
 
 
 def is_of_the_host(path: str) -> bool:
-    if not _OF_THE_HOST.match(path) or _NOT_A_NODES.match(path):
+    if not _OF_THE_HOST.match(path) or _NOT_A_NODES.match(path) or _LOOKED_AT_AND_OF_NO_MATTER.match(path):
         return False
     process = _OF_PROCESSES.match(path)
     return process is None or not (process[1].endswith("self") or _is_ours(int(process[1])))

@@ -7,7 +7,7 @@ from guard import NOTES, watch  # type: ignore[import-not-found]
 
 def _note(what: str) -> None:
     with open(os.environ[NOTES], "a", encoding="utf-8") as file:
-        file.write(f"{what}, by a command\n")
+        file.write(f"{what}\n")
 
 
 if NOTES in os.environ:

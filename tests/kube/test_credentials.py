@@ -255,6 +255,7 @@ def _is_gone(pid: int) -> bool:
         return True
 
 
+@pytest.mark.reads_host("whether a process has ended only /proc tells")
 def test_a_plugin_that_hangs_is_ended_with_what_it_started(tmp_path: Path) -> None:
     pid = tmp_path / "pid"
     made = ExecPlugin("/bin/sh", V1, ("-c", f"sleep 600 & echo $! > {pid}; echo waiting >&2; wait"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-PATIENCE = 10.0
+PATIENCE = 30.0
 """Seconds. Reached only when something is broken."""
 _UNIX_AT_ZERO = 1_700_000_000.0
 

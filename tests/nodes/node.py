@@ -21,6 +21,7 @@ from podgpu.cli.exporter import build_agent, command
 from podgpu.cli.option_table import EXPORTER_OPTIONS
 from podgpu.cli.params import normalise
 from podgpu.clock import Clock
+from podgpu.compose.allocations import SOURCES, Sources
 from podgpu.compose.servers import ApiAccess
 from podgpu.simulate.driver import SimulatedNvml
 from podgpu.simulate.kubelet import ClaimedDevice, SimulatedClaim, SimulatedKubelet, SimulatedPod
@@ -127,8 +128,8 @@ class Node:
 
 
 @contextmanager
-def node_of(description: Description, folder: Path) -> Iterator[Node]:
-    """`folder` is for the kubelet's socket and all files: a short path."""
+def node_of(description: Description, folder: Path, sources: Sources = SOURCES) -> Iterator[Node]:
+    """`folder` is for the kubelet's socket and all files: a short path. `sources`: those `--allocation` may name."""
     clock = FakeClock()
     driver = _driver(description, clock)
     write_files(description, folder)
@@ -142,7 +143,7 @@ def node_of(description: Description, folder: Path) -> Iterator[Node]:
                 api_server.stop()
         clock.advance(_UP_FOR)
         _apply(driver, description.faults)
-        agent, api = stack.enter_context(_agent(description, driver, clock, folder))
+        agent, api = stack.enter_context(_agent(description, driver, clock, folder, sources))
         # Before it ends, so that stopping waits neither for the XID watch nor for a hung call.
         stack.callback(driver.faults.unload_driver)
         stack.callback(driver.faults.release_all)
@@ -246,7 +247,7 @@ def _apply(driver: SimulatedNvml, faults: Sequence[Sequence[Any]]) -> None:
 
 @contextmanager
 def _agent(
-    description: Description, driver: SimulatedNvml, clock: FakeClock, folder: Path
+    description: Description, driver: SimulatedNvml, clock: FakeClock, folder: Path, sources: Sources
 ) -> Iterator[tuple[Agent, ApiAccess]]:
     """The exporter's own composition; nothing of it comes from the machine the test runs on."""
     on_the_bus = len(driver.machine.gpus) if description.on_the_bus == -1 else description.on_the_bus
@@ -261,7 +262,7 @@ def _agent(
         words = [word.replace("{folder}", str(folder)) for word in (*ROOTS, *description.arguments)]
         ctx = command.make_context("exporter", normalise(words, EXPORTER_OPTIONS))
         api = ApiAccess(ctx.params["kubeconfig"])
-        agent = build_agent(ctx, ctx.params, api, telemetry, Clock(clock.monotonic, clock.wall))
+        agent = build_agent(ctx, ctx.params, api, telemetry, Clock(clock.monotonic, clock.wall), sources)
     try:
         if not description.api_away:
             wait_until(lambda: all(feed.synced for feed in api.feeds), "the API server was read")

@@ -19,7 +19,7 @@ from podgpu.serve.connections import Limits, MakeContext
 from podgpu.serve.sockets import Address
 
 LOOPBACK = Address("127.0.0.1", 0)
-_PATIENCE = 10.0
+_PATIENCE = 30.0
 RELEASE = {"X_Podgpu_Request": "release"}
 """What `ask` sends to be heard at /-/release."""
 

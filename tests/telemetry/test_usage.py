@@ -496,7 +496,7 @@ def test_without_the_power_drawn_every_turn_has_its_own_energy(bench: Bench) -> 
     bench.start()
     assert all(bench.after(1).energy_mj is not None for _ in range(7))
     assert not bench.flaws.errors
-    assert not bench.lacks
+    assert not bench.flaws.lacks
 
 
 def test_telemetry_and_usage_ask_for_energy_once(bench: Bench) -> None:

@@ -179,12 +179,11 @@ def test_as_wide_as_it_takes() -> None:
     ]
 
 
-@pytest.mark.parametrize("width", range(10, 200, 3))
-def test_never_wider_than_the_terminal(width: int) -> None:
-    table = table_of(ALL, "gpu", RICH, width)
-    widths = {sum(width_of(text) for text, _ in row) for row in (table.header, *table.body)}
-    assert len(widths) == 1
-    assert max(widths) <= max(width, 15)
+def test_never_wider_than_the_terminal() -> None:
+    for width in range(10, 200):
+        table = table_of(ALL, "gpu", RICH, width)
+        (drawn,) = {sum(width_of(text) for text, _ in row) for row in (table.header, *table.body)}
+        assert drawn <= max(width, 15), width
 
 
 def test_narrow_terminals_lose_columns_and_not_the_holder() -> None:

@@ -221,7 +221,7 @@ def weigh_energy(scene: Scene, busy: Charge) -> Weights | None:
     return None if scene.device.is_instance or busy.parts is None else _weights(scene, busy, ran=bool(busy.whole))
 
 
-def weigh_mig_energy(gpu: Device, instances: Mapping[str, tuple[Scene, Charge]]) -> Weights | None:
+def weigh_mig_energy(model: str, instances: Mapping[str, tuple[Scene, Charge]]) -> Weights | None:
     """A GPU's energy among the people of its instances (by key, with their busy time), whom it calls (key, *who).
 
     By busy time and size; by share and size when nobody ran. What an instance with several holders used is in the
@@ -232,7 +232,7 @@ def weigh_mig_energy(gpu: Device, instances: Mapping[str, tuple[Scene, Charge]])
     if not all(slices.values()) or not all(_tells(scene, busy, ran) for scene, busy in instances.values()):
         return None
     parts: dict[Who, Weight] = {}
-    rest: Weight = 0 if ran else max(0, slices_of_gpu(gpu.model) - sum(slices.values()))
+    rest: Weight = 0 if ran else max(0, slices_of_gpu(model) - sum(slices.values()))
     for key, (scene, busy) in sorted(instances.items()):
         weights, left = _weights(scene, busy, ran)
         parts |= {(key, *who): weight * slices[key] for who, weight in weights.items()}

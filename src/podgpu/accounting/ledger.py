@@ -306,7 +306,7 @@ def _weigh(turn: _Turn, pieces: Mapping[str, _Turn]) -> Weights | None:
         return None if turn.scene is None else weigh_energy(turn.scene, turn.busy)
     turn.seen_into = any(other.seen_into for other in pieces.values())
     met = {key: (other.scene, other.busy) for key, other in pieces.items() if other.scene is not None}
-    return weigh_mig_energy(turn.scene.device, met) if len(met) == len(pieces) else None
+    return weigh_mig_energy(turn.scene.device.model, met) if len(met) == len(pieces) else None
 
 
 def _part_of(energy: Charge, instance: str) -> Charge:

@@ -13,7 +13,7 @@ from typing import Protocol
 from podgpu.allocation import vcuda
 from podgpu.allocation.annotation_formats import GPU_RESOURCES, BadAnnotation, Grant, asks_for_gpu, read_grants
 from podgpu.allocation.device_ids import DeviceId, DeviceIndex
-from podgpu.allocation.holdings import LastMapping, in_order, parse_id
+from podgpu.allocation.holdings import in_order, parse_id
 from podgpu.errors import SourceError
 from podgpu.kube.pods import ContainerRecord, PodRecord
 from podgpu.model import Allocation, Assignment, Device, Unmapped, VcudaRequest, Workload
@@ -58,7 +58,6 @@ class AnnotationsAllocation:
         """With `node`, pods of other nodes are passed over: a minor number says nothing of whose it is."""
         self._pods = pods
         self._node = node
-        self._mapped = LastMapping(self._map)
         self._read: dict[str, _Reading] = {}
 
     def assignments(self, devices: Sequence[Device]) -> Allocation:
@@ -70,7 +69,7 @@ class AnnotationsAllocation:
         error = feed.error
         if not feed.synced or (error is not None and error.reason == "forbidden"):
             raise _not_read(error)
-        return self._mapped.of(feed.items(), devices)
+        return self._map(feed.items(), devices)
 
     def close(self) -> None:
         """Nothing is open here."""
@@ -78,7 +77,7 @@ class AnnotationsAllocation:
     def _map(self, pods: Pods, devices: Sequence[Device]) -> Allocation:
         holding = [pod for pod in pods if self._may_hold(pod)]
         self._read = {pod.uid: self._reading_of(pod) for pod in holding}
-        requests = (one for reading in self._read.values() for one in reading.requests)
+        requests = (request for reading in self._read.values() for request in reading.requests)
         return replace(_map_readings(self._read.values(), devices), vcuda=vcuda.in_order(requests))
 
     def _may_hold(self, pod: PodRecord) -> bool:
@@ -131,7 +130,7 @@ def requested_vcuda(pod: PodRecord) -> Iterator[VcudaRequest]:
 
 def held_by_containers(pod: PodRecord, grants: Sequence[Grant]) -> Iterator[Held]:
     """Who holds what was granted. An init container that is done holds nothing."""
-    every = {one.name: one for one in (*pod.init_containers, *pod.containers)}
+    every = {container.name: container for container in (*pod.init_containers, *pod.containers)}
     for grant in grants:
         if grant.container is None:
             yield from _held_together(pod, grant)
@@ -144,7 +143,11 @@ def _held_together(pod: PodRecord, grant: Grant) -> Iterator[Held]:
 
     Where nobody is known to ask, the first container holds it, as in the answers of koordinator's own proxy.
     """
-    asking = [one for one in (*pod.init_containers, *pod.containers) if asks_for_gpu(one) and not one.finished]
+    asking = [
+        container
+        for container in (*pod.init_containers, *pod.containers)
+        if asks_for_gpu(container) and not container.finished
+    ]
     holders = asking or list(pod.containers[:1]) or [ContainerRecord("")]
     for container, part in zip(holders, _parts(holders), strict=True):
         share = None if grant.share is None else grant.share * part
@@ -154,7 +157,7 @@ def _held_together(pod: PodRecord, grant: Grant) -> Iterator[Held]:
 def _parts(containers: Sequence[ContainerRecord]) -> list[float]:
     """In proportion to a resource that all of them ask for; in equal parts if there is none."""
     for resource, _ in containers[0].requests:
-        amounts = [one.amount(resource) for one in containers]
+        amounts = [container.amount(resource) for container in containers]
         if resource.startswith(GPU_RESOURCES) and all(amounts):
             return [float(amount / sum(amounts)) for amount in amounts]
     return [1 / len(containers)] * len(containers)

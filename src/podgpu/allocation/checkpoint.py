@@ -15,19 +15,16 @@ from functools import partial
 
 from podgpu.allocation.holdings import (
     HeldId,
-    HeldMapping,
-    LastMapping,
     Replicas,
     concerns_gpus,
     count_replicas,
-    holder_of,
     map_held,
     parse_id,
     replicas_of,
 )
-from podgpu.allocation.json_shape import LastEntries, as_list, as_object, as_text, parse_json
+from podgpu.allocation.json_shape import as_list, as_object, as_text, parse_json
 from podgpu.files import ReadOnChange
-from podgpu.model import Allocation, Device
+from podgpu.model import Allocation, Device, Workload
 
 SOURCE = "checkpoint"
 NAME = "device-plugins/kubelet_internal_checkpoint"
@@ -50,31 +47,21 @@ class CheckpointAllocation:
     def __init__(self, path: str | None = None, resource_names: frozenset[str] = frozenset()) -> None:
         self.path = os.path.abspath(path or DEFAULT_PATH)
         self.resource_names = resource_names
-        parse = partial(parse_checkpoint, resource_names=resource_names, entries=_last_entries())
-        self._file = ReadOnChange(parse, MOST_BYTES)
-        mapping = HeldMapping(SOURCE)
-        self._mapped = LastMapping[Checkpoint](lambda noted, devices: mapping.of(noted.held, devices, noted.replicas))
+        self._file = ReadOnChange(partial(parse_checkpoint, resource_names=resource_names), MOST_BYTES)
 
     def assignments(self, devices: Sequence[Device]) -> Allocation:
         """The file as it is now, mapped onto the devices given."""
-        return self._mapped.of(self._file.read(self.path), devices)
+        return map_checkpoint(self._file.read(self.path), devices)
 
     def close(self) -> None:
         """Nothing stays open between readings."""
 
 
 def parse_checkpoint(
-    content: bytes,
-    path: str = "the checkpoint",
-    resource_names: frozenset[str] = frozenset(),
-    entries: LastEntries[HeldId] | None = None,
+    content: bytes, path: str = "the checkpoint", resource_names: frozenset[str] = frozenset()
 ) -> Checkpoint:
-    """Who holds which ids, and how many replicas there are, from the file's bytes.
-
-    `entries` remembers those of the last reading.
-    """
-    parts = entries or _last_entries()
-    return parse_json(content, path, lambda value: _checkpoint(value, resource_names, parts))
+    """Who holds which ids, and how many replicas there are, from the file's bytes."""
+    return parse_json(content, path, lambda value: _checkpoint(value, resource_names))
 
 
 def map_checkpoint(checkpoint: Checkpoint, devices: Sequence[Device]) -> Allocation:
@@ -82,15 +69,12 @@ def map_checkpoint(checkpoint: Checkpoint, devices: Sequence[Device]) -> Allocat
     return map_held(SOURCE, checkpoint.held, devices, checkpoint.replicas)
 
 
-def _checkpoint(value: object, resource_names: frozenset[str], entries: LastEntries[HeldId]) -> Checkpoint:
+def _checkpoint(value: object, resource_names: frozenset[str]) -> Checkpoint:
     content = as_object(as_object(value, "the whole").get("Data"), "Data")
-    everything = entries.of(as_list(content.get("PodDeviceEntries"), "PodDeviceEntries"))
-    held = tuple(one for one in everything if concerns_gpus(one, resource_names))
+    entries = as_list(content.get("PodDeviceEntries"), "PodDeviceEntries")
+    everything = (held for number, entry in enumerate(entries, 1) for held in _entry(entry, f"entry {number}"))
+    held = tuple(held for held in everything if concerns_gpus(held, resource_names))
     return Checkpoint(held, count_replicas(held, replicas_of(_registered(content.get("RegisteredDevices")))))
-
-
-def _last_entries() -> LastEntries[HeldId]:
-    return LastEntries(_entry, ("PodUID", "ContainerName", "ResourceName"), "DeviceIDs")
 
 
 def _entry(value: object, where: str) -> Iterator[HeldId]:
@@ -101,7 +85,7 @@ def _entry(value: object, where: str) -> Iterator[HeldId]:
     if not uid:
         raise ValueError(f"{where}: PodUID is empty")
     # A static pod's uid is a hash without dashes: kept as it is, as its cgroup has it.
-    holder = holder_of("", "", container, uid)
+    holder = Workload(container=container, uid=uid)
     for text in _device_ids(entry.get("DeviceIDs"), f"{where}: DeviceIDs"):
         yield HeldId(holder, resource, text, parse_id(text))
 
@@ -111,13 +95,13 @@ def _device_ids(value: object, where: str) -> Iterator[str]:
     lists = value.values() if isinstance(value, dict) else [value]
     place = f"{where}: an id"
     for ids in lists:
-        for one in as_list(ids, where):
-            yield as_text(one, place)
+        for text in as_list(ids, where):
+            yield as_text(text, place)
 
 
 def _registered(value: object) -> Iterator[str]:
     if value is None:
         return
     for resource, ids in as_object(value, "RegisteredDevices").items():
-        for one in as_list(ids, f"RegisteredDevices: {resource!a}"):
-            yield as_text(one, "RegisteredDevices: an id")
+        for text in as_list(ids, f"RegisteredDevices: {resource!a}"):
+            yield as_text(text, "RegisteredDevices: an id")

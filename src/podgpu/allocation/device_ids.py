@@ -95,17 +95,9 @@ class DeviceIndex:
         self._by_uuid = {(device.uuid.lower(), device.gi_id): device for device in devices}
         self._by_mig_uuid = {uuid.lower(): device for device in devices for uuid in device.mig_uuids}
         self._uuid_by_minor = {device.minor: device.uuid for device in devices if device.minor is not None}
-        self._found: dict[Shared, tuple[Device, ...]] = {}
 
     def find(self, device_id: DeviceId) -> tuple[Device, ...]:
         """The devices meant; empty when the node has none such. All replicas of a device mean the same."""
-        shared = device_id[:-1]
-        found = self._found.get(shared)
-        if found is None:
-            found = self._found[shared] = self._find(device_id)
-        return found
-
-    def _find(self, device_id: DeviceId) -> tuple[Device, ...]:
         if device_id.everything:
             return self._whole
         if device_id.integrated:

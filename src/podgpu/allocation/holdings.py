@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from functools import lru_cache
-from itertools import groupby
 from math import fsum
-from operator import attrgetter, itemgetter
-from typing import Generic, NamedTuple, TypeVar
+from operator import attrgetter
+from typing import NamedTuple, TypeVar
 
 from podgpu.allocation.device_ids import DeviceId, DeviceIndex, Shared, parse_device_id
 from podgpu.model import Allocation, Assignment, Device, Unmapped, Workload
@@ -17,10 +16,6 @@ T = TypeVar("T")
 
 parse_id = lru_cache(maxsize=4096)(parse_device_id)
 """The same few ids come at every reading."""
-
-
-holder_of = lru_cache(maxsize=4096)(Workload)
-"""The same object for the same holder at every reading: it is told from the others at a glance."""
 
 
 class HeldId(NamedTuple):
@@ -36,81 +31,37 @@ Replicas = Mapping[Shared, int]
 """How many replicas there are of each shared device."""
 
 
-class _Mapped(NamedTuple):
-    """What one holder's ids came to."""
-
-    ids: tuple[HeldId, ...]
-    assignments: tuple[Assignment, ...]
-    unmapped: tuple[Unmapped, ...]
-
-
-class HeldMapping:
-    """Who holds which of the devices. Those whose ids are as they were at the last reading are not mapped again.
-
-    A holder holds a device once, however many ids of it are listed in any order.
-    """
-
-    def __init__(self, source: str) -> None:
-        self._source = source
-        self._index = DeviceIndex(())
-        self._devices: tuple[Device, ...] = ()
-        self._replicas: Replicas | None = None
-        self._mapped: dict[Workload, _Mapped] = {}
-
-    def of(self, held: Iterable[HeldId], devices: Sequence[Device], replicas: Replicas | None = None) -> Allocation:
-        """`replicas` is None for sources that do not say how much of a device its holder was given."""
-        self._look_at(tuple(devices), replicas)
-        mapped: dict[Workload, _Mapped] = {}
-        for holder, group in groupby(held, itemgetter(0)):
-            ids = tuple(sorted(group, key=itemgetter(2)))  # the kubelet lists them in another order each time
-            before = self._mapped.get(holder)
-            new = before if before is not None and before.ids == ids else self._map(holder, ids)
-            if mapped.setdefault(holder, new) is not new:  # it is listed in two places
-                mapped[holder] = self._map(holder, mapped[holder].ids + ids)
-        self._mapped = mapped
-        by_name = sorted(mapped.values(), key=lambda one: names_of(one.ids[0].holder))
-        assignments = [one for each in by_name for one in each.assignments]
-        assignments.sort(key=attrgetter("device"))  # those of one device stay in the order of their names
-        return Allocation(tuple(assignments), _unmapped_in_order(one for each in by_name for one in each.unmapped))
-
-    def _look_at(self, devices: tuple[Device, ...], replicas: Replicas | None) -> None:
-        if devices != self._devices or replicas != self._replicas:
-            self._mapped = {}
-            self._devices, self._replicas, self._index = devices, replicas, DeviceIndex(devices)
-
-    def _map(self, holder: Workload, ids: tuple[HeldId, ...]) -> _Mapped:
-        held: dict[str, tuple[Device, set[DeviceId]]] = {}
-        unmapped: set[Unmapped] = set()
-        for _, resource, text, device_id in ids:
-            found = () if device_id is None else self._index.find(device_id)
-            if device_id is None or not found:
-                reason = "unrecognised_id" if device_id is None else "unknown_device"
-                unmapped.add(Unmapped(self._source, reason, text, resource, holder))
-                continue
-            for device in found:
-                held.setdefault(device.key, (device, set()))[1].add(device_id)
-        assignments = (
-            Assignment(key, holder, self._source, _first_replica(these), self._share(device, these))
-            for key, (device, these) in held.items()
-        )
-        return _Mapped(ids, tuple(assignments), tuple(unmapped))
-
-    def _share(self, device: Device, held: Set[DeviceId]) -> float | None:
-        return None if self._replicas is None else share_of(self._replicas, device, held)
-
-
 def map_held(
     source: str, held: Iterable[HeldId], devices: Sequence[Device], replicas: Replicas | None = None
 ) -> Allocation:
-    """One reading on its own."""
-    return HeldMapping(source).of(held, devices, replicas)
+    """Who holds which of the devices: each a device once, however many ids of it are listed in any order.
+
+    `replicas` is None for sources that do not say how much of a device its holder was given.
+    """
+    index = DeviceIndex(devices)
+    ids_of: dict[Workload, dict[str, tuple[Device, set[DeviceId]]]] = {}
+    unmapped: set[Unmapped] = set()
+    for holder, resource, text, device_id in held:
+        found = () if device_id is None else index.find(device_id)
+        if device_id is None or not found:
+            reason = "unrecognised_id" if device_id is None else "unknown_device"
+            unmapped.add(Unmapped(source, reason, text, resource, holder))
+            continue
+        for device in found:
+            ids_of.setdefault(holder, {}).setdefault(device.key, (device, set()))[1].add(device_id)
+    assignments = (
+        Assignment(key, holder, source, _first_replica(ids), share_of(replicas, device, ids))
+        for holder, of_holder in ids_of.items()
+        for key, (device, ids) in of_holder.items()
+    )
+    return in_order(assignments, unmapped)
 
 
 def _first_replica(held: Set[DeviceId]) -> str:
     if len(held) == 1:
         return next(iter(held)).replica
     # Shorter first: replicas are numbers, and 9 comes before 10.
-    return min((one.replica for one in held), key=lambda replica: (len(replica), replica))
+    return min((device_id.replica for device_id in held), key=lambda replica: (len(replica), replica))
 
 
 def in_order(assignments: Iterable[Assignment], unmapped: Iterable[Unmapped]) -> Allocation:
@@ -119,33 +70,20 @@ def in_order(assignments: Iterable[Assignment], unmapped: Iterable[Unmapped]) ->
 
 
 def _unmapped_in_order(unmapped: Iterable[Unmapped]) -> tuple[Unmapped, ...]:
-    return tuple(sorted(unmapped, key=lambda one: (one.device_id, *names_of(one.holder), one.resource, one.reason)))
+    def place(entry: Unmapped) -> tuple[str, ...]:
+        return entry.device_id, *names_of(entry.holder), entry.resource, entry.reason
+
+    return tuple(sorted(unmapped, key=place))
 
 
 def by_device_and_name(assignments: Iterable[Assignment]) -> tuple[Assignment, ...]:
     """Two sorts by one key each: cheaper by half than one by a key that has to be made for every assignment."""
-    named = sorted(assignments, key=lambda one: names_of(one.holder))
+    named = sorted(assignments, key=lambda assignment: names_of(assignment.holder))
     return tuple(sorted(named, key=attrgetter("device")))
 
 
 names_of = attrgetter("namespace", "pod", "container", "uid", "job", "container_id")
 """Every part of a workload, those people read first."""
-
-
-class LastMapping(Generic[T]):
-    """Maps an unchanged reading onto unchanged devices once, not at every reading."""
-
-    def __init__(self, mapping: Callable[[T, Sequence[Device]], Allocation]) -> None:
-        self._mapping = mapping
-        self._last: tuple[T, tuple[Device, ...], Allocation] | None = None
-
-    def of(self, parsed: T, devices: Sequence[Device]) -> Allocation:
-        node = tuple(devices)
-        if self._last is not None and self._last[0] is parsed and self._last[1] == node:
-            return self._last[2]
-        allocation = self._mapping(parsed, node)
-        self._last = parsed, node, allocation
-        return allocation
 
 
 def concerns_gpus(one: HeldId, resource_names: frozenset[str]) -> bool:
@@ -159,17 +97,19 @@ def concerns_gpus(one: HeldId, resource_names: frozenset[str]) -> bool:
     return device_id is not None and not (device_id.everything or device_id.integrated)
 
 
-def share_of(replicas: Replicas, device: Device, held: Set[DeviceId]) -> float | None:
+def share_of(replicas: Replicas | None, device: Device, held: Set[DeviceId]) -> float | None:
     """Replicas held of those there are; a device held whole is 1. None where it cannot be told."""
-    if len(device.mig_uuids) > 1 and any(_is_compute_instance(one) for one in held):
+    if replicas is None:
+        return None
+    if len(device.mig_uuids) > 1 and any(_is_compute_instance(device_id) for device_id in held):
         return None  # one of several in the GPU instance: the id does not say how large it is
     if len(held) == 1:
         return _share_of_one(replicas, *held)
     of_each: dict[Shared, int] = {}
-    for one in held:
-        if not one.replica:
+    for device_id in held:
+        if not device_id.replica:
             return 1.0
-        of_each[one.shared] = of_each.get(one.shared, 0) + 1
+        of_each[device_id.shared] = of_each.get(device_id.shared, 0) + 1
     parts = [count / replicas[shared] for shared, count in of_each.items() if shared in replicas]
     # One that is not in there: its plugin is gone, and its count with it.
     return min(1.0, fsum(parts)) if len(parts) == len(of_each) else None
@@ -199,11 +139,6 @@ def count_replicas(held: Iterable[HeldId], known: Mapping[Shared, Set[str]]) -> 
 
 def replicas_of(registered: Iterable[str]) -> Mapping[Shared, frozenset[str]]:
     """The replicas of each shared device, from the ids a device plugin registered."""
-    return _replicas_of(tuple(registered))
-
-
-@lru_cache(maxsize=8)  # what is registered changes with the configuration of a device plugin
-def _replicas_of(registered: tuple[str, ...]) -> Mapping[Shared, frozenset[str]]:
     replicas: dict[Shared, set[str]] = defaultdict(set)
     for device_id in map(parse_id, registered):
         if device_id is not None and device_id.replica:
@@ -231,9 +166,11 @@ class KnownReplicas:
         told, held_now = replicas_of(registered), _shared_in(held)
         kept = {device: self._told.get(device, frozenset()) for device in held_now | self._held}
         devices = kept.keys() | told.keys()
-        self._told = {one: kept.get(one, frozenset()) | told.get(one, frozenset()) for one in devices}
+        self._told = {device: kept.get(device, frozenset()) | told.get(device, frozenset()) for device in devices}
         self._held = held_now
 
 
 def _shared_in(held: Iterable[HeldId]) -> frozenset[Shared]:
-    return frozenset(one.device_id.shared for one in held if one.device_id is not None and one.device_id.replica)
+    return frozenset(
+        held_id.device_id.shared for held_id in held if held_id.device_id is not None and held_id.device_id.replica
+    )

@@ -44,8 +44,8 @@ class Contradiction(SourceError):
     """Parts of a workload that cannot belong together."""
 
     def __init__(self, workload: Workload, what: str) -> None:
-        said = ", ".join(f"{part} {getattr(workload, part)}" for part in PARTS if getattr(workload, part))
-        super().__init__("identity_conflict", f"two sources disagree ({said}; but {what}): it is given to nobody")
+        parts = ", ".join(f"{part} {getattr(workload, part)}" for part in PARTS if getattr(workload, part))
+        super().__init__("identity_conflict", f"two sources disagree ({parts}; but {what}): it is given to nobody")
 
 
 @lru_cache(maxsize=4096)  # most names are those of the last reading
@@ -92,21 +92,9 @@ class Identities:
     def with_pods(self, records: Iterable[PodRecord]) -> Identities:
         """These, and what the API server says."""
         pods = tuple(records)
-        said = frozenset(one for record in pods for one in _stated(record))
+        workloads = frozenset(workload for record in pods for workload in _stated(record))
         api_uids = {record.uid: record.api_uid for record in pods if record.api_uid}
-        return replace(self, stated=self.stated | said, api_uids=api_uids)
-
-    def learning_from(self, before: Identities) -> Identities:
-        """These, with what the ones before completed: but for those of whom less, more or other is known now."""
-        changed = (self.pods ^ before.pods) | (self.containers ^ before.containers) | (self.stated ^ before.stated)
-        names = {(one.namespace, one.pod) for one in changed}
-        uids, container_ids = {one.uid for one in changed} - {""}, {one.container_id for one in changed} - {""}
-        for workload, known in dict(before._completed).items():
-            # Every key by which something was looked up for it is a part it has now.
-            is_the_same = (known.namespace, known.pod) not in names and known.uid not in uids
-            if is_the_same and known.container_id not in container_ids:
-                self._completed[workload] = known
-        return self
+        return replace(self, stated=self.stated | workloads, api_uids=api_uids)
 
     def complete(self, workload: Workload) -> Workload:
         """The workload with every part that is known for sure. Raises Contradiction; changes no part it has."""
@@ -152,7 +140,11 @@ class Identities:
             return _with(workload, container_id=_only(stated if stated <= logged or not logged else frozenset()))
         if not self._index.uids.get(name, frozenset()) <= {workload.uid}:
             return workload  # the log may be of another pod of that name
-        fitting = frozenset(one for one in logged if any(_fits(workload, owner) for owner in self._index.owners[one]))
+        fitting = frozenset(
+            container_id
+            for container_id in logged
+            if any(_fits(workload, owner) for owner in self._index.owners[container_id])
+        )
         return _with(workload, container_id=_only(fitting))
 
 
@@ -171,20 +163,26 @@ class _Index:
     @classmethod
     def of(cls, pods: frozenset[Workload], containers: frozenset[Workload], stated: frozenset[Workload]) -> _Index:
         # A log of a container that the API server tells of as well says less: no uid.
-        told = {one.container_id for one in stated}
-        owned = [one for one in containers if one.container_id not in told] + [
-            one for one in stated if one.container_id
+        stated_ids = {workload.container_id for workload in stated}
+        owned = [workload for workload in containers if workload.container_id not in stated_ids] + [
+            workload for workload in stated if workload.container_id
         ]
         return cls(
-            owners=_group((one.container_id, one) for one in owned),
-            names=_group((one.uid, Workload(one.namespace, one.pod, uid=one.uid)) for one in pods | stated),
-            uids=_group(((one.namespace, one.pod), one.uid) for one in pods | stated),
-            living=_group(((one.namespace, one.pod), one.uid) for one in stated),
-            logged=_group(((one.namespace, one.pod, one.container), one.container_id) for one in containers),
+            owners=_group((workload.container_id, workload) for workload in owned),
+            names=_group(
+                (workload.uid, Workload(workload.namespace, workload.pod, uid=workload.uid))
+                for workload in pods | stated
+            ),
+            uids=_group(((workload.namespace, workload.pod), workload.uid) for workload in pods | stated),
+            living=_group(((workload.namespace, workload.pod), workload.uid) for workload in stated),
+            logged=_group(
+                ((workload.namespace, workload.pod, workload.container), workload.container_id)
+                for workload in containers
+            ),
             present=_group(
-                ((one.namespace, one.pod, one.uid, one.container), one.container_id)
-                for one in stated
-                if one.container_id
+                ((workload.namespace, workload.pod, workload.uid, workload.container), workload.container_id)
+                for workload in stated
+                if workload.container_id
             ),
         )
 
@@ -204,9 +202,9 @@ def _agree(workload: Workload, known: frozenset[Workload]) -> Workload:
     """The parts in which all that may be meant are the same."""
     if not known:
         return workload
-    meant = [one for one in known if _fits(workload, one)]
+    meant = [owner for owner in known if _fits(workload, owner)]
     if not meant:
-        other = min(known, key=lambda one: (one.namespace, one.pod, one.container, one.uid))
+        other = min(known, key=lambda owner: (owner.namespace, owner.pod, owner.container, owner.uid))
         who = "/".join(part for part in (other.namespace, other.pod, other.container) if part)
         what = f"container id {other.container_id[:12]}" if other.container_id else f"uid {other.uid}"
         raise Contradiction(workload, f"{what} is known to be of {who}{f' ({other.uid})' if other.uid else ''}")
@@ -218,7 +216,7 @@ def _agree(workload: Workload, known: frozenset[Workload]) -> Workload:
 
 def _fits(workload: Workload, known: Workload) -> bool:
     pairs = zip(_parts(workload), _parts(known), strict=True)
-    return all(one == other or not one or not other for one, other in pairs)
+    return all(part == known_part or not part or not known_part for part, known_part in pairs)
 
 
 def _with(workload: Workload, uid: str = "", container_id: str = "") -> Workload:
@@ -230,9 +228,9 @@ def _with(workload: Workload, uid: str = "", container_id: str = "") -> Workload
 
 def _stated(record: PodRecord) -> Iterable[Workload]:
     yield Workload(record.namespace, record.name, uid=record.uid)
-    for one in (*record.init_containers, *record.containers):
-        if one.container_id:
-            yield Workload(record.namespace, record.name, one.name, record.uid, one.container_id)
+    for container in (*record.init_containers, *record.containers):
+        if container.container_id:
+            yield Workload(record.namespace, record.name, container.name, record.uid, container.container_id)
 
 
 # Reading names
@@ -261,13 +259,13 @@ class IdentityReader:
         now = self._read_names(), self._records()
         if any(new is not old for new, old in zip(now, self._last, strict=True)):
             names, records = self._last = now
-            self._known = (names.with_pods(records) if records else names).learning_from(self._known)
+            self._known = names.with_pods(records) if records else names
         return self._known
 
     def _read_names(self) -> Identities:
         parts = self._pods.read(), self._containers.read()
-        problems = tuple(one for one in parts if isinstance(one, SourceError))
-        pods, containers = (frozenset[Workload]() if isinstance(one, SourceError) else one for one in parts)
+        problems = tuple(part for part in parts if isinstance(part, SourceError))
+        pods, containers = (frozenset[Workload]() if isinstance(part, SourceError) else part for part in parts)
         last = self._names
         if (pods, containers, _sentences(problems)) != (last.pods, last.containers, _sentences(last.problems)):
             self._names = Identities(pods, containers, problems=problems)
@@ -280,7 +278,7 @@ def read_identities(pods_dir: str = PODS_DIR, containers_dir: str = CONTAINERS_D
 
 
 def _sentences(problems: Iterable[SourceError]) -> list[str]:
-    return [str(one) for one in problems]
+    return [str(problem) for problem in problems]
 
 
 class _Directory(Generic[T]):
@@ -301,7 +299,7 @@ class _Directory(Generic[T]):
             return explain(error, self._path)
         except SourceError as error:
             return error
-        parsed = frozenset(one for one in map(self._parse, names) if one is not None)
+        parsed = frozenset(parsed_name for parsed_name in map(self._parse, names) if parsed_name is not None)
         # A change just now may hide another within the same tick of the kernel's clock.
         self._kept = (identity, parsed) if now - found.st_mtime_ns >= SETTLED_NS else None
         return parsed

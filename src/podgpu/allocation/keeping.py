@@ -74,7 +74,7 @@ class Keeper:
             self._identify(self._named)
             before = before | self._named
         self._named = _by_holder(answer, now)
-        given_away = _had_alone(before.values()) & {_what(one) for one in answer.assignments}
+        given_away = _had_alone(before.values()) & {_what(assignment) for assignment in answer.assignments}
         self._unnamed = {
             holder: one
             for holder, one in before.items()
@@ -98,9 +98,9 @@ class Keeper:
         held = [*self._named.values(), *self._unnamed.values()]
         if self._answer is None or not (held or is_recent):
             return None
-        assignments = (one for each in held for one in each.assignments)
+        assignments = (item for holder in held for item in holder.assignments)
         united = in_order(assignments, self._answer.unmapped if is_recent else ())
-        return replace(united, vcuda=tuple(one for each in held for one in each.vcuda), life=self._answer.life)
+        return replace(united, vcuda=tuple(item for holder in held for item in holder.vcuda), life=self._answer.life)
 
     def _identify(self, held: Mapping[Workload, _Held]) -> None:
         for holder, one in held.items():
@@ -128,7 +128,7 @@ def _what(assignment: Assignment) -> tuple[str, ...]:
 
 def _had_alone(held: Iterable[_Held]) -> Set[tuple[str, ...]]:
     """What only one had: if somebody else has it now, it was given on. koordinator's GPUs can be in many hands."""
-    hands = Counter(_what(one) for each in held for one in each.assignments)
+    hands = Counter(_what(assignment) for holder in held for assignment in holder.assignments)
     return {what for what, count in hands.items() if count == 1}
 
 
@@ -157,8 +157,8 @@ class SignsOfLife:
 
     def read(self) -> Signs:
         living = self._living()
-        logs = [one for one in (self._pods_dir, self._containers_dir) if _has_names(one)]
-        uids, ids = ({getattr(one, part) for one in living or ()} - {""} for part in ("uid", "container_id"))
+        logs = [directory for directory in (self._pods_dir, self._containers_dir) if _has_names(directory)]
+        uids, ids = ({getattr(workload, part) for workload in living or ()} - {""} for part in ("uid", "container_id"))
         if not uids:  # not even podgpu's own pod can be seen
             return lambda workload: self._by_logs(workload, logs)
 

@@ -10,11 +10,9 @@ from typing import Any, Protocol
 from podgpu.allocation.device_ids import Shared
 from podgpu.allocation.holdings import (
     HeldId,
-    HeldMapping,
     KnownReplicas,
     concerns_gpus,
     count_replicas,
-    holder_of,
     in_order,
     map_held,
     parse_id,
@@ -22,7 +20,7 @@ from podgpu.allocation.holdings import (
 )
 from podgpu.allocation.pod_resources import PodResourcesClient
 from podgpu.allocation.vcuda import count_vcuda
-from podgpu.model import Allocation, Device
+from podgpu.model import Allocation, Device, Workload
 
 SOURCE = "kubelet"
 _REPLICAS_SECONDS = 60.0
@@ -57,7 +55,6 @@ class KubeletAllocation:
         self._clock = clock
         self._replicas = KnownReplicas()
         self._counted_at = float("-inf")
-        self._mapping = HeldMapping(SOURCE)
 
     def assignments(self, devices: Sequence[Device]) -> Allocation:
         response = self.client.list()
@@ -67,7 +64,7 @@ class KubeletAllocation:
         """Who holds which of the devices, from a decoded List answer."""
         everything = list(_held_ids(response))
         held = gpu_ids(everything, self.resource_names)
-        mapped = self._mapping.of(held, devices, count_replicas(held, self._count_replicas(held)))
+        mapped = map_held(SOURCE, held, devices, count_replicas(held, self._count_replicas(held)))
         by_id = replace(mapped, vcuda=count_vcuda(everything))
         return by_id if self.claims is None else _unite(by_id, self.claims.held(response, devices))
 
@@ -103,13 +100,13 @@ def parse_assignments(
 
 
 def gpu_ids(held: Iterable[HeldId], resource_names: frozenset[str]) -> list[HeldId]:
-    return [one for one in held if concerns_gpus(one, resource_names)]
+    return [held_id for held_id in held if concerns_gpus(held_id, resource_names)]
 
 
 def _held_ids(response: Any) -> Iterator[HeldId]:
     for pod in response.pod_resources:
         for container in pod.containers:
-            holder = holder_of(pod.namespace, pod.name, container.name)
+            holder = Workload(pod.namespace, pod.name, container.name)
             for entry in container.devices:
                 resource = entry.resource_name
                 for text in entry.device_ids:
@@ -118,8 +115,10 @@ def _held_ids(response: Any) -> Iterator[HeldId]:
 
 def _unite(by_id: Allocation, by_claim: Allocation) -> Allocation:
     """One assignment per holder and device: the kubelet can list a GPU both ways (its gate DRAExtendedResource)."""
-    held = {(one.device, one.holder): one for one in by_claim.assignments}
-    for one in by_id.assignments:
-        claimed = held.get((one.device, one.holder))
-        held[one.device, one.holder] = one if claimed is None else replace(one, attributes=claimed.attributes)
+    held = {(assignment.device, assignment.holder): assignment for assignment in by_claim.assignments}
+    for assignment in by_id.assignments:
+        claimed = held.get((assignment.device, assignment.holder))
+        held[assignment.device, assignment.holder] = (
+            assignment if claimed is None else replace(assignment, attributes=claimed.attributes)
+        )
     return replace(in_order(held.values(), {*by_id.unmapped, *by_claim.unmapped}), vcuda=by_id.vcuda)

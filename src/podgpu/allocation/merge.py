@@ -53,10 +53,10 @@ def merge(readings: Mapping[str, Allocation], complete: Complete = lambda worklo
             try:
                 holder = complete(claims[0].holder)
             except SourceError as error:
-                refused += (_refuse(one, one.holder, error.reason) for one in claims)
+                refused += (_refuse(claim, claim.holder, error.reason) for claim in claims)
             else:
                 refused += _settle(settled, holder, claims, lags)
-    unmapped = [one for reading in readings.values() for one in reading.unmapped]
+    unmapped = [unmapped_id for reading in readings.values() for unmapped_id in reading.unmapped]
     vcuda, nobodys = merge_vcuda(readings, complete)
     return Allocation(_held(settled.values()), tuple(unmapped + refused + nobodys), vcuda)
 
@@ -64,8 +64,8 @@ def merge(readings: Mapping[str, Allocation], complete: Complete = lambda worklo
 def _by_holder(assignments: Iterable[Assignment]) -> Iterable[list[Assignment]]:
     """By object, not by value: a source has one Workload for all that it holds, and hashing one is dear."""
     groups: dict[int, list[Assignment]] = {}
-    for one in assignments:
-        groups.setdefault(id(one.holder), []).append(one)
+    for assignment in assignments:
+        groups.setdefault(id(assignment.holder), []).append(assignment)
     return groups.values()
 
 
@@ -80,16 +80,16 @@ def _settle(
     known = settled.get(who)
     if known is None:
         if not lags:
-            settled[who] = _Settled(source, holder, {one.device: [one] for one in claims})
+            settled[who] = _Settled(source, holder, {claim.device: [claim] for claim in claims})
         return
     if known.holder.uid and holder.uid and known.holder.uid != holder.uid:
         # A pod of the same name that came in the other's place: what is said of the one is not true of the other.
         reason, left = "identity_conflict", claims
     else:
         known.holder = _unite(known.holder, holder)
-        reason, left = "contradicted", [one for one in claims if not known.takes(one)]
+        reason, left = "contradicted", [claim for claim in claims if not known.takes(claim)]
     if not lags and source not in LAST_RESORT:
-        yield from (_refuse(one, holder, reason) for one in left)
+        yield from (_refuse(claim, holder, reason) for claim in left)
 
 
 def _unite(trusted: Workload, other: Workload) -> Workload:
@@ -111,25 +111,25 @@ def _held(settled: Iterable[_Settled]) -> tuple[Assignment, ...]:
 
     Who is merely seen at work counts as a holder only where nobody is known to hold the device.
     """
-    by_name = sorted(settled, key=lambda one: names_of(one.holder))
-    given = {device for one in by_name if one.source not in LAST_RESORT for device in one.holds}
-    for one in by_name:
-        if one.source in LAST_RESORT:
-            one.holds = {device: said for device, said in one.holds.items() if device not in given}
-    holders = Counter(device for one in by_name for device in one.holds)
-    held = [_combine(said, one.holder, holders) for one in by_name for said in one.holds.values()]
+    by_name = sorted(settled, key=lambda workload: names_of(workload.holder))
+    given = {device for workload in by_name if workload.source not in LAST_RESORT for device in workload.holds}
+    for workload in by_name:
+        if workload.source in LAST_RESORT:
+            workload.holds = {device: claims for device, claims in workload.holds.items() if device not in given}
+    holders = Counter(device for workload in by_name for device in workload.holds)
+    held = [_combine(claims, workload.holder, holders) for workload in by_name for claims in workload.holds.values()]
     return tuple(sorted(held, key=attrgetter("device")))
 
 
-def _combine(said: Sequence[Assignment], holder: Workload, holders: Mapping[str, int]) -> Assignment:
+def _combine(claims: Sequence[Assignment], holder: Workload, holders: Mapping[str, int]) -> Assignment:
     """The most trusted one, with what only the others know."""
-    trusted = said[0]
+    trusted = claims[0]
     share, replica, attributes = trusted.share, trusted.replica, trusted.attributes
-    for one in said[1:]:
-        share = one.share if share is None else share
-        replica = replica or one.replica
-        if one.attributes:
-            attributes = tuple(sorted({**dict(one.attributes), **dict(attributes)}.items()))
+    for claim in claims[1:]:
+        share = claim.share if share is None else share
+        replica = replica or claim.replica
+        if claim.attributes:
+            attributes = tuple(sorted({**dict(claim.attributes), **dict(attributes)}.items()))
     if share is None and trusted.source not in LAST_RESORT and not replica and holders[trusted.device] == 1:
         share = 1.0  # a sole holder has it all; of a replica nobody knows how many there are
     return Assignment(trusted.device, holder, trusted.source, replica, share, attributes)

@@ -10,14 +10,14 @@ import logging
 import os
 import re
 from collections.abc import Iterator, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 
 from podgpu.allocation.device_ids import DeviceId, parse_device_id
-from podgpu.allocation.holdings import HeldId, HeldMapping, LastMapping, holder_of, map_held
-from podgpu.allocation.json_shape import LastEntries, as_list, as_object, as_text, parse_json
+from podgpu.allocation.holdings import HeldId, map_held
+from podgpu.allocation.json_shape import as_list, as_object, as_text, parse_json
 from podgpu.errors import SourceError
 from podgpu.files import ReadOnChange, read_bounded
-from podgpu.model import Allocation, Device
+from podgpu.model import Allocation, Device, Workload
 
 SOURCE = "podlist"
 DEFAULT_PATHS = ("/var/lib/kubelet/pod-resources/podlist.json", "/podlist.json")
@@ -46,15 +46,14 @@ class PodlistAllocation:
         self.path = None if path is None else os.path.abspath(path)
         self.defaults = defaults
         self.mountinfo = mountinfo
-        self._file = ReadOnChange(partial(parse_podlist, entries=_last_entries()), MOST_BYTES)
-        self._mapped = LastMapping(HeldMapping(SOURCE).of)
+        self._file = ReadOnChange(parse_podlist, MOST_BYTES)
         self._mount_checked: set[str] = set()
 
     def assignments(self, devices: Sequence[Device]) -> Allocation:
         """The file as it is now, mapped onto the devices given."""
         path = self.path or find_podlist(self.defaults)
         self._check_mount(path)
-        return self._mapped.of(self._file.read(path), devices)
+        return map_podlist(self._file.read(path), devices)
 
     def close(self) -> None:
         """Nothing stays open between readings."""
@@ -89,22 +88,19 @@ def find_podlist(paths: Sequence[str]) -> str:
     )
 
 
-def parse_podlist(content: bytes, path: str = "podlist.json", entries: LastEntries[HeldId] | None = None) -> Podlist:
-    """Who holds which ids, from the file's bytes. An empty list is nobody; an empty file is no answer.
+def parse_podlist(content: bytes, path: str = "podlist.json") -> Podlist:
+    """Who holds which ids, from the file's bytes. An empty list is nobody; an empty file is no answer."""
+    return parse_json(content, path, _podlist)
 
-    `entries` remembers those of the last reading.
-    """
-    parts = entries or _last_entries()
-    return parse_json(content, path, lambda value: parts.of(as_list(value, "the whole")))
+
+def _podlist(value: object) -> Podlist:
+    entries = as_list(value, "the whole")
+    return tuple(held for number, entry in enumerate(entries, 1) for held in _entry(entry, f"entry {number}"))
 
 
 def map_podlist(podlist: Podlist, devices: Sequence[Device]) -> Allocation:
     """Who holds which of the devices. The file does not say how much of them: koordinator also hands out parts."""
     return map_held(SOURCE, podlist, devices)
-
-
-def _last_entries() -> LastEntries[HeldId]:
-    return LastEntries(_entry, ("namespace", "name", "container"), "gpu_list")
 
 
 def _entry(value: object, where: str) -> Iterator[HeldId]:
@@ -116,7 +112,7 @@ def _entry(value: object, where: str) -> Iterator[HeldId]:
         raise ValueError(f"{where}: namespace or name is empty")
     if "gpu_list" not in entry:
         raise ValueError(f"{where}: there is no gpu_list")
-    holder = holder_of(namespace, name, container)
+    holder = Workload(namespace, name, container)
     place = f"{where}: an id in gpu_list"
     for id_value in as_list(entry["gpu_list"], f"{where}: gpu_list"):
         text = as_text(id_value, place)

@@ -15,6 +15,7 @@ from podgpu.accounting.containers import (
     require_host_pid_namespace,
     require_sight,
 )
+from podgpu.allocation.holdings import in_order
 from podgpu.model import Allocation, Assignment, Device, ProcessUsage, Unmapped, Workload
 
 SOURCE = "processes"
@@ -33,7 +34,7 @@ class ProcessHolders:
 
     def assignments(self, devices: Sequence[Device]) -> Allocation:
         require_host_pid_namespace(self._finder.proc)
-        processes = [one for gpu in devices if not gpu.is_instance for one in self._processes(gpu)]
+        processes = [process for gpu in devices if not gpu.is_instance for process in self._processes(gpu)]
         pids = {process.pid for process in processes}
         self._finder.forget_others(pids)
         seen = {pid: self._finder.find(pid) for pid in pids}
@@ -61,7 +62,4 @@ def map_processes(
             assignments.add(Assignment(process.device, whereabouts.workload, SOURCE))
         else:
             unmapped.add(Unmapped(SOURCE, "unknown_device", process.device, RESOURCE, whereabouts.workload))
-    return Allocation(
-        tuple(sorted(assignments, key=lambda one: (one.device, one.holder.uid, one.holder.container_id))),
-        tuple(sorted(unmapped, key=lambda one: (one.device_id, one.reason, one.holder.uid, one.holder.container_id))),
-    )
+    return in_order(assignments, unmapped)

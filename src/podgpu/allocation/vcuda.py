@@ -24,9 +24,9 @@ _ID = re.compile(r"tencent\.com/vcuda-(?P<kind>core|memory-268435456)-[0-9]+", r
 def count_vcuda(held: Iterable[HeldId]) -> tuple[VcudaRequest, ...]:
     """From the ids in the containers' hands. An id counts once, on however many NUMA nodes it is listed."""
     ids: dict[Workload, set[str]] = {}
-    for one in held:
-        if one.resource in (CORE, MEMORY):
-            ids.setdefault(one.holder, set()).add(one.text)
+    for held_id in held:
+        if held_id.resource in (CORE, MEMORY):
+            ids.setdefault(held_id.holder, set()).add(held_id.text)
     return in_order(request for holder, texts in ids.items() if (request := _count(holder, texts)))
 
 
@@ -56,4 +56,4 @@ def merge_vcuda(
 
 
 def in_order(requests: Iterable[VcudaRequest]) -> tuple[VcudaRequest, ...]:
-    return tuple(sorted(requests, key=lambda one: names_of(one.holder)))
+    return tuple(sorted(requests, key=lambda request: names_of(request.holder)))

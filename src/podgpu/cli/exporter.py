@@ -15,6 +15,7 @@ from podgpu.cli.option_table import EXPORTER_OPTIONS
 from podgpu.cli.params import given, naming_variable, with_options
 from podgpu.clock import Clock
 from podgpu.compose.agent import exporter_agent
+from podgpu.compose.allocations import SOURCES, Sources
 from podgpu.compose.process import configure_logging, print_out, share_one_heap
 from podgpu.compose.servers import SOON_SECONDS, ApiAccess
 from podgpu.device_selection import parse_selection
@@ -102,9 +103,10 @@ def build_agent(
     api: ApiAccess,
     telemetry: Telemetry | None = None,
     clock: Clock | None = None,
+    sources: Sources = SOURCES,
 ) -> Agent:
     """The agent of this command line. Raises UsageError, which names the variable a wrong value came from."""
-    return exporter_agent(with_host_engine(ctx, options), api, partial(naming_variable, ctx), telemetry, clock)
+    return exporter_agent(with_host_engine(ctx, options), api, partial(naming_variable, ctx), telemetry, clock, sources)
 
 
 def with_host_engine(ctx: click.Context, options: dict[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from podgpu.cli.params import Option
+from podgpu.compose.allocations import spellings
 
 _DUMP = "accepted; use --dump-snapshot"
 _DCGM = "accepted; belongs to DCGM, which podgpu does not need"
@@ -285,8 +286,8 @@ EXPORTER_OPTIONS: tuple[Option, ...] = (
         "",
         "PODGPU_ALLOCATION",
         "auto",
-        "Who knows the holders, the most trusted first: annotations, podlist[:PATH], kubelet, checkpoint[:PATH], "
-        "hpc[:DIR], processes. auto: with -k, each that is present on the node, in this order.",
+        f"Who knows the holders, the most trusted first: {spellings()}. "
+        "auto: with -k, each that is present on the node, in this order.",
         ours=True,
     ),
     Option("kubeconfig", "", "", "", "Kubeconfig for the API server outside a cluster. Also: KUBECONFIG.", ours=True),

@@ -9,17 +9,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from podgpu.accounting.containers import ContainerFinder, in_host_pid_namespace, read_living
-from podgpu.agent.allocation_turn import ReadIdentities, ReadSigns
-from podgpu.allocation.identity import IdentityReader
-from podgpu.allocation.keeping import SignsOfLife
-from podgpu.allocation.source import AllocationSource
-from podgpu.compose.servers import ApiAccess, ApiHealth, unless_no_api
 from podgpu.errors import UsageError
-from podgpu.telemetry.source import Telemetry
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # every command has the table of options, which names the sources: each is imported when it is made
+    from podgpu.agent.allocation_turn import ReadIdentities, ReadSigns
     from podgpu.allocation.dra import DraClaims
+    from podgpu.allocation.identity import IdentityReader
+    from podgpu.allocation.source import AllocationSource
+    from podgpu.compose.servers import ApiAccess
+    from podgpu.telemetry.source import Telemetry
 
 _log = logging.getLogger("podgpu")
 
@@ -35,9 +33,16 @@ class Surroundings:
 
 @dataclass(frozen=True)
 class Source:
+    """One row of the table below."""
+
     make: Callable[[str, Surroundings], AllocationSource]
     present: Callable[[Surroundings], bool]
     """Whether `auto` takes it on this node."""
+    argument: str = ""
+    """How its argument is written in the help, such as [:PATH]."""
+
+
+Sources = Mapping[str, Source]
 
 
 def resource_names(options: Mapping[str, Any]) -> frozenset[str]:
@@ -83,6 +88,7 @@ def _claims(around: Surroundings) -> DraClaims | None:
     """Without the API server, what the driver's checkpoint says: nothing where that is not mounted either."""
     from podgpu.allocation.dra import DraClaims
     from podgpu.allocation.dra_claims import NAME, ClaimReader, DriverCheckpoint
+    from podgpu.compose.servers import unless_no_api
 
     path = os.path.join(_kubelet_directory(around), NAME)
     slices = unless_no_api("kubernetes-enable-dra", around.api.resource_slices)
@@ -127,6 +133,7 @@ def _hpc(argument: str, around: Surroundings) -> AllocationSource:
 
 
 def _processes(argument: str, around: Surroundings) -> AllocationSource:
+    from podgpu.accounting.containers import ContainerFinder
     from podgpu.allocation.processes import ProcessHolders
 
     _refuse(argument, "processes")
@@ -134,38 +141,47 @@ def _processes(argument: str, around: Surroundings) -> AllocationSource:
 
 
 def _processes_present(around: Surroundings) -> bool:
+    from podgpu.accounting.containers import in_host_pid_namespace
+
     return in_host_pid_namespace(around.options["path_proc"]) is True
 
 
-SOURCES: Mapping[str, Source] = {
+SOURCES: Sources = {
     "annotations": Source(_annotations, lambda around: around.api.at_hand),
-    "podlist": Source(_podlist, _podlist_present),
+    "podlist": Source(_podlist, _podlist_present, "[:PATH]"),
     "kubelet": Source(_kubelet, lambda _around: True),
-    "checkpoint": Source(_checkpoint, _checkpoint_present),
-    "hpc": Source(_hpc, lambda around: bool(around.options["hpc_job_mapping_dir"])),
+    "checkpoint": Source(_checkpoint, _checkpoint_present, "[:PATH]"),
+    "hpc": Source(_hpc, lambda around: bool(around.options["hpc_job_mapping_dir"]), "[:DIR]"),
     "processes": Source(_processes, _processes_present),
 }
 """In the order of precedence of `auto`: where a scheduler's word and the kubelet's differ, the scheduler's stands
 (HAMi hands out another GPU than the one the kubelet notes)."""
 
 
-def make_allocations(chosen: str, around: Surroundings) -> list[AllocationSource]:
+def spellings(sources: Sources = SOURCES) -> str:
+    """How each is written after `--allocation`, for the help."""
+    return ", ".join(f"{name}{source.argument}" for name, source in sources.items())
+
+
+def make_allocations(chosen: str, around: Surroundings, sources: Sources = SOURCES) -> list[AllocationSource]:
     """The sources of `--allocation`. With `auto` and without -k there is no mapping, except HPC jobs if asked for."""
+    from podgpu.compose.servers import unless_no_api
+
     if chosen != "auto":
-        return [_make(entry, around) for entry in chosen.split(",")]
-    names = SOURCES if around.options["kubernetes"] else {"hpc": SOURCES["hpc"]}
-    found = [name for name in names if SOURCES[name].present(around)]
+        return [_make(entry, around, sources) for entry in chosen.split(",")]
+    names = sources if around.options["kubernetes"] else {"hpc": sources["hpc"]}
+    found = [name for name in names if sources[name].present(around)]
     if found:
         _log.info("holders come from: %s", ", ".join(found))
-    made = (unless_no_api(f"allocation auto ({name})", partial(SOURCES[name].make, "", around)) for name in found)
+    made = (unless_no_api(f"allocation auto ({name})", partial(sources[name].make, "", around)) for name in found)
     return [source for source in made if source is not None]
 
 
-def _make(entry: str, around: Surroundings) -> AllocationSource:
+def _make(entry: str, around: Surroundings, sources: Sources) -> AllocationSource:
     name, _, argument = entry.strip().partition(":")
-    if name not in SOURCES:
-        raise UsageError(f"--allocation {entry!r}: unknown source; there are auto, {', '.join(SOURCES)}")
-    return SOURCES[name].make(argument, around)
+    if name not in sources:
+        raise UsageError(f"--allocation {entry!r}: unknown source; there are auto, {', '.join(sources)}")
+    return sources[name].make(argument, around)
 
 
 def _refuse(argument: str, name: str) -> None:
@@ -185,21 +201,28 @@ class Holders:
     signs: ReadSigns
 
 
-def make_holders(around: Surroundings) -> Holders:
+def make_holders(around: Surroundings, sources: Sources = SOURCES) -> Holders:
     """Raises UsageError. Whatever else asks the API server is opened before: how all of it fares is a source too."""
-    sources = make_allocations(around.options["allocation"], around)
+    from podgpu.compose.servers import ApiHealth
+
+    made = make_allocations(around.options["allocation"], around, sources)
     if around.api.feeds:
-        sources.append(ApiHealth(around.api.feeds))
-    return Holders(sources, make_identities(around.options, around.api).read, _make_signs(around.options))
+        made.append(ApiHealth(around.api.feeds))
+    return Holders(made, make_identities(around.options, around.api).read, _make_signs(around.options))
 
 
 def make_identities(options: Mapping[str, Any], api: ApiAccess) -> IdentityReader:
     """Who is who, from the names of the kubelet's log files, and from the API server where it is asked anyway."""
+    from podgpu.allocation.identity import IdentityReader
+
     return IdentityReader(*_log_directories(options), pods=api.known_pods)
 
 
 def _make_signs(options: Mapping[str, Any]) -> ReadSigns:
     """Who is plainly there, from the processes of the node and the names of the kubelet's log files."""
+    from podgpu.accounting.containers import read_living
+    from podgpu.allocation.keeping import SignsOfLife
+
     return SignsOfLife(*_log_directories(options), partial(read_living, options["path_proc"])).read
 
 

@@ -140,6 +140,7 @@ def test_a_missing_library_is_one_line_with_the_way_out(double: Double, tmp_path
     assert "--telemetry nvml" in str(error)
 
 
+@pytest.mark.reads_host("the names are those of the system's own library")
 def test_without_a_path_the_usual_names_are_tried(double: Double) -> None:
     if any(Path(folder, "libdcgm.so.4").exists() for folder in ("/usr/lib64", "/usr/lib/x86_64-linux-gnu")):
         pytest.skip("this machine has DCGM")

@@ -2,7 +2,8 @@
 
 Nothing here knows which fields exist: `catalog/fields.csv` does, and `plan.py` carries it out. NVML lists GPUs once, at
 initialisation: what comes or goes is only seen by a new one, and that shuts everybody out for a moment. So it is made
-when the PCI bus shows other GPUs than before, or when not one GPU answers. One that was lost is found again without.
+when the PCI bus shows other GPUs than before, when not one GPU answers, and ever less often while the driver lists
+fewer than are on the bus. One that is lost while the driver is up is found again without.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ _CLOSE_WAIT = 0.45
 """Seconds for calls in flight to return: within the shortest deadline that an inventory is given."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 5.0, 60.0
 """Seconds between two attempts to start over; they double until one is made and somebody answers."""
+_FIRST_SEARCH, _LONGEST_SEARCH, _SEARCH_GROWTH = 30.0, 600.0, 1.25
+"""Seconds between two attempts to have those listed that were lost when the driver was taken up."""
 _MOST_REMEMBERED = 64
 """GPUs that are gone."""
 
@@ -75,6 +78,9 @@ class NvmlTelemetry:
         self._bus_changed = False
         self._not_before = float("-inf")
         self._pause = _FIRST_PAUSE
+        self._listed = 0
+        self._search_at = float("-inf")
+        self._search_pause = _FIRST_SEARCH
 
     def inventory(self) -> Inventory:
         self._look_at_bus()
@@ -106,11 +112,13 @@ class NvmlTelemetry:
         if any(answers) and not self._bus_changed:
             self._pause = _FIRST_PAUSE
         nobody = bool(answers or self._roll_call.failed) and not any(answers)
+        if self._listed < (self.expected or 0) and self._clock() >= self._search_at:
+            return True
         return (self._bus_changed or nobody) and self._clock() >= self._not_before
 
     def _start_over(self) -> None:
         """Where a call hangs the driver cannot be let go of: then everybody goes on with what there is."""
-        self._not_before = self._clock() + self._pause
+        self._not_before, self._search_at = self._clock() + self._pause, self._clock() + self._search_pause
         self._pause = min(2 * self._pause, _LONGEST_PAUSE)
         self._let_go(_CLOSE_WAIT)
 
@@ -120,7 +128,11 @@ class NvmlTelemetry:
         with self._driver.using():
             self._xids.start()
             count = self._driver.call("nvmlDeviceGetCount")
-        _log.info("%s: the driver lists %d GPU%s", self.name, count, "" if count == 1 else "s")
+        if count != self._listed:
+            self._listed, self._search_pause = count, _FIRST_SEARCH
+            _log.info("%s: the driver lists %d GPU%s", self.name, count, "" if count == 1 else "s")
+        self._search_at = self._clock() + self._search_pause
+        self._search_pause = min(_SEARCH_GROWTH * self._search_pause, _LONGEST_SEARCH)
         return RollCall(self._driver, count, self._clock)
 
     def _welcome(self, handle: Any, device: Device) -> Gpu:
