@@ -1,4 +1,4 @@
-"""The agent: three cadences (telemetry, allocation, usage), one snapshot. Whatever changes something publishes anew."""
+"""Agent runs three cadences (telemetry, allocation, usage) into one snapshot. Whatever changes something publishes."""
 
 from __future__ import annotations
 

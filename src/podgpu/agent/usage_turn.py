@@ -1,4 +1,4 @@
-"""One turn of usage: what each GPU's processes did since the last one, charged to the containers they belong to."""
+"""UsageTurn asks what each GPU's processes did since the last turn, and charges it to the containers they belong to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Busy time, integrated window by window: of a whole GPU and its processes, or of one MIG instance.
+"""BusyWindows integrates busy time of a whole GPU and its processes, InstanceBusy that of one MIG instance.
 
 Measured on an H200 (driver 580): the driver looks at the GPU about five times a second and stamps each sample with
 Unix microseconds. Per-process utilisation since a moment is one entry a process, its mean over all samples since then,

@@ -1,4 +1,4 @@
-"""A GPU's energy counter, asked no more often than needed: one reading takes the driver 4.5 ms of CPU (an H200).
+"""EnergyCounter asks for a GPU's energy no more often than needed: it takes the driver 4.5 ms of CPU (an H200).
 
 Telemetry and usage share the readings. While the same processes run, usage does without one for some seconds; what it
 then learns is about several turns, and it says about how much of it each turn used, by the power drawn, which costs

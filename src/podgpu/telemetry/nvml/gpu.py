@@ -1,4 +1,4 @@
-"""One physical GPU through NVML: its handle, its plans, its present MIG layout, and how it is found again.
+"""Gpu is one physical GPU through NVML: it keeps its handle, its plans and its MIG layout, and is found again.
 
 It lives by its UUID: a driver taken up anew hands it another handle, and its sums go on. What it needs to recover it
 does itself, in its own worker.

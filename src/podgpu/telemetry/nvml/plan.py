@@ -1,4 +1,4 @@
-"""Carries out the catalogue's recipes on one device: each NVML call once, field values in one batch, GPM together.
+"""DevicePlan carries out the catalogue's recipes on one device: each call once, field values in a batch, GPM together.
 
 What the device answers "not supported" is struck from its plan until the topology changes.
 """

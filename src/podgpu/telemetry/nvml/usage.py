@@ -1,4 +1,4 @@
-"""How one GPU was used since it was last asked: busy time, energy, memory and processes, whole or cut by MIG.
+"""UsageReader tells how one GPU was used since it was last asked: busy time, energy, memory, processes; MIG or not.
 
 Knows pids, nanoseconds, millijoules and bytes. Whose they are is accounting's to find out.
 """
