@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from podgpu.accounting.ledger import MOST_NAMESPACES, Ledger
+from podgpu.accounting.ledger import MOST_CLOSED, MOST_NAMESPACES, Ledger
 from podgpu.model import (
     Assignment,
     ContainerUsage,
@@ -106,14 +106,31 @@ def test_who_uses_without_holding_has_an_account_but_nothing_allocated_or_idle(b
     assert books.of(C) == ContainerUsage(GPU.key, C, 400 / SECOND, 5, 1, None, 400, None, None)
 
 
-def test_an_account_ends_with_use_and_holding_and_starts_anew(books: Books) -> None:
+@pytest.mark.fault(
+    "who tells of the holders is ill for so long that a pod's mapping is withdrawn, and then tells of it again",
+    "the pod's series end and come back; its counters go on where they were",
+)
+def test_an_account_ends_with_use_and_holding_and_goes_on_when_the_same_pod_is_back(books: Books) -> None:
     books.turn(used({1: 100}), [held(A)]).turn(used({1: 50}), [])
     assert (books.of(A).allocated_ns, books.of(A).busy_ns) == (SECOND, 150)
     books.turn(used({}), [])
     assert books.people() == []
     books.turn(used({1: 7}), [held(A)])
-    assert (books.of(A).allocated_ns, books.of(A).busy_ns) == (SECOND, 7)
+    assert (books.of(A).allocated_ns, books.of(A).busy_ns) == (2 * SECOND, 157)
     assert books.namespaces()["research"] == NamespaceTotals("research", "NVIDIA H200", 2 * SECOND, 157)
+
+
+def test_one_whose_uid_nobody_knows_starts_anew_and_so_does_one_that_left_long_ago(books: Books) -> None:
+    nameless = replace(A, uid="")
+    books.turn(used({1: 100}), [held(nameless)], owners={1: nameless}).turn(used({}), [])
+    books.turn(used({1: 7}), [held(nameless)], owners={1: nameless})
+    assert books.of(nameless).busy_ns == 7, "it may be another pod of that name"
+    books.turn(used({1: 100}), [held(A)]).turn(used({}), [])
+    for number in range(MOST_CLOSED):
+        passing = replace(B, pod=f"b{number}", uid=f"u-b{number}")
+        books.turn(used({}), [held(passing)], owners={}).turn(used({}), [])
+    books.turn(used({1: 7}), [held(A)])
+    assert books.of(A).busy_ns == 7, "what is remembered is bounded"
 
 
 def test_who_ran_within_the_window_and_is_gone_is_charged_still(books: Books) -> None:
@@ -496,7 +513,7 @@ def whole(energy_mj: int | None) -> DeviceUsage:
 
 @pytest.mark.fault(
     "a GPU that a pod held whole is cut into MIG instances after the pod has ended",
-    "the pod's series on the whole GPU end; when the GPU is whole again nothing of theirs comes back",
+    "the pod's series on the whole GPU end; when the GPU is whole again no time of others' is charged to the pod",
 )
 def test_accounts_on_a_whole_gpu_end_when_it_is_cut(books: Books) -> None:
     books.turn([used({1: SECOND // 2}, busy_ns=SECOND // 2)], [held(A)])
@@ -505,7 +522,7 @@ def test_accounts_on_a_whole_gpu_end_when_it_is_cut(books: Books) -> None:
     assert [(one.device, one.holder) for one in books.ledger.statement().containers] == [(SMALL, B)]
     books.turn([used({}, busy_ns=SECOND // 2)], [held(A), held(B)])
     assert {one.holder: one.busy_ns for one in books.ledger.statement().containers if one.device == GPU.key} == {
-        A: 0,
+        A: SECOND // 2,
         B: 0,
     }, "no process of A's has ended in this turn: the time is nobody's"
 

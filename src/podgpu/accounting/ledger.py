@@ -39,6 +39,8 @@ MOST_NAMESPACES = 5_000
 unchanged first, as in the cluster."""
 MOST_AWAY = 64
 """GPUs that are gone, of which it is remembered what was used: one that comes back goes on where it was."""
+MOST_CLOSED = 1_000
+"""Accounts of containers that left, of which what they used is remembered."""
 Owner = Callable[[int], Workload | None]
 """Pid -> its container with all its names; None when it is in none, or nobody knows."""
 
@@ -79,6 +81,8 @@ class Ledger:
         self._stretches: dict[str, Stretch] = {}
         """By GPU: turns whose energy is not told yet."""
         self._away: dict[str, _Away] = {}
+        self._closed: dict[tuple[str, Who], Account] = {}
+        """By device and whom; the longest closed first."""
         self._namespaces: dict[tuple[str, str], NamespaceBook] = {}
         """The longest unchanged first."""
         self.namespaces_forgotten = 0
@@ -179,7 +183,7 @@ class Ledger:
         """Where processes cannot be seen (`users` is None) who was at work is taken to be still."""
         before, now = self._accounts.pop(key, {}), dict[Who, Account]()
         for who, workload in present.items():
-            account = before.pop(who, None)
+            account = before.pop(who, None) or self._reopened(key, who, workload)
             if account is None or differ(account.workload, workload):
                 account = Account(workload)
             account.workload = workload
@@ -191,6 +195,18 @@ class Ledger:
                 account.using = who in users
         if now:
             self._accounts[key] = now
+        self._close({(key, who): account for who, account in before.items() if who not in now})
+
+    def _reopened(self, key: str, who: Who, workload: Workload) -> Account | None:
+        account = self._closed.pop((key, who), None)
+        return account if account is not None and account.workload.uid == workload.uid else None
+
+    def _close(self, accounts: Mapping[tuple[str, Who], Account]) -> None:
+        """A pod that comes back under the same uid was there all the time: whoever tells of it was ill, and its counters
+        go on. Of one without a uid nobody could say that it is the same."""
+        self._closed |= {place: account for place, account in accounts.items() if account.workload.uid}
+        for place in list(self._closed)[:-MOST_CLOSED]:
+            del self._closed[place]
 
     # What they pay
 
