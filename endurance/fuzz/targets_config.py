@@ -26,8 +26,7 @@ from podgpu.configuration.pod_labels import LabelFilter
 from podgpu.device_selection import parse_selection
 from podgpu.errors import SourceError, UsageError
 from podgpu.fetch.endpoint import Endpoint, without_secrets
-from podgpu.kube.kubeconfig import parse_kubeconfig
-from podgpu.kube.section import parse_sections
+from podgpu.kube.kubeconfig import parse_kubeconfig, parse_sections
 from podgpu.model import Outcome, Snapshot
 from podgpu.serve.web_config import parse_web_config
 from podgpu.simulate.spec import MAX_GPUS, parse_spec

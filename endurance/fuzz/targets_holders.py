@@ -17,6 +17,7 @@ from podgpu.allocation.checkpoint import map_checkpoint, parse_checkpoint
 from podgpu.allocation.device_ids import parse_device_id, resolve
 from podgpu.allocation.dra import DraClaims, parse_claims
 from podgpu.allocation.dra_claims import parse_driver_checkpoint
+from podgpu.allocation.hpack import BadHeaders, HeaderDecoder, decode_huffman, encode_headers
 from podgpu.allocation.hpc import LONGEST_JOB, map_jobs, parse_jobs
 from podgpu.allocation.identity import parse_container_log, parse_pod_directory
 from podgpu.allocation.kubelet import parse_assignments
@@ -279,9 +280,31 @@ def log_names(case: Case) -> object:
     return found
 
 
+_HEADER_BLOCKS = [
+    encode_headers([(":status", "200"), ("content-type", "application/grpc"), ("grpc-status", "0")]),
+    bytes.fromhex("828684418cf1e3c2e5f23a6ba0ab90f4ff"),  # RFC 7541, C.4.1: with Huffman's code
+    bytes.fromhex(
+        "488264025885aec3771a4b6196d07abe941054d444a8200595040b8166e082a62d1bff6e919d29ad171863c78f0b97c8e9ae82"
+    ),
+]
+
+
+def headers(case: Case) -> object:
+    """One connection: what one block put into the table, the next may name."""
+    block = case if isinstance(case, bytes) else str(case).encode()
+    decoder = HeaderDecoder()
+    found = [*decoder.decode(block), *decoder.decode(block)]
+    for name, value in found:
+        assert isinstance(name, str), "a name that is no text"
+        assert isinstance(value, str), "a value that is no text"
+    decode_huffman(b"")
+    return found
+
+
 HOLDER_TARGETS = (
     Target("device-ids", texts(IDS), device_id),
     Target("kubelet-answer", _MAKE_MESSAGE, kubelet),
+    Target("kubelet-headers", blobs(_HEADER_BLOCKS), headers, (BadHeaders,)),
     Target("checkpoint", documents([_SMALL_CHECKPOINT, _SMALL_CHECKPOINT, _CHECKPOINT], IDS), checkpoint),
     Target("koordinator-podlist", documents([_PODLIST], IDS), podlist),
     Target("annotations", documents(PODS, (*IDS, _HAMI, _KOORDINATOR)), pod_annotations, (SourceError,)),
