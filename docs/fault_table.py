@@ -90,4 +90,5 @@ def _row(fault: Fault) -> tuple[str, ...]:
 
 
 def _one_line(text: str) -> str:
-    return " ".join(text.split())
+    line = " ".join(text.split())
+    return line[:1].upper() + line[1:]

@@ -27,8 +27,8 @@ _NOT_A_NODES = re.compile(
 )
 _LOOKED_AT_AND_OF_NO_MATTER = re.compile(r"/sys/bus/pci/devices(/|$)|/proc/4\d{3}$|/proc/driver/nvidia/version$")
 """What commands have no option for, or are not given one: the number of GPUs on the bus and the kernel driver's
-version, which are told of beside what the driver shows (whose library they load by its name), and whether the first process of
-the simulated loads happens to be one of this machine."""
+version, which are told of beside what the driver shows (whose library they load by its name), and whether the first
+process of the simulated loads happens to be one of this machine."""
 _DRIVERS = re.compile(r"libdcgm")
 
 

@@ -202,8 +202,8 @@ class Ledger:
         return account if account is not None and account.workload.uid == workload.uid else None
 
     def _close(self, accounts: Mapping[tuple[str, Who], Account]) -> None:
-        """A pod that comes back under the same uid was there all the time: whoever tells of it was ill, and its counters
-        go on. Of one without a uid nobody could say that it is the same."""
+        """A pod that comes back under the same uid was there all the time: whoever tells of it was ill, and its
+        counters go on. Of one without a uid nobody could say that it is the same."""
         self._closed |= {place: account for place, account in accounts.items() if account.workload.uid}
         for place in list(self._closed)[:-MOST_CLOSED]:
             del self._closed[place]
