@@ -43,9 +43,14 @@ PURE = {
     "errors",
 }
 PURE_FILES = {
+    "accounting/accounts.py",
     "accounting/charges.py",
     "accounting/ledger.py",
     "accounting/presence.py",
+    "accounting/stretch.py",
+    "allocation/vcuda.py",
+    "telemetry/nvml/switches/attribution.py",
+    "telemetry/nvml/switches/records.py",
     "allocation/device_ids.py",
     "allocation/holdings.py",
     "allocation/merge.py",

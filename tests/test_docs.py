@@ -79,8 +79,8 @@ def test_a_marked_fault_is_a_row_under_its_area(tmp_path: Path) -> None:
     )
     lines = list(fault_table(tmp_path / "tests"))
     assert "### Scrapers, browsers and strangers" in lines
-    assert "| a client \\| reads slowly | it waits alone | [serve/test_slow.py](../tests/serve/test_slow.py) |" in lines
-    assert "| p | q | [serve/test_slow.py](../tests/serve/test_slow.py) |" in lines
+    assert "| A client \\| reads slowly | It waits alone | [serve/test_slow.py](../tests/serve/test_slow.py) |" in lines
+    assert "| P | Q | [serve/test_slow.py](../tests/serve/test_slow.py) |" in lines
 
 
 @pytest.mark.parametrize("mark", ["fault(WHAT, 'y')", "fault('x')", "fault('x', f'{y}')", "fault('x', outcome='y')"])

@@ -321,7 +321,7 @@ class Agent:
         return self.clock.monotonic() - self._read_at <= self.settings.stale_after
 
     def is_fresh(self, published: Published) -> bool:
-        """Figures are there and not too old to be served."""
+        """What was read is not too old to be served; whether it has figures, `health.ready` looks at."""
         return self.clock.monotonic() - published.read_at <= self.settings.stale_after
 
     def stop(self) -> None:

@@ -84,8 +84,8 @@ class UsageTurn:
         elapsed = 0 if self._charged_at is None else round((began - self._charged_at) * _NS)
         self._charged_at = began
         self._ledger.charge(usages, assignments, owners.workloads.get, elapsed, owners.untold)
-        untold = {u.device.uuid for u in usages if u.energy_mj is None and u.energy_estimate_nj is not None}
-        self._statement = with_power_parts(self._statement, self._ledger.statement(), untold)
+        pending = {u.device.uuid for u in usages if u.energy_mj is None and u.energy_estimate_nj is not None}
+        self._statement = with_power_parts(self._statement, self._ledger.statement(), pending)
         self._count_forgotten()
         failed = {g.uuid: error for g in gpus if (error := results[_worker(g)].error) is not None}
         outcome = self._outcome(self._clock() - began, owners, {g: e for g, e in failed.items() if g not in sick})
@@ -154,10 +154,6 @@ class UsageTurn:
             return Outcome(SOURCE, seconds, getattr(error, "reason", "error"), message)
         return Outcome(SOURCE, seconds)
 
-    @property
-    def memory_excess(self) -> int:
-        return self._ledger.memory_excess
-
 
 def _is_shared(usage: DeviceUsage, owners: Owners) -> bool:
     """Whether processes of two containers run there; one of which nobody knows whose it is may be another's."""
@@ -176,10 +172,10 @@ def _switches_outcome(results: Results) -> list[Outcome]:
     return [Outcome(SWITCHES, 0.0, fallback.doubts[0] if fallback.doubts else "in_doubt", fallback.fallback)]
 
 
-def with_power_parts(before: Usage, now: Usage, untold: Collection[str] = ()) -> Usage:
+def with_power_parts(before: Usage, now: Usage, energy_pending: Collection[str] = ()) -> Usage:
     """The statement, with each container's part of the energy that its GPU used since the one before.
 
-    On GPUs whose energy is told only in a later turn (`untold`) it is still the part of what was told last.
+    On GPUs whose energy is told only in a later turn (`energy_pending`) it is still the part of what was told last.
     """
     used = _energy_since({t.device: t.energy_mj for t in before.devices}, {t.device: t.energy_mj for t in now.devices})
     earlier = {(c.device, c.holder): c for c in before.containers}
@@ -189,7 +185,7 @@ def with_power_parts(before: Usage, now: Usage, untold: Collection[str] = ()) ->
 
     def part(one: ContainerUsage) -> float | None:
         who, gpu = (one.device, one.holder), physical(one.device)
-        if gpu in untold:
+        if gpu in energy_pending:
             return earlier[who].power_part if who in earlier else None
         return _ratio(own.get(who), used.get(gpu))
 

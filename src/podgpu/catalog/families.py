@@ -1,4 +1,4 @@
-"""This module declares podgpu's metric families, each once: name, type, help, labels. docs/metrics.md is made of it."""
+"""This module declares podgpu's metric families, each once: name, type, help, labels. README's table is made of it."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from podgpu.exposition.text import to_openmetrics
 
-_GZIP_LEVEL = 1  # label text repeats: level 1 already gives 20:1, and this runs in every tick
+_GZIP_LEVEL = 1  # label text repeats: level 1 already gives 20:1, and whoever asks first waits for it
 
 
 @dataclass(frozen=True, slots=True)

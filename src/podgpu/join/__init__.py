@@ -1,4 +1,4 @@
-"""The join: one snapshot in, metric families out. Labels are put on here and nowhere else. Pure."""
+"""The join: one snapshot in, metric families out. Pure."""
 
 from podgpu.join.dcgm import dcgm_families
 from podgpu.join.gpu_manager import gpu_manager_families

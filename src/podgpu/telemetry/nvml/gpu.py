@@ -44,7 +44,8 @@ def meet(driver: NvmlDriver, index: int) -> tuple[Any, Device]:
 
 
 class Gpu:
-    """`read`, `processes` and `usage` may each have a worker: they share only what the energy counter said."""
+    """`read`, `processes` and `usage` may each have a worker, so each has a layout and a process list of its own. They
+    share the handle, which `_taking` guards, who the GPU is, and what the energy counter said."""
 
     def __init__(
         self,
