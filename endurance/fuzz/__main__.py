@@ -36,7 +36,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"name one of: {', '.join(TARGETS)}")
     if options.case:
         return _again(options.targets[0], options.case)
+    before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
+    try:
+        return _run(options)
+    finally:
+        logging.disable(before)
+
+
+def _run(options: argparse.Namespace) -> int:
     failures = []
     print(f"{'parser':<28} {'cases':>9} {'cases/s':>9} {'outcomes':>8}  most frequent")
     for result in _results(options.targets or list(TARGETS), options.cases, options.seed, options.jobs):

@@ -196,7 +196,8 @@ def test_a_picture_that_stands_still_is_called_old(tab: Tab, url: str, shown: Sh
     shown.picture = replace(three_nodes(), taken_at=time.time() - 600)
     tab.look_again()
     tab.wait_for(f"{STATE} === 'old'", "the state is old")
-    assert tab.text("#status-text").startswith("Old, 10")
+    text = "document.querySelector('#status-text').textContent"
+    tab.wait_for(f"{text}.startsWith('Old, 10')", "how old is said")
 
 
 def test_a_server_that_goes_away_and_comes_back(tab: Tab, shown: Showing) -> None:

@@ -24,6 +24,8 @@ from podgpu.telemetry.nvml.switches.opening import Opening
 from podgpu.telemetry.nvml.switches.records import Doubt
 from podgpu.telemetry.nvml.switches.resource_manager import ContextSwitchLog, layout_of
 
+pytestmark = pytest.mark.reads_host("the doctor examines the machine")
+
 OK, NOTE, WRONG = Level.OK, Level.NOTE, Level.WRONG
 
 

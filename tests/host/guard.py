@@ -25,10 +25,10 @@ _NOT_A_NODES = re.compile(
     r"/proc/(cpuinfo|meminfo|stat|loadavg|sys/net/core/somaxconn|version)$"  # the interpreter's and libraries' own
     r"|/sys/devices/system/cpu(/|$)|/sys/fs/cgroup(/|$)"
 )
-_LOOKED_AT_AND_OF_NO_MATTER = re.compile(r"/sys/bus/pci/devices(/|$)|/proc/4\d{3}$|/proc/driver/nvidia/version$")
-"""What commands have no option for, or are not given one: the number of GPUs on the bus and the kernel driver's
-version, which are told of beside what the driver shows (whose library they load by its name), and whether the first
-process of the simulated loads happens to be one of this machine."""
+_LOOKED_AT_AND_OF_NO_MATTER = re.compile(r"/sys/bus/pci/devices(/|$)|/proc/4\d{3}$")
+"""What commands have no option for, or are not given one: the number of GPUs on the bus, which is told of beside those
+that the driver shows (whose library they load by its name), and whether the first process of the simulated loads
+happens to be one of this machine."""
 _DRIVERS = re.compile(r"libdcgm")
 
 
