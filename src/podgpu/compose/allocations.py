@@ -105,9 +105,12 @@ def _checkpoint(argument: str, around: Surroundings) -> AllocationSource:
 
 
 def _checkpoint_present(around: Surroundings) -> bool:
-    """It lags behind the kubelet: of use where the kubelet's socket is not mounted."""
-    path = _checkpoint_path(around)
-    return os.path.exists(path) and not os.path.exists(around.options["pod_resources_kubelet_socket"])
+    """It lags behind the kubelet: of use where the kubelet's socket is not mounted. Only that kubelet's own: what lies
+    at the usual place may be another's, or be left over."""
+    from podgpu.allocation.checkpoint import NAME
+
+    own = os.path.join(_kubelet_directory(around), NAME)
+    return os.path.exists(own) and not os.path.exists(around.options["pod_resources_kubelet_socket"])
 
 
 def _checkpoint_path(around: Surroundings) -> str:
