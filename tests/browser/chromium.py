@@ -95,9 +95,10 @@ class Tab:
         return str(self.evaluate(f"document.querySelector({json.dumps(selector)})?.innerText ?? ''"))
 
     def texts(self, selector: str) -> list[str]:
+        """Of what is not laid out yet because it is off the screen, `innerText` is empty."""
         found: list[str] = self.evaluate(
             f"[...document.querySelectorAll({json.dumps(selector)})].filter(e => e.checkVisibility())"
-            ".map(e => e.innerText.replace(/\\s+/g, ' ').trim())"
+            ".map(e => (e.innerText || e.textContent).replace(/\\s+/g, ' ').trim())"
         )
         return found
 
