@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,29 +14,17 @@ from podgpu.allocation.identity import Identities
 from podgpu.catalog.counters import shipped_counters
 from podgpu.clock import Clock
 from podgpu.join import Policy
-from podgpu.model import Allocation, Assignment, Device, Workload
+from podgpu.model import Assignment, Workload
 from podgpu.simulate.driver import SimulatedNvml
 from podgpu.simulate.proc import OTHER_PID_NAMESPACE, SimulatedProc, container_cgroup
 from podgpu.simulate.workload import SimulatedLoad
 from podgpu.telemetry.nvml import NvmlTelemetry
+from tests.agent.holders import Holders
 
 GIB = 1024**3
 UIDS = {name: f"{n}f1f4ffc-0b8c-4d53-9b1e-6b2d0f9b8a1{n}" for n, name in enumerate(("train", "serve", "idle"))}
 IDS = {name: f"{n:x}" * 64 for n, name in enumerate(UIDS, 1)}
 NAMES = Identities(stated=frozenset(Workload("ns", name, "main", UIDS[name], IDS[name]) for name in UIDS))
-
-
-class Holders:
-    name = "kubelet"
-
-    def __init__(self) -> None:
-        self.now: list[Assignment] = []
-
-    def assignments(self, devices: Sequence[Device]) -> Allocation:
-        return Allocation(tuple(self.now))
-
-    def close(self) -> None:
-        pass
 
 
 class Node:

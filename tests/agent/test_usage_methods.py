@@ -15,7 +15,7 @@ from podgpu.accounting.containers import ContainerFinder
 from podgpu.agent.loop import Agent, Settings
 from podgpu.allocation.identity import Identities
 from podgpu.clock import Clock
-from podgpu.model import Allocation, Assignment, Device, UsageMethod, Workload
+from podgpu.model import Assignment, UsageMethod, Workload
 from podgpu.simulate.driver import SimulatedNvml
 from podgpu.simulate.proc import SimulatedProc, container_cgroup
 from podgpu.simulate.workload import SimulatedLoad
@@ -23,6 +23,7 @@ from podgpu.telemetry.nvml import NvmlTelemetry
 from podgpu.telemetry.nvml.switches.listener import Listener, SwitchLog
 from podgpu.telemetry.nvml.switches.opening import Opening
 from podgpu.telemetry.nvml.switches.records import Doubt
+from tests.agent.holders import Holders
 
 SECONDS = 30
 FIRST_PID = 100
@@ -49,19 +50,6 @@ def uid(number: int) -> str:
 NAMES = Identities(
     stated=frozenset(Workload("ns", f"p{number}", "main", uid(number), f"{number:064x}") for number in range(6))
 )
-
-
-class Holders:
-    name = "kubelet"
-
-    def __init__(self) -> None:
-        self.now: list[Assignment] = []
-
-    def assignments(self, devices: Sequence[Device]) -> Allocation:
-        return Allocation(tuple(self.now))
-
-    def close(self) -> None:
-        pass
 
 
 class Node:
