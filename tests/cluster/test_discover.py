@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from podgpu.cluster.publish import Publisher
-from podgpu.cluster.reading import Owner
 from podgpu.cluster.scraping.backend import ScrapeBackend
 from podgpu.cluster.scraping.discover import KubernetesTargets, Selection, check_port
 from podgpu.cluster.scraping.owners_api import ApiOwners
 from podgpu.cluster.settings import ViewSettings
 from podgpu.errors import UsageError
+from podgpu.figures.device import Owner
 from podgpu.kube.config import ApiConfig
 from tests.cluster.test_scrape import Ticking, exporters, page_of
 from tests.kube.api_server import SimulatedApiServer

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from podgpu.cluster.prom.backend import PrometheusBackend, PrometheusPlace
-from podgpu.cluster.reading import ClusterReading, Owner, Scope
+from podgpu.cluster.reading import ClusterReading, Scope
 from podgpu.cluster.settings import ViewSettings
 from podgpu.errors import UsageError
 from podgpu.fetch.access import Access
+from podgpu.figures.device import Owner
 from tests.cluster.prometheus_double import Asked, PrometheusDouble, Reply, error, running_double, some_gpus, vector
 from tests.nodes.clock import FakeClock, wait_until
 

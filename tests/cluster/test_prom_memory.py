@@ -12,9 +12,9 @@ from podgpu.cluster.prom.owners import (
     resolved,
 )
 from podgpu.cluster.prom.spellings import SpellingMemory, Spellings
-from podgpu.cluster.reading import NodeReading, Owner
+from podgpu.cluster.reading import NodeReading
 from podgpu.exposition.parse import ParsedSample
-from podgpu.figures.device import DeviceFigures, HolderFigures
+from podgpu.figures.device import DeviceFigures, HolderFigures, Owner
 from podgpu.model import Workload
 
 JOB = Owner("Job", "train")

@@ -11,10 +11,11 @@ import pytest
 from aiohttp import web
 
 from podgpu.clock import Clock
-from podgpu.cluster.reading import ClusterReading, Owner
+from podgpu.cluster.reading import ClusterReading
 from podgpu.cluster.scraping.backend import FixedTargets, ScrapeBackend, ScrapeSettings
 from podgpu.errors import UsageError
 from podgpu.fetch.access import Access, Credentials
+from podgpu.figures.device import Owner
 
 NODES = Path(__file__).parents[1] / "nodes"
 SHARED = (NODES / "shared" / "expected.prom").read_bytes()

@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podgpu.cluster.reading import Owner
 from podgpu.cluster.settings import ViewSettings, check_settings, full_scale
 from podgpu.errors import UsageError
-from podgpu.figures.device import DeviceFigures
+from podgpu.figures.device import DeviceFigures, Owner
 from tests.cluster.view_readings import H100, gpu, holder, node, series, value, view_of
 
 RATIO = "podgpu_used_gpu_utilization_ratio"

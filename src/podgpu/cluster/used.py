@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 from podgpu.cluster.nodes import NodeView, device_model
-from podgpu.cluster.reading import Owner, Scope
+from podgpu.cluster.reading import Scope
 from podgpu.cluster.settings import ViewSettings
-from podgpu.figures.device import DeviceFigures, HolderFigures
+from podgpu.figures.device import DeviceFigures, HolderFigures, Owner
 
 CLUSTER = Scope("cluster")
 _OVER_FULL = 1.01

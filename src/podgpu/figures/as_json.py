@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from podgpu.figures.device import DeviceFigures, HolderFigures
+from podgpu.figures.device import Condition, DeviceFigures, HolderFigures
 from podgpu.figures.picture import NamespacePicture, NodePicture, Picture
 from podgpu.model import Workload
 
@@ -110,6 +110,10 @@ def _figures(device: DeviceFigures) -> JSON:
         "temperature_celsius": device.temperature,
         "energy_joules": _rounded(device.energy_joules, 1),
         "holders": [holder_json(h) for h in device.holders] or None,
+        "conditions": [condition_json(c) for c in device.conditions] or None,
+        "absent": None if device.present else True,
+        "last_holders": [workload_json(w) for w in device.last_holders] or None,
+        "price_per_hour": _rounded(device.price_per_hour),
     }
 
 
@@ -124,7 +128,13 @@ def holder_json(of: HolderFigures) -> JSON:
         idle_seconds=_rounded(of.idle_seconds, 1),
         energy_joules=_rounded(of.energy_joules, 1),
         idle_since=_rounded(of.idle_since, 0),
+        owner=None if of.owner is None else {"kind": of.owner.kind, "name": of.owner.name},
+        cost_per_hour=_rounded(of.cost_per_hour),
     )
+
+
+def condition_json(of: Condition) -> JSON:
+    return _known(condition=of.name, since=_rounded(of.since, 0), says=of.says, do=of.do)
 
 
 def workload_json(of: Workload) -> JSON:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from podgpu.model import Who, Workload
 
@@ -27,6 +28,27 @@ class ProcessFigures:
     """The container it runs in; None: in none, or nobody can tell."""
 
 
+class Owner(NamedTuple):
+    """What made a pod: a Deployment, a Job, a StatefulSet, a notebook."""
+
+    kind: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """Something that is wrong with a device."""
+
+    name: str
+    """One of the closed list that `podgpu_device_health` has."""
+    since: float | None
+    """Unix time from which on it was seen."""
+    says: str
+    """What is wrong, in words."""
+    do: str
+    """What to do about it."""
+
+
 @dataclass(frozen=True, slots=True)
 class HolderFigures:
     """What one holder uses of one device. Seconds and joules are counters."""
@@ -42,6 +64,9 @@ class HolderFigures:
     """Part of the device it was given."""
     idle_since: float | None = None
     """Unix time since which it has run nothing, as far as anybody watched. None: it runs something, or not known."""
+    owner: Owner | None = None
+    cost_per_hour: float | None = None
+    """Its part of what an hour of the device costs. None: no price is known."""
 
     @property
     def who(self) -> Who:
@@ -67,6 +92,13 @@ class DeviceFigures:
     measured: float | None = None
     """The field that used-GPU utilisation is about, where one was asked for: as the page has it, in % or as a ratio."""
     holders: tuple[HolderFigures, ...] = ()
+    conditions: tuple[Condition, ...] = ()
+    """What is wrong with it; a device with any is broken."""
+    present: bool = True
+    """False: it was here and is not; what is here of it is its name, and who held it."""
+    last_holders: tuple[Workload, ...] = ()
+    """Of a device that is not present and that nobody holds any more: who held it last."""
+    price_per_hour: float | None = None
     processes: tuple[ProcessFigures, ...] = ()
     """Only where they were asked for."""
 

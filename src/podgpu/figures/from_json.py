@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from podgpu.errors import SourceError
-from podgpu.figures.device import DeviceFigures, HolderFigures, View
+from podgpu.figures.device import Condition, DeviceFigures, HolderFigures, Owner, View
 from podgpu.model import Workload
 
 _NOT_OURS = "is no answer of podgpu's /api/v1/view"
@@ -60,13 +60,21 @@ def _device(gpu: dict[str, Any], part: dict[str, Any], node: str) -> DeviceFigur
         temperature=_number(part.get("temperature_celsius")),
         energy_joules=_number(part.get("energy_joules")),
         holders=tuple(_holder(h) for h in _objects(part.get("holders"))),
+        conditions=tuple(_condition(c) for c in _objects(part.get("conditions"))),
+        present=part.get("absent") is not True,
+        last_holders=tuple(_workload(w) for w in _objects(part.get("last_holders"))),
+        price_per_hour=_number(part.get("price_per_hour")),
     )
 
 
+def _condition(of: dict[str, Any]) -> Condition:
+    name = _text(of.get("condition"))
+    return Condition(name, _number(of.get("since")), _text(of.get("says")) or name, _text(of.get("do")))
+
+
 def _holder(of: dict[str, Any]) -> HolderFigures:
-    names = ("namespace", "pod", "container", "uid", "container_id", "job")
     return HolderFigures(
-        Workload(**{name: _text(of.get(name)) for name in names}),
+        _workload(of),
         utilization=_number(of.get("utilization_ratio")),
         memory=_whole(of.get("memory_used_bytes")),
         processes=_whole(of.get("processes")),
@@ -75,7 +83,20 @@ def _holder(of: dict[str, Any]) -> HolderFigures:
         energy_joules=_number(of.get("energy_joules")),
         share=_number(of.get("share_ratio")),
         idle_since=_number(of.get("idle_since")),
+        owner=_owner(of.get("owner")),
+        cost_per_hour=_number(of.get("cost_per_hour")),
     )
+
+
+def _workload(of: dict[str, Any]) -> Workload:
+    names = ("namespace", "pod", "container", "uid", "container_id", "job")
+    return Workload(**{name: _text(of.get(name)) for name in names})
+
+
+def _owner(value: object) -> Owner | None:
+    if not isinstance(value, dict) or not _text(value.get("name")):
+        return None
+    return Owner(_text(value.get("kind")), _text(value.get("name")))
 
 
 def _objects(value: object) -> Iterator[dict[str, Any]]:

@@ -12,8 +12,9 @@ from podgpu.catalog.families import EXPORTED
 from podgpu.cluster.prom import promql
 from podgpu.cluster.prom.promql import Matcher, by, is_
 from podgpu.cluster.prom.targets import PodName, own_namespace
-from podgpu.cluster.reading import NodeReading, Owner
+from podgpu.cluster.reading import NodeReading
 from podgpu.exposition.parse import ParsedSample
+from podgpu.figures.device import Owner
 
 MOST_AT_A_TIME = 500
 """Pods in one query; the others' turn comes in the next rounds."""

@@ -19,12 +19,13 @@ from typing import Protocol
 import aiohttp
 
 from podgpu.clock import Clock
-from podgpu.cluster.reading import ClusterReading, NodeReading, Owner, TargetOutcome
+from podgpu.cluster.reading import ClusterReading, NodeReading, TargetOutcome
 from podgpu.cluster.scraping.exposition import USED_FIELD, PageReader, Shelf
 from podgpu.cluster.scraping.lanes import Lane, allow_connections
 from podgpu.errors import SourceError, UsageError
 from podgpu.fetch.access import Credentials
 from podgpu.fetch.page import UrlPage
+from podgpu.figures.device import Owner
 from podgpu.figures.from_exposition import NODE_LABELS
 from podgpu.http.exchange import KEEP_ALIVE_SECONDS, open_session
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from podgpu.cluster.reading import Owner
+from podgpu.figures.device import Owner
 from podgpu.kube.access import ApiConfig
 from podgpu.kube.pods import PODS_PATH, PodOwner, parse_owner
 from podgpu.kube.watch import Pace, Watcher
