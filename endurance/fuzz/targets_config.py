@@ -19,7 +19,7 @@ from podgpu.catalog.fields import fields, parse_recipe
 from podgpu.cli.exporter import command, parse_address
 from podgpu.cli.option_table import EXPORTER_OPTIONS
 from podgpu.cli.params import normalise
-from podgpu.cluster.prices import parse_prices
+from podgpu.figures.prices import parse_prices
 from podgpu.cluster.prom.promql import parse_matchers
 from podgpu.cluster.scraping.discover import Selection, check_port
 from podgpu.configuration.pod_labels import LabelFilter

@@ -13,12 +13,12 @@ from click.core import ParameterSource
 from podgpu.cli.cluster_options import CLUSTER_OPTIONS, PROMETHEUS_OPTIONS, SCRAPE_OPTIONS
 from podgpu.cli.params import Option, naming_variable, with_options
 from podgpu.cluster.loop import Cluster
-from podgpu.cluster.prices import NO_PRICES, PriceFile, ReadPrices
 from podgpu.cluster.publish import Publisher
 from podgpu.cluster.reading import MakeBackend
 from podgpu.cluster.settings import ViewSettings, check_settings
 from podgpu.compose.cluster import prometheus_backend, scrape_backend
 from podgpu.compose.process import configure_logging, look_for_cycles_seldom, share_one_heap, take_turns_often
+from podgpu.configuration.price_file import read_prices
 from podgpu.errors import UsageError
 from podgpu.serve.app import PROBE_OPTION, run
 from podgpu.serve.cluster_app import cluster_listeners
@@ -52,7 +52,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     settings = _settings(ctx, options)
     with ExitStack() as at_the_end:
         make_backend = _backend(ctx, options, settings, at_the_end)
-        cluster = Cluster(make_backend, Publisher(settings, _prices(options["prices"])))
+        cluster = Cluster(make_backend, Publisher(settings, read_prices(options["prices"])))
         protection = _protection(options["web_config_file"], at_the_end)
         listeners = cluster_listeners(cluster, address, probe_address, protection)
         run(cluster, listeners, lambda bound: _announce(bound[0]))
@@ -79,10 +79,6 @@ def _settings(ctx: click.Context, options: dict[str, Any]) -> ViewSettings:
             legacy_map_metrics=options["legacy_map_metrics"],
         )
     )
-
-
-def _prices(path: str) -> ReadPrices:
-    return PriceFile(path).read if path else lambda: (NO_PRICES, ())
 
 
 def _protection(path: str, at_the_end: ExitStack) -> Protection | None:

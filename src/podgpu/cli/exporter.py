@@ -26,6 +26,7 @@ from podgpu.snapshot_json import dump_snapshot
 from podgpu.telemetry.source import Telemetry
 
 if TYPE_CHECKING:
+    from podgpu.figures.prices import ReadPrices
     from podgpu.serve.protection import Protection
 
 _log = logging.getLogger("podgpu")
@@ -44,6 +45,8 @@ def command(ctx: click.Context, /, **options: Any) -> None:
         sockets = systemd_sockets(os.environ) if passed else []
     with naming_variable(ctx, "web_config_file"):
         protection = _protection(options["web_config_file"])
+    with naming_variable(ctx, "prices"):
+        prices = _prices(options["prices"])
     # Probes are answered soon, whatever the API server does; --once has nobody to answer and can wait.
     api = ApiAccess(options["kubeconfig"]) if options["once"] else ApiAccess(options["kubeconfig"], SOON_SECONDS)
     try:
@@ -54,7 +57,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
             _print_once(agent, options["dump_snapshot"])
         else:
             lifecycle = options["web_enable_lifecycle"]
-            serve(agent, address, _announce, gpu_manager_address, probe_address, protection, sockets, lifecycle)
+            serve(agent, address, _announce, gpu_manager_address, probe_address, protection, sockets, lifecycle, prices)
     finally:
         api.close()
         if protection:
@@ -95,6 +98,15 @@ def _protection(path: str) -> Protection | None:
     from podgpu.serve.protection import protect
 
     return protect(path)
+
+
+def _prices(chosen: str) -> ReadPrices | None:
+    """What brings YAML is loaded by those only who have prices."""
+    if not chosen:
+        return None
+    from podgpu.configuration.price_file import read_prices
+
+    return read_prices(chosen)
 
 
 def build_agent(

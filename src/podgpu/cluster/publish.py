@@ -5,13 +5,13 @@ from __future__ import annotations
 from podgpu.cluster.labels import LabelMemory
 from podgpu.cluster.metrics import cluster_families, node_families, self_families
 from podgpu.cluster.pictures import picture_of
-from podgpu.cluster.prices import NO_PRICES, ReadPrices
 from podgpu.cluster.reading import ClusterReading
 from podgpu.cluster.settings import ViewSettings
 from podgpu.cluster.view import ClusterView, Memory, assemble
 from podgpu.exposition.body import Exposition
 from podgpu.exposition.text import encode
 from podgpu.figures.page_state import PageState
+from podgpu.figures.prices import ReadPrices, no_prices
 
 
 class Published:
@@ -40,7 +40,7 @@ class Published:
 
 
 class Publisher:
-    def __init__(self, settings: ViewSettings, prices: ReadPrices = lambda: (NO_PRICES, ())) -> None:
+    def __init__(self, settings: ViewSettings, prices: ReadPrices = no_prices) -> None:
         self.settings = settings
         self._prices = prices
         self._memory = Memory()

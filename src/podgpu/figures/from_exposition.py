@@ -20,6 +20,7 @@ from podgpu.figures.device import (
     HolderFigures,
     View,
     memory_of,
+    nameless_uuid,
     utilization_of,
 )
 from podgpu.model import Who, Workload
@@ -282,7 +283,7 @@ def _places(label_sets: Iterable[Labels]) -> dict[int, _Place]:
 
 
 def _place(labels: Labels) -> _Place:
-    uuid = first_label(labels, _UUID_LABELS) or f"gpu {labels.get('gpu', '?')}"
+    uuid = first_label(labels, _UUID_LABELS) or nameless_uuid(labels.get("gpu", "?"))
     holder = holder_of(labels)
     who = holder.who if holder else ()
     return _Place(uuid, labels.get("GPU_I_ID", ""), first_label(labels, _MODEL_LABELS), holder, who)

@@ -22,6 +22,7 @@ from podgpu.serve.routes import gpu_manager_routes, probe_routes, routes
 from podgpu.serve.sockets import ADDRESS_OPTION, Address, address_of, bind
 
 if TYPE_CHECKING:  # brings YAML and bcrypt, for those who have a web config only
+    from podgpu.figures.prices import ReadPrices
     from podgpu.serve.protection import Protection
 
 GPU_MANAGER_OPTION = "--gpu-manager-address"
@@ -70,14 +71,15 @@ def serve(
     protection: Protection | None = None,
     sockets: Sequence[socket.socket] = (),
     lifecycle: bool = True,
+    prices: ReadPrices | None = None,
 ) -> None:
     """Start the agent and answer requests until SIGINT, SIGTERM or a fatal error of the agent.
 
     `gpu_manager_address`: a second one, for gpu-manager's metrics alone. `probe_address`: one for the kubelet's probes
     alone, which `protection` leaves plain: a probe can show neither a password nor a certificate. `sockets`: bound
-    already, in place of the address. `lifecycle`: POST /-/release is answered.
+    already, in place of the address. `lifecycle`: POST /-/release is answered. `prices`: for the page.
     """
-    app, tls = application(agent, protection, lifecycle), protection.tls if protection else None
+    app, tls = application(agent, protection, lifecycle, prices), protection.tls if protection else None
     listeners = [Listener(app, address, tls=tls, sockets=sockets)]
     if gpu_manager_address is not None:
         theirs = gpu_manager_application(agent, protection)
@@ -163,8 +165,13 @@ async def listening(listener: Listener, limits: Limits) -> AsyncIterator[Address
         await runner.cleanup()
 
 
-def application(agent: Agent, protection: Protection | None = None, lifecycle: bool = True) -> web.Application:
-    return make_application(routes(agent, lifecycle), protection)
+def application(
+    agent: Agent,
+    protection: Protection | None = None,
+    lifecycle: bool = True,
+    prices: ReadPrices | None = None,
+) -> web.Application:
+    return make_application(routes(agent, lifecycle, prices), protection)
 
 
 def gpu_manager_application(agent: Agent, protection: Protection | None = None) -> web.Application:
