@@ -23,8 +23,7 @@ from tests.cluster.view_readings import H100, WALL, gpu, holder, node, readings,
 def test_the_cluster() -> None:
     view = view_of(
         node("n2", gpu(0, holder(utilization=0.0), measured=50.0)),
-        node("n1", gpu(1), read_at=-60.0, notes=("the exporter cannot read: gpu3",)),
-        settings=ViewSettings(simulated=True),
+        node("n1", gpu(1), read_at=-60.0, notes=("the exporter cannot read: gpu3",), simulated=True),
         notes=("partial data",),
     )
     picture = picture_of(view)
@@ -36,6 +35,7 @@ def test_the_cluster() -> None:
     assert (old.name, old.old, old.age_seconds) == ("n1", True, 60)
     assert old.notes == ("the exporter cannot read: gpu3",)
     assert not fresh.old
+    assert (old.simulated, fresh.simulated) == (True, False)
     assert [h.idle_since for d in fresh.devices for h in d.holders] == [WALL]
 
 

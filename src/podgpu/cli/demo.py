@@ -34,7 +34,7 @@ from podgpu.telemetry.nvml import NvmlTelemetry
 _SAMPLES = ("DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_DEV_POWER_USAGE", "podgpu_container_gpu_utilization_ratio")
 _OTHER_GPUS = ("6xH100,2xH100/1x3g.40gb+1x2g.20gb+1x1g.10gb", "4xH200")
 _NAMES_APART = 8
-_CLUSTER = ViewSettings(interval=2.0, stale_after=6.0, drop_after=30.0, window=60.0, idle_after=30.0, simulated=True)
+_CLUSTER = ViewSettings(interval=2.0, stale_after=6.0, drop_after=30.0, window=60.0, idle_after=30.0)
 _LOOPBACK = "127.0.0.1"
 
 

@@ -34,6 +34,7 @@ class NodeView:
     """Seconds since what is here was true."""
     old: bool = False
     notes: tuple[str, ...] = ()
+    simulated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +98,7 @@ def settle(
             notes = bounded((*_notes(reading, siblings.get(name, ()), outcomes), *claims.notes.get(name, ())))
             age = max(0.0, now - reading.read_at)
             old = age > settings.stale_after or not reading.dated
-            nodes.append(NodeView(name, reading.target, devices, age, old, notes))
+            nodes.append(NodeView(name, reading.target, devices, age, old, notes, reading.simulated))
     return Settled(tuple(nodes), chosen, siblings, claims.same, frozenset(claims.contested))
 
 

@@ -40,7 +40,7 @@ def picture_of(view: ClusterView) -> Picture:
         prices=view.prices.source if priced else "",
         counting_since=view.counting_since,
         version=__version__,
-        simulated=view.settings.simulated,
+        simulated=any(node.simulated for node in nodes),
     )
 
 
@@ -55,7 +55,7 @@ def _node(node: NodeView, view: ClusterView, idle: IdleSince, tags: PriceTags | 
     devices = tuple([_with_what_is_known(device, view, idle.get(id(device), {})) for device in node.devices])
     if tags is not None:
         devices = with_prices(devices, tags)
-    return NodePicture(node.name, devices, node.old, round(node.age, 1), node.notes)
+    return NodePicture(node.name, devices, node.old, round(node.age, 1), node.notes, node.simulated)
 
 
 def _with_what_is_known(device: DeviceFigures, view: ClusterView, idle: Mapping[Who, float]) -> DeviceFigures:

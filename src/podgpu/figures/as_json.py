@@ -98,6 +98,7 @@ def node_json(node: NodePicture) -> JSON:
         old=node.old or None,
         age_seconds=_rounded(node.age_seconds, 1),
         notes=list(node.notes) or None,
+        simulated=node.simulated or None,
         gpus=list(_gpus(node.devices)),
     )
 

@@ -15,6 +15,8 @@ POWER, TEMPERATURE = 155, 150
 FIELDS = (UTIL, GR_ENGINE, FB_TOTAL, FB_FREE, FB_USED, FB_RESERVED, POWER, TEMPERATURE)
 """DCGM fields the figures are made of."""
 
+SIMULATED = "simulated"
+"""How the simulated driver names itself among an exporter's sources, in a snapshot and in `podgpu_source_up`."""
 _MIB = 1024 * 1024
 _NAMELESS = "gpu "
 _OVER_FULL = 1.01
@@ -123,6 +125,8 @@ class View:
     """What is not as it should be, for the person who looks."""
     taken_at: float | None = None
     """Unix time by the clock that `idle_since` goes by, where holders have one."""
+    simulated: bool = False
+    """Figures are made up."""
 
 
 def device_model(device: DeviceFigures) -> str:

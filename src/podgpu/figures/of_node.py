@@ -13,8 +13,6 @@ from podgpu.model import NamespaceTotals, Snapshot
 
 _NS_PER_HOUR = 3_600 * 1_000_000_000
 _MJ_PER_KWH = 3_600_000_000
-_SIMULATED = "simulated"
-"""How the simulated driver names itself among the sources."""
 
 
 def node_picture(
@@ -28,8 +26,9 @@ def node_picture(
     prices: Prices = NO_PRICES,
 ) -> Picture:
     """`fresh`: False when the figures are too old to be shown. Then the node is there, old, without any."""
-    devices, tags = view_of_snapshot(snapshot, node).devices if fresh else (), PriceTags(prices)
-    shown = NodePicture(node, with_prices(devices, tags) if prices.currency else devices, old=not fresh)
+    view, tags = view_of_snapshot(snapshot, node), PriceTags(prices)
+    devices = with_prices(view.devices, tags) if prices.currency and fresh else view.devices
+    shown = NodePicture(node, devices if fresh else (), old=not fresh, simulated=view.simulated)
     return Picture(
         scope="node",
         taken_at=snapshot.taken_at or None,
@@ -38,7 +37,7 @@ def node_picture(
         notes=(*notes, *unpriced_note(tags.without(), prices)),
         namespaces=tuple(_namespaces(shown, snapshot.usage.namespaces, bool(prices.currency))) if fresh else (),
         version=version,
-        simulated=any(o.source == _SIMULATED for o in snapshot.outcomes),
+        simulated=view.simulated,
         currency=prices.currency,
         prices=prices.source if prices.currency else "",
     )

@@ -17,6 +17,8 @@ class NodePicture:
     age_seconds: float | None = None
     notes: tuple[str, ...] = ()
     """What is not as it should be on this node, for the person who looks."""
+    simulated: bool = False
+    """Its figures are made up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,4 +66,4 @@ class Picture:
     version: str = ""
     """Of podgpu."""
     simulated: bool = False
-    """Every figure is made up (`podgpu demo`)."""
+    """Figures are made up: all of them, or those of the nodes that say so."""
