@@ -25,13 +25,14 @@ from podgpu.serve.page_routes import page_routes
 
 if TYPE_CHECKING:  # an exporter that nobody looks at does not load it
     from podgpu.figures.page_state import PageState
+    from podgpu.history.asking import History
 
 _UNNAMED = "this node"
 _TOO_OLD = "the figures are too old to be shown: the driver has not been read in time"
 _NONE_YET = "there are no figures yet: the driver has never been read"
 
 
-def routes(agent: Agent, lifecycle: bool = True) -> list[web.RouteDef]:
+def routes(agent: Agent, lifecycle: bool = True, history: History | None = None) -> list[web.RouteDef]:
     """The page's own among them: it is made of what is published, like everything here."""
     theirs = [web.get("/metric", gpu_manager_metrics(agent))] if agent.settings.policy.gpu_manager else []
     links = ["metrics", *(["metric"] if theirs else []), "health", "ready"]
@@ -40,7 +41,7 @@ def routes(agent: Agent, lifecycle: bool = True) -> list[web.RouteDef]:
         *theirs,
         *probe_routes(agent),
         web.post("/-/release", release(agent, lifecycle)),
-        *page_routes(NodePage(agent).latest, links),
+        *page_routes(NodePage(agent).latest, links, history),
     ]
 
 
