@@ -364,6 +364,7 @@ EXPORTER_OPTIONS: tuple[Option, ...] = (
         "With --gpu-manager-metrics: a second address that serves these alone, such as :5678, gpu-manager's own.",
         ours=True,
     ),
+    Option("history-dir", "", "PODGPU_HISTORY_DIR", "", "Keep the last day on disk (docs/history.md).", ours=True),
     Option(
         "probe-address",
         "",

@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 
 import click
 
-from podgpu.errors import StartError
+from podgpu.errors import StartError, one_line
 
 _M_ARENA_MAX = -8
 _NEW_OBJECTS = 20_000
@@ -33,7 +33,7 @@ def node_name(elsewhere: str = "") -> str:
 
 class _Text(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        text = f"{_time(record)} {record.levelname:<7} {_one_line(record.getMessage())}"
+        text = f"{_time(record)} {record.levelname:<7} {one_line(record.getMessage())}"
         return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
 
 
@@ -48,11 +48,6 @@ class _Json(logging.Formatter):
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)
         return json.dumps(entry, ensure_ascii=False)
-
-
-def _one_line(message: str) -> str:
-    """Names of others are in it: none of them begins a line of its own, or tells a terminal anything."""
-    return message if message.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in message)
 
 
 def _is_for_us(record: logging.LogRecord) -> bool:

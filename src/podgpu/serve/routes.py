@@ -26,13 +26,16 @@ from podgpu.serve.page_routes import page_routes
 if TYPE_CHECKING:  # an exporter that nobody looks at does not load it
     from podgpu.figures.page_state import PageState
     from podgpu.figures.prices import ReadPrices
+    from podgpu.history.asking import History
 
 _UNNAMED = "this node"
 _TOO_OLD = "the figures are too old to be shown: the driver has not been read in time"
 _NONE_YET = "there are no figures yet: the driver has never been read"
 
 
-def routes(agent: Agent, lifecycle: bool = True, prices: ReadPrices | None = None) -> list[web.RouteDef]:
+def routes(
+    agent: Agent, lifecycle: bool = True, history: History | None = None, prices: ReadPrices | None = None
+) -> list[web.RouteDef]:
     """The page's own among them: it is made of what is published, like everything here."""
     theirs = [web.get("/metric", gpu_manager_metrics(agent))] if agent.settings.policy.gpu_manager else []
     links = ["metrics", *(["metric"] if theirs else []), "health", "ready"]
@@ -41,7 +44,7 @@ def routes(agent: Agent, lifecycle: bool = True, prices: ReadPrices | None = Non
         *theirs,
         *probe_routes(agent),
         web.post("/-/release", release(agent, lifecycle)),
-        *page_routes(NodePage(agent, prices).latest, links),
+        *page_routes(NodePage(agent, prices).latest, links, history),
     ]
 
 
