@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from podgpu.clock import WallClock
 from podgpu.cluster.bills import Amounts, BillLedger, Series
 from podgpu.cluster.counts import Counts, count
 from podgpu.cluster.idle import IdleHolder, IdleMemory, wasted
@@ -19,26 +20,6 @@ from podgpu.cluster.reading import ClusterReading, Scope, TargetOutcome
 from podgpu.cluster.rolling import RollingMemory
 from podgpu.cluster.settings import ViewSettings
 from podgpu.cluster.used import CLUSTER, Used, used_by_scope
-
-_LEAST_STEP = 2.0
-"""A smaller step moves nothing: moments that are told as series should stay where they are."""
-
-
-class WallClock:
-    """Tells when the wall clock was set, so that moments kept by it move along. It is compared with a clock that only
-    goes on; one that stands still while the machine sleeps makes that a step too."""
-
-    def __init__(self) -> None:
-        self._ahead: float | None = None
-
-    def step(self, now: float, wall: float) -> float:
-        """Seconds by which it was set since it was last compared; 0 when it was not. `now` is monotonic."""
-        ahead = wall - now
-        step = 0.0 if self._ahead is None else ahead - self._ahead
-        if self._ahead is None or abs(step) >= _LEAST_STEP:
-            self._ahead = ahead
-            return step
-        return 0.0
 
 
 @dataclass(slots=True)
