@@ -34,7 +34,7 @@ from podgpu.snapshot_json import dump_snapshot, load_snapshot
 from podgpu.strict_yaml import parse_strict
 
 USAGE = (UsageError,)
-_WITH_PASSWORD = re.compile(r"(?:[a-z]+://)?\w*:hunter2@\w+(?::\d+)?(?:/(?!.*hunter2)|\Z)")
+_WITH_PASSWORD = re.compile(r"(?:[a-z]+://)?\w*:hunter2@(?!.*hunter2)\w+(?::\d+)?(?:/|\Z)")
 
 
 def counters(case: Case) -> object:
