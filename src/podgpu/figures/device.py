@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from podgpu.catalog.conditions import LOST, conditions, order_of, words_for
 from podgpu.catalog.mig import billed_name
 from podgpu.model import Who, Workload
 
@@ -51,6 +52,26 @@ class Condition:
     """What is wrong, in words."""
     do: str
     """What to do about it."""
+
+    @classmethod
+    def of(cls, name: str, since: float | None, detail: str = "") -> Condition:
+        return cls(name, since, *words_for(name, detail))
+
+    @property
+    def severity(self) -> str:
+        """`broken` or `warning`."""
+        spec = conditions().get(self.name)
+        return "broken" if spec is None else spec.severity
+
+
+def in_order(found: Iterable[Condition]) -> tuple[Condition, ...]:
+    """As they are told: the worst first."""
+    return tuple(sorted(found, key=lambda condition: order_of(condition.name)))
+
+
+def is_there(found: Iterable[Condition]) -> bool:
+    """Whether a device with these is."""
+    return all(condition.name != LOST for condition in found)
 
 
 @dataclass(frozen=True, slots=True)

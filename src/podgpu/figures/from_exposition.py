@@ -10,6 +10,7 @@ from sys import intern
 from typing import NamedTuple
 
 from podgpu.catalog import families as f
+from podgpu.catalog.conditions import FIELD_CONDITIONS, XID, XID_FIELD, conditions, xid_needs_action
 from podgpu.catalog.fields import field_named, fields
 from podgpu.exposition.parse import ParsedFamily, ParsedSample
 from podgpu.figures.device import (
@@ -17,9 +18,12 @@ from podgpu.figures.device import (
     POWER,
     SIMULATED,
     TEMPERATURE,
+    Condition,
     DeviceFigures,
     HolderFigures,
     View,
+    in_order,
+    is_there,
     memory_of,
     nameless_uuid,
     utilization_of,
@@ -47,8 +51,13 @@ _WHOLE_FIGURES = (1, 2)
 """Those of them that are whole numbers."""
 _OTHERS = frozenset(
     spec.name
-    for spec in (f.BUILD_INFO, f.SOURCE_UP, f.DEVICE_ENERGY, f.DEVICE_MEMORY, f.ALLOCATION_INFO, f.DEVICE_COUNT)
+    for spec in (
+        *(f.BUILD_INFO, f.SOURCE_UP, f.DEVICE_ENERGY, f.DEVICE_MEMORY, f.ALLOCATION_INFO, f.DEVICE_COUNT),
+        *(f.CONDITION_SINCE, f.LAST_HOLDER),
+    )
 )
+_HEALTH_FIELDS = (*FIELD_CONDITIONS, XID_FIELD)
+"""What tells that a GPU is broken where nobody says so in words: on dcgm-exporter's pages."""
 _MOST_DIGITS = 9
 _MOST = 1e18
 """Of anything: an exabyte, 30 billion years. What says more is a broken counter."""
@@ -93,7 +102,7 @@ def figure_names(measured: str = "") -> frozenset[str]:
 @lru_cache(maxsize=16)
 def _field_names(measured: str) -> dict[str, tuple[int, bool]]:
     """Name -> field and whether MIG instances have their own."""
-    wanted = [fields()[number] for number in FIELDS]
+    wanted = [fields()[number] for number in (*FIELDS, *_HEALTH_FIELDS)]
     known = field_named(measured)
     if known is not None:
         wanted.append(known)
@@ -140,6 +149,11 @@ class _Found:
     holders: dict[Who, tuple[Workload, list[float | None]]] = field(default_factory=dict)
     energy: float | None = None
     memory: float | None = None
+    conditions: dict[str, Condition] = field(default_factory=dict)
+    """As the exporter says."""
+    told: dict[str, Condition] = field(default_factory=dict)
+    """As its fields say."""
+    last_holders: list[Workload] = field(default_factory=list)
 
 
 class _Spot(NamedTuple):
@@ -169,6 +183,9 @@ class _Builder:
     def _take(self, name: str, labels: Labels, value: float | None) -> None:
         if name in self._fields:
             number, per_instance = self._fields[name]
+            if number in _HEALTH_FIELDS and number != self._measured:
+                self._take_health(number, labels, value)
+                return
             spot = self._spot(labels)
             device, who = spot.device, spot.who
             if spot.is_instance and not per_instance:
@@ -196,8 +213,37 @@ class _Builder:
             self._spot(labels).device.energy = value
         elif name == f.DEVICE_MEMORY.name:
             self._spot(labels).device.memory = value
+        elif name == f.CONDITION_SINCE.name:
+            condition, detail = labels.get("condition", ""), labels.get("detail", "")
+            if condition in conditions():  # a newer exporter may know more
+                self._gpu(labels).conditions[condition] = Condition.of(condition, value, detail)
+        elif name == f.LAST_HOLDER.name:
+            holder = self._places[id(labels)].holder
+            if holder is not None:
+                self._gpu(labels).last_holders.append(holder)
         elif name == f.ALLOCATION_INFO.name and self._places[id(labels)].holder is not None:
             self._spot(labels)
+
+    def _take_health(self, number: int, labels: Labels, value: float | None) -> None:
+        """podgpu says it in words, and since when: `_conditions` leaves this out there."""
+        if not value or value >= _DCGM_BLANK:
+            return
+        if number in FIELD_CONDITIONS:
+            condition = Condition.of(FIELD_CONDITIONS[number], None)
+        elif xid_needs_action(int(value)):
+            condition = Condition.of(XID, None, str(int(value)))
+        else:
+            return
+        self._gpu(labels).told.setdefault(condition.name, condition)
+
+    def _conditions(self) -> dict[str, tuple[Condition, ...]]:
+        """UUID -> what is wrong with the GPU, and so with its instances."""
+        found: dict[str, tuple[Condition, ...]] = {}
+        for (uuid, instance, _), of in self._found.items():
+            known = of.conditions if self.is_podgpu else {**of.told, **of.conditions}
+            if known and not instance:
+                found[uuid] = in_order({c.name: c for c in (*found.get(uuid, ()), *known.values())}.values())
+        return found
 
     def _spot(self, labels: Labels) -> _Spot:
         """Where the figures of series with these labels go."""
@@ -230,8 +276,9 @@ class _Builder:
         yield from self._hosts
 
     def devices(self, node_labels: Sequence[str], node: str) -> Iterator[DeviceFigures]:
+        broken = self._conditions()
         for (uuid, instance, model), found in self._found.items():
-            labels = found.labels
+            labels, wrong = found.labels, broken.get(uuid, ())
             index = labels.get("gpu", "")
             values = ((number, self._value(found, number)) for number in FIELDS)
             known = {number: value for number, value in values if value is not None}
@@ -251,6 +298,9 @@ class _Builder:
                 found.energy,
                 self._value(found, self._measured),
                 tuple([HolderFigures(holder, *figures) for holder, figures in found.holders.values()]),  # type: ignore[arg-type]
+                wrong,
+                is_there(wrong),
+                tuple(found.last_holders),
             )
 
     def _value(self, found: _Found, number: int) -> float | None:
