@@ -55,7 +55,7 @@ _OTHERWISE = {
 
 
 ENRICH_OPTIONS = (
-    Option("in", help="dcgm-exporter's page: http(s)://HOST:9400/metrics, or the path of its file.", ours=True),
+    Option("in", help="dcgm-exporter's page: HOST:9400, its whole URL, or the path of its file.", ours=True),
     Option("out", help="The file to write, in node_exporter's textfile directory; ends in .prom.", ours=True),
     Option(
         "once",

@@ -42,8 +42,8 @@ _OTHERWISE = {"kubernetes": {"help": "Name holders by pod. Not said: where the k
 
 
 TOP_OPTIONS = (
-    Option("url", help="Ask an exporter, podgpu's or dcgm-exporter's: http://HOST:9400/metrics.", ours=True),
-    Option("cluster", help="Ask podgpu cluster for every node it sees: http://HOST:9401.", ours=True),
+    Option("url", help="Ask an exporter, podgpu's or dcgm-exporter's: HOST:9400, or its whole URL.", ours=True),
+    Option("cluster", help="Ask podgpu cluster for every node it sees: HOST:9401, or its whole URL.", ours=True),
     Option("once", default="false", help="Read twice, print one table, exit.", kind="bool", ours=True),
     Option("sort", default="gpu", help="What comes first.", kind=f"choice:{'|'.join(ORDERS)}", ours=True),
     Option("filter", help="Only lines with this text in namespace, pod, container, node or model.", ours=True),
