@@ -277,9 +277,9 @@ EXPORTER_OPTIONS: tuple[Option, ...] = (
         "",
         "PODGPU_TELEMETRY",
         "auto",
-        "Where figures come from: auto (dcgm with -r, else nvml), nvml, dcgm[:LIBRARY] (through libdcgm), exporter:URL "
-        "or exporter:PATH (a dcgm-exporter's page or its file), or simulated[:SPEC] such as "
-        "simulated:2xH100,1xH100/7x1g.10gb.",
+        "Where figures come from: auto (dcgm with -r, else nvml), nvml, dcgm[:LIBRARY] (through libdcgm), "
+        "exporter:HOST:PORT, exporter:URL or exporter:PATH (a dcgm-exporter's page or its file), or simulated[:SPEC] "
+        "such as simulated:2xH100,1xH100/7x1g.10gb.",
         ours=True,
     ),
     Option(
