@@ -118,14 +118,22 @@ def _counter_row(of: Mapping[str, Counter | None]) -> tuple[str, ...]:
 
 
 def _fields() -> Iterator[str]:
-    head = ("Id", "Name", "Name since DCGM 4.6", "Name in 1.x", "Unit", "MIG instances", "From")
+    head = ("Id", "Name", "Name since DCGM 4.6", "Name in 1.x", "Unit", "Is", "MIG instances", "From")
     rows = (_field_row(f) for f in fields().values() if f.recipe is not None)
     return table(head, rows)
 
 
 def _field_row(field: Field) -> tuple[str, ...]:
     names = (code(name) for name in (field.name, field.name_since_4_6, field.name_1x))
-    return str(field.id), *names, prose(field.unit), "own value" if field.per_instance else "", _origin(field)
+    own = "own value" if field.per_instance else ""
+    return str(field.id), *names, prose(field.unit), _in_other_unit(field), own, _origin(field)
+
+
+def _in_other_unit(field: Field) -> str:
+    """Of a field in a base unit: the older one it stands for, and where its name was seen."""
+    if field.legacy is None:
+        return ""
+    return f"field {field.legacy} × {field.factor:.10g} ({field.seen})"
 
 
 def _origin(field: Field) -> str:

@@ -80,6 +80,14 @@ class Field:
     """Name of a function in `conversions`; empty: as is."""
     once: bool
     """Does not change while the topology stands: read once, not every tick."""
+    name_in_4_6: str = ""
+    """What DCGM 4.6 called it and no other version does: from 4.7 on the name is another field's."""
+    legacy: int | None = None
+    """The field that has the same figure in DCGM's older unit."""
+    factor: float = 1.0
+    """Of that unit to this one: the legacy field's number times this is this field's."""
+    seen: str = ""
+    """Where its newest name was found, of fields whose names came with DCGM 4.6.1 and later; `inferred`: nowhere."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -92,7 +100,7 @@ class Field:
 
     @property
     def is_rate(self) -> bool:
-        return self.convert == "kib_rate"
+        return self.convert.startswith("kib_rate")
 
 
 _CALL = re.compile(r"(\w+)\(([^)]*)\)(?:\.(\w+)|\[(\d+)\])?")
@@ -139,6 +147,10 @@ def _field(row: Mapping[str, str]) -> Field:
         recipe=parse_recipe(row["nvml"]),
         convert=row["convert"],
         once=row["when"] == "once",
+        name_in_4_6=row["name_in_4_6"],
+        legacy=int(row["legacy"]) if row["legacy"] else None,
+        factor=float(row["factor"] or 1),
+        seen=row["seen"],
     )
 
 
@@ -147,9 +159,17 @@ def _by_name() -> Mapping[str, Field]:
     return {name: field for field in fields().values() for name in field.names}
 
 
-def field_named(name: str) -> Field | None:
-    """The field with exactly this name: DCGM's old one, the one since 4.6, the 1.x one or an alias."""
-    return _by_name().get(name)
+def field_named(name: str, *, in_4_6: bool = False) -> Field | None:
+    """The field with exactly this name: DCGM's old one, the one since 4.6, the 1.x one or an alias.
+
+    `in_4_6`: as DCGM 4.6 has it, in which DCGM_FI_DEV_GPU_UTIL_RATIO is field 203, in percent.
+    """
+    return (_by_name_in_4_6().get(name) if in_4_6 else None) or _by_name().get(name)
+
+
+@cache
+def _by_name_in_4_6() -> Mapping[str, Field]:
+    return {field.name_in_4_6: field for field in fields().values() if field.name_in_4_6}
 
 
 @cache
