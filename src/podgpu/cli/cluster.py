@@ -18,7 +18,13 @@ from podgpu.cluster.publish import Publisher
 from podgpu.cluster.reading import MakeBackend
 from podgpu.cluster.settings import ViewSettings, check_settings
 from podgpu.compose.cluster import prometheus_backend, scrape_backend
-from podgpu.compose.process import configure_logging, look_for_cycles_seldom, share_one_heap, take_turns_often
+from podgpu.compose.process import (
+    configure_logging,
+    look_for_cycles_seldom,
+    look_past_what_stays,
+    share_one_heap,
+    take_turns_often,
+)
 from podgpu.errors import UsageError
 from podgpu.serve.app import PROBE_OPTION, run
 from podgpu.serve.cluster_app import cluster_listeners
@@ -55,6 +61,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
         cluster = Cluster(make_backend, Publisher(settings, _prices(options["prices"])))
         protection = _protection(options["web_config_file"], at_the_end)
         listeners = cluster_listeners(cluster, address, probe_address, protection)
+        look_past_what_stays()
         run(cluster, listeners, lambda bound: _announce(bound[0]))
 
 

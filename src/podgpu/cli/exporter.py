@@ -16,7 +16,7 @@ from podgpu.cli.params import given, naming_variable, with_options
 from podgpu.clock import Clock
 from podgpu.compose.agent import exporter_agent
 from podgpu.compose.allocations import SOURCES, Sources
-from podgpu.compose.process import configure_logging, print_out, share_one_heap
+from podgpu.compose.process import configure_logging, look_past_what_stays, print_out, share_one_heap, take_turns_often
 from podgpu.compose.servers import SOON_SECONDS, ApiAccess
 from podgpu.device_selection import parse_selection
 from podgpu.errors import StartError, UsageError
@@ -54,6 +54,8 @@ def command(ctx: click.Context, /, **options: Any) -> None:
             _print_once(agent, options["dump_snapshot"])
         else:
             lifecycle = options["web_enable_lifecycle"]
+            take_turns_often()
+            look_past_what_stays()
             serve(agent, address, _announce, gpu_manager_address, probe_address, protection, sockets, lifecycle)
     finally:
         api.close()

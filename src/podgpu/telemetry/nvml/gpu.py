@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from podgpu.catalog.fields import Field
@@ -72,6 +73,7 @@ class Gpu:
         self._instances: tuple[Instance, ...] = ()
         self._fields: Sequence[Field] = ()
         self._plans: dict[str, DevicePlan] = {}
+        self._process_layout = MigLayout(driver, grip)
         self._process_list = ProcessList(driver, grip, device.uuid)
         self._energy = EnergyCounter(driver, grip, clock)
         self.usage_reader = make_usage_reader(grip, energy=self._energy)
@@ -109,7 +111,7 @@ class Gpu:
 
     def processes(self) -> tuple[ProcessUsage, ...]:
         self._check_handle()
-        return self._process_list.read()
+        return self._process_list.read(*self._process_layout.read())
 
     def usage(self, shared: Collection[str] = ()) -> tuple[DeviceUsage, ...]:
         self._check_handle()
@@ -122,7 +124,8 @@ class Gpu:
                 self.usage_reader.close()
         enabled, instances = self._usage_layout.read()
         device = replace(self.device, mig_enabled=enabled)
-        return self.usage_reader.read(device, instances, self._usage_processes.read, shared)
+        processes = partial(self._usage_processes.read, enabled, instances)
+        return self.usage_reader.read(device, instances, processes, shared)
 
     def _check_handle(self) -> None:
         """A re-loaded driver refuses old handles in words that also mean "not supported": ask what always works.
