@@ -32,7 +32,7 @@ from podgpu.telemetry.source import Telemetry
 
 _log = logging.getLogger(__name__)
 _CLOCK_EVENTS_FIELD = 112
-_CLOCK_EVENTS_COUNT_FIELD = 9002
+_CLOCK_EVENT_COUNTS = {9002, 9006}
 _HOLDERS = "allocation"
 MOST_HOLDERS = 1024
 """Of one device. 20,000 make a page of 40 MB that takes 4 s to build: all figures would be too old to be served."""
@@ -104,6 +104,7 @@ class Agent:
         self._xids = XidLog(policy.xid_window_ms / 1000)
         self._clock_events = ClockEventLog(policy.clock_window_ms / 1000)
         self._clock_counts: Mapping[tuple[str, str], int] = {}
+        self._clock_totals: Mapping[tuple[str, str], int] = {}
         self._changes = ChangeLog(self.clock.monotonic)
         self._telemetry_part = TelemetryPart()
         self._allocation_part = AllocationPart()
@@ -135,6 +136,7 @@ class Agent:
 
     def _take(self, part: TelemetryPart) -> None:
         self._clock_counts = self._clock_events.note(_clock_event_masks(part), self.clock.monotonic())
+        self._clock_totals = self._clock_events.totals()
         if part.devices != self._telemetry_part.devices:
             self._allocate_now.set()  # ids that named nothing a moment ago may name a device now
         self._telemetry_part = part
@@ -225,6 +227,7 @@ class Agent:
             xids=self._xids.tallies(self.clock.monotonic()),
             last_xid=dict(self._xids.last),
             clock_events=self._clock_counts,
+            clock_event_totals=self._clock_totals,
             device_count=telemetry.device_count,
             usage=replace(usage.usage, containers=show(usage.usage.containers)),
         )
@@ -343,7 +346,7 @@ class Agent:
 def _fields_to_read(policy: Policy) -> tuple[Field, ...]:
     """The counter file's fields, and what podgpu's own families are made of."""
     wanted = {c.field.id: c.field for c in policy.counters}
-    own = set(THROTTLE_REASONS) | ({_CLOCK_EVENTS_FIELD} if _CLOCK_EVENTS_COUNT_FIELD in wanted else set())
+    own = set(THROTTLE_REASONS) | ({_CLOCK_EVENTS_FIELD} if wanted.keys() & _CLOCK_EVENT_COUNTS else set())
     own |= {FB_TOTAL_FIELD} if policy.gpu_manager else set()
     return tuple((wanted | {i: fields()[i] for i in own}).values())
 

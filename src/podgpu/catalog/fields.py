@@ -191,9 +191,18 @@ def xid_text(xid: int) -> str:
     return _xid_texts().get(xid, UNKNOWN_XID)
 
 
-def health_code(number: int) -> str:
-    """What a health check found. Where DCGM 4 renamed a code (10, 12, 43) it is what dcgm-exporter still prints."""
-    return _health_codes().get(number, f"DCGM_FR_UNKNOWN({number})")
+@dataclass(frozen=True, slots=True)
+class HealthCode:
+    """What a health check found, how bad DCGM thinks it is and of what kind."""
+
+    name: str
+    severity: str
+    category: str
+
+
+def health_code(number: int) -> HealthCode:
+    """Where DCGM 4 renamed a code (10, 12, 43) the name is what dcgm-exporter still prints."""
+    return _health_codes().get(number) or HealthCode(f"DCGM_FR_UNKNOWN({number})", "UNKNOWN", "UNKNOWN")
 
 
 @cache
@@ -202,5 +211,6 @@ def _xid_texts() -> Mapping[int, str]:
 
 
 @cache
-def _health_codes() -> Mapping[int, str]:
-    return {int(row["number"]): row["name"] for row in _rows("health_codes.csv")}
+def _health_codes() -> Mapping[int, HealthCode]:
+    rows = _rows("health_codes.csv")
+    return {int(row["number"]): HealthCode(row["name"], row["severity"], row["category"]) for row in rows}
