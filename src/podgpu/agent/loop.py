@@ -45,7 +45,7 @@ _log = logging.getLogger(__name__)
 Forgotten = Literal["gpu", "xids", "nothing"]
 """What of a GPU there was to forget."""
 _CLOCK_EVENTS_FIELD = 112
-_CLOCK_EVENTS_COUNT_FIELD = 9002
+_CLOCK_EVENT_COUNTS = {9002, 9006}
 WARM_UP_SECONDS = 1.0
 """Rates need two readings: the second comes this soon after the first, whatever the interval."""
 
@@ -115,6 +115,7 @@ class Agent:
         self._xids = XidLog(policy.xid_window_ms / 1000)
         self._clock_events = ClockEventLog(policy.clock_window_ms / 1000)
         self._clock_counts: Mapping[tuple[str, str], int] = {}
+        self._clock_totals: Mapping[tuple[str, str], int] = {}
         self._changes = ChangeLog(self.clock.monotonic)
         self._telemetry_part = TelemetryPart()
         self._allocation_part = AllocationPart()
@@ -148,6 +149,7 @@ class Agent:
 
     def _take(self, part: TelemetryPart) -> None:
         self._clock_counts = self._clock_events.note(_clock_event_masks(part), self.clock.monotonic())
+        self._clock_totals = self._clock_events.totals()
         if part.devices != self._telemetry_part.devices:
             self._allocate_now.set()  # ids that named nothing a moment ago may name a device now
         self._telemetry_part = part
@@ -244,6 +246,7 @@ class Agent:
             xids=self._xids.tallies(self.clock.monotonic()),
             last_xid=dict(self._xids.last),
             clock_events=self._clock_counts,
+            clock_event_totals=self._clock_totals,
             device_count=telemetry.device_count,
             usage=replace(usage.usage, containers=show(usage.usage.containers)),
             health=self._health.report(allocation.assignments, self.clock.monotonic(), self.clock.wall()),
@@ -378,9 +381,8 @@ class Agent:
 def _fields_to_read(policy: Policy) -> tuple[Field, ...]:
     """The counter file's fields, and what podgpu's own families are made of."""
     wanted = {c.field.id: c.field for c in policy.counters}
-    own = {*THROTTLE_REASONS, *FIELD_CONDITIONS} | (
-        {_CLOCK_EVENTS_FIELD} if _CLOCK_EVENTS_COUNT_FIELD in wanted else set()
-    )
+    own = {*THROTTLE_REASONS, *FIELD_CONDITIONS}
+    own |= {_CLOCK_EVENTS_FIELD} if wanted.keys() & _CLOCK_EVENT_COUNTS else set()
     own |= {FB_TOTAL_FIELD} if policy.gpu_manager else set()
     return tuple((wanted | {i: fields()[i] for i in own}).values())
 

@@ -154,7 +154,7 @@ class TelemetryTurn:
     def _chosen_gpus(self) -> list[Device]:
         """GPUs with at least one device to show. For `i` that is known only after a GPU was read once."""
         shown = self._selection.of(self._listed())
-        every = self._selection.kind == "i"
+        every = self._selection.names_instances
         return [g for g in self._inventory.gpus if every or g.uuid in shown]
 
     def _gather(
@@ -191,7 +191,7 @@ class TelemetryTurn:
 
     def _unreachable(self) -> Iterator[Outcome]:
         """GPUs that the driver counts and that cannot even say who they are."""
-        chosen = self._selection.ids if self._selection.kind == "g" else ()
+        chosen = self._selection.gpu_ids
         for index, why in self._inventory.unreachable.items():
             if not chosen or index in chosen:
                 source, reason = f"gpu{index}", "hung" if index in self._inventory.hung else "unreachable"
