@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from podgpu.cluster.labels import LabelMemory
 from podgpu.cluster.metrics import cluster_families, node_families, self_families
 from podgpu.cluster.pictures import picture_of
@@ -9,7 +11,7 @@ from podgpu.cluster.prices import NO_PRICES, ReadPrices
 from podgpu.cluster.reading import ClusterReading
 from podgpu.cluster.settings import ViewSettings
 from podgpu.cluster.view import ClusterView, Memory, assemble
-from podgpu.exposition.body import Exposition
+from podgpu.exposition.body import NO_METRICS, Exposition
 from podgpu.exposition.text import encode
 from podgpu.figures.page_state import PageState
 
@@ -40,9 +42,16 @@ class Published:
 
 
 class Publisher:
-    def __init__(self, settings: ViewSettings, prices: ReadPrices = lambda: (NO_PRICES, ())) -> None:
+    def __init__(
+        self,
+        settings: ViewSettings,
+        prices: ReadPrices = lambda: (NO_PRICES, ()),
+        on_round: Callable[[ClusterView], None] | None = None,
+    ) -> None:
+        """`on_round`: is given the view at the end of every round, in place of anything being rendered of it."""
         self.settings = settings
         self._prices = prices
+        self._on_round = on_round
         self._memory = Memory()
         self._labels = LabelMemory()
 
@@ -56,7 +65,11 @@ class Publisher:
         view = assemble(
             reading, self._memory, self.settings, now, wall, prices=prices, notes=notes, whole_round=whole_round
         )
-        return self._render(view, now)
+        if self._on_round is None:
+            return self._render(view, now)
+        if whole_round:
+            self._on_round(view)
+        return Published(view, NO_METRICS, NO_METRICS, NO_METRICS, now)
 
     def _render(self, view: ClusterView, now: float) -> Published:
         metrics = Exposition.of(encode(cluster_families(view, self._labels)))
