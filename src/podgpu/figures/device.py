@@ -116,6 +116,8 @@ class DeviceFigures:
     energy_joules: float | None = None
     measured: float | None = None
     """The field that used-GPU utilisation is about, where one was asked for: as the page has it, in % or as a ratio."""
+    beside: tuple[tuple[int, float], ...] = ()
+    """Other fields that were asked for and have a value, by number: as the page has them."""
     holders: tuple[HolderFigures, ...] = ()
     conditions: tuple[Condition, ...] = ()
     """What is wrong with it; a device with any is broken."""

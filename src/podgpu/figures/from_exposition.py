@@ -73,8 +73,8 @@ class PageFigures(NamedTuple):
     is_podgpu: bool
 
 
-def view_of_page(families: Iterable[ParsedFamily], measured: str = "") -> View:
-    return figures_of(samples_named(families, figure_names(measured)), measured).view
+def view_of_page(families: Iterable[ParsedFamily], measured: str = "", beside: tuple[int, ...] = ()) -> View:
+    return figures_of(samples_named(families, figure_names(measured, beside)), measured, beside=beside).view
 
 
 def figures_of(
@@ -82,11 +82,12 @@ def figures_of(
     measured: str = "",
     node_labels: Sequence[str] = NODE_LABELS,
     address: str = "",
+    beside: tuple[int, ...] = (),
 ) -> PageFigures:
     """`samples`: those of `samples_named`; one that is not a figure is passed over. `address` stands for the node where
     no label names it. A device is known by UUID, instance and model: what names no model goes to the first that has
     one."""
-    builder = _Builder(samples, measured)
+    builder = _Builder(samples, measured, beside)
     nodes = tuple(dict.fromkeys(filter(None, (first_label(labels, node_labels) for labels in builder.hosts()))))
     notes = (f"the exporter cannot read: {', '.join(builder.down)}",) if builder.down else ()
     devices = tuple(builder.devices(node_labels, nodes[0] if nodes else address))
@@ -94,15 +95,15 @@ def figures_of(
 
 
 @lru_cache(maxsize=16)
-def figure_names(measured: str = "") -> frozenset[str]:
+def figure_names(measured: str = "", beside: tuple[int, ...] = ()) -> frozenset[str]:
     """Of all series that figures are made of; `measured` is a field's name of any generation, or any other series'."""
-    return frozenset(_field_names(measured)) | _HOLDER_FIGURES.keys() | _OTHERS
+    return frozenset(_field_names(measured, beside)) | _HOLDER_FIGURES.keys() | _OTHERS
 
 
 @lru_cache(maxsize=16)
-def _field_names(measured: str) -> dict[str, tuple[int, bool]]:
+def _field_names(measured: str, beside: tuple[int, ...]) -> dict[str, tuple[int, bool]]:
     """Name -> field and whether MIG instances have their own."""
-    wanted = [fields()[number] for number in (*FIELDS, *_HEALTH_FIELDS)]
+    wanted = [fields()[number] for number in (*FIELDS, *_HEALTH_FIELDS, *beside)]
     known = field_named(measured)
     if known is not None:
         wanted.append(known)
@@ -165,8 +166,9 @@ class _Spot(NamedTuple):
 
 
 class _Builder:
-    def __init__(self, samples: Sequence[ParsedSample], measured: str) -> None:
-        self._fields = _field_names(measured)
+    def __init__(self, samples: Sequence[ParsedSample], measured: str, beside: tuple[int, ...]) -> None:
+        self._fields = _field_names(measured, beside)
+        self._beside = beside
         known = field_named(measured)
         self._measured = known.id if known else _UNKNOWN_FIELD
         self._found: dict[tuple[str, str, str], _Found] = {}
@@ -297,11 +299,18 @@ class _Builder:
                 known.get(TEMPERATURE),
                 found.energy,
                 self._value(found, self._measured),
+                tuple(self._values_beside(found)),
                 tuple([HolderFigures(holder, *figures) for holder, figures in found.holders.values()]),  # type: ignore[arg-type]
                 wrong,
                 is_there(wrong),
                 tuple(found.last_holders),
             )
+
+    def _values_beside(self, found: _Found) -> Iterator[tuple[int, float]]:
+        for number in self._beside:
+            value = self._value(found, number)
+            if value is not None:
+                yield number, value
 
     def _value(self, found: _Found, number: int) -> float | None:
         """Virtual GPUs have a series per holder: of power podgpu gives each its part, all else is repeated."""
