@@ -10,32 +10,33 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from podgpu.accounting.containers import ContainerFinder
-from podgpu.agent.allocation_turn import DEADLINE, AllocationPart, AllocationTurn, ReadIdentities, ReadSigns
+from podgpu.agent.allocation_turn import (
+    DEADLINE,
+    AllocationPart,
+    AllocationTurn,
+    ReadIdentities,
+    ReadSigns,
+    without_crowds,
+)
 from podgpu.agent.change_log import ChangeLog
+from podgpu.agent.lanes import CLOCK_EVENTS_FIELD, Schedule, fields_of, fields_to_read, make_lanes
 from podgpu.agent.publish import Published
 from podgpu.agent.tallies import ClockEventLog, XidLog
 from podgpu.agent.telemetry_turn import TelemetryPart, TelemetryTurn
 from podgpu.agent.usage_turn import UsagePart, UsageTurn
 from podgpu.allocation.source import AllocationSource
 from podgpu.catalog.counters import Counter as MetricCounter
-from podgpu.catalog.families import THROTTLE_REASONS
-from podgpu.catalog.fields import Field, fields
 from podgpu.clock import Clock
+from podgpu.configuration.config_file import DEFAULT_RETENTION, Collection, Retention
 from podgpu.configuration.counter_feeds import CounterFeed
 from podgpu.device_selection import Selection
-from podgpu.errors import SourceError, StartError
+from podgpu.errors import SourceError, StartError, UsageError
 from podgpu.isolate import Isolation
 from podgpu.join import Policy
-from podgpu.join.gpu_manager import FB_TOTAL_FIELD
-from podgpu.model import Assignment, Outcome, PodLabels, Snapshot
-from podgpu.telemetry.source import Telemetry
+from podgpu.model import Outcome, PodLabels, Snapshot
+from podgpu.telemetry.source import Lane, Telemetry
 
 _log = logging.getLogger(__name__)
-_CLOCK_EVENTS_FIELD = 112
-_CLOCK_EVENTS_COUNT_FIELD = 9002
-_HOLDERS = "allocation"
-MOST_HOLDERS = 1024
-"""Of one device. 20,000 make a page of 40 MB that takes 4 s to build: all figures would be too old to be served."""
 WARM_UP_SECONDS = 1.0
 """Rates need two readings: the second comes this soon after the first, whatever the interval."""
 
@@ -45,13 +46,18 @@ class Settings:
     interval: float = 30.0
     allocation_interval: float = 5.0
     usage_interval: float = 1.0
+    collections: tuple[Collection, ...] = ()
+    """Fields with an interval of their own."""
+    counters_may_come: bool = False
+    """The counters that the collections are about may be a ConfigMap's, which comes later."""
+    retention: Retention = DEFAULT_RETENTION
     selection: Selection = field(default_factory=Selection)
     policy: Policy = field(default_factory=Policy)
 
     @property
     def deadline(self) -> float:
         """How long a turn waits for a source: enough for a slow driver, never a whole default interval."""
-        return min(5.0, max(1.0, self.interval))
+        return min(5.0, max(1.0, min(self.interval, *(c.every for c in self.collections), 5.0)))
 
     @property
     def stale_after(self) -> float:
@@ -84,9 +90,10 @@ class Agent:
         self._counter_feed = counter_feed
         self._counters_outcome: tuple[Outcome, ...] = ()
         self._counter_errors: Counter[tuple[str, str]] = Counter()
+        self._schedule = self._new_schedule(policy)
         self._telemetry_turn = TelemetryTurn(
             telemetry,
-            _fields_to_read(policy),
+            self._schedule.lanes,
             self.settings.selection,
             self._isolation,
             self.settings.deadline,
@@ -117,7 +124,6 @@ class Agent:
         self._publishing = threading.Lock()
         self._stopping = False
         self._stopped = threading.Event()
-        self._due = float("-inf")
         self._wake = threading.Event()
         self._allocate_now = threading.Event()
         self.fatal: StartError | None = None
@@ -125,18 +131,28 @@ class Agent:
 
     # -- turns ---------------------------------------------------------------------------------------------------
 
-    def read_telemetry(self) -> None:
-        """One telemetry turn, published. Raises StartError when the process cannot go on."""
+    def read_telemetry(self, due: Sequence[Lane] | None = None) -> None:
+        """One telemetry turn, published: of all fields, or of the lanes that are due. Raises StartError when the
+        process cannot go on."""
         with self._turn:
             if self.clock.monotonic() >= self._released_until:
-                self._take(self._telemetry_turn.collect())
+                self._take(self._telemetry_turn.collect(due))
             self._read_at = self.clock.monotonic()
         self._publish()
+
+    def read_due_telemetry(self) -> None:
+        """A telemetry turn of the lanes whose time has come; none, if it has for none."""
+        with self._turn:
+            due = self._schedule.take_due(self.clock.monotonic())
+        if due:
+            self.read_telemetry(due)
 
     def _take(self, part: TelemetryPart) -> None:
         self._clock_counts = self._clock_events.note(_clock_event_masks(part), self.clock.monotonic())
         if part.devices != self._telemetry_part.devices:
             self._allocate_now.set()  # ids that named nothing a moment ago may name a device now
+            if set(part.lanes) != set(self._schedule.lanes):
+                self._schedule.hurry(self.clock.monotonic())
         self._telemetry_part = part
         if part.readings:
             self._taken_at = self.clock.wall()
@@ -145,7 +161,7 @@ class Agent:
         """One allocation turn, published."""
         self._allocate_now.clear()
         part = self._allocation_turn.collect(self._telemetry_part.devices)
-        self._allocation_part, left_out = _without_crowds(part)
+        self._allocation_part, left_out = without_crowds(part)
         self._left_out += left_out
         self._allocation_errors = {**self._allocation_turn.errors, **self._left_out}
         self._publish()
@@ -168,23 +184,43 @@ class Agent:
             return
         result = self._isolation.run({"counters": self._counter_feed.read}, self.settings.deadline)["counters"]
         if isinstance(result.error, SourceError):
-            self._counter_errors = self._counter_errors + Counter([("counters", result.error.reason)])
-            self._counters_outcome = (Outcome("counters", 0.0, result.error.reason, str(result.error)),)
+            self._note_bad_counters(result.error)
         elif result.value is not None:
             self._counters_outcome = (Outcome("counters", result.seconds),)
-            self._change_counters(result.value)
+            try:
+                self._change_counters(result.value)
+            except UsageError as e:  # the configuration file has a collection that none of them is in
+                self._note_bad_counters(SourceError("malformed", str(e)))
+
+    def _note_bad_counters(self, error: SourceError) -> None:
+        self._counter_errors = self._counter_errors + Counter([("counters", error.reason)])
+        self._counters_outcome = (Outcome("counters", 0.0, error.reason, str(error)),)
+
+    def _new_schedule(self, policy: Policy) -> Schedule:
+        """Raises UsageError where a collection has none of the counters."""
+        settings = self.settings
+        lanes = make_lanes(
+            fields_to_read(policy),
+            policy.counters,
+            settings.interval,
+            settings.collections,
+            settings.retention,
+            settings.counters_may_come,
+        )
+        return Schedule(lanes, WARM_UP_SECONDS)
 
     def _change_counters(self, counters: tuple[MetricCounter, ...]) -> None:
         """The first of the two readings that rates need is taken at once; the page stands until the second."""
         if counters == self._policy.counters:
             return
         with self._turn:
-            self._policy = replace(self._policy, counters=counters)
-            self._telemetry_turn.fields = _fields_to_read(self._policy)
+            policy = replace(self._policy, counters=counters)
+            self._schedule, self._policy = self._new_schedule(policy), policy
+            self._telemetry_turn.follow(self._schedule.lanes)
             if self.clock.monotonic() >= self._released_until:
                 with suppress(StartError):  # the telemetry loop will meet it too, and end the process
                     self._telemetry_turn.collect()
-            self._due = self.clock.monotonic() + min(WARM_UP_SECONDS, self.settings.interval)
+            self._schedule.take_due(self.clock.monotonic())
         _log.info("counters changed: %d fields", len(counters))
         self._wake.set()
 
@@ -273,12 +309,9 @@ class Agent:
             on_fatal()
 
     def _telemetry_loop(self) -> None:
-        delay = min(WARM_UP_SECONDS, self.settings.interval)
         while not self._stopping:
-            self._due = self.clock.monotonic() + delay
-            self.read_telemetry()
-            delay = self.settings.interval
-            while not self._stopping and (wait := self._due - self.clock.monotonic()) > 0:
+            self.read_due_telemetry()
+            while not self._stopping and (wait := self._schedule.next_at - self.clock.monotonic()) > 0:
                 self._wake.wait(wait)
                 self._wake.clear()
 
@@ -308,6 +341,7 @@ class Agent:
                 self._telemetry_part, readings=(), others=(), unsupported=(), outcomes=(outcome,)
             )
             self._usage_part = UsagePart(errors=self._usage_part.errors)
+            self._telemetry_turn.forget()
         self._publish()
         return True
 
@@ -340,35 +374,9 @@ class Agent:
         return bool(results["release"].value)
 
 
-def _fields_to_read(policy: Policy) -> tuple[Field, ...]:
-    """The counter file's fields, and what podgpu's own families are made of."""
-    wanted = {c.field.id: c.field for c in policy.counters}
-    own = set(THROTTLE_REASONS) | ({_CLOCK_EVENTS_FIELD} if _CLOCK_EVENTS_COUNT_FIELD in wanted else set())
-    own |= {FB_TOTAL_FIELD} if policy.gpu_manager else set()
-    return tuple((wanted | {i: fields()[i] for i in own}).values())
-
-
-def _without_crowds(part: AllocationPart) -> tuple[AllocationPart, Counter[tuple[str, str]]]:
-    """The part with as many holders of each device as a page can name, and how many were left out: it is said."""
-    held: Counter[str] = Counter()
-    kept: list[Assignment] = []
-    for one in part.allocation.assignments:
-        held[one.device] += 1
-        if held[one.device] <= MOST_HOLDERS:
-            kept.append(one)
-    left_out = len(part.allocation.assignments) - len(kept)
-    if not left_out:
-        return part, Counter()
-    crowded = ", ".join(f"{device} ({number})" for device, number in held.items() if number > MOST_HOLDERS)
-    message = f"more holders than podgpu names ({MOST_HOLDERS} of one device), the others are left out: {crowded}"
-    reason = "too_many_holders"
-    return replace(
-        part,
-        allocation=replace(part.allocation, assignments=tuple(kept)),
-        outcomes=(*part.outcomes, Outcome(_HOLDERS, 0.0, reason, message)),
-    ), Counter({(_HOLDERS, reason): left_out})
-
-
 def _clock_event_masks(part: TelemetryPart) -> dict[str, int]:
-    masks = ((r.device.key, r.values.get(_CLOCK_EVENTS_FIELD)) for r in part.readings)
+    """Of this turn's samples."""
+    if CLOCK_EVENTS_FIELD not in fields_of(part.lanes):
+        return {}
+    masks = ((r.device.key, r.values.get(CLOCK_EVENTS_FIELD)) for r in part.readings)
     return {key: mask for key, mask in masks if isinstance(mask, int)}

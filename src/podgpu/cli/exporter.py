@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from podgpu.agent.loop import Agent
+from podgpu.cli.newer_options import of_file_without_effect, with_config_file
 from podgpu.cli.option_table import EXPORTER_OPTIONS
 from podgpu.cli.params import given, naming_variable, with_options
 from podgpu.clock import Clock
@@ -20,7 +21,7 @@ from podgpu.compose.process import configure_logging, print_out, share_one_heap
 from podgpu.compose.servers import SOON_SECONDS, ApiAccess
 from podgpu.device_selection import parse_selection
 from podgpu.errors import StartError, UsageError
-from podgpu.serve.app import GPU_MANAGER_OPTION, PROBE_OPTION, serve
+from podgpu.serve.app import GPU_MANAGER_OPTION, PROBE_OPTION, Bounds, serve
 from podgpu.serve.sockets import Address, parse_address, systemd_sockets
 from podgpu.snapshot_json import dump_snapshot
 from podgpu.telemetry.source import Telemetry
@@ -38,6 +39,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     """Export this node's GPUs to Prometheus. Takes every flag and variable of dcgm-exporter."""
     share_one_heap()
     configure_logging(options["log_format"], options["debug"])
+    options = with_config_file(ctx, options)
     address, gpu_manager_address, probe_address = check_options(ctx, options)
     with naming_variable(ctx, "web_systemd_socket"):
         passed = options["web_systemd_socket"] and not options["once"]
@@ -48,13 +50,16 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     api = ApiAccess(options["kubeconfig"]) if options["once"] else ApiAccess(options["kubeconfig"], SOON_SECONDS)
     try:
         agent = build_agent(ctx, options, api)
-        for sentence in without_effect(ctx):
+        for sentence in (*without_effect(ctx), *of_file_without_effect(options)):
             _log.warning("%s", sentence)
         if options["once"]:
             _print_once(agent, options["dump_snapshot"])
         else:
             lifecycle = options["web_enable_lifecycle"]
-            serve(agent, address, _announce, gpu_manager_address, probe_address, protection, sockets, lifecycle)
+            bounds = Bounds(
+                options["web_read_timeout"], options["web_write_timeout"], options["max_concurrent_scrapes"]
+            )
+            serve(agent, address, _announce, gpu_manager_address, probe_address, protection, sockets, lifecycle, bounds)
     finally:
         api.close()
         if protection:

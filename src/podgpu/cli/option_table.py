@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from podgpu.cli.newer_options import NEWER_OPTIONS
 from podgpu.cli.params import Option
 from podgpu.compose.allocations import spellings
 
@@ -262,6 +263,7 @@ EXPORTER_OPTIONS: tuple[Option, ...] = (
             ("compression", "true", "bool"),
         )
     ),
+    *NEWER_OPTIONS,
     Option(
         "hostname-label",
         "",

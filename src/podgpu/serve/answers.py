@@ -11,7 +11,7 @@ from aiohttp import web
 from podgpu.exposition.body import Body, Exposition
 from podgpu.exposition.text import CONTENT_TYPE, OPENMETRICS_TYPE
 
-Handler = Callable[[web.Request], Awaitable[web.Response]]
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 _OPENMETRICS = "application/openmetrics-text"
 _VERSIONS = ("", "1.0.0")

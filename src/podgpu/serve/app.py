@@ -8,7 +8,7 @@ import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
@@ -50,6 +50,18 @@ class Served(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Bounds:
+    """What the visitors of one exporter may take."""
+
+    read_seconds: float = 10.0
+    """To send a request."""
+    write_seconds: float = 30.0
+    """To read the answer."""
+    scrapes: int = 16
+    """Requests for /metrics at a time."""
+
+
+@dataclass(frozen=True, slots=True)
 class Listener:
     app: web.Application
     address: Address
@@ -70,6 +82,7 @@ def serve(
     protection: Protection | None = None,
     sockets: Sequence[socket.socket] = (),
     lifecycle: bool = True,
+    bounds: Bounds | None = None,
 ) -> None:
     """Start the agent and answer requests until SIGINT, SIGTERM or a fatal error of the agent.
 
@@ -77,7 +90,9 @@ def serve(
     alone, which `protection` leaves plain: a probe can show neither a password nor a certificate. `sockets`: bound
     already, in place of the address. `lifecycle`: POST /-/release is answered.
     """
-    app, tls = application(agent, protection, lifecycle), protection.tls if protection else None
+    bounds = bounds or Bounds()
+    app = application(agent, protection, lifecycle, bounds.scrapes)
+    tls = protection.tls if protection else None
     listeners = [Listener(app, address, tls=tls, sockets=sockets)]
     if gpu_manager_address is not None:
         theirs = gpu_manager_application(agent, protection)
@@ -86,7 +101,10 @@ def serve(
     if probe_address is not None:
         listeners.append(probe_listener(probe_routes(agent), probe_address))
     release = partial(agent.release, DEFAULT_RELEASE_SECONDS)
-    run(agent, listeners, lambda bound: on_listening(bound[0]), release)
+    limits = replace(
+        limits_for(len(listeners)), headers_seconds=bounds.read_seconds, answer_seconds=bounds.write_seconds
+    )
+    run(agent, listeners, lambda bound: on_listening(bound[0]), release, limits)
 
 
 def probe_listener(handlers: list[web.RouteDef], address: Address) -> Listener:
@@ -98,10 +116,11 @@ def run(
     listeners: Sequence[Listener],
     on_listening: Callable[[Sequence[Address]], None] = lambda bound: None,
     release: Callable[[], object] | None = None,
+    limits: Limits | None = None,
 ) -> None:
     """Until SIGINT, SIGTERM or a fatal error of what is served. `on_listening` gets every listener's address, before
     what is served starts."""
-    asyncio.run(_run(served, listeners, on_listening, release))
+    asyncio.run(_run(served, listeners, on_listening, release, limits or limits_for(len(listeners))))
     if served.fatal is not None:
         raise served.fatal
 
@@ -111,6 +130,7 @@ async def _run(
     listeners: Sequence[Listener],
     on_listening: Callable[[Sequence[Address]], None],
     release: Callable[[], object] | None,
+    limits: Limits,
 ) -> None:
     loop = asyncio.get_running_loop()
     done = asyncio.Event()
@@ -122,7 +142,6 @@ async def _run(
     async with AsyncExitStack() as at_the_end:
         at_the_end.enter_context(_foreign_logs_are_short())
         at_the_end.callback(served.stop)
-        limits = limits_for(len(listeners))
         bound = [await at_the_end.enter_async_context(listening(listener, limits)) for listener in listeners]
         for listener, where in zip(listeners, bound, strict=True):
             if listener.announcement:
@@ -163,8 +182,10 @@ async def listening(listener: Listener, limits: Limits) -> AsyncIterator[Address
         await runner.cleanup()
 
 
-def application(agent: Agent, protection: Protection | None = None, lifecycle: bool = True) -> web.Application:
-    return make_application(routes(agent, lifecycle), protection)
+def application(
+    agent: Agent, protection: Protection | None = None, lifecycle: bool = True, scrapes: int = 16
+) -> web.Application:
+    return make_application(routes(agent, lifecycle, scrapes), protection)
 
 
 def gpu_manager_application(agent: Agent, protection: Protection | None = None) -> web.Application:
