@@ -33,9 +33,9 @@ _USER, _SYSTEM, _STARTED, _VIRTUAL, _RESIDENT = 11, 12, 19, 20, 21
 """Places in /proc/PID/stat, counted behind the command's name, which may have blanks and brackets in it."""
 
 
-def process_families(proc: Path = Path("/proc")) -> tuple[Family, ...]:
+def process_families(proc: str) -> tuple[Family, ...]:
     """Sorted by name, as dcgm-exporter prints them."""
-    found = dict(_of_process(proc))
+    found = dict(_of_process(Path(proc)))
     return tuple(spec.of([Sample(NO_LABELS, found[spec])]) for spec in PROCESS_FAMILIES if spec in found)
 
 

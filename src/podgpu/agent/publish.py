@@ -48,7 +48,7 @@ class Published:
         return self._once(self._families, "own", self._own)
 
     def _own(self) -> tuple[Family, ...]:
-        of_process = process_families() if self._policy.process_metrics else ()
+        of_process = process_families(proc) if (proc := self._policy.process_metrics) else ()
         return (*self_families(self.snapshot), *of_process)
 
     @property

@@ -111,6 +111,8 @@ def build_agent(
     sources: Sources = SOURCES,
 ) -> Agent:
     """The agent of this command line. Raises UsageError, which names the variable a wrong value came from."""
+    if "config" not in options:
+        options = with_config_file(ctx, options)
     return exporter_agent(with_host_engine(ctx, options), api, partial(naming_variable, ctx), telemetry, clock, sources)
 
 

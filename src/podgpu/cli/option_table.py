@@ -80,8 +80,8 @@ EXPORTER_OPTIONS: tuple[Option, ...] = (
         "r",
         "DCGM_REMOTE_HOSTENGINE_INFO",
         "localhost:5555",
-        "A running host engine (nv-hostengine) to read from: HOST:PORT, [IPV6]:PORT or unix:///path. Said, it means "
-        "--telemetry dcgm; not said, none is used.",
+        "A running host engine (nv-hostengine) to read from: HOST:PORT, [IPV6]:PORT, unix:///path or vsock://CID:PORT. "
+        "Said, it means --telemetry dcgm; not said, none is used.",
         acts_when_named=True,
     ),
     Option(

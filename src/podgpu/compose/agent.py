@@ -136,7 +136,7 @@ def _exporter_policy(options: Options, counters: tuple[Counter, ...]) -> Policy:
         virtual_gpus=options["kubernetes_virtual_gpus"],
         copy_parent_values=options["mig_copy_parent_values"],
         gpu_manager=options["gpu_manager_metrics"],
-        process_metrics=options.get("enable_exporter_metrics", False),
+        process_metrics=options["path_proc"] if options.get("enable_exporter_metrics") else "",
         xid_window_ms=round(options["xid_count_window_size"] * 1000),
         clock_window_ms=round(options["clock_events_count_window_size"] * 1000),
     )

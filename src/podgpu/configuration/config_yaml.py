@@ -21,7 +21,7 @@ from podgpu.strict_yaml import PlacedMapping, parse_mapping
 
 _MOST_COLLECTIONS = 64
 _MOST_PATTERNS = 1_000
-_SHORTEST, _LONGEST = 0.1, 86_400.0
+_SHORTEST, _LONGEST = Fraction(1, 10), Fraction(86_400)
 """Intervals, in seconds: as -c takes them."""
 _ALL_FIELDS = "*"
 _VERSIONS = (1, 2)
@@ -235,7 +235,7 @@ def _check_retentions(base: Retention, collections: tuple[Collection, ...], mapp
 
 def _bind_unbind(mapping: PlacedMapping) -> tuple[bool | None, float | None]:
     mapping.allow(("enabled", "pollInterval"))
-    interval = _interval(mapping, "pollInterval", shortest=0.001) if mapping.has("pollInterval") else None
+    interval = _interval(mapping, "pollInterval", shortest=Fraction(1, 1000)) if mapping.has("pollInterval") else None
     return mapping.flag("enabled"), interval
 
 
@@ -256,7 +256,7 @@ def _duration(mapping: PlacedMapping, key: str) -> Fraction:
     return seconds
 
 
-def _interval(mapping: PlacedMapping, key: str, shortest: float = _SHORTEST) -> float:
+def _interval(mapping: PlacedMapping, key: str, shortest: Fraction = _SHORTEST) -> float:
     if not mapping.has(key):
         raise mapping.complaint(key, "is required: say how often, as in 30s")
     seconds = _duration(mapping, key)

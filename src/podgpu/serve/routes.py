@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -94,8 +95,9 @@ def at_most(number: int, handler: Handler) -> Handler:
         answering += 1
         try:
             response = await handler(request)
-            await response.prepare(request)
-            await response.write_eof()
+            with suppress(ConnectionError):  # gone already: the connection's own affair
+                await response.prepare(request)
+                await response.write_eof()
             return response
         finally:
             answering -= 1
