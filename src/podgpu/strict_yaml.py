@@ -13,7 +13,7 @@ from typing import ClassVar, Self, TypeVar
 
 import yaml
 
-from podgpu.errors import PodgpuError, UsageError
+from podgpu.errors import PodgpuError, UsageError, one_line
 
 _STANDARD = "tag:yaml.org,2002:"
 _NO_TEXT = {f"{_STANDARD}binary", f"{_STANDARD}merge"}
@@ -60,7 +60,7 @@ class StrictMapping:
     def complaint(self, name: str, problem: str) -> PodgpuError:
         """About what is written under a name; about the whole where the name is not there."""
         node = self._entries.get(name) or self._keys.get(name) or self._node
-        return self.error(f"{self.place(self.file, node)}: {self._path(name)}: {problem}")
+        return self.error(one_line(f"{self.place(self.file, node)}: {self._path(name)}: {problem}"))
 
     def names(self) -> tuple[str, ...]:
         return tuple(self._entries)

@@ -127,6 +127,8 @@ class Agent:
         self._wake = threading.Event()
         self._allocate_now = threading.Event()
         self.fatal: StartError | None = None
+        self.notes_beside: Callable[[], Sequence[str]] = tuple
+        """What is not as it should be with what runs beside the agent."""
         self.published = Published(Snapshot(0.0), policy, self._read_at)
 
     # -- turns ---------------------------------------------------------------------------------------------------

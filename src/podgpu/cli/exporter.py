@@ -17,7 +17,8 @@ from podgpu.cli.params import given, naming_variable, with_options
 from podgpu.clock import Clock
 from podgpu.compose.agent import exporter_agent
 from podgpu.compose.allocations import SOURCES, Sources
-from podgpu.compose.process import configure_logging, print_out, share_one_heap
+from podgpu.compose.histories import history_of, node_keeper
+from podgpu.compose.process import configure_logging, look_past_what_stays, print_out, share_one_heap, take_turns_often
 from podgpu.compose.servers import SOON_SECONDS, ApiAccess
 from podgpu.device_selection import parse_selection
 from podgpu.errors import StartError, UsageError
@@ -27,6 +28,7 @@ from podgpu.snapshot_json import dump_snapshot
 from podgpu.telemetry.source import Telemetry
 
 if TYPE_CHECKING:
+    from podgpu.figures.prices import ReadPrices
     from podgpu.serve.protection import Protection
 
 _log = logging.getLogger("podgpu")
@@ -46,6 +48,8 @@ def command(ctx: click.Context, /, **options: Any) -> None:
         sockets = systemd_sockets(os.environ) if passed else []
     with naming_variable(ctx, "web_config_file"):
         protection = _protection(options["web_config_file"])
+    with naming_variable(ctx, "prices"):
+        prices = _prices(options["prices"])
     # Probes are answered soon, whatever the API server does; --once has nobody to answer and can wait.
     api = ApiAccess(options["kubeconfig"]) if options["once"] else ApiAccess(options["kubeconfig"], SOON_SECONDS)
     try:
@@ -56,10 +60,19 @@ def command(ctx: click.Context, /, **options: Any) -> None:
             _print_once(agent, options["dump_snapshot"])
         else:
             lifecycle = options["web_enable_lifecycle"]
-            bounds = Bounds(
-                options["web_read_timeout"], options["web_write_timeout"], options["max_concurrent_scrapes"]
+            with naming_variable(ctx, "history_dir"):
+                keeper = node_keeper(agent, options["history_dir"])
+            take_turns_often()
+            look_past_what_stays()
+            serve(
+                *(agent, address, _announce, gpu_manager_address, probe_address, protection, sockets, lifecycle),
+                history=history_of(keeper),
+                beside=[keeper],
+                prices=prices,
+                bounds=Bounds(
+                    options["web_read_timeout"], options["web_write_timeout"], options["max_concurrent_scrapes"]
+                ),
             )
-            serve(agent, address, _announce, gpu_manager_address, probe_address, protection, sockets, lifecycle, bounds)
     finally:
         api.close()
         if protection:
@@ -100,6 +113,15 @@ def _protection(path: str) -> Protection | None:
     from podgpu.serve.protection import protect
 
     return protect(path)
+
+
+def _prices(chosen: str) -> ReadPrices | None:
+    """What brings YAML is loaded by those only who have prices."""
+    if not chosen:
+        return None
+    from podgpu.configuration.price_file import read_prices
+
+    return read_prices(chosen)
 
 
 def build_agent(

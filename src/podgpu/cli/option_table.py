@@ -13,6 +13,7 @@ from podgpu.compose.allocations import spellings
 
 _DUMP = "accepted; use --dump-snapshot"
 _DCGM = "accepted; belongs to DCGM, which podgpu does not need"
+PRICES_HELP = "Prices per GPU-hour and kWh: a YAML file (docs/cluster.md), or example for those that podgpu ships."
 
 EXPORTER_PAGE_OPTIONS: tuple[Option, ...] = tuple(
     Option(f"exporter-{name}", "", f"PODGPU_EXPORTER_{name.replace('-', '_').upper()}", default, text, kind, ours=True)
@@ -365,6 +366,7 @@ EXPORTER_OPTIONS: tuple[Option, ...] = (
         "With --gpu-manager-metrics: a second address that serves these alone, such as :5678, gpu-manager's own.",
         ours=True,
     ),
+    Option("history-dir", "", "PODGPU_HISTORY_DIR", "", "Keep the last day on disk (docs/history.md).", ours=True),
     Option(
         "probe-address",
         "",
@@ -383,6 +385,7 @@ EXPORTER_OPTIONS: tuple[Option, ...] = (
         "bool",
         ours=True,
     ),
+    Option("prices", "", "PODGPU_PRICES", "", f"For the page: {PRICES_HELP[0].lower()}{PRICES_HELP[1:]}", ours=True),
     *EXPORTER_PAGE_OPTIONS,
     Option("once", "", "", "false", "Read twice, print the exposition, exit.", "bool", ours=True),
     Option("dump-snapshot", "", "", "", "With --once: write the snapshot as JSON to this file.", ours=True),

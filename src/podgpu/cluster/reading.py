@@ -47,6 +47,8 @@ class NodeReading:
     """Whether its target is still among those to be asked; None: there is no such list (Prometheus has its own)."""
     dated: bool = True
     """False: by its own clock it was taken at no time that could be meant as now, so it does not count as fresh."""
+    simulated: bool = False
+    """Its figures are made up by podgpu's simulated driver."""
 
 
 class Scope(NamedTuple):

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from podgpu.catalog.mig import billed_name
 from podgpu.model import Who, Workload
 
 UTIL, GR_ENGINE = 203, 1001
@@ -14,7 +15,10 @@ POWER, TEMPERATURE = 155, 150
 FIELDS = (UTIL, GR_ENGINE, FB_TOTAL, FB_FREE, FB_USED, FB_RESERVED, POWER, TEMPERATURE)
 """DCGM fields the figures are made of."""
 
+SIMULATED = "simulated"
+"""How the simulated driver names itself among an exporter's sources, in a snapshot and in `podgpu_source_up`."""
 _MIB = 1024 * 1024
+_NAMELESS = "gpu "
 _OVER_FULL = 1.01
 """A counter read a moment too late tells a little more than everything. What is beyond that is no value."""
 
@@ -121,6 +125,23 @@ class View:
     """What is not as it should be, for the person who looks."""
     taken_at: float | None = None
     """Unix time by the clock that `idle_since` goes by, where holders have one."""
+    simulated: bool = False
+    """Figures are made up."""
+
+
+def device_model(device: DeviceFigures) -> str:
+    """A MIG instance is no GPU: it goes by the name its use is billed under, `<model> MIG <profile>`."""
+    return billed_name(device.model, device.profile) if device.instance else device.model
+
+
+def nameless_uuid(index: str) -> str:
+    """What stands for the UUID on pages without: every node has a `gpu 0`."""
+    return f"{_NAMELESS}{index}"
+
+
+def has_identity(uuid: str) -> bool:
+    """Whether the same UUID elsewhere means the same GPU."""
+    return bool(uuid) and not uuid.startswith(_NAMELESS)
 
 
 def holder_text(workload: Workload) -> str:

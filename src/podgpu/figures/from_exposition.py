@@ -15,11 +15,13 @@ from podgpu.exposition.parse import ParsedFamily, ParsedSample
 from podgpu.figures.device import (
     FIELDS,
     POWER,
+    SIMULATED,
     TEMPERATURE,
     DeviceFigures,
     HolderFigures,
     View,
     memory_of,
+    nameless_uuid,
     utilization_of,
 )
 from podgpu.model import Who, Workload
@@ -79,7 +81,7 @@ def figures_of(
     nodes = tuple(dict.fromkeys(filter(None, (first_label(labels, node_labels) for labels in builder.hosts()))))
     notes = (f"the exporter cannot read: {', '.join(builder.down)}",) if builder.down else ()
     devices = tuple(builder.devices(node_labels, nodes[0] if nodes else address))
-    return PageFigures(View(devices, notes), nodes, builder.is_podgpu)
+    return PageFigures(View(devices, notes, simulated=builder.simulated), nodes, builder.is_podgpu)
 
 
 @lru_cache(maxsize=16)
@@ -158,6 +160,7 @@ class _Builder:
         self._hosts: list[Labels] = []
         self.down: list[str] = []
         self.is_podgpu = False
+        self.simulated = False
         of_devices = [s.labels for s in samples if s.name not in (f.BUILD_INFO.name, f.SOURCE_UP.name)]
         self._places = _places(of_devices)
         for name, labels, value, _ in samples:
@@ -183,8 +186,10 @@ class _Builder:
         if name == f.BUILD_INFO.name:
             self.is_podgpu = True
         elif name == f.SOURCE_UP.name:
+            source = labels.get("source", "?")
+            self.simulated |= source == SIMULATED
             if value == 0:
-                self.down.append(labels.get("source", "?"))
+                self.down.append(source)
         elif name == f.DEVICE_COUNT.name:
             self._hosts.append(labels)
         elif name == f.DEVICE_ENERGY.name:
@@ -282,7 +287,7 @@ def _places(label_sets: Iterable[Labels]) -> dict[int, _Place]:
 
 
 def _place(labels: Labels) -> _Place:
-    uuid = first_label(labels, _UUID_LABELS) or f"gpu {labels.get('gpu', '?')}"
+    uuid = first_label(labels, _UUID_LABELS) or nameless_uuid(labels.get("gpu", "?"))
     holder = holder_of(labels)
     who = holder.who if holder else ()
     return _Place(uuid, labels.get("GPU_I_ID", ""), first_label(labels, _MODEL_LABELS), holder, who)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from podgpu.figures.device import (
     POWER,
+    SIMULATED,
     TEMPERATURE,
     DeviceFigures,
     HolderFigures,
@@ -40,6 +41,7 @@ def view_of_snapshot(snapshot: Snapshot, node: str, processes: Processes | None 
             if device.key in values
         ),
         tuple(f"{o.source}: {o.message or o.error}" for o in snapshot.outcomes if not o.ok),
+        simulated=any(o.source == SIMULATED for o in snapshot.outcomes),
     )
 
 

@@ -21,7 +21,9 @@ from podgpu.serve.lifecycle import DEFAULT_RELEASE_SECONDS
 from podgpu.serve.routes import gpu_manager_routes, probe_routes, routes
 from podgpu.serve.sockets import ADDRESS_OPTION, Address, address_of, bind
 
-if TYPE_CHECKING:  # brings YAML and bcrypt, for those who have a web config only
+if TYPE_CHECKING:  # the last brings YAML and bcrypt, for those who have a web config only
+    from podgpu.figures.prices import ReadPrices
+    from podgpu.history.asking import History
     from podgpu.serve.protection import Protection
 
 GPU_MANAGER_OPTION = "--gpu-manager-address"
@@ -47,6 +49,32 @@ class Served(Protocol):
     def start(self, on_fatal: Callable[[], object]) -> None: ...
     def reload(self) -> None: ...
     def stop(self) -> None: ...
+
+
+class Several:
+    """Served as one: all of them start and stop together, and one that must end ends them all."""
+
+    def __init__(self, members: Sequence[Served]) -> None:
+        self._members = list(members)
+
+    def add(self, member: Served) -> None:
+        self._members.append(member)
+
+    @property
+    def fatal(self) -> StartError | None:
+        return next((member.fatal for member in self._members if member.fatal is not None), None)
+
+    def start(self, on_fatal: Callable[[], object]) -> None:
+        for member in self._members:
+            member.start(on_fatal)
+
+    def reload(self) -> None:
+        for member in self._members:
+            member.reload()
+
+    def stop(self) -> None:
+        for member in reversed(self._members):
+            member.stop()
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,16 +110,20 @@ def serve(
     protection: Protection | None = None,
     sockets: Sequence[socket.socket] = (),
     lifecycle: bool = True,
+    history: History | None = None,
+    beside: Sequence[Served] = (),
+    prices: ReadPrices | None = None,
     bounds: Bounds | None = None,
 ) -> None:
     """Start the agent and answer requests until SIGINT, SIGTERM or a fatal error of the agent.
 
     `gpu_manager_address`: a second one, for gpu-manager's metrics alone. `probe_address`: one for the kubelet's probes
     alone, which `protection` leaves plain: a probe can show neither a password nor a certificate. `sockets`: bound
-    already, in place of the address. `lifecycle`: POST /-/release is answered.
+    already, in place of the address. `lifecycle`: POST /-/release is answered. `history`: whoever knows what was
+    before. `beside`: what runs as long as the agent does. `prices`: for the page.
     """
     bounds = bounds or Bounds()
-    app = application(agent, protection, lifecycle, bounds.scrapes)
+    app = application(agent, protection, lifecycle, history, prices, bounds.scrapes)
     tls = protection.tls if protection else None
     listeners = [Listener(app, address, tls=tls, sockets=sockets)]
     if gpu_manager_address is not None:
@@ -104,7 +136,7 @@ def serve(
     limits = replace(
         limits_for(len(listeners)), headers_seconds=bounds.read_seconds, answer_seconds=bounds.write_seconds
     )
-    run(agent, listeners, lambda bound: on_listening(bound[0]), release, limits)
+    run(Several([agent, *beside]), listeners, lambda bound: on_listening(bound[0]), release, limits)
 
 
 def probe_listener(handlers: list[web.RouteDef], address: Address) -> Listener:
@@ -183,9 +215,14 @@ async def listening(listener: Listener, limits: Limits) -> AsyncIterator[Address
 
 
 def application(
-    agent: Agent, protection: Protection | None = None, lifecycle: bool = True, scrapes: int = 16
+    agent: Agent,
+    protection: Protection | None = None,
+    lifecycle: bool = True,
+    history: History | None = None,
+    prices: ReadPrices | None = None,
+    scrapes: int = 16,
 ) -> web.Application:
-    return make_application(routes(agent, lifecycle, scrapes), protection)
+    return make_application(routes(agent, lifecycle, history, prices, scrapes), protection)
 
 
 def gpu_manager_application(agent: Agent, protection: Protection | None = None) -> web.Application:

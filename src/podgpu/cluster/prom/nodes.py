@@ -106,6 +106,7 @@ def _read_target(
                 dated=is_about_now(told_at, sampled_at),
                 skew_seconds=_skew(moment(told_at), sampled_at),
                 notes=view.notes,
+                simulated=view.simulated,
             )
         )
     return readings

@@ -75,6 +75,7 @@ class PageReader:
             dated=is_about_now(told_at, wall),
             skew_seconds=ahead if ahead > LEAST_SKEW_SECONDS else None,
             notes=(*_notes(nodes), *view.notes),
+            simulated=view.simulated,
         )
 
     def _samples(self, body: bytes) -> list[ParsedSample]:

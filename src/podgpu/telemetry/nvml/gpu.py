@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from podgpu.catalog.fields import Field
@@ -73,6 +74,7 @@ class Gpu:
         self._asked: dict[int, Sequence[Field]] = {}
         """By their identity, the sets of fields there are plans for: each has its own rates and samples."""
         self._plans: dict[tuple[int, str], DevicePlan] = {}
+        self._process_layout = MigLayout(driver, grip)
         self._process_list = ProcessList(driver, grip, device.uuid)
         self._energy = EnergyCounter(driver, grip, clock)
         self.usage_reader = make_usage_reader(grip, energy=self._energy)
@@ -111,7 +113,7 @@ class Gpu:
 
     def processes(self) -> tuple[ProcessUsage, ...]:
         self._check_handle()
-        return self._process_list.read()
+        return self._process_list.read(*self._process_layout.read())
 
     def usage(self, shared: Collection[str] = ()) -> tuple[DeviceUsage, ...]:
         self._check_handle()
@@ -124,7 +126,8 @@ class Gpu:
                 self.usage_reader.close()
         enabled, instances = self._usage_layout.read()
         device = replace(self.device, mig_enabled=enabled)
-        return self.usage_reader.read(device, instances, self._usage_processes.read, shared)
+        processes = partial(self._usage_processes.read, enabled, instances)
+        return self.usage_reader.read(device, instances, processes, shared)
 
     def _check_handle(self) -> None:
         """A re-loaded driver refuses old handles in words that also mean "not supported": ask what always works.
