@@ -39,6 +39,8 @@ class AllocationPart:
 
     allocation: Allocation = field(default_factory=Allocation)
     outcomes: tuple[Outcome, ...] = ()
+    offered: frozenset[str] = frozenset()
+    """UUIDs of the GPUs that are given away here, in anybody's hands or not."""
 
 
 class AllocationTurn:
@@ -83,7 +85,8 @@ class AllocationTurn:
         self._identify_and_say()
         outcomes = tuple(self._outcome(name, result) for name, result in results.items())
         merged = merge(self._settle(results), self.complete)
-        return AllocationPart(merged if devices else _without_unknown(merged), outcomes + self._names_outcome)
+        offered = frozenset(uuid for result in results.values() if result.value for uuid in result.value.offered)
+        return AllocationPart(merged if devices else _without_unknown(merged), outcomes + self._names_outcome, offered)
 
     def identify(self) -> Complete:
         """Who is who, read after the holders so that a container just started is known; else as it was last known.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from podgpu.catalog.conditions import FIELD_CONDITIONS
 from podgpu.catalog.counters import Counter
 from podgpu.catalog.families import THROTTLE_REASONS
 from podgpu.catalog.fields import Field, fields
@@ -14,7 +15,7 @@ from podgpu.join.gpu_manager import FB_TOTAL_FIELD
 from podgpu.telemetry.source import Lane
 
 CLOCK_EVENTS_FIELD = 112
-_CLOCK_EVENTS_COUNT_FIELD = 9002
+_CLOCK_EVENT_COUNTS = {9002, 9006}
 _TOGETHER_SECONDS = 0.02
 """What is due this soon is read now: every turn has a cost of its own."""
 
@@ -82,7 +83,8 @@ class Schedule:
 def fields_to_read(policy: Policy) -> tuple[Field, ...]:
     """The counter file's fields, and what podgpu's own families are made of."""
     wanted = {c.field.id: c.field for c in policy.counters}
-    own = set(THROTTLE_REASONS) | ({CLOCK_EVENTS_FIELD} if _CLOCK_EVENTS_COUNT_FIELD in wanted else set())
+    own = {*THROTTLE_REASONS, *FIELD_CONDITIONS}
+    own |= {CLOCK_EVENTS_FIELD} if wanted.keys() & _CLOCK_EVENT_COUNTS else set()
     own |= {FB_TOTAL_FIELD} if policy.gpu_manager else set()
     return tuple((wanted | {i: fields()[i] for i in own}).values())
 

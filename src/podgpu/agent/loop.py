@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from podgpu.accounting.containers import ContainerFinder
 from podgpu.agent.allocation_turn import (
@@ -19,24 +20,29 @@ from podgpu.agent.allocation_turn import (
     without_crowds,
 )
 from podgpu.agent.change_log import ChangeLog
+from podgpu.agent.counter_watch import CounterWatch
+from podgpu.agent.health_watch import HealthWatch
 from podgpu.agent.lanes import CLOCK_EVENTS_FIELD, Schedule, fields_of, fields_to_read, make_lanes
 from podgpu.agent.publish import Published
 from podgpu.agent.tallies import ClockEventLog, XidLog
 from podgpu.agent.telemetry_turn import TelemetryPart, TelemetryTurn
 from podgpu.agent.usage_turn import UsagePart, UsageTurn
 from podgpu.allocation.source import AllocationSource
+from podgpu.allocation.unmapped import lost_gpus
 from podgpu.catalog.counters import Counter as MetricCounter
 from podgpu.clock import Clock
 from podgpu.configuration.config_file import DEFAULT_RETENTION, Collection, Retention
 from podgpu.configuration.counter_feeds import CounterFeed
 from podgpu.device_selection import Selection
-from podgpu.errors import SourceError, StartError, UsageError
+from podgpu.errors import StartError
 from podgpu.isolate import Isolation
 from podgpu.join import Policy
 from podgpu.model import Outcome, PodLabels, Snapshot
 from podgpu.telemetry.source import Lane, Telemetry
 
 _log = logging.getLogger(__name__)
+Forgotten = Literal["gpu", "xids", "nothing"]
+"""What of a GPU there was to forget."""
 WARM_UP_SECONDS = 1.0
 """Rates need two readings: the second comes this soon after the first, whatever the interval."""
 
@@ -87,9 +93,7 @@ class Agent:
         self._telemetry = telemetry
         self._isolation = Isolation(self.clock.monotonic)
         self._policy = policy = self.settings.policy
-        self._counter_feed = counter_feed
-        self._counters_outcome: tuple[Outcome, ...] = ()
-        self._counter_errors: Counter[tuple[str, str]] = Counter()
+        self._counter_watch = CounterWatch(counter_feed, self._isolation, self.settings.deadline)
         self._schedule = self._new_schedule(policy)
         self._telemetry_turn = TelemetryTurn(
             telemetry,
@@ -108,9 +112,11 @@ class Agent:
             else UsageTurn(telemetry, containers, self._isolation, self.settings.deadline, self.clock.monotonic)
         )
         self._usage_part = UsagePart()
+        self._health = HealthWatch()
         self._xids = XidLog(policy.xid_window_ms / 1000)
         self._clock_events = ClockEventLog(policy.clock_window_ms / 1000)
         self._clock_counts: Mapping[tuple[str, str], int] = {}
+        self._clock_totals: Mapping[tuple[str, str], int] = {}
         self._changes = ChangeLog(self.clock.monotonic)
         self._telemetry_part = TelemetryPart()
         self._allocation_part = AllocationPart()
@@ -151,19 +157,24 @@ class Agent:
 
     def _take(self, part: TelemetryPart) -> None:
         self._clock_counts = self._clock_events.note(_clock_event_masks(part), self.clock.monotonic())
+        self._clock_totals = self._clock_events.totals()
         if part.devices != self._telemetry_part.devices:
             self._allocate_now.set()  # ids that named nothing a moment ago may name a device now
             if set(part.lanes) != set(self._schedule.lanes):
                 self._schedule.hurry(self.clock.monotonic())
         self._telemetry_part = part
+        self._health.take(part, self.clock.monotonic(), self.clock.wall())
         if part.readings:
             self._taken_at = self.clock.wall()
 
     def read_allocation(self) -> None:
         """One allocation turn, published."""
         self._allocate_now.clear()
-        part = self._allocation_turn.collect(self._telemetry_part.devices)
+        telemetry = self._telemetry_part
+        part = self._allocation_turn.collect(telemetry.devices)
         self._allocation_part, left_out = without_crowds(part)
+        self._telemetry_turn.hear_of(lost_gpus(part.offered, part.allocation.unmapped, telemetry.device_count))
+        self._health.hold(part.allocation.assignments, telemetry.absent)
         self._left_out += left_out
         self._allocation_errors = {**self._allocation_turn.errors, **self._left_out}
         self._publish()
@@ -176,39 +187,19 @@ class Agent:
         telemetry = self._telemetry_part
         sick = {o.device for o in telemetry.outcomes if not o.ok}
         self._usage_part = self._usage_turn.collect(
-            telemetry.devices, assignments, holders.complete, holders.identify, sick
+            telemetry.listed, assignments, holders.complete, holders.identify, sick
         )
         self._publish()
 
     def read_counters(self) -> None:
         """Takes up counters that changed; bad ones leave the last good set in place."""
-        if self._counter_feed is None:
-            return
-        result = self._isolation.run({"counters": self._counter_feed.read}, self.settings.deadline)["counters"]
-        if isinstance(result.error, SourceError):
-            self._note_bad_counters(result.error)
-        elif result.value is not None:
-            self._counters_outcome = (Outcome("counters", result.seconds),)
-            try:
-                self._change_counters(result.value)
-            except UsageError as e:  # the configuration file has a collection that none of them is in
-                self._note_bad_counters(SourceError("malformed", str(e)))
-
-    def _note_bad_counters(self, error: SourceError) -> None:
-        self._counter_errors = self._counter_errors + Counter([("counters", error.reason)])
-        self._counters_outcome = (Outcome("counters", 0.0, error.reason, str(error)),)
+        self._counter_watch.read(self._change_counters)
 
     def _new_schedule(self, policy: Policy) -> Schedule:
         """Raises UsageError where a collection has none of the counters."""
-        settings = self.settings
-        lanes = make_lanes(
-            fields_to_read(policy),
-            policy.counters,
-            settings.interval,
-            settings.collections,
-            settings.retention,
-            settings.counters_may_come,
-        )
+        its = self.settings
+        pass_over, wanted = its.counters_may_come, fields_to_read(policy)
+        lanes = make_lanes(wanted, policy.counters, its.interval, its.collections, its.retention, pass_over)
         return Schedule(lanes, WARM_UP_SECONDS)
 
     def _change_counters(self, counters: tuple[MetricCounter, ...]) -> None:
@@ -230,7 +221,9 @@ class Agent:
         if self._stopping:
             return  # nobody is asked any more, and it would look as if nobody answered
         with self._publishing:
-            self._xids.note(self._telemetry.error_events(), self.clock.monotonic())
+            events, now = self._telemetry.error_events(), self.clock.monotonic()
+            self._xids.note(events, now)
+            self._health.note(events, now)
             snapshot = self._snapshot()
             self.published = Published(snapshot, self._policy, self._read_at)
             self._changes.report(snapshot)
@@ -240,7 +233,7 @@ class Agent:
         show = self._allocation_turn.show
         configured = {c.field.id for c in self._policy.counters}
         errors: Counter[tuple[str, str]] = Counter()
-        for part in (telemetry.errors, self._allocation_errors, self._counter_errors, usage.errors):
+        for part in (telemetry.errors, self._allocation_errors, self._counter_watch.errors, usage.errors):
             errors.update(part)
         return Snapshot(
             taken_at=self._taken_at,
@@ -255,7 +248,7 @@ class Agent:
                 *telemetry.outcomes,
                 *self._allocation_part.outcomes,
                 *usage.outcomes,
-                *self._counters_outcome,
+                *self._counter_watch.outcomes,
             ),
             errors=dict(errors),
             unsupported=tuple(u for u in telemetry.unsupported if u[1] in configured),
@@ -263,8 +256,10 @@ class Agent:
             xids=self._xids.tallies(self.clock.monotonic()),
             last_xid=dict(self._xids.last),
             clock_events=self._clock_counts,
+            clock_event_totals=self._clock_totals,
             device_count=telemetry.device_count,
             usage=replace(usage.usage, containers=show(usage.usage.containers)),
+            health=self._health.report(allocation.assignments, self.clock.monotonic(), self.clock.wall()),
         )
 
     def warm_up(self) -> None:
@@ -289,7 +284,7 @@ class Agent:
         """Begin the cadences; `on_fatal` is called from a thread when `fatal` says why podgpu must end."""
         self._read_at = self.clock.monotonic()  # a loop that never turns is late from now on
         loops = {"telemetry": self._telemetry_loop}
-        if self._allocation_turn.has_sources or self._counter_feed is not None:
+        if self._allocation_turn.has_sources or self._counter_watch.watches:
             loops["allocation"] = self._allocation_loop
         if self._usage_turn is not None:
             loops["usage"] = self._usage_loop
@@ -343,9 +338,24 @@ class Agent:
                 self._telemetry_part, readings=(), others=(), unsupported=(), outcomes=(outcome,)
             )
             self._usage_part = UsagePart(errors=self._usage_part.errors)
-            self._telemetry_turn.forget()
+            self._telemetry_turn.drop_values()
         self._publish()
         return True
+
+    def forget(self, uuid: str) -> Forgotten | None:
+        """An operator has seen to a GPU that is gone, or to the XIDs of one that is here. None: no such GPU."""
+        known = {d.uuid for d in self._telemetry_part.devices}
+        if self._telemetry_turn.forget(uuid):
+            self._health.forget(uuid)
+            with self._turn:
+                self._telemetry_part = self._telemetry_part.without(uuid)
+            forgotten: Forgotten = "gpu"
+        elif uuid not in known:
+            return None
+        else:
+            forgotten = "xids" if self._health.forget_xids(uuid) else "nothing"
+        self._publish()
+        return forgotten
 
     def reload(self) -> None:
         """Look at once at everything that may have changed (SIGHUP)."""

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 
 from podgpu.catalog.counters import Counter
+from podgpu.catalog.names import rename_of
 from podgpu.configuration.bounded_pattern import BoundedPattern
 from podgpu.configuration.config_file import Collection
 from podgpu.errors import UsageError
@@ -32,7 +33,7 @@ def collection_of_fields(
                 f"{collection.place}: {collection.name}: none of the configured fields is called"
                 f" {', '.join(collection.include[:5])}: add the field to the counters, or remove the collection"
             )
-        for counter in chosen:
+        for counter in _with_other_names(chosen, counters):
             other = found.setdefault(counter.field.id, collection)
             if other is not collection:
                 raise UsageError(
@@ -40,6 +41,12 @@ def collection_of_fields(
                     " field is read at one interval"
                 )
     return found
+
+
+def _with_other_names(chosen: Sequence[Counter], counters: Sequence[Counter]) -> list[Counter]:
+    """With --dcgm-names both a figure stands under two names: it is read at one interval."""
+    figures = {rename for counter in chosen if (rename := rename_of(counter.name)) is not None}
+    return [counter for counter in counters if counter in chosen or rename_of(counter.name) in figures]
 
 
 def _chosen(
