@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from podgpu.agent.loop import Agent
+from podgpu.agent.waste_watch import WasteWatch
 from podgpu.cli.option_table import EXPORTER_OPTIONS
 from podgpu.cli.params import given, naming_variable, with_options
 from podgpu.clock import Clock
@@ -60,13 +61,15 @@ def command(ctx: click.Context, /, **options: Any) -> None:
             lifecycle = options["web_enable_lifecycle"]
             with naming_variable(ctx, "history_dir"):
                 keeper = node_keeper(agent, options["history_dir"])
+            waste = WasteWatch(agent, prices)
             take_turns_often()
             look_past_what_stays()
             serve(
                 *(agent, address, _announce, gpu_manager_address, probe_address, protection, sockets, lifecycle),
                 history=history_of(keeper),
-                beside=[keeper],
+                beside=[keeper, waste],
                 prices=prices,
+                wasted=waste.wasted,
             )
     finally:
         api.close()

@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # the last brings YAML and bcrypt, for those who have a web c
     from podgpu.figures.prices import ReadPrices
     from podgpu.history.asking import History
     from podgpu.serve.protection import Protection
+    from podgpu.serve.waste_routes import TellWaste
 
 GPU_MANAGER_OPTION = "--gpu-manager-address"
 PROBE_OPTION = "--probe-address"
@@ -101,15 +102,17 @@ def serve(
     history: History | None = None,
     beside: Sequence[Served] = (),
     prices: ReadPrices | None = None,
+    wasted: TellWaste | None = None,
 ) -> None:
     """Start the agent and answer requests until SIGINT, SIGTERM or a fatal error of the agent.
 
     `gpu_manager_address`: a second one, for gpu-manager's metrics alone. `probe_address`: one for the kubelet's probes
     alone, which `protection` leaves plain: a probe can show neither a password nor a certificate. `sockets`: bound
     already, in place of the address. `lifecycle`: POST /-/release is answered. `history`: whoever knows what was
-    before. `beside`: what runs as long as the agent does. `prices`: for the page.
+    before. `beside`: what runs as long as the agent does. `prices`, `wasted`: for the page.
     """
-    app, tls = application(agent, protection, lifecycle, history, prices), protection.tls if protection else None
+    app = application(agent, protection, lifecycle, history, prices, wasted)
+    tls = protection.tls if protection else None
     listeners = [Listener(app, address, tls=tls, sockets=sockets)]
     if gpu_manager_address is not None:
         theirs = gpu_manager_application(agent, protection)
@@ -201,8 +204,9 @@ def application(
     lifecycle: bool = True,
     history: History | None = None,
     prices: ReadPrices | None = None,
+    wasted: TellWaste | None = None,
 ) -> web.Application:
-    return make_application(routes(agent, lifecycle, history, prices), protection)
+    return make_application(routes(agent, lifecycle, history, prices, wasted), protection)
 
 
 def gpu_manager_application(agent: Agent, protection: Protection | None = None) -> web.Application:
