@@ -16,6 +16,7 @@ ROWS = [
     {"compose"},
     {"serve"},
     {"doctor", "top"},
+    {"autoscale"},
     {"agent", "cluster", "hook"},
     {"enrich"},
     {"telemetry", "allocation", "configuration"},

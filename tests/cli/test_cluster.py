@@ -38,16 +38,16 @@ def _logging_as_it_was() -> Iterator[None]:
     [
         ([], "give exactly one of --prometheus URL, --scrape URL,… and --discover-kubernetes SELECTOR"),
         (["--scrape", "http://a", "--prometheus", "http://b"], "--prometheus and --scrape to be asked"),
-        (["--scrape", "htp://a"], "--scrape 'htp://a': no URL"),
+        (["--scrape", "htp://a"], "--scrape 'htp://a': cannot be asked over HTTP; write HOST:PORT"),
         (["--scrape", ","], "--scrape names no exporter"),
-        (["--prometheus", "nowhere"], "--prometheus 'nowhere': no URL"),
+        (["--prometheus", "nowhere"], "--prometheus 'nowhere': cannot be asked over HTTP; write HOST:PORT"),
         (["--prometheus", "http://b", "--match", "a="], "--match: at character 3"),
         (["--prometheus", "http://b", "--node-label", " , "], "--node-label names no label"),
         (["--prometheus", "http://b", "--prometheus-username", "me"], "--prometheus-password-file go together"),
         (["--prometheus", "http://b", "--prometheus-tenant", "a\nb"], "cannot be sent in one line"),
         (["--scrape", "http://a", "--match", 'a="b"'], "--match goes with --prometheus, which is not given"),
         (["--prometheus", "http://b", "--scrape-timeout", "1s"], "goes with --scrape or --discover-kubernetes"),
-        (["--scrape", "http://a", "--used-means", "owned"], "none of busy, allocated, processes"),
+        (["--scrape", "http://a", "--used-means", "owned"], "not one of busy, allocated, processes"),
         (["--scrape", "http://a", "--used-field", "DCGM_FI_DEV_MEM_COPY_UTL"], "is it DCGM_FI_DEV_MEM_COPY_UTIL?"),
         (["--scrape", "http://a", "--used-field", "DCGM_FI_DEV_POWER_USAGE"], "is no utilisation"),
         (["--scrape", "http://a", "--window", "24h", "--interval", "1s"], "holds more than"),
@@ -94,7 +94,7 @@ def test_the_port_of_the_exporter_is_not_taken_twice(demo: Demo) -> None:
 
 def test_the_demo_has_three_nodes_and_top_shows_them(demo: Demo) -> None:
     view = _until(lambda: _nodes(demo.cluster, 3))
-    top = _run("top", "--cluster", demo.cluster, "--once", "--interval", "100ms")
+    top = _run("top", "--cluster", _host_port(demo.cluster), "--once", "--interval", "100ms")
     assert view["simulated"] is True
     assert [node["name"] for node in view["nodes"]] == ["node-1", "node-2", "node-3"]
     assert any("instances" in gpu for node in view["nodes"] for gpu in node["gpus"])
@@ -108,7 +108,7 @@ def test_the_demo_has_three_nodes_and_top_shows_them(demo: Demo) -> None:
 
 
 def test_cluster_over_exporters_one_of_them_dead(demo: Demo) -> None:
-    arguments = ("-a", "127.0.0.1:0", "--interval", "1s", "--scrape", f"{demo.exporter},http://127.0.0.1:1")
+    arguments = ("-a", "127.0.0.1:0", "--interval", "1s", "--scrape", f"{_host_port(demo.exporter)},http://127.0.0.1:1")
     with _started("cluster", *arguments) as cluster:
         url = _until(lambda: _logged_url(cluster))
         view = _until(lambda: _nodes(url, 1))
@@ -126,7 +126,7 @@ def test_the_map_by_way_of_prometheus_is_the_one_by_scraping(tmp_path: Path, dem
     configuration = json.dumps({"global": {"scrape_interval": "1s"}, "scrape_configs": [jobs]})
     with (
         prometheus(tmp_path, configuration=configuration) as server,
-        _started("cluster", "-a", "127.0.0.1:0", "--interval", "1s", "--prometheus", server) as cluster,
+        _started("cluster", "-a", "127.0.0.1:0", "--interval", "1s", "--prometheus", _host_port(server)) as cluster,
     ):
         asking = _until(lambda: _logged_url(cluster))
         wanted = _lines(demo.cluster)
@@ -142,7 +142,8 @@ def test_the_map_by_way_of_prometheus_is_the_one_by_scraping(tmp_path: Path, dem
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--cluster", "x"], "no URL"),
+        (["--cluster", "x"], "cannot be asked over HTTP; write HOST:PORT"),
+        (["--cluster", "x:99999"], "cannot be asked over HTTP; write HOST:PORT"),
         (["--cluster", "http://a", "--url", "http://b"], "only one of them"),
         (["--cluster", "http://a", "--kubernetes"], "--cluster podgpu cluster is asked"),
     ],
@@ -160,6 +161,10 @@ def test_top_says_when_nobody_answers(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 # Processes
+
+
+def _host_port(url: str) -> str:
+    return url.removeprefix("http://").rstrip("/")
 
 
 def _command(*arguments: str) -> list[str]:

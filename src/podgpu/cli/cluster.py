@@ -11,6 +11,7 @@ import click
 from click.core import ParameterSource
 
 from podgpu.cli.cluster_options import CLUSTER_OPTIONS, PROMETHEUS_OPTIONS, SCRAPE_OPTIONS
+from podgpu.cli.help import podgpu_command
 from podgpu.cli.params import Option, naming_variable, with_options
 from podgpu.cluster.loop import Cluster
 from podgpu.cluster.publish import Publisher
@@ -40,7 +41,15 @@ _INTERVALS_FRESH = 3
 _BACKENDS = ("prometheus", "scrape", "discover_kubernetes")
 
 
-@click.command("cluster", context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@podgpu_command(
+    "cluster",
+    ("podgpu cluster --scrape gpu-1:9400,gpu-2:9400", "look at two nodes; the page is on http://localhost:9401/"),
+    (
+        "podgpu cluster --discover-kubernetes monitoring/app.kubernetes.io/name=podgpu",
+        "every node with an exporter, found by its Service",
+    ),
+    ("podgpu cluster --prometheus prometheus:9090 --prices prices.yaml", "ask Prometheus, and say what it costs"),
+)
 @with_options(CLUSTER_OPTIONS)
 @click.pass_context
 def command(ctx: click.Context, /, **options: Any) -> None:

@@ -19,7 +19,7 @@ def _option(flag: str, default: str, text: str, kind: str = "text", short: str =
 
 
 PROMETHEUS_OPTIONS: tuple[Option, ...] = (
-    _option("prometheus", "", "Ask this server, which speaks Prometheus' HTTP API: http://HOST:9090."),
+    _option("prometheus", "", "Ask this server, which speaks Prometheus' HTTP API: HOST:9090, or its whole URL."),
     _option("match", "", 'Label matchers added to every selector, such as cluster="a".'),
     _option("prometheus-ca-file", "", "Authorities that may vouch for the server at https://… (PEM)."),
     _option("prometheus-insecure-skip-verify", "false", "Take any certificate of the server.", "bool"),
@@ -31,7 +31,7 @@ PROMETHEUS_OPTIONS: tuple[Option, ...] = (
 )
 
 SCRAPE_OPTIONS: tuple[Option, ...] = (
-    _option("scrape", "", "Scrape these exporters: URL,URL,…; one without a path means /metrics."),
+    _option("scrape", "", "Scrape these exporters: HOST:9400,… or URLs; one without a path means /metrics."),
     _option(
         "discover-kubernetes",
         "",

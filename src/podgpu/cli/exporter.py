@@ -12,6 +12,7 @@ import click
 
 from podgpu.agent.loop import Agent
 from podgpu.agent.waste_watch import WasteWatch
+from podgpu.cli.help import podgpu_command
 from podgpu.cli.option_table import EXPORTER_OPTIONS
 from podgpu.cli.params import given, naming_variable, with_options
 from podgpu.clock import Clock
@@ -34,7 +35,12 @@ if TYPE_CHECKING:
 _log = logging.getLogger("podgpu")
 
 
-@click.command("exporter", context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@podgpu_command(
+    "exporter",
+    ("podgpu exporter -k", "serve this node's GPUs with pod labels on :9400/metrics, as dcgm-exporter does"),
+    ("podgpu exporter -k --once", "read once, print what Prometheus would get, exit"),
+    ("podgpu exporter --telemetry simulated:2xH100 -a 127.0.0.1:9400", "try it without a GPU, for this machine only"),
+)
 @with_options(EXPORTER_OPTIONS)
 @click.pass_context
 def command(ctx: click.Context, /, **options: Any) -> None:
@@ -147,7 +153,7 @@ def with_host_engine(ctx: click.Context, options: dict[str, Any]) -> dict[str, A
         if parameter in options:
             with naming_variable(ctx, parameter):
                 parse_selection(options[parameter], letter)
-    return {**options, "host_engine": engine}
+    return {**options, "host_engine": engine, "dcgm_names_said": given(ctx, rows["dcgm-names"])}
 
 
 def without_effect(ctx: click.Context) -> list[str]:

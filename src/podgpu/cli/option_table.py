@@ -11,6 +11,10 @@ from podgpu.cli.params import Option
 from podgpu.compose.allocations import spellings
 
 _DUMP = "accepted; use --dump-snapshot"
+_NAMES = "Whose names, units and labels DCGM's families have: dcgm-exporter 4.8's, 4.9's, or both (docs/dcgm-names.md)."
+_HOST = (
+    "Name of the host label (NODE_NAME, else the host's name). auto: Hostname, with --dcgm-names 4.9 hostname, or both."
+)
 _DCGM = "accepted; belongs to DCGM, which podgpu does not need"
 PRICES_HELP = "Prices per GPU-hour and kWh: a YAML file (docs/cluster.md), or example for those that podgpu ships."
 
@@ -264,22 +268,17 @@ EXPORTER_OPTIONS: tuple[Option, ...] = (
         )
     ),
     Option(
-        "hostname-label",
-        "",
-        "PODGPU_HOSTNAME_LABEL",
-        "Hostname",
-        "Name of the host label; its value is NODE_NAME, else the host's name.",
-        "choice:Hostname|hostname",
-        ours=True,
+        "dcgm-names", "", "PODGPU_DCGM_NAMES", "4.8", _NAMES, "choice:4.8|4.9|both", acts_when_named=True, ours=True
     ),
+    Option("hostname-label", "", "PODGPU_HOSTNAME_LABEL", "auto", _HOST, "choice:auto|Hostname|hostname", ours=True),
     Option(
         "telemetry",
         "",
         "PODGPU_TELEMETRY",
         "auto",
-        "Where figures come from: auto (dcgm with -r, else nvml), nvml, dcgm[:LIBRARY] (through libdcgm), exporter:URL "
-        "or exporter:PATH (a dcgm-exporter's page or its file), or simulated[:SPEC] such as "
-        "simulated:2xH100,1xH100/7x1g.10gb.",
+        "Where figures come from: auto (dcgm with -r, else nvml), nvml, dcgm[:LIBRARY] (through libdcgm), "
+        "exporter:HOST:PORT, exporter:URL or exporter:PATH (a dcgm-exporter's page or its file), or simulated[:SPEC] "
+        "such as simulated:2xH100,1xH100/7x1g.10gb.",
         ours=True,
     ),
     Option(

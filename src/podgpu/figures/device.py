@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from podgpu.catalog.conditions import LOST, conditions, order_of, words_for
 from podgpu.catalog.mig import billed_name
 from podgpu.model import Who, Workload
 
@@ -52,6 +53,26 @@ class Condition:
     do: str
     """What to do about it."""
 
+    @classmethod
+    def of(cls, name: str, since: float | None, detail: str = "") -> Condition:
+        return cls(name, since, *words_for(name, detail))
+
+    @property
+    def severity(self) -> str:
+        """`broken` or `warning`."""
+        spec = conditions().get(self.name)
+        return "broken" if spec is None else spec.severity
+
+
+def in_order(found: Iterable[Condition]) -> tuple[Condition, ...]:
+    """As they are told: the worst first."""
+    return tuple(sorted(found, key=lambda condition: order_of(condition.name)))
+
+
+def is_there(found: Iterable[Condition]) -> bool:
+    """Whether a device with these is."""
+    return all(condition.name != LOST for condition in found)
+
 
 @dataclass(frozen=True, slots=True)
 class HolderFigures:
@@ -95,6 +116,8 @@ class DeviceFigures:
     energy_joules: float | None = None
     measured: float | None = None
     """The field that used-GPU utilisation is about, where one was asked for: as the page has it, in % or as a ratio."""
+    beside: tuple[tuple[int, float], ...] = ()
+    """Other fields that were asked for and have a value, by number: as the page has them."""
     holders: tuple[HolderFigures, ...] = ()
     conditions: tuple[Condition, ...] = ()
     """What is wrong with it; a device with any is broken."""

@@ -71,7 +71,7 @@ class PrometheusBackend:
         self._node_labels = check_node_labels(place.node_labels)
         self._field = _used_field(settings.used_field)
         self._match = promql.parse_matchers(place.match)
-        self._queries = Queries(self._match, self._node_labels, self._field)
+        self._queries = Queries(self._match, self._node_labels, self._field, settings.fields_beside)
         self._up_has_match = True
         self._idle = IdleDevices(settings.idle_after)
         self._spelt = SpellingMemory(self._node_labels, settings.window)
@@ -140,7 +140,7 @@ class PrometheusBackend:
         if told is None:
             raise SourceError("malformed", f"{self._client.shown} does not tell the time when asked for time()")
         round_.at = told
-        return Round(round_.at, between, self._node_labels, self._field)
+        return Round(round_.at, between, self._node_labels, self._field, self._settings.fields_beside)
 
     async def _targets(self, round_: _Asking) -> Targets:
         answer = await round_.ask(self._queries.targets(self._up_has_match))
