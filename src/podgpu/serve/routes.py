@@ -28,6 +28,7 @@ if TYPE_CHECKING:  # an exporter that nobody looks at does not load it
     from podgpu.figures.page_state import PageState
     from podgpu.figures.prices import ReadPrices
     from podgpu.history.asking import History
+    from podgpu.serve.waste_routes import TellWaste
 
 _UNNAMED = "this node"
 _TOO_OLD = "the figures are too old to be shown: the driver has not been read in time"
@@ -40,6 +41,7 @@ def routes(
     history: History | None = None,
     prices: ReadPrices | None = None,
     scrapes: int = 16,
+    wasted: TellWaste | None = None,
 ) -> list[web.RouteDef]:
     """The page's own among them: it is made of what is published, like everything here."""
     theirs = [web.get("/metric", gpu_manager_metrics(agent))] if agent.settings.policy.gpu_manager else []
@@ -49,7 +51,7 @@ def routes(
         *theirs,
         *probe_routes(agent),
         web.post("/-/release", release(agent, lifecycle)),
-        *page_routes(NodePage(agent, prices).latest, links, history),
+        *page_routes(NodePage(agent, prices).latest, links, history, wasted),
     ]
 
 
