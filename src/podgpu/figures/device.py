@@ -121,6 +121,8 @@ class View:
     """What is not as it should be, for the person who looks."""
     taken_at: float | None = None
     """Unix time by the clock that `idle_since` goes by, where holders have one."""
+    currency: str = ""
+    """Of prices and costs; "": there are none."""
 
 
 def holder_text(workload: Workload) -> str:
