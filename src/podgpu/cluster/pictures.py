@@ -29,7 +29,8 @@ def picture_of(view: ClusterView) -> Picture:
         taken_at=view.taken_at,
         interval_seconds=view.settings.interval,
         nodes=tuple(_node(node, idle) for node in view.nodes),
-        notes=view.notes,
+        notes=tuple(dict.fromkeys((*(alert.text for alert in view.alerts), *view.notes))),
+        alerts=view.alerts,
         namespaces=_namespaces(view),
         used_utilization=view.used_ratio,
         used_field=view.settings.used_field,
@@ -50,7 +51,7 @@ def _idle_since(view: ClusterView) -> IdleSince:
 
 def _node(node: NodeView, idle: IdleSince) -> NodePicture:
     devices = tuple(_with_idle(d, idle[id(d)]) if id(d) in idle else d for d in node.devices)
-    return NodePicture(node.name, devices, node.old, round(node.age, 1), node.notes)
+    return NodePicture(node.name, devices, node.old, round(node.age, 1), node.notes, node.gone)
 
 
 def _with_idle(device: DeviceFigures, idle: Mapping[Who, float]) -> DeviceFigures:

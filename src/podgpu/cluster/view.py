@@ -12,14 +12,17 @@ from dataclasses import dataclass, field
 from podgpu.clock import WallClock
 from podgpu.cluster.bills import Amounts, BillLedger, Series
 from podgpu.cluster.counts import Counts, count
+from podgpu.cluster.forgotten import ForgottenGpus
 from podgpu.cluster.idle import IdleHolder, IdleMemory, wasted
-from podgpu.cluster.nodes import Choices, NodeView, Settled, bounded, settle
+from podgpu.cluster.nodes import MOST_NOTES, Choices, NodeView, Settled, bounded, settle
 from podgpu.cluster.pod_map import MapRow, map_rows
 from podgpu.cluster.prices import NO_PRICES, CostKey, CostLedger, Prices
 from podgpu.cluster.reading import ClusterReading, Scope, TargetOutcome
 from podgpu.cluster.rolling import RollingMemory
 from podgpu.cluster.settings import ViewSettings
 from podgpu.cluster.used import CLUSTER, Used, used_by_scope
+from podgpu.figures.alerts import NodeState, alerts_of
+from podgpu.figures.device import Alert
 
 
 @dataclass(slots=True)
@@ -32,6 +35,7 @@ class Memory:
     costs: CostLedger = field(default_factory=CostLedger)
     rolling: RollingMemory = field(default_factory=RollingMemory)
     clock: WallClock = field(default_factory=WallClock)
+    forgotten: ForgottenGpus = field(default_factory=ForgottenGpus)
     counting_since: float | None = None
 
     def look_at_clock(self, now: float, wall: float) -> None:
@@ -66,6 +70,8 @@ class ClusterView:
     """Model -> GPU seconds."""
     currency: str = ""
     counting_since: float | None = None
+    alerts: tuple[Alert, ...] = ()
+    """What is serious, the worst first."""
     outcomes: tuple[TargetOutcome, ...] = ()
     """By target, each once."""
     errors: Mapping[tuple[str, str], int] = field(default_factory=dict)
@@ -96,7 +102,8 @@ def assemble(
     the rolling average. `notes` are put before what is found here."""
     memory.look_at_clock(now, wall)
     outcomes = {outcome.target: outcome for outcome in reading.outcomes}
-    settled = settle(reading.nodes, outcomes, memory.choices, settings, now)
+    settled = settle(reading.nodes, outcomes, memory.choices, settings, now, wall)
+    settled = memory.forgotten.leave_out(settled)
     used = used_by_scope(settled.nodes, settled.contested, reading.owners, settings)
     idle = memory.idle.turn(settled.nodes, reading.idle_for, now, wall)
     too_long = wasted(idle, settings.idle_after, wall)
@@ -104,11 +111,14 @@ def assemble(
     bills = memory.bills.totals()
     memory.costs.keep(bills)
     unpriced = memory.costs.unpriced()
+    unread = tuple(_unread(outcomes, settled))
+    alerts = (*alerts_of(map(_state, settled.nodes)), *(Alert("warning", text) for text in unread[:MOST_NOTES]))
     return ClusterView(
         settings=settings,
         taken_at=wall,
         nodes=settled.nodes,
-        notes=bounded((*notes, *reading.notes, *_unread(outcomes, settled), *_without_price(unpriced))),
+        notes=bounded((*notes, *reading.notes, *unread, *_without_price(unpriced))),
+        alerts=alerts,
         rows=map_rows(settled.nodes),
         used=used,
         rolling=_rolling(reading, memory.rolling, used, settings, wall, whole_round),
@@ -149,6 +159,10 @@ def _unread(outcomes: Mapping[str, TargetOutcome], settled: Settled) -> Iterable
     for target in sorted(outcomes.keys() - behind):
         if outcomes[target].error:
             yield outcomes[target].said
+
+
+def _state(node: NodeView) -> NodeState:
+    return NodeState(node.name, node.devices, node.gone, node.trouble)
 
 
 def _without_price(unpriced: Mapping[str, float]) -> Iterable[str]:

@@ -133,6 +133,26 @@ class DeviceFigures:
         return self.node, self.index, self.uuid, number, self.instance
 
 
+class Alert(NamedTuple):
+    """Something serious, in words; of which node and which GPU, where it is of one."""
+
+    severity: str
+    """`broken` or `warning`."""
+    text: str
+    node: str = ""
+    uuid: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """What an exporter says of itself."""
+
+    down: tuple[str, ...] = ()
+    """Sources that it cannot read."""
+    lost: int = 0
+    """GPUs that do not answer, as far as they are counted; some of them may be among the devices."""
+
+
 @dataclass(frozen=True, slots=True)
 class View:
     """One reading of one source."""
@@ -140,6 +160,9 @@ class View:
     devices: tuple[DeviceFigures, ...] = ()
     notes: tuple[str, ...] = ()
     """What is not as it should be, for the person who looks."""
+    alerts: tuple[Alert, ...] = ()
+    """What of it is serious; `notes` has their texts too."""
+    trouble: Trouble = Trouble()
     taken_at: float | None = None
     """Unix time by the clock that `idle_since` goes by, where holders have one."""
 

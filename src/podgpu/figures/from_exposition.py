@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from sys import intern
 from typing import NamedTuple
@@ -13,6 +13,7 @@ from podgpu.catalog import families as f
 from podgpu.catalog.conditions import FIELD_CONDITIONS, XID, XID_FIELD, conditions, xid_needs_action
 from podgpu.catalog.fields import field_named, fields
 from podgpu.exposition.parse import ParsedFamily, ParsedSample
+from podgpu.figures.alerts import NodeState, alerts_of
 from podgpu.figures.device import (
     FIELDS,
     POWER,
@@ -20,6 +21,7 @@ from podgpu.figures.device import (
     Condition,
     DeviceFigures,
     HolderFigures,
+    Trouble,
     View,
     in_order,
     is_there,
@@ -59,6 +61,7 @@ _HEALTH_FIELDS = (*FIELD_CONDITIONS, XID_FIELD)
 _MOST_DIGITS = 9
 _MOST = 1e18
 """Of anything: an exabyte, 30 billion years. What says more is a broken counter."""
+_MOST_LOST = 1e6
 _DCGM_BLANK = 0x7FFFFFF0
 """From here on DCGM's marks for "no value" begin. No field here, in %, MiB, W or degrees, has so much."""
 Labels = Mapping[str, str]
@@ -72,7 +75,10 @@ class PageFigures(NamedTuple):
 
 
 def view_of_page(families: Iterable[ParsedFamily], measured: str = "") -> View:
-    return figures_of(samples_named(families, figure_names(measured)), measured).view
+    """With what is wrong in words."""
+    view, nodes, _ = figures_of(samples_named(families, figure_names(measured)), measured)
+    alerts = alerts_of([NodeState(nodes[0] if nodes else "", view.devices, trouble=view.trouble)])
+    return replace(view, notes=(*(alert.text for alert in alerts), *view.notes), alerts=alerts)
 
 
 def figures_of(
@@ -88,7 +94,8 @@ def figures_of(
     nodes = tuple(dict.fromkeys(filter(None, (first_label(labels, node_labels) for labels in builder.hosts()))))
     notes = (f"the exporter cannot read: {', '.join(builder.down)}",) if builder.down else ()
     devices = tuple(builder.devices(node_labels, nodes[0] if nodes else address))
-    return PageFigures(View(devices, notes), nodes, builder.is_podgpu)
+    trouble = Trouble(tuple(builder.down), builder.lost)
+    return PageFigures(View(devices, notes, trouble=trouble), nodes, builder.is_podgpu)
 
 
 @lru_cache(maxsize=16)
@@ -171,6 +178,7 @@ class _Builder:
         self._spots: dict[int, _Spot] = {}
         self._hosts: list[Labels] = []
         self.down: list[str] = []
+        self.lost = 0
         self.is_podgpu = False
         of_devices = [s.labels for s in samples if s.name not in (f.BUILD_INFO.name, f.SOURCE_UP.name)]
         self._places = _places(of_devices)
@@ -204,6 +212,8 @@ class _Builder:
                 self.down.append(labels.get("source", "?"))
         elif name == f.DEVICE_COUNT.name:
             self._hosts.append(labels)
+            if labels.get("state") == "lost" and value and value < _MOST_LOST:
+                self.lost = round(value)
         elif name == f.DEVICE_ENERGY.name:
             self._spot(labels).device.energy = value
         elif name == f.DEVICE_MEMORY.name:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from podgpu.catalog.mig import billed_name, parent_and_part
-from podgpu.figures.device import DeviceFigures, HolderFigures
+from podgpu.figures.device import Alert, DeviceFigures, HolderFigures, View
 from podgpu.figures.from_snapshot import view_of_snapshot
 from podgpu.figures.picture import NamespacePicture, NodePicture, Picture
 from podgpu.model import NamespaceTotals, Snapshot
@@ -27,14 +27,20 @@ def node_picture(
     fresh: bool = True,
     version: str = "",
 ) -> Picture:
-    """`fresh`: False when the figures are too old to be shown. Then the node is there, old, without any."""
-    devices = view_of_snapshot(snapshot, node).devices if fresh else ()
+    """`fresh`: False when the figures are too old to be shown. Then the node is there, old, without any, and the first
+    of the notes says why."""
+    view = (
+        view_of_snapshot(snapshot, node) if fresh else View(alerts=tuple(Alert("broken", n, node) for n in notes[:1]))
+    )
+    devices = view.devices
+    texts = [alert.text for alert in view.alerts]
     return Picture(
         scope="node",
         taken_at=snapshot.taken_at or None,
         interval_seconds=interval,
         nodes=(NodePicture(node, devices, old=not fresh),),
-        notes=tuple(notes),
+        notes=tuple(dict.fromkeys((*texts, *notes))),
+        alerts=view.alerts,
         namespaces=tuple(_namespaces(devices, snapshot.usage.namespaces)) if fresh else (),
         version=version,
         simulated=any(o.source == _SIMULATED for o in snapshot.outcomes),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from podgpu.figures.device import DeviceFigures
+from podgpu.figures.device import Alert, DeviceFigures
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +17,8 @@ class NodePicture:
     age_seconds: float | None = None
     notes: tuple[str, ...] = ()
     """What is not as it should be on this node, for the person who looks."""
+    gone: bool = False
+    """Its exporter has not answered for so long that nobody knows what became of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,9 @@ class Picture:
     """How often a new one may be expected."""
     nodes: tuple[NodePicture, ...] = ()
     notes: tuple[str, ...] = ()
+    """All that is not as it should be, the alerts' texts first."""
+    alerts: tuple[Alert, ...] = ()
+    """What of it is serious."""
     namespaces: tuple[NamespacePicture, ...] = ()
     used_utilization: float | None = None
     """Mean of `used_field` over the devices in use, as a ratio; None without data, and where nobody asked for it."""

@@ -26,7 +26,6 @@ from podgpu.serve.page_routes import page_routes
 if TYPE_CHECKING:  # an exporter that nobody looks at does not load it
     from podgpu.figures.page_state import PageState
 
-_UNNAMED = "this node"
 _TOO_OLD = "the figures are too old to be shown: the driver has not been read in time"
 _NONE_YET = "there are no figures yet: the driver has never been read"
 
@@ -131,6 +130,7 @@ class NodePage:
         snapshot = published.snapshot
         if not fresh:
             notes = [_TOO_OLD if snapshot.taken_at else _NONE_YET, *notes]
-        name = settings.policy.hostname or _UNNAMED
-        picture = node_picture(snapshot, name, settings.interval, notes, fresh=fresh, version=__version__)
+        picture = node_picture(
+            snapshot, health.node_of(self._agent), settings.interval, notes, fresh=fresh, version=__version__
+        )
         return PageState.of(picture)
