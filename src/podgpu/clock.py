@@ -1,5 +1,5 @@
-"""Time, injected, so that tests move it by hand: the clock itself, when it was set, and how often a fault is
-worth a line of the log."""
+"""Time, injected, so that tests move it by hand: the clock itself, when it was set, and how often a fault is worth a
+line of the log."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
 _LEAST_STEP = 2.0
-"""A smaller step moves nothing: moments that are told as series should stay where they are."""
+"""A smaller step of the wall clock moves nothing: moments that are told as series should stay where they are."""
 
 
 @dataclass(frozen=True)

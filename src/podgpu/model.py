@@ -353,6 +353,8 @@ class Snapshot:
     """Device key -> number of the newest XID; absent: none yet."""
     clock_events: Mapping[tuple[str, str], int] = field(default_factory=dict)
     """(device key, clock event) -> samples in the window with that bit set."""
+    clock_event_totals: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    """The same -> how often the bit was set anew since the start."""
     device_count: DeviceCount = DeviceCount()
     usage: Usage = Usage()
     others: tuple[OtherReading, ...] = ()

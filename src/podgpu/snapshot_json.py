@@ -37,6 +37,7 @@ def dump_snapshot(snapshot: Snapshot) -> str:
     plain["errors"] = [[*key, count] for key, count in snapshot.errors.items()]
     plain["pod_labels"] = [[*key, pairs] for key, pairs in snapshot.pod_labels.items()]
     plain["clock_events"] = [[*key, count] for key, count in snapshot.clock_events.items()]
+    plain["clock_event_totals"] = [[*key, count] for key, count in snapshot.clock_event_totals.items()]
     return json.dumps({"version": VERSION, **plain}, indent=1, ensure_ascii=False) + "\n"
 
 
@@ -67,6 +68,7 @@ def _snapshot(plain: dict[str, Any]) -> Snapshot:
         xids=tuple(XidTally(**t) for t in plain["xids"]),
         last_xid=plain["last_xid"],
         clock_events={(device, event): n for device, event, n in plain["clock_events"]},
+        clock_event_totals={(device, event): n for device, event, n in plain.get("clock_event_totals", ())},
         device_count=DeviceCount(**plain["device_count"]),
         usage=_usage(plain["usage"]),
         health=tuple(_health(h) for h in plain.get("health", ())),

@@ -17,6 +17,7 @@ from podgpu.figures.alerts import NodeState, alerts_of
 from podgpu.figures.device import (
     FIELDS,
     POWER,
+    SIMULATED,
     TEMPERATURE,
     Condition,
     DeviceFigures,
@@ -26,6 +27,7 @@ from podgpu.figures.device import (
     in_order,
     is_there,
     memory_of,
+    nameless_uuid,
     utilization_of,
 )
 from podgpu.model import Who, Workload
@@ -74,9 +76,10 @@ class PageFigures(NamedTuple):
     is_podgpu: bool
 
 
-def view_of_page(families: Iterable[ParsedFamily], measured: str = "") -> View:
+def view_of_page(families: Iterable[ParsedFamily], measured: str = "", beside: tuple[int, ...] = ()) -> View:
     """With what is wrong in words."""
-    view, nodes, _ = figures_of(samples_named(families, figure_names(measured)), measured)
+    samples = samples_named(families, figure_names(measured, beside))
+    view, nodes, _ = figures_of(samples, measured, beside=beside)
     alerts = alerts_of([NodeState(nodes[0] if nodes else "", view.devices, trouble=view.trouble)])
     return replace(view, notes=(*(alert.text for alert in alerts), *view.notes), alerts=alerts)
 
@@ -86,28 +89,30 @@ def figures_of(
     measured: str = "",
     node_labels: Sequence[str] = NODE_LABELS,
     address: str = "",
+    beside: tuple[int, ...] = (),
 ) -> PageFigures:
     """`samples`: those of `samples_named`; one that is not a figure is passed over. `address` stands for the node where
     no label names it. A device is known by UUID, instance and model: what names no model goes to the first that has
     one."""
-    builder = _Builder(samples, measured)
+    builder = _Builder(samples, measured, beside)
     nodes = tuple(dict.fromkeys(filter(None, (first_label(labels, node_labels) for labels in builder.hosts()))))
     notes = (f"the exporter cannot read: {', '.join(builder.down)}",) if builder.down else ()
     devices = tuple(builder.devices(node_labels, nodes[0] if nodes else address))
     trouble = Trouble(tuple(builder.down), builder.lost)
-    return PageFigures(View(devices, notes, trouble=trouble), nodes, builder.is_podgpu)
+    view = View(devices, notes, simulated=builder.simulated, trouble=trouble)
+    return PageFigures(view, nodes, builder.is_podgpu)
 
 
 @lru_cache(maxsize=16)
-def figure_names(measured: str = "") -> frozenset[str]:
+def figure_names(measured: str = "", beside: tuple[int, ...] = ()) -> frozenset[str]:
     """Of all series that figures are made of; `measured` is a field's name of any generation, or any other series'."""
-    return frozenset(_field_names(measured)) | _HOLDER_FIGURES.keys() | _OTHERS
+    return frozenset(_field_names(measured, beside)) | _HOLDER_FIGURES.keys() | _OTHERS
 
 
 @lru_cache(maxsize=16)
-def _field_names(measured: str) -> dict[str, tuple[int, bool]]:
+def _field_names(measured: str, beside: tuple[int, ...]) -> dict[str, tuple[int, bool]]:
     """Name -> field and whether MIG instances have their own."""
-    wanted = [fields()[number] for number in (*FIELDS, *_HEALTH_FIELDS)]
+    wanted = [fields()[number] for number in (*FIELDS, *_HEALTH_FIELDS, *beside)]
     known = field_named(measured)
     if known is not None:
         wanted.append(known)
@@ -170,8 +175,9 @@ class _Spot(NamedTuple):
 
 
 class _Builder:
-    def __init__(self, samples: Sequence[ParsedSample], measured: str) -> None:
-        self._fields = _field_names(measured)
+    def __init__(self, samples: Sequence[ParsedSample], measured: str, beside: tuple[int, ...]) -> None:
+        self._fields = _field_names(measured, beside)
+        self._beside = beside
         known = field_named(measured)
         self._measured = known.id if known else _UNKNOWN_FIELD
         self._found: dict[tuple[str, str, str], _Found] = {}
@@ -180,6 +186,7 @@ class _Builder:
         self.down: list[str] = []
         self.lost = 0
         self.is_podgpu = False
+        self.simulated = False
         of_devices = [s.labels for s in samples if s.name not in (f.BUILD_INFO.name, f.SOURCE_UP.name)]
         self._places = _places(of_devices)
         for name, labels, value, _ in samples:
@@ -208,8 +215,10 @@ class _Builder:
         if name == f.BUILD_INFO.name:
             self.is_podgpu = True
         elif name == f.SOURCE_UP.name:
+            source = labels.get("source", "?")
+            self.simulated |= source == SIMULATED
             if value == 0:
-                self.down.append(labels.get("source", "?"))
+                self.down.append(source)
         elif name == f.DEVICE_COUNT.name:
             self._hosts.append(labels)
             if labels.get("state") == "lost" and value and value < _MOST_LOST:
@@ -302,11 +311,18 @@ class _Builder:
                 known.get(TEMPERATURE),
                 found.energy,
                 self._value(found, self._measured),
+                tuple(self._values_beside(found)),
                 tuple([HolderFigures(holder, *figures) for holder, figures in found.holders.values()]),  # type: ignore[arg-type]
                 wrong,
                 is_there(wrong),
                 tuple(found.last_holders),
             )
+
+    def _values_beside(self, found: _Found) -> Iterator[tuple[int, float]]:
+        for number in self._beside:
+            value = self._value(found, number)
+            if value is not None:
+                yield number, value
 
     def _value(self, found: _Found, number: int) -> float | None:
         """Virtual GPUs have a series per holder: of power podgpu gives each its part, all else is repeated."""
@@ -342,7 +358,7 @@ def _places(label_sets: Iterable[Labels]) -> dict[int, _Place]:
 
 
 def _place(labels: Labels) -> _Place:
-    uuid = first_label(labels, _UUID_LABELS) or f"gpu {labels.get('gpu', '?')}"
+    uuid = first_label(labels, _UUID_LABELS) or nameless_uuid(labels.get("gpu", "?"))
     holder = holder_of(labels)
     who = holder.who if holder else ()
     return _Place(uuid, labels.get("GPU_I_ID", ""), first_label(labels, _MODEL_LABELS), holder, who)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from podgpu.figures.alerts import NodeState, alerts_of
 from podgpu.figures.device import (
     POWER,
+    SIMULATED,
     TEMPERATURE,
     Condition,
     DeviceFigures,
@@ -48,7 +49,8 @@ def view_of_snapshot(snapshot: Snapshot, node: str, processes: Processes | None 
     alerts = alerts_of([NodeState(node, devices, trouble=trouble)])
     broken = (alert.text for alert in alerts if alert.uuid or alert.severity == "broken")
     notes = (*broken, *(f"{o.source}: {o.message or o.error}" for o in failed))
-    return View(devices, notes, alerts, trouble)
+    simulated = any(o.source == SIMULATED for o in snapshot.outcomes)
+    return View(devices, notes, simulated=simulated, alerts=alerts, trouble=trouble)
 
 
 def _figures(

@@ -36,6 +36,7 @@ class Round:
     """Ours at that moment: the two clocks are never compared otherwise."""
     node_labels: tuple[str, ...]
     used_field: Field
+    beside: tuple[int, ...] = ()
 
     def read_at(self, sampled_at: float) -> float:
         return self.at_monotonic - max(0.0, self.at - sampled_at)
@@ -94,7 +95,8 @@ def _read_target(
     for node in pages.keys() | counters.keys():
         families = [ParsedFamily(name, samples=tuple(of_name)) for name, of_name in pages.get(node, {}).items()]
         measured = of.used_field.name
-        view = figures_of(samples_named(families, figure_names(measured)), measured).view
+        samples = samples_named(families, figure_names(measured, of.beside))
+        view = figures_of(samples, measured, beside=of.beside).view
         readings.append(
             NodeReading(
                 target=target.instance or node,
@@ -108,6 +110,7 @@ def _read_target(
                 skew_seconds=_skew(moment(told_at), sampled_at),
                 notes=view.notes,
                 trouble=view.trouble,
+                simulated=view.simulated,
             )
         )
     return readings
