@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from podgpu.errors import SourceError
-from podgpu.figures.device import Condition, DeviceFigures, HolderFigures, Owner, View
+from podgpu.figures.device import Alert, Condition, DeviceFigures, HolderFigures, Owner, View
 from podgpu.model import Workload
 
 _NOT_OURS = "is no answer of podgpu's /api/v1/view"
@@ -37,13 +37,14 @@ def parse_view(body: bytes) -> View:
         _number(document.get("taken_at")),
         document.get("simulated") is True,
         _text(document.get("currency")),
+        tuple(_alerts(document.get("alerts"))),
     )
 
 
 def _devices(node: dict[str, Any], name: str) -> Iterator[DeviceFigures]:
     for gpu in _objects(node.get("gpus")):
         instances = list(_objects(gpu.get("instances")))
-        if not instances or "utilization_ratio" in gpu or "power_watts" in gpu:
+        if not instances or any(name in gpu for name in ("utilization_ratio", "power_watts", "conditions")):
             yield _device(gpu, gpu, name)
         for instance in instances:
             yield _device(gpu, instance, name)
@@ -71,6 +72,13 @@ def _device(gpu: dict[str, Any], part: dict[str, Any], node: str) -> DeviceFigur
         last_holders=tuple(_workload(w) for w in _objects(part.get("last_holders"))),
         price_per_hour=_number(part.get("price_per_hour")),
     )
+
+
+def _alerts(value: object) -> Iterator[Alert]:
+    for of in _objects(value):
+        if text := _text(of.get("text")):
+            severity = "warning" if of.get("severity") == "warning" else "broken"
+            yield Alert(severity, text, _text(of.get("node")), _text(of.get("uuid")))
 
 
 def _condition(of: dict[str, Any]) -> Condition:
