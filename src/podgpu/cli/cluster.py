@@ -11,9 +11,9 @@ import click
 from click.core import ParameterSource
 
 from podgpu.cli.cluster_options import CLUSTER_OPTIONS, PROMETHEUS_OPTIONS, SCRAPE_OPTIONS
+from podgpu.cli.help import podgpu_command
 from podgpu.cli.params import Option, naming_variable, with_options
 from podgpu.cluster.loop import Cluster
-from podgpu.cluster.prices import NO_PRICES, PriceFile, ReadPrices
 from podgpu.cluster.publish import Publisher
 from podgpu.cluster.reading import MakeBackend
 from podgpu.cluster.settings import ViewSettings, check_settings
@@ -26,6 +26,7 @@ from podgpu.compose.process import (
     share_one_heap,
     take_turns_often,
 )
+from podgpu.configuration.price_file import read_prices
 from podgpu.errors import UsageError
 from podgpu.serve.app import PROBE_OPTION, Served, Several, run
 from podgpu.serve.cluster_app import cluster_listeners
@@ -40,7 +41,15 @@ _INTERVALS_FRESH = 3
 _BACKENDS = ("prometheus", "scrape", "discover_kubernetes")
 
 
-@click.command("cluster", context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@podgpu_command(
+    "cluster",
+    ("podgpu cluster --scrape gpu-1:9400,gpu-2:9400", "look at two nodes; the page is on http://localhost:9401/"),
+    (
+        "podgpu cluster --discover-kubernetes monitoring/app.kubernetes.io/name=podgpu",
+        "every node with an exporter, found by its Service",
+    ),
+    ("podgpu cluster --prometheus prometheus:9090 --prices prices.yaml", "ask Prometheus, and say what it costs"),
+)
 @with_options(CLUSTER_OPTIONS)
 @click.pass_context
 def command(ctx: click.Context, /, **options: Any) -> None:
@@ -60,7 +69,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     settings = _settings(ctx, options)
     with ExitStack() as at_the_end:
         make_backend = _backend(ctx, options, settings, at_the_end)
-        publisher = Publisher(settings, _prices(options["prices"]))
+        publisher = Publisher(settings, read_prices(options["prices"]))
         with naming_variable(ctx, "history_dir"):
             cluster, beside, history = _with_history(options, make_backend, publisher)
         protection = _protection(options["web_config_file"], at_the_end)
@@ -100,10 +109,6 @@ def _settings(ctx: click.Context, options: dict[str, Any]) -> ViewSettings:
             legacy_map_metrics=options["legacy_map_metrics"],
         )
     )
-
-
-def _prices(path: str) -> ReadPrices:
-    return PriceFile(path).read if path else lambda: (NO_PRICES, ())
 
 
 def _protection(path: str, at_the_end: ExitStack) -> Protection | None:

@@ -16,6 +16,7 @@ from podgpu.agent.loop import Agent, Settings
 from podgpu.allocation.identity import IdentityReader
 from podgpu.allocation.kubelet import KubeletAllocation
 from podgpu.catalog.counters import shipped_counters
+from podgpu.cli.help import podgpu_command
 from podgpu.cluster.publish import Publisher
 from podgpu.cluster.scraping.backend import FixedTargets, ScrapeBackend
 from podgpu.cluster.settings import ViewSettings
@@ -33,11 +34,16 @@ from podgpu.telemetry.nvml import NvmlTelemetry
 _SAMPLES = ("DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_DEV_POWER_USAGE", "podgpu_container_gpu_utilization_ratio")
 _OTHER_GPUS = ("6xH100,2xH100/1x3g.40gb+1x2g.20gb+1x1g.10gb", "4xH200")
 _NAMES_APART = 8
-_CLUSTER = ViewSettings(interval=2.0, stale_after=6.0, drop_after=30.0, window=60.0, idle_after=30.0, simulated=True)
+_CLUSTER = ViewSettings(interval=2.0, stale_after=6.0, drop_after=30.0, window=60.0, idle_after=30.0)
 _LOOPBACK = "127.0.0.1"
 
 
-@click.command("demo", context_settings={"help_option_names": ["-h", "--help"]})
+@podgpu_command(
+    "demo",
+    ("podgpu demo", "open http://localhost:9401/ in a browser"),
+    ("podgpu demo --gpus 2xA100,1xH100/7x1g.10gb", "other GPUs on the first node, one of them in MIG parts"),
+    ("podgpu top --cluster localhost:9401", "in a second terminal: the demo as a table"),
+)
 @click.option("-a", "--address", default=":9400", show_default=True, help="Address of the first node's exporter.")
 @click.option("--cluster-address", default=":9401", show_default=True, help="Address of the cluster view.")
 @click.option(

@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from podgpu.cluster.labels import LabelMemory
 from podgpu.cluster.metrics import cluster_families, node_families, self_families
 from podgpu.cluster.pictures import picture_of
-from podgpu.cluster.prices import NO_PRICES, ReadPrices
 from podgpu.cluster.reading import ClusterReading
 from podgpu.cluster.settings import ViewSettings
 from podgpu.cluster.view import ClusterView, Memory, assemble
-from podgpu.exposition.body import Exposition
+from podgpu.exposition.body import NO_METRICS, Exposition
 from podgpu.exposition.text import encode
 from podgpu.figures.page_state import PageState
+from podgpu.figures.prices import ReadPrices, no_prices
 
 
 class Published:
@@ -42,9 +42,16 @@ class Published:
 
 
 class Publisher:
-    def __init__(self, settings: ViewSettings, prices: ReadPrices = lambda: (NO_PRICES, ())) -> None:
+    def __init__(
+        self,
+        settings: ViewSettings,
+        prices: ReadPrices = no_prices,
+        on_round: Callable[[ClusterView], None] | None = None,
+    ) -> None:
+        """`on_round`: is given the view at the end of every round, in place of anything being rendered of it."""
         self.settings = settings
         self._prices = prices
+        self._on_round = on_round
         self.notes_beside: Callable[[], Sequence[str]] = tuple
         """What is not as it should be with what runs beside the rounds."""
         self._memory = Memory()
@@ -61,7 +68,11 @@ class Publisher:
         view = assemble(
             reading, self._memory, self.settings, now, wall, prices=prices, notes=notes, whole_round=whole_round
         )
-        return self._render(view, now)
+        if self._on_round is None:
+            return self._render(view, now)
+        if whole_round:
+            self._on_round(view)
+        return Published(view, NO_METRICS, NO_METRICS, NO_METRICS, now)
 
     def _render(self, view: ClusterView, now: float) -> Published:
         metrics = Exposition.of(encode(cluster_families(view, self._labels)))

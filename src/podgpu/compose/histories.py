@@ -47,7 +47,7 @@ def cluster_with_keeper(
 
 def told_by_cluster(cluster: Cluster) -> Iterable[Told]:
     """Of nodes that are old only what is wrong. GPUs without a UUID cannot be told apart from another node's."""
-    from podgpu.cluster.nodes import has_identity
+    from podgpu.figures.device import has_identity
 
     if not cluster.turns:
         return
