@@ -14,7 +14,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -115,6 +115,7 @@ def test_cluster_over_exporters_one_of_them_dead(demo: Demo) -> None:
         cluster.send_signal(signal.SIGTERM)
         assert cluster.wait(_PATIENCE) == 0
     assert any("nothing listens there" in note for note in view["notes"])
+    assert (view["simulated"], [node["simulated"] for node in view["nodes"]]) == (True, [True])
 
 
 @needs("prometheus", "promtool")
@@ -130,6 +131,9 @@ def test_the_map_by_way_of_prometheus_is_the_one_by_scraping(tmp_path: Path, dem
         asking = _until(lambda: _logged_url(cluster))
         wanted = _lines(demo.cluster)
         _until(lambda: _lines(asking) == wanted)
+        view = _nodes(asking, 3)
+    assert view is not None
+    assert (view["simulated"], [node["simulated"] for node in view["nodes"]]) == (True, [True] * 3)
     assert len(exporters) == 3
     assert any(line.startswith("pod_and_gpu_map_info{") for line in wanted)
     assert 'podgpu_node_gpus{node="node-3",model="NVIDIA H200"} 4' in wanted
@@ -202,7 +206,7 @@ def _logged_url(process: subprocess.Popen[str]) -> str:
     raise AssertionError("the cluster ended without listening")
 
 
-def _nodes(url: str, number: int) -> dict[str, object] | None:
+def _nodes(url: str, number: int) -> dict[str, Any] | None:
     try:
         with urllib.request.urlopen(f"{url}/api/v1/view", timeout=5) as response:
             view = json.load(response)

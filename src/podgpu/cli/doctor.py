@@ -19,7 +19,7 @@ from podgpu.cli.exporter import check_options, with_host_engine, without_effect
 from podgpu.cli.help import podgpu_command
 from podgpu.cli.option_table import EXPORTER_OPTIONS, exporter_options
 from podgpu.cli.params import Option, naming_variable, with_options
-from podgpu.compose.agent import read_counters
+from podgpu.compose.agent import dcgm_naming, read_counters
 from podgpu.compose.allocations import Surroundings, make_allocations, make_identities
 from podgpu.compose.process import configure_logging, print_out
 from podgpu.compose.servers import ApiAccess, NoApi
@@ -154,7 +154,7 @@ def _counters(ctx: click.Context, options: dict[str, Any], api: ApiAccess) -> tu
     """A counter file that keeps the exporter from starting is what the doctor is there to say."""
     findings = []
     try:
-        counters = read_counters(options["collectors"])[0]
+        counters = read_counters(options["collectors"], dcgm_naming(options))[0]
     except UsageError as e:
         counters, findings = shipped_counters("default") or (), [wrong("counters", str(e))]
     name = options["configmap_data"]
@@ -162,7 +162,7 @@ def _counters(ctx: click.Context, options: dict[str, Any], api: ApiAccess) -> tu
         return counters, findings
     with naming_variable(ctx, "configmap_data"):
         try:
-            counters = api.configmap(name).read()
+            counters = api.configmap(name, dcgm_naming(options)).read()
             findings.append(ok("counters", f"{len(counters)} from the ConfigMap {name}"))
         except NoApi as e:
             findings.append(wrong("counters", f"-m {name}: {e}"))

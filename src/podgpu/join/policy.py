@@ -12,7 +12,8 @@ class Policy:
     counters: tuple[Counter, ...] = ()
     hostname: str = ""
     """Empty: no host label."""
-    hostname_label: str = "Hostname"
+    hostname_labels: tuple[str, ...] = ("Hostname",)
+    """Each has the name: two while dashboards move from one to the other."""
     old_namespace: bool = False
     """dcgm-exporter 1.x label names: uuid, pod_name, pod_namespace, container_name."""
     replace_blanks_in_model_name: bool = False
@@ -29,4 +30,4 @@ class Policy:
 
     @property
     def host(self) -> tuple[tuple[str, str], ...]:
-        return ((self.hostname_label, self.hostname),) if self.hostname else ()
+        return tuple((label, self.hostname) for label in self.hostname_labels) if self.hostname else ()

@@ -79,7 +79,7 @@ class ExporterTelemetry:
 
     def _note_xids(self, turn: _Turn) -> None:
         for device in turn.devices.values():
-            sample = turn.sample(device, fields()[_XID_FIELD])
+            sample = turn.last_xid(device)
             xid = int(sample.value) if sample is not None and 0 <= sample.value < 2**31 - 16 else 0
             if xid and xid != self._last_xid.get(device.key):
                 self._events.append(ErrorEvent(device.key, xid, self._wall()))
@@ -147,6 +147,7 @@ class _Turn:
             tuple(gathered.unsupported),
             tuple(gathered.dropped),
             tuple(gathered.errors),
+            tells_errors=self.last_xid(self.devices[uuid]) is not None,
         )
 
     def _values(self, device: Device, asked: Sequence[Field], gathered: _Gathered) -> list[tuple[int, Value]]:
@@ -183,8 +184,8 @@ class _Turn:
                     return text
         return None
 
-    def sample(self, device: Device, wanted: Field) -> ParsedSample | None:
-        copies = self._copies(device, wanted)
+    def last_xid(self, device: Device) -> ParsedSample | None:
+        copies = self._copies(device, fields()[_XID_FIELD])
         return settled(copies) if copies else None
 
     def _copies(self, device: Device, wanted: Field) -> list[ParsedSample]:

@@ -220,6 +220,8 @@ class DcgmTelemetry:
             dropped=tuple(latest.dropped),
             errors=_once([*latest.errors, *errors]),
             others=tuple(gpu_links(gpu, latest.values)),
+            tells_errors=not self._watches.refused(_XID),
+            links_up=len(gpu.links) or None,
         )
 
     def _read_kinds(self, whose: str, kinds: Mapping[Entity, str], fields: Sequence[Field]) -> Latest:
