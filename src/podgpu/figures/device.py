@@ -175,6 +175,10 @@ class View:
     alerts: tuple[Alert, ...] = ()
     """What of the notes is serious."""
     trouble: Trouble = Trouble()
+    watched: bool = False
+    """The source follows every holder: one without `idle_since` has run something lately."""
+    old_nodes: frozenset[str] = frozenset()
+    """Nodes of which nothing that is known is of now."""
 
 
 def device_model(device: DeviceFigures) -> str:
