@@ -24,6 +24,7 @@ from podgpu.catalog.counters import SHIPPED, Counter, shipped_counters
 from podgpu.catalog.families import GPU_MANAGER_FAMILIES, OWN_FAMILIES, FamilySpec
 from podgpu.catalog.fields import Call, Field, FieldValue, Gpm, Kept, fields
 from podgpu.catalog.hook_families import HOOK_FAMILIES
+from podgpu.catalog.names import Rename, renames
 from podgpu.clock import Clock
 from podgpu.join import Policy
 from podgpu.model import Device
@@ -118,14 +119,41 @@ def _counter_row(of: Mapping[str, Counter | None]) -> tuple[str, ...]:
 
 
 def _fields() -> Iterator[str]:
-    head = ("Id", "Name", "Name since DCGM 4.6", "Name in 1.x", "Unit", "MIG instances", "From")
+    head = ("Id", "Name", "Name since DCGM 4.6", "Name in 1.x", "Unit", "Is", "MIG instances", "From")
     rows = (_field_row(f) for f in fields().values() if f.recipe is not None)
     return table(head, rows)
 
 
 def _field_row(field: Field) -> tuple[str, ...]:
     names = (code(name) for name in (field.name, field.name_since_4_6, field.name_1x))
-    return str(field.id), *names, prose(field.unit), "own value" if field.per_instance else "", _origin(field)
+    own = "own value" if field.per_instance else ""
+    return str(field.id), *names, prose(field.unit), _in_other_unit(field), own, _origin(field)
+
+
+def _in_other_unit(field: Field) -> str:
+    """Of a field in a base unit: the older one it stands for, and where its name was seen."""
+    if field.legacy is None:
+        return ""
+    return f"field {field.legacy} × {field.factor:.10g} ({field.seen})"
+
+
+def _renames(default: bool) -> Iterator[str]:
+    """Fields with another name in dcgm-exporter 4.9: those of the default file, or the others that podgpu gives."""
+    shipped = {counter.field.id for counter in shipped_counters("default") or ()}
+    found = [r for r in renames() if r.old.recipe is not None and (r.old.id in shipped) == default]
+    head = ("4.8", "Id", "Unit", "4.9", "Id", "Unit", "New = old ×", "New name seen in")
+    return table(head, map(_rename_row, found))
+
+
+def _rename_row(rename: Rename) -> tuple[str, ...]:
+    old, new = rename.old, rename.new
+    same = rename.factor == 1.0
+    seen = new.seen or "DCGM 4.6 header"
+    return (
+        *(code(rename.old_name), str(old.id), prose(old.unit), code(rename.new_name)),
+        *("" if same else str(new.id), "" if same else prose(new.unit)),
+        *("" if same else f"{rename.factor:.10g}", f"**{seen}**" if seen == "inferred" else seen),
+    )
 
 
 def _origin(field: Field) -> str:
@@ -211,6 +239,8 @@ BLOCKS: Mapping[str, Callable[[], Iterator[str]]] = {
     "hook-metrics": _hook_metrics,
     "counters": _counters,
     "fields": _fields,
+    "renames-default": lambda: _renames(default=True),
+    "renames-others": lambda: _renames(default=False),
     "faults": fault_table,
     "rooms": picture,
 }

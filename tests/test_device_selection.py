@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from podgpu.device_selection import Selection, parse_selection
 from podgpu.errors import UsageError
+from podgpu.model import Device
 
 
 @pytest.mark.parametrize(
@@ -21,6 +23,10 @@ from podgpu.errors import UsageError
         ("g:0,1", Selection("g", (0, 1))),
         ("i:0,2-4", Selection("i", (0, 2, 3, 4))),
         ("g:3,3,1-2", Selection("g", (1, 2, 3))),
+        ("g:0+i:1", Selection("g", (0,), Selection("i", (1,)))),
+        ("i:1+g:0", Selection("g", (0,), Selection("i", (1,)))),
+        ("g+i:0-2", Selection("g", (), Selection("i", (0, 1, 2)))),
+        ("i+g", Selection("g", (), Selection("i"))),
     ],
 )
 def test_good_ones(text: str, selection: Selection) -> None:
@@ -44,6 +50,13 @@ def test_good_ones(text: str, selection: Selection) -> None:
         ("g:0:1", "is no id"),
         ("g:0-99999", "more than"),
         ("g:١", "is no id"),
+        ("g:0+", "starts with one of"),
+        ("+i:0", "starts with one of"),
+        ("g:0+i:", "is no id"),
+        ("g:0+i:3-1", "runs backwards; write 1-3"),
+        ("g:0+g:1", "one g and one i"),
+        ("f+i:0", "one g and one i"),
+        ("g+i+i", "one g and one i"),
     ],
 )
 def test_bad_ones_say_what_is_wrong(text: str, complaint: str) -> None:
@@ -61,3 +74,39 @@ def test_nothing_else_is_ever_raised(text: str) -> None:
 def test_round_trip(kind: str, ids: set[int]) -> None:
     selection = Selection(kind, tuple(sorted(ids)))
     assert parse_selection(str(selection)) == selection
+
+
+GPU, CUT = (Device(n, f"GPU-{n}", f"00000000:0{n}:00.0", "H100", mig_enabled=n > 0) for n in (0, 1))
+FIRST, SECOND = replace(CUT, gi_id=3, profile="1g.10gb"), replace(CUT, gi_id=4, profile="1g.10gb")
+NODE = (GPU, CUT, FIRST, SECOND)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("g:0+i:1", {GPU.key, CUT.key, SECOND.key}),
+        ("i:1+g:0", {GPU.key, CUT.key, SECOND.key}),
+        ("g+i:0", {GPU.key, CUT.key, FIRST.key}),
+        ("g:0+i", {GPU.key, CUT.key, FIRST.key, SECOND.key}),
+        ("i:1", {CUT.key, SECOND.key}),
+    ],
+)
+def test_gpus_and_instances_together(text: str, shown: set[str]) -> None:
+    """With the GPU an instance is on: its own figures are there once."""
+    selection = parse_selection(text)
+    selection.check(NODE)
+    assert selection.of(NODE) == shown
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [("g:7+i:0", "no such GPU here: 7"), ("g:0+i:2", "no such MIG instance here: 2"), ("g:1", "GPU 1 is in MIG mode")],
+)
+def test_what_is_not_here_is_said(text: str, complaint: str) -> None:
+    with pytest.raises(UsageError, match=complaint):
+        parse_selection(text).check(NODE)
+
+
+def test_instances_without_mig_are_refused_in_a_sum_too() -> None:
+    with pytest.raises(UsageError, match="no GPU here is in MIG mode"):
+        parse_selection("g:0+i:0").check((GPU,))

@@ -7,6 +7,7 @@ from endurance.fuzz.targets_api import API_TARGETS
 from endurance.fuzz.targets_autoscale import AUTOSCALE_TARGETS
 from endurance.fuzz.targets_config import CONFIG_TARGETS
 from endurance.fuzz.targets_driver import DRIVER_TARGETS
+from endurance.fuzz.targets_history import HISTORY_TARGETS
 from endurance.fuzz.targets_holders import HOLDER_TARGETS
 from endurance.fuzz.targets_host import HOST_TARGETS
 from endurance.fuzz.targets_pages import PAGE_TARGETS
@@ -18,6 +19,7 @@ _ALL = (
     *CONFIG_TARGETS,
     *HOST_TARGETS,
     *DRIVER_TARGETS,
+    *HISTORY_TARGETS,
     *AUTOSCALE_TARGETS,
 )
 TARGETS: dict[str, Target] = {target.name: target for target in _ALL}

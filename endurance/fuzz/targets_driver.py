@@ -24,6 +24,7 @@ from podgpu.telemetry.dcgm.library import translate
 from podgpu.telemetry.dcgm.structs import MAX_GPUS, FieldType, FieldValueV2
 from podgpu.telemetry.dcgm.values import decode
 from podgpu.telemetry.nvml.driver import NvmlDriver
+from podgpu.telemetry.nvml.mig import MigLayout
 from podgpu.telemetry.nvml.process_list import ProcessList
 from podgpu.telemetry.nvml.switches.attribution import Habits, Residency, young_first
 from podgpu.telemetry.nvml.switches.records import (
@@ -194,7 +195,8 @@ def processes(case: Case) -> object:
             for _ in range(rng.randrange(5))
         ]
         _GPU.faults.answer(name, entries)
-    found = ProcessList(NvmlDriver(_GPU), _HANDLE, "GPU-x").read()
+    driver = NvmlDriver(_GPU)
+    found = ProcessList(driver, _HANDLE, "GPU-x").read(*MigLayout(driver, _HANDLE).read())
     places = [(one.device, one.pid) for one in found]
     assert len(set(places)) == len(places), "a process twice"
     assert all(one.memory is None or one.memory < 2**63 for one in found), "a sentinel leaves as bytes"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from podgpu.errors import UsageError
 from podgpu.model import Device
@@ -23,17 +23,36 @@ class Selection:
     """f: GPUs and their instances; g: whole GPUs; i: instances, with the GPU-level series of the GPUs they are on."""
     ids: tuple[int, ...] = ()
     """Empty: all. For `i` the instances of the node are numbered from 0, GPU by GPU."""
+    also: Selection | None = None
+    """Beside GPUs: instances, as in g:0+i:1."""
+
+    @property
+    def parts(self) -> tuple[Selection, ...]:
+        return (self,) if self.also is None else (replace(self, also=None), self.also)
+
+    @property
+    def gpu_ids(self) -> tuple[int, ...]:
+        """Numbers of the GPUs, where it is about nothing else; empty: any may be meant."""
+        return self.ids if self.kind == "g" and self.also is None else ()
+
+    @property
+    def names_instances(self) -> bool:
+        return any(part.kind == "i" for part in self.parts)
+
+    def shows(self, kind: str, number: int) -> bool:
+        """Whether a thing of this kind (g or i) and number is chosen."""
+        return any(
+            part.kind == "f" or (part.kind == kind and (not part.ids or number in part.ids)) for part in self.parts
+        )
 
     def check(self, devices: Sequence[Device]) -> None:
         """Seed 001's warnings as rules; raises UsageError that names what is wrong and the way out."""
-        gpus, instances = _split(devices)
-        if self.kind == "i" and not any(g.mig_enabled for g in gpus):
-            raise UsageError(f"-d {self}: no GPU here is in MIG mode, so there are no instances; use -d f or -d g")
-        known = [g.index for g in gpus] if self.kind == "g" else list(range(len(instances)))
-        missing = [i for i in self.ids if i not in known]
-        if missing:
-            what = "GPU" if self.kind == "g" else "MIG instance"
-            raise UsageError(f"-d {self}: no such {what} here: {_numbers(missing)}; there are {_numbers(known)}")
+        if self.also is not None:
+            for part in self.parts:
+                part._check_ids(devices)
+            return
+        self._check_ids(devices)
+        gpus, _ = _split(devices)
         if self.kind == "g":
             mig = [g.index for g in gpus if g.mig_enabled and (not self.ids or g.index in self.ids)]
             if mig:
@@ -42,9 +61,21 @@ class Selection:
                     "use -d f (everything) or -d i (instances)"
                 )
 
+    def _check_ids(self, devices: Sequence[Device]) -> None:
+        gpus, instances = _split(devices)
+        if self.kind == "i" and not any(g.mig_enabled for g in gpus):
+            raise UsageError(f"-d {self}: no GPU here is in MIG mode, so there are no instances; use -d f or -d g")
+        known = [g.index for g in gpus] if self.kind == "g" else list(range(len(instances)))
+        missing = [i for i in self.ids if i not in known]
+        if missing:
+            what = "GPU" if self.kind == "g" else "MIG instance"
+            raise UsageError(f"-d {self}: no such {what} here: {_numbers(missing)}; there are {_numbers(known)}")
+
     def of(self, devices: Sequence[Device]) -> frozenset[str]:
         """Keys of the devices to show. Lenient: at run time a GPU that left is simply not shown."""
         gpus, instances = _split(devices)
+        if self.also is not None:
+            return frozenset().union(*(part.of(devices) for part in self.parts))
         if self.kind == "f":
             return frozenset(d.key for d in devices)
         if self.kind == "g":
@@ -53,16 +84,28 @@ class Selection:
         return frozenset(d.key for d in shown) | frozenset(d.uuid for d in shown)
 
     def __str__(self) -> str:
-        return f"{self.kind}:{','.join(map(str, self.ids))}" if self.ids else self.kind
+        first = f"{self.kind}:{','.join(map(str, self.ids))}" if self.ids else self.kind
+        return first if self.also is None else f"{first}+{self.also}"
 
 
 def parse_selection(text: str, option: str = "-d") -> Selection:
     """What `-d` says, or `-s` and `-p`, which speak the same language of switches and CPUs. Raises UsageError."""
-    letters, said = _LETTERS[option], f"{option} {text!r}"
+    said = f"{option} {text!r}"
+    parts = [_parse_part(part, option, said) for part in text.split("+")]
+    if len(parts) == 1:
+        return parts[0]
+    by_kind = {part.kind: part for part in parts}
+    if by_kind.keys() != {"g", "i"} or len(parts) != 2:
+        raise UsageError(f"{said}: + stands between one g and one i, each with or without ids, such as g:0+i:1")
+    return replace(by_kind["g"], also=by_kind["i"])
+
+
+def _parse_part(text: str, option: str, said: str) -> Selection:
+    letters = _LETTERS[option]
     kind, colon, ids = text.partition(":")
     if kind not in letters:
         known = ", ".join(f"{letter} ({what})" for letter, what in letters.items())
-        raise UsageError(f"{said}: starts with one of {known}, then optionally :ids such as g:0,2-4")
+        raise UsageError(f"{said}: starts with one of {known}, then optionally :ids such as g:0,2-4; g:0+i:1 is both")
     if not colon:
         return Selection(kind)
     if kind == "f":

@@ -13,7 +13,9 @@ from podgpu.model import (
     Detail,
     Device,
     DeviceCount,
+    DeviceHealth,
     DeviceTotals,
+    Finding,
     NamespaceTotals,
     OtherReading,
     Outcome,
@@ -35,6 +37,7 @@ def dump_snapshot(snapshot: Snapshot) -> str:
     plain["errors"] = [[*key, count] for key, count in snapshot.errors.items()]
     plain["pod_labels"] = [[*key, pairs] for key, pairs in snapshot.pod_labels.items()]
     plain["clock_events"] = [[*key, count] for key, count in snapshot.clock_events.items()]
+    plain["clock_event_totals"] = [[*key, count] for key, count in snapshot.clock_event_totals.items()]
     return json.dumps({"version": VERSION, **plain}, indent=1, ensure_ascii=False) + "\n"
 
 
@@ -65,8 +68,10 @@ def _snapshot(plain: dict[str, Any]) -> Snapshot:
         xids=tuple(XidTally(**t) for t in plain["xids"]),
         last_xid=plain["last_xid"],
         clock_events={(device, event): n for device, event, n in plain["clock_events"]},
+        clock_event_totals={(device, event): n for device, event, n in plain.get("clock_event_totals", ())},
         device_count=DeviceCount(**plain["device_count"]),
         usage=_usage(plain["usage"]),
+        health=tuple(_health(h) for h in plain.get("health", ())),
     )
 
 
@@ -86,6 +91,15 @@ def _pairs(plain: Iterable[Iterable[str]]) -> tuple[tuple[str, str], ...]:
 def _assignment(plain: Mapping[str, Any]) -> Assignment:
     attributes = _pairs(plain["attributes"])
     return Assignment(**{**plain, "holder": Workload(**plain["holder"]), "attributes": attributes})
+
+
+def _health(plain: Mapping[str, Any]) -> DeviceHealth:
+    return DeviceHealth(
+        _device(plain["device"]),
+        tuple(Finding(*finding) for finding in plain["findings"]),
+        tuple(plain["fine"]),
+        tuple(Workload(**holder) for holder in plain["last_holders"]),
+    )
 
 
 def _usage(plain: Mapping[str, Any]) -> Usage:

@@ -21,6 +21,7 @@ from podgpu.telemetry.nvml.driver import VersionMismatch
 
 EXTRA = parse_counters(
     "DCGM_FI_DEV_GPU_TEMP,gauge,t\nDCGM_FI_DEV_XID_ERRORS,gauge,x\nDCGM_EXP_XID_ERRORS_COUNT,gauge,n\n"
+    "DCGM_EXP_XID_ERRORS_TOTAL,counter,n\nDCGM_EXP_CLOCK_EVENTS_TOTAL,counter,c\n"
     "DCGM_EXP_CLOCK_EVENTS_COUNT,gauge,c\nDCGM_FI_DEV_NVSWITCH_LINK_STATUS,gauge,s\n",
     "test",
 )
@@ -162,6 +163,29 @@ def test_clock_events_are_samples_within_the_window(node: Node) -> None:
         node.turn()
     idle = [x for x in node.page().splitlines() if "CLOCK_EVENTS_COUNT" in x and 'clock_event="gpu_idle"' in x]
     assert [line.rsplit(" ", 1)[1] for line in idle] == ["4", "4"]
+
+
+def test_clock_events_that_begin_are_counted_for_good(node: Node) -> None:
+    """What was there at the first look did not begin; a reason that goes and comes back is counted again."""
+    reasons = "nvmlDeviceGetCurrentClocksEventReasons"
+    node.turn()
+    for mask in (0x1 | 0x4, 0x4, 0x0, 0x4 | 0x20):
+        node.driver.faults.answer(reasons, mask, 0)
+        node.turn()
+    page = node.turn(4000.0)
+    totals = [x for x in page.splitlines() if x.startswith("DCGM_EXP_CLOCK_EVENTS_TOTAL")]
+    assert [line.partition("clock_event=")[2] for line in totals] == ['"power_cap"} 2', '"sw_thermal"} 1']
+
+
+def test_xids_are_counted_for_good_and_have_no_series_before_the_first(node: Node) -> None:
+    assert "DCGM_EXP_XID_ERRORS_TOTAL{" not in node.turn()
+    for xid in (79, 79, 31):
+        node.driver.faults.raise_xid(0, xid)
+    while "DCGM_EXP_XID_ERRORS_TOTAL{" not in (page := node.turn(0.0)) or 'xid="31"' not in page:
+        pass  # events come through a thread
+    page = node.turn(4000.0)
+    totals = [x for x in page.splitlines() if x.startswith("DCGM_EXP_XID_ERRORS_TOTAL")]
+    assert [line.partition("xid=")[2] for line in totals] == ['"31"} 1', '"79"} 2']
 
 
 def test_a_field_the_source_cannot_give_is_a_self_metric_and_one_warning(

@@ -78,7 +78,8 @@ def test_resource_names_say_which_unreadable_ids_matter(kubelet: SimulatedKubele
 def test_a_reading_is_one_list_call(kubelet: SimulatedKubelet, source: KubeletAllocation) -> None:
     for _ in range(3):
         source.assignments(NODE)
-    assert list(kubelet.calls) == [V1, V1, V1]
+    offered = "/v1.PodResourcesLister/GetAllocatableResources"
+    assert list(kubelet.calls) == [V1, offered, V1, V1], "what can be given away is asked once a minute"
 
 
 def open_sockets() -> set[str]:
@@ -328,7 +329,7 @@ def test_closing_ends_a_reading_in_progress(kubelet: SimulatedKubelet, make_sour
     errors: list[str] = []
     reading = threading.Thread(target=lambda: errors.append(failure(source).reason))
     reading.start()
-    while len(kubelet.calls) < 2 and reading.is_alive():
+    while len(kubelet.calls) < 3 and reading.is_alive():
         time.sleep(0.001)
     source.close()
     reading.join(timeout=10)

@@ -7,7 +7,7 @@ from importlib.resources import files
 
 import pytest
 
-from podgpu.catalog.fields import UNKNOWN_XID, xid_text
+from podgpu.catalog.fields import UNKNOWN_XID, HealthCode, health_code, xid_text
 
 WITHOUT_MEANING = {5, 10, 14, 15, 17, 23, 39, 40, 41, 49, 50, 51, 52, 53, 55, 87, 90, 91, 108}
 
@@ -51,3 +51,11 @@ def test_table_is_in_order_and_its_texts_can_stand_in_a_label() -> None:
     assert numbers == sorted(set(numbers))
     assert all(row["text"] == row["text"].strip() and row["text"].isascii() for row in rows)
     assert not any(set(row["text"]) & set('"\\\n') for row in rows)
+
+
+def test_health_codes_say_how_bad_and_of_what_kind() -> None:
+    assert health_code(0) == HealthCode("DCGM_FR_OK", "NONE", "NONE")
+    assert health_code(4) == HealthCode("DCGM_FR_VOLATILE_DBE_DETECTED", "ISOLATE", "HARDWARE_MEMORY")
+    codes = [health_code(number) for number in range(133)]
+    assert {c.severity for c in codes} == {"NONE", "MONITOR", "ISOLATE", "UNKNOWN", "TRIAGE", "CONFIG", "RESET"}
+    assert {c.category.partition("_")[0] for c in codes} == {"NONE", "PERF", "SOFTWARE", "HARDWARE", "INTERNAL"}

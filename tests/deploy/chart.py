@@ -46,6 +46,8 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "hpc": {"exporter": {"hpcJobMappingDir": "/run/jobs"}},
     "counters by value": {"exporter": {"counters": {"csv": "DCGM_FI_DEV_GPU_UTIL, gauge, GPU utilization (in %).\n"}}},
     "shipped counters": {"exporter": {"counters": {"set": "dcp"}}},
+    "4.9 names": {"exporter": {"dcgmNames": 4.9}},
+    "both names": {"exporter": {"dcgmNames": "both"}},
     "counters in a ConfigMap": {"exporter": {"counters": {"configMap": {"namespace": "gpu", "name": "counters"}}}},
     "seed 001's values": {
         "exporter": {

@@ -34,6 +34,7 @@ HANDED_ON = {"global", "kubernetesObject"}
         ({"exporter": {"port": 94000}}, "exporter.port: Must be less than or equal to 65535"),
         ({"exporter": {"interval": "30 s"}}, "exporter.interval: Does not match pattern"),
         ({"exporter": {"counters": {"set": "dcpp"}}}, 'must be one of the following: "", "default", "dcp"'),
+        ({"exporter": {"dcgmNames": "4.7"}}, 'must be one of the following: "", "4.8", "4.9", "both"'),
         ({"exporter": {"monitor": {"kind": "serviceMonitor"}}}, '"ServiceMonitor", "PodMonitor"'),
         ({"exporter": {"monitor": {"enabled": "True"}}}, "exporter.monitor.enabled"),
         ({"exporter": {"monitor": {"additionalLabels": {"a": 1}}}}, "additionalLabels.a: Invalid type"),

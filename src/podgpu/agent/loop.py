@@ -8,34 +8,41 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from podgpu.accounting.containers import ContainerFinder
-from podgpu.agent.allocation_turn import DEADLINE, AllocationPart, AllocationTurn, ReadIdentities, ReadSigns
+from podgpu.agent.allocation_turn import (
+    DEADLINE,
+    AllocationPart,
+    AllocationTurn,
+    ReadIdentities,
+    ReadSigns,
+    without_crowds,
+)
 from podgpu.agent.change_log import ChangeLog
+from podgpu.agent.counter_watch import CounterWatch
+from podgpu.agent.health_watch import HealthWatch
+from podgpu.agent.lanes import CLOCK_EVENTS_FIELD, Schedule, fields_of, fields_to_read, make_lanes
 from podgpu.agent.publish import Published
 from podgpu.agent.tallies import ClockEventLog, XidLog
 from podgpu.agent.telemetry_turn import TelemetryPart, TelemetryTurn
 from podgpu.agent.usage_turn import UsagePart, UsageTurn
 from podgpu.allocation.source import AllocationSource
+from podgpu.allocation.unmapped import lost_gpus
 from podgpu.catalog.counters import Counter as MetricCounter
-from podgpu.catalog.families import THROTTLE_REASONS
-from podgpu.catalog.fields import Field, fields
 from podgpu.clock import Clock
+from podgpu.configuration.config_file import DEFAULT_RETENTION, Collection, Retention
 from podgpu.configuration.counter_feeds import CounterFeed
 from podgpu.device_selection import Selection
-from podgpu.errors import SourceError, StartError
+from podgpu.errors import StartError
 from podgpu.isolate import Isolation
 from podgpu.join import Policy
-from podgpu.join.gpu_manager import FB_TOTAL_FIELD
-from podgpu.model import Assignment, Outcome, PodLabels, Snapshot
-from podgpu.telemetry.source import Telemetry
+from podgpu.model import Outcome, PodLabels, Snapshot
+from podgpu.telemetry.source import Lane, Telemetry
 
 _log = logging.getLogger(__name__)
-_CLOCK_EVENTS_FIELD = 112
-_CLOCK_EVENTS_COUNT_FIELD = 9002
-_HOLDERS = "allocation"
-MOST_HOLDERS = 1024
-"""Of one device. 20,000 make a page of 40 MB that takes 4 s to build: all figures would be too old to be served."""
+Forgotten = Literal["gpu", "xids", "nothing"]
+"""What of a GPU there was to forget."""
 WARM_UP_SECONDS = 1.0
 """Rates need two readings: the second comes this soon after the first, whatever the interval."""
 
@@ -45,13 +52,18 @@ class Settings:
     interval: float = 30.0
     allocation_interval: float = 5.0
     usage_interval: float = 1.0
+    collections: tuple[Collection, ...] = ()
+    """Fields with an interval of their own."""
+    counters_may_come: bool = False
+    """The counters that the collections are about may be a ConfigMap's, which comes later."""
+    retention: Retention = DEFAULT_RETENTION
     selection: Selection = field(default_factory=Selection)
     policy: Policy = field(default_factory=Policy)
 
     @property
     def deadline(self) -> float:
         """How long a turn waits for a source: enough for a slow driver, never a whole default interval."""
-        return min(5.0, max(1.0, self.interval))
+        return min(5.0, max(1.0, min(self.interval, *(c.every for c in self.collections), 5.0)))
 
     @property
     def stale_after(self) -> float:
@@ -81,12 +93,11 @@ class Agent:
         self._telemetry = telemetry
         self._isolation = Isolation(self.clock.monotonic)
         self._policy = policy = self.settings.policy
-        self._counter_feed = counter_feed
-        self._counters_outcome: tuple[Outcome, ...] = ()
-        self._counter_errors: Counter[tuple[str, str]] = Counter()
+        self._counter_watch = CounterWatch(counter_feed, self._isolation, self.settings.deadline)
+        self._schedule = self._new_schedule(policy)
         self._telemetry_turn = TelemetryTurn(
             telemetry,
-            _fields_to_read(policy),
+            self._schedule.lanes,
             self.settings.selection,
             self._isolation,
             self.settings.deadline,
@@ -101,9 +112,11 @@ class Agent:
             else UsageTurn(telemetry, containers, self._isolation, self.settings.deadline, self.clock.monotonic)
         )
         self._usage_part = UsagePart()
+        self._health = HealthWatch()
         self._xids = XidLog(policy.xid_window_ms / 1000)
         self._clock_events = ClockEventLog(policy.clock_window_ms / 1000)
         self._clock_counts: Mapping[tuple[str, str], int] = {}
+        self._clock_totals: Mapping[tuple[str, str], int] = {}
         self._changes = ChangeLog(self.clock.monotonic)
         self._telemetry_part = TelemetryPart()
         self._allocation_part = AllocationPart()
@@ -117,35 +130,51 @@ class Agent:
         self._publishing = threading.Lock()
         self._stopping = False
         self._stopped = threading.Event()
-        self._due = float("-inf")
         self._wake = threading.Event()
         self._allocate_now = threading.Event()
         self.fatal: StartError | None = None
+        self.notes_beside: Callable[[], Sequence[str]] = tuple
+        """What is not as it should be with what runs beside the agent."""
         self.published = Published(Snapshot(0.0), policy, self._read_at)
 
     # -- turns ---------------------------------------------------------------------------------------------------
 
-    def read_telemetry(self) -> None:
-        """One telemetry turn, published. Raises StartError when the process cannot go on."""
+    def read_telemetry(self, due: Sequence[Lane] | None = None) -> None:
+        """One telemetry turn, published: of all fields, or of the lanes that are due. Raises StartError when the
+        process cannot go on."""
         with self._turn:
             if self.clock.monotonic() >= self._released_until:
-                self._take(self._telemetry_turn.collect())
+                self._take(self._telemetry_turn.collect(due))
             self._read_at = self.clock.monotonic()
         self._publish()
 
+    def read_due_telemetry(self) -> None:
+        """A telemetry turn of the lanes whose time has come; none, if it has for none."""
+        with self._turn:
+            due = self._schedule.take_due(self.clock.monotonic())
+        if due:
+            self.read_telemetry(due)
+
     def _take(self, part: TelemetryPart) -> None:
         self._clock_counts = self._clock_events.note(_clock_event_masks(part), self.clock.monotonic())
+        self._clock_totals = self._clock_events.totals()
         if part.devices != self._telemetry_part.devices:
             self._allocate_now.set()  # ids that named nothing a moment ago may name a device now
+            if set(part.lanes) != set(self._schedule.lanes):
+                self._schedule.hurry(self.clock.monotonic())
         self._telemetry_part = part
+        self._health.take(part, self.clock.monotonic(), self.clock.wall())
         if part.readings:
             self._taken_at = self.clock.wall()
 
     def read_allocation(self) -> None:
         """One allocation turn, published."""
         self._allocate_now.clear()
-        part = self._allocation_turn.collect(self._telemetry_part.devices)
-        self._allocation_part, left_out = _without_crowds(part)
+        telemetry = self._telemetry_part
+        part = self._allocation_turn.collect(telemetry.devices)
+        self._allocation_part, left_out = without_crowds(part)
+        self._telemetry_turn.hear_of(lost_gpus(part.offered, part.allocation.unmapped, telemetry.device_count))
+        self._health.hold(part.allocation.assignments, telemetry.absent)
         self._left_out += left_out
         self._allocation_errors = {**self._allocation_turn.errors, **self._left_out}
         self._publish()
@@ -158,33 +187,33 @@ class Agent:
         telemetry = self._telemetry_part
         sick = {o.device for o in telemetry.outcomes if not o.ok}
         self._usage_part = self._usage_turn.collect(
-            telemetry.devices, assignments, holders.complete, holders.identify, sick
+            telemetry.listed, assignments, holders.complete, holders.identify, sick
         )
         self._publish()
 
     def read_counters(self) -> None:
         """Takes up counters that changed; bad ones leave the last good set in place."""
-        if self._counter_feed is None:
-            return
-        result = self._isolation.run({"counters": self._counter_feed.read}, self.settings.deadline)["counters"]
-        if isinstance(result.error, SourceError):
-            self._counter_errors = self._counter_errors + Counter([("counters", result.error.reason)])
-            self._counters_outcome = (Outcome("counters", 0.0, result.error.reason, str(result.error)),)
-        elif result.value is not None:
-            self._counters_outcome = (Outcome("counters", result.seconds),)
-            self._change_counters(result.value)
+        self._counter_watch.read(self._change_counters)
+
+    def _new_schedule(self, policy: Policy) -> Schedule:
+        """Raises UsageError where a collection has none of the counters."""
+        its = self.settings
+        pass_over, wanted = its.counters_may_come, fields_to_read(policy)
+        lanes = make_lanes(wanted, policy.counters, its.interval, its.collections, its.retention, pass_over)
+        return Schedule(lanes, WARM_UP_SECONDS)
 
     def _change_counters(self, counters: tuple[MetricCounter, ...]) -> None:
         """The first of the two readings that rates need is taken at once; the page stands until the second."""
         if counters == self._policy.counters:
             return
         with self._turn:
-            self._policy = replace(self._policy, counters=counters)
-            self._telemetry_turn.fields = _fields_to_read(self._policy)
+            policy = replace(self._policy, counters=counters)
+            self._schedule, self._policy = self._new_schedule(policy), policy
+            self._telemetry_turn.follow(self._schedule.lanes)
             if self.clock.monotonic() >= self._released_until:
                 with suppress(StartError):  # the telemetry loop will meet it too, and end the process
                     self._telemetry_turn.collect()
-            self._due = self.clock.monotonic() + min(WARM_UP_SECONDS, self.settings.interval)
+            self._schedule.take_due(self.clock.monotonic())
         _log.info("counters changed: %d fields", len(counters))
         self._wake.set()
 
@@ -192,7 +221,9 @@ class Agent:
         if self._stopping:
             return  # nobody is asked any more, and it would look as if nobody answered
         with self._publishing:
-            self._xids.note(self._telemetry.error_events(), self.clock.monotonic())
+            events, now = self._telemetry.error_events(), self.clock.monotonic()
+            self._xids.note(events, now)
+            self._health.note(events, now)
             snapshot = self._snapshot()
             self.published = Published(snapshot, self._policy, self._read_at)
             self._changes.report(snapshot)
@@ -202,7 +233,7 @@ class Agent:
         show = self._allocation_turn.show
         configured = {c.field.id for c in self._policy.counters}
         errors: Counter[tuple[str, str]] = Counter()
-        for part in (telemetry.errors, self._allocation_errors, self._counter_errors, usage.errors):
+        for part in (telemetry.errors, self._allocation_errors, self._counter_watch.errors, usage.errors):
             errors.update(part)
         return Snapshot(
             taken_at=self._taken_at,
@@ -217,7 +248,7 @@ class Agent:
                 *telemetry.outcomes,
                 *self._allocation_part.outcomes,
                 *usage.outcomes,
-                *self._counters_outcome,
+                *self._counter_watch.outcomes,
             ),
             errors=dict(errors),
             unsupported=tuple(u for u in telemetry.unsupported if u[1] in configured),
@@ -225,8 +256,10 @@ class Agent:
             xids=self._xids.tallies(self.clock.monotonic()),
             last_xid=dict(self._xids.last),
             clock_events=self._clock_counts,
+            clock_event_totals=self._clock_totals,
             device_count=telemetry.device_count,
             usage=replace(usage.usage, containers=show(usage.usage.containers)),
+            health=self._health.report(allocation.assignments, self.clock.monotonic(), self.clock.wall()),
         )
 
     def warm_up(self) -> None:
@@ -251,7 +284,7 @@ class Agent:
         """Begin the cadences; `on_fatal` is called from a thread when `fatal` says why podgpu must end."""
         self._read_at = self.clock.monotonic()  # a loop that never turns is late from now on
         loops = {"telemetry": self._telemetry_loop}
-        if self._allocation_turn.has_sources or self._counter_feed is not None:
+        if self._allocation_turn.has_sources or self._counter_watch.watches:
             loops["allocation"] = self._allocation_loop
         if self._usage_turn is not None:
             loops["usage"] = self._usage_loop
@@ -273,12 +306,9 @@ class Agent:
             on_fatal()
 
     def _telemetry_loop(self) -> None:
-        delay = min(WARM_UP_SECONDS, self.settings.interval)
         while not self._stopping:
-            self._due = self.clock.monotonic() + delay
-            self.read_telemetry()
-            delay = self.settings.interval
-            while not self._stopping and (wait := self._due - self.clock.monotonic()) > 0:
+            self.read_due_telemetry()
+            while not self._stopping and (wait := self._schedule.next_at - self.clock.monotonic()) > 0:
                 self._wake.wait(wait)
                 self._wake.clear()
 
@@ -308,8 +338,24 @@ class Agent:
                 self._telemetry_part, readings=(), others=(), unsupported=(), outcomes=(outcome,)
             )
             self._usage_part = UsagePart(errors=self._usage_part.errors)
+            self._telemetry_turn.drop_values()
         self._publish()
         return True
+
+    def forget(self, uuid: str) -> Forgotten | None:
+        """An operator has seen to a GPU that is gone, or to the XIDs of one that is here. None: no such GPU."""
+        known = {d.uuid for d in self._telemetry_part.devices}
+        if self._telemetry_turn.forget(uuid):
+            self._health.forget(uuid)
+            with self._turn:
+                self._telemetry_part = self._telemetry_part.without(uuid)
+            forgotten: Forgotten = "gpu"
+        elif uuid not in known:
+            return None
+        else:
+            forgotten = "xids" if self._health.forget_xids(uuid) else "nothing"
+        self._publish()
+        return forgotten
 
     def reload(self) -> None:
         """Look at once at everything that may have changed (SIGHUP)."""
@@ -340,35 +386,9 @@ class Agent:
         return bool(results["release"].value)
 
 
-def _fields_to_read(policy: Policy) -> tuple[Field, ...]:
-    """The counter file's fields, and what podgpu's own families are made of."""
-    wanted = {c.field.id: c.field for c in policy.counters}
-    own = set(THROTTLE_REASONS) | ({_CLOCK_EVENTS_FIELD} if _CLOCK_EVENTS_COUNT_FIELD in wanted else set())
-    own |= {FB_TOTAL_FIELD} if policy.gpu_manager else set()
-    return tuple((wanted | {i: fields()[i] for i in own}).values())
-
-
-def _without_crowds(part: AllocationPart) -> tuple[AllocationPart, Counter[tuple[str, str]]]:
-    """The part with as many holders of each device as a page can name, and how many were left out: it is said."""
-    held: Counter[str] = Counter()
-    kept: list[Assignment] = []
-    for one in part.allocation.assignments:
-        held[one.device] += 1
-        if held[one.device] <= MOST_HOLDERS:
-            kept.append(one)
-    left_out = len(part.allocation.assignments) - len(kept)
-    if not left_out:
-        return part, Counter()
-    crowded = ", ".join(f"{device} ({number})" for device, number in held.items() if number > MOST_HOLDERS)
-    message = f"more holders than podgpu names ({MOST_HOLDERS} of one device), the others are left out: {crowded}"
-    reason = "too_many_holders"
-    return replace(
-        part,
-        allocation=replace(part.allocation, assignments=tuple(kept)),
-        outcomes=(*part.outcomes, Outcome(_HOLDERS, 0.0, reason, message)),
-    ), Counter({(_HOLDERS, reason): left_out})
-
-
 def _clock_event_masks(part: TelemetryPart) -> dict[str, int]:
-    masks = ((r.device.key, r.values.get(_CLOCK_EVENTS_FIELD)) for r in part.readings)
+    """Of this turn's samples."""
+    if CLOCK_EVENTS_FIELD not in fields_of(part.lanes):
+        return {}
+    masks = ((r.device.key, r.values.get(CLOCK_EVENTS_FIELD)) for r in part.readings)
     return {key: mask for key, mask in masks if isinstance(mask, int)}

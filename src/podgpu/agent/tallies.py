@@ -59,11 +59,14 @@ class ClockEventLog:
     def __init__(self, window: float) -> None:
         self._window = window
         self._samples: dict[str, deque[tuple[float, int]]] = {}
+        self._last: dict[str, int] = {}
+        self._risen: Counter[tuple[str, str]] = Counter()
 
     def note(self, masks: Mapping[str, int], now: float) -> dict[tuple[str, str], int]:
         """Takes in one sample of each device; how many of each event there are now, as a copy nobody changes."""
         for device, mask in masks.items():
             self._samples.setdefault(device, deque()).append((now, mask))
+            self._note_risen(device, mask)
         for device in list(self._samples):
             samples = self._samples[device]
             while samples and samples[0][0] <= now - self._window:
@@ -71,6 +74,15 @@ class ClockEventLog:
             if not samples:
                 del self._samples[device]
         return self._counts()
+
+    def _note_risen(self, device: str, mask: int) -> None:
+        risen = mask & ~self._last.get(device, mask)
+        self._last[device] = mask
+        self._risen.update((device, event) for bit, event in CLOCK_EVENTS.items() if risen & bit)
+
+    def totals(self) -> dict[tuple[str, str], int]:
+        """How often each event began since the start; what was there at the first sample did not begin."""
+        return dict(self._risen)
 
     def _counts(self) -> dict[tuple[str, str], int]:
         counts: Counter[tuple[str, str]] = Counter()

@@ -1,10 +1,14 @@
-"""TelemetryTurn asks for the inventory, then every GPU in its own worker, all under one deadline."""
+"""TelemetryTurn asks for the inventory, then every GPU in its own worker, all under one deadline.
+
+Of fields that are not due this time the last values stand, for as long as the device answers.
+"""
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -12,10 +16,12 @@ from podgpu.catalog.fields import Field
 from podgpu.device_selection import Selection
 from podgpu.errors import StartError
 from podgpu.isolate import Isolation, Result
-from podgpu.model import Device, DeviceCount, OtherReading, Outcome, Reading
-from podgpu.telemetry.source import GpuAnswer, Inventory, ReadsOthers, Telemetry
+from podgpu.model import Device, DeviceCount, OtherReading, Outcome, Reading, Value
+from podgpu.telemetry.source import FollowsSchedule, GpuAnswer, Inventory, Lane, ReadsOthers, Telemetry
 
 _OTHERS = "others"
+MOST_ABSENT = 64
+"""GPUs that are gone are remembered, the last so many of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,50 +41,112 @@ class TelemetryPart:
     """(source, reason) -> how often since the start, as of this turn."""
     dropped: Mapping[int, int] = field(default_factory=dict)
     """The same of values refused, by field id."""
+    lanes: tuple[Lane, ...] = ()
+    """What was read in this turn; other values are of an earlier one."""
+    absent: frozenset[str] = frozenset()
+    """UUIDs of GPUs that were here, or are said to be, and that the driver does not list; among the devices."""
+    links_up: Mapping[str, int] = field(default_factory=dict)
+    """UUID -> how many of its NVLinks are."""
+    mute: frozenset[str] = frozenset()
+    """UUIDs of GPUs that were read, and whose XIDs nobody hears."""
+
+    @property
+    def listed(self) -> tuple[Device, ...]:
+        """The devices that the driver knows of."""
+        return tuple(d for d in self.devices if d.uuid not in self.absent) if self.absent else self.devices
+
+    def without(self, uuid: str) -> TelemetryPart:
+        """Less a GPU that is absent."""
+        devices, selected = (tuple(d for d in some if d.uuid != uuid) for some in (self.devices, self.selected))
+        return replace(self, devices=devices, selected=selected, absent=self.absent - {uuid})
 
 
 class TelemetryTurn:
-    """Keeps what must outlive a turn: the last inventory, the devices last seen on each GPU, counters."""
+    """Keeps what must outlive a turn: the last inventory, the devices last seen on each GPU, those that are gone,
+    counters."""
 
     def __init__(
         self,
         telemetry: Telemetry,
-        fields: Sequence[Field],
+        lanes: Sequence[Lane],
         selection: Selection,
         isolation: Isolation,
         deadline: float,
     ) -> None:
         self._telemetry = telemetry
         self._others = telemetry if isinstance(telemetry, ReadsOthers) else None
-        self.fields = fields
         self._selection = selection
         self._isolation = isolation
         self._deadline = deadline
         self._inventory = Inventory(())
         self._known: dict[str, tuple[Device, ...]] = {}
+        self._absent: dict[str, tuple[Device, ...]] = {}
+        """By UUID, those that were here and are not, or are said to be here."""
+        self._remembering = threading.Lock()
+        self._forgotten: tuple[str, ...] = ()
         self._most_seen = 0
         self._errors: Counter[tuple[str, str]] = Counter()
         self._dropped: Counter[int] = Counter()
+        self._lanes: tuple[Lane, ...] = ()
+        self._answers: dict[str, dict[Lane, GpuAnswer]] = {}
+        """By worker, what each lane last brought."""
+        self.follow(lanes)
 
-    def collect(self) -> TelemetryPart:
-        """Raises StartError only where the process cannot go on (library and driver apart)."""
+    def follow(self, lanes: Sequence[Lane]) -> None:
+        """Read these from now on."""
+        self._lanes = tuple(lanes)
+        self.drop_values()
+        if isinstance(self._telemetry, FollowsSchedule):
+            self._telemetry.schedule(self._lanes)
+
+    def drop_values(self) -> None:
+        """What was read before counts no more."""
+        self._answers = {}
+
+    def collect(self, due: Sequence[Lane] | None = None) -> TelemetryPart:
+        """Reads the lanes that are due, all of them unless said.
+
+        Raises StartError only where the process cannot go on (library and driver apart).
+        """
+        lanes = self._lanes if due is None else tuple(due)
         inventory = self._read_inventory()
         if not inventory.ok:
-            devices = self._devices()
+            self._lose(self._answers, lanes)
+            devices, shown = self._devices(), self._shown()
             return TelemetryPart(
                 devices,
-                self._select(devices),
+                tuple(d for d in devices if d.key in shown),
                 outcomes=(inventory,),
                 device_count=self._count(visible=0),
                 errors=dict(self._errors),
                 dropped=dict(self._dropped),
+                lanes=lanes,
+                absent=frozenset(self._absent),
             )
         gpus = self._chosen_gpus()
-        jobs = {_worker(g): partial(self._telemetry.read, g, self.fields) for g in gpus}
+        jobs = {_worker(g): partial(_read_lanes, partial(self._telemetry.read, g), lanes) for g in gpus}
         if self._others is not None:
-            jobs[_OTHERS] = partial(self._others.read_others, self.fields)
+            jobs[_OTHERS] = partial(_read_lanes, self._others.read_others, lanes)
         results = self._isolation.run(jobs, self._deadline)
-        return self._gather(inventory, {g: results[_worker(g)] for g in gpus}, results.get(_OTHERS))
+        merged = {worker: self._with_earlier(worker, result, lanes) for worker, result in results.items()}
+        part = self._gather(inventory, {g: merged[_worker(g)] for g in gpus}, merged.get(_OTHERS))
+        return replace(part, lanes=lanes)
+
+    def _with_earlier(
+        self, worker: str, result: Result[dict[Lane, GpuAnswer]], lanes: Sequence[Lane]
+    ) -> Result[GpuAnswer]:
+        """One answer of those of all lanes. What failed this time has no values until it is read again."""
+        if result.value is None:
+            self._lose([worker], lanes)
+            return Result(None, result.error, result.seconds)
+        answers = self._answers.setdefault(worker, {})
+        answers.update(result.value)
+        return Result(merged_answer(list(result.value.values()), answers.values()), None, result.seconds)
+
+    def _lose(self, workers: Iterable[str], lanes: Sequence[Lane]) -> None:
+        for worker in workers:
+            for lane in lanes:
+                self._answers.get(worker, {}).pop(lane, None)
 
     def _read_inventory(self) -> Outcome:
         name = self._telemetry.name
@@ -89,24 +157,56 @@ class TelemetryTurn:
 
     def _take_inventory(self, inventory: Inventory) -> None:
         gone = {g.uuid for g in self._inventory.gpus} - {g.uuid for g in inventory.gpus}
-        self._isolation.forget(_worker(g) for g in self._inventory.gpus if g.uuid in gone)
-        for uuid in gone:
-            self._known.pop(uuid, None)
+        workers = [_worker(g) for g in self._inventory.gpus if g.uuid in gone]
+        self._isolation.forget(workers)
+        self._lose(workers, self._lanes)
+        left = {uuid: self._known.pop(uuid) for uuid in gone if uuid in self._known}
         for gpu in inventory.gpus:
             self._known.setdefault(gpu.uuid, (gpu,))
+        here = {g.uuid for g in inventory.gpus}
+        self._forgotten = tuple(uuid for uuid in self._forgotten if uuid not in here)
+        self._remember(left, here)
         self._inventory = inventory
         self._most_seen = max(self._most_seen, len(inventory.gpus) + len(inventory.unreachable))
 
+    # -- those that are gone -------------------------------------------------------------------------------------
+
+    def hear_of(self, uuids: Iterable[str]) -> bool:
+        """Somebody gives away, or holds, GPUs of these UUIDs: whether any is new, and so is taken for lost. Says
+        nothing before the driver has once said what it lists."""
+        if not self._inventory.gpus and not self._inventory.unreachable:
+            return False
+        known = {uuid.lower() for uuid in (*self._known, *self._absent, *self._forgotten)}
+        new = {uuid: (Device(-1, uuid, "", ""),) for uuid in sorted(uuids) if uuid.lower() not in known}
+        if new:
+            self._remember(new)
+        return bool(new)
+
+    def forget(self, uuid: str) -> bool:
+        """A GPU that is gone, for good: who goes on naming it is not heard. False: it is not gone."""
+        if uuid not in self._absent:
+            return False
+        self._forgotten = (*self._forgotten, uuid)[-MOST_ABSENT:]
+        self._remember({}, {uuid})
+        return True
+
+    def _remember(self, more: Mapping[str, tuple[Device, ...]], back: Collection[str] = ()) -> None:
+        """Others read it meanwhile: it is replaced, never changed."""
+        with self._remembering:
+            absent = {uuid: devices for uuid, devices in {**self._absent, **more}.items() if uuid not in back}
+            self._absent = dict(list(absent.items())[-MOST_ABSENT:])
+
     def _chosen_gpus(self) -> list[Device]:
         """GPUs with at least one device to show. For `i` that is known only after a GPU was read once."""
-        shown = self._selection.of(self._devices())
-        every = self._selection.kind == "i"
+        shown = self._selection.of(self._listed())
+        every = self._selection.names_instances
         return [g for g in self._inventory.gpus if every or g.uuid in shown]
 
     def _gather(
         self, inventory: Outcome, results: dict[Device, Result[GpuAnswer]], others: Result[GpuAnswer] | None
     ) -> TelemetryPart:
         answers = []
+        links: dict[str, int] = {}
         outcomes = [inventory, *self._outcome_of_others(others), *self._unreachable()]
         found = others.value.others if others is not None and others.value is not None else ()
         for gpu, result in results.items():
@@ -116,11 +216,12 @@ class TelemetryTurn:
                 self._known[gpu.uuid] = tuple(r.device for r in result.value.readings)
                 self._dropped.update(result.value.dropped)
                 self._errors.update((f"gpu{gpu.index}", reason) for reason in result.value.errors)
-        devices = self._devices()
-        shown = self._selection.of(devices)
+                if result.value.links_up is not None:
+                    links[gpu.uuid] = result.value.links_up
+        devices, shown = self._devices(), self._shown()
         return TelemetryPart(
             devices=devices,
-            selected=self._select(devices),
+            selected=tuple(d for d in devices if d.key in shown),
             readings=tuple(r for a in answers for r in a.readings if r.device.key in shown),
             others=(*(o for a in answers for o in a.others), *found),
             outcomes=tuple(outcomes),
@@ -128,11 +229,14 @@ class TelemetryTurn:
             device_count=self._count(len(self._inventory.gpus) - len(results) + len(answers)),
             errors=dict(self._errors),
             dropped=dict(self._dropped),
+            absent=frozenset(self._absent),
+            links_up=links,
+            mute=frozenset(a.readings[0].device.uuid for a in answers if a.readings and not a.tells_errors),
         )
 
     def _unreachable(self) -> Iterator[Outcome]:
         """GPUs that the driver counts and that cannot even say who they are."""
-        chosen = self._selection.ids if self._selection.kind == "g" else ()
+        chosen = self._selection.gpu_ids
         for index, why in self._inventory.unreachable.items():
             if not chosen or index in chosen:
                 source, reason = f"gpu{index}", "hung" if index in self._inventory.hung else "unreachable"
@@ -149,12 +253,19 @@ class TelemetryTurn:
             self._errors.update((_OTHERS, reason) for reason in result.value.errors)
         return [outcome] if result.value is None or result.value.others else []
 
-    def _select(self, devices: tuple[Device, ...]) -> tuple[Device, ...]:
-        shown = self._selection.of(devices)
-        return tuple(d for d in devices if d.key in shown)
+    def _shown(self) -> frozenset[str]:
+        """What `-d` chose, by key. Of instances it goes by their number among those that are here."""
+        shown = self._selection.of(self._listed())
+        if self._selection.kind == "i" and self._selection.ids:
+            return shown
+        return shown | self._selection.of([d for devices in self._absent.values() for d in devices])
+
+    def _listed(self) -> tuple[Device, ...]:
+        return tuple(d for gpu in self._inventory.gpus for d in self._known.get(gpu.uuid, (gpu,)))
 
     def _devices(self) -> tuple[Device, ...]:
-        return tuple(d for gpu in self._inventory.gpus for d in self._known.get(gpu.uuid, (gpu,)))
+        """Those that are gone last: what goes by a number that another has now is the other's."""
+        return (*self._listed(), *(d for devices in self._absent.values() for d in devices))
 
     def _count(self, visible: int) -> DeviceCount:
         expected = self._telemetry.expected
@@ -168,6 +279,35 @@ class TelemetryTurn:
             return Outcome(source, result.seconds, device=device)
         self._errors[source, result.error.reason] += 1
         return Outcome(source, result.seconds, result.error.reason, str(result.error), device)
+
+
+def _read_lanes(read: Callable[[Sequence[Field]], GpuAnswer], lanes: Sequence[Lane]) -> dict[Lane, GpuAnswer]:
+    return {lane: read(lane.fields) for lane in lanes}
+
+
+def merged_answer(newest: Sequence[GpuAnswer], every: Iterable[GpuAnswer]) -> GpuAnswer:
+    """The devices of the newest answer, with what all answers say of them. Errors and refusals are the newest's."""
+    answers = list(every)
+    if len(answers) == 1:
+        return answers[0]
+    values: dict[str, dict[int, Value]] = {}
+    others: dict[tuple[str, tuple[tuple[str, str], ...]], dict[int, Value]] = {}
+    for answer in answers:
+        for reading in answer.readings:
+            values.setdefault(reading.device.key, {}).update(reading.values)
+        for other in answer.others:
+            others.setdefault((other.kind, other.labels), {}).update(other.values)
+    last = newest[-1]
+    keys = {reading.device.key for reading in last.readings}
+    return GpuAnswer(
+        tuple(Reading(r.device, values[r.device.key], r.details) for r in last.readings),
+        unsupported=tuple(dict.fromkeys(u for a in answers for u in a.unsupported if u[0] in keys)),
+        dropped=tuple(i for a in newest for i in a.dropped),
+        errors=tuple(e for a in newest for e in a.errors),
+        others=tuple(OtherReading(kind, labels, found) for (kind, labels), found in others.items()),
+        tells_errors=last.tells_errors,
+        links_up=last.links_up,
+    )
 
 
 def _worker(gpu: Device) -> str:

@@ -12,11 +12,10 @@ from typing import NamedTuple
 
 from podgpu.autoscale import metrics as m
 from podgpu.autoscale.ring import NAN
-from podgpu.cluster.nodes import has_identity
 from podgpu.cluster.reading import Scope
 from podgpu.cluster.used import IN_USE
 from podgpu.cluster.view import ClusterView
-from podgpu.figures.device import DeviceFigures, HolderFigures
+from podgpu.figures.device import DeviceFigures, HolderFigures, has_identity
 from podgpu.model import Who
 
 PodKey = tuple[str, str]

@@ -99,8 +99,11 @@ CONVERSIONS: Mapping[str, Callable[[Any], Any]] = {
     "bytes_to_mib": lambda raw: raw // _MIB,
     "mib_to_bytes": lambda raw: int(raw * _MIB),
     "mhz_to_hertz": lambda raw: raw * 1_000_000,
+    "mega": lambda raw: raw * 1_000_000,
+    "nano": lambda raw: raw / 1_000_000_000,
     "percent_to_ratio": lambda raw: raw / 100.0,
     "kib_rate": lambda raw: int(raw / 1000),  # raw is already KiB per second
+    "kib_rate_bytes": lambda raw: int(raw * 1024),
     "temperature": _temperature,
     "unless_255": _unless_255,
     "used_ratio": _used_ratio,
@@ -122,8 +125,8 @@ _UNSIGNED_BLANKS = frozenset({0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF})
 _DCGM_BLANKS = frozenset(range(0x7FFFFFF0, 0x80000000)) | frozenset(range(0x7FFFFFFFFFFFFFF0, 0x8000000000000000))
 _DCGM_FLOAT_BLANK = 140737488355328.0
 _NEVER_NEGATIVE = frozenset(
-    {"mJ", "J", "W", "bytes", "MiB", "B/s", "KB/s", "MB/s", "Hz", "MHz", "ns", "ms", "cycles", "count"}
-    | {"banks", "pages", "rows", "lanes"}
+    {"mJ", "J", "W", "bytes", "MiB", "B/s", "KB/s", "MB/s", "Hz", "MHz", "ns", "ms", "s", "cycles", "count"}
+    | {"banks", "pages", "rows", "lanes", "ratio"}
 )
 """NVML's are unsigned, but an engine's and a page's need not be."""
 _TOO_MUCH_FOR_64_BITS = 2.0**63

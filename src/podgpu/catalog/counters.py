@@ -55,11 +55,12 @@ class Counter:
         return self.type == "label"
 
 
-def parse_counters(text: str, origin: str) -> tuple[Counter, ...]:
+def parse_counters(text: str, origin: str, *, in_4_6: bool = False) -> tuple[Counter, ...]:
     """The counters a file asks for, in its order; `origin` is what error messages call the file.
 
     Of several rows for one field the first wins, whichever of the field's names they use. A field has one
-    value per reading, so `histogram` and `summary` rows, which dcgm-exporter accepts, become gauges.
+    value per reading, so `histogram` and `summary` rows, which dcgm-exporter accepts, become gauges. `in_4_6`: names
+    mean what they mean to DCGM 4.6 (see `field_named`).
     """
     source = _Source(_normalised(text), origin)
     if len(text.encode(errors="replace")) > MOST_BYTES:
@@ -68,7 +69,7 @@ def parse_counters(text: str, origin: str) -> tuple[Counter, ...]:
     for number, (start, cells) in enumerate(_records(source), start=1):
         if number > MOST_ROWS:
             raise source.refusal(start, f"more than {MOST_ROWS} rows: keep one row per field")
-        counter = _counter(source, start, cells)
+        counter = _counter(source, start, cells, in_4_6)
         chosen.setdefault(counter.field.id, counter)
     if not chosen:
         raise source.refusal(0, "no counters in it: add or uncomment rows, or use -f none to have no DCGM families")
@@ -165,25 +166,32 @@ def _read_quoted(source: _Source, at: int) -> tuple[str, int]:
 # --- what a record means
 
 
-def _counter(source: _Source, at: int, cells: list[str]) -> Counter:
+def _counter(source: _Source, at: int, cells: list[str], in_4_6: bool) -> Counter:
     if len(cells) != 3:
         raise source.refusal(at, _wrong_count(cells))
-    name, asked, help_text = (cell.strip(" \t") for cell in cells)
-    field = field_named(name)
+    try:
+        name, asked, help_text = (cell.strip(" \t") for cell in cells)
+        return make_counter(name, asked, help_text, in_4_6)
+    except UsageError as e:
+        raise source.refusal(at, str(e)) from None
+
+
+def make_counter(name: str, asked: str, help_text: str, in_4_6: bool = False) -> Counter:
+    """One row's; raises UsageError, which says what is wrong but not where."""
+    field = field_named(name, in_4_6=in_4_6)
     if field is None:
-        raise source.refusal(at, _unknown_field(name))
+        raise UsageError(_unknown_field(name))
     printed = _PRINTED_AS.get(asked)
     if printed is None and name.startswith("DCGM_EXP_"):
         printed = "gauge"  # dcgm-exporter does not look at the type of its own collectors' rows
     if printed is None:
-        raise source.refusal(
-            at,
-            f"{name} has the unknown type {_shown(asked)}: use gauge, counter, histogram, summary or label",
+        raise UsageError(
+            f"{name} has the unknown type {_shown(asked)}: use gauge, counter, histogram, summary or label"
         )
     if field.type in ("blob", "time"):
-        raise source.refusal(at, f"{name} cannot be exported, its values are not numbers or text: remove the row")
+        raise UsageError(f"{name} cannot be exported, its values are not numbers or text: remove the row")
     if field.type == "text" and printed != "label":
-        raise source.refusal(at, f"{name} is a text and cannot be a {asked}: use label as its type")
+        raise UsageError(f"{name} is a text and cannot be a {asked}: use label as its type")
     return Counter(field, name, printed, help_text)
 
 

@@ -80,6 +80,14 @@ class Field:
     """Name of a function in `conversions`; empty: as is."""
     once: bool
     """Does not change while the topology stands: read once, not every tick."""
+    name_in_4_6: str = ""
+    """What DCGM 4.6 called it and no other version does: from 4.7 on the name is another field's."""
+    legacy: int | None = None
+    """The field that has the same figure in DCGM's older unit."""
+    factor: float = 1.0
+    """Of that unit to this one: the legacy field's number times this is this field's."""
+    seen: str = ""
+    """Where its newest name was found, of fields whose names came with DCGM 4.6.1 and later; `inferred`: nowhere."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -92,7 +100,7 @@ class Field:
 
     @property
     def is_rate(self) -> bool:
-        return self.convert == "kib_rate"
+        return self.convert.startswith("kib_rate")
 
 
 _CALL = re.compile(r"(\w+)\(([^)]*)\)(?:\.(\w+)|\[(\d+)\])?")
@@ -118,10 +126,11 @@ def parse_recipe(text: str) -> Recipe | None:
 
 @cache
 def fields() -> Mapping[int, Field]:
-    return {int(row["id"]): _field(row) for row in _rows("fields.csv")}
+    return {int(row["id"]): _field(row) for row in table_rows("fields.csv")}
 
 
-def _rows(table: str) -> Iterator[dict[str, str]]:
+def table_rows(table: str) -> Iterator[dict[str, str]]:
+    """Of a CSV file beside this one."""
     text = files("podgpu.catalog").joinpath(table).read_text(encoding="utf-8")
     return iter(csv.DictReader(text.splitlines()))
 
@@ -139,6 +148,10 @@ def _field(row: Mapping[str, str]) -> Field:
         recipe=parse_recipe(row["nvml"]),
         convert=row["convert"],
         once=row["when"] == "once",
+        name_in_4_6=row["name_in_4_6"],
+        legacy=int(row["legacy"]) if row["legacy"] else None,
+        factor=float(row["factor"] or 1),
+        seen=row["seen"],
     )
 
 
@@ -147,9 +160,17 @@ def _by_name() -> Mapping[str, Field]:
     return {name: field for field in fields().values() for name in field.names}
 
 
-def field_named(name: str) -> Field | None:
-    """The field with exactly this name: DCGM's old one, the one since 4.6, the 1.x one or an alias."""
-    return _by_name().get(name)
+def field_named(name: str, *, in_4_6: bool = False) -> Field | None:
+    """The field with exactly this name: DCGM's old one, the one since 4.6, the 1.x one or an alias.
+
+    `in_4_6`: as DCGM 4.6 has it, in which DCGM_FI_DEV_GPU_UTIL_RATIO is field 203, in percent.
+    """
+    return (_by_name_in_4_6().get(name) if in_4_6 else None) or _by_name().get(name)
+
+
+@cache
+def _by_name_in_4_6() -> Mapping[str, Field]:
+    return {field.name_in_4_6: field for field in fields().values() if field.name_in_4_6}
 
 
 @cache
@@ -171,16 +192,26 @@ def xid_text(xid: int) -> str:
     return _xid_texts().get(xid, UNKNOWN_XID)
 
 
-def health_code(number: int) -> str:
-    """What a health check found. Where DCGM 4 renamed a code (10, 12, 43) it is what dcgm-exporter still prints."""
-    return _health_codes().get(number, f"DCGM_FR_UNKNOWN({number})")
+@dataclass(frozen=True, slots=True)
+class HealthCode:
+    """What a health check found, how bad DCGM thinks it is and of what kind."""
+
+    name: str
+    severity: str
+    category: str
+
+
+def health_code(number: int) -> HealthCode:
+    """Where DCGM 4 renamed a code (10, 12, 43) the name is what dcgm-exporter still prints."""
+    return _health_codes().get(number) or HealthCode(f"DCGM_FR_UNKNOWN({number})", "UNKNOWN", "UNKNOWN")
 
 
 @cache
 def _xid_texts() -> Mapping[int, str]:
-    return {int(row["number"]): row["text"] for row in _rows("xids.csv")}
+    return {int(row["number"]): row["text"] for row in table_rows("xids.csv")}
 
 
 @cache
-def _health_codes() -> Mapping[int, str]:
-    return {int(row["number"]): row["name"] for row in _rows("health_codes.csv")}
+def _health_codes() -> Mapping[int, HealthCode]:
+    rows = table_rows("health_codes.csv")
+    return {int(row["number"]): HealthCode(row["name"], row["severity"], row["category"]) for row in rows}

@@ -11,20 +11,29 @@ import click
 from click.core import ParameterSource
 
 from podgpu.cli.cluster_options import CLUSTER_OPTIONS, PROMETHEUS_OPTIONS, SCRAPE_OPTIONS
+from podgpu.cli.help import podgpu_command
 from podgpu.cli.params import Option, naming_variable, with_options
 from podgpu.cluster.loop import Cluster
-from podgpu.cluster.prices import NO_PRICES, PriceFile, ReadPrices
 from podgpu.cluster.publish import Publisher
 from podgpu.cluster.reading import MakeBackend
 from podgpu.cluster.settings import ViewSettings, check_settings
 from podgpu.compose.cluster import prometheus_backend, scrape_backend
-from podgpu.compose.process import configure_logging, look_for_cycles_seldom, share_one_heap, take_turns_often
+from podgpu.compose.histories import cluster_with_keeper, history_of
+from podgpu.compose.process import (
+    configure_logging,
+    look_for_cycles_seldom,
+    look_past_what_stays,
+    share_one_heap,
+    take_turns_often,
+)
+from podgpu.configuration.price_file import read_prices
 from podgpu.errors import UsageError
-from podgpu.serve.app import PROBE_OPTION, run
+from podgpu.serve.app import PROBE_OPTION, Served, Several, run
 from podgpu.serve.cluster_app import cluster_listeners
 from podgpu.serve.sockets import Address, parse_address
 
 if TYPE_CHECKING:
+    from podgpu.history.asking import History
     from podgpu.serve.protection import Protection
 
 _log = logging.getLogger("podgpu")
@@ -32,7 +41,15 @@ _INTERVALS_FRESH = 3
 _BACKENDS = ("prometheus", "scrape", "discover_kubernetes")
 
 
-@click.command("cluster", context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@podgpu_command(
+    "cluster",
+    ("podgpu cluster --scrape gpu-1:9400,gpu-2:9400", "look at two nodes; the page is on http://localhost:9401/"),
+    (
+        "podgpu cluster --discover-kubernetes monitoring/app.kubernetes.io/name=podgpu",
+        "every node with an exporter, found by its Service",
+    ),
+    ("podgpu cluster --prometheus prometheus:9090 --prices prices.yaml", "ask Prometheus, and say what it costs"),
+)
 @with_options(CLUSTER_OPTIONS)
 @click.pass_context
 def command(ctx: click.Context, /, **options: Any) -> None:
@@ -52,10 +69,23 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     settings = _settings(ctx, options)
     with ExitStack() as at_the_end:
         make_backend = chosen_backend(ctx, options, settings, at_the_end)
-        cluster = Cluster(make_backend, Publisher(settings, _prices(options["prices"])))
+        publisher = Publisher(settings, read_prices(options["prices"]))
+        with naming_variable(ctx, "history_dir"):
+            cluster, beside, history = _with_history(options, make_backend, publisher)
         protection = _protection(options["web_config_file"], at_the_end)
-        listeners = cluster_listeners(cluster, address, probe_address, protection)
-        run(cluster, listeners, lambda bound: _announce(bound[0]))
+        listeners = cluster_listeners(cluster, address, probe_address, protection, history)
+        look_past_what_stays()
+        run(Several([cluster, *beside]), listeners, lambda bound: _announce(bound[0]))
+
+
+def _with_history(
+    options: dict[str, Any], make_backend: MakeBackend, publisher: Publisher
+) -> tuple[Cluster, list[Served], History | None]:
+    """Prometheus has the past already; the exporters have to be watched for it."""
+    if options["prometheus"]:
+        return Cluster(make_backend, publisher), [], None
+    cluster, keeper = cluster_with_keeper(make_backend, publisher, directory=options["history_dir"])
+    return cluster, [keeper], history_of(keeper)
 
 
 def _announce(bound: Address) -> None:
@@ -84,10 +114,6 @@ def freshness(ctx: click.Context, options: dict[str, Any]) -> tuple[float, float
     stale_after = options["stale_after"] if said else _INTERVALS_FRESH * options["interval"]
     kept = ctx.get_parameter_source("drop_after") is not ParameterSource.DEFAULT
     return stale_after, options["drop_after"] if kept else max(options["drop_after"], 2 * stale_after)
-
-
-def _prices(path: str) -> ReadPrices:
-    return PriceFile(path).read if path else lambda: (NO_PRICES, ())
 
 
 def _protection(path: str, at_the_end: ExitStack) -> Protection | None:

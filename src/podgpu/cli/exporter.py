@@ -11,50 +11,77 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from podgpu.agent.loop import Agent
+from podgpu.agent.waste_watch import WasteWatch
+from podgpu.cli.help import podgpu_command
+from podgpu.cli.newer_options import of_file_without_effect, with_config_file
 from podgpu.cli.option_table import EXPORTER_OPTIONS
 from podgpu.cli.params import given, naming_variable, with_options
 from podgpu.clock import Clock
 from podgpu.compose.agent import exporter_agent
 from podgpu.compose.allocations import SOURCES, Sources
-from podgpu.compose.process import configure_logging, print_out, share_one_heap
+from podgpu.compose.histories import history_of, node_keeper
+from podgpu.compose.process import configure_logging, look_past_what_stays, print_out, share_one_heap, take_turns_often
 from podgpu.compose.servers import SOON_SECONDS, ApiAccess
 from podgpu.device_selection import parse_selection
 from podgpu.errors import StartError, UsageError
-from podgpu.serve.app import GPU_MANAGER_OPTION, PROBE_OPTION, serve
+from podgpu.serve.app import GPU_MANAGER_OPTION, PROBE_OPTION, Bounds, serve
 from podgpu.serve.sockets import Address, parse_address, systemd_sockets
 from podgpu.snapshot_json import dump_snapshot
 from podgpu.telemetry.source import Telemetry
 
 if TYPE_CHECKING:
+    from podgpu.figures.prices import ReadPrices
     from podgpu.serve.protection import Protection
 
 _log = logging.getLogger("podgpu")
 
 
-@click.command("exporter", context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@podgpu_command(
+    "exporter",
+    ("podgpu exporter -k", "serve this node's GPUs with pod labels on :9400/metrics, as dcgm-exporter does"),
+    ("podgpu exporter -k --once", "read once, print what Prometheus would get, exit"),
+    ("podgpu exporter --telemetry simulated:2xH100 -a 127.0.0.1:9400", "try it without a GPU, for this machine only"),
+)
 @with_options(EXPORTER_OPTIONS)
 @click.pass_context
 def command(ctx: click.Context, /, **options: Any) -> None:
     """Export this node's GPUs to Prometheus. Takes every flag and variable of dcgm-exporter."""
     share_one_heap()
     configure_logging(options["log_format"], options["debug"])
+    options = with_config_file(ctx, options)
     address, gpu_manager_address, probe_address = check_options(ctx, options)
     with naming_variable(ctx, "web_systemd_socket"):
         passed = options["web_systemd_socket"] and not options["once"]
         sockets = systemd_sockets(os.environ) if passed else []
     with naming_variable(ctx, "web_config_file"):
         protection = _protection(options["web_config_file"])
+    with naming_variable(ctx, "prices"):
+        prices = _prices(options["prices"])
     # Probes are answered soon, whatever the API server does; --once has nobody to answer and can wait.
     api = ApiAccess(options["kubeconfig"]) if options["once"] else ApiAccess(options["kubeconfig"], SOON_SECONDS)
     try:
         agent = build_agent(ctx, options, api)
-        for sentence in without_effect(ctx):
+        for sentence in (*without_effect(ctx), *of_file_without_effect(options)):
             _log.warning("%s", sentence)
         if options["once"]:
             _print_once(agent, options["dump_snapshot"])
         else:
             lifecycle = options["web_enable_lifecycle"]
-            serve(agent, address, _announce, gpu_manager_address, probe_address, protection, sockets, lifecycle)
+            with naming_variable(ctx, "history_dir"):
+                keeper = node_keeper(agent, options["history_dir"])
+            waste = WasteWatch(agent, prices)
+            take_turns_often()
+            look_past_what_stays()
+            serve(
+                *(agent, address, _announce, gpu_manager_address, probe_address, protection, sockets, lifecycle),
+                history=history_of(keeper),
+                beside=[keeper, waste],
+                prices=prices,
+                bounds=Bounds(
+                    options["web_read_timeout"], options["web_write_timeout"], options["max_concurrent_scrapes"]
+                ),
+                wasted=waste.wasted,
+            )
     finally:
         api.close()
         if protection:
@@ -97,6 +124,15 @@ def _protection(path: str) -> Protection | None:
     return protect(path)
 
 
+def _prices(chosen: str) -> ReadPrices | None:
+    """What brings YAML is loaded by those only who have prices."""
+    if not chosen:
+        return None
+    from podgpu.configuration.price_file import read_prices
+
+    return read_prices(chosen)
+
+
 def build_agent(
     ctx: click.Context,
     options: dict[str, Any],
@@ -106,6 +142,8 @@ def build_agent(
     sources: Sources = SOURCES,
 ) -> Agent:
     """The agent of this command line. Raises UsageError, which names the variable a wrong value came from."""
+    if "config" not in options:
+        options = with_config_file(ctx, options)
     return exporter_agent(with_host_engine(ctx, options), api, partial(naming_variable, ctx), telemetry, clock, sources)
 
 
@@ -122,7 +160,7 @@ def with_host_engine(ctx: click.Context, options: dict[str, Any]) -> dict[str, A
         if parameter in options:
             with naming_variable(ctx, parameter):
                 parse_selection(options[parameter], letter)
-    return {**options, "host_engine": engine}
+    return {**options, "host_engine": engine, "dcgm_names_said": given(ctx, rows["dcgm-names"])}
 
 
 def without_effect(ctx: click.Context) -> list[str]:

@@ -7,11 +7,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from podgpu.cli.newer_options import NEWER_OPTIONS
 from podgpu.cli.params import Option
 from podgpu.compose.allocations import spellings
 
 _DUMP = "accepted; use --dump-snapshot"
+_NAMES = "Whose names, units and labels DCGM's families have: dcgm-exporter 4.8's, 4.9's, or both (docs/dcgm-names.md)."
+_HOST = (
+    "Name of the host label (NODE_NAME, else the host's name). auto: Hostname, with --dcgm-names 4.9 hostname, or both."
+)
 _DCGM = "accepted; belongs to DCGM, which podgpu does not need"
+PRICES_HELP = "Prices per GPU-hour and kWh: a YAML file (docs/cluster.md), or example for those that podgpu ships."
 
 EXPORTER_PAGE_OPTIONS: tuple[Option, ...] = tuple(
     Option(f"exporter-{name}", "", f"PODGPU_EXPORTER_{name.replace('-', '_').upper()}", default, text, kind, ours=True)
@@ -79,8 +85,8 @@ EXPORTER_OPTIONS: tuple[Option, ...] = (
         "r",
         "DCGM_REMOTE_HOSTENGINE_INFO",
         "localhost:5555",
-        "A running host engine (nv-hostengine) to read from: HOST:PORT, [IPV6]:PORT or unix:///path. Said, it means "
-        "--telemetry dcgm; not said, none is used.",
+        "A running host engine (nv-hostengine) to read from: HOST:PORT, [IPV6]:PORT, unix:///path or vsock://CID:PORT. "
+        "Said, it means --telemetry dcgm; not said, none is used.",
         acts_when_named=True,
     ),
     Option(
@@ -262,23 +268,19 @@ EXPORTER_OPTIONS: tuple[Option, ...] = (
             ("compression", "true", "bool"),
         )
     ),
+    *NEWER_OPTIONS,
     Option(
-        "hostname-label",
-        "",
-        "PODGPU_HOSTNAME_LABEL",
-        "Hostname",
-        "Name of the host label; its value is NODE_NAME, else the host's name.",
-        "choice:Hostname|hostname",
-        ours=True,
+        "dcgm-names", "", "PODGPU_DCGM_NAMES", "4.8", _NAMES, "choice:4.8|4.9|both", acts_when_named=True, ours=True
     ),
+    Option("hostname-label", "", "PODGPU_HOSTNAME_LABEL", "auto", _HOST, "choice:auto|Hostname|hostname", ours=True),
     Option(
         "telemetry",
         "",
         "PODGPU_TELEMETRY",
         "auto",
-        "Where figures come from: auto (dcgm with -r, else nvml), nvml, dcgm[:LIBRARY] (through libdcgm), exporter:URL "
-        "or exporter:PATH (a dcgm-exporter's page or its file), or simulated[:SPEC] such as "
-        "simulated:2xH100,1xH100/7x1g.10gb.",
+        "Where figures come from: auto (dcgm with -r, else nvml), nvml, dcgm[:LIBRARY] (through libdcgm), "
+        "exporter:HOST:PORT, exporter:URL or exporter:PATH (a dcgm-exporter's page or its file), or simulated[:SPEC] "
+        "such as simulated:2xH100,1xH100/7x1g.10gb.",
         ours=True,
     ),
     Option(
@@ -363,6 +365,7 @@ EXPORTER_OPTIONS: tuple[Option, ...] = (
         "With --gpu-manager-metrics: a second address that serves these alone, such as :5678, gpu-manager's own.",
         ours=True,
     ),
+    Option("history-dir", "", "PODGPU_HISTORY_DIR", "", "Keep the last day on disk (docs/history.md).", ours=True),
     Option(
         "probe-address",
         "",
@@ -381,6 +384,7 @@ EXPORTER_OPTIONS: tuple[Option, ...] = (
         "bool",
         ours=True,
     ),
+    Option("prices", "", "PODGPU_PRICES", "", f"For the page: {PRICES_HELP[0].lower()}{PRICES_HELP[1:]}", ours=True),
     *EXPORTER_PAGE_OPTIONS,
     Option("once", "", "", "false", "Read twice, print the exposition, exit.", "bool", ours=True),
     Option("dump-snapshot", "", "", "", "With --once: write the snapshot as JSON to this file.", ours=True),

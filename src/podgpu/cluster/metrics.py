@@ -9,16 +9,19 @@ from typing import TypeVar
 
 from podgpu import __version__
 from podgpu.catalog import cluster_families as f
+from podgpu.catalog.conditions import NODE_GONE
 from podgpu.catalog.families import JOB_LABEL, NAMELESS_LABELS, POD_LABELS, FamilySpec
 from podgpu.cluster.bills import MJ, NS, Amounts
-from podgpu.cluster.counts import WHOLE, DeviceCount, NamespaceCount
+from podgpu.cluster.counts import DeviceCount, NamespaceCount
 from podgpu.cluster.labels import LabelMemory
-from podgpu.cluster.nodes import device_model
 from podgpu.cluster.pod_map import legacy_map_families, map_family, node_map_families
 from podgpu.cluster.reading import Scope
 from podgpu.cluster.settings import duration_text
 from podgpu.cluster.used import CLUSTER
 from podgpu.cluster.view import ClusterView
+from podgpu.figures.device import device_model
+from podgpu.figures.parts import WHOLE
+from podgpu.figures.waste_rows import hourly_by_namespace
 from podgpu.model import NO_LABELS, Family, Labels, Sample, Workload
 
 T = TypeVar("T")
@@ -52,6 +55,7 @@ def cluster_families(view: ClusterView, labels: LabelMemory | None = None) -> li
         f.IDLE_SINCE.of(_idle(view, kept)),
         *_count_families(view, kept),
         *_bill_families(view, kept),
+        f.DEVICE_HEALTH.of(_health(view, kept)),
         *self_families(view, kept),
     ]
 
@@ -149,6 +153,22 @@ def _holder_pairs(holder: Workload) -> Pairs:
     return named if holder.container else (NAMELESS_LABELS, (holder.uid, holder.container_id))
 
 
+# Health
+
+
+def _health(view: ClusterView, kept: LabelMemory) -> list[Sample]:
+    """Each GPU of a node once, its instances with it."""
+    of = kept.with_names(f.DEVICE_HEALTH.labels)
+    samples: list[Sample] = []
+    for node in view.nodes:
+        gpus = {device.uuid: device for device in node.devices}
+        gone = int(node.gone)
+        for uuid, device in gpus.items():
+            index = str(device.index) if device.index >= 0 else ""
+            samples.append(Sample(of((node.name, index, uuid, device.model, NODE_GONE)), gone))
+    return samples
+
+
 # Counts, bills, costs
 
 
@@ -173,7 +193,17 @@ def _bill_families(view: ClusterView, kept: LabelMemory) -> list[Family]:
     return [
         *(spec.of(list(_amounts(bills, figure, unit))) for spec, figure, unit in _BILLS),
         f.COST.of([Sample(of, cost) for of, cost in _labelled(view.costs, f.COST, kept)]),
+        *_hourly_families(view, kept),
         f.UNPRICED.of([Sample(kept.of(f.UNPRICED.labels, (m,)), s) for m, s in sorted(view.unpriced.items())]),
+    ]
+
+
+def _hourly_families(view: ClusterView, kept: LabelMemory) -> list[Family]:
+    of, currency = kept.with_names(f.COST_PER_HOUR.labels), view.prices.currency
+    rows = [(of((name, currency)), hourly) for name, hourly in sorted(hourly_by_namespace(view.waste).items())]
+    return [
+        f.COST_PER_HOUR.of([Sample(labels, hourly.cost) for labels, hourly in rows]),
+        f.WASTED_PER_HOUR.of([Sample(labels, hourly.wasted) for labels, hourly in rows]),
     ]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from podgpu.figures.device import DeviceFigures, Owner
+from podgpu.figures.device import DeviceFigures, Owner, Trouble
 
 _LAST_MOMENT = 1e11
 """Some three thousand years from now. A clock that shows more is none."""
@@ -50,6 +50,9 @@ class NodeReading:
     """Whether its target is still among those to be asked; None: there is no such list (Prometheus has its own)."""
     dated: bool = True
     """False: by its own clock it was taken at no time that could be meant as now, so it does not count as fresh."""
+    simulated: bool = False
+    """Its figures are made up by podgpu's simulated driver."""
+    trouble: Trouble = field(default_factory=Trouble)
 
 
 class Scope(NamedTuple):

@@ -31,8 +31,6 @@ class ViewSettings:
     idle_after: float = 1800.0
     """A holder idle for longer is a waste."""
     legacy_map_metrics: bool = False
-    simulated: bool = False
-    """Every figure is made up (`podgpu demo`)."""
 
     @property
     def full(self) -> float:

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
-from podgpu.cluster.nodes import NodeView, device_model
+from podgpu.cluster.nodes import NodeView
 from podgpu.cluster.reading import Scope
 from podgpu.cluster.settings import ViewSettings
-from podgpu.figures.device import DeviceFigures, HolderFigures, Owner
+from podgpu.figures.device import DeviceFigures, HolderFigures, Owner, device_model
 
 CLUSTER = Scope("cluster")
 _OVER_FULL = 1.01

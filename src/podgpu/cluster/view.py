@@ -6,39 +6,26 @@ Pure but for the memory it is given, which is what one round has to know of thos
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from podgpu.clock import WallClock
 from podgpu.cluster.bills import Amounts, BillLedger, Series
+from podgpu.cluster.costs import CostKey, CostLedger
 from podgpu.cluster.counts import Counts, count
+from podgpu.cluster.forgotten import ForgottenGpus
 from podgpu.cluster.idle import IdleHolder, IdleMemory, wasted
-from podgpu.cluster.nodes import Choices, NodeView, Settled, bounded, settle
+from podgpu.cluster.nodes import MOST_NOTES, Choices, NodeView, Settled, bounded, settle
 from podgpu.cluster.pod_map import MapRow, map_rows
-from podgpu.cluster.prices import NO_PRICES, CostKey, CostLedger, Prices
 from podgpu.cluster.reading import ClusterReading, Scope, TargetOutcome
 from podgpu.cluster.rolling import RollingMemory
 from podgpu.cluster.settings import ViewSettings
 from podgpu.cluster.used import CLUSTER, Used, used_by_scope
-
-_LEAST_STEP = 2.0
-"""A smaller step moves nothing: moments that are told as series should stay where they are."""
-
-
-class WallClock:
-    """Tells when the wall clock was set, so that moments kept by it move along. It is compared with a clock that only
-    goes on; one that stands still while the machine sleeps makes that a step too."""
-
-    def __init__(self) -> None:
-        self._ahead: float | None = None
-
-    def step(self, now: float, wall: float) -> float:
-        """Seconds by which it was set since it was last compared; 0 when it was not. `now` is monotonic."""
-        ahead = wall - now
-        step = 0.0 if self._ahead is None else ahead - self._ahead
-        if self._ahead is None or abs(step) >= _LEAST_STEP:
-            self._ahead = ahead
-            return step
-        return 0.0
+from podgpu.figures.alerts import NodeState, alerts_of
+from podgpu.figures.device import Alert, Owner, device_model
+from podgpu.figures.prices import NO_PRICES, Prices, PriceTags, unpriced_note
+from podgpu.figures.waste import Holding, WasteLedger, WasteStatement, holdings
+from podgpu.model import Who
 
 
 @dataclass(slots=True)
@@ -51,6 +38,9 @@ class Memory:
     costs: CostLedger = field(default_factory=CostLedger)
     rolling: RollingMemory = field(default_factory=RollingMemory)
     clock: WallClock = field(default_factory=WallClock)
+    forgotten: ForgottenGpus = field(default_factory=ForgottenGpus)
+    waste: WasteLedger = field(default_factory=WasteLedger)
+    wasted: WasteStatement = field(default_factory=WasteStatement)
     counting_since: float | None = None
 
     def look_at_clock(self, now: float, wall: float) -> None:
@@ -83,8 +73,14 @@ class ClusterView:
     costs: Mapping[CostKey, float] = field(default_factory=dict)
     unpriced: Mapping[str, float] = field(default_factory=dict)
     """Model -> GPU seconds."""
-    currency: str = ""
+    waste: WasteStatement = field(default_factory=WasteStatement)
+    """As of the last whole round."""
+    prices: Prices = NO_PRICES
+    owners: Mapping[tuple[str, str], Owner] = field(default_factory=dict)
+    """(namespace, pod) -> what made the pod."""
     counting_since: float | None = None
+    alerts: tuple[Alert, ...] = ()
+    """What is serious, the worst first."""
     outcomes: tuple[TargetOutcome, ...] = ()
     """By target, each once."""
     errors: Mapping[tuple[str, str], int] = field(default_factory=dict)
@@ -115,7 +111,8 @@ def assemble(
     the rolling average. `notes` are put before what is found here."""
     memory.look_at_clock(now, wall)
     outcomes = {outcome.target: outcome for outcome in reading.outcomes}
-    settled = settle(reading.nodes, outcomes, memory.choices, settings, now)
+    settled = settle(reading.nodes, outcomes, memory.choices, settings, now, wall)
+    settled = memory.forgotten.leave_out(settled)
     used = used_by_scope(settled.nodes, settled.contested, reading.owners, settings)
     idle = memory.idle.turn(settled.nodes, reading.idle_for, now, wall)
     too_long = wasted(idle, settings.idle_after, wall)
@@ -123,11 +120,18 @@ def assemble(
     bills = memory.bills.totals()
     memory.costs.keep(bills)
     unpriced = memory.costs.unpriced()
+    unread = tuple(_unread(outcomes, settled))
+    alerts = (*alerts_of(map(_state, settled.nodes)), *(Alert("warning", text) for text in unread[:MOST_NOTES]))
+    if whole_round:
+        found = _holdings(settled, idle, prices, now)
+        memory.waste.turn(found, now, settings.stale_after, reading.owners, prices)
+        memory.wasted = memory.waste.statement(now, wall, memory.counting_since)
     return ClusterView(
         settings=settings,
         taken_at=wall,
         nodes=settled.nodes,
-        notes=bounded((*notes, *reading.notes, *_unread(outcomes, settled), *_without_price(unpriced))),
+        notes=bounded((*notes, *reading.notes, *unread, *_without_price(settled, prices))),
+        alerts=alerts,
         rows=map_rows(settled.nodes),
         used=used,
         rolling=_rolling(reading, memory.rolling, used, settings, wall, whole_round),
@@ -137,11 +141,23 @@ def assemble(
         bills=bills,
         costs=memory.costs.totals(),
         unpriced=unpriced,
-        currency=prices.currency,
+        waste=memory.wasted,
+        prices=prices,
+        owners=reading.owners,
         counting_since=memory.counting_since,
         outcomes=tuple(outcomes[target] for target in sorted(outcomes)),
         errors=reading.errors,
     )
+
+
+def _holdings(settled: Settled, idle: Iterable[IdleHolder], prices: Prices, now: float) -> Iterator[Holding]:
+    """What everybody holds, each GPU once; an old node's as it was when that was last heard of."""
+    resting: dict[int, dict[Who, float]] = {}
+    for one in idle:
+        resting.setdefault(id(one.device), {})[one.of.who] = one.since
+    tags, counted = PriceTags(prices) if prices.currency else None, set[str]()
+    for node in settled.nodes:
+        yield from holdings(node.name, node.devices, counted, now - node.age, resting, tags, old=node.old)
 
 
 def _rolling(
@@ -170,6 +186,12 @@ def _unread(outcomes: Mapping[str, TargetOutcome], settled: Settled) -> Iterable
             yield outcomes[target].said
 
 
-def _without_price(unpriced: Mapping[str, float]) -> Iterable[str]:
-    for model in sorted(unpriced):
-        yield f"--prices has no price for {model or 'devices of an unknown model'}: its hours are in no cost"
+def _state(node: NodeView) -> NodeState:
+    return NodeState(node.name, node.devices, node.gone, node.trouble)
+
+
+def _without_price(settled: Settled, prices: Prices) -> tuple[str, ...]:
+    if not prices.currency:
+        return ()
+    models = {device_model(device) for node in settled.nodes for device in node.devices}
+    return unpriced_note([model for model in models if prices.of(model).gpu_hour is None], prices)

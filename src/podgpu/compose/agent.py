@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -12,10 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from podgpu.accounting.containers import ContainerFinder
 from podgpu.agent.loop import Agent, Settings
-from podgpu.catalog.counters import SHIPPED, Counter, shipped_counters
+from podgpu.catalog.counters import SHIPPED, Counter
+from podgpu.catalog.named_counters import Naming as DcgmNaming
 from podgpu.compose.allocations import SOURCES, Holders, Sources, Surroundings, make_holders
+from podgpu.compose.process import node_name
 from podgpu.compose.servers import ApiAccess, unless_no_api
 from podgpu.compose.telemetries import open_telemetry
+from podgpu.configuration.config_file import DEFAULT_RETENTION, ConfigFile, Retention
 from podgpu.configuration.counter_feeds import CounterFeed, FileCounters
 from podgpu.configuration.pod_labels import LabelFilter
 from podgpu.device_selection import parse_selection
@@ -49,19 +51,25 @@ def exporter_agent(
 ) -> Agent:
     """Assembles what the exporter serves. Tests bring GPUs and time of their own; all else is as in the field."""
     with naming("collectors"):
-        counters, counter_feed = read_counters(options["collectors"])
+        counters, counter_feed = choose_counters(options)
     with naming("devices"):
         selection = parse_selection(options["devices"])
     with naming("telemetry"):
         telemetry = telemetry or open_telemetry(options["telemetry"], options)
     with naming("configmap_data"):
         if options["configmap_data"] != "none":
-            configmap = unless_no_api("configmap-data", lambda: api.configmap(options["configmap_data"]))
+            configmap = unless_no_api(
+                "configmap-data", lambda: api.configmap(options["configmap_data"], dcgm_naming(options))
+            )
             counter_feed = configmap or counter_feed
+    config = options.get("config", ConfigFile(""))
     settings = Settings(
         interval=options["collect_interval"],
         allocation_interval=options["allocation_interval"],
         usage_interval=options["usage_interval"],
+        collections=config.collections,
+        counters_may_come=options["configmap_data"] != "none",
+        retention=retention_of(options),
         selection=selection,
         policy=_exporter_policy(options, counters),
     )
@@ -124,16 +132,28 @@ def _exporter_policy(options: Options, counters: tuple[Counter, ...]) -> Policy:
     return Policy(
         counters=counters,
         hostname="" if options["no_hostname"] else hostname(options),
-        hostname_label=options["hostname_label"],
+        hostname_labels=_host_labels(options),
         old_namespace=options["use_old_namespace"],
         replace_blanks_in_model_name=options["replace_blanks_in_model_name"],
         pod_uid=options["kubernetes_enable_pod_uid"],
         virtual_gpus=options["kubernetes_virtual_gpus"],
         copy_parent_values=options["mig_copy_parent_values"],
         gpu_manager=options["gpu_manager_metrics"],
+        process_metrics=options["path_proc"] if options.get("enable_exporter_metrics") else "",
         xid_window_ms=round(options["xid_count_window_size"] * 1000),
         clock_window_ms=round(options["clock_events_count_window_size"] * 1000),
     )
+
+
+def dcgm_naming(options: Options) -> DcgmNaming:
+    """`dcgm_names_said`: the user said so, be it what is so anyway."""
+    names = options["dcgm_names"]
+    return DcgmNaming(names, as_in_4_6=names == "4.8" and options["dcgm_names_said"])
+
+
+def _host_labels(options: Options) -> tuple[str, ...]:
+    chosen = options["hostname_label"]
+    return dcgm_naming(options).host_labels if chosen == "auto" else (chosen,)
 
 
 def _top_policy() -> Policy:
@@ -158,30 +178,46 @@ def hostname(options: Options) -> str:
     return node_name(elsewhere)
 
 
-def node_name(elsewhere: str = "") -> str:
-    return os.environ.get("NODE_NAME") or elsewhere or socket.gethostname()
+def retention_of(options: Options) -> Retention:
+    """Of DCGM's samples, where no collection says otherwise."""
+    said = Retention(options.get("watch_max_keep_age"), options.get("watch_max_keep_samples"))
+    return said.over(DEFAULT_RETENTION)
 
 
 # Counters
 
 
-def read_counters(chosen: str) -> tuple[tuple[Counter, ...], CounterFeed | None]:
+def choose_counters(options: Options) -> tuple[tuple[Counter, ...], CounterFeed | None]:
+    """Those that stand in the configuration file, else those of `-f`."""
+    config: ConfigFile | None = options.get("config")
+    if config is not None and config.counters is not None:
+        return dcgm_naming(options).of_user(config.counters), None
+    return read_counters(options["collectors"], dcgm_naming(options))
+
+
+def read_counters(
+    chosen: str,
+    naming: DcgmNaming = DcgmNaming(),  # noqa: B008 - frozen
+) -> tuple[tuple[Counter, ...], CounterFeed | None]:
     """The counters of `-f` (a shipped set by name, none, or a file), and where to look for changes of them."""
     if chosen == "none":
         return (), None
     if not chosen:
         default = f"{_COUNTERS_DIRECTORY}/{SHIPPED['default']}"
         chosen = default if os.path.exists(default) else "default"
-    shipped = shipped_counters(chosen)
-    return (shipped, None) if shipped is not None else _read_counter_file(Path(chosen))
+    shipped = naming.shipped(chosen)
+    return (shipped, None) if shipped is not None else _read_counter_file(Path(chosen), naming)
 
 
-def _read_counter_file(path: Path) -> tuple[tuple[Counter, ...], CounterFeed | None]:
-    feed = FileCounters(str(path))
+def _read_counter_file(path: Path, naming: DcgmNaming) -> tuple[tuple[Counter, ...], CounterFeed | None]:
+    feed = FileCounters(str(path), naming)
     try:
-        return feed.read(), feed
+        counters = feed.read()
+        for sentence in naming.remarks(counters):
+            _log.info("%s: %s", path, sentence)
+        return counters, feed
     except SourceError as e:
-        ours = shipped_counters(path.name) if str(path.parent) == _COUNTERS_DIRECTORY else None
+        ours = naming.shipped(path.name) if str(path.parent) == _COUNTERS_DIRECTORY else None
         if e.reason != "file_missing":
             raise UsageError(str(e) if e.reason == "malformed" else f"-f {e}") from e
         if ours is None:

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from podgpu.catalog.named_counters import Naming
 from podgpu.configuration.counter_feeds import CONFIGMAP_KEY, ConfigMapCounters
 from podgpu.errors import SourceError, UsageError
 from podgpu.fetch.access import Access
@@ -91,7 +92,7 @@ class ApiAccess:
         """This node's pods if some option watches them, else none: nothing is opened for this."""
         return self._pods.items() if self._pods is not None else ()
 
-    def configmap(self, name: str) -> ConfigMapCounters:
+    def configmap(self, name: str, naming: Naming = Naming()) -> ConfigMapCounters:  # noqa: B008 - frozen
         """`-m NAMESPACE:NAME`."""
         namespace, colon, map_name = name.partition(":")
         if not colon or not namespace or not map_name or "/" in name:
@@ -100,7 +101,7 @@ class ApiAccess:
         watcher = self._watch(path, {"fieldSelector": f"metadata.name={map_name}"}, _csv_text)
         if not watcher.wait_synced(self._sync_seconds):
             _log.warning("ConfigMap %s cannot be read yet (%s); starting with the counters of -f", name, watcher.error)
-        return ConfigMapCounters(name, lambda: next(iter(watcher.items()), None))
+        return ConfigMapCounters(name, lambda: next(iter(watcher.items()), None), naming)
 
     def resource_slices(self) -> Watcher[PoolSlice]:
         """This node's DRA devices, in whichever version of the API the server has."""

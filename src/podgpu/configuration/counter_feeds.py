@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
-from podgpu.catalog.counters import MOST_BYTES, Counter, parse_counters
+from podgpu.catalog.counters import MOST_BYTES, Counter
+from podgpu.catalog.named_counters import Naming
 from podgpu.errors import SourceError, UsageError
 from podgpu.files import ReadOnChange
 
@@ -24,9 +26,9 @@ class CounterFeed(Protocol):
 class FileCounters:
     """A CSV file; re-parsed when it changed."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, naming: Naming = Naming()) -> None:  # noqa: B008 - frozen
         self._path = path
-        self._file = ReadOnChange(_parse, MOST_BYTES)
+        self._file = ReadOnChange(partial(_parse, naming), MOST_BYTES)
 
     def read(self) -> tuple[Counter, ...]:
         return self._file.read(self._path)
@@ -35,8 +37,9 @@ class FileCounters:
 class ConfigMapCounters:
     """The CSV text in a ConfigMap, kept current by a watch; `text` is None while the map has no such key."""
 
-    def __init__(self, name: str, text: Callable[[], str | None]) -> None:
+    def __init__(self, name: str, text: Callable[[], str | None], naming: Naming = Naming()) -> None:  # noqa: B008
         self._name = name
+        self._naming = naming
         self._text = text
         self._last: tuple[str, tuple[Counter, ...] | SourceError] | None = None
 
@@ -55,7 +58,7 @@ class ConfigMapCounters:
 
     def _take(self, text: str) -> tuple[Counter, ...] | SourceError:
         try:
-            return _parse(text.encode("utf-8", "replace"), f"ConfigMap {self._name}")
+            return _parse(self._naming, text.encode("utf-8", "replace"), f"ConfigMap {self._name}")
         except SourceError as error:
             if self._last is not None and isinstance(self._last[1], SourceError):
                 # Whoever logs that this source fails has said so, and takes the next mistake for the same one.
@@ -63,9 +66,9 @@ class ConfigMapCounters:
             return error
 
 
-def _parse(content: bytes, origin: str) -> tuple[Counter, ...]:
+def _parse(naming: Naming, content: bytes, origin: str) -> tuple[Counter, ...]:
     try:
-        return parse_counters(content.decode("utf-8"), origin)
+        return naming.parse(content.decode("utf-8"), origin)
     except UnicodeDecodeError as e:
         raise SourceError("malformed", f"{origin} is not UTF-8 text; is it a counters CSV?") from e
     except UsageError as e:

@@ -7,8 +7,11 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from podgpu.figures.device import Condition, DeviceFigures, HolderFigures
+from podgpu.catalog.mig import slices_of_gpu
+from podgpu.figures.device import Alert, Condition, DeviceFigures, HolderFigures
+from podgpu.figures.parts import physical_gpus
 from podgpu.figures.picture import NamespacePicture, NodePicture, Picture
+from podgpu.figures.totals import Totals, totals_of
 from podgpu.model import Workload
 
 JSON = dict[str, Any]
@@ -27,13 +30,31 @@ def picture_json(picture: Picture) -> JSON:
         interval_seconds=picture.interval_seconds,
         simulated=picture.simulated or None,
         notes=list(picture.notes),
+        alerts=[alert_json(alert) for alert in picture.alerts],
         used_utilization_ratio=picture.used_utilization,
         used_field=picture.used_field or None,
         idle_after_seconds=picture.idle_after_seconds,
         counting_since=picture.counting_since,
         currency=picture.currency or None,
+        prices=picture.prices or None,
+        totals=totals_json(totals_of(picture)),
         namespaces=[namespace_json(n) for n in picture.namespaces],
         nodes=[node_json(n) for n in picture.nodes],
+    )
+
+
+def totals_json(of: Totals) -> JSON:
+    return _known(
+        gpus=of.gpus,
+        allocated=of.allocated,
+        used=of.used,
+        idle=of.idle,
+        unknown=of.unknown,
+        free=of.free,
+        broken=of.broken,
+        power_watts=_rounded(of.power_watts, 1),
+        cost_per_hour=_rounded(of.cost_per_hour),
+        wasted_per_hour=_rounded(of.wasted_per_hour),
     )
 
 
@@ -63,6 +84,9 @@ def namespace_json(of: NamespacePicture) -> JSON:
         allocated_gpus=_rounded(of.allocated_gpus),
         used_gpus=_rounded(of.used_gpus),
         idle_gpus=_rounded(of.idle_gpus),
+        unknown_gpus=_rounded(of.unknown_gpus),
+        cost_per_hour=_rounded(of.cost_per_hour),
+        wasted_per_hour=_rounded(of.wasted_per_hour),
         allocated_gpu_hours=_rounded(of.allocated_hours),
         busy_gpu_hours=_rounded(of.busy_hours),
         energy_kwh=_rounded(of.energy_kwh),
@@ -74,23 +98,24 @@ def node_json(node: NodePicture) -> JSON:
     return _known(
         name=node.name,
         old=node.old or None,
+        gone=node.gone or None,
         age_seconds=_rounded(node.age_seconds, 1),
         notes=list(node.notes) or None,
+        simulated=node.simulated or None,
         gpus=list(_gpus(node.devices)),
     )
 
 
 def _gpus(devices: Iterable[DeviceFigures]) -> Iterable[JSON]:
     """Instances inside their GPU, whether or not the GPU itself has figures."""
-    gpus: dict[str, JSON] = {}
-    for device in sorted(devices, key=lambda d: d.place):
-        if device.instance:
-            parent = gpus.setdefault(device.uuid, _known(uuid=device.uuid, index=_index(device), model=device.model))
-            parent.setdefault("instances", []).append(_instance(device))
+    for gpu in physical_gpus(sorted(devices, key=lambda d: d.place)):
+        first = gpu.devices[0]
+        own = gpu.own or DeviceFigures(first.uuid, first.index, first.model)
+        if not gpu.instances:
+            yield device_json(own)
         else:
-            inside = gpus.get(device.uuid, {}).get("instances")
-            gpus[device.uuid] = device_json(device) | _known(instances=inside)
-    return gpus.values()
+            own = replace(own, utilization=gpu.utilization)
+            yield device_json(own) | {"instances": [_instance(instance) for instance in gpu.instances]}
 
 
 def device_json(device: DeviceFigures) -> JSON:
@@ -98,7 +123,9 @@ def device_json(device: DeviceFigures) -> JSON:
 
 
 def _instance(device: DeviceFigures) -> JSON:
-    return _known(id=device.instance, profile=device.profile, **_figures(device))
+    return _known(
+        id=device.instance, profile=device.profile, gpu_slices=slices_of_gpu(device.model), **_figures(device)
+    )
 
 
 def _figures(device: DeviceFigures) -> JSON:
@@ -131,6 +158,10 @@ def holder_json(of: HolderFigures) -> JSON:
         owner=None if of.owner is None else {"kind": of.owner.kind, "name": of.owner.name},
         cost_per_hour=_rounded(of.cost_per_hour),
     )
+
+
+def alert_json(of: Alert) -> JSON:
+    return _known(severity=of.severity, text=of.text, node=of.node or None, uuid=of.uuid or None)
 
 
 def condition_json(of: Condition) -> JSON:

@@ -4,22 +4,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from sys import intern
 from typing import NamedTuple
 
 from podgpu.catalog import families as f
+from podgpu.catalog.conditions import FIELD_CONDITIONS, XID, XID_FIELD, conditions, xid_needs_action
 from podgpu.catalog.fields import field_named, fields
 from podgpu.exposition.parse import ParsedFamily, ParsedSample
+from podgpu.figures.alerts import NodeState, alerts_of
 from podgpu.figures.device import (
     FIELDS,
     POWER,
+    SIMULATED,
     TEMPERATURE,
+    Condition,
     DeviceFigures,
     HolderFigures,
+    Trouble,
     View,
+    in_order,
+    is_there,
     memory_of,
+    nameless_uuid,
     utilization_of,
 )
 from podgpu.model import Who, Workload
@@ -45,11 +53,17 @@ _WHOLE_FIGURES = (1, 2)
 """Those of them that are whole numbers."""
 _OTHERS = frozenset(
     spec.name
-    for spec in (f.BUILD_INFO, f.SOURCE_UP, f.DEVICE_ENERGY, f.DEVICE_MEMORY, f.ALLOCATION_INFO, f.DEVICE_COUNT)
+    for spec in (
+        *(f.BUILD_INFO, f.SOURCE_UP, f.DEVICE_ENERGY, f.DEVICE_MEMORY, f.ALLOCATION_INFO, f.DEVICE_COUNT),
+        *(f.CONDITION_SINCE, f.LAST_HOLDER),
+    )
 )
+_HEALTH_FIELDS = (*FIELD_CONDITIONS, XID_FIELD)
+"""What tells that a GPU is broken where nobody says so in words: on dcgm-exporter's pages."""
 _MOST_DIGITS = 9
 _MOST = 1e18
 """Of anything: an exabyte, 30 billion years. What says more is a broken counter."""
+_MOST_LOST = 1e6
 _DCGM_BLANK = 0x7FFFFFF0
 """From here on DCGM's marks for "no value" begin. No field here, in %, MiB, W or degrees, has so much."""
 Labels = Mapping[str, str]
@@ -63,7 +77,11 @@ class PageFigures(NamedTuple):
 
 
 def view_of_page(families: Iterable[ParsedFamily], measured: str = "", beside: tuple[int, ...] = ()) -> View:
-    return figures_of(samples_named(families, figure_names(measured, beside)), measured, beside=beside).view
+    """With what is wrong in words."""
+    samples = samples_named(families, figure_names(measured, beside))
+    view, nodes, _ = figures_of(samples, measured, beside=beside)
+    alerts = alerts_of([NodeState(nodes[0] if nodes else "", view.devices, trouble=view.trouble)])
+    return replace(view, notes=(*(alert.text for alert in alerts), *view.notes), alerts=alerts)
 
 
 def figures_of(
@@ -80,7 +98,9 @@ def figures_of(
     nodes = tuple(dict.fromkeys(filter(None, (first_label(labels, node_labels) for labels in builder.hosts()))))
     notes = (f"the exporter cannot read: {', '.join(builder.down)}",) if builder.down else ()
     devices = tuple(builder.devices(node_labels, nodes[0] if nodes else address))
-    return PageFigures(View(devices, notes), nodes, builder.is_podgpu)
+    trouble = Trouble(tuple(builder.down), builder.lost)
+    view = View(devices, notes, simulated=builder.simulated, trouble=trouble)
+    return PageFigures(view, nodes, builder.is_podgpu)
 
 
 @lru_cache(maxsize=16)
@@ -92,7 +112,7 @@ def figure_names(measured: str = "", beside: tuple[int, ...] = ()) -> frozenset[
 @lru_cache(maxsize=16)
 def _field_names(measured: str, beside: tuple[int, ...]) -> dict[str, tuple[int, bool]]:
     """Name -> field and whether MIG instances have their own."""
-    wanted = [fields()[number] for number in (*FIELDS, *beside)]
+    wanted = [fields()[number] for number in (*FIELDS, *_HEALTH_FIELDS, *beside)]
     known = field_named(measured)
     if known is not None:
         wanted.append(known)
@@ -139,6 +159,11 @@ class _Found:
     holders: dict[Who, tuple[Workload, list[float | None]]] = field(default_factory=dict)
     energy: float | None = None
     memory: float | None = None
+    conditions: dict[str, Condition] = field(default_factory=dict)
+    """As the exporter says."""
+    told: dict[str, Condition] = field(default_factory=dict)
+    """As its fields say."""
+    last_holders: list[Workload] = field(default_factory=list)
 
 
 class _Spot(NamedTuple):
@@ -159,7 +184,9 @@ class _Builder:
         self._spots: dict[int, _Spot] = {}
         self._hosts: list[Labels] = []
         self.down: list[str] = []
+        self.lost = 0
         self.is_podgpu = False
+        self.simulated = False
         of_devices = [s.labels for s in samples if s.name not in (f.BUILD_INFO.name, f.SOURCE_UP.name)]
         self._places = _places(of_devices)
         for name, labels, value, _ in samples:
@@ -168,6 +195,9 @@ class _Builder:
     def _take(self, name: str, labels: Labels, value: float | None) -> None:
         if name in self._fields:
             number, per_instance = self._fields[name]
+            if number in _HEALTH_FIELDS and number != self._measured:
+                self._take_health(number, labels, value)
+                return
             spot = self._spot(labels)
             device, who = spot.device, spot.who
             if spot.is_instance and not per_instance:
@@ -185,16 +215,49 @@ class _Builder:
         if name == f.BUILD_INFO.name:
             self.is_podgpu = True
         elif name == f.SOURCE_UP.name:
+            source = labels.get("source", "?")
+            self.simulated |= source == SIMULATED
             if value == 0:
-                self.down.append(labels.get("source", "?"))
+                self.down.append(source)
         elif name == f.DEVICE_COUNT.name:
             self._hosts.append(labels)
+            if labels.get("state") == "lost" and value and value < _MOST_LOST:
+                self.lost = round(value)
         elif name == f.DEVICE_ENERGY.name:
             self._spot(labels).device.energy = value
         elif name == f.DEVICE_MEMORY.name:
             self._spot(labels).device.memory = value
+        elif name == f.CONDITION_SINCE.name:
+            condition, detail = labels.get("condition", ""), labels.get("detail", "")
+            if condition in conditions():  # a newer exporter may know more
+                self._gpu(labels).conditions[condition] = Condition.of(condition, value, detail)
+        elif name == f.LAST_HOLDER.name:
+            holder = self._places[id(labels)].holder
+            if holder is not None:
+                self._gpu(labels).last_holders.append(holder)
         elif name == f.ALLOCATION_INFO.name and self._places[id(labels)].holder is not None:
             self._spot(labels)
+
+    def _take_health(self, number: int, labels: Labels, value: float | None) -> None:
+        """podgpu says it in words, and since when: `_conditions` leaves this out there."""
+        if not value or value >= _DCGM_BLANK:
+            return
+        if number in FIELD_CONDITIONS:
+            condition = Condition.of(FIELD_CONDITIONS[number], None)
+        elif xid_needs_action(int(value)):
+            condition = Condition.of(XID, None, str(int(value)))
+        else:
+            return
+        self._gpu(labels).told.setdefault(condition.name, condition)
+
+    def _conditions(self) -> dict[str, tuple[Condition, ...]]:
+        """UUID -> what is wrong with the GPU, and so with its instances."""
+        found: dict[str, tuple[Condition, ...]] = {}
+        for (uuid, instance, _), of in self._found.items():
+            known = of.conditions if self.is_podgpu else {**of.told, **of.conditions}
+            if known and not instance:
+                found[uuid] = in_order({c.name: c for c in (*found.get(uuid, ()), *known.values())}.values())
+        return found
 
     def _spot(self, labels: Labels) -> _Spot:
         """Where the figures of series with these labels go."""
@@ -227,8 +290,9 @@ class _Builder:
         yield from self._hosts
 
     def devices(self, node_labels: Sequence[str], node: str) -> Iterator[DeviceFigures]:
+        broken = self._conditions()
         for (uuid, instance, model), found in self._found.items():
-            labels = found.labels
+            labels, wrong = found.labels, broken.get(uuid, ())
             index = labels.get("gpu", "")
             values = ((number, self._value(found, number)) for number in FIELDS)
             known = {number: value for number, value in values if value is not None}
@@ -249,6 +313,9 @@ class _Builder:
                 self._value(found, self._measured),
                 tuple(self._values_beside(found)),
                 tuple([HolderFigures(holder, *figures) for holder, figures in found.holders.values()]),  # type: ignore[arg-type]
+                wrong,
+                is_there(wrong),
+                tuple(found.last_holders),
             )
 
     def _values_beside(self, found: _Found) -> Iterator[tuple[int, float]]:
@@ -291,7 +358,7 @@ def _places(label_sets: Iterable[Labels]) -> dict[int, _Place]:
 
 
 def _place(labels: Labels) -> _Place:
-    uuid = first_label(labels, _UUID_LABELS) or f"gpu {labels.get('gpu', '?')}"
+    uuid = first_label(labels, _UUID_LABELS) or nameless_uuid(labels.get("gpu", "?"))
     holder = holder_of(labels)
     who = holder.who if holder else ()
     return _Place(uuid, labels.get("GPU_I_ID", ""), first_label(labels, _MODEL_LABELS), holder, who)

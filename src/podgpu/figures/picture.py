@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from podgpu.figures.device import DeviceFigures
+from podgpu.figures.device import Alert, DeviceFigures
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +17,10 @@ class NodePicture:
     age_seconds: float | None = None
     notes: tuple[str, ...] = ()
     """What is not as it should be on this node, for the person who looks."""
+    simulated: bool = False
+    """Its figures are made up."""
+    gone: bool = False
+    """Its exporter has not answered for so long that nobody knows what became of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +36,12 @@ class NamespacePicture:
     energy_kwh: float | None = None
     cost: tuple[tuple[str, float], ...] = ()
     """Kind (allocated, used, energy) -> amount in `Picture.currency`."""
+    unknown_gpus: float = 0.0
+    """Of what it holds, what nobody can tell of whether it works."""
+    cost_per_hour: float | None = None
+    """Of what it holds now."""
+    wasted_per_hour: float | None = None
+    """Of that, what is idle."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +54,9 @@ class Picture:
     """How often a new one may be expected."""
     nodes: tuple[NodePicture, ...] = ()
     notes: tuple[str, ...] = ()
+    """All that is not as it should be, the alerts' texts first."""
+    alerts: tuple[Alert, ...] = ()
+    """What of it is serious."""
     namespaces: tuple[NamespacePicture, ...] = ()
     used_utilization: float | None = None
     """Mean of `used_field` over the devices in use, as a ratio; None without data, and where nobody asked for it."""
@@ -51,8 +64,11 @@ class Picture:
     idle_after_seconds: float | None = None
     """From when on an idle holder is called a waste."""
     currency: str = ""
+    """Of every amount of money; empty: there are no prices."""
+    prices: str = ""
+    """`example`: those that podgpu ships; `file`: the user's own."""
     counting_since: float | None = None
     version: str = ""
     """Of podgpu."""
     simulated: bool = False
-    """Every figure is made up (`podgpu demo`)."""
+    """Figures are made up: all of them, or those of the nodes that say so."""

@@ -40,8 +40,8 @@ from podgpu.model import (
 
 Pairs = tuple[tuple[str, str], ...]
 XID_FIELD = 230
-XID_COUNT_FIELD = 9001
-CLOCK_EVENTS_COUNT_FIELD = 9002
+XID_COUNT_FIELD, XID_TOTAL_FIELD = 9001, 9005
+CLOCK_EVENTS_COUNT_FIELD, CLOCK_EVENTS_TOTAL_FIELD = 9002, 9006
 _DETAILED = frozenset({9003, 9004})
 """Health and NVLink reach: the device's own, whoever holds it."""
 
@@ -140,7 +140,7 @@ def _holder_labels(assignment: Assignment | None, pod_labels: PodLabels, policy:
 
 @lru_cache(maxsize=4096)
 def device_labels(device: Device, label_values: Pairs, pod_labels: Pairs, attributes: Pairs, policy: Policy) -> Labels:
-    """dcgm-exporter's labels in dcgm-exporter's order; where two have one name, an attribute wins, then a built-in."""
+    """dcgm-exporter's labels in dcgm-exporter's order. A pod's label that would be another's has a name of its own."""
     pairs = [
         ("gpu", str(device.index)),
         ("uuid" if policy.old_namespace else "UUID", device.uuid),
@@ -151,10 +151,22 @@ def device_labels(device: Device, label_values: Pairs, pod_labels: Pairs, attrib
     if device.gi_id is not None:
         pairs += [("GPU_I_PROFILE", device.profile), ("GPU_I_ID", str(device.gi_id))]
     pairs += policy.host
-    taken = {name for name, _ in (*pairs, *label_values, *attributes, *_RESERVED)}
-    pairs += sorted((*label_values, *(pair for pair in pod_labels if pair[0] not in taken)))
+    taken = _RESERVED.union(name for name, _ in (*pairs, *label_values, *attributes))
+    pairs += sorted((*label_values, *_beside(taken, pod_labels)))
     pairs += sorted(attributes)
     return Labels(pairs)
+
+
+def _beside(taken: frozenset[str], pod_labels: Pairs) -> Iterator[tuple[str, str]]:
+    """A pod's labels beside all others: one whose name is taken is `pod_label_<name>`, as since dcgm-exporter 4.8.3."""
+    free = dict(pair for pair in pod_labels if pair[0] not in taken)
+    yield from free.items()
+    for name, value in pod_labels:
+        if name in taken:
+            names = (f"pod_label_{name}", *(f"pod_label_{name}_conflict{n}" for n in range(1, len(pod_labels) + 1)))
+            new = next(one for one in names if one not in free and one not in taken)
+            free[new] = value
+            yield new, value
 
 
 def model_name(model: str, replace_blanks: bool) -> str:
@@ -178,8 +190,12 @@ def _samples(counter: Counter, labelled: Sequence[_Labelled], snapshot: Snapshot
         yield from _xid_samples(labelled, snapshot)
     elif field_id == XID_COUNT_FIELD:
         yield from _xid_window_samples(labelled, snapshot, policy)
+    elif field_id == XID_TOTAL_FIELD:
+        yield from _xid_total_samples(labelled, snapshot)
     elif field_id == CLOCK_EVENTS_COUNT_FIELD:
         yield from _clock_event_samples(labelled, snapshot, policy)
+    elif field_id == CLOCK_EVENTS_TOTAL_FIELD:
+        yield from _clock_event_total_samples(labelled, snapshot)
     else:
         yield from _field_samples(counter, labelled, policy)
         yield from _detail_samples(field_id, labelled)
@@ -244,6 +260,27 @@ def _xid_window_samples(labelled: Sequence[_Labelled], snapshot: Snapshot, polic
             yield Sample(_with_attributes(item.labels, window), 0)
 
 
+def _xid_total_samples(labelled: Sequence[_Labelled], snapshot: Snapshot) -> Iterator[Sample]:
+    """Events since the start, by XID. Before a device's first there is no series, as in dcgm-exporter."""
+    seen: dict[str, list[XidTally]] = {}
+    for tally in snapshot.xids:
+        seen.setdefault(tally.device, []).append(tally)
+    for item in labelled:
+        if item.has(XID_TOTAL_FIELD):
+            for tally in seen.get(item.device.key, ()):
+                yield Sample(_with_attributes(item.labels, ("xid", str(tally.xid))), tally.total)
+
+
+def _clock_event_total_samples(labelled: Sequence[_Labelled], snapshot: Snapshot) -> Iterator[Sample]:
+    """How often each reason began since the start. Before the first time there is no series, as in dcgm-exporter."""
+    for item in labelled:
+        if item.has(CLOCK_EVENTS_TOTAL_FIELD):
+            for event in CLOCK_EVENTS.values():
+                count = snapshot.clock_event_totals.get((item.device.key, event))
+                if count:
+                    yield Sample(_with_attributes(item.labels, ("clock_event", event)), count)
+
+
 def _clock_event_samples(labelled: Sequence[_Labelled], snapshot: Snapshot, policy: Policy) -> Iterator[Sample]:
     window = ("window_size_in_ms", str(policy.clock_window_ms))
     for item in labelled:
@@ -253,14 +290,13 @@ def _clock_event_samples(labelled: Sequence[_Labelled], snapshot: Snapshot, poli
                 yield Sample(_with_attributes(item.labels, ("clock_event", event), window), count)
 
 
-_RESERVED = tuple(
-    (name, "")
-    for name in (
-        *("err_code", "err_msg", "window_size_in_ms", "xid", "clock_event", "vgpu", "le"),
-        *("health_watch", "health_error_code", "peer_gpu", "link_status"),
-    )
-)
-"""Names some family adds itself: a pod label may not take them."""
+_RESERVED = HOLDER_LABELS | {
+    *("gpu", "UUID", "pci_bus_id", "device", "modelName", "GPU_I_PROFILE", "GPU_I_ID", "Hostname", "hostname"),
+    *("err_code", "err_msg", "window_size_in_ms", "xid", "clock_event", "le"),
+    *("health_watch", "health_error_code", "health_error_severity", "health_error_category"),
+    *("peer_gpu", "link_status"),
+}
+"""Names of other labels, or that some family adds itself: a pod label may not take them."""
 
 
 @lru_cache(maxsize=4096)

@@ -12,7 +12,8 @@ class Policy:
     counters: tuple[Counter, ...] = ()
     hostname: str = ""
     """Empty: no host label."""
-    hostname_label: str = "Hostname"
+    hostname_labels: tuple[str, ...] = ("Hostname",)
+    """Each has the name: two while dashboards move from one to the other."""
     old_namespace: bool = False
     """dcgm-exporter 1.x label names: uuid, pod_name, pod_namespace, container_name."""
     replace_blanks_in_model_name: bool = False
@@ -24,9 +25,11 @@ class Policy:
     """Repeat the GPU's own figures on each of its MIG instances, as dcgm-exporter does."""
     gpu_manager: bool = False
     """gpu-manager's container metrics too."""
+    process_metrics: str = ""
+    """The exporter's own process too (process_*): where /proc is. Empty: without."""
     xid_window_ms: int = 300_000
     clock_window_ms: int = 300_000
 
     @property
     def host(self) -> tuple[tuple[str, str], ...]:
-        return ((self.hostname_label, self.hostname),) if self.hostname else ()
+        return tuple((label, self.hostname) for label in self.hostname_labels) if self.hostname else ()

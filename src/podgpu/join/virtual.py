@@ -11,10 +11,12 @@ from collections.abc import Mapping
 from podgpu.model import ContainerUsage, Value
 
 GPU_UTIL, FB_USED, POWER_USAGE, TOTAL_ENERGY = 203, 252, 155, 156
-ATTRIBUTED = frozenset({GPU_UTIL, FB_USED, POWER_USAGE, TOTAL_ENERGY})
-KEPT_FOR_DEVICE = frozenset({GPU_UTIL, FB_USED})
-"""The device's own series stays beside the holders' for these two, as in dcgm-exporter."""
+GPU_UTIL_RATIO, FB_USED_BYTES, ENERGY_JOULES = 1613, 1627, 1611
+ATTRIBUTED = frozenset({GPU_UTIL, FB_USED, POWER_USAGE, TOTAL_ENERGY, GPU_UTIL_RATIO, FB_USED_BYTES, ENERGY_JOULES})
+KEPT_FOR_DEVICE = frozenset({GPU_UTIL, FB_USED, GPU_UTIL_RATIO, FB_USED_BYTES})
+"""The device's own series stays beside the holders' for these two, as in dcgm-exporter, under either name."""
 _MIB = 1024 * 1024
+_MJ = 1000
 
 
 def own_values(device: Mapping[int, Value], usage: ContainerUsage | None) -> dict[int, Value]:
@@ -32,4 +34,7 @@ def _attributed(device: Mapping[int, Value], usage: ContainerUsage) -> dict[int,
         FB_USED: None if usage.memory is None else usage.memory // _MIB,
         POWER_USAGE: watts,
         TOTAL_ENERGY: usage.energy_mj,
+        GPU_UTIL_RATIO: None if usage.utilization is None else round(usage.utilization, 2),
+        FB_USED_BYTES: usage.memory,
+        ENERGY_JOULES: None if usage.energy_mj is None else usage.energy_mj // _MJ,
     }

@@ -8,7 +8,7 @@ import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
@@ -21,8 +21,11 @@ from podgpu.serve.lifecycle import DEFAULT_RELEASE_SECONDS
 from podgpu.serve.routes import gpu_manager_routes, probe_routes, routes
 from podgpu.serve.sockets import ADDRESS_OPTION, Address, address_of, bind
 
-if TYPE_CHECKING:  # brings YAML and bcrypt, for those who have a web config only
+if TYPE_CHECKING:  # the last brings YAML and bcrypt, for those who have a web config only
+    from podgpu.figures.prices import ReadPrices
+    from podgpu.history.asking import History
     from podgpu.serve.protection import Protection
+    from podgpu.serve.waste_routes import TellWaste
 
 GPU_MANAGER_OPTION = "--gpu-manager-address"
 PROBE_OPTION = "--probe-address"
@@ -49,6 +52,44 @@ class Served(Protocol):
     def stop(self) -> None: ...
 
 
+class Several:
+    """Served as one: all of them start and stop together, and one that must end ends them all."""
+
+    def __init__(self, members: Sequence[Served]) -> None:
+        self._members = list(members)
+
+    def add(self, member: Served) -> None:
+        self._members.append(member)
+
+    @property
+    def fatal(self) -> StartError | None:
+        return next((member.fatal for member in self._members if member.fatal is not None), None)
+
+    def start(self, on_fatal: Callable[[], object]) -> None:
+        for member in self._members:
+            member.start(on_fatal)
+
+    def reload(self) -> None:
+        for member in self._members:
+            member.reload()
+
+    def stop(self) -> None:
+        for member in reversed(self._members):
+            member.stop()
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What the visitors of one exporter may take."""
+
+    read_seconds: float = 10.0
+    """To send a request."""
+    write_seconds: float = 30.0
+    """To read the answer."""
+    scrapes: int = 16
+    """Requests for /metrics at a time."""
+
+
 @dataclass(frozen=True, slots=True)
 class Listener:
     app: web.Application
@@ -70,14 +111,22 @@ def serve(
     protection: Protection | None = None,
     sockets: Sequence[socket.socket] = (),
     lifecycle: bool = True,
+    history: History | None = None,
+    beside: Sequence[Served] = (),
+    prices: ReadPrices | None = None,
+    bounds: Bounds | None = None,
+    wasted: TellWaste | None = None,
 ) -> None:
     """Start the agent and answer requests until SIGINT, SIGTERM or a fatal error of the agent.
 
     `gpu_manager_address`: a second one, for gpu-manager's metrics alone. `probe_address`: one for the kubelet's probes
     alone, which `protection` leaves plain: a probe can show neither a password nor a certificate. `sockets`: bound
-    already, in place of the address. `lifecycle`: POST /-/release is answered.
+    already, in place of the address. `lifecycle`: POST /-/release is answered. `history`: whoever knows what was
+    before. `beside`: what runs as long as the agent does. `prices`, `wasted`: for the page.
     """
-    app, tls = application(agent, protection, lifecycle), protection.tls if protection else None
+    bounds = bounds or Bounds()
+    app = application(agent, protection, lifecycle, history, prices, bounds.scrapes, wasted)
+    tls = protection.tls if protection else None
     listeners = [Listener(app, address, tls=tls, sockets=sockets)]
     if gpu_manager_address is not None:
         theirs = gpu_manager_application(agent, protection)
@@ -86,7 +135,10 @@ def serve(
     if probe_address is not None:
         listeners.append(probe_listener(probe_routes(agent), probe_address))
     release = partial(agent.release, DEFAULT_RELEASE_SECONDS)
-    run(agent, listeners, lambda bound: on_listening(bound[0]), release)
+    limits = replace(
+        limits_for(len(listeners)), headers_seconds=bounds.read_seconds, answer_seconds=bounds.write_seconds
+    )
+    run(Several([agent, *beside]), listeners, lambda bound: on_listening(bound[0]), release, limits)
 
 
 def probe_listener(handlers: list[web.RouteDef], address: Address) -> Listener:
@@ -98,10 +150,11 @@ def run(
     listeners: Sequence[Listener],
     on_listening: Callable[[Sequence[Address]], None] = lambda bound: None,
     release: Callable[[], object] | None = None,
+    limits: Limits | None = None,
 ) -> None:
     """Until SIGINT, SIGTERM or a fatal error of what is served. `on_listening` gets every listener's address, before
     what is served starts."""
-    asyncio.run(_run(served, listeners, on_listening, release))
+    asyncio.run(_run(served, listeners, on_listening, release, limits or limits_for(len(listeners))))
     if served.fatal is not None:
         raise served.fatal
 
@@ -111,6 +164,7 @@ async def _run(
     listeners: Sequence[Listener],
     on_listening: Callable[[Sequence[Address]], None],
     release: Callable[[], object] | None,
+    limits: Limits,
 ) -> None:
     loop = asyncio.get_running_loop()
     done = asyncio.Event()
@@ -122,7 +176,6 @@ async def _run(
     async with AsyncExitStack() as at_the_end:
         at_the_end.enter_context(_foreign_logs_are_short())
         at_the_end.callback(served.stop)
-        limits = limits_for(len(listeners))
         bound = [await at_the_end.enter_async_context(listening(listener, limits)) for listener in listeners]
         for listener, where in zip(listeners, bound, strict=True):
             if listener.announcement:
@@ -163,8 +216,16 @@ async def listening(listener: Listener, limits: Limits) -> AsyncIterator[Address
         await runner.cleanup()
 
 
-def application(agent: Agent, protection: Protection | None = None, lifecycle: bool = True) -> web.Application:
-    return make_application(routes(agent, lifecycle), protection)
+def application(
+    agent: Agent,
+    protection: Protection | None = None,
+    lifecycle: bool = True,
+    history: History | None = None,
+    prices: ReadPrices | None = None,
+    scrapes: int = 16,
+    wasted: TellWaste | None = None,
+) -> web.Application:
+    return make_application(routes(agent, lifecycle, history, prices, scrapes, wasted), protection)
 
 
 def gpu_manager_application(agent: Agent, protection: Protection | None = None) -> web.Application:

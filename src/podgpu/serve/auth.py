@@ -12,10 +12,12 @@ import binascii
 import hashlib
 import ipaddress
 import os
+import threading
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import bcrypt
 from aiohttp import web
@@ -27,6 +29,7 @@ MOST_REMEMBERED = 100
 MOST_WAITING = 64
 MOST_WAITING_FROM_ONE = 4
 """Behind a queue of these a login with bcrypt's usual cost of 10 waits a quarter of a second."""
+_GUESSES_NICE = 10
 _BCRYPT_BYTES = 72
 """bcrypt looks at no more of a password. Go ignores the rest; Python's bcrypt refuses it."""
 _NOBODY = "." * 53
@@ -69,7 +72,7 @@ class Passwords:
         self._pending: dict[bytes, asyncio.Future[bool]] = {}
         self._waiting: Counter[str] = Counter()
         self._salt = os.urandom(32)
-        self._thread = ThreadPoolExecutor(1, "podgpu-bcrypt")
+        self._thread = ThreadPoolExecutor(1, "podgpu-bcrypt", initializer=_give_way)
 
     def close(self) -> None:
         # Without this a queue of guesses would be worked off before the process may end.
@@ -124,6 +127,12 @@ class Passwords:
             return self._compare(password[:_BCRYPT_BYTES], hashed)
         except ValueError:  # a password no hash can be of
             return False
+
+
+def _give_way() -> None:
+    """What strangers have us compute is done when nothing else wants the processor. Linux has this for one thread."""
+    with suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _GUESSES_NICE)
 
 
 def _remember(verdicts: dict[bytes, None], question: bytes) -> None:

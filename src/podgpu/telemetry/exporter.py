@@ -47,7 +47,7 @@ class ExporterTelemetry:
         self._beside = DriverBeside(driver)
         self._device_name_ids = device_name_ids
         self._wall = wall
-        self._turn: _Turn | None = None
+        self._turn: _PageTurn | None = None
         self._last_xid: dict[str, int] = {}
         self._events: list[ErrorEvent] = []
 
@@ -59,7 +59,7 @@ class ExporterTelemetry:
         if len(page.devices) > _MOST_DEVICES:
             why = f"names {len(page.devices)} GPUs and MIG instances, and no node has more than {_MOST_DEVICES}"
             raise SourceError("too_many_devices", f"{self.shown} {why}: name one node's page")
-        turn = _Turn(page, {d.key: d for d in self._beside.complete(map(self._with_minor, page.devices))})
+        turn = _PageTurn(page, {d.key: d for d in self._beside.complete(map(self._with_minor, page.devices))})
         self._note_xids(turn)
         self._turn = turn
         return Inventory(tuple(d for d in turn.devices.values() if not d.is_instance))
@@ -77,9 +77,9 @@ class ExporterTelemetry:
 
     # XIDs: the page has the number of the last one
 
-    def _note_xids(self, turn: _Turn) -> None:
+    def _note_xids(self, turn: _PageTurn) -> None:
         for device in turn.devices.values():
-            sample = turn.sample(device, fields()[_XID_FIELD])
+            sample = turn.last_xid(device)
             xid = int(sample.value) if sample is not None and 0 <= sample.value < 2**31 - 16 else 0
             if xid and xid != self._last_xid.get(device.key):
                 self._events.append(ErrorEvent(device.key, xid, self._wall()))
@@ -119,7 +119,7 @@ class _CopiesDiffer(Exception):
     """Series that should tell one figure tell several."""
 
 
-class _Turn:
+class _PageTurn:
     """One page, its series by device and name."""
 
     def __init__(self, page: Page, devices: Mapping[str, Device]) -> None:
@@ -147,6 +147,7 @@ class _Turn:
             tuple(gathered.unsupported),
             tuple(gathered.dropped),
             tuple(gathered.errors),
+            tells_errors=self.last_xid(self.devices[uuid]) is not None,
         )
 
     def _values(self, device: Device, asked: Sequence[Field], gathered: _Gathered) -> list[tuple[int, Value]]:
@@ -183,8 +184,8 @@ class _Turn:
                     return text
         return None
 
-    def sample(self, device: Device, wanted: Field) -> ParsedSample | None:
-        copies = self._copies(device, wanted)
+    def last_xid(self, device: Device) -> ParsedSample | None:
+        copies = self._copies(device, fields()[_XID_FIELD])
         return settled(copies) if copies else None
 
     def _copies(self, device: Device, wanted: Field) -> list[ParsedSample]:

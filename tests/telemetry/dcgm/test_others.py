@@ -42,15 +42,15 @@ def test_incidents_are_told_by_watch_and_gpu_the_worst_first(bench: Bench) -> No
     bench.double.call("incident", 0, PCIE, 10, 46)
     bench.double.call("incident", 0, MEM, 10, 10)
     bench.double.call("incident", 1, ALL, 20, 9999)
-    found = {
-        (dict(d.labels)["health_watch"], dict(d.labels)["health_error_code"], d.value) for d in judged(bench, HEALTH)
+    names = ("health_watch", "health_error_code", "health_error_severity", "health_error_category")
+    found = {(*(dict(d.labels)[name] for name in names), d.value) for d in judged(bench, HEALTH)}
+    assert {f for f in found if f[-1]} == {
+        ("PCIE", "DCGM_FR_PCI_REPLAY_RATE", "ISOLATE", "HARDWARE_PCIE", 20),
+        ("MEM", "DCGM_FR_CLOCK_THROTTLE_THERMAL", "MONITOR", "HARDWARE_THERMAL", 10),
     }
-    assert {f for f in found if f[2]} == {
-        ("PCIE", "DCGM_FR_PCI_REPLAY_RATE", 20),
-        ("MEM", "DCGM_FR_CLOCK_THROTTLE_THERMAL", 10),
-    }
+    assert {f[1:] for f in found if not f[-1]} == {("DCGM_FR_OK", "NONE", "NONE", 0)}
     (other,) = (d for d in judged(bench, HEALTH, index=1) if d.value)
-    assert dict(other.labels) == {"health_watch": "ALL", "health_error_code": "DCGM_FR_UNKNOWN(9999)"}
+    assert [dict(other.labels)[name] for name in names] == ["ALL", "DCGM_FR_UNKNOWN(9999)", "UNKNOWN", "UNKNOWN"]
 
 
 def test_health_that_nobody_wants_is_not_asked_for(bench: Bench) -> None:

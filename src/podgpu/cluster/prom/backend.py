@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from podgpu.catalog.fields import Field, field_named
-from podgpu.cluster.nodes import has_identity
 from podgpu.cluster.prom import promql
 from podgpu.cluster.prom.answer import MOST_NOTES, Vector
 from podgpu.cluster.prom.client import PrometheusClient
@@ -38,6 +37,7 @@ from podgpu.cluster.settings import ViewSettings, full_scale
 from podgpu.errors import SourceError, UsageError
 from podgpu.exposition.parse import ParsedSample
 from podgpu.fetch.access import Access
+from podgpu.figures.device import has_identity
 from podgpu.figures.from_exposition import NODE_LABELS
 
 _LOST = "Prometheus has no figures of it any more: see that its exporter runs and is scraped"

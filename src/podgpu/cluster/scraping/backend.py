@@ -84,7 +84,7 @@ class FixedTargets:
             if before != url and ("@" in before + url or "?" in before + url):
                 raise UsageError(f"--scrape: {shown} is named twice, with different logins or queries; keep one")
         if not found:
-            raise UsageError("--scrape names no exporter: write http://HOST:9400/metrics,…")
+            raise UsageError("--scrape names no exporter: write HOST:9400,HOST:9400,…")
         self._urls = tuple(found.values())
 
     def urls(self) -> Sequence[str]:

@@ -60,10 +60,16 @@ def _health_details(gpu: int, worst: Mapping[tuple[int, int], tuple[int, int]]) 
     """Every watch speaks, but for the one about the whole GPU, which only ever has failures to tell."""
     speaking = [w for w in _WATCHES if w != s.HEALTH_ALL or (gpu, w) in worst]
     found = ((_WATCHES[w], *worst.get((gpu, w), (_PASS, 0))) for w in speaking)
-    return [
-        Detail(HEALTH_FIELD, (("health_error_code", health_code(code)), ("health_watch", name)), health)
-        for name, health, code in found
-    ]
+    return [Detail(HEALTH_FIELD, (*_code_labels(code), ("health_watch", name)), health) for name, health, code in found]
+
+
+def _code_labels(number: int) -> tuple[tuple[str, str], ...]:
+    code = health_code(number)
+    return (
+        ("health_error_code", code.name),
+        ("health_error_severity", code.severity),
+        ("health_error_category", code.category),
+    )
 
 
 def read_p2p(session: DcgmSession, gpu_ids: Sequence[int]) -> Details:

@@ -34,26 +34,22 @@ def node_parts(layout: Layout, switches: Selection, cpus: Selection) -> list[Par
 def _switch_parts(layout: Layout, chosen: Selection) -> Iterator[Part]:
     for switch, links in layout.switches.items():
         name = ("nvswitch", f"nvswitch{switch}")
-        if _shows(chosen, "g", switch):
+        if chosen.shows("g", switch):
             yield Part("SWITCH", Entity(EntityGroup.SWITCH, switch), (name,))
         for link in links:
-            if _shows(chosen, "i", link):
+            if chosen.shows("i", link):
                 entity = Entity(EntityGroup.LINK, link_id(EntityGroup.SWITCH, switch, link))
                 yield Part(SWITCH_LINK, entity, (("nvlink", str(link)), name))
 
 
 def _cpu_parts(layout: Layout, chosen: Selection) -> Iterator[Part]:
     for cpu, cores in layout.cpus.items():
-        if _shows(chosen, "g", cpu):
+        if chosen.shows("g", cpu):
             yield Part("CPU", Entity(EntityGroup.CPU, cpu), (("cpu", str(cpu)),))
         for core in cores:
-            if _shows(chosen, "i", core):
+            if chosen.shows("i", core):
                 labels = (("cpucore", str(core)), ("cpu", str(cpu)))
                 yield Part("CPU_CORE", Entity(EntityGroup.CPU_CORE, core), labels)
-
-
-def _shows(chosen: Selection, kind: str, number: int) -> bool:
-    return chosen.kind == "f" or (chosen.kind == kind and (not chosen.ids or number in chosen.ids))
 
 
 def gpu_links(gpu: GpuEntities, values: Mapping[Entity, Mapping[int, Value]]) -> Iterator[OtherReading]:

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from podgpu.catalog.fields import Field
@@ -18,6 +19,7 @@ from podgpu.errors import DeviceLost, DriverGone, SourceError, Unsupported
 from podgpu.model import Device, DeviceUsage, ProcessUsage, Reading
 from podgpu.telemetry.nvml.driver import Grip, NvmlDriver
 from podgpu.telemetry.nvml.energy import EnergyCounter
+from podgpu.telemetry.nvml.links import LinkStates
 from podgpu.telemetry.nvml.mig import Instance, MigLayout
 from podgpu.telemetry.nvml.plan import DevicePlan
 from podgpu.telemetry.nvml.process_list import ProcessList
@@ -64,16 +66,20 @@ class Gpu:
         self.answers: bool | None = None
         """Whether it did when it was last asked; None: it was not asked since the driver was taken up."""
         self._watch_failed = False
+        self._tells_xids = False
         self._read_with = self._used_with = self._watched_with = 0
         """Which grip each was last done with."""
         self._reset_with = 0
         """Which grip came after the driver or the GPU was away, and its counters and samples may have begun anew."""
         self._layout = MigLayout(driver, grip)
         self._instances: tuple[Instance, ...] = ()
-        self._fields: Sequence[Field] = ()
-        self._plans: dict[str, DevicePlan] = {}
+        self._asked: dict[int, Sequence[Field]] = {}
+        """By their identity, the sets of fields there are plans for: each has its own rates and samples."""
+        self._plans: dict[tuple[int, str], DevicePlan] = {}
+        self._process_layout = MigLayout(driver, grip)
         self._process_list = ProcessList(driver, grip, device.uuid)
         self._energy = EnergyCounter(driver, grip, clock)
+        self._links = LinkStates(driver, grip, clock)
         self.usage_reader = make_usage_reader(grip, energy=self._energy)
         self._usage_layout = MigLayout(driver, grip)
         self._usage_processes = ProcessList(driver, grip, device.uuid)
@@ -86,30 +92,33 @@ class Gpu:
         self.device = replace(device, mig_enabled=self.device.mig_enabled)
         self.answers = None
 
-    def read(self, fields: Sequence[Field], now: float) -> GpuAnswer:
+    def read(self, fields: Sequence[Field], now: float, beside: Sequence[Sequence[Field]] = ()) -> GpuAnswer:
+        """`beside`: sets of fields that are read at other times; plans are kept for them, and no others."""
         self._check_handle()
         self._watch_xids()
         if self._read_with != self._grip.taken:
             self._drop_plans()
             self._read_with = self._grip.taken
         self._follow_layout()
-        if fields is not self._fields:
-            self._drop_plans()
-            self._fields = fields
+        if id(fields) not in self._asked:
+            self._drop_plans(but=beside)
+            self._asked[id(fields)] = fields
         targets: dict[Device, Any] = {self.device: self._grip}
         targets |= {i.device(self.device): i.handle for i in self._instances}
-        readings = tuple(self._read_device(device, handle, now) for device, handle in targets.items())
-        plans = {device.key: self._plans[device.key] for device in targets}
+        readings = tuple(self._read_device(device, handle, fields, now) for device, handle in targets.items())
+        plans = {device.key: self._plans[id(fields), device.key] for device in targets}
         return GpuAnswer(
             readings,
             unsupported=tuple((key, i) for key, plan in plans.items() for i in sorted(plan.unsupported)),
             dropped=tuple(i for plan in plans.values() for i in plan.dropped),
             errors=tuple(e for plan in plans.values() for e in plan.errors),
+            tells_errors=self._tells_xids,
+            links_up=self._links.read() if fields else None,
         )
 
     def processes(self) -> tuple[ProcessUsage, ...]:
         self._check_handle()
-        return self._process_list.read()
+        return self._process_list.read(*self._process_layout.read())
 
     def usage(self, shared: Collection[str] = ()) -> tuple[DeviceUsage, ...]:
         self._check_handle()
@@ -122,7 +131,8 @@ class Gpu:
                 self.usage_reader.close()
         enabled, instances = self._usage_layout.read()
         device = replace(self.device, mig_enabled=enabled)
-        return self.usage_reader.read(device, instances, self._usage_processes.read, shared)
+        processes = partial(self._usage_processes.read, enabled, instances)
+        return self.usage_reader.read(device, instances, processes, shared)
 
     def _check_handle(self) -> None:
         """A re-loaded driver refuses old handles in words that also mean "not supported": ask what always works.
@@ -167,9 +177,9 @@ class Gpu:
         """Tried again with every reading until it is done; that it cannot be costs the GPU no reading."""
         if self._watched_with == self._grip.taken:
             return
-        taken = self._grip.taken
+        taken, self._tells_xids = self._grip.taken, False
         try:
-            self._xids.register(self.device.uuid, self._grip)
+            self._tells_xids = self._xids.register(self.device.uuid, self._grip)
         except Unsupported:
             _log.info("GPU %d (%s) tells no XID errors", self.device.index, self.device.uuid)
         except SourceError as e:
@@ -188,16 +198,16 @@ class Gpu:
             self.device = replace(self.device, mig_enabled=enabled)
         self._instances = instances
 
-    def _read_device(self, device: Device, handle: Any, now: float) -> Reading:
-        plan = self._plans.get(device.key)
+    def _read_device(self, device: Device, handle: Any, fields: Sequence[Field], now: float) -> Reading:
+        plan = self._plans.get((id(fields), device.key))
         if plan is None:
-            plan = self._plans[device.key] = self._make_plan(device, handle)
+            plan = self._plans[id(fields), device.key] = self._make_plan(device, handle, fields)
         return Reading(device, plan.read(now))
 
-    def _make_plan(self, device: Device, handle: Any) -> DevicePlan:
+    def _make_plan(self, device: Device, handle: Any, fields: Sequence[Field]) -> DevicePlan:
         if device.gi_id is None:
-            return DevicePlan(self._driver, handle, self._take_gpm, self._fields, self._energy)
-        wanted = [f for f in self._fields if f.per_instance]
+            return DevicePlan(self._driver, handle, self._take_gpm, fields, self._energy)
+        wanted = [f for f in fields if f.per_instance]
         gi_id = device.gi_id
         return DevicePlan(self._driver, handle, lambda s: self._take_mig_gpm(gi_id, s), wanted)
 
@@ -207,10 +217,12 @@ class Gpu:
     def _take_mig_gpm(self, gi_id: int, sample: Any) -> None:
         self._driver.call("nvmlGpmMigSampleGet", self._grip, gi_id, sample)
 
-    def _drop_plans(self) -> None:
-        for plan in self._plans.values():
-            plan.close()
-        self._plans = {}
+    def _drop_plans(self, but: Sequence[Sequence[Field]] = ()) -> None:
+        """Before a set of fields is asked for anew: those that are asked for beside it keep theirs."""
+        kept = {id(fields) for fields in but}
+        for key in [key for key in self._plans if key[0] not in kept]:
+            self._plans.pop(key).close()
+        self._asked = {number: fields for number, fields in self._asked.items() if number in kept}
 
     def close(self) -> None:
         self._drop_plans()

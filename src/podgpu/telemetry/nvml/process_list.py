@@ -13,7 +13,7 @@ from podgpu.errors import Unsupported
 from podgpu.model import ProcessUsage, device_key
 from podgpu.telemetry.nvml.attempts import again_while_it_grows
 from podgpu.telemetry.nvml.driver import NvmlDriver
-from podgpu.telemetry.nvml.mig import Instance, MigLayout, instance_named
+from podgpu.telemetry.nvml.mig import Instance, instance_named
 
 # With their version: without one, pynvml meets a driver that lacks the newest with an exception that is no NVMLError.
 _LISTS = tuple(
@@ -39,14 +39,12 @@ class ProcessList:
     def __init__(self, driver: NvmlDriver, handle: Any, uuid: str) -> None:
         self._driver = driver
         self._gpu = _Target(handle, uuid, uuid)
-        self._layout = MigLayout(driver, handle)
         self._in_mig = False
         self._struck: dict[str, dict[str, str]] = {}
         """UUID of the GPU or MIG device -> functions it cannot answer, and the reason word for it."""
 
-    def read(self) -> tuple[ProcessUsage, ...]:
+    def read(self, in_mig: bool, instances: Sequence[Instance]) -> tuple[ProcessUsage, ...]:
         """Raises Unsupported where no list can be had at all, SourceError when one fails this time."""
-        in_mig, instances = self._layout.read()
         if in_mig != self._in_mig:
             self._in_mig, self._struck = in_mig, {}
         parts = self._mig_devices(instances)

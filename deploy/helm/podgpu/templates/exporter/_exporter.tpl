@@ -76,6 +76,9 @@ refused where they are not switched on; and it does not know where podlist.json 
 {{- if ne $exporter.usage.from "samples" }}
 - {name: PODGPU_USAGE_FROM, value: {{ $exporter.usage.from }}}
 {{- end }}
+{{- with $exporter.dcgmNames }}
+- {name: PODGPU_DCGM_NAMES, value: {{ . | toString | quote }}}
+{{- end }}
 {{- with $exporter.interval }}
 - {name: DCGM_EXPORTER_INTERVAL, value: {{ . | quote }}}
 {{- end }}

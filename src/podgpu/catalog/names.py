@@ -1,0 +1,118 @@
+"""This module knows two generations of DCGM's names, dcgm-exporter 4.8's and 4.9's, and what is one figure in both.
+
+A unit belongs to a field's id, never to its name: `DCGM_FI_DEV_FB_USED` is field 252 in MiB, and field 1627 in bytes is
+`DCGM_FI_DEV_FB_USED_BYTES`. Everyone who reads a page asks `meaning` what a name on it says. `fields.csv` has the data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from types import MappingProxyType
+from typing import Literal, NamedTuple
+
+from podgpu.catalog.fields import Field, field_named, fields
+
+NameSet = Literal["4.8", "4.9", "both"]
+"""Whose names are printed: dcgm-exporter 4.8's, 4.9's, or each family under both."""
+
+HOST_LABELS: Mapping[NameSet, tuple[str, ...]] = MappingProxyType(
+    {"4.8": ("Hostname",), "4.9": ("hostname",), "both": ("Hostname", "hostname")}
+)
+_DECIMALS = 9
+"""Of a number that was converted: more than dcgm-exporter prints, fewer than binary fractions show."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rename:
+    """One figure under 4.8's name and under 4.9's."""
+
+    old: Field
+    new: Field
+    """The same field where only the name changed."""
+    new_name: str
+    factor: float
+    """The old number times this is the new one."""
+
+    @property
+    def old_name(self) -> str:
+        return self.old.name
+
+    @property
+    def old_names(self) -> tuple[str, ...]:
+        """Every name that stands for the old figure, without those of 1.x."""
+        others = (name for name in self.old.names if name not in (self.new_name, self.old.name_1x))
+        return tuple(others)
+
+
+@cache
+def renames() -> tuple[Rename, ...]:
+    """All of them, ordered by the old field's id; those of type text are names of labels."""
+    found = []
+    for old in fields().values():
+        new = successors().get(old.id)
+        if new is not None:
+            found.append(Rename(old, new, new.name, new.factor))
+        elif old.name_since_4_6:
+            found.append(Rename(old, old, old.name_since_4_6, 1.0))
+    return tuple(found)
+
+
+@cache
+def successors() -> Mapping[int, Field]:
+    """Id of a field in an older unit -> the field that has the same figure in a base unit, since DCGM 4.6.1 or 4.7."""
+    return {field.legacy: field for field in fields().values() if field.legacy is not None}
+
+
+def counterpart(field: Field) -> tuple[Field, float] | None:
+    """The field with the same figure in the other unit, and what its number is to be multiplied by to be this one's."""
+    if field.legacy is not None:
+        return fields()[field.legacy], field.factor
+    new = successors().get(field.id)
+    return None if new is None else (new, 1 / new.factor)
+
+
+@cache
+def rename_of(name: str) -> Rename | None:
+    """The rename that a name of either generation has part in."""
+    return _by_any_name().get(name)
+
+
+@cache
+def _by_any_name() -> Mapping[str, Rename]:
+    return {name: rename for rename in renames() for name in (*rename.old_names, rename.new_name)}
+
+
+class Meaning(NamedTuple):
+    """What a series of some name says."""
+
+    field: Field
+    """In the older unit where there are two: figures are kept in that one."""
+    factor: float
+    """What is printed, divided by this, is in that field's unit."""
+
+    def value(self, printed: float) -> float:
+        return printed if self.factor == 1.0 else round(printed / self.factor, _DECIMALS)
+
+
+@cache
+def meaning(name: str) -> Meaning | None:
+    """Of any name of any generation; None: no field has it.
+
+    `DCGM_FI_DEV_GPU_UTIL_RATIO` is a ratio here, as from DCGM 4.7 on. dcgm-exporter 4.8.3 and 4.8.4 print percent under
+    it, for who asks for it in a counter file.
+    """
+    field = field_named(name)
+    if field is None:
+        return None
+    return Meaning(field, 1.0) if field.legacy is None else Meaning(fields()[field.legacy], field.factor)
+
+
+@cache
+def names_of(field_id: int) -> tuple[str, ...]:
+    """Every name under which the figure of a field may stand on a page, in either unit, 4.8's first."""
+    field = fields()[field_id]
+    other = counterpart(field)
+    both = (field,) if other is None else sorted((field, other[0]), key=lambda one: one.id)
+    return tuple(name for one in both for name in one.names)
