@@ -33,7 +33,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         *("devices", "collect-interval"),
         *("interval", "sort", "filter", "processes", "prices", "idle-after", "stale-after", "drop-after", "json"),
         *("once", "dump-snapshot", "probe-switches", "mode", "owner", "self-metrics", "inject", "plugin-name"),
-        *("plugin-index", "log-format", "debug", "help"),
+        *("plugin-index", "to", "expr", "in-place", "force", "log-format", "debug", "help"),
     ),
     "Kubernetes": (
         *("allocation", "allocation-interval", "kubernetes-enable-pod-labels", "kubernetes-pod-label-allowlist-regex"),
@@ -53,12 +53,13 @@ GROUPS: dict[str, tuple[str, ...]] = {
         *("exporter-password-file", "exporter-token-file", "exporter-max-age", "prometheus-ca-file"),
         *("prometheus-insecure-skip-verify", "prometheus-username", "prometheus-password-file"),
         *("prometheus-token-file", "prometheus-tenant", "prometheus-timeout"),
+        *("web-read-timeout", "web-write-timeout", "max-concurrent-scrapes"),
     ),
     "DCGM compatibility": (
         *("remote-hostengine-info", "switch-devices", "cpu-devices", "enable-dcgm-log", "dcgm-log-level"),
         *("dcgm-names", "use-old-namespace", "hostname-label", "no-hostname", "replace-blanks-in-model-name"),
-        *("xid-count-window-size", "clock-events-count-window-size", "kubernetes-gpu-id-type", "watch-max-keep-age"),
-        *("watch-max-keep-samples",),
+        *("xid-count-window-size", "clock-events-count-window-size", "kubernetes-gpu-id-type"),
+        *("watch-max-keep-age", "watch-max-keep-samples", "enable-exporter-metrics"),
     ),
     _WITHOUT_EFFECT: tuple(option.flag for option in EXPORTER_OPTIONS if not option.works),
 }

@@ -23,6 +23,7 @@ COMMANDS = {
     "hook": "Keep podlist.json: which container was given which GPU, told by the container runtime (NRI).",
     "top": "Show GPUs, who uses them and how much, live in the terminal: this node's, an exporter's, a cluster's.",
     "doctor": "Check this node: driver, permissions, kubelet, mapping; say what is wrong and what to do.",
+    "migrate": "Rewrite dashboards, rules and queries for dcgm-exporter 4.9's names and units, or back.",
     "demo": "Run exporters and the cluster view on simulated GPUs.",
 }
 
