@@ -90,7 +90,7 @@ class DeviceFigures:
     temperature: float | None = None
     energy_joules: float | None = None
     measured: float | None = None
-    """The field that used-GPU utilisation is about, where one was asked for: as the page has it, in % or as a ratio."""
+    """The field that used-GPU utilisation is about, where one was asked for: in %, or a ratio where DCGM knows no %."""
     holders: tuple[HolderFigures, ...] = ()
     conditions: tuple[Condition, ...] = ()
     """What is wrong with it; a device with any is broken."""

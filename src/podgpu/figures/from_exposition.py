@@ -10,7 +10,8 @@ from sys import intern
 from typing import NamedTuple
 
 from podgpu.catalog import families as f
-from podgpu.catalog.fields import field_named, fields
+from podgpu.catalog.fields import fields
+from podgpu.catalog.names import Meaning, meaning, means_4_6, names_of
 from podgpu.exposition.parse import ParsedFamily, ParsedSample
 from podgpu.figures.device import (
     FIELDS,
@@ -51,7 +52,7 @@ _MOST_DIGITS = 9
 _MOST = 1e18
 """Of anything: an exabyte, 30 billion years. What says more is a broken counter."""
 _DCGM_BLANK = 0x7FFFFFF0
-"""From here on DCGM's marks for "no value" begin. No field here, in %, MiB, W or degrees, has so much."""
+"""From here on DCGM's marks for "no value" begin. No field here, in %, MiB, W or degrees, has so much of it."""
 Labels = Mapping[str, str]
 
 
@@ -88,17 +89,44 @@ def figure_names(measured: str = "") -> frozenset[str]:
     return frozenset(_field_names(measured)) | _HOLDER_FIGURES.keys() | _OTHERS
 
 
+class _Figure(NamedTuple):
+    """What a series of some name is about."""
+
+    number: int
+    """Of the field, in the older unit where there are two."""
+    per_instance: bool
+    """MIG instances have their own."""
+    meaning: Meaning | None = None
+    """How the number printed is brought to that unit; None: it is in it."""
+
+
 @lru_cache(maxsize=16)
-def _field_names(measured: str) -> dict[str, tuple[int, bool]]:
-    """Name -> field and whether MIG instances have their own."""
-    wanted = [fields()[number] for number in FIELDS]
-    known = field_named(measured)
+def _field_names(measured: str) -> dict[str, _Figure]:
+    numbers = [*FIELDS]
+    known = meaning(measured)
     if known is not None:
-        wanted.append(known)
-    found = {name: (one.id, one.per_instance) for one in wanted for name in one.names}
+        numbers.append(known.field.id)
+    found = {name: _figure(name, number) for number in numbers for name in names_of(number)}
     if measured and known is None:
-        found[measured] = (_UNKNOWN_FIELD, True)
+        found[measured] = _Figure(_UNKNOWN_FIELD, True)
     return found
+
+
+def _figure(name: str, number: int) -> _Figure:
+    known = meaning(name)
+    return _Figure(number, fields()[number].per_instance, known if known and known.factor != 1.0 else None)
+
+
+def _figures_of(samples: Sequence[ParsedSample], measured: str) -> dict[str, _Figure]:
+    """As the names are meant on this page."""
+    names = _field_names(measured)
+    converted = {name for name, figure in names.items() if figure.meaning is not None}
+    printed: dict[str, list[float]] = {}
+    for sample in samples:
+        if sample.name in converted:
+            printed.setdefault(sample.name, []).append(sample.value)
+    old = {name: names[name]._replace(meaning=None) for name, of in printed.items() if means_4_6(name, of)}
+    return {**names, **old} if old else names
 
 
 _UNKNOWN_FIELD = 0
@@ -150,9 +178,9 @@ class _Spot(NamedTuple):
 
 class _Builder:
     def __init__(self, samples: Sequence[ParsedSample], measured: str) -> None:
-        self._fields = _field_names(measured)
-        known = field_named(measured)
-        self._measured = known.id if known else _UNKNOWN_FIELD
+        self._fields = _figures_of(samples, measured)
+        known = meaning(measured)
+        self._measured = known.field.id if known else _UNKNOWN_FIELD
         self._found: dict[tuple[str, str, str], _Found] = {}
         self._spots: dict[int, _Spot] = {}
         self._hosts: list[Labels] = []
@@ -165,13 +193,17 @@ class _Builder:
 
     def _take(self, name: str, labels: Labels, value: float | None) -> None:
         if name in self._fields:
-            number, per_instance = self._fields[name]
+            number, per_instance, unit = self._fields[name]
             spot = self._spot(labels)
             device, who = spot.device, spot.who
             if spot.is_instance and not per_instance:
                 # dcgm-exporter repeats a GPU's own figures on its MIG instances: they stay the GPU's.
                 device, who = self._gpu(labels), ()
-            device.fields.setdefault(number, {})[who] = value
+            if unit is not None and value is not None:
+                value = unit.value(value)
+            known = device.fields.setdefault(number, {})
+            if value is not None or who not in known:  # the same figure may stand there under two names
+                known[who] = value
         elif name in _HOLDER_FIGURES:
             if self._places[id(labels)].holder is not None:
                 place = _HOLDER_FIGURES[name]
