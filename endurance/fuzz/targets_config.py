@@ -19,13 +19,13 @@ from podgpu.catalog.fields import fields, parse_recipe
 from podgpu.cli.exporter import command, parse_address
 from podgpu.cli.option_table import EXPORTER_OPTIONS
 from podgpu.cli.params import normalise
-from podgpu.cluster.prices import parse_prices
 from podgpu.cluster.prom.promql import parse_matchers
 from podgpu.cluster.scraping.discover import Selection, check_port
 from podgpu.configuration.pod_labels import LabelFilter
 from podgpu.device_selection import parse_selection
 from podgpu.errors import SourceError, UsageError
 from podgpu.fetch.endpoint import Endpoint, without_secrets
+from podgpu.figures.prices import parse_prices
 from podgpu.kube.kubeconfig import parse_kubeconfig, parse_sections
 from podgpu.model import Outcome, Snapshot
 from podgpu.serve.web_config import parse_web_config
@@ -34,7 +34,7 @@ from podgpu.snapshot_json import dump_snapshot, load_snapshot
 from podgpu.strict_yaml import parse_strict
 
 USAGE = (UsageError,)
-_WITH_PASSWORD = re.compile(r"(?:[a-z]+://)?\w*:hunter2@\w+(?::\d+)?(?:/(?!.*hunter2)|\Z)")
+_WITH_PASSWORD = re.compile(r"(?:[a-z]+://)?\w*:hunter2@(?!.*hunter2)\w+(?::\d+)?(?:/|\Z)")
 
 
 def counters(case: Case) -> object:

@@ -1,4 +1,5 @@
-"""Time, injected, so that tests move it by hand: the clock itself, and how often a fault is worth a line of the log."""
+"""Time, injected, so that tests move it by hand: the clock itself, when it was set, and how often a fault is worth a
+line of the log."""
 
 from __future__ import annotations
 
@@ -8,12 +9,31 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
+_LEAST_STEP = 2.0
+"""A smaller step of the wall clock moves nothing: moments that are told as series should stay where they are."""
 
 
 @dataclass(frozen=True)
 class Clock:
     monotonic: Callable[[], float] = time.monotonic
     wall: Callable[[], float] = time.time
+
+
+class WallClock:
+    """Tells when the wall clock was set, so that moments kept by it move along. It is compared with a clock that only
+    goes on; one that stands still while the machine sleeps makes that a step too."""
+
+    def __init__(self) -> None:
+        self._ahead: float | None = None
+
+    def step(self, now: float, wall: float) -> float:
+        """Seconds by which it was set since it was last compared; 0 when it was not. `now` is monotonic."""
+        ahead = wall - now
+        step = 0.0 if self._ahead is None else ahead - self._ahead
+        if self._ahead is None or abs(step) >= _LEAST_STEP:
+            self._ahead = ahead
+            return step
+        return 0.0
 
 
 @dataclass(slots=True)

@@ -45,3 +45,8 @@ class DriverGone(SourceError):
 
     def __init__(self, message: str, reason: str = "driver_not_loaded") -> None:
         super().__init__(reason, message)
+
+
+def one_line(text: str) -> str:
+    """Names of others are in what is said: none of them begins a line of its own, or tells a terminal anything."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

@@ -37,8 +37,8 @@ class Device:
 
     @property
     def name(self) -> str:
-        """What people and the label `device` call it: nvidia0."""
-        return f"{self.maker}{self.index}"
+        """What people and the label `device` call it: nvidia0. Empty where its number is not known (-1)."""
+        return f"{self.maker}{self.index}" if self.index >= 0 else ""
 
     @property
     def key(self) -> str:
@@ -133,6 +133,7 @@ class Allocation:
     assignments: tuple[Assignment, ...] = ()
     unmapped: tuple[Unmapped, ...] = ()
     vcuda: tuple[VcudaRequest, ...] = ()
+    offered: frozenset[str] = frozenset()  # UUIDs of the GPUs that the source gives away, in anybody's hands or not
     life: int = 0
     """Which life of the source said so: another one after it was started anew, or the connection to it broke."""
 
@@ -308,6 +309,22 @@ class DeviceCount:
     lost: int = 0
 
 
+class Finding(NamedTuple):
+    """Something that is wrong with a GPU: a condition of the closed list, since when (Unix time), and what exactly."""
+
+    condition: str
+    since: float
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceHealth:
+    device: Device
+    findings: tuple[Finding, ...] = ()
+    fine: tuple[str, ...] = ()  # conditions that were looked for and are not there
+    last_holders: tuple[Workload, ...] = ()  # of one that is lost
+
+
 PodLabels = Mapping[tuple[str, str], tuple[tuple[str, str], ...]]
 """(namespace, pod) -> the pod's labels the user wants to see, with names Prometheus accepts."""
 
@@ -341,6 +358,7 @@ class Snapshot:
     device_count: DeviceCount = DeviceCount()
     usage: Usage = Usage()
     others: tuple[OtherReading, ...] = ()
+    health: tuple[DeviceHealth, ...] = ()
 
 
 class Labels:

@@ -13,7 +13,9 @@ from podgpu.model import (
     Detail,
     Device,
     DeviceCount,
+    DeviceHealth,
     DeviceTotals,
+    Finding,
     NamespaceTotals,
     OtherReading,
     Outcome,
@@ -69,6 +71,7 @@ def _snapshot(plain: dict[str, Any]) -> Snapshot:
         clock_event_totals={(device, event): n for device, event, n in plain.get("clock_event_totals", ())},
         device_count=DeviceCount(**plain["device_count"]),
         usage=_usage(plain["usage"]),
+        health=tuple(_health(h) for h in plain.get("health", ())),
     )
 
 
@@ -88,6 +91,15 @@ def _pairs(plain: Iterable[Iterable[str]]) -> tuple[tuple[str, str], ...]:
 def _assignment(plain: Mapping[str, Any]) -> Assignment:
     attributes = _pairs(plain["attributes"])
     return Assignment(**{**plain, "holder": Workload(**plain["holder"]), "attributes": attributes})
+
+
+def _health(plain: Mapping[str, Any]) -> DeviceHealth:
+    return DeviceHealth(
+        _device(plain["device"]),
+        tuple(Finding(*finding) for finding in plain["findings"]),
+        tuple(plain["fine"]),
+        tuple(Workload(**holder) for holder in plain["last_holders"]),
+    )
 
 
 def _usage(plain: Mapping[str, Any]) -> Usage:

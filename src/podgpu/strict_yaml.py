@@ -12,7 +12,7 @@ from typing import ClassVar, Self, TypeVar
 
 import yaml
 
-from podgpu.errors import PodgpuError, UsageError
+from podgpu.errors import PodgpuError, UsageError, one_line
 
 _STANDARD = "tag:yaml.org,2002:"
 _NO_TEXT = {f"{_STANDARD}binary", f"{_STANDARD}merge"}
@@ -43,7 +43,7 @@ class StrictMapping:
         return UsageError(message)
 
     def complaint(self, name: str, problem: str) -> PodgpuError:
-        return self.error(f"{self.file}: {self._path(name)}: {problem}")
+        return self.error(one_line(f"{self.file}: {self._path(name)}: {problem}"))
 
     def names(self) -> tuple[str, ...]:
         return tuple(self._entries)

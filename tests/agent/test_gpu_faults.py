@@ -10,7 +10,7 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from podgpu.agent.loop import MOST_HOLDERS
+from podgpu.agent.allocation_turn import MOST_HOLDERS
 from tests.agent.gpu_bench import bench_of
 from tests.nodes.clock import wait_until
 from tests.serve.test_signals import assert_ends_cleanly, exporter, wait_for

@@ -78,7 +78,8 @@ def test_resource_names_say_which_unreadable_ids_matter(kubelet: SimulatedKubele
 def test_a_reading_is_one_list_call(kubelet: SimulatedKubelet, source: KubeletAllocation) -> None:
     for _ in range(3):
         source.assignments(NODE)
-    assert list(kubelet.calls) == [V1, V1, V1]
+    offered = "/v1.PodResourcesLister/GetAllocatableResources"
+    assert list(kubelet.calls) == [V1, offered, V1, V1], "what can be given away is asked once a minute"
 
 
 def open_sockets() -> set[str]:

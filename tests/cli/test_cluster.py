@@ -14,7 +14,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -38,16 +38,16 @@ def _logging_as_it_was() -> Iterator[None]:
     [
         ([], "give exactly one of --prometheus URL, --scrape URL,… and --discover-kubernetes SELECTOR"),
         (["--scrape", "http://a", "--prometheus", "http://b"], "--prometheus and --scrape to be asked"),
-        (["--scrape", "htp://a"], "--scrape 'htp://a': no URL"),
+        (["--scrape", "htp://a"], "--scrape 'htp://a': cannot be asked over HTTP; write HOST:PORT"),
         (["--scrape", ","], "--scrape names no exporter"),
-        (["--prometheus", "nowhere"], "--prometheus 'nowhere': no URL"),
+        (["--prometheus", "nowhere"], "--prometheus 'nowhere': cannot be asked over HTTP; write HOST:PORT"),
         (["--prometheus", "http://b", "--match", "a="], "--match: at character 3"),
         (["--prometheus", "http://b", "--node-label", " , "], "--node-label names no label"),
         (["--prometheus", "http://b", "--prometheus-username", "me"], "--prometheus-password-file go together"),
         (["--prometheus", "http://b", "--prometheus-tenant", "a\nb"], "cannot be sent in one line"),
         (["--scrape", "http://a", "--match", 'a="b"'], "--match goes with --prometheus, which is not given"),
         (["--prometheus", "http://b", "--scrape-timeout", "1s"], "goes with --scrape or --discover-kubernetes"),
-        (["--scrape", "http://a", "--used-means", "owned"], "none of busy, allocated, processes"),
+        (["--scrape", "http://a", "--used-means", "owned"], "not one of busy, allocated, processes"),
         (["--scrape", "http://a", "--used-field", "DCGM_FI_DEV_MEM_COPY_UTL"], "is it DCGM_FI_DEV_MEM_COPY_UTIL?"),
         (["--scrape", "http://a", "--used-field", "DCGM_FI_DEV_POWER_USAGE"], "is no utilisation"),
         (["--scrape", "http://a", "--window", "24h", "--interval", "1s"], "holds more than"),
@@ -94,7 +94,7 @@ def test_the_port_of_the_exporter_is_not_taken_twice(demo: Demo) -> None:
 
 def test_the_demo_has_three_nodes_and_top_shows_them(demo: Demo) -> None:
     view = _until(lambda: _nodes(demo.cluster, 3))
-    top = _run("top", "--cluster", demo.cluster, "--once", "--interval", "100ms")
+    top = _run("top", "--cluster", _host_port(demo.cluster), "--once", "--interval", "100ms")
     assert view["simulated"] is True
     assert [node["name"] for node in view["nodes"]] == ["node-1", "node-2", "node-3"]
     assert any("instances" in gpu for node in view["nodes"] for gpu in node["gpus"])
@@ -108,13 +108,14 @@ def test_the_demo_has_three_nodes_and_top_shows_them(demo: Demo) -> None:
 
 
 def test_cluster_over_exporters_one_of_them_dead(demo: Demo) -> None:
-    arguments = ("-a", "127.0.0.1:0", "--interval", "1s", "--scrape", f"{demo.exporter},http://127.0.0.1:1")
+    arguments = ("-a", "127.0.0.1:0", "--interval", "1s", "--scrape", f"{_host_port(demo.exporter)},http://127.0.0.1:1")
     with _started("cluster", *arguments) as cluster:
         url = _until(lambda: _logged_url(cluster))
         view = _until(lambda: _nodes(url, 1))
         cluster.send_signal(signal.SIGTERM)
         assert cluster.wait(_PATIENCE) == 0
     assert any("nothing listens there" in note for note in view["notes"])
+    assert (view["simulated"], [node["simulated"] for node in view["nodes"]]) == (True, [True])
 
 
 @needs("prometheus", "promtool")
@@ -125,11 +126,14 @@ def test_the_map_by_way_of_prometheus_is_the_one_by_scraping(tmp_path: Path, dem
     configuration = json.dumps({"global": {"scrape_interval": "1s"}, "scrape_configs": [jobs]})
     with (
         prometheus(tmp_path, configuration=configuration) as server,
-        _started("cluster", "-a", "127.0.0.1:0", "--interval", "1s", "--prometheus", server) as cluster,
+        _started("cluster", "-a", "127.0.0.1:0", "--interval", "1s", "--prometheus", _host_port(server)) as cluster,
     ):
         asking = _until(lambda: _logged_url(cluster))
         wanted = _lines(demo.cluster)
         _until(lambda: _lines(asking) == wanted)
+        view = _nodes(asking, 3)
+    assert view is not None
+    assert (view["simulated"], [node["simulated"] for node in view["nodes"]]) == (True, [True] * 3)
     assert len(exporters) == 3
     assert any(line.startswith("pod_and_gpu_map_info{") for line in wanted)
     assert 'podgpu_node_gpus{node="node-3",model="NVIDIA H200"} 4' in wanted
@@ -138,7 +142,8 @@ def test_the_map_by_way_of_prometheus_is_the_one_by_scraping(tmp_path: Path, dem
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--cluster", "x"], "no URL"),
+        (["--cluster", "x"], "cannot be asked over HTTP; write HOST:PORT"),
+        (["--cluster", "x:99999"], "cannot be asked over HTTP; write HOST:PORT"),
         (["--cluster", "http://a", "--url", "http://b"], "only one of them"),
         (["--cluster", "http://a", "--kubernetes"], "--cluster podgpu cluster is asked"),
     ],
@@ -156,6 +161,10 @@ def test_top_says_when_nobody_answers(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 # Processes
+
+
+def _host_port(url: str) -> str:
+    return url.removeprefix("http://").rstrip("/")
 
 
 def _command(*arguments: str) -> list[str]:
@@ -197,7 +206,7 @@ def _logged_url(process: subprocess.Popen[str]) -> str:
     raise AssertionError("the cluster ended without listening")
 
 
-def _nodes(url: str, number: int) -> dict[str, object] | None:
+def _nodes(url: str, number: int) -> dict[str, Any] | None:
     try:
         with urllib.request.urlopen(f"{url}/api/v1/view", timeout=5) as response:
             view = json.load(response)

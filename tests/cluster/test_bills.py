@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from podgpu.cluster import bills
 from podgpu.cluster.bills import NS, Amounts
-from podgpu.cluster.prices import Price, Prices
 from podgpu.cluster.reading import ClusterReading, NamespaceCounters, NodeReading
 from podgpu.cluster.settings import ViewSettings
 from podgpu.cluster.view import ClusterView, Memory, assemble
+from podgpu.figures.prices import Price, Prices
 from tests.cluster.view_readings import H100, WALL, gpu, node, readings, series, text_of, value
 
 ALLOCATED = "podgpu_cluster_namespace_gpu_allocated_seconds_total"
@@ -197,7 +197,7 @@ def test_a_model_without_a_price_is_seen() -> None:
     view = world.turn(told("n1", 60, 15), at=15)
     assert "podgpu_namespace_cost_total{" not in text_of(view)
     assert value(view, "podgpu_cluster_unpriced_gpu_seconds_total", model=H100) == 60
-    assert view.notes == (f"--prices has no price for {H100}: its hours are in no cost",)
+    assert view.notes == (f"--prices has no price for {H100}: in no cost; add it to the file",)
 
 
 def test_without_prices_there_are_no_costs() -> None:

@@ -7,11 +7,12 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podgpu.cluster.counts import WHOLE, Counts, parts
+from podgpu.cluster.counts import Counts
 from podgpu.cluster.reading import ClusterReading, NodeReading
 from podgpu.cluster.settings import ViewSettings
 from podgpu.cluster.view import ClusterView, Memory, assemble
 from podgpu.figures.device import DeviceFigures, HolderFigures
+from podgpu.figures.parts import WHOLE, holder_parts
 from podgpu.model import Workload
 from tests.cluster.view_readings import DEVICES, H100, HOLDERS, WALL, gpu, holder, node, series, value, view_of
 
@@ -169,7 +170,7 @@ def test_counts_of_a_node_with_everything() -> None:
 
 def test_parts_as_given_else_equal() -> None:
     def of(*shares: float | None) -> list[float]:
-        return [part / WHOLE for _, part in parts([holder(share=share) for share in shares])]
+        return [part / WHOLE for _, part in holder_parts([holder(share=share) for share in shares])]
 
     assert of(None) == [1.0]
     assert of(0.25) == [0.25]
@@ -182,7 +183,7 @@ def test_parts_as_given_else_equal() -> None:
 
 @given(st.lists(HOLDERS, max_size=20))
 def test_a_device_is_never_held_more_than_whole(holders: list[HolderFigures]) -> None:
-    given_out = [part for _, part in parts(holders)]
+    given_out = [part for _, part in holder_parts(holders)]
     assert all(part >= 0 for part in given_out)
     assert sum(given_out) <= WHOLE
     if any(h.share is None for h in holders):

@@ -56,6 +56,14 @@ def test_a_node_of_podgpu() -> None:
         assert None not in counters
 
 
+def test_figures_that_are_made_up_say_so() -> None:
+    made_up = series("podgpu_exporter_source_up", source="simulated")
+    real = series("podgpu_exporter_source_up", source="nvml")
+    page = series("DCGM_FI_DEV_GPU_UTIL", "12", **GPU)
+    assert (read(page + made_up).simulated, read(page + real).simulated, read(page).simulated) == (True, False, False)
+    assert read(page + made_up.replace("} 1", "} 0")).simulated, "also while that driver is away"
+
+
 def test_what_is_measured_is_of_the_field_asked_for() -> None:
     page = series("DCGM_FI_DEV_MEM_COPY_UTIL", "12", **GPU) + series("DCGM_FI_DEV_GPU_UTIL", "34", **GPU)
     page += series("my_own_figure", "56", **GPU)

@@ -9,7 +9,6 @@ from hypothesis import given, settings
 
 from podgpu import __version__
 from podgpu.cluster.pictures import picture_of
-from podgpu.cluster.prices import Price, Prices
 from podgpu.cluster.reading import ClusterReading, NamespaceCounters
 from podgpu.cluster.settings import ViewSettings
 from podgpu.cluster.view import Memory, assemble
@@ -17,14 +16,14 @@ from podgpu.figures.as_json import encode_picture
 from podgpu.figures.device import DeviceFigures
 from podgpu.figures.from_json import parse_view
 from podgpu.figures.picture import NamespacePicture
+from podgpu.figures.prices import Price, Prices
 from tests.cluster.view_readings import H100, WALL, gpu, holder, node, readings, view_of
 
 
 def test_the_cluster() -> None:
     view = view_of(
         node("n2", gpu(0, holder(utilization=0.0), measured=50.0)),
-        node("n1", gpu(1), read_at=-60.0, notes=("the exporter cannot read: gpu3",)),
-        settings=ViewSettings(simulated=True),
+        node("n1", gpu(1), read_at=-60.0, notes=("the exporter cannot read: gpu3",), simulated=True),
         notes=("partial data",),
     )
     picture = picture_of(view)
@@ -36,6 +35,7 @@ def test_the_cluster() -> None:
     assert (old.name, old.old, old.age_seconds) == ("n1", True, 60)
     assert old.notes == ("the exporter cannot read: gpu3",)
     assert not fresh.old
+    assert (old.simulated, fresh.simulated) == (True, False)
     assert [h.idle_since for d in fresh.devices for h in d.holders] == [WALL]
 
 
@@ -51,13 +51,14 @@ def test_namespaces_in_gpus_hours_and_money() -> None:
     memory, prices = Memory(), Prices("EUR", {H100: Price(Fraction(7), Fraction("0.5"))})
     for at in (0.0, 3600.0):
         counters = (NamespaceCounters("ml", H100, at, at / 2, at * 1000), NamespaceCounters("ml", mig, at))
-        told = node("n1", gpu(0, holder(), measured=10.0), instance, read_at=at, namespaces=counters)
+        told = node("n1", gpu(0, holder(), utilization=0.1), instance, read_at=at, namespaces=counters)
         view = assemble(ClusterReading((told,)), memory, ViewSettings(), at, WALL + at, prices=prices)
     picture = picture_of(view)
     (ml,) = picture.namespaces
     assert (picture.currency, picture.counting_since) == ("EUR", WALL)
-    assert ml.allocated_gpus == pytest.approx(1 + 1 / 7)
-    assert (ml.used_gpus, ml.idle_gpus) == (pytest.approx(1 + 1 / 7), 0)
+    assert ml.allocated_gpus == 1.1429
+    assert (ml.used_gpus, ml.idle_gpus) == (1.1429, 0)
+    assert (ml.cost_per_hour, ml.wasted_per_hour) == (pytest.approx(8), 0)
     assert ml.allocated_hours == pytest.approx(1 + 1 / 7)
     assert (ml.busy_hours, ml.energy_kwh) == (0.5, 1)
     assert dict(ml.cost) == {"allocated": 8, "used": 3.5, "energy": 0.5}
@@ -65,7 +66,7 @@ def test_namespaces_in_gpus_hours_and_money() -> None:
 
 def test_what_nobody_counts_is_not_known() -> None:
     (ml,) = picture_of(view_of(node("n1", gpu(0, holder())))).namespaces
-    assert ml == NamespacePicture("ml", allocated_gpus=1.0, used_gpus=None)
+    assert ml == NamespacePicture("ml", allocated_gpus=1.0, used_gpus=None, unknown_gpus=1.0)
 
 
 def test_who_holds_nothing_uses_nothing() -> None:

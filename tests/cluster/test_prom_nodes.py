@@ -63,6 +63,13 @@ def test_whose_pod_it_is(labels: dict[str, str], ups: list[ParsedSample], expect
     assert holders(node) == expected
 
 
+def test_figures_that_are_made_up_say_so() -> None:
+    for source, simulated in (("simulated", True), ("nvml", False)):
+        up_of_source = ParsedSample("podgpu_exporter_source_up", TARGET | {"source": source}, 1.0)
+        (node,) = read([util(), up_of_source])
+        assert node.simulated is simulated
+
+
 def test_what_other_series_tell_of_the_exporters_pod() -> None:
     """`up` may be missing, as behind a federation."""
     held = EXPORTER | {f"exported_{name}": value for name, value in HELD.items()}

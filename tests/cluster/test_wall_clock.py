@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from podgpu.clock import WallClock
 from podgpu.cluster.settings import ViewSettings
-from podgpu.cluster.view import ClusterView, Memory, WallClock, assemble
+from podgpu.cluster.view import ClusterView, Memory, assemble
 from tests.cluster.view_readings import WALL, gpu, holder, node, reading, value
 
 HOUR = 3600.0

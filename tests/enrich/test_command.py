@@ -23,6 +23,7 @@ from podgpu.model import Allocation, Assignment, Workload
 from podgpu.simulate.kubelet import SimulatedKubelet, SimulatedPod
 from podgpu.telemetry.exposition import Page, parse_page
 from tests.cli.test_option_table import Ran, execute
+from tests.fetch.test_page import answer, serving
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 SEED = (FIXTURES / "seeds" / "000-sample.prom").read_text(encoding="utf-8")
@@ -72,6 +73,13 @@ def test_seed_000(page: Path, out: Path, socket: str) -> None:
     assert series(out.read_text()) == series(SEED)
     assert 'podgpu_exporter_source_up{source="kubelet",file="gpu.prom"} 1' in out.read_text()
     assert out.stat().st_mode & 0o777 == 0o640
+
+
+def test_a_page_by_host_and_port(out: Path, socket: str) -> None:
+    with serving(answer(BARE.encode())) as url:
+        ran = enrich(url.removeprefix("http://").removesuffix("/metrics"), out, socket, "--once", "-o")
+    assert (ran.code, ran.out) == (0, "")
+    assert series(out.read_text()) == series(SEED)
 
 
 def test_new_names_and_no_self_metrics(page: Path, out: Path, socket: str) -> None:

@@ -224,6 +224,33 @@ def test_a_secret_that_cannot_be_sent(content: str, tmp_path: Path) -> None:
     assert not content or content not in str(error)
 
 
+def test_host_and_port_are_enough() -> None:
+    with serving(answer()) as url:
+        place = url.removeprefix("http://").removesuffix("/metrics")
+        for written in (
+            place,
+            f"{place}/metrics",
+            f":{place.partition(':')[2]}",
+            place.replace("127.0.0.1", "LOCALHOST"),
+        ):
+            source = open_page_source(written)
+            assert source.fetch() == PAGE
+            assert source.shown.startswith("http://")
+            assert source.shown.endswith("/metrics")
+
+
+@pytest.mark.parametrize("place", ["gpu.prom", "/run/gpu.prom", "./gpu-1:9400", "dir/gpu-1:9400", "a:1:9400", "gpu-1"])
+def test_what_is_no_host_and_port_is_a_file(place: str) -> None:
+    assert isinstance(open_page_source(place), FilePage)
+
+
+def test_host_and_port_with_an_authority_means_https(certificates: Certificates) -> None:
+    with serving(answer(), certificates.server_context()) as url:
+        place = url.removeprefix("https://")
+        assert UrlPage(place, Access(ca_file=certificates.path("ca.crt"))).fetch() == PAGE
+        assert UrlPage(place, Access(insecure=True)).shown == url
+
+
 def test_tls(certificates: Certificates) -> None:
     with serving(answer(), certificates.server_context()) as url:
         assert refusal(UrlPage(url)).reason == "tls"
@@ -234,7 +261,7 @@ def test_tls(certificates: Certificates) -> None:
         assert refusal(UrlPage(url, Access(ca_file="/nowhere"))).reason == "file_missing"
 
 
-@pytest.mark.parametrize("place", ["", "ftp://host/x", "http://", "http://host:99999/", "http://:9400/"])
+@pytest.mark.parametrize("place", ["", "ftp://host/x", "http://", "http://host:99999/", "http://:9400/", "host:0"])
 def test_no_page(place: str) -> None:
     with pytest.raises(UsageError):
         open_page_source(place)

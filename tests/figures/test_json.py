@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -73,7 +74,8 @@ def test_mig_instances_are_parts_of_their_gpu() -> None:
     (written,) = picture_json(picture)["nodes"][0]["gpus"]
     assert written["power_watts"] == 300.0
     assert [i["id"] for i in written["instances"]] == ["7", "11"]
-    assert parse_view(encode_picture(picture)).devices == (gpu, first, second)
+    assert written["utilization_ratio"] == 0.5, "of its instances"
+    assert parse_view(encode_picture(picture)).devices == (replace(gpu, utilization=0.5), first, second)
 
 
 def test_instances_whose_gpu_has_no_figures() -> None:

@@ -7,15 +7,18 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from podgpu import __version__
+from podgpu.configuration.price_file import read_prices
 from podgpu.figures.as_json import holder_json, picture_json, pod_json
 from podgpu.figures.device import HolderFigures
 from podgpu.model import Workload
+from podgpu.serve.app import application
 from podgpu.serve.routes import NodePage
 from tests.browser.pictures import three_nodes
 from tests.nodes.node import Description, Node, node_of
@@ -169,6 +172,32 @@ def test_parts_of_gpus_add_up_in_the_namespaces(lived_in: Node) -> None:
         assert namespace["allocated_gpu_hours"] > 0
     assert "used_utilization_ratio" not in said, "a figure of the cluster's"
     assert "used_field" not in said
+
+
+def test_prices_of_what_is_held(lived_in: Node, tmp_path: Path) -> None:
+    lived_in.take_turns()
+    file = tmp_path / "prices.yml"
+    file.write_text('currency: EUR\nmodels: {"NVIDIA H100 80GB HBM3": {gpu_hour: 7}}', encoding="utf-8")
+    with running(lived_in.agent, app=partial(application, prices=read_prices(str(file)))) as client:
+        said = view(client)
+        assert (said["currency"], said["prices"]) == ("EUR", "file")
+        gpus = said["nodes"][0]["gpus"]
+        assert [gpu["price_per_hour"] for gpu in gpus] == [7.0] * 9
+        shared = gpus[4]["holders"]
+        assert [h["cost_per_hour"] for h in shared] == [3.5, 3.5]
+        assert [i["price_per_hour"] for i in gpus[8]["instances"]] == [1.0] * 7
+        totals = said["totals"]
+        assert (totals["gpus"], totals["cost_per_hour"]) == (9, 54.0)
+        assert totals["wasted_per_hour"] == totals["idle"] * 7
+        assert sum(n["cost_per_hour"] for n in said["namespaces"]) == 54.0
+        file.write_text("currency: EUR", encoding="utf-8")
+        lived_in.agent.read_telemetry()
+        worse = view(client)
+        assert worse["totals"]["cost_per_hour"] == 54.0, "the last good prices stay"
+        assert any("models: names no model" in note for note in worse["notes"])
+    with running(lived_in.agent) as client:
+        assert not {"currency", "prices"} & view(client).keys()
+        assert "cost_per_hour" not in view(client)["totals"]
 
 
 def test_use_that_nobody_measured_is_no_zero(folder: Path) -> None:

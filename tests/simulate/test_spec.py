@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podgpu.errors import UsageError
+from podgpu.simulate.driver import SimulatedNvml
 from podgpu.simulate.models import MODELS
 from podgpu.simulate.spec import MAX_GPUS, parse_spec
 
@@ -78,3 +79,10 @@ def test_as_many_gpus_as_asked_for(groups: list[tuple[int, str]]) -> None:
 def test_garbage_is_refused_and_nothing_else(text: str) -> None:
     with contextlib.suppress(UsageError):
         assert 0 < len(parse_spec(text)) <= MAX_GPUS
+
+
+def test_every_node_has_gpus_of_its_own() -> None:
+    nodes = [SimulatedNvml("2xH100/2x1g.10gb", node=name) for name in ("", "node-1", "node-2", "node-1")]
+    uuids = [[g.uuid for g in n.machine.gpus] + [i.uuid for g in n.machine.gpus for i in g.instances] for n in nodes]
+    assert uuids[1] == uuids[3], "the same each time"
+    assert len({uuid for of_node in uuids[:3] for uuid in of_node}) == 3 * 6

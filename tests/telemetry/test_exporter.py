@@ -296,3 +296,5 @@ def test_by_option(tmp_path: Path) -> None:
     assert dead.code == 1
     assert "http://127.0.0.1:1/metrics cannot be reached" in dead.complaint
     assert "secret" not in dead.err + dead.out
+    by_port = execute(["exporter", "--once", "-c", "100", "--telemetry", "exporter:127.0.0.1:1"])
+    assert "http://127.0.0.1:1/metrics cannot be reached" in by_port.complaint

@@ -71,6 +71,14 @@ def serving(reply: bytes | Callable[[bytes], bytes]) -> Iterator[RawServer]:
         server.close()
 
 
+def test_host_and_port_are_enough(capsys: pytest.CaptureFixture[str]) -> None:
+    with serving(answer(PAGE)) as server:
+        place = server.url.removeprefix("http://").removesuffix("/metrics")
+        assert run(["top", "--once", "--interval", "100ms", "--url", place]) == 0
+    assert capsys.readouterr().out.split()[: len(HEADER)] == HEADER
+    assert all(request.startswith(b"GET /metrics ") for request in server.requests)
+
+
 def refused(reply: bytes) -> SourceError:
     with serving(reply) as server, pytest.raises(SourceError) as caught:
         ExporterSource(server.url).read()
@@ -171,10 +179,10 @@ def test_a_silent_server_is_left_behind_at_the_deadline() -> None:
 
 @pytest.mark.parametrize(
     "url",
-    ["node:9400", "ftp://node/x", "file:///etc/passwd", "http://", "http://n:99999", "http://n/a b", "http://[::"],
+    ["node", "ftp://node/x", "file:///etc/passwd", "http://", "http://n:99999", "http://n/a b", "http://[::"],
 )
 def test_no_url(url: str) -> None:
-    with pytest.raises(UsageError, match="write http://HOST:PORT"):
+    with pytest.raises(UsageError, match="write HOST:PORT, http://HOST:PORT"):
         ExporterSource(url)
 
 

@@ -21,6 +21,10 @@ DEADLINE = 5.0
 """How long a turn waits for its sources, whatever the interval of the figures is. One that takes longer is not asked
 again meanwhile: its answer is taken when it comes."""
 
+_HOLDERS = "allocation"
+MOST_HOLDERS = 1024
+"""Of one device. 20,000 make a page of 40 MB that takes 4 s to build: all figures would be too old to be served."""
+
 T = TypeVar("T", Assignment, ContainerUsage, VcudaRequest)
 
 ReadIdentities = Callable[[], Identities]
@@ -35,6 +39,8 @@ class AllocationPart:
 
     allocation: Allocation = field(default_factory=Allocation)
     outcomes: tuple[Outcome, ...] = ()
+    offered: frozenset[str] = frozenset()
+    """UUIDs of the GPUs that are given away here, in anybody's hands or not."""
 
 
 class AllocationTurn:
@@ -79,7 +85,8 @@ class AllocationTurn:
         self._identify_and_say()
         outcomes = tuple(self._outcome(name, result) for name, result in results.items())
         merged = merge(self._settle(results), self.complete)
-        return AllocationPart(merged if devices else _without_unknown(merged), outcomes + self._names_outcome)
+        offered = frozenset(uuid for result in results.values() if result.value for uuid in result.value.offered)
+        return AllocationPart(merged if devices else _without_unknown(merged), outcomes + self._names_outcome, offered)
 
     def identify(self) -> Complete:
         """Who is who, read after the holders so that a container just started is known; else as it was last known.
@@ -155,3 +162,24 @@ class AllocationTurn:
 def _without_unknown(allocation: Allocation) -> Allocation:
     """While no device is known at all (no driver yet), that an id names none says nothing about the id."""
     return replace(allocation, unmapped=tuple(u for u in allocation.unmapped if u.reason != "unknown_device"))
+
+
+def without_crowds(part: AllocationPart) -> tuple[AllocationPart, Counter[tuple[str, str]]]:
+    """The part with as many holders of each device as a page can name, and how many were left out: it is said."""
+    held: Counter[str] = Counter()
+    kept: list[Assignment] = []
+    for one in part.allocation.assignments:
+        held[one.device] += 1
+        if held[one.device] <= MOST_HOLDERS:
+            kept.append(one)
+    left_out = len(part.allocation.assignments) - len(kept)
+    if not left_out:
+        return part, Counter()
+    crowded = ", ".join(f"{device} ({number})" for device, number in held.items() if number > MOST_HOLDERS)
+    message = f"more holders than podgpu names ({MOST_HOLDERS} of one device), the others are left out: {crowded}"
+    reason = "too_many_holders"
+    return replace(
+        part,
+        allocation=replace(part.allocation, assignments=tuple(kept)),
+        outcomes=(*part.outcomes, Outcome(_HOLDERS, 0.0, reason, message)),
+    ), Counter({(_HOLDERS, reason): left_out})

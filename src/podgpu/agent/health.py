@@ -12,7 +12,7 @@ def degraded(agent: Agent) -> list[str]:
     expected = snapshot.device_count.expected
     if snapshot.outcomes and not lines and not snapshot.device_count.visible and expected:
         lines.append(f"the PCI bus shows {expected} GPUs, the driver none: `podgpu doctor` says what to look at")
-    return lines
+    return [*lines, *agent.notes_beside()]
 
 
 def live(agent: Agent) -> tuple[bool, str]:

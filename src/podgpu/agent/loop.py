@@ -8,15 +8,26 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from podgpu.accounting.containers import ContainerFinder
-from podgpu.agent.allocation_turn import DEADLINE, AllocationPart, AllocationTurn, ReadIdentities, ReadSigns
+from podgpu.agent.allocation_turn import (
+    DEADLINE,
+    AllocationPart,
+    AllocationTurn,
+    ReadIdentities,
+    ReadSigns,
+    without_crowds,
+)
 from podgpu.agent.change_log import ChangeLog
+from podgpu.agent.health_watch import HealthWatch
 from podgpu.agent.publish import Published
 from podgpu.agent.tallies import ClockEventLog, XidLog
 from podgpu.agent.telemetry_turn import TelemetryPart, TelemetryTurn
 from podgpu.agent.usage_turn import UsagePart, UsageTurn
 from podgpu.allocation.source import AllocationSource
+from podgpu.allocation.unmapped import lost_gpus
+from podgpu.catalog.conditions import FIELD_CONDITIONS
 from podgpu.catalog.counters import Counter as MetricCounter
 from podgpu.catalog.families import THROTTLE_REASONS
 from podgpu.catalog.fields import Field, fields
@@ -27,15 +38,14 @@ from podgpu.errors import SourceError, StartError
 from podgpu.isolate import Isolation
 from podgpu.join import Policy
 from podgpu.join.gpu_manager import FB_TOTAL_FIELD
-from podgpu.model import Assignment, Outcome, PodLabels, Snapshot
+from podgpu.model import Outcome, PodLabels, Snapshot
 from podgpu.telemetry.source import Telemetry
 
 _log = logging.getLogger(__name__)
+Forgotten = Literal["gpu", "xids", "nothing"]
+"""What of a GPU there was to forget."""
 _CLOCK_EVENTS_FIELD = 112
 _CLOCK_EVENT_COUNTS = {9002, 9006}
-_HOLDERS = "allocation"
-MOST_HOLDERS = 1024
-"""Of one device. 20,000 make a page of 40 MB that takes 4 s to build: all figures would be too old to be served."""
 WARM_UP_SECONDS = 1.0
 """Rates need two readings: the second comes this soon after the first, whatever the interval."""
 
@@ -101,6 +111,7 @@ class Agent:
             else UsageTurn(telemetry, containers, self._isolation, self.settings.deadline, self.clock.monotonic)
         )
         self._usage_part = UsagePart()
+        self._health = HealthWatch()
         self._xids = XidLog(policy.xid_window_ms / 1000)
         self._clock_events = ClockEventLog(policy.clock_window_ms / 1000)
         self._clock_counts: Mapping[tuple[str, str], int] = {}
@@ -122,6 +133,8 @@ class Agent:
         self._wake = threading.Event()
         self._allocate_now = threading.Event()
         self.fatal: StartError | None = None
+        self.notes_beside: Callable[[], Sequence[str]] = tuple
+        """What is not as it should be with what runs beside the agent."""
         self.published = Published(Snapshot(0.0), policy, self._read_at)
 
     # -- turns ---------------------------------------------------------------------------------------------------
@@ -140,14 +153,18 @@ class Agent:
         if part.devices != self._telemetry_part.devices:
             self._allocate_now.set()  # ids that named nothing a moment ago may name a device now
         self._telemetry_part = part
+        self._health.take(part, self.clock.monotonic(), self.clock.wall())
         if part.readings:
             self._taken_at = self.clock.wall()
 
     def read_allocation(self) -> None:
         """One allocation turn, published."""
         self._allocate_now.clear()
-        part = self._allocation_turn.collect(self._telemetry_part.devices)
-        self._allocation_part, left_out = _without_crowds(part)
+        telemetry = self._telemetry_part
+        part = self._allocation_turn.collect(telemetry.devices)
+        self._allocation_part, left_out = without_crowds(part)
+        self._telemetry_turn.hear_of(lost_gpus(part.offered, part.allocation.unmapped, telemetry.device_count))
+        self._health.hold(part.allocation.assignments, telemetry.absent)
         self._left_out += left_out
         self._allocation_errors = {**self._allocation_turn.errors, **self._left_out}
         self._publish()
@@ -160,7 +177,7 @@ class Agent:
         telemetry = self._telemetry_part
         sick = {o.device for o in telemetry.outcomes if not o.ok}
         self._usage_part = self._usage_turn.collect(
-            telemetry.devices, assignments, holders.complete, holders.identify, sick
+            telemetry.listed, assignments, holders.complete, holders.identify, sick
         )
         self._publish()
 
@@ -194,7 +211,9 @@ class Agent:
         if self._stopping:
             return  # nobody is asked any more, and it would look as if nobody answered
         with self._publishing:
-            self._xids.note(self._telemetry.error_events(), self.clock.monotonic())
+            events, now = self._telemetry.error_events(), self.clock.monotonic()
+            self._xids.note(events, now)
+            self._health.note(events, now)
             snapshot = self._snapshot()
             self.published = Published(snapshot, self._policy, self._read_at)
             self._changes.report(snapshot)
@@ -230,6 +249,7 @@ class Agent:
             clock_event_totals=self._clock_totals,
             device_count=telemetry.device_count,
             usage=replace(usage.usage, containers=show(usage.usage.containers)),
+            health=self._health.report(allocation.assignments, self.clock.monotonic(), self.clock.wall()),
         )
 
     def warm_up(self) -> None:
@@ -314,6 +334,21 @@ class Agent:
         self._publish()
         return True
 
+    def forget(self, uuid: str) -> Forgotten | None:
+        """An operator has seen to a GPU that is gone, or to the XIDs of one that is here. None: no such GPU."""
+        known = {d.uuid for d in self._telemetry_part.devices}
+        if self._telemetry_turn.forget(uuid):
+            self._health.forget(uuid)
+            with self._turn:
+                self._telemetry_part = self._telemetry_part.without(uuid)
+            forgotten: Forgotten = "gpu"
+        elif uuid not in known:
+            return None
+        else:
+            forgotten = "xids" if self._health.forget_xids(uuid) else "nothing"
+        self._publish()
+        return forgotten
+
     def reload(self) -> None:
         """Look at once at everything that may have changed (SIGHUP)."""
         self._allocate_now.set()
@@ -346,30 +381,10 @@ class Agent:
 def _fields_to_read(policy: Policy) -> tuple[Field, ...]:
     """The counter file's fields, and what podgpu's own families are made of."""
     wanted = {c.field.id: c.field for c in policy.counters}
-    own = set(THROTTLE_REASONS) | ({_CLOCK_EVENTS_FIELD} if wanted.keys() & _CLOCK_EVENT_COUNTS else set())
+    own = {*THROTTLE_REASONS, *FIELD_CONDITIONS}
+    own |= {_CLOCK_EVENTS_FIELD} if wanted.keys() & _CLOCK_EVENT_COUNTS else set()
     own |= {FB_TOTAL_FIELD} if policy.gpu_manager else set()
     return tuple((wanted | {i: fields()[i] for i in own}).values())
-
-
-def _without_crowds(part: AllocationPart) -> tuple[AllocationPart, Counter[tuple[str, str]]]:
-    """The part with as many holders of each device as a page can name, and how many were left out: it is said."""
-    held: Counter[str] = Counter()
-    kept: list[Assignment] = []
-    for one in part.allocation.assignments:
-        held[one.device] += 1
-        if held[one.device] <= MOST_HOLDERS:
-            kept.append(one)
-    left_out = len(part.allocation.assignments) - len(kept)
-    if not left_out:
-        return part, Counter()
-    crowded = ", ".join(f"{device} ({number})" for device, number in held.items() if number > MOST_HOLDERS)
-    message = f"more holders than podgpu names ({MOST_HOLDERS} of one device), the others are left out: {crowded}"
-    reason = "too_many_holders"
-    return replace(
-        part,
-        allocation=replace(part.allocation, assignments=tuple(kept)),
-        outcomes=(*part.outcomes, Outcome(_HOLDERS, 0.0, reason, message)),
-    ), Counter({(_HOLDERS, reason): left_out})
 
 
 def _clock_event_masks(part: TelemetryPart) -> dict[str, int]:

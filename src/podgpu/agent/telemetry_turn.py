@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -16,6 +17,8 @@ from podgpu.model import Device, DeviceCount, OtherReading, Outcome, Reading
 from podgpu.telemetry.source import GpuAnswer, Inventory, ReadsOthers, Telemetry
 
 _OTHERS = "others"
+MOST_ABSENT = 64
+"""GPUs that are gone are remembered, the last so many of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +38,27 @@ class TelemetryPart:
     """(source, reason) -> how often since the start, as of this turn."""
     dropped: Mapping[int, int] = field(default_factory=dict)
     """The same of values refused, by field id."""
+    absent: frozenset[str] = frozenset()
+    """UUIDs of GPUs that were here, or are said to be, and that the driver does not list; among the devices."""
+    links_up: Mapping[str, int] = field(default_factory=dict)
+    """UUID -> how many of its NVLinks are."""
+    mute: frozenset[str] = frozenset()
+    """UUIDs of GPUs that were read, and whose XIDs nobody hears."""
+
+    @property
+    def listed(self) -> tuple[Device, ...]:
+        """The devices that the driver knows of."""
+        return tuple(d for d in self.devices if d.uuid not in self.absent) if self.absent else self.devices
+
+    def without(self, uuid: str) -> TelemetryPart:
+        """Less a GPU that is absent."""
+        devices, selected = (tuple(d for d in some if d.uuid != uuid) for some in (self.devices, self.selected))
+        return replace(self, devices=devices, selected=selected, absent=self.absent - {uuid})
 
 
 class TelemetryTurn:
-    """Keeps what must outlive a turn: the last inventory, the devices last seen on each GPU, counters."""
+    """Keeps what must outlive a turn: the last inventory, the devices last seen on each GPU, those that are gone,
+    counters."""
 
     def __init__(
         self,
@@ -56,6 +76,10 @@ class TelemetryTurn:
         self._deadline = deadline
         self._inventory = Inventory(())
         self._known: dict[str, tuple[Device, ...]] = {}
+        self._absent: dict[str, tuple[Device, ...]] = {}
+        """By UUID, those that were here and are not, or are said to be here."""
+        self._remembering = threading.Lock()
+        self._forgotten: tuple[str, ...] = ()
         self._most_seen = 0
         self._errors: Counter[tuple[str, str]] = Counter()
         self._dropped: Counter[int] = Counter()
@@ -64,14 +88,15 @@ class TelemetryTurn:
         """Raises StartError only where the process cannot go on (library and driver apart)."""
         inventory = self._read_inventory()
         if not inventory.ok:
-            devices = self._devices()
+            devices, shown = self._devices(), self._shown()
             return TelemetryPart(
                 devices,
-                self._select(devices),
+                tuple(d for d in devices if d.key in shown),
                 outcomes=(inventory,),
                 device_count=self._count(visible=0),
                 errors=dict(self._errors),
                 dropped=dict(self._dropped),
+                absent=frozenset(self._absent),
             )
         gpus = self._chosen_gpus()
         jobs = {_worker(g): partial(self._telemetry.read, g, self.fields) for g in gpus}
@@ -90,16 +115,45 @@ class TelemetryTurn:
     def _take_inventory(self, inventory: Inventory) -> None:
         gone = {g.uuid for g in self._inventory.gpus} - {g.uuid for g in inventory.gpus}
         self._isolation.forget(_worker(g) for g in self._inventory.gpus if g.uuid in gone)
-        for uuid in gone:
-            self._known.pop(uuid, None)
+        left = {uuid: self._known.pop(uuid) for uuid in gone if uuid in self._known}
         for gpu in inventory.gpus:
             self._known.setdefault(gpu.uuid, (gpu,))
+        here = {g.uuid for g in inventory.gpus}
+        self._forgotten = tuple(uuid for uuid in self._forgotten if uuid not in here)
+        self._remember(left, here)
         self._inventory = inventory
         self._most_seen = max(self._most_seen, len(inventory.gpus) + len(inventory.unreachable))
 
+    # -- those that are gone -------------------------------------------------------------------------------------
+
+    def hear_of(self, uuids: Iterable[str]) -> bool:
+        """Somebody gives away, or holds, GPUs of these UUIDs: whether any is new, and so is taken for lost. Says
+        nothing before the driver has once said what it lists."""
+        if not self._inventory.gpus and not self._inventory.unreachable:
+            return False
+        known = {uuid.lower() for uuid in (*self._known, *self._absent, *self._forgotten)}
+        new = {uuid: (Device(-1, uuid, "", ""),) for uuid in sorted(uuids) if uuid.lower() not in known}
+        if new:
+            self._remember(new)
+        return bool(new)
+
+    def forget(self, uuid: str) -> bool:
+        """A GPU that is gone, for good: who goes on naming it is not heard. False: it is not gone."""
+        if uuid not in self._absent:
+            return False
+        self._forgotten = (*self._forgotten, uuid)[-MOST_ABSENT:]
+        self._remember({}, {uuid})
+        return True
+
+    def _remember(self, more: Mapping[str, tuple[Device, ...]], back: Collection[str] = ()) -> None:
+        """Others read it meanwhile: it is replaced, never changed."""
+        with self._remembering:
+            absent = {uuid: devices for uuid, devices in {**self._absent, **more}.items() if uuid not in back}
+            self._absent = dict(list(absent.items())[-MOST_ABSENT:])
+
     def _chosen_gpus(self) -> list[Device]:
         """GPUs with at least one device to show. For `i` that is known only after a GPU was read once."""
-        shown = self._selection.of(self._devices())
+        shown = self._selection.of(self._listed())
         every = self._selection.names_instances
         return [g for g in self._inventory.gpus if every or g.uuid in shown]
 
@@ -107,6 +161,7 @@ class TelemetryTurn:
         self, inventory: Outcome, results: dict[Device, Result[GpuAnswer]], others: Result[GpuAnswer] | None
     ) -> TelemetryPart:
         answers = []
+        links: dict[str, int] = {}
         outcomes = [inventory, *self._outcome_of_others(others), *self._unreachable()]
         found = others.value.others if others is not None and others.value is not None else ()
         for gpu, result in results.items():
@@ -116,11 +171,12 @@ class TelemetryTurn:
                 self._known[gpu.uuid] = tuple(r.device for r in result.value.readings)
                 self._dropped.update(result.value.dropped)
                 self._errors.update((f"gpu{gpu.index}", reason) for reason in result.value.errors)
-        devices = self._devices()
-        shown = self._selection.of(devices)
+                if result.value.links_up is not None:
+                    links[gpu.uuid] = result.value.links_up
+        devices, shown = self._devices(), self._shown()
         return TelemetryPart(
             devices=devices,
-            selected=self._select(devices),
+            selected=tuple(d for d in devices if d.key in shown),
             readings=tuple(r for a in answers for r in a.readings if r.device.key in shown),
             others=(*(o for a in answers for o in a.others), *found),
             outcomes=tuple(outcomes),
@@ -128,6 +184,9 @@ class TelemetryTurn:
             device_count=self._count(len(self._inventory.gpus) - len(results) + len(answers)),
             errors=dict(self._errors),
             dropped=dict(self._dropped),
+            absent=frozenset(self._absent),
+            links_up=links,
+            mute=frozenset(a.readings[0].device.uuid for a in answers if a.readings and not a.tells_errors),
         )
 
     def _unreachable(self) -> Iterator[Outcome]:
@@ -149,12 +208,19 @@ class TelemetryTurn:
             self._errors.update((_OTHERS, reason) for reason in result.value.errors)
         return [outcome] if result.value is None or result.value.others else []
 
-    def _select(self, devices: tuple[Device, ...]) -> tuple[Device, ...]:
-        shown = self._selection.of(devices)
-        return tuple(d for d in devices if d.key in shown)
+    def _shown(self) -> frozenset[str]:
+        """What `-d` chose, by key. Of instances it goes by their number among those that are here."""
+        shown = self._selection.of(self._listed())
+        if self._selection.kind == "i" and self._selection.ids:
+            return shown
+        return shown | self._selection.of([d for devices in self._absent.values() for d in devices])
+
+    def _listed(self) -> tuple[Device, ...]:
+        return tuple(d for gpu in self._inventory.gpus for d in self._known.get(gpu.uuid, (gpu,)))
 
     def _devices(self) -> tuple[Device, ...]:
-        return tuple(d for gpu in self._inventory.gpus for d in self._known.get(gpu.uuid, (gpu,)))
+        """Those that are gone last: what goes by a number that another has now is the other's."""
+        return (*self._listed(), *(d for devices in self._absent.values() for d in devices))
 
     def _count(self, visible: int) -> DeviceCount:
         expected = self._telemetry.expected

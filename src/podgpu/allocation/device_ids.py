@@ -94,7 +94,8 @@ class DeviceIndex:
         self._whole = tuple(sorted(whole, key=lambda device: device.index))
         self._by_uuid = {(device.uuid.lower(), device.gi_id): device for device in devices}
         self._by_mig_uuid = {uuid.lower(): device for device in devices for uuid in device.mig_uuids}
-        self._uuid_by_minor = {device.minor: device.uuid for device in devices if device.minor is not None}
+        # Of two with one minor, the first: the other is gone.
+        self._uuid_by_minor = {device.minor: device.uuid for device in reversed(devices) if device.minor is not None}
 
     def find(self, device_id: DeviceId) -> tuple[Device, ...]:
         """The devices meant; empty when the node has none such. All replicas of a device mean the same."""

@@ -28,6 +28,9 @@ _REPLICAS_SECONDS = 60.0
 DEADLINE = 30.0
 """For one answer. Longer than anybody waits for it: a late one is taken when it comes."""
 
+_OFFERED_DEADLINE = 1.0
+"""For what is only good to know: who holds what waits for it meanwhile."""
+
 
 class Claims(Protocol):
     """Knows which devices the claims (DRA) in a decoded List answer are."""
@@ -36,7 +39,7 @@ class Claims(Protocol):
 
 
 class KubeletAllocation:
-    """One List call a reading; replicas are counted once a minute where there are any."""
+    """One List call a reading; once a minute, and when a replica is new, one for everything that can be given away."""
 
     name = SOURCE
 
@@ -55,10 +58,15 @@ class KubeletAllocation:
         self._clock = clock
         self._replicas = KnownReplicas()
         self._counted_at = float("-inf")
+        self._offered: frozenset[str] = frozenset()
+        self._offered_at = float("-inf")
 
     def assignments(self, devices: Sequence[Device]) -> Allocation:
         response = self.client.list()
-        return replace(self.map(response, devices), life=self.client.life)
+        mapped = self.map(response, devices)
+        if self._clock() - self._offered_at >= _REPLICAS_SECONDS:
+            self._allocatable(_OFFERED_DEADLINE)
+        return replace(mapped, life=self.client.life, offered=self._offered)
 
     def map(self, response: Any, devices: Sequence[Device]) -> Allocation:
         """Who holds which of the devices, from a decoded List answer."""
@@ -74,9 +82,16 @@ class KubeletAllocation:
         is_due = now - self._counted_at >= _REPLICAS_SECONDS
         if known and (is_due or not all(known.values())):
             self._counted_at = now
-            self._replicas.learn(self.client.allocatable_ids(), held)
+            self._replicas.learn(self._allocatable(), held)
             known = self._replicas.of(held)
         return known
+
+    def _allocatable(self, deadline: float | None = None) -> tuple[str, ...]:
+        ids = self.client.allocatable_ids(deadline)
+        named = (parse_id(text) for text in ids)
+        self._offered = frozenset(device_id.gpu_uuid for device_id in named if device_id and device_id.gpu_uuid)
+        self._offered_at = self._clock()
+        return ids
 
     def close(self) -> None:
         """Drop the connection. A later reading would make a new one."""

@@ -86,7 +86,7 @@ class PodResourcesClient:
         self.version = oldest
         return answer
 
-    def allocatable_ids(self) -> tuple[str, ...]:
+    def allocatable_ids(self, deadline: float | None = None) -> tuple[str, ...]:
         """Ids of every healthy device of every plugin; none from a kubelet that does not tell (before 1.23)."""
         channel = self._channel
         if channel is None or self.version != API_VERSIONS[0]:
@@ -96,7 +96,7 @@ class PodResourcesClient:
         from podgpu.allocation import podresources_pb2
 
         try:
-            answer = channel.call("/v1.PodResourcesLister/GetAllocatableResources", self.deadline)
+            answer = channel.call("/v1.PodResourcesLister/GetAllocatableResources", deadline or self.deadline)
             response = podresources_pb2.AllocatableResourcesResponse.FromString(answer)
         except (CallFailed, ChannelClosed, DecodeError, ValueError):
             return ()

@@ -5,9 +5,11 @@ The exporter's log and `podgpu doctor` say the same; the doctor, who knows the G
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from podgpu.model import Unmapped, Workload
+from podgpu.allocation.device_ids import parse_device_id
+from podgpu.model import DeviceCount, Unmapped, Workload
 
 _PROLOG = "see what the scheduler's prolog writes"
 _SLICES = "see kubectl get resourceslices"
@@ -140,3 +142,13 @@ def name(holder: Workload) -> str:
     if not holder.uid:
         return f"container {container}" if container else ""
     return f"the pod with uid {holder.uid}" + (f", container {container}," if container else "")
+
+
+def lost_gpus(offered: Iterable[str], unmapped: Iterable[Unmapped], count: DeviceCount) -> set[str]:
+    """UUIDs of GPUs that must be here: the kubelet gives them away, or a pod of its holds one while the PCI bus shows
+    more GPUs than the driver answers for. An id of a pod alone may be of a GPU that was replaced long ago."""
+    found = set(offered)
+    if count.lost:
+        ids = (parse_device_id(u.device_id) for u in unmapped if u.reason == "unknown_device" and u.source == "kubelet")
+        found |= {device_id.gpu_uuid for device_id in ids if device_id is not None and device_id.gpu_uuid}
+    return found

@@ -113,6 +113,19 @@ COST = FamilySpec(
     "of that it used, its electricity. Three views, not to be added up.",
     ("namespace", "kind", "currency"),
 )
+_MONEY = ("namespace", "currency")
+COST_PER_HOUR = FamilySpec(
+    "podgpu_namespace_cost_per_hour",
+    "gauge",
+    "What an hour of what the namespace holds now costs by --prices; a model without a price is not in it.",
+    _MONEY,
+)
+WASTED_PER_HOUR = FamilySpec(
+    "podgpu_namespace_wasted_per_hour",
+    "gauge",
+    "The part of podgpu_namespace_cost_per_hour that is idle now, from the first second on.",
+    _MONEY,
+)
 UNPRICED = FamilySpec(
     "podgpu_cluster_unpriced_gpu_seconds_total",
     "counter",
@@ -161,7 +174,7 @@ CLUSTER_FAMILIES: tuple[FamilySpec, ...] = (
     *(NODE_GPUS, NODE_ALLOCATED, NODE_USED, NODE_FREE),
     *(MODEL_GPUS, MODEL_ALLOCATED, MODEL_USED, MODEL_FREE),
     *(NAMESPACE_ALLOCATED_GPUS, NAMESPACE_USED_GPUS, NAMESPACE_IDLE_GPUS),
-    *(BILLED_ALLOCATED, BILLED_BUSY, BILLED_ENERGY, COST, UNPRICED),
+    *(BILLED_ALLOCATED, BILLED_BUSY, BILLED_ENERGY, COST, COST_PER_HOUR, WASTED_PER_HOUR, UNPRICED),
     *(BUILD_INFO, TARGET_UP, TARGET_ERRORS, TARGET_DURATION),
     *(NODE_UP, NODE_LAST_SEEN, ROUND_TIMESTAMP),
 )

@@ -43,6 +43,25 @@ DEVICE_COUNT = FamilySpec(
     "not visible now).",
     ("state", "Hostname"),
 )
+_HEALTH_LABELS = ("gpu", "UUID", "pci_bus_id", "device", "modelName", "Hostname")
+DEVICE_HEALTH = FamilySpec(
+    "podgpu_device_health",
+    "gauge",
+    "1 while something is wrong with the GPU, 0 while it is not, by condition; absent where that cannot be known.",
+    (*_HEALTH_LABELS, "condition"),
+)
+CONDITION_SINCE = FamilySpec(
+    "podgpu_device_condition_since_timestamp_seconds",
+    "gauge",
+    "Unix time since which something has been wrong with the GPU; only while it is. detail: which XIDs, which links.",
+    (*_HEALTH_LABELS, "condition", "detail"),
+)
+LAST_HOLDER = FamilySpec(
+    "podgpu_device_last_holder_info",
+    "gauge",
+    "Always 1; who held a GPU that is lost, when nobody is said to hold it any more.",
+    ("gpu", "UUID", "device", "modelName", "namespace", "pod", "container", "pod_uid", "container_id", "hpc_job"),
+)
 THROTTLED = FamilySpec(
     "podgpu_device_throttled_seconds_total",
     "counter",
@@ -249,6 +268,9 @@ DROPPED = FamilySpec(
 
 OWN_FAMILIES: tuple[FamilySpec, ...] = (
     DEVICE_COUNT,
+    DEVICE_HEALTH,
+    CONDITION_SINCE,
+    LAST_HOLDER,
     THROTTLED,
     DEVICE_XIDS,
     XIDS,

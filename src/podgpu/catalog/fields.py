@@ -126,10 +126,11 @@ def parse_recipe(text: str) -> Recipe | None:
 
 @cache
 def fields() -> Mapping[int, Field]:
-    return {int(row["id"]): _field(row) for row in _rows("fields.csv")}
+    return {int(row["id"]): _field(row) for row in table_rows("fields.csv")}
 
 
-def _rows(table: str) -> Iterator[dict[str, str]]:
+def table_rows(table: str) -> Iterator[dict[str, str]]:
+    """Of a CSV file beside this one."""
     text = files("podgpu.catalog").joinpath(table).read_text(encoding="utf-8")
     return iter(csv.DictReader(text.splitlines()))
 
@@ -207,10 +208,10 @@ def health_code(number: int) -> HealthCode:
 
 @cache
 def _xid_texts() -> Mapping[int, str]:
-    return {int(row["number"]): row["text"] for row in _rows("xids.csv")}
+    return {int(row["number"]): row["text"] for row in table_rows("xids.csv")}
 
 
 @cache
 def _health_codes() -> Mapping[int, HealthCode]:
-    rows = _rows("health_codes.csv")
+    rows = table_rows("health_codes.csv")
     return {int(row["number"]): HealthCode(row["name"], row["severity"], row["category"]) for row in rows}

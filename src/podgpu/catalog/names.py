@@ -105,8 +105,7 @@ class Meaning(NamedTuple):
 def meaning(name: str) -> Meaning | None:
     """Of any name of any generation; None: no field has it.
 
-    `DCGM_FI_DEV_GPU_UTIL_RATIO` is a ratio here, as from DCGM 4.7 on. dcgm-exporter 4.8.3 and 4.8.4 print percent under
-    it, for who asks for it in a counter file.
+    `DCGM_FI_DEV_GPU_UTIL_RATIO` is a ratio here, as from DCGM 4.7 on: see `names_meant_as_in_4_6`.
     """
     field = field_named(name)
     if field is None:
@@ -114,10 +113,18 @@ def meaning(name: str) -> Meaning | None:
     return Meaning(field, 1.0) if field.legacy is None else Meaning(fields()[field.legacy], field.factor)
 
 
-def means_4_6(name: str, printed: Iterable[float]) -> bool:
-    """Whether what stands under a name on a page can only be what DCGM 4.6 calls so: percent, under a ratio's name."""
-    field = field_named(name, in_4_6=True)
-    return field is not None and field.name_in_4_6 == name and any(number > _MOST_OF_RATIO for number in printed)
+def names_meant_as_in_4_6(printed: Iterable[tuple[str, float]]) -> frozenset[str]:
+    """Of a page's names with their numbers: those under which there can only be what DCGM 4.6 calls so.
+
+    That is percent under a ratio's name: dcgm-exporter 4.8.3 and 4.8.4 print it for who asks for the name.
+    """
+    doubtful = _names_of_two()
+    return frozenset(name for name, number in printed if name in doubtful and number > _MOST_OF_RATIO)
+
+
+@cache
+def _names_of_two() -> frozenset[str]:
+    return frozenset(field.name_in_4_6 for field in fields().values() if field.name_in_4_6)
 
 
 def converted(field: Field, number: int | float, factor: float) -> int | float:

@@ -11,13 +11,14 @@ import click
 from click.core import ParameterSource
 
 from podgpu.cli.cluster_options import CLUSTER_OPTIONS, PROMETHEUS_OPTIONS, SCRAPE_OPTIONS
+from podgpu.cli.help import podgpu_command
 from podgpu.cli.params import Option, naming_variable, with_options
 from podgpu.cluster.loop import Cluster
-from podgpu.cluster.prices import NO_PRICES, PriceFile, ReadPrices
 from podgpu.cluster.publish import Publisher
 from podgpu.cluster.reading import MakeBackend
 from podgpu.cluster.settings import ViewSettings, check_settings
 from podgpu.compose.cluster import prometheus_backend, scrape_backend
+from podgpu.compose.histories import cluster_with_keeper, history_of
 from podgpu.compose.process import (
     configure_logging,
     look_for_cycles_seldom,
@@ -25,12 +26,14 @@ from podgpu.compose.process import (
     share_one_heap,
     take_turns_often,
 )
+from podgpu.configuration.price_file import read_prices
 from podgpu.errors import UsageError
-from podgpu.serve.app import PROBE_OPTION, run
+from podgpu.serve.app import PROBE_OPTION, Served, Several, run
 from podgpu.serve.cluster_app import cluster_listeners
 from podgpu.serve.sockets import Address, parse_address
 
 if TYPE_CHECKING:
+    from podgpu.history.asking import History
     from podgpu.serve.protection import Protection
 
 _log = logging.getLogger("podgpu")
@@ -38,7 +41,15 @@ _INTERVALS_FRESH = 3
 _BACKENDS = ("prometheus", "scrape", "discover_kubernetes")
 
 
-@click.command("cluster", context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@podgpu_command(
+    "cluster",
+    ("podgpu cluster --scrape gpu-1:9400,gpu-2:9400", "look at two nodes; the page is on http://localhost:9401/"),
+    (
+        "podgpu cluster --discover-kubernetes monitoring/app.kubernetes.io/name=podgpu",
+        "every node with an exporter, found by its Service",
+    ),
+    ("podgpu cluster --prometheus prometheus:9090 --prices prices.yaml", "ask Prometheus, and say what it costs"),
+)
 @with_options(CLUSTER_OPTIONS)
 @click.pass_context
 def command(ctx: click.Context, /, **options: Any) -> None:
@@ -58,11 +69,23 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     settings = _settings(ctx, options)
     with ExitStack() as at_the_end:
         make_backend = _backend(ctx, options, settings, at_the_end)
-        cluster = Cluster(make_backend, Publisher(settings, _prices(options["prices"])))
+        publisher = Publisher(settings, read_prices(options["prices"]))
+        with naming_variable(ctx, "history_dir"):
+            cluster, beside, history = _with_history(options, make_backend, publisher)
         protection = _protection(options["web_config_file"], at_the_end)
-        listeners = cluster_listeners(cluster, address, probe_address, protection)
+        listeners = cluster_listeners(cluster, address, probe_address, protection, history)
         look_past_what_stays()
-        run(cluster, listeners, lambda bound: _announce(bound[0]))
+        run(Several([cluster, *beside]), listeners, lambda bound: _announce(bound[0]))
+
+
+def _with_history(
+    options: dict[str, Any], make_backend: MakeBackend, publisher: Publisher
+) -> tuple[Cluster, list[Served], History | None]:
+    """Prometheus has the past already; the exporters have to be watched for it."""
+    if options["prometheus"]:
+        return Cluster(make_backend, publisher), [], None
+    cluster, keeper = cluster_with_keeper(make_backend, publisher, directory=options["history_dir"])
+    return cluster, [keeper], history_of(keeper)
 
 
 def _announce(bound: Address) -> None:
@@ -86,10 +109,6 @@ def _settings(ctx: click.Context, options: dict[str, Any]) -> ViewSettings:
             legacy_map_metrics=options["legacy_map_metrics"],
         )
     )
-
-
-def _prices(path: str) -> ReadPrices:
-    return PriceFile(path).read if path else lambda: (NO_PRICES, ())
 
 
 def _protection(path: str, at_the_end: ExitStack) -> Protection | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from podgpu.cli.option_table import EXPORTER_PAGE_OPTIONS, exporter_options
+from podgpu.cli.option_table import EXPORTER_PAGE_OPTIONS, PRICES_HELP, exporter_options
 from podgpu.cli.params import Option
 
 _SHARED = ("kubeconfig", "web-config-file", "probe-address", "debug", "log-format")
@@ -19,7 +19,7 @@ def _option(flag: str, default: str, text: str, kind: str = "text", short: str =
 
 
 PROMETHEUS_OPTIONS: tuple[Option, ...] = (
-    _option("prometheus", "", "Ask this server, which speaks Prometheus' HTTP API: http://HOST:9090."),
+    _option("prometheus", "", "Ask this server, which speaks Prometheus' HTTP API: HOST:9090, or its whole URL."),
     _option("match", "", 'Label matchers added to every selector, such as cluster="a".'),
     _option("prometheus-ca-file", "", "Authorities that may vouch for the server at https://… (PEM)."),
     _option("prometheus-insecure-skip-verify", "false", "Take any certificate of the server.", "bool"),
@@ -31,7 +31,7 @@ PROMETHEUS_OPTIONS: tuple[Option, ...] = (
 )
 
 SCRAPE_OPTIONS: tuple[Option, ...] = (
-    _option("scrape", "", "Scrape these exporters: URL,URL,…; one without a path means /metrics."),
+    _option("scrape", "", "Scrape these exporters: HOST:9400,… or URLs; one without a path means /metrics."),
     _option(
         "discover-kubernetes",
         "",
@@ -41,6 +41,7 @@ SCRAPE_OPTIONS: tuple[Option, ...] = (
     _option("discover-port", "metrics", "Their port, by name or number."),
     _option("scrape-timeout", "5s", "How long one exporter may take.", "duration"),
     _option("scrape-concurrency", "64", "How many exporters are asked at a time."),
+    _option("history-dir", "", "Keep the last day on disk, so that a restart does not lose it (docs/history.md)."),
     *(o for o in EXPORTER_PAGE_OPTIONS if o.flag != "exporter-max-age"),
 )
 
@@ -72,7 +73,7 @@ VIEW_OPTIONS: tuple[Option, ...] = (
         "cluster, with --discover-kubernetes and with --kubeconfig, and do without where it may not be asked.",
         "choice:auto|api|none",
     ),
-    _option("prices", "", "YAML file with prices per GPU-hour and kWh (docs/cluster.md)."),
+    _option("prices", "", PRICES_HELP),
     _option("legacy-map-metrics", "false", "Export POD_GPU_MAP_INFO_<n> too.", "bool"),
 )
 

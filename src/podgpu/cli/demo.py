@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -16,14 +16,14 @@ from podgpu.agent.loop import Agent, Settings
 from podgpu.allocation.identity import IdentityReader
 from podgpu.allocation.kubelet import KubeletAllocation
 from podgpu.catalog.counters import shipped_counters
-from podgpu.cluster.loop import Cluster
+from podgpu.cli.help import podgpu_command
 from podgpu.cluster.publish import Publisher
 from podgpu.cluster.scraping.backend import FixedTargets, ScrapeBackend
 from podgpu.cluster.settings import ViewSettings
+from podgpu.compose.histories import cluster_with_keeper, history_of, node_keeper
 from podgpu.compose.process import configure_logging
-from podgpu.errors import StartError
 from podgpu.join import Policy
-from podgpu.serve.app import Listener, Served, application, run
+from podgpu.serve.app import Listener, Several, application, run
 from podgpu.serve.cluster_app import cluster_application
 from podgpu.serve.sockets import Address, parse_address
 from podgpu.simulate.driver import SimulatedNvml
@@ -34,11 +34,16 @@ from podgpu.telemetry.nvml import NvmlTelemetry
 _SAMPLES = ("DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_DEV_POWER_USAGE", "podgpu_container_gpu_utilization_ratio")
 _OTHER_GPUS = ("6xH100,2xH100/1x3g.40gb+1x2g.20gb+1x1g.10gb", "4xH200")
 _NAMES_APART = 8
-_CLUSTER = ViewSettings(interval=2.0, stale_after=6.0, drop_after=30.0, window=60.0, idle_after=30.0, simulated=True)
+_CLUSTER = ViewSettings(interval=2.0, stale_after=6.0, drop_after=30.0, window=60.0, idle_after=30.0)
 _LOOPBACK = "127.0.0.1"
 
 
-@click.command("demo", context_settings={"help_option_names": ["-h", "--help"]})
+@podgpu_command(
+    "demo",
+    ("podgpu demo", "open http://localhost:9401/ in a browser"),
+    ("podgpu demo --gpus 2xA100,1xH100/7x1g.10gb", "other GPUs on the first node, one of them in MIG parts"),
+    ("podgpu top --cluster localhost:9401", "in a second terminal: the demo as a table"),
+)
 @click.option("-a", "--address", default=":9400", show_default=True, help="Address of the first node's exporter.")
 @click.option("--cluster-address", default=":9401", show_default=True, help="Address of the cluster view.")
 @click.option(
@@ -58,47 +63,24 @@ def command(address: str, cluster_address: str, gpus: str) -> None:
         ]
         for agent in agents:
             agent.warm_up()
-        several = Several(agents)
+        keepers = [node_keeper(agent) for agent in agents]
+        several = Several([*agents, *keepers])
         targets: list[str] = []
-        cluster = Cluster(lambda: ScrapeBackend(FixedTargets(targets)), Publisher(_CLUSTER))
+        cluster, keeper = cluster_with_keeper(lambda: ScrapeBackend(FixedTargets(targets)), Publisher(_CLUSTER))
+        nodes = zip(agents, keepers, addresses, strict=True)
         listeners = [
-            *(Listener(application(agent), where) for agent, where in zip(agents, addresses, strict=True)),
-            Listener(cluster_application(cluster), listen, "--cluster-address"),
+            *(Listener(application(agent, history=history_of(beside)), where) for agent, beside, where in nodes),
+            Listener(cluster_application(cluster, history=history_of(keeper)), listen, "--cluster-address"),
         ]
 
         def listening(bound: Sequence[Address]) -> None:
             targets.extend(f"http://{_LOOPBACK}:{where.port}/metrics" for where in bound[:-1])
             several.add(cluster)
+            several.add(keeper)
             _announce(bound, agents[0])
 
         run(several, listeners, listening)
     click.echo("demo ended")
-
-
-class Several:
-    """Served as one: all of them start and stop together, and one that must end ends them all."""
-
-    def __init__(self, members: Sequence[Served]) -> None:
-        self._members = list(members)
-
-    def add(self, member: Served) -> None:
-        self._members.append(member)
-
-    @property
-    def fatal(self) -> StartError | None:
-        return next((member.fatal for member in self._members if member.fatal is not None), None)
-
-    def start(self, on_fatal: Callable[[], object]) -> None:
-        for member in self._members:
-            member.start(on_fatal)
-
-    def reload(self) -> None:
-        for member in self._members:
-            member.reload()
-
-    def stop(self) -> None:
-        for member in reversed(self._members):
-            member.stop()
 
 
 @contextmanager

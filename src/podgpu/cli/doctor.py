@@ -16,6 +16,7 @@ from podgpu.allocation.kubelet import KubeletAllocation
 from podgpu.allocation.source import AllocationSource
 from podgpu.catalog.counters import Counter, shipped_counters
 from podgpu.cli.exporter import check_options, with_host_engine, without_effect
+from podgpu.cli.help import podgpu_command
 from podgpu.cli.option_table import EXPORTER_OPTIONS, exporter_options
 from podgpu.cli.params import Option, naming_variable, with_options
 from podgpu.compose.agent import dcgm_naming, read_counters
@@ -55,7 +56,12 @@ DOCTOR_OPTIONS = (
 )
 
 
-@click.command("doctor", context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@podgpu_command(
+    "doctor",
+    ("podgpu doctor", "can podgpu read the GPUs here and name their pods? If not: what to do"),
+    ("podgpu doctor -k --allocation kubelet", "check what `podgpu exporter` would do with these options"),
+    ("podgpu doctor --json", "the findings for a script; the exit code is 1 when something is wrong"),
+)
 @with_options(DOCTOR_OPTIONS)
 @click.pass_context
 def command(ctx: click.Context, /, **options: Any) -> int:

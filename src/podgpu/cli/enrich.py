@@ -16,6 +16,7 @@ import click
 from click.core import ParameterSource
 
 from podgpu.atomic_file import AtomicFile, OutputError, Owner
+from podgpu.cli.help import podgpu_command
 from podgpu.cli.option_table import EXPORTER_PAGE_OPTIONS, exporter_options
 from podgpu.cli.params import Option, naming_variable, with_options
 from podgpu.compose.enricher import assemble_enricher
@@ -54,7 +55,7 @@ _OTHERWISE = {
 
 
 ENRICH_OPTIONS = (
-    Option("in", help="dcgm-exporter's page: http(s)://HOST:9400/metrics, or the path of its file.", ours=True),
+    Option("in", help="dcgm-exporter's page: HOST:9400, its whole URL, or the path of its file.", ours=True),
     Option("out", help="The file to write, in node_exporter's textfile directory; ends in .prom.", ours=True),
     Option(
         "once",
@@ -78,7 +79,18 @@ ENRICH_OPTIONS = (
 )
 
 
-@click.command("enrich", context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@podgpu_command(
+    "enrich",
+    (
+        "podgpu enrich --in localhost:9400 --out /var/lib/node_exporter/gpu.prom",
+        "this node's dcgm-exporter, with pod labels on",
+    ),
+    (
+        "podgpu enrich --in /run/dcgm.prom --out /var/lib/node_exporter/gpu.prom",
+        "the same for a file that an exporter writes",
+    ),
+    ("podgpu enrich --in localhost:9400 --out gpu.prom --once", "write the file once and exit: to see what comes out"),
+)
 @with_options(ENRICH_OPTIONS)
 @click.pass_context
 def command(ctx: click.Context, /, **options: Any) -> None:

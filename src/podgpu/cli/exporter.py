@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from podgpu.agent.loop import Agent
+from podgpu.cli.help import podgpu_command
 from podgpu.cli.option_table import EXPORTER_OPTIONS
 from podgpu.cli.params import given, naming_variable, with_options
 from podgpu.clock import Clock
 from podgpu.compose.agent import exporter_agent
 from podgpu.compose.allocations import SOURCES, Sources
+from podgpu.compose.histories import history_of, node_keeper
 from podgpu.compose.process import configure_logging, look_past_what_stays, print_out, share_one_heap, take_turns_often
 from podgpu.compose.servers import SOON_SECONDS, ApiAccess
 from podgpu.device_selection import parse_selection
@@ -26,12 +28,18 @@ from podgpu.snapshot_json import dump_snapshot
 from podgpu.telemetry.source import Telemetry
 
 if TYPE_CHECKING:
+    from podgpu.figures.prices import ReadPrices
     from podgpu.serve.protection import Protection
 
 _log = logging.getLogger("podgpu")
 
 
-@click.command("exporter", context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@podgpu_command(
+    "exporter",
+    ("podgpu exporter -k", "serve this node's GPUs with pod labels on :9400/metrics, as dcgm-exporter does"),
+    ("podgpu exporter -k --once", "read once, print what Prometheus would get, exit"),
+    ("podgpu exporter --telemetry simulated:2xH100 -a 127.0.0.1:9400", "try it without a GPU, for this machine only"),
+)
 @with_options(EXPORTER_OPTIONS)
 @click.pass_context
 def command(ctx: click.Context, /, **options: Any) -> None:
@@ -44,6 +52,8 @@ def command(ctx: click.Context, /, **options: Any) -> None:
         sockets = systemd_sockets(os.environ) if passed else []
     with naming_variable(ctx, "web_config_file"):
         protection = _protection(options["web_config_file"])
+    with naming_variable(ctx, "prices"):
+        prices = _prices(options["prices"])
     # Probes are answered soon, whatever the API server does; --once has nobody to answer and can wait.
     api = ApiAccess(options["kubeconfig"]) if options["once"] else ApiAccess(options["kubeconfig"], SOON_SECONDS)
     try:
@@ -54,9 +64,16 @@ def command(ctx: click.Context, /, **options: Any) -> None:
             _print_once(agent, options["dump_snapshot"])
         else:
             lifecycle = options["web_enable_lifecycle"]
+            with naming_variable(ctx, "history_dir"):
+                keeper = node_keeper(agent, options["history_dir"])
             take_turns_often()
             look_past_what_stays()
-            serve(agent, address, _announce, gpu_manager_address, probe_address, protection, sockets, lifecycle)
+            serve(
+                *(agent, address, _announce, gpu_manager_address, probe_address, protection, sockets, lifecycle),
+                history=history_of(keeper),
+                beside=[keeper],
+                prices=prices,
+            )
     finally:
         api.close()
         if protection:
@@ -97,6 +114,15 @@ def _protection(path: str) -> Protection | None:
     from podgpu.serve.protection import protect
 
     return protect(path)
+
+
+def _prices(chosen: str) -> ReadPrices | None:
+    """What brings YAML is loaded by those only who have prices."""
+    if not chosen:
+        return None
+    from podgpu.configuration.price_file import read_prices
+
+    return read_prices(chosen)
 
 
 def build_agent(

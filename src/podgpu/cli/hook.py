@@ -15,6 +15,7 @@ import click
 
 from podgpu.allocation.podlist import DEFAULT_PATHS, is_mount_point
 from podgpu.atomic_file import AtomicFile
+from podgpu.cli.help import podgpu_command
 from podgpu.cli.option_table import exporter_options
 from podgpu.cli.params import Option, naming_variable, with_options
 from podgpu.compose.process import configure_logging, share_one_heap
@@ -75,7 +76,15 @@ HOOK_OPTIONS = (
 )
 
 
-@click.command("hook", context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@podgpu_command(
+    "hook",
+    ("podgpu hook", "keep podlist.json, by the runtime's NRI socket"),
+    ("podgpu hook -a :9403", "the same, with metrics and probes of its own"),
+    (
+        "podgpu hook --podlist /run/gpus/podlist.json --inject",
+        "another file; set NVIDIA_VISIBLE_DEVICES by koordinator's annotation",
+    ),
+)
 @with_options(HOOK_OPTIONS)
 @click.pass_context
 def command(ctx: click.Context, /, **options: Any) -> None:

@@ -10,6 +10,7 @@ from importlib import import_module
 import click
 
 from podgpu import __version__
+from podgpu.cli.help import write_examples, write_list
 from podgpu.cli.option_table import EXPORTER_OPTIONS
 from podgpu.cli.params import normalise
 from podgpu.errors import PodgpuError, UsageError
@@ -25,6 +26,11 @@ COMMANDS = {
 }
 
 
+_EXAMPLES = (
+    ("podgpu demo", "no GPU, no cluster: look at a made-up one in the browser, on http://localhost:9401/"),
+    ("podgpu doctor", "on a node with GPUs: can podgpu read them and name their pods?"),
+    ("podgpu top", "on a node with GPUs: who uses them, live"),
+)
 _LOGIN = re.compile(r"[^\s'\"()]*:[^\s'\"()]*@")
 """In what click quotes: a URL in the wrong place may have a password in it."""
 
@@ -41,6 +47,21 @@ class _Commands(click.Group):
         command: click.Command = import_module(f"podgpu.cli.{cmd_name}").command
         command.short_help = COMMANDS[cmd_name]
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if not args[0].startswith("-") and args[0] not in COMMANDS:
+            from podgpu.cli.suggestions import no_such
+
+            raise click.UsageError(no_such("command", args[0], COMMANDS), ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        write_list(formatter, "Commands", COMMANDS.items())
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        write_examples(formatter, _EXAMPLES)
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -64,7 +85,7 @@ def run(arguments: list[str]) -> int:
         return 2
     except click.UsageError as e:
         where = f" {arguments[0]}" if arguments[0] in COMMANDS else ""
-        return _fail(f"{_LOGIN.sub('…@', _complaint(e))} (see podgpu{where} --help)", 2)
+        return _fail(f"{_LOGIN.sub('…@', _complaint(e, arguments))} (see podgpu{where} --help)", 2)
     except click.Abort:
         return 130
     except UsageError as e:
@@ -74,11 +95,26 @@ def run(arguments: list[str]) -> int:
     return result if isinstance(result, int) else 0
 
 
-def _complaint(error: click.UsageError) -> str:
-    """click's own text names the variable even when the flag was at fault."""
+def _complaint(error: click.UsageError, arguments: Sequence[str]) -> str:
+    """click's own text names the variable even when the flag was at fault, and knows nothing of Go's `-collectors`."""
+    from podgpu.cli.suggestions import no_such, one_dash_typo  # nobody pays for it who types well
+
+    long_names = _long_names(error.ctx)
+    mistyped = next((a for a in arguments if one_dash_typo(a, long_names)), None)
+    if mistyped is not None:
+        return no_such("option", mistyped.partition("=")[0], long_names)
+    if isinstance(error, click.NoSuchOption):
+        if arguments[0] not in COMMANDS:
+            return f"there is no option {error.option_name} before the command: write podgpu COMMAND {arguments[0]}"
+        return no_such("option", error.option_name, long_names)
     if isinstance(error, click.BadParameter) and error.param is not None:
         return f"{max(error.param.opts, key=len)}: {error.message}"
     return error.format_message()
+
+
+def _long_names(ctx: click.Context | None) -> list[str]:
+    names = [name for parameter in (ctx.command.params if ctx else ()) for name in parameter.opts]
+    return [name for name in (*names, "--help") if name.startswith("--")]
 
 
 def _fail(message: str, code: int) -> int:

@@ -16,6 +16,7 @@ _HOST = (
     "Name of the host label (NODE_NAME, else the host's name). auto: Hostname, with --dcgm-names 4.9 hostname, or both."
 )
 _DCGM = "accepted; belongs to DCGM, which podgpu does not need"
+PRICES_HELP = "Prices per GPU-hour and kWh: a YAML file (docs/cluster.md), or example for those that podgpu ships."
 
 EXPORTER_PAGE_OPTIONS: tuple[Option, ...] = tuple(
     Option(f"exporter-{name}", "", f"PODGPU_EXPORTER_{name.replace('-', '_').upper()}", default, text, kind, ours=True)
@@ -275,9 +276,9 @@ EXPORTER_OPTIONS: tuple[Option, ...] = (
         "",
         "PODGPU_TELEMETRY",
         "auto",
-        "Where figures come from: auto (dcgm with -r, else nvml), nvml, dcgm[:LIBRARY] (through libdcgm), exporter:URL "
-        "or exporter:PATH (a dcgm-exporter's page or its file), or simulated[:SPEC] such as "
-        "simulated:2xH100,1xH100/7x1g.10gb.",
+        "Where figures come from: auto (dcgm with -r, else nvml), nvml, dcgm[:LIBRARY] (through libdcgm), "
+        "exporter:HOST:PORT, exporter:URL or exporter:PATH (a dcgm-exporter's page or its file), or simulated[:SPEC] "
+        "such as simulated:2xH100,1xH100/7x1g.10gb.",
         ours=True,
     ),
     Option(
@@ -362,6 +363,7 @@ EXPORTER_OPTIONS: tuple[Option, ...] = (
         "With --gpu-manager-metrics: a second address that serves these alone, such as :5678, gpu-manager's own.",
         ours=True,
     ),
+    Option("history-dir", "", "PODGPU_HISTORY_DIR", "", "Keep the last day on disk (docs/history.md).", ours=True),
     Option(
         "probe-address",
         "",
@@ -380,6 +382,7 @@ EXPORTER_OPTIONS: tuple[Option, ...] = (
         "bool",
         ours=True,
     ),
+    Option("prices", "", "PODGPU_PRICES", "", f"For the page: {PRICES_HELP[0].lower()}{PRICES_HELP[1:]}", ours=True),
     *EXPORTER_PAGE_OPTIONS,
     Option("once", "", "", "false", "Read twice, print the exposition, exit.", "bool", ours=True),
     Option("dump-snapshot", "", "", "", "With --once: write the snapshot as JSON to this file.", ours=True),

@@ -18,7 +18,19 @@ _FALSE = {"0", "f", "false", "no", "off"}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)?")
 _UNIT_SECONDS = {None: 0.001, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _MOST_SECONDS = 86_400.0
-_METAVARS = {"text": "TEXT", "bool": "[true|false]", "duration": "DURATION"}
+_METAVARS = {"bool": "[true|false]", "duration": "DURATION"}
+_TEXTS = {
+    **dict.fromkeys(("url", "cluster", "prometheus"), "URL"),
+    **dict.fromkeys(("file", "kubeconfig", "prices", "snapshot", "out", "podlist"), "FILE"),
+    **dict.fromkeys(("dir", "directory"), "DIR"),
+    **dict.fromkeys(("path-proc", "path-varlog", "path-sysfs"), "DIR"),
+    "in": "URL|FILE",
+    "scrape": "URL,URL,...",
+    "address": "ADDRESS",
+    "info": "ADDRESS",
+    "socket": "PATH",
+}
+"""What is to be written behind the flag, by the whole of it or its last word."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +95,10 @@ class _Choice(click.ParamType):  # type: ignore[type-arg]
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         if value not in self.words:
-            self.fail(f"{value!r} is none of {', '.join(self.words)}{_from(param, ctx)}", param, ctx)
+            from podgpu.cli.suggestions import close_to
+
+            meant = "".join(f"; did you mean {word}?" for word in close_to(str(value), self.words)[:1])
+            self.fail(f"{value!r} is not one of {', '.join(self.words)}{meant}{_from(param, ctx)}", param, ctx)
         return str(value)
 
 
@@ -123,18 +138,39 @@ def _click_option(option: Option) -> Callable[[Callable[..., Any]], Callable[...
         *names,
         option.parameter,
         type=_type(option.kind),
-        metavar=_METAVARS.get(option.kind) or option.kind.removeprefix("choice:"),
+        metavar=_metavar(option),
         envvar=option.env or None,
         default=option.default,
         show_envvar=bool(option.env),
-        show_default=f"{option.default} ms" if _is_milliseconds(option) else bool(option.default),
+        show_default=bool(option.default),
         help=option.help,
         **optional_value,
     )
 
 
-def _is_milliseconds(option: Option) -> bool:
-    return option.kind == "duration" and option.default.isdecimal()
+# How an option is shown
+
+
+def shown_name(option: click.Option) -> str:
+    """`-a, --address ADDRESS`. What is off by default is switched on by its name alone."""
+    long, short = ([name for name in option.opts if name.startswith("--") is is_long] for is_long in (True, False))
+    metavar = "" if isinstance(option.type, _Bool) and option.default == "false" else option.metavar or ""
+    return " ".join(filter(None, (", ".join((*short, *long)), metavar)))
+
+
+def shown_default(option: click.Option) -> str:
+    """`default 5s`; "" where there is none, and for what is off."""
+    if not isinstance(option.default, str) or option.default in ("", "false"):
+        return ""
+    unit = " ms" if isinstance(option.type, _Duration) and option.default.isdecimal() else ""
+    return f"default {option.default}{unit}"
+
+
+def _metavar(option: Option) -> str:
+    """Of text its last word tells what is to be written."""
+    if option.kind == "text":
+        return _TEXTS.get(option.flag) or _TEXTS.get(option.flag.rpartition("-")[2], "TEXT")
+    return _METAVARS.get(option.kind) or option.kind.removeprefix("choice:")
 
 
 def normalise(arguments: Sequence[str], options: Iterable[Option]) -> list[str]:

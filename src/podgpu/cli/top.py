@@ -13,6 +13,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from podgpu.cli.help import podgpu_command
 from podgpu.cli.option_table import exporter_options
 from podgpu.cli.params import Option, naming_variable, with_options
 from podgpu.compose.process import print_out
@@ -41,8 +42,8 @@ _OTHERWISE = {"kubernetes": {"help": "Name holders by pod. Not said: where the k
 
 
 TOP_OPTIONS = (
-    Option("url", help="Ask an exporter, podgpu's or dcgm-exporter's: http://HOST:9400/metrics.", ours=True),
-    Option("cluster", help="Ask podgpu cluster for every node it sees: http://HOST:9401.", ours=True),
+    Option("url", help="Ask an exporter, podgpu's or dcgm-exporter's: HOST:9400, or its whole URL.", ours=True),
+    Option("cluster", help="Ask podgpu cluster for every node it sees: HOST:9401, or its whole URL.", ours=True),
     Option("once", default="false", help="Read twice, print one table, exit.", kind="bool", ours=True),
     Option("sort", default="gpu", help="What comes first.", kind=f"choice:{'|'.join(ORDERS)}", ours=True),
     Option("filter", help="Only lines with this text in namespace, pod, container, node or model.", ours=True),
@@ -52,7 +53,12 @@ TOP_OPTIONS = (
 )
 
 
-@click.command("top", context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@podgpu_command(
+    "top",
+    ("podgpu top", "this node's GPUs, live; q quits, h helps"),
+    ("podgpu top --cluster localhost:9401", "every node that podgpu cluster sees"),
+    ("podgpu top --url gpu-1:9400 --once --sort idle", "another node's GPUs as plain text, the longest idle first"),
+)
 @with_options(TOP_OPTIONS)
 @click.pass_context
 def command(ctx: click.Context, /, **options: Any) -> int:

@@ -1,22 +1,20 @@
 """How many devices there are, held, used, free and wasted: per node, per model, per namespace. Pure.
 
-A GPU cut into MIG instances is not counted itself: its instances are, as devices of a model of their own. Parts of
-devices are whole numbers inside, so that what the holders of a device have is never more than the device.
+A GPU cut into MIG instances is not counted itself: its instances are, as devices of a model of their own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 from podgpu.cluster.idle import IdleHolder
-from podgpu.cluster.nodes import NodeView, device_model
+from podgpu.cluster.nodes import NodeView
 from podgpu.cluster.settings import UsedMeans, ViewSettings
-from podgpu.figures.device import DeviceFigures, HolderFigures
+from podgpu.figures.device import DeviceFigures, HolderFigures, device_model
+from podgpu.figures.parts import holder_parts
 
-WHOLE = 720_720 * 1_000_000
-"""One device. Up to 16 holders have equal parts of it without a rest."""
 T = TypeVar("T")
 
 
@@ -34,7 +32,7 @@ class DeviceCount:
 
 @dataclass(slots=True)
 class NamespaceCount:
-    """In parts of a device, of which `WHOLE` are one."""
+    """In parts of a device, of which `WHOLE` are one (figures/parts.py)."""
 
     allocated: int = 0
     used: int | None = None
@@ -51,7 +49,7 @@ class Counts:
     """(namespace, model)."""
 
     def add_to_namespaces(self, device: DeviceFigures, model: str, is_used: bool | None, means: UsedMeans) -> None:
-        for of, part in parts(device.holders):
+        for of, part in holder_parts(device.holders):
             if of.holder.namespace:
                 found = self.of_namespace(of.holder.namespace, model)
                 found.allocated += part
@@ -93,7 +91,7 @@ def count(
     for node, device, of, _ in wasted:
         is_cut = not device.instance and (node.name, device.uuid) in cut
         if of.holder.namespace and not is_cut and counted_at.get(device.key, node.name) == node.name:
-            part = next(part for one_of, part in parts(device.holders) if one_of is of)
+            part = next(part for one_of, part in holder_parts(device.holders) if one_of is of)
             counts.of_namespace(of.holder.namespace, device_model(device)).idle += part
     return counts
 
@@ -125,22 +123,3 @@ def _takes_part(of: HolderFigures, means: UsedMeans) -> bool:
     if means == "allocated":
         return True
     return bool(of.processes) if means == "processes" else of.utilization != 0
-
-
-def parts(holders: Sequence[HolderFigures]) -> list[tuple[HolderFigures, int]]:
-    """Each holder's part of the device: what it was given; who was given nobody knows how much, equal parts of what is
-    left. More than there is was given: all get less."""
-    if len(holders) == 1 and holders[0].share in (None, 1):
-        return [(holders[0], WHOLE)]
-    given = [None if h.share is None else round(min(max(h.share, 0.0), 1.0) * WHOLE) for h in holders]
-    total, others = sum(filter(None, given)), given.count(None)
-    if total > WHOLE:
-        given = [None if part is None else part * WHOLE // total for part in given]
-        total = sum(filter(None, given))
-    found = []
-    for of, part in zip(holders, given, strict=True):
-        if part is None:
-            part = (WHOLE - total) // others
-            total, others = total + part, others - 1
-        found.append((of, part))
-    return found

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from podgpu.cluster.nodes import NodeView, has_identity
-from podgpu.figures.device import DeviceFigures, HolderFigures
+from podgpu.cluster.nodes import NodeView
+from podgpu.figures.device import DeviceFigures, HolderFigures, has_identity
 from podgpu.model import Who
 
 IdleFor = Mapping[tuple[str, str], float]

@@ -11,14 +11,15 @@ from podgpu import __version__
 from podgpu.catalog import cluster_families as f
 from podgpu.catalog.families import JOB_LABEL, NAMELESS_LABELS, POD_LABELS, FamilySpec
 from podgpu.cluster.bills import MJ, NS, Amounts
-from podgpu.cluster.counts import WHOLE, DeviceCount, NamespaceCount
+from podgpu.cluster.counts import DeviceCount, NamespaceCount
 from podgpu.cluster.labels import LabelMemory
-from podgpu.cluster.nodes import device_model
 from podgpu.cluster.pod_map import legacy_map_families, map_family, node_map_families
 from podgpu.cluster.reading import Scope
 from podgpu.cluster.settings import duration_text
 from podgpu.cluster.used import CLUSTER
 from podgpu.cluster.view import ClusterView
+from podgpu.figures.device import device_model
+from podgpu.figures.parts import WHOLE
 from podgpu.model import NO_LABELS, Family, Labels, Sample, Workload
 
 T = TypeVar("T")
@@ -173,7 +174,17 @@ def _bill_families(view: ClusterView, kept: LabelMemory) -> list[Family]:
     return [
         *(spec.of(list(_amounts(bills, figure, unit))) for spec, figure, unit in _BILLS),
         f.COST.of([Sample(of, cost) for of, cost in _labelled(view.costs, f.COST, kept)]),
+        *_hourly_families(view, kept),
         f.UNPRICED.of([Sample(kept.of(f.UNPRICED.labels, (m,)), s) for m, s in sorted(view.unpriced.items())]),
+    ]
+
+
+def _hourly_families(view: ClusterView, kept: LabelMemory) -> list[Family]:
+    of, currency = kept.with_names(f.COST_PER_HOUR.labels), view.prices.currency
+    rows = [(of((name, currency)), view.hourly[name]) for name in sorted(view.hourly)]
+    return [
+        f.COST_PER_HOUR.of([Sample(labels, hourly.cost) for labels, hourly in rows]),
+        f.WASTED_PER_HOUR.of([Sample(labels, hourly.wasted) for labels, hourly in rows]),
     ]
 
 

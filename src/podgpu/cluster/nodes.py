@@ -9,16 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from podgpu.catalog.mig import billed_name
 from podgpu.cluster.reading import NodeReading, TargetOutcome
 from podgpu.cluster.settings import ViewSettings
-from podgpu.figures.device import DeviceFigures
+from podgpu.figures.device import DeviceFigures, has_identity
 
 AHEAD_SECONDS = 5.0
 BEHIND_SECONDS = 60.0
 """An exporter's figures are some seconds old by nature: behind says less than ahead."""
-_NAMELESS = "gpu "
-"""How pages without UUIDs have their GPUs called (`gpu 0`): every node has one of those."""
 MOST_NOTES = 12
 PATIENCE_ROUNDS = 1.5
 """Behind the newest may be who was chosen last: in the middle of a round one is read again before the other."""
@@ -37,6 +34,7 @@ class NodeView:
     """Seconds since what is here was true."""
     old: bool = False
     notes: tuple[str, ...] = ()
+    simulated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +98,7 @@ def settle(
             notes = bounded((*_notes(reading, siblings.get(name, ()), outcomes), *claims.notes.get(name, ())))
             age = max(0.0, now - reading.read_at)
             old = age > settings.stale_after or not reading.dated
-            nodes.append(NodeView(name, reading.target, devices, age, old, notes))
+            nodes.append(NodeView(name, reading.target, devices, age, old, notes, reading.simulated))
     return Settled(tuple(nodes), chosen, siblings, claims.same, frozenset(claims.contested))
 
 
@@ -192,11 +190,6 @@ def _claimed_twice(chosen: Mapping[str, NodeReading]) -> dict[str, set[str]]:
     return twice
 
 
-def has_identity(uuid: str) -> bool:
-    """Whether the same UUID elsewhere means the same GPU."""
-    return bool(uuid) and not uuid.startswith(_NAMELESS)
-
-
 def in_order(devices: tuple[DeviceFigures, ...]) -> tuple[DeviceFigures, ...]:
     """By index, each device once. Most pages have them so."""
     last = -1
@@ -243,11 +236,3 @@ def _notes(
     elif skew is not None and skew < -BEHIND_SECONDS:
         notes.append(f"its clock is {-skew:.0f} s behind, or its figures are that old")
     return tuple(notes)
-
-
-# What a device is called where devices are counted by model
-
-
-def device_model(device: DeviceFigures) -> str:
-    """A MIG instance is no GPU: it goes by the name its use is billed under, `<model> MIG <profile>`."""
-    return billed_name(device.model, device.profile) if device.instance else device.model

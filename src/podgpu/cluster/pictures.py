@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from podgpu import __version__
 from podgpu.catalog.mig import parent_and_part
 from podgpu.cluster.bills import MJ, NS, Amounts
-from podgpu.cluster.counts import WHOLE
+from podgpu.cluster.costs import KINDS
 from podgpu.cluster.nodes import NodeView
-from podgpu.cluster.prices import KINDS
 from podgpu.cluster.view import ClusterView
 from podgpu.figures.device import DeviceFigures
 from podgpu.figures.picture import NamespacePicture, NodePicture, Picture
+from podgpu.figures.prices import PriceTags, with_prices
+from podgpu.figures.totals import Totals, namespace_totals, with_totals
 from podgpu.model import Who
 
 _NS_PER_HOUR = 3600 * NS
@@ -23,21 +24,23 @@ IdleSince = Mapping[int, Mapping[Who, float]]
 
 
 def picture_of(view: ClusterView) -> Picture:
-    idle = _idle_since(view)
+    idle, tags, priced = _idle_since(view), PriceTags(view.prices), bool(view.prices.currency)
+    nodes = tuple(_node(node, view, idle, tags if priced else None) for node in view.nodes)
     return Picture(
         scope="cluster",
         taken_at=view.taken_at,
         interval_seconds=view.settings.interval,
-        nodes=tuple(_node(node, idle) for node in view.nodes),
+        nodes=nodes,
         notes=view.notes,
-        namespaces=_namespaces(view),
+        namespaces=_namespaces(view, namespace_totals(nodes, watched=True, priced=priced)),
         used_utilization=view.used_ratio,
         used_field=view.settings.used_field,
         idle_after_seconds=view.settings.idle_after,
-        currency=view.currency,
+        currency=view.prices.currency,
+        prices=view.prices.source if priced else "",
         counting_since=view.counting_since,
         version=__version__,
-        simulated=view.settings.simulated,
+        simulated=any(node.simulated for node in nodes),
     )
 
 
@@ -48,54 +51,47 @@ def _idle_since(view: ClusterView) -> IdleSince:
     return found
 
 
-def _node(node: NodeView, idle: IdleSince) -> NodePicture:
-    devices = tuple(_with_idle(d, idle[id(d)]) if id(d) in idle else d for d in node.devices)
-    return NodePicture(node.name, devices, node.old, round(node.age, 1), node.notes)
+def _node(node: NodeView, view: ClusterView, idle: IdleSince, tags: PriceTags | None) -> NodePicture:
+    devices = tuple([_with_what_is_known(device, view, idle.get(id(device), {})) for device in node.devices])
+    if tags is not None:
+        devices = with_prices(devices, tags)
+    return NodePicture(node.name, devices, node.old, round(node.age, 1), node.notes, node.simulated)
 
 
-def _with_idle(device: DeviceFigures, idle: Mapping[Who, float]) -> DeviceFigures:
-    return replace(device, holders=tuple(replace(of, idle_since=idle.get(of.who)) for of in device.holders))
+def _with_what_is_known(device: DeviceFigures, view: ClusterView, idle: Mapping[Who, float]) -> DeviceFigures:
+    """Since when its holders are idle, and what made them."""
+    if not device.holders or not (idle or view.owners):
+        return device
+    owners = view.owners
+    return replace(
+        device,
+        holders=tuple(
+            [
+                replace(of, idle_since=idle.get(of.who), owner=owners.get((of.holder.namespace, of.holder.pod)))
+                for of in device.holders
+            ]
+        ),
+    )
 
 
 # Namespaces
 
 
-@dataclass(slots=True)
-class _Held:
-    """In GPUs: a MIG instance is as much of one as its compute slices are."""
-
-    allocated: float = 0.0
-    used: float | None = None
-    """None: of no part of it is it known."""
-    idle: float = 0.0
-
-
-def _namespaces(view: ClusterView) -> tuple[NamespacePicture, ...]:
-    held: dict[str, _Held] = {}
-    for (namespace, model), count in sorted(view.counts.namespaces.items()):
-        of, part = held.setdefault(namespace, _Held()), _part(model) / WHOLE
-        of.allocated += count.allocated * part
-        if count.used is not None:
-            of.used = (of.used or 0.0) + count.used * part
-        of.idle += count.idle * part
+def _namespaces(view: ClusterView, held: Mapping[str, Totals]) -> tuple[NamespacePicture, ...]:
     bills: dict[str, list[tuple[str, Amounts]]] = {}
     for (namespace, model), amounts in sorted(view.bills.items()):
         bills.setdefault(namespace, []).append((model, amounts))
-    costs = {(key.namespace, key.kind): cost for key, cost in view.costs.items() if key.currency == view.currency}
+    currency = view.prices.currency
+    costs = {(key.namespace, key.kind): cost for key, cost in view.costs.items() if key.currency == currency}
     names = sorted((held.keys() | bills.keys()) - {""})
-    nothing = _Held(used=0.0)
-    return tuple(_namespace(name, held.get(name, nothing), bills.get(name, []), costs) for name in names)
+    hours = (_hours(name, bills.get(name, []), costs) for name in names)
+    return tuple(with_totals(of, held.get(of.namespace), bool(currency)) for of in hours)
 
 
-def _namespace(
-    name: str, held: _Held, bills: Iterable[tuple[str, Amounts]], costs: Mapping[tuple[str, str], float]
-) -> NamespacePicture:
+def _hours(name: str, bills: Iterable[tuple[str, Amounts]], costs: Mapping[tuple[str, str], float]) -> NamespacePicture:
     bills = list(bills)
     return NamespacePicture(
         name,
-        allocated_gpus=held.allocated,
-        used_gpus=held.used,
-        idle_gpus=held.idle,
         allocated_hours=_sum(a.allocated * _part(m) / _NS_PER_HOUR for m, a in bills if a.allocated is not None),
         busy_hours=_sum(a.busy * _part(m) / _NS_PER_HOUR for m, a in bills if a.busy is not None),
         energy_kwh=_sum(a.energy / _MJ_PER_KWH for _, a in bills if a.energy is not None),

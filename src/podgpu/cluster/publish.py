@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 from podgpu.cluster.labels import LabelMemory
 from podgpu.cluster.metrics import cluster_families, node_families, self_families
 from podgpu.cluster.pictures import picture_of
-from podgpu.cluster.prices import NO_PRICES, ReadPrices
 from podgpu.cluster.reading import ClusterReading
 from podgpu.cluster.settings import ViewSettings
 from podgpu.cluster.view import ClusterView, Memory, assemble
-from podgpu.exposition.body import Exposition
+from podgpu.exposition.body import NO_METRICS, Exposition
 from podgpu.exposition.text import encode
 from podgpu.figures.page_state import PageState
+from podgpu.figures.prices import ReadPrices, no_prices
 
 
 class Published:
@@ -40,9 +42,18 @@ class Published:
 
 
 class Publisher:
-    def __init__(self, settings: ViewSettings, prices: ReadPrices = lambda: (NO_PRICES, ())) -> None:
+    def __init__(
+        self,
+        settings: ViewSettings,
+        prices: ReadPrices = no_prices,
+        on_round: Callable[[ClusterView], None] | None = None,
+    ) -> None:
+        """`on_round`: is given the view at the end of every round, in place of anything being rendered of it."""
         self.settings = settings
         self._prices = prices
+        self._on_round = on_round
+        self.notes_beside: Callable[[], Sequence[str]] = tuple
+        """What is not as it should be with what runs beside the rounds."""
         self._memory = Memory()
         self._labels = LabelMemory()
 
@@ -53,10 +64,15 @@ class Publisher:
     def publish(self, reading: ClusterReading, now: float, wall: float, whole_round: bool) -> Published:
         """`whole_round`: a round has ended, and counts as one where rounds are counted."""
         prices, notes = self._prices()
+        notes = (*notes, *self.notes_beside())
         view = assemble(
             reading, self._memory, self.settings, now, wall, prices=prices, notes=notes, whole_round=whole_round
         )
-        return self._render(view, now)
+        if self._on_round is None:
+            return self._render(view, now)
+        if whole_round:
+            self._on_round(view)
+        return Published(view, NO_METRICS, NO_METRICS, NO_METRICS, now)
 
     def _render(self, view: ClusterView, now: float) -> Published:
         metrics = Exposition.of(encode(cluster_families(view, self._labels)))

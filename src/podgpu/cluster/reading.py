@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
@@ -12,6 +13,8 @@ _LAST_MOMENT = 1e11
 """Some three thousand years from now. A clock that shows more is none."""
 MOST_CLOCK_ERROR = 86_400.0
 """Seconds. A clock that is off by a time zone is a clock all the same; one of 1970 was never set."""
+_EARLY = 1 / 16
+"""A round that ends this part of an interval too early is the next one's: timers and clocks do not quite agree."""
 
 
 class NamespaceCounters(NamedTuple):
@@ -47,6 +50,8 @@ class NodeReading:
     """Whether its target is still among those to be asked; None: there is no such list (Prometheus has its own)."""
     dated: bool = True
     """False: by its own clock it was taken at no time that could be meant as now, so it does not count as fresh."""
+    simulated: bool = False
+    """Its figures are made up by podgpu's simulated driver."""
 
 
 class Scope(NamedTuple):
@@ -117,3 +122,8 @@ def moment(value: float | None) -> float | None:
 def is_about_now(told_at: float | None, wall: float) -> bool:
     """Whether figures that are said to be of then may be of now. Nothing said: they may."""
     return told_at is None or abs(told_at - wall) <= MOST_CLOCK_ERROR
+
+
+def round_number(wall: float, interval: float) -> int:
+    """Of the round taken at that Unix time: rounds begin at multiples of the interval."""
+    return math.floor(wall / interval + _EARLY)

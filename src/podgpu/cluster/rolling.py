@@ -10,12 +10,10 @@ import math
 from collections import deque
 from collections.abc import Mapping
 
-from podgpu.cluster.reading import Scope
+from podgpu.cluster.reading import Scope, round_number
 
 _UNIT = 1 << 60
 """Sums are whole numbers of this part, so that taking away what was added once leaves nothing behind."""
-_EARLY = 1 / 16
-"""A round that ends this part of an interval too early is the next one's: timers and clocks do not quite agree."""
 AVERAGED = frozenset({"cluster", "namespace", "node", "model"})
 
 
@@ -49,7 +47,7 @@ class RollingMemory:
 
     def add(self, wall: float, interval: float, values: Mapping[Scope, float]) -> None:
         """One round's ratios. A second round in the same interval (somebody asked for it) would be one too many."""
-        number = _number(wall, interval)
+        number = round_number(wall, interval)
         if self._last is not None and number < self._last - 1:
             self.clear()  # the clock was set back: what was kept lies in the future
         elif self._last is not None and number <= self._last:
@@ -63,7 +61,7 @@ class RollingMemory:
                 window.add(number, value)
 
     def averages(self, wall: float, interval: float, window: float) -> dict[Scope, float]:
-        oldest = _number(wall, interval) - math.ceil(window / interval) + 1
+        oldest = round_number(wall, interval) - math.ceil(window / interval) + 1
         for kept in self._windows.values():
             kept.drop_before(oldest)
         self._windows = {scope: kept for scope, kept in self._windows.items() if kept.rounds}
@@ -72,7 +70,3 @@ class RollingMemory:
     def clear(self) -> None:
         self._windows.clear()
         self._last = None
-
-
-def _number(wall: float, interval: float) -> int:
-    return math.floor(wall / interval + _EARLY)

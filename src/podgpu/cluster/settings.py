@@ -26,12 +26,12 @@ class ViewSettings:
     used_means: UsedMeans = "busy"
     used_field: str = "DCGM_FI_DEV_MEM_COPY_UTIL"
     """What `DeviceFigures.measured` is."""
+    fields_beside: tuple[int, ...] = ()
+    """What `DeviceFigures.beside` has, by number."""
     window: float = 300.0
     idle_after: float = 1800.0
     """A holder idle for longer is a waste."""
     legacy_map_metrics: bool = False
-    simulated: bool = False
-    """Every figure is made up (`podgpu demo`)."""
 
     @property
     def full(self) -> float:

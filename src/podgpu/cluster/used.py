@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
-from podgpu.cluster.nodes import NodeView, device_model
+from podgpu.cluster.nodes import NodeView
 from podgpu.cluster.reading import Scope
 from podgpu.cluster.settings import ViewSettings
-from podgpu.figures.device import DeviceFigures, HolderFigures, Owner
+from podgpu.figures.device import DeviceFigures, HolderFigures, Owner, device_model
 
 CLUSTER = Scope("cluster")
 _OVER_FULL = 1.01
@@ -96,7 +96,7 @@ def used_by_scope(
     nodes: Iterable[NodeView], contested: frozenset[str], owners: Owners, settings: ViewSettings
 ) -> dict[Scope, Used]:
     """Old nodes count for nothing."""
-    full, in_use = settings.full, _IN_USE[settings.used_means]
+    full, in_use = settings.full, IN_USE[settings.used_means]
     most = full * _OVER_FULL
     tallies = _Tallies(owners)
     for node in nodes:
@@ -152,7 +152,7 @@ def _has_processes(value: float, holders: Holders) -> bool | None:
     return any(told) if told else None
 
 
-_IN_USE: Mapping[str, Callable[[float, Holders], bool | None]] = {
+IN_USE: Mapping[str, Callable[[float, Holders], bool | None]] = {
     "busy": _is_busy,
     "allocated": _is_allocated,
     "processes": _has_processes,

@@ -9,36 +9,19 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from podgpu.clock import WallClock
 from podgpu.cluster.bills import Amounts, BillLedger, Series
+from podgpu.cluster.costs import CostKey, CostLedger, Hourly, hourly_costs
 from podgpu.cluster.counts import Counts, count
 from podgpu.cluster.idle import IdleHolder, IdleMemory, wasted
 from podgpu.cluster.nodes import Choices, NodeView, Settled, bounded, settle
 from podgpu.cluster.pod_map import MapRow, map_rows
-from podgpu.cluster.prices import NO_PRICES, CostKey, CostLedger, Prices
 from podgpu.cluster.reading import ClusterReading, Scope, TargetOutcome
 from podgpu.cluster.rolling import RollingMemory
 from podgpu.cluster.settings import ViewSettings
 from podgpu.cluster.used import CLUSTER, Used, used_by_scope
-
-_LEAST_STEP = 2.0
-"""A smaller step moves nothing: moments that are told as series should stay where they are."""
-
-
-class WallClock:
-    """Tells when the wall clock was set, so that moments kept by it move along. It is compared with a clock that only
-    goes on; one that stands still while the machine sleeps makes that a step too."""
-
-    def __init__(self) -> None:
-        self._ahead: float | None = None
-
-    def step(self, now: float, wall: float) -> float:
-        """Seconds by which it was set since it was last compared; 0 when it was not. `now` is monotonic."""
-        ahead = wall - now
-        step = 0.0 if self._ahead is None else ahead - self._ahead
-        if self._ahead is None or abs(step) >= _LEAST_STEP:
-            self._ahead = ahead
-            return step
-        return 0.0
+from podgpu.figures.device import Owner, device_model
+from podgpu.figures.prices import NO_PRICES, Prices, unpriced_note
 
 
 @dataclass(slots=True)
@@ -83,7 +66,11 @@ class ClusterView:
     costs: Mapping[CostKey, float] = field(default_factory=dict)
     unpriced: Mapping[str, float] = field(default_factory=dict)
     """Model -> GPU seconds."""
-    currency: str = ""
+    hourly: Mapping[str, Hourly] = field(default_factory=dict)
+    """By namespace; empty without prices."""
+    prices: Prices = NO_PRICES
+    owners: Mapping[tuple[str, str], Owner] = field(default_factory=dict)
+    """(namespace, pod) -> what made the pod."""
     counting_since: float | None = None
     outcomes: tuple[TargetOutcome, ...] = ()
     """By target, each once."""
@@ -127,7 +114,7 @@ def assemble(
         settings=settings,
         taken_at=wall,
         nodes=settled.nodes,
-        notes=bounded((*notes, *reading.notes, *_unread(outcomes, settled), *_without_price(unpriced))),
+        notes=bounded((*notes, *reading.notes, *_unread(outcomes, settled), *_without_price(settled, prices))),
         rows=map_rows(settled.nodes),
         used=used,
         rolling=_rolling(reading, memory.rolling, used, settings, wall, whole_round),
@@ -137,7 +124,9 @@ def assemble(
         bills=bills,
         costs=memory.costs.totals(),
         unpriced=unpriced,
-        currency=prices.currency,
+        hourly=hourly_costs(settled.nodes, idle, prices),
+        prices=prices,
+        owners=reading.owners,
         counting_since=memory.counting_since,
         outcomes=tuple(outcomes[target] for target in sorted(outcomes)),
         errors=reading.errors,
@@ -170,6 +159,8 @@ def _unread(outcomes: Mapping[str, TargetOutcome], settled: Settled) -> Iterable
             yield outcomes[target].said
 
 
-def _without_price(unpriced: Mapping[str, float]) -> Iterable[str]:
-    for model in sorted(unpriced):
-        yield f"--prices has no price for {model or 'devices of an unknown model'}: its hours are in no cost"
+def _without_price(settled: Settled, prices: Prices) -> tuple[str, ...]:
+    if not prices.currency:
+        return ()
+    models = {device_model(device) for node in settled.nodes for device in node.devices}
+    return unpriced_note([model for model in models if prices.of(model).gpu_hour is None], prices)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -15,6 +14,7 @@ from podgpu.agent.loop import Agent, Settings
 from podgpu.catalog.counters import SHIPPED, Counter
 from podgpu.catalog.named_counters import Naming as DcgmNaming
 from podgpu.compose.allocations import SOURCES, Holders, Sources, Surroundings, make_holders
+from podgpu.compose.process import node_name
 from podgpu.compose.servers import ApiAccess, unless_no_api
 from podgpu.compose.telemetries import open_telemetry
 from podgpu.configuration.counter_feeds import CounterFeed, FileCounters
@@ -170,10 +170,6 @@ def hostname(options: Options) -> str:
     engine = options["host_engine"]
     elsewhere = engine.host if engine is not None and not engine.is_local and not options["kubernetes"] else ""
     return node_name(elsewhere)
-
-
-def node_name(elsewhere: str = "") -> str:
-    return os.environ.get("NODE_NAME") or elsewhere or socket.gethostname()
 
 
 # Counters

@@ -56,6 +56,7 @@ def scrape_backend(options: Mapping[str, Any], settings: ViewSettings, at_the_en
         deadline=options["scrape_timeout"],
         concurrency=_concurrency(options["scrape_concurrency"]),
         used_field=settings.used_field,
+        fields_beside=settings.fields_beside,
         node_labels=_names(options["node_label"]),
         keep_gone=settings.drop_after,
     )

@@ -1,5 +1,5 @@
-"""How this process behaves, whatever it does: what its log lines look like, how it manages memory and how its
-threads take turns.
+"""How this process behaves, whatever it does: what its log lines look like, how it manages memory, how its threads
+take turns, and which node it is on.
 
 Lines are text for people or JSON for collectors, and go to standard error; what was asked for does not.
 """
@@ -10,13 +10,15 @@ import ctypes
 import gc
 import json
 import logging
+import os
+import socket
 import sys
 from contextlib import suppress
 from datetime import UTC, datetime
 
 import click
 
-from podgpu.errors import StartError
+from podgpu.errors import StartError, one_line
 
 _M_ARENA_MAX = -8
 _NEW_OBJECTS = 20_000
@@ -24,9 +26,14 @@ _NEW_OBJECTS = 20_000
 _TURN_SECONDS = 0.0005
 
 
+def node_name(elsewhere: str = "") -> str:
+    """Of the node this process is on, or of another whose figures it has."""
+    return os.environ.get("NODE_NAME") or elsewhere or socket.gethostname()
+
+
 class _Text(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        text = f"{_time(record)} {record.levelname:<7} {_one_line(record.getMessage())}"
+        text = f"{_time(record)} {record.levelname:<7} {one_line(record.getMessage())}"
         return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
 
 
@@ -41,11 +48,6 @@ class _Json(logging.Formatter):
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)
         return json.dumps(entry, ensure_ascii=False)
-
-
-def _one_line(message: str) -> str:
-    """Names of others are in it: none of them begins a line of its own, or tells a terminal anything."""
-    return message if message.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in message)
 
 
 def _is_for_us(record: logging.LogRecord) -> bool:

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from podgpu.compose.process import node_name
 from podgpu.device_selection import parse_selection
 from podgpu.errors import UsageError
 from podgpu.fetch.access import without_secrets
@@ -40,7 +41,7 @@ def _simulated(argument: str, options: Options) -> Telemetry:
     from podgpu.simulate.node import place_loads, tenants
     from podgpu.telemetry.nvml import NvmlTelemetry
 
-    driver = SimulatedNvml(argument or DEFAULT_SPEC)
+    driver = SimulatedNvml(argument or DEFAULT_SPEC, node=node_name())
     place_loads(driver, tenants(driver))
     count = len(driver.machine.gpus)
     opening = _opening(
@@ -69,7 +70,7 @@ def _exporter(argument: str, options: Options) -> Telemetry:
     from podgpu.telemetry.exporter import ExporterTelemetry
 
     if not argument:
-        raise UsageError("--telemetry exporter: name its page, as in exporter:http://localhost:9400/metrics")
+        raise UsageError("--telemetry exporter: name its page, as in exporter:localhost:9400")
     by_name = options.get("kubernetes_gpu_id_type") == "device-name"
     return ExporterTelemetry(open_exposition(argument, options), _nvml("", options), device_name_ids=by_name)
 

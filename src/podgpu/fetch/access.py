@@ -49,6 +49,11 @@ class Access:
             if not _TOKEN.fullmatch(name) or not value.isprintable() or value != value.strip():
                 raise UsageError(f"the header {name!r}: {value!r} cannot be sent in one line of HTTP")
 
+    @property
+    def wants_tls(self) -> bool:
+        """Who says how a certificate is to be judged expects one."""
+        return bool(self.ca_file or self.insecure)
+
     def option(self, name: str) -> str:
         return f"--{self.prefix}-{name}"
 

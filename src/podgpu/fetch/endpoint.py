@@ -6,6 +6,7 @@ No redirect is followed: it could lead credentials elsewhere. No secret is logge
 from __future__ import annotations
 
 import asyncio
+import re
 import ssl
 import unicodedata
 from collections.abc import Mapping
@@ -23,6 +24,8 @@ from podgpu.http.failure import Failure, Kind, explained
 LARGEST_ANSWER = 64 * 1024 * 1024
 DEADLINE = 4.0
 _LONGEST_REASON = 100
+_HOST_PORT = re.compile(r"((?:[a-z0-9_][a-z0-9_.-]*|\[[0-9a-f:.]+\])?)(:[0-9]{1,5}(?:/[!-$&-?A-~]*)?)", re.IGNORECASE)
+"""Without any @ or %: half of a login would be taken for a host, and the other half shown."""
 
 
 class Answer(NamedTuple):
@@ -47,7 +50,10 @@ class Endpoint:
         largest: int = LARGEST_ANSWER,
         path: str = "",
     ) -> None:
-        """`path` is that of a URL without one. Raises UsageError for what is no URL, or for access that cannot be."""
+        """`url` may be HOST:PORT alone; `path` is that of a URL without one. Raises UsageError for what can be neither,
+        or for access that cannot be."""
+        credentials = access if isinstance(access, Credentials) else Credentials(access)
+        url = with_scheme(url, "https" if credentials.access.wants_tls else "http")
         parts = _split(url)
         parts = parts._replace(netloc=parts.netloc.rpartition("@")[2].lower(), path=parts.path or path, fragment="")
         login = urlsplit(url)
@@ -56,7 +62,7 @@ class Endpoint:
         self.shown = parts._replace(query="…" if parts.query else "").geturl()
         self.host = parts.netloc
         """With the port, where the URL has one."""
-        self._credentials = access if isinstance(access, Credentials) else Credentials(access)
+        self._credentials = credentials
         if self._login and self._credentials.has_login:
             raise UsageError(f"{self.shown}: a login in the URL and one by option; keep one, better not in the URL")
         self._is_https = parts.scheme == "https"
@@ -127,6 +133,12 @@ class Endpoint:
         )
 
 
+def with_scheme(place: str, scheme: str = "http") -> str:
+    """`gpu-1:9400` and `:9400` (this machine) as the URLs that are meant; anything else as it is."""
+    match = _HOST_PORT.fullmatch(place)
+    return place if match is None else f"{scheme}://{match[1] or 'localhost'}{match[2]}"
+
+
 def _split(url: str) -> SplitResult:
     try:
         parts = urlsplit(url)
@@ -135,7 +147,9 @@ def _split(url: str) -> SplitResult:
             return _without_another_login(parts, url)
     except ValueError:
         pass
-    raise UsageError(f"{without_secrets(url)}: no URL that could be asked; write http://HOST:PORT")
+    raise UsageError(
+        f"{without_secrets(url)}: cannot be asked over HTTP; write HOST:PORT, http://HOST:PORT or https://HOST:PORT"
+    )
 
 
 def _without_another_login(parts: SplitResult, url: str) -> SplitResult:
@@ -152,7 +166,7 @@ def _url(parts: SplitResult) -> URL:
     try:
         return URL(parts.geturl())
     except ValueError as error:  # its message may quote what is not to be shown
-        raise UsageError(f"{without_secrets(parts.geturl())}: no URL that could be asked; see its host") from error
+        raise UsageError(f"{without_secrets(parts.geturl())}: cannot be asked over HTTP: look at its host") from error
 
 
 def _plain(text: str) -> str:

@@ -12,7 +12,7 @@ import aiohttp
 from podgpu.clock import Clock
 from podgpu.errors import SourceError, UsageError
 from podgpu.fetch.access import Access, Credentials, without_secrets
-from podgpu.fetch.endpoint import DEADLINE, Endpoint
+from podgpu.fetch.endpoint import DEADLINE, Endpoint, with_scheme
 from podgpu.files import FileIdentity, ReadOnChange, look_at
 from podgpu.http.exchange import open_session
 
@@ -38,13 +38,16 @@ def open_page_source(
     max_age: float = MAX_AGE,
     largest: int = LARGEST_PAGE,
 ) -> PageSource:
-    """`place` is a URL or the path of a file. Raises UsageError for what can be neither."""
+    """`place` is a URL, HOST:PORT or the path of a file; a file that is named like a HOST:PORT is ./HOST:PORT. Raises
+    UsageError for what can be none of these."""
+    if with_scheme(place) != place:
+        return UrlPage(place, access, deadline, largest)
     scheme, separator, _ = place.partition("://")
     if separator and scheme.lower() in ("http", "https"):
         return UrlPage(place, access, deadline, largest)
     if not place or separator or _has_login(place):
         shown = without_secrets(place)
-        raise UsageError(f"{shown} is no page: write http://HOST:9400/metrics, https://… or the path of a file")
+        raise UsageError(f"{shown} cannot be read: write HOST:9400, http(s)://HOST:9400/metrics or the path of a file")
     return FilePage(place, max_age, largest)
 
 

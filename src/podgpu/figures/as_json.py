@@ -8,7 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 from podgpu.figures.device import Condition, DeviceFigures, HolderFigures
+from podgpu.figures.parts import physical_gpus
 from podgpu.figures.picture import NamespacePicture, NodePicture, Picture
+from podgpu.figures.totals import Totals, totals_of
 from podgpu.model import Workload
 
 JSON = dict[str, Any]
@@ -32,8 +34,25 @@ def picture_json(picture: Picture) -> JSON:
         idle_after_seconds=picture.idle_after_seconds,
         counting_since=picture.counting_since,
         currency=picture.currency or None,
+        prices=picture.prices or None,
+        totals=totals_json(totals_of(picture)),
         namespaces=[namespace_json(n) for n in picture.namespaces],
         nodes=[node_json(n) for n in picture.nodes],
+    )
+
+
+def totals_json(of: Totals) -> JSON:
+    return _known(
+        gpus=of.gpus,
+        allocated=of.allocated,
+        used=of.used,
+        idle=of.idle,
+        unknown=of.unknown,
+        free=of.free,
+        broken=of.broken,
+        power_watts=_rounded(of.power_watts, 1),
+        cost_per_hour=_rounded(of.cost_per_hour),
+        wasted_per_hour=_rounded(of.wasted_per_hour),
     )
 
 
@@ -63,6 +82,9 @@ def namespace_json(of: NamespacePicture) -> JSON:
         allocated_gpus=_rounded(of.allocated_gpus),
         used_gpus=_rounded(of.used_gpus),
         idle_gpus=_rounded(of.idle_gpus),
+        unknown_gpus=_rounded(of.unknown_gpus),
+        cost_per_hour=_rounded(of.cost_per_hour),
+        wasted_per_hour=_rounded(of.wasted_per_hour),
         allocated_gpu_hours=_rounded(of.allocated_hours),
         busy_gpu_hours=_rounded(of.busy_hours),
         energy_kwh=_rounded(of.energy_kwh),
@@ -76,21 +98,21 @@ def node_json(node: NodePicture) -> JSON:
         old=node.old or None,
         age_seconds=_rounded(node.age_seconds, 1),
         notes=list(node.notes) or None,
+        simulated=node.simulated or None,
         gpus=list(_gpus(node.devices)),
     )
 
 
 def _gpus(devices: Iterable[DeviceFigures]) -> Iterable[JSON]:
     """Instances inside their GPU, whether or not the GPU itself has figures."""
-    gpus: dict[str, JSON] = {}
-    for device in sorted(devices, key=lambda d: d.place):
-        if device.instance:
-            parent = gpus.setdefault(device.uuid, _known(uuid=device.uuid, index=_index(device), model=device.model))
-            parent.setdefault("instances", []).append(_instance(device))
+    for gpu in physical_gpus(sorted(devices, key=lambda d: d.place)):
+        first = gpu.devices[0]
+        own = gpu.own or DeviceFigures(first.uuid, first.index, first.model)
+        if not gpu.instances:
+            yield device_json(own)
         else:
-            inside = gpus.get(device.uuid, {}).get("instances")
-            gpus[device.uuid] = device_json(device) | _known(instances=inside)
-    return gpus.values()
+            own = replace(own, utilization=gpu.utilization)
+            yield device_json(own) | {"instances": [_instance(instance) for instance in gpu.instances]}
 
 
 def device_json(device: DeviceFigures) -> JSON:

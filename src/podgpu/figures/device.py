@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from podgpu.catalog.conditions import LOST, conditions, order_of, words_for
+from podgpu.catalog.mig import billed_name
 from podgpu.model import Who, Workload
 
 UTIL, GR_ENGINE = 203, 1001
@@ -14,7 +16,10 @@ POWER, TEMPERATURE = 155, 150
 FIELDS = (UTIL, GR_ENGINE, FB_TOTAL, FB_FREE, FB_USED, FB_RESERVED, POWER, TEMPERATURE)
 """DCGM fields the figures are made of."""
 
+SIMULATED = "simulated"
+"""How the simulated driver names itself among an exporter's sources, in a snapshot and in `podgpu_source_up`."""
 _MIB = 1024 * 1024
+_NAMELESS = "gpu "
 _OVER_FULL = 1.01
 """A counter read a moment too late tells a little more than everything. What is beyond that is no value."""
 
@@ -47,6 +52,26 @@ class Condition:
     """What is wrong, in words."""
     do: str
     """What to do about it."""
+
+    @classmethod
+    def of(cls, name: str, since: float | None, detail: str = "") -> Condition:
+        return cls(name, since, *words_for(name, detail))
+
+    @property
+    def severity(self) -> str:
+        """`broken` or `warning`."""
+        spec = conditions().get(self.name)
+        return "broken" if spec is None else spec.severity
+
+
+def in_order(found: Iterable[Condition]) -> tuple[Condition, ...]:
+    """As they are told: the worst first."""
+    return tuple(sorted(found, key=lambda condition: order_of(condition.name)))
+
+
+def is_there(found: Iterable[Condition]) -> bool:
+    """Whether a device with these is."""
+    return all(condition.name != LOST for condition in found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +116,8 @@ class DeviceFigures:
     energy_joules: float | None = None
     measured: float | None = None
     """The field that used-GPU utilisation is about, where one was asked for: in %, or a ratio where DCGM knows no %."""
+    beside: tuple[tuple[int, float], ...] = ()
+    """Other fields that were asked for and have a value, by number, in the same way."""
     holders: tuple[HolderFigures, ...] = ()
     conditions: tuple[Condition, ...] = ()
     """What is wrong with it; a device with any is broken."""
@@ -121,6 +148,23 @@ class View:
     """What is not as it should be, for the person who looks."""
     taken_at: float | None = None
     """Unix time by the clock that `idle_since` goes by, where holders have one."""
+    simulated: bool = False
+    """Figures are made up."""
+
+
+def device_model(device: DeviceFigures) -> str:
+    """A MIG instance is no GPU: it goes by the name its use is billed under, `<model> MIG <profile>`."""
+    return billed_name(device.model, device.profile) if device.instance else device.model
+
+
+def nameless_uuid(index: str) -> str:
+    """What stands for the UUID on pages without: every node has a `gpu 0`."""
+    return f"{_NAMELESS}{index}"
+
+
+def has_identity(uuid: str) -> bool:
+    """Whether the same UUID elsewhere means the same GPU."""
+    return bool(uuid) and not uuid.startswith(_NAMELESS)
 
 
 def holder_text(workload: Workload) -> str:

@@ -10,19 +10,25 @@ from sys import intern
 from typing import NamedTuple
 
 from podgpu.catalog import families as f
-from podgpu.catalog.fields import fields
-from podgpu.catalog.names import Meaning, meaning, means_4_6, names_of
+from podgpu.catalog.conditions import FIELD_CONDITIONS, XID, conditions, xid_needs_action
+from podgpu.catalog.names import meaning
 from podgpu.exposition.parse import ParsedFamily, ParsedSample
 from podgpu.figures.device import (
     FIELDS,
     POWER,
+    SIMULATED,
     TEMPERATURE,
+    Condition,
     DeviceFigures,
     HolderFigures,
     View,
+    in_order,
+    is_there,
     memory_of,
+    nameless_uuid,
     utilization_of,
 )
+from podgpu.figures.figure_names import HEALTH_FIELDS, UNKNOWN_FIELD, field_names, names_on_page
 from podgpu.model import Who, Workload
 
 NODE_LABELS = ("Hostname", "hostname", "node", "instance")
@@ -46,8 +52,12 @@ _WHOLE_FIGURES = (1, 2)
 """Those of them that are whole numbers."""
 _OTHERS = frozenset(
     spec.name
-    for spec in (f.BUILD_INFO, f.SOURCE_UP, f.DEVICE_ENERGY, f.DEVICE_MEMORY, f.ALLOCATION_INFO, f.DEVICE_COUNT)
+    for spec in (
+        *(f.BUILD_INFO, f.SOURCE_UP, f.DEVICE_ENERGY, f.DEVICE_MEMORY, f.ALLOCATION_INFO, f.DEVICE_COUNT),
+        *(f.CONDITION_SINCE, f.LAST_HOLDER),
+    )
 )
+"""What tells that a GPU is broken where nobody says so in words: on dcgm-exporter's pages."""
 _MOST_DIGITS = 9
 _MOST = 1e18
 """Of anything: an exabyte, 30 billion years. What says more is a broken counter."""
@@ -63,8 +73,8 @@ class PageFigures(NamedTuple):
     is_podgpu: bool
 
 
-def view_of_page(families: Iterable[ParsedFamily], measured: str = "") -> View:
-    return figures_of(samples_named(families, figure_names(measured)), measured).view
+def view_of_page(families: Iterable[ParsedFamily], measured: str = "", beside: tuple[int, ...] = ()) -> View:
+    return figures_of(samples_named(families, figure_names(measured, beside)), measured, beside=beside).view
 
 
 def figures_of(
@@ -72,64 +82,22 @@ def figures_of(
     measured: str = "",
     node_labels: Sequence[str] = NODE_LABELS,
     address: str = "",
+    beside: tuple[int, ...] = (),
 ) -> PageFigures:
     """`samples`: those of `samples_named`; one that is not a figure is passed over. `address` stands for the node where
     no label names it. A device is known by UUID, instance and model: what names no model goes to the first that has
     one."""
-    builder = _Builder(samples, measured)
+    builder = _Builder(samples, measured, beside)
     nodes = tuple(dict.fromkeys(filter(None, (first_label(labels, node_labels) for labels in builder.hosts()))))
     notes = (f"the exporter cannot read: {', '.join(builder.down)}",) if builder.down else ()
     devices = tuple(builder.devices(node_labels, nodes[0] if nodes else address))
-    return PageFigures(View(devices, notes), nodes, builder.is_podgpu)
+    return PageFigures(View(devices, notes, simulated=builder.simulated), nodes, builder.is_podgpu)
 
 
 @lru_cache(maxsize=16)
-def figure_names(measured: str = "") -> frozenset[str]:
+def figure_names(measured: str = "", beside: tuple[int, ...] = ()) -> frozenset[str]:
     """Of all series that figures are made of; `measured` is a field's name of any generation, or any other series'."""
-    return frozenset(_field_names(measured)) | _HOLDER_FIGURES.keys() | _OTHERS
-
-
-class _Figure(NamedTuple):
-    """What a series of some name is about."""
-
-    number: int
-    """Of the field, in the older unit where there are two."""
-    per_instance: bool
-    """MIG instances have their own."""
-    meaning: Meaning | None = None
-    """How the number printed is brought to that unit; None: it is in it."""
-
-
-@lru_cache(maxsize=16)
-def _field_names(measured: str) -> dict[str, _Figure]:
-    numbers = [*FIELDS]
-    known = meaning(measured)
-    if known is not None:
-        numbers.append(known.field.id)
-    found = {name: _figure(name, number) for number in numbers for name in names_of(number)}
-    if measured and known is None:
-        found[measured] = _Figure(_UNKNOWN_FIELD, True)
-    return found
-
-
-def _figure(name: str, number: int) -> _Figure:
-    known = meaning(name)
-    return _Figure(number, fields()[number].per_instance, known if known and known.factor != 1.0 else None)
-
-
-def _figures_of(samples: Sequence[ParsedSample], measured: str) -> dict[str, _Figure]:
-    """As the names are meant on this page."""
-    names = _field_names(measured)
-    converted = {name for name, figure in names.items() if figure.meaning is not None}
-    printed: dict[str, list[float]] = {}
-    for sample in samples:
-        if sample.name in converted:
-            printed.setdefault(sample.name, []).append(sample.value)
-    old = {name: names[name]._replace(meaning=None) for name, of in printed.items() if means_4_6(name, of)}
-    return {**names, **old} if old else names
-
-
-_UNKNOWN_FIELD = 0
+    return frozenset(field_names(measured, beside)) | _HOLDER_FIGURES.keys() | _OTHERS
 
 
 def samples_named(families: Iterable[ParsedFamily], names: frozenset[str]) -> list[ParsedSample]:
@@ -166,6 +134,11 @@ class _Found:
     holders: dict[Who, tuple[Workload, list[float | None]]] = field(default_factory=dict)
     energy: float | None = None
     memory: float | None = None
+    conditions: dict[str, Condition] = field(default_factory=dict)
+    """As the exporter says."""
+    told: dict[str, Condition] = field(default_factory=dict)
+    """As its fields say."""
+    last_holders: list[Workload] = field(default_factory=list)
 
 
 class _Spot(NamedTuple):
@@ -177,15 +150,17 @@ class _Spot(NamedTuple):
 
 
 class _Builder:
-    def __init__(self, samples: Sequence[ParsedSample], measured: str) -> None:
-        self._fields = _figures_of(samples, measured)
+    def __init__(self, samples: Sequence[ParsedSample], measured: str, beside: tuple[int, ...]) -> None:
+        self._fields = names_on_page(samples, measured, beside)
+        self._beside = beside
         known = meaning(measured)
-        self._measured = known.field.id if known else _UNKNOWN_FIELD
+        self._measured = known.field.id if known else UNKNOWN_FIELD
         self._found: dict[tuple[str, str, str], _Found] = {}
         self._spots: dict[int, _Spot] = {}
         self._hosts: list[Labels] = []
         self.down: list[str] = []
         self.is_podgpu = False
+        self.simulated = False
         of_devices = [s.labels for s in samples if s.name not in (f.BUILD_INFO.name, f.SOURCE_UP.name)]
         self._places = _places(of_devices)
         for name, labels, value, _ in samples:
@@ -194,6 +169,9 @@ class _Builder:
     def _take(self, name: str, labels: Labels, value: float | None) -> None:
         if name in self._fields:
             number, per_instance, unit = self._fields[name]
+            if number in HEALTH_FIELDS and number != self._measured:
+                self._take_health(number, labels, value)
+                return
             spot = self._spot(labels)
             device, who = spot.device, spot.who
             if spot.is_instance and not per_instance:
@@ -215,16 +193,47 @@ class _Builder:
         if name == f.BUILD_INFO.name:
             self.is_podgpu = True
         elif name == f.SOURCE_UP.name:
+            source = labels.get("source", "?")
+            self.simulated |= source == SIMULATED
             if value == 0:
-                self.down.append(labels.get("source", "?"))
+                self.down.append(source)
         elif name == f.DEVICE_COUNT.name:
             self._hosts.append(labels)
         elif name == f.DEVICE_ENERGY.name:
             self._spot(labels).device.energy = value
         elif name == f.DEVICE_MEMORY.name:
             self._spot(labels).device.memory = value
+        elif name == f.CONDITION_SINCE.name:
+            condition, detail = labels.get("condition", ""), labels.get("detail", "")
+            if condition in conditions():  # a newer exporter may know more
+                self._gpu(labels).conditions[condition] = Condition.of(condition, value, detail)
+        elif name == f.LAST_HOLDER.name:
+            holder = self._places[id(labels)].holder
+            if holder is not None:
+                self._gpu(labels).last_holders.append(holder)
         elif name == f.ALLOCATION_INFO.name and self._places[id(labels)].holder is not None:
             self._spot(labels)
+
+    def _take_health(self, number: int, labels: Labels, value: float | None) -> None:
+        """podgpu says it in words, and since when: `_conditions` leaves this out there."""
+        if not value or value >= _DCGM_BLANK:
+            return
+        if number in FIELD_CONDITIONS:
+            condition = Condition.of(FIELD_CONDITIONS[number], None)
+        elif xid_needs_action(int(value)):
+            condition = Condition.of(XID, None, str(int(value)))
+        else:
+            return
+        self._gpu(labels).told.setdefault(condition.name, condition)
+
+    def _conditions(self) -> dict[str, tuple[Condition, ...]]:
+        """UUID -> what is wrong with the GPU, and so with its instances."""
+        found: dict[str, tuple[Condition, ...]] = {}
+        for (uuid, instance, _), of in self._found.items():
+            known = of.conditions if self.is_podgpu else {**of.told, **of.conditions}
+            if known and not instance:
+                found[uuid] = in_order({c.name: c for c in (*found.get(uuid, ()), *known.values())}.values())
+        return found
 
     def _spot(self, labels: Labels) -> _Spot:
         """Where the figures of series with these labels go."""
@@ -257,8 +266,9 @@ class _Builder:
         yield from self._hosts
 
     def devices(self, node_labels: Sequence[str], node: str) -> Iterator[DeviceFigures]:
+        broken = self._conditions()
         for (uuid, instance, model), found in self._found.items():
-            labels = found.labels
+            labels, wrong = found.labels, broken.get(uuid, ())
             index = labels.get("gpu", "")
             values = ((number, self._value(found, number)) for number in FIELDS)
             known = {number: value for number, value in values if value is not None}
@@ -277,8 +287,18 @@ class _Builder:
                 known.get(TEMPERATURE),
                 found.energy,
                 self._value(found, self._measured),
+                tuple(self._values_beside(found)),
                 tuple([HolderFigures(holder, *figures) for holder, figures in found.holders.values()]),  # type: ignore[arg-type]
+                wrong,
+                is_there(wrong),
+                tuple(found.last_holders),
             )
+
+    def _values_beside(self, found: _Found) -> Iterator[tuple[int, float]]:
+        for number in self._beside:
+            value = self._value(found, number)
+            if value is not None:
+                yield number, value
 
     def _value(self, found: _Found, number: int) -> float | None:
         """Virtual GPUs have a series per holder: of power podgpu gives each its part, all else is repeated."""
@@ -314,7 +334,7 @@ def _places(label_sets: Iterable[Labels]) -> dict[int, _Place]:
 
 
 def _place(labels: Labels) -> _Place:
-    uuid = first_label(labels, _UUID_LABELS) or f"gpu {labels.get('gpu', '?')}"
+    uuid = first_label(labels, _UUID_LABELS) or nameless_uuid(labels.get("gpu", "?"))
     holder = holder_of(labels)
     who = holder.who if holder else ()
     return _Place(uuid, labels.get("GPU_I_ID", ""), first_label(labels, _MODEL_LABELS), holder, who)

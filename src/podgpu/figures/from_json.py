@@ -31,7 +31,7 @@ def parse_view(body: bytes) -> View:
             age = _number(node.get("age_seconds"))
             notes.append(f"{name} is old" if age is None else f"{name} is old: {age:.0f} s")
         notes += [f"{name}: {text}" for text in _list(node.get("notes")) if isinstance(text, str)]
-    return View(tuple(devices), tuple(notes), _number(document.get("taken_at")))
+    return View(tuple(devices), tuple(notes), _number(document.get("taken_at")), document.get("simulated") is True)
 
 
 def _devices(node: dict[str, Any], name: str) -> Iterator[DeviceFigures]:

@@ -7,15 +7,18 @@ from collections.abc import Mapping, Sequence
 from podgpu.catalog.names import in_legacy_units
 from podgpu.figures.device import (
     POWER,
+    SIMULATED,
     TEMPERATURE,
+    Condition,
     DeviceFigures,
     HolderFigures,
     ProcessFigures,
     View,
+    is_there,
     memory_of,
     utilization_of,
 )
-from podgpu.model import ContainerUsage, Device, DeviceTotals, Snapshot, Value, Who
+from podgpu.model import ContainerUsage, Device, DeviceHealth, DeviceTotals, Snapshot, Value, Who
 
 _NS = 1_000_000_000
 _MJ = 1000
@@ -26,21 +29,23 @@ Processes = Mapping[str, Sequence[ProcessFigures]]
 def view_of_snapshot(snapshot: Snapshot, node: str, processes: Processes | None = None) -> View:
     values = {r.device.key: _numbers(r.values) for r in snapshot.readings}
     totals = {t.device: t for t in snapshot.usage.devices}
+    health = {h.device.uuid: h for h in snapshot.health}
     holders = _holders(snapshot)
     return View(
         tuple(
             _figures(
                 device,
                 node,
-                values[device.key],
+                values.get(device.key, {}),
                 totals.get(device.key, DeviceTotals(device.key)),
                 tuple(holders.get(device.key, {}).values()),
                 tuple((processes or {}).get(device.key, ())),
+                health.get(device.uuid, DeviceHealth(device)),
             )
             for device in snapshot.devices
-            if device.key in values
         ),
         tuple(f"{o.source}: {o.message or o.error}" for o in snapshot.outcomes if not o.ok),
+        simulated=any(o.source == SIMULATED for o in snapshot.outcomes),
     )
 
 
@@ -51,8 +56,11 @@ def _figures(
     totals: DeviceTotals,
     holders: tuple[HolderFigures, ...],
     processes: tuple[ProcessFigures, ...],
+    health: DeviceHealth,
 ) -> DeviceFigures:
+    """`health` is the GPU's, also of an instance: what is wrong with the one is wrong with the other."""
     used, total = memory_of(values, totals.memory_used)
+    conditions = tuple(Condition.of(*finding) for finding in health.findings)
     return DeviceFigures(
         uuid=device.uuid,
         index=device.index,
@@ -67,6 +75,9 @@ def _figures(
         temperature=values.get(TEMPERATURE),
         energy_joules=_divided(totals.energy_mj, _MJ),
         holders=holders,
+        conditions=conditions,
+        present=is_there(conditions),
+        last_holders=() if device.is_instance else health.last_holders,
         processes=processes,
     )
 

@@ -17,6 +17,8 @@ class NodePicture:
     age_seconds: float | None = None
     notes: tuple[str, ...] = ()
     """What is not as it should be on this node, for the person who looks."""
+    simulated: bool = False
+    """Its figures are made up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,12 @@ class NamespacePicture:
     energy_kwh: float | None = None
     cost: tuple[tuple[str, float], ...] = ()
     """Kind (allocated, used, energy) -> amount in `Picture.currency`."""
+    unknown_gpus: float = 0.0
+    """Of what it holds, what nobody can tell of whether it works."""
+    cost_per_hour: float | None = None
+    """Of what it holds now."""
+    wasted_per_hour: float | None = None
+    """Of that, what is idle."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +59,11 @@ class Picture:
     idle_after_seconds: float | None = None
     """From when on an idle holder is called a waste."""
     currency: str = ""
+    """Of every amount of money; empty: there are no prices."""
+    prices: str = ""
+    """`example`: those that podgpu ships; `file`: the user's own."""
     counting_since: float | None = None
     version: str = ""
     """Of podgpu."""
     simulated: bool = False
-    """Every figure is made up (`podgpu demo`)."""
+    """Figures are made up: all of them, or those of the nodes that say so."""

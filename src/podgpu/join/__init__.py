@@ -2,6 +2,7 @@
 
 from podgpu.join.dcgm import dcgm_families
 from podgpu.join.gpu_manager import gpu_manager_families
+from podgpu.join.health import health_families
 from podgpu.join.own import device_families, self_families
 from podgpu.join.policy import Policy
 from podgpu.join.usage import usage_families
@@ -19,5 +20,6 @@ def figure_families(snapshot: Snapshot, policy: Policy) -> list[Family]:
     return [
         *dcgm_families(snapshot, policy),
         *usage_families(snapshot, policy),
+        *health_families(snapshot, policy),
         *device_families(snapshot, policy.host),
     ]

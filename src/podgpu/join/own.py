@@ -47,7 +47,7 @@ def self_families(snapshot: Snapshot) -> list[Family]:
 def _device(device: Device, host: Host, *more: tuple[str, str]) -> Labels:
     """No model name and no label-type fields: a driver upgrade must not fork a counter."""
     pairs = [
-        ("gpu", str(device.index)),
+        ("gpu", index_text(device)),
         ("UUID", device.uuid),
         ("pci_bus_id", device.pci_bus_id),
         ("device", device.name),
@@ -120,15 +120,23 @@ def _allocations(snapshot: Snapshot) -> list[tuple[Labels, float | None]]:
 
 @lru_cache(maxsize=4096)
 def _allocation_labels(device: Device, holder: Workload, source: str) -> Labels:
-    pairs = [("gpu", str(device.index)), ("UUID", device.uuid), ("device", device.name)]
+    pairs = [("gpu", index_text(device)), ("UUID", device.uuid), ("device", device.name)]
     if device.gi_id is not None:
         pairs.append(("GPU_I_ID", str(device.gi_id)))
+    return Labels([*pairs, *named(holder), ("source", source)])
+
+
+def named(holder: Workload) -> list[tuple[str, str]]:
     if holder.job:
-        pairs.append((f.JOB_LABEL, holder.job))
-    else:
-        pairs += zip(f.POD_LABELS, (holder.namespace, holder.pod, holder.container), strict=True)
-        pairs += [] if holder.pod else zip(f.NAMELESS_LABELS, (holder.uid, holder.container_id), strict=True)
-    return Labels([*pairs, ("source", source)])
+        return [(f.JOB_LABEL, holder.job)]
+    nameless = zip(f.NAMELESS_LABELS, (holder.uid, holder.container_id), strict=True)
+    pairs = zip(f.POD_LABELS, (holder.namespace, holder.pod, holder.container), strict=True)
+    return [*pairs, *(() if holder.pod else nameless)]
+
+
+def index_text(device: Device) -> str:
+    """Empty for one that nobody could ask for its number."""
+    return str(device.index) if device.index >= 0 else ""
 
 
 def _unmapped(snapshot: Snapshot) -> list[Sample]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from functools import lru_cache
 
@@ -12,6 +13,18 @@ from podgpu.exposition.body import Body, Exposition
 from podgpu.exposition.text import CONTENT_TYPE, OPENMETRICS_TYPE
 
 Handler = Callable[[web.Request], Awaitable[web.Response]]
+
+CONTENT_SECURITY_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+PAGE_HEADERS = {
+    "Cache-Control": "no-cache",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Content-Security-Policy": CONTENT_SECURITY_POLICY,
+}
+JSON_HEADERS = {**PAGE_HEADERS, "Content-Type": "application/json; charset=utf-8"}
 
 _OPENMETRICS = "application/openmetrics-text"
 _VERSIONS = ("", "1.0.0")
@@ -51,6 +64,12 @@ def prepared(
         answer_headers["Content-Encoding"] = "gzip"
         return web.Response(body=body.zipped, headers=answer_headers)
     return web.Response(body=body.plain, headers=answer_headers)
+
+
+def json_error(status: int, message: str, **headers: str) -> web.Response:
+    """For scripts: what is wrong is JSON too."""
+    body = json.dumps({"error": message}).encode()
+    return web.Response(status=status, body=body, headers={**JSON_HEADERS, **headers})
 
 
 def knows(request: web.Request, etag: str) -> bool:

@@ -21,7 +21,9 @@ from podgpu.serve.lifecycle import DEFAULT_RELEASE_SECONDS
 from podgpu.serve.routes import gpu_manager_routes, probe_routes, routes
 from podgpu.serve.sockets import ADDRESS_OPTION, Address, address_of, bind
 
-if TYPE_CHECKING:  # brings YAML and bcrypt, for those who have a web config only
+if TYPE_CHECKING:  # the last brings YAML and bcrypt, for those who have a web config only
+    from podgpu.figures.prices import ReadPrices
+    from podgpu.history.asking import History
     from podgpu.serve.protection import Protection
 
 GPU_MANAGER_OPTION = "--gpu-manager-address"
@@ -49,6 +51,32 @@ class Served(Protocol):
     def stop(self) -> None: ...
 
 
+class Several:
+    """Served as one: all of them start and stop together, and one that must end ends them all."""
+
+    def __init__(self, members: Sequence[Served]) -> None:
+        self._members = list(members)
+
+    def add(self, member: Served) -> None:
+        self._members.append(member)
+
+    @property
+    def fatal(self) -> StartError | None:
+        return next((member.fatal for member in self._members if member.fatal is not None), None)
+
+    def start(self, on_fatal: Callable[[], object]) -> None:
+        for member in self._members:
+            member.start(on_fatal)
+
+    def reload(self) -> None:
+        for member in self._members:
+            member.reload()
+
+    def stop(self) -> None:
+        for member in reversed(self._members):
+            member.stop()
+
+
 @dataclass(frozen=True, slots=True)
 class Listener:
     app: web.Application
@@ -70,14 +98,18 @@ def serve(
     protection: Protection | None = None,
     sockets: Sequence[socket.socket] = (),
     lifecycle: bool = True,
+    history: History | None = None,
+    beside: Sequence[Served] = (),
+    prices: ReadPrices | None = None,
 ) -> None:
     """Start the agent and answer requests until SIGINT, SIGTERM or a fatal error of the agent.
 
     `gpu_manager_address`: a second one, for gpu-manager's metrics alone. `probe_address`: one for the kubelet's probes
     alone, which `protection` leaves plain: a probe can show neither a password nor a certificate. `sockets`: bound
-    already, in place of the address. `lifecycle`: POST /-/release is answered.
+    already, in place of the address. `lifecycle`: POST /-/release is answered. `history`: whoever knows what was
+    before. `beside`: what runs as long as the agent does. `prices`: for the page.
     """
-    app, tls = application(agent, protection, lifecycle), protection.tls if protection else None
+    app, tls = application(agent, protection, lifecycle, history, prices), protection.tls if protection else None
     listeners = [Listener(app, address, tls=tls, sockets=sockets)]
     if gpu_manager_address is not None:
         theirs = gpu_manager_application(agent, protection)
@@ -86,7 +118,7 @@ def serve(
     if probe_address is not None:
         listeners.append(probe_listener(probe_routes(agent), probe_address))
     release = partial(agent.release, DEFAULT_RELEASE_SECONDS)
-    run(agent, listeners, lambda bound: on_listening(bound[0]), release)
+    run(Several([agent, *beside]), listeners, lambda bound: on_listening(bound[0]), release)
 
 
 def probe_listener(handlers: list[web.RouteDef], address: Address) -> Listener:
@@ -163,8 +195,14 @@ async def listening(listener: Listener, limits: Limits) -> AsyncIterator[Address
         await runner.cleanup()
 
 
-def application(agent: Agent, protection: Protection | None = None, lifecycle: bool = True) -> web.Application:
-    return make_application(routes(agent, lifecycle), protection)
+def application(
+    agent: Agent,
+    protection: Protection | None = None,
+    lifecycle: bool = True,
+    history: History | None = None,
+    prices: ReadPrices | None = None,
+) -> web.Application:
+    return make_application(routes(agent, lifecycle, history, prices), protection)
 
 
 def gpu_manager_application(agent: Agent, protection: Protection | None = None) -> web.Application:

@@ -16,6 +16,7 @@ from podgpu.serve.page_routes import page_routes
 from podgpu.serve.sockets import Address
 
 if TYPE_CHECKING:
+    from podgpu.history.asking import History
     from podgpu.serve.protection import Protection
 
 _LINKS = ("metrics", "metrics/nodes", "health", "ready")
@@ -24,23 +25,28 @@ _MOST_ILLS = 100
 
 
 def cluster_listeners(
-    cluster: Cluster, address: Address, probe_address: Address | None, protection: Protection | None
+    cluster: Cluster,
+    address: Address,
+    probe_address: Address | None,
+    protection: Protection | None,
+    history: History | None = None,
 ) -> list[Listener]:
-    listeners = [
-        Listener(cluster_application(cluster, protection), address, tls=protection.tls if protection else None)
-    ]
+    app = cluster_application(cluster, protection, history)
+    listeners = [Listener(app, address, tls=protection.tls if protection else None)]
     if probe_address is not None:
         listeners.append(probe_listener(_probe_routes(cluster), probe_address))
     return listeners
 
 
-def cluster_application(cluster: Cluster, protection: Protection | None = None) -> web.Application:
+def cluster_application(
+    cluster: Cluster, protection: Protection | None = None, history: History | None = None
+) -> web.Application:
     return make_application(
         [
             web.get("/metrics", _metrics(cluster)),
             web.get("/metrics/nodes", _node_metrics(cluster)),
             *_probe_routes(cluster),
-            *page_routes(cluster.page, _LINKS),
+            *page_routes(cluster.page, _LINKS, history),
         ],
         protection,
     )

@@ -18,28 +18,21 @@ from aiohttp import web
 
 from podgpu import __version__
 from podgpu.exposition.body import Body
-from podgpu.serve.answers import Handler, prepared
+from podgpu.serve.answers import JSON_HEADERS, PAGE_HEADERS, Handler, json_error, prepared
+from podgpu.serve.history_routes import history_routes
 
 if TYPE_CHECKING:  # an exporter that nobody looks at does not load it
     from podgpu.figures.page_state import PageState
+    from podgpu.history.asking import History
 
-CONTENT_SECURITY_POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
-_HEADERS = {
-    "Cache-Control": "no-cache",
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Content-Security-Policy": CONTENT_SECURITY_POLICY,
-}
-_JSON = {**_HEADERS, "Content-Type": "application/json; charset=utf-8"}
 _TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8"}
 _FOLDER = Path(__file__).parent / "page"
 _LINKS, _VERSION = "<!--links-->", "<!--version-->"
 
 
-def page_routes(latest: Callable[[], PageState], links: Sequence[str] = ("metrics",)) -> list[web.RouteDef]:
+def page_routes(
+    latest: Callable[[], PageState], links: Sequence[str] = ("metrics",), history: History | None = None
+) -> list[web.RouteDef]:
     """`latest` is asked at every request, in a thread that is not the event loop's. `links`: other paths of the same
     server, shown at the foot of the page."""
     return [
@@ -47,6 +40,7 @@ def page_routes(latest: Callable[[], PageState], links: Sequence[str] = ("metric
         web.get("/page/{name}", asset(_asset_types())),
         web.get("/api/v1/view", view(latest)),
         web.get("/api/v1/pods/{namespace}/{pod}", pod(latest)),
+        *history_routes(history),
         web.route("*", "/api/{rest:.*}", nothing_here),
     ]
 
@@ -80,7 +74,7 @@ def _asset_types() -> dict[str, str]:
 
 async def _file(request: web.Request, read: Callable[[], bytes], content_type: str) -> web.Response:
     body, etag = await asyncio.to_thread(_with_etag, read)
-    return prepared(request, body, {**_HEADERS, "Content-Type": content_type, "ETag": etag})
+    return prepared(request, body, {**PAGE_HEADERS, "Content-Type": content_type, "ETag": etag})
 
 
 def _with_etag(read: Callable[[], bytes]) -> tuple[Body, str]:
@@ -93,7 +87,7 @@ def _with_etag(read: Callable[[], bytes]) -> tuple[Body, str]:
 def view(latest: Callable[[], PageState]) -> Handler:
     async def handle(request: web.Request) -> web.Response:
         state = await asyncio.to_thread(latest)
-        return prepared(request, state.view, {**_JSON, "ETag": state.etag})
+        return prepared(request, state.view, {**JSON_HEADERS, "ETag": state.etag})
 
     return handle
 
@@ -109,8 +103,8 @@ def pod(latest: Callable[[], PageState]) -> Handler:
         namespace, name = request.match_info["namespace"], request.match_info["pod"]
         found = await asyncio.to_thread(find, namespace, name)
         if found is None:
-            return _error(404, f"no GPU is held by pod {namespace}/{name}")
-        return prepared(request, found, _JSON)
+            return json_error(404, f"no GPU is held by pod {namespace}/{name}")
+        return prepared(request, found, JSON_HEADERS)
 
     return handle
 
@@ -118,9 +112,6 @@ def pod(latest: Callable[[], PageState]) -> Handler:
 async def nothing_here(request: web.Request) -> web.Response:
     """For scripts: what is wrong is JSON too."""
     if request.method not in ("GET", "HEAD"):
-        return _error(405, f"{request.method} {request.path}: only GET and HEAD", Allow="GET, HEAD")
-    return _error(404, f"no such path: {request.path}; there are /api/v1/view and /api/v1/pods/NAMESPACE/POD")
-
-
-def _error(status: int, message: str, **headers: str) -> web.Response:
-    return web.Response(status=status, body=json.dumps({"error": message}).encode(), headers={**_JSON, **headers})
+        return json_error(405, f"{request.method} {request.path}: only GET and HEAD", Allow="GET, HEAD")
+    there = "/api/v1/view, /api/v1/pods/NAMESPACE/POD and /api/v1/history"
+    return json_error(404, f"no such path: {request.path}; there are {there}")

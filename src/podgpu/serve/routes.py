@@ -25,13 +25,17 @@ from podgpu.serve.page_routes import page_routes
 
 if TYPE_CHECKING:  # an exporter that nobody looks at does not load it
     from podgpu.figures.page_state import PageState
+    from podgpu.figures.prices import ReadPrices
+    from podgpu.history.asking import History
 
 _UNNAMED = "this node"
 _TOO_OLD = "the figures are too old to be shown: the driver has not been read in time"
 _NONE_YET = "there are no figures yet: the driver has never been read"
 
 
-def routes(agent: Agent, lifecycle: bool = True) -> list[web.RouteDef]:
+def routes(
+    agent: Agent, lifecycle: bool = True, history: History | None = None, prices: ReadPrices | None = None
+) -> list[web.RouteDef]:
     """The page's own among them: it is made of what is published, like everything here."""
     theirs = [web.get("/metric", gpu_manager_metrics(agent))] if agent.settings.policy.gpu_manager else []
     links = ["metrics", *(["metric"] if theirs else []), "health", "ready"]
@@ -40,7 +44,7 @@ def routes(agent: Agent, lifecycle: bool = True) -> list[web.RouteDef]:
         *theirs,
         *probe_routes(agent),
         web.post("/-/release", release(agent, lifecycle)),
-        *page_routes(NodePage(agent).latest, links),
+        *page_routes(NodePage(agent, prices).latest, links, history),
     ]
 
 
@@ -110,8 +114,9 @@ class Renderer:
 class NodePage:
     """Made in the threads of those who look, one at a time: whoever comes second finds it made."""
 
-    def __init__(self, agent: Agent) -> None:
+    def __init__(self, agent: Agent, prices: ReadPrices | None = None) -> None:
         self._agent = agent
+        self._prices = prices
         self._making = threading.Lock()
         self._made: tuple[Published, bool, PageState] | None = None
 
@@ -126,11 +131,15 @@ class NodePage:
     def _make(self, published: Published, fresh: bool) -> PageState:
         from podgpu.figures.of_node import node_picture
         from podgpu.figures.page_state import PageState
+        from podgpu.figures.prices import no_prices
 
         settings, notes = self._agent.settings, health.degraded(self._agent)
+        prices, wrong = (self._prices or no_prices)()
         snapshot = published.snapshot
         if not fresh:
             notes = [_TOO_OLD if snapshot.taken_at else _NONE_YET, *notes]
         name = settings.policy.hostname or _UNNAMED
-        picture = node_picture(snapshot, name, settings.interval, notes, fresh=fresh, version=__version__)
+        picture = node_picture(
+            snapshot, name, settings.interval, [*notes, *wrong], fresh=fresh, version=__version__, prices=prices
+        )
         return PageState.of(picture)

@@ -38,7 +38,8 @@ class SimulatedNvml:
     """Use it where the pynvml module is used: `driver.nvmlInit()`, `driver.nvmlDeviceGetPowerUsage(handle)`.
 
     `uuids` and `minors` go by GPU number, `mig_uuids` by (GPU number, MIG slot); what is not given is made from the
-    seed. `unrest` is how far activity strays from its mean: 0 makes figures exact.
+    seed and from `node`, the name of the node it is to be on: no two nodes have the same GPU. `unrest` is how far
+    activity strays from its mean: 0 makes figures exact.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class SimulatedNvml:
         minors: Sequence[int] = (),
         unrest: float = 0.04,
         driver_version: str = "580.159.04",
+        node: str = "",
     ) -> None:
         self.calls: Counter[str] = Counter()
         """How often each function was called."""
@@ -65,6 +67,7 @@ class SimulatedNvml:
             mig_uuids=mig_uuids or {},
             minors=minors,
             unrest=unrest,
+            node=node,
         )
         self._events = EventSets(self.machine)
         self._gpm = GpmSamples(self.machine)

@@ -119,6 +119,11 @@ class Faults:
         """Another MIG layout, or None for MIG off; the new MIG devices' UUIDs."""
         return self._machine.relayout(gpu, profiles)
 
+    def cut_link(self, gpu: int, link: int) -> None:
+        """One of its NVLinks goes down, until the GPU is reset."""
+        with self._machine.lock:
+            self._machine.gpu(gpu).links_down.add(link)
+
     def raise_xid(self, gpu: int, xid: int, gi_id: int | None = None) -> None:
         self._events.raise_xid(self._machine.gpu(gpu), xid, gi_id)
 

@@ -61,6 +61,10 @@ def _nvlink_kib(gpu: SimulatedGpu, scope: int) -> int | None:
     return int(gpu.meter.busy * NVLINK_BYTES / 1024) * (links if scope == _ALL_LINKS else 1)
 
 
+def _link_state(gpu: SimulatedGpu, scope: int) -> int | None:
+    return None if scope >= gpu.nvlinks else int(scope not in gpu.links_down)
+
+
 def _low_word(count: float) -> int:
     # A real H200 gives the PCIe byte counters as 32-bit numbers, so they must wrap.
     return int(count) & 0xFFFFFFFF
@@ -93,6 +97,7 @@ _FIELDS: dict[int, tuple[int, Reader]] = {
     138: (_ULL, _nvlink_kib),
     139: (_ULL, _nvlink_kib),
     **dict.fromkeys(range(142, 146), (_ULL, _REMAPPING)),
+    165: (_UINT, _link_state),
     **dict.fromkeys(range(173, 184), (_UINT, _zero)),
     185: (_UINT, lambda gpu, scope: gpu.milliwatts),
     186: (_UINT, lambda gpu, scope: gpu.milliwatts),

@@ -128,6 +128,8 @@ class SimulatedGpu:
     instances: tuple[MigInstance, ...] = ()
     nvlinks: int = 0
     """Links that are up: those of the model, when the node has a second GPU to link to."""
+    links_down: set[int] = field(default_factory=set)
+    """Of those that should be up."""
     lost: bool = False
     enumerated: bool = True
     loads: list[Residence] = field(default_factory=list)
@@ -289,6 +291,7 @@ class SimulatedGpu:
         """As after `nvidia-smi --gpu-reset`: nothing runs, counters start again, MIG layout and identity stay."""
         self.evict()
         self.departed = []
+        self.links_down = set()
         self.energy = self.capped_seconds = self.idle_seconds = 0.0
         self.meter = Meter()
         self.instance_meters = {instance.gi_id: Meter() for instance in self.instances}

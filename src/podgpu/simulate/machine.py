@@ -75,6 +75,7 @@ class Machine:
         mig_uuids: Mapping[tuple[int, int], str],
         minors: Sequence[int],
         unrest: float,
+        node: str = "",
     ) -> None:
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
@@ -82,6 +83,7 @@ class Machine:
         self.clock = clock
         self.seed = seed
         self.unrest = unrest
+        self.node = node
         # Fixed once: two clocks read at two moments would make the same sample's timestamp differ between reads.
         self.epoch = wall() - clock()
         self.gpus: list[SimulatedGpu] = []
@@ -214,7 +216,8 @@ class Machine:
         gpu.cut(lay_out(gpu.model, profiles, uuids))
 
     def _uuid(self, *parts: object) -> uuid.UUID:
-        digest = hashlib.sha256("/".join(map(str, (self.seed, *parts))).encode()).digest()
+        named = (self.node, self.seed, *parts) if self.node else (self.seed, *parts)
+        digest = hashlib.sha256("/".join(map(str, named)).encode()).digest()
         return uuid.UUID(bytes=digest[:16], version=4)
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from podgpu.catalog.conversions import Blank, value_on_page
 from podgpu.catalog.fields import Field, field_named, fields
-from podgpu.catalog.names import converted, counterpart, means_4_6
+from podgpu.catalog.names import converted, counterpart, names_meant_as_in_4_6
 from podgpu.errors import DeviceLost, SourceError
 from podgpu.exposition.parse import ParsedSample
 from podgpu.fetch.page import PageSource
@@ -80,7 +80,7 @@ class ExporterTelemetry:
 
     def _note_xids(self, turn: _Turn) -> None:
         for device in turn.devices.values():
-            sample = turn.sample(device, fields()[_XID_FIELD])
+            sample = turn.last_xid(device)
             xid = int(sample.value) if sample is not None and 0 <= sample.value < 2**31 - 16 else 0
             if xid and xid != self._last_xid.get(device.key):
                 self._events.append(ErrorEvent(device.key, xid, self._wall()))
@@ -131,9 +131,7 @@ class _Turn:
                 device = page.device_of(sample)
                 if device is not None and is_of_device(sample.labels):
                     self._series[device.key][sample.name].append(sample)
-        self._as_in_4_6 = frozenset(
-            family.name for family in page.families if means_4_6(family.name, (s.value for s in family.samples))
-        )
+        self._as_in_4_6 = names_meant_as_in_4_6((s.name, s.value) for family in page.families for s in family.samples)
         self._instances: dict[str, list[str]] = defaultdict(list)
         for device in devices.values():
             if device.is_instance:
@@ -151,6 +149,7 @@ class _Turn:
             tuple(gathered.unsupported),
             tuple(gathered.dropped),
             tuple(gathered.errors),
+            tells_errors=self.last_xid(self.devices[uuid]) is not None,
         )
 
     def _values(self, device: Device, asked: Sequence[Field], gathered: _Gathered) -> list[tuple[int, Value]]:
@@ -197,8 +196,8 @@ class _Turn:
                     return text
         return None
 
-    def sample(self, device: Device, wanted: Field) -> ParsedSample | None:
-        copies = self._copies(device, wanted)
+    def last_xid(self, device: Device) -> ParsedSample | None:
+        copies = self._copies(device, fields()[_XID_FIELD])
         return settled(copies) if copies else None
 
     def _copies(self, device: Device, wanted: Field) -> list[ParsedSample]:

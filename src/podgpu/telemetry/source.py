@@ -30,6 +30,10 @@ class GpuAnswer:
     """Reason words of single calls that failed this time; the rest of the reading stands."""
     others: tuple[OtherReading, ...] = ()
     """Of what belongs to the GPU and is none: its links."""
+    tells_errors: bool = True
+    """Whether its errors (XIDs) would be heard of."""
+    links_up: int | None = None
+    """How many of its NVLinks are up; None: it has none, or cannot tell."""
 
 
 @dataclass(frozen=True, slots=True)

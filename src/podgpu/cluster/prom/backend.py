@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, replace
 
 from podgpu.catalog.fields import Field
 from podgpu.catalog.names import meaning
-from podgpu.cluster.nodes import has_identity
 from podgpu.cluster.prom import promql
 from podgpu.cluster.prom.answer import MOST_NOTES, Vector
 from podgpu.cluster.prom.client import PrometheusClient
@@ -39,6 +38,7 @@ from podgpu.cluster.settings import ViewSettings, full_scale
 from podgpu.errors import SourceError, UsageError
 from podgpu.exposition.parse import ParsedSample
 from podgpu.fetch.access import Access
+from podgpu.figures.device import has_identity
 from podgpu.figures.from_exposition import NODE_LABELS
 
 _LOST = "Prometheus has no figures of it any more: see that its exporter runs and is scraped"
@@ -72,7 +72,7 @@ class PrometheusBackend:
         self._node_labels = check_node_labels(place.node_labels)
         self._field = _used_field(settings.used_field)
         self._match = promql.parse_matchers(place.match)
-        self._queries = Queries(self._match, self._node_labels, self._field)
+        self._queries = Queries(self._match, self._node_labels, self._field, settings.fields_beside)
         self._up_has_match = True
         self._idle = IdleDevices(settings.idle_after)
         self._spelt = SpellingMemory(self._node_labels, settings.window)
@@ -141,7 +141,7 @@ class PrometheusBackend:
         if told is None:
             raise SourceError("malformed", f"{self._client.shown} does not tell the time when asked for time()")
         round_.at = told
-        return Round(round_.at, between, self._node_labels, self._field)
+        return Round(round_.at, between, self._node_labels, self._field, self._settings.fields_beside)
 
     async def _targets(self, round_: _Asking) -> Targets:
         answer = await round_.ask(self._queries.targets(self._up_has_match))

@@ -36,6 +36,7 @@ class Round:
     """Ours at that moment: the two clocks are never compared otherwise."""
     node_labels: tuple[str, ...]
     used_field: Field
+    beside: tuple[int, ...] = ()
 
     def read_at(self, sampled_at: float) -> float:
         return self.at_monotonic - max(0.0, self.at - sampled_at)
@@ -93,7 +94,7 @@ def _read_target(
     readings = []
     for node in pages.keys() | counters.keys():
         families = [ParsedFamily(name, samples=tuple(of_name)) for name, of_name in pages.get(node, {}).items()]
-        view = view_of_page(families, of.used_field.name)
+        view = view_of_page(families, of.used_field.name, of.beside)
         readings.append(
             NodeReading(
                 target=target.instance or node,
@@ -106,6 +107,7 @@ def _read_target(
                 dated=is_about_now(told_at, sampled_at),
                 skew_seconds=_skew(moment(told_at), sampled_at),
                 notes=view.notes,
+                simulated=view.simulated,
             )
         )
     return readings

@@ -58,9 +58,10 @@ class Queries:
     match: tuple[Matcher, ...]
     node_labels: tuple[str, ...]
     used_field: Field
+    beside: tuple[int, ...] = ()
 
     def parts(self) -> tuple[Part, ...]:
-        utilisation = dict.fromkeys(_names(UTIL, GR_ENGINE, self.used_field.id))
+        utilisation = dict.fromkeys(_names(UTIL, GR_ENGINE, self.used_field.id, *self.beside))
         return (
             Part("GPUs", (*utilisation, *_names(TEMPERATURE)), needed=True),
             Part("holders", _own(f.ALLOCATION_INFO, f.ALLOCATION_SHARE, f.CONTAINER_PROCESSES), needed=True),

@@ -46,6 +46,7 @@ class ScrapeSettings:
     concurrency: int = 64
     """How many are asked at a time; those that are slow come on top, four times as many at most."""
     used_field: str = USED_FIELD
+    fields_beside: tuple[int, ...] = ()
     node_labels: tuple[str, ...] = NODE_LABELS
     largest: int = LARGEST_PAGE
     keep_gone: float = 300.0
@@ -83,7 +84,7 @@ class FixedTargets:
             if before != url and ("@" in before + url or "?" in before + url):
                 raise UsageError(f"--scrape: {shown} is named twice, with different logins or queries; keep one")
         if not found:
-            raise UsageError("--scrape names no exporter: write http://HOST:9400/metrics,…")
+            raise UsageError("--scrape names no exporter: write HOST:9400,HOST:9400,…")
         self._urls = tuple(found.values())
 
     def urls(self) -> Sequence[str]:
@@ -105,7 +106,9 @@ class _Target:
         """Raises UsageError for what is no URL."""
         self._page = UrlPage(url, credentials, settings.deadline, min(_USUAL_PAGE, settings.largest))
         self._large = UrlPage(url, credentials, settings.deadline, settings.largest)
-        self.reader = PageReader(self.shown, self._page.host, settings.used_field, settings.node_labels)
+        self.reader = PageReader(
+            self.shown, self._page.host, settings.used_field, settings.node_labels, settings.fields_beside
+        )
         self.node: NodeReading | None = None
         self.outcome: TargetOutcome | None = None
         self.asked_at = float("-inf")

@@ -40,12 +40,18 @@ class PageReader:
     """Reads the pages of one target."""
 
     def __init__(
-        self, target: str, address: str, measured: str = USED_FIELD, node_labels: Sequence[str] = NODE_LABELS
+        self,
+        target: str,
+        address: str,
+        measured: str = USED_FIELD,
+        node_labels: Sequence[str] = NODE_LABELS,
+        beside: tuple[int, ...] = (),
     ) -> None:
         """`target` names it in messages, without secrets; `address` stands for the node where the page has no name."""
         self._target = target
         self._address = address
         self._measured = measured
+        self._beside = beside
         self._node_labels = node_labels
 
     def read(self, body: bytes, read_at: float, wall: float) -> NodeReading:
@@ -55,7 +61,7 @@ class PageReader:
         future by more than LEAST_SKEW_SECONDS. Figures from the past may as well be old.
         """
         samples = self._samples(body)
-        view, nodes, is_podgpu = figures_of(samples, self._measured, self._node_labels, self._address)
+        view, nodes, is_podgpu = figures_of(samples, self._measured, self._node_labels, self._address, self._beside)
         if not view.devices and not is_podgpu:
             raise SourceError("no_gpu", f"{self._target} has no GPU on its page: is it a GPU exporter?")
         namespaces = tuple(_namespaces(samples))
@@ -75,6 +81,7 @@ class PageReader:
             dated=is_about_now(told_at, wall),
             skew_seconds=ahead if ahead > LEAST_SKEW_SECONDS else None,
             notes=(*_notes(nodes), *view.notes),
+            simulated=view.simulated,
         )
 
     def _samples(self, body: bytes) -> list[ParsedSample]:
@@ -91,7 +98,7 @@ class PageReader:
             raise self._too_much(self._node_in(body), MOST_LINES + 1, MOST_LINES, "lines and labels") from error
         except BadExposition as error:
             raise self._malformed(str(error)) from error
-        return samples_named(families, figure_names(self._measured) | _OWN_NAMES)
+        return samples_named(families, figure_names(self._measured, self._beside) | _OWN_NAMES)
 
     def _malformed(self, why: str) -> SourceError:
         return SourceError("malformed", f"{self._target} is no page of metrics: {why}")

@@ -22,6 +22,7 @@ from podgpu.telemetry.dcgm.health import HEALTH_FIELD, Judgement, set_health
 from podgpu.telemetry.dcgm.others import SWITCH_LINK, gpu_links, node_parts
 from podgpu.telemetry.dcgm.session import Address, DcgmSession
 from podgpu.telemetry.dcgm.structs import EntityGroup
+from podgpu.telemetry.dcgm.substitutes import Asked, asked_of
 from podgpu.telemetry.dcgm.values import Entity, Freshness, Latest, read_latest
 from podgpu.telemetry.dcgm.watches import Wanted, Watches
 from podgpu.telemetry.dcgm.xids import KEEP_SECONDS, XidSamples, xid_field
@@ -76,7 +77,7 @@ class DcgmTelemetry:
         self._outline: Outline | None = None
         self._layout = Layout()
         self._layout_read_at = float("-inf")
-        self._fields: Sequence[Field] = ()
+        self._asked: tuple[Sequence[Field], tuple[int, ...], Asked] | None = None
         self._watching = threading.Lock()
         self._watches = self._new_watches()
         self._followed: tuple[Layout, Sequence[Field]] | None = None
@@ -146,8 +147,9 @@ class DcgmTelemetry:
             entities = layout.gpus.get(gpu.uuid)
             if entities is None:
                 raise DeviceLost(f"GPU {gpu.index} ({gpu.uuid}) is no longer listed by DCGM")
-            self._follow(layout, fields)
-            return self._read_gpu(entities, fields)
+            asked = self._asked_for(fields)
+            self._follow(layout, asked.fields)
+            return self._read_gpu(entities, asked)
 
     def read_others(self, fields: Sequence[Field]) -> GpuAnswer:
         with self._session.using():
@@ -155,10 +157,19 @@ class DcgmTelemetry:
             wanted = {part.entity for part in parts}
             if not wanted or not any(_of_level(fields, part.kind) for part in parts):
                 return GpuAnswer(())
-            self._follow(self._layout, fields)
-            latest = self._read_kinds("node", {p.entity: p.kind for p in parts}, fields)
+            asked = self._asked_for(fields)
+            self._follow(self._layout, asked.fields)
+            latest = self._read_kinds("node", {p.entity: p.kind for p in parts}, asked)
         others = tuple(part.reading(latest.values[part.entity]) for part in parts)
         return GpuAnswer((), dropped=tuple(latest.dropped), errors=_once(latest.errors), others=others)
+
+    def _asked_for(self, fields: Sequence[Field]) -> Asked:
+        """The same object for the same fields of the same engine."""
+        version = min(self.versions)
+        with self._watching:
+            if self._asked is None or self._asked[0] is not fields or self._asked[1] != version:
+                self._asked = fields, version, asked_of(version, fields)
+            return self._asked[2]
 
     def _follow(self, layout: Layout, fields: Sequence[Field]) -> None:
         """Has the engine watch these fields; only the first reading after a change has anything to do."""
@@ -201,9 +212,9 @@ class DcgmTelemetry:
         wanted[_MIG_XID] = Wanted(migs, (xid_field(),), KEEP_SECONDS)
         return {kind: watch for kind, watch in wanted.items() if watch.entities and watch.fields}
 
-    def _read_gpu(self, gpu: GpuEntities, fields: Sequence[Field]) -> GpuAnswer:
+    def _read_gpu(self, gpu: GpuEntities, asked: Asked) -> GpuAnswer:
         kinds = {gpu.entity: "GPU"} | dict.fromkeys(gpu.instances, "GPU_I") | dict.fromkeys(gpu.link_entities, "LINK")
-        latest = self._read_kinds(gpu.device.uuid, kinds, fields)
+        latest = self._read_kinds(gpu.device.uuid, kinds, asked)
         if gpu.entity in latest.lost:
             raise latest.lost[gpu.entity]
         devices = gpu.devices
@@ -220,19 +231,22 @@ class DcgmTelemetry:
             dropped=tuple(latest.dropped),
             errors=_once([*latest.errors, *errors]),
             others=tuple(gpu_links(gpu, latest.values)),
+            tells_errors=not self._watches.refused(_XID),
+            links_up=len(gpu.links) or None,
         )
 
-    def _read_kinds(self, whose: str, kinds: Mapping[Entity, str], fields: Sequence[Field]) -> Latest:
+    def _read_kinds(self, whose: str, kinds: Mapping[Entity, str], of: Asked) -> Latest:
         """The latest of some entities, each asked for the fields of its kind that the engine watches."""
         patience = _STALE_INTERVALS * self._settings.interval
         freshness = self._freshness.setdefault(whose, Freshness(patience, self._clock))
         answer = Latest({entity: {} for entity in kinds})
         for kind in dict.fromkeys(kinds.values()):
             entities, refused = [e for e, k in kinds.items() if k == kind], self._watches.refused(kind)
-            asked = [f for f in _of_level(fields, kind) if f.id not in refused]
+            asked = [f for f in _of_level(of.fields, kind) if f.id not in refused]
             answer.unsupported += [(entity, i) for entity in entities for i in refused]
             if asked:
                 answer.add(read_latest(self._session, entities, asked, freshness))
+        of.complete(answer)
         return answer
 
     # -- beside --------------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from podgpu.errors import DeviceLost, DriverGone, SourceError, Unsupported
 from podgpu.model import Device, DeviceUsage, ProcessUsage, Reading
 from podgpu.telemetry.nvml.driver import Grip, NvmlDriver
 from podgpu.telemetry.nvml.energy import EnergyCounter
+from podgpu.telemetry.nvml.links import LinkStates
 from podgpu.telemetry.nvml.mig import Instance, MigLayout
 from podgpu.telemetry.nvml.plan import DevicePlan
 from podgpu.telemetry.nvml.process_list import ProcessList
@@ -65,6 +66,7 @@ class Gpu:
         self.answers: bool | None = None
         """Whether it did when it was last asked; None: it was not asked since the driver was taken up."""
         self._watch_failed = False
+        self._tells_xids = False
         self._read_with = self._used_with = self._watched_with = 0
         """Which grip each was last done with."""
         self._reset_with = 0
@@ -76,6 +78,7 @@ class Gpu:
         self._process_layout = MigLayout(driver, grip)
         self._process_list = ProcessList(driver, grip, device.uuid)
         self._energy = EnergyCounter(driver, grip, clock)
+        self._links = LinkStates(driver, grip, clock)
         self.usage_reader = make_usage_reader(grip, energy=self._energy)
         self._usage_layout = MigLayout(driver, grip)
         self._usage_processes = ProcessList(driver, grip, device.uuid)
@@ -107,6 +110,8 @@ class Gpu:
             unsupported=tuple((key, i) for key, plan in plans.items() for i in sorted(plan.unsupported)),
             dropped=tuple(i for plan in plans.values() for i in plan.dropped),
             errors=tuple(e for plan in plans.values() for e in plan.errors),
+            tells_errors=self._tells_xids,
+            links_up=self._links.read() if fields else None,
         )
 
     def processes(self) -> tuple[ProcessUsage, ...]:
@@ -170,9 +175,9 @@ class Gpu:
         """Tried again with every reading until it is done; that it cannot be costs the GPU no reading."""
         if self._watched_with == self._grip.taken:
             return
-        taken = self._grip.taken
+        taken, self._tells_xids = self._grip.taken, False
         try:
-            self._xids.register(self.device.uuid, self._grip)
+            self._tells_xids = self._xids.register(self.device.uuid, self._grip)
         except Unsupported:
             _log.info("GPU %d (%s) tells no XID errors", self.device.index, self.device.uuid)
         except SourceError as e:

@@ -54,13 +54,14 @@ class XidWatch:
             return
         threading.Thread(target=self._run, args=(self._set,), name="xid-watch", daemon=True).start()
 
-    def register(self, uuid: str, grip: Grip) -> None:
-        """Watch this GPU too. Raises SourceError; Unsupported where it cannot tell XIDs."""
+    def register(self, uuid: str, grip: Grip) -> bool:
+        """Watch this GPU too; False: none is watched. Raises SourceError; Unsupported where it cannot tell XIDs."""
         if self._set is None:
-            return
+            return False
         self._uuids[address_in(grip.handle)] = uuid
         xid = self._driver.constant("nvmlEventTypeXidCriticalError")
         self._driver.call("nvmlDeviceRegisterEvents", grip, xid, self._set)
+        return True
 
     def free(self) -> None:
         """To be called when nobody can be using the driver: the thread ends before its next wait."""

@@ -10,9 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podgpu.cluster.prices import Price, PriceFile, Prices, parse_prices
+from podgpu.configuration.price_file import PriceFile, example_prices, read_prices
 from podgpu.errors import UsageError
+from podgpu.figures.prices import NO_PRICES, Price, Prices, parse_prices, unpriced_note
 from podgpu.files import ReadOnChange
+from podgpu.simulate.models import MODELS
 
 H100 = "NVIDIA H100 80GB HBM3"
 WRONG_AMOUNTS = ("-1", ".nan", ".inf", "'2.5'", "free", "1e3", "[1]", "0x10", "1_000", "true", "1:30", "1.", ".5")
@@ -42,6 +44,7 @@ def test_the_documented_file() -> None:
         ("currency: EUR\nmodels: []", "models: not a mapping"),
         ("currency: EUR\nmodels: {a: 2.5}", "models.a: not a mapping"),
         ("currency: EUR\nmodels: {a: {}}", "models.a: has neither gpu_hour nor kwh"),
+        ('currency: EUR\nmodels: {"a\\nb": {}}', r"models.a\nb: has neither gpu_hour nor kwh"),
         ("currency: EUR\nmodels: {a: {gpu-hour: 1}}", "models.a.gpu-hour: there is no such key"),
         ("currency: EUR\nmodels: {a: {kwh: 1}, a: {kwh: 2}}", "models: a stands twice, again in line 2"),
         *(
@@ -131,3 +134,34 @@ def test_a_wrong_file_at_the_start(tmp_path: Path) -> None:
     wrong.write_text("currency: EUR", encoding="utf-8")
     with pytest.raises(UsageError, match="models: names no model"):
         PriceFile(str(wrong))
+    wrong.write_bytes(b"#" * 300_000)
+    with pytest.raises(UsageError, match=r"--prices: .*more than 262144 bytes"):
+        PriceFile(str(wrong))
+
+
+def test_the_example_has_every_model_that_can_be_simulated_and_says_what_it_is() -> None:
+    prices = example_prices()
+    assert (prices.currency, prices.source) == ("USD", "example")
+    assert [model.name for model in MODELS.values() if not prices.of(model.name).gpu_hour] == []
+    assert "*" not in prices.models, "a model nobody priced must be seen"
+    for model in ("NVIDIA GH200 480GB", "NVIDIA A10G", "NVIDIA-A100-SXM4-80GB", "Tesla T4"):
+        assert prices.of(model).gpu_hour
+
+
+def test_what_the_option_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert read_prices("")() == (NO_PRICES, ())
+    assert read_prices("example")() == (example_prices(), ())
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "example").write_text(GOOD, encoding="utf-8")
+    assert read_prices("./example")()[0].source == "file", "a file of that name is named by a path"
+
+
+def test_models_without_a_price_are_named_once() -> None:
+    prices = parse_prices(GOOD.replace('"*"', '"NVIDIA A1OO-SXM4-40GB"').encode(), "p.yml")
+    (note,) = unpriced_note(["NVIDIA L4", "NVIDIA A100-SXM4-40GB", "NVIDIA L4", ""], prices)
+    assert note.startswith("--prices has no price for NVIDIA A100-SXM4-40GB, NVIDIA L4, devices of an unknown model:")
+    assert "the file has NVIDIA A1OO-SXM4-40GB: is that meant?" in note
+    assert unpriced_note([], prices) == unpriced_note(["NVIDIA L4"], NO_PRICES) == ()
+    (many,) = unpriced_note([f"GPU {number}" for number in range(30)], example_prices())
+    assert "and 22 more" in many
+    assert "--prices example" in many

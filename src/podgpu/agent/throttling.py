@@ -1,0 +1,71 @@
+"""Throttling tells from a GPU's counters whether heat or the power brake has held its clocks down for a while."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from podgpu.catalog.conditions import POWER_BRAKE, THERMAL
+from podgpu.model import Value
+
+WHILE_SECONDS = 60.0
+"""So long it has to last: a GPU that is throttled for a moment does what it is made to do."""
+BEGINS, ENDS = 0.5, 0.1
+"""Part of that time: from here on it is throttled, below that it is not any more."""
+_CLOCK_EVENTS = 112
+_NS = 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    counters: tuple[int, ...]
+    """Fields that count nanoseconds; the highest counts, older drivers have the last only."""
+    bits: int
+    """Of the clock events, where there are no such counters."""
+
+
+_KINDS: Mapping[str, _Kind] = {
+    THERMAL: _Kind((1422, 1423, 241), 0x20 | 0x40),
+    POWER_BRAKE: _Kind((1424,), 0x80),
+}
+_FIELDS = frozenset(i for kind in _KINDS.values() for i in kind.counters) | {_CLOCK_EVENTS}
+
+
+@dataclass(slots=True)
+class Throttling:
+    """Of one GPU."""
+
+    _samples: deque[tuple[float, dict[int, float]]] = field(default_factory=deque)
+    _held: set[str] = field(default_factory=set)
+
+    def look(self, values: Mapping[int, Value], now: float) -> dict[str, float | None]:
+        """Condition -> for how many seconds it has lasted at least; None: it is not there. What is not known yet, or
+        cannot be, is left out."""
+        known = {i: float(v) for i in _FIELDS if isinstance(v := values.get(i), int | float)}
+        samples = self._samples
+        if samples and now <= samples[-1][0]:
+            return {}
+        samples.append((now, known))
+        while len(samples) > 2 and now - samples[1][0] >= WHILE_SECONDS:
+            samples.popleft()
+        lasted = now - samples[0][0]
+        if lasted < WHILE_SECONDS:
+            return {}
+        return {name: self._judge(name, ratio, lasted) for name in _KINDS if (ratio := self._ratio(name)) is not None}
+
+    def _judge(self, name: str, ratio: float, lasted: float) -> float | None:
+        if ratio >= BEGINS or (name in self._held and ratio >= ENDS):
+            self._held.add(name)
+            return lasted
+        self._held.discard(name)
+        return None
+
+    def _ratio(self, name: str) -> float | None:
+        """The part of the time in the window in which it was held back."""
+        (began, first), (now, last) = self._samples[0], self._samples[-1]
+        counters = [i for i in _KINDS[name].counters if i in first and i in last]
+        if counters:
+            return max((last[i] - first[i]) / _NS / (now - began) for i in counters)
+        masks = [sample[_CLOCK_EVENTS] for _, sample in list(self._samples)[1:] if _CLOCK_EVENTS in sample]
+        return sum(bool(int(mask) & _KINDS[name].bits) for mask in masks) / len(masks) if masks else None

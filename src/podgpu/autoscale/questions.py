@@ -1,0 +1,261 @@
+"""Answers what autoscalers ask of a scene: a workload's figure, each pod's, a node's, and whether it is at work. Pure.
+
+Time first, then pods: each pod's figure is the mean over the window, and the aggregate is over pods. Who is in it: pods
+that run and hold a GPU. One that asks for a GPU and has no figures is not left out in silence: the answer is refused,
+or, where the caller wants that, given without it. A workload is idle only when every pod of it surely is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from podgpu.autoscale.metrics import BUSY, MEAN, USED, USED_COUNT, UTILIZATION, Aggregate, Metric
+from podgpu.autoscale.pods import PodSeen
+from podgpu.autoscale.refusal import Refusal, no_data, not_found, some_of
+from podgpu.autoscale.ring import known, mean
+from podgpu.autoscale.samples import ScopeKey
+from podgpu.autoscale.scene import Scene
+from podgpu.autoscale.selectors import Selector
+
+DEFAULT_WINDOW = 120.0
+DEFAULT_IDLE = 300.0
+LEAST = 0.001
+"""What is told in place of 0 where somebody may be at work: an HPA that may scale to zero does it at 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class Over:
+    """How a figure is made."""
+
+    window: float = DEFAULT_WINDOW
+    aggregate: Aggregate = MEAN
+    leave_out: bool = False
+    """Pods without figures, instead of refusing."""
+    idle_for: float = DEFAULT_IDLE
+
+
+@dataclass(frozen=True, slots=True)
+class Whom:
+    """The pods that a question is about."""
+
+    namespace: str
+    """Empty: the whole cluster."""
+    owner: tuple[str, str] | None = None
+    """Kind and name of what made them."""
+    selector: Selector | None = None
+
+    def pods(self, scene: Scene) -> Sequence[PodSeen]:
+        """Those that run. Raises Refusal where nobody knows."""
+        running = scene.pods
+        if running.trouble:
+            raise no_data(running.trouble)
+        if self.owner is not None:
+            return running.by_owner.get((self.namespace, *self.owner), ())
+        if not self.namespace:
+            return tuple(running.everywhere())
+        found = running.by_namespace.get(self.namespace, ())
+        if self.selector is None or not self.selector.requirements:
+            return found
+        return [pod for pod in found if self.selector.matches(dict(pod.labels))]
+
+    @property
+    def text(self) -> str:
+        if self.owner is not None:
+            return f"{self.owner[0]} {self.namespace}/{self.owner[1]}"
+        if self.selector is not None and self.selector.requirements:
+            return f"pods of {self.namespace} with {self.selector.text}"
+        return f"namespace {self.namespace}" if self.namespace else "the cluster"
+
+
+class Answer(NamedTuple):
+    value: float
+    at: float
+    """Unix time at which its window ends."""
+    window: float
+    """Seconds that it is over: less than was asked for of a pod that is younger."""
+
+
+class PodAnswer(NamedTuple):
+    name: str
+    answer: Answer
+
+
+class _Sorted(NamedTuple):
+    """A workload's pods, by what can be told of them."""
+
+    with_figures: list[tuple[PodSeen, float, int]]
+    """Pod, its figure, and rounds that it is over."""
+    starting: list[PodSeen]
+    lacking: list[PodSeen]
+    """On a node that answers, without this metric."""
+    dark: list[PodSeen]
+    """Ask for a GPU, and are in nobody's figures."""
+
+
+def _pod_mean(scene: Scene, pod: PodSeen, metric: Metric, window: float) -> tuple[float, int] | None:
+    rounds = scene.rounds_of(pod, window)
+    values = scene.pod_rings.values(pod.key, metric.column, scene.number, rounds)
+    if not values or math.isnan(values[-1]):
+        return None  # what is not known now is not known
+    found = mean(values)
+    return None if found is None else (found, len(known(values)))
+
+
+def _sort(scene: Scene, pods: Iterable[PodSeen], metric: Metric, window: float) -> _Sorted:
+    sorted_ = _Sorted([], [], [], [])
+    for pod in pods:
+        if not scene.is_about(pod):
+            continue
+        holds = pod.key in scene.holding
+        found = _pod_mean(scene, pod, metric, window) if holds else None
+        if found is not None:
+            sorted_.with_figures.append((pod, *found))
+        elif scene.is_starting(pod):
+            sorted_.starting.append(pod)
+        else:
+            (sorted_.lacking if holds else sorted_.dark).append(pod)
+    return sorted_
+
+
+# A workload
+
+
+def of_workload(scene: Scene, whom: Whom, metric: Metric, over: Over) -> Answer:
+    """Raises Refusal."""
+    pods = whom.pods(scene)
+    found = _sort(scene, pods, metric, over.window)
+    if not found.with_figures or ((found.lacking or found.dark) and not over.leave_out):
+        raise _without(scene, whom, pods, found, metric)
+    rounds = max(count for _, _, count in found.with_figures)
+    value = (
+        _used(scene, [pod for pod, _, _ in found.with_figures], over.window)
+        if metric is USED
+        else over.aggregate.of([value for _, value, _ in found.with_figures])
+    )
+    if metric in (UTILIZATION, BUSY) and value < LEAST and not _all_idle(scene, pods, over.idle_for):
+        value = LEAST
+    return Answer(value, scene.ends_at, rounds * scene.interval)
+
+
+def _used(scene: Scene, pods: Sequence[PodSeen], window: float) -> float:
+    """The mean over devices in use of each round, and the mean of that over the rounds."""
+    rounds = scene.rounds_in(window)
+    totals, counts = [0.0] * rounds, [-1.0] * rounds
+    for pod in pods:
+        own = scene.rounds_of(pod, window)
+        sums = scene.pod_rings.values(pod.key, USED.column, scene.number, own)
+        devices = scene.pod_rings.values(pod.key, USED_COUNT, scene.number, own)
+        for back in range(1, len(sums) + 1):
+            if not math.isnan(sums[-back]):
+                totals[-back] += sums[-back]
+                counts[-back] = max(0.0, counts[-back]) + devices[-back]
+    means = [total / count if count else 0.0 for total, count in zip(totals, counts, strict=True) if count >= 0]
+    return math.fsum(means) / len(means)
+
+
+def of_scope(scene: Scene, scope: ScopeKey, metric: Metric, window: float) -> Answer:
+    """Of a node; of a namespace or the cluster the used GPUs alone. Raises Refusal."""
+    rounds = scene.rounds_in(window)
+    values = scene.scope_rings.values(scope, metric.column, scene.number, rounds)
+    if not values or math.isnan(values[-1]):
+        raise _no_scope(scene, scope, metric)
+    if metric is USED:
+        devices = scene.scope_rings.values(scope, USED_COUNT, scene.number, rounds)
+        means = [s / d if d else 0.0 for s, d in zip(values, devices, strict=True) if s == s]
+        return Answer(math.fsum(means) / len(means), scene.ends_at, len(means) * scene.interval)
+    found = known(values)
+    return Answer(math.fsum(found) / len(found), scene.ends_at, len(found) * scene.interval)
+
+
+def _no_scope(scene: Scene, scope: ScopeKey, metric: Metric) -> Refusal:
+    kind, name = scope
+    if kind == "node":
+        if name in scene.old_nodes:
+            return no_data(
+                f"node {name} was not heard of for {scene.old_nodes[name]:.0f} s: see that its exporter runs"
+            )
+        if not scene.scope_rings.values(scope, metric.column, scene.number, 1):
+            return not_found(f"no exporter tells of a node {name}: see that podgpu's exporter runs there")
+    what = {"node": f"node {name}", "namespace": f"namespace {name}"}.get(kind, "the cluster")
+    return no_data(f"nobody tells {metric.name} of {what}: {metric.needs}{_notes(scene)}")
+
+
+# Each pod
+
+
+def of_pods(scene: Scene, pods: Iterable[PodSeen], metric: Metric, window: float) -> list[PodAnswer]:
+    """Those that have the figure. Missing ones are for the HPA to judge: it knows which are ready."""
+    answers = []
+    for pod in pods:
+        if pod.key not in scene.holding:
+            continue
+        found = _pod_mean(scene, pod, metric, window)
+        if found is not None:
+            value = found[0] if metric is not USED else _used(scene, [pod], window)
+            answers.append(PodAnswer(pod.name, Answer(value, scene.ends_at, found[1] * scene.interval)))
+    return answers
+
+
+def why_no_pods(scene: Scene, whom: Whom, pods: Sequence[PodSeen], metric: Metric, window: float) -> Refusal:
+    """For a list of pods that is empty."""
+    return _without(scene, whom, pods, _sort(scene, pods, metric, window), metric)
+
+
+# At work?
+
+
+def is_active(scene: Scene, whom: Whom, idle_for: float) -> bool:
+    """False only when every pod that holds a GPU has surely been idle for so long. Raises Refusal where nobody knows,
+    and where there is no pod: nobody can see from here whether one is needed."""
+    pods = whom.pods(scene)
+    holding = [pod for pod in pods if pod.key in scene.holding]
+    dark = [pod for pod in pods if scene.is_about(pod) and pod.key not in scene.holding]
+    if any(not _is_idle(scene, pod, idle_for) for pod in holding) or any(map(scene.is_starting, dark)):
+        return True
+    if dark or not holding:
+        raise _without(scene, whom, pods, _Sorted([], [], [], dark), UTILIZATION)
+    return False
+
+
+def _is_idle(scene: Scene, pod: PodSeen, idle_for: float) -> bool:
+    since = scene.holding[pod.key].idle_since
+    return since is not None and scene.ends_at - max(since, pod.started_at) >= idle_for
+
+
+def _all_idle(scene: Scene, pods: Iterable[PodSeen], idle_for: float) -> bool:
+    return all(_is_idle(scene, pod, idle_for) if pod.key in scene.holding else not scene.is_about(pod) for pod in pods)
+
+
+# Why not
+
+
+def _without(scene: Scene, whom: Whom, pods: Sequence[PodSeen], found: _Sorted, metric: Metric) -> Refusal:
+    if not pods:
+        return not_found(
+            f"no running pod is of {whom.text}: check the name, the labels and the namespace; a workload at zero has "
+            "no GPU to be seen, so that a second trigger has to wake it"
+        )
+    if found.dark:
+        where = some_of(f"{pod.name} on {pod.node or 'no node'}{_age(scene, pod.node)}" for pod in found.dark)
+        return no_data(
+            f"{whom.text}: {len(found.dark)} of {len(pods)} pods ask for a GPU and are in no exporter's figures "
+            f"({where}): see that podgpu's exporter runs on these nodes and is read{_notes(scene)}"
+        )
+    if found.lacking:
+        names = some_of(pod.name for pod in found.lacking)
+        return no_data(f"{whom.text}: nobody tells {metric.name} of {names}: {metric.needs}")
+    if found.starting:
+        return no_data(f"{whom.text}: its pods have just begun, and no exporter has told of them yet: ask again soon")
+    return not_found(f"{whom.text}: none of its {len(pods)} running pods holds a GPU{_notes(scene)}")
+
+
+def _age(scene: Scene, node: str) -> str:
+    age = scene.old_nodes.get(node)
+    return "" if age is None else f", not heard of for {age:.0f} s"
+
+
+def _notes(scene: Scene) -> str:
+    return f" ({some_of(scene.notes)})" if scene.notes else ""

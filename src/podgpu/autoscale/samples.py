@@ -1,0 +1,254 @@
+"""Makes one round's samples of the cluster's view: what each pod did on the devices it holds, and each node. Pure, but
+for the counters of the round before, from which rates are made.
+
+What cannot be told apart is not told: of a GPU that several pods share each has its own part where the exporter tells
+it, and nothing where it does not. Nodes not heard of lately tell nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from podgpu.autoscale import metrics as m
+from podgpu.autoscale.ring import NAN
+from podgpu.cluster.reading import Scope
+from podgpu.cluster.used import IN_USE
+from podgpu.cluster.view import ClusterView
+from podgpu.figures.device import DeviceFigures, HolderFigures, has_identity
+from podgpu.model import Who
+
+PodKey = tuple[str, str]
+"""Namespace and name."""
+ScopeKey = tuple[str, str]
+"""`node`, `namespace` or `cluster`, and its name."""
+_MOST_RATE = 1.5
+"""Of one device's time: a page read late tells a little more than everything, and more than that is no rate."""
+_OVER_FULL = 1.01
+_FRACTION = ((m.SM, m.SM_ACTIVE), (m.TENSOR, m.TENSOR_ACTIVE), (m.DRAM, m.DRAM_ACTIVE))
+
+
+class Holding(NamedTuple):
+    """A pod that holds devices."""
+
+    node: str
+    idle_since: float | None
+    """Unix time since which it has surely run nothing on any device it holds. None: it runs something, or might."""
+
+
+class Round(NamedTuple):
+    """Rows are by column; NaN: not known."""
+
+    holding: dict[PodKey, Holding]
+    pods: dict[PodKey, tuple[float, ...]]
+    scopes: dict[ScopeKey, tuple[float, ...]]
+
+
+class _Rate(NamedTuple):
+    read_at: float
+    busy_seconds: float | None
+    energy_joules: float | None
+    busy: float | None = None
+    watts: float | None = None
+
+
+class Rates:
+    """How fast each holder's counters grow, from one reading of its node to the next."""
+
+    def __init__(self) -> None:
+        self._before: dict[tuple[str, str, Who], _Rate] = {}
+        self._now: dict[tuple[str, str, Who], _Rate] = {}
+
+    def next_round(self) -> None:
+        """Holders that were in none of the last round's readings are forgotten."""
+        self._before, self._now = self._now, {}
+
+    def of(self, device: DeviceFigures, of: HolderFigures, read_at: float) -> _Rate:
+        key = device.uuid, device.instance, of.who
+        before = self._before.get(key)
+        if before is None:
+            rate = _Rate(read_at, of.busy_seconds, of.energy_joules)
+        elif read_at - before.read_at < 0.5:
+            rate = before  # the same reading again
+        else:
+            seconds = read_at - before.read_at
+            busy = _growth(before.busy_seconds, of.busy_seconds, seconds)
+            watts = _growth(before.energy_joules, of.energy_joules, seconds)
+            if busy is not None:
+                busy = min(busy, 1.0) if busy <= _MOST_RATE else None
+            rate = _Rate(read_at, of.busy_seconds, of.energy_joules, busy, watts)
+        self._now[key] = rate
+        return rate
+
+
+def _growth(before: float | None, now: float | None, seconds: float) -> float | None:
+    """None: not counted, or counted anew."""
+    if before is None or now is None or now < before:
+        return None
+    return (now - before) / seconds
+
+
+# One device of one pod
+
+
+class _Part(NamedTuple):
+    """What a pod does on one device; None: not known."""
+
+    utilization: float | None
+    memory: int | None
+    memory_total: int | None
+    busy: float | None
+    watts: float | None
+    fractions: tuple[float | None, ...]
+    used: float | None
+    """The used field in per cent."""
+    in_use: bool | None
+
+
+def _part(
+    device: DeviceFigures, own: Sequence[HolderFigures], rates: Sequence[_Rate], alone: bool, view: ClusterView
+) -> _Part:
+    beside = dict(device.beside) if alone else {}
+    utilization = _sum(of.utilization for of in own)
+    memory = _sum(of.memory for of in own)
+    busy = _sum(rate.busy for rate in rates)
+    watts = _sum(rate.watts for rate in rates)
+    if alone:
+        utilization = device.utilization if utilization is None else utilization
+        memory = device.memory_used if memory is None else memory
+        watts = device.power_watts if device.power_watts is not None else watts
+    full = view.settings.full
+    value = device.measured
+    used = None if value is None or not 0 <= value <= full * _OVER_FULL else min(1.0, value / full)
+    return _Part(
+        None if utilization is None else min(1.0, utilization),
+        None if memory is None else round(memory),
+        device.memory_total or None,
+        None if busy is None else min(1.0, busy),
+        watts,
+        tuple(_ratio(beside.get(field)) for _, field in _FRACTION),
+        None if used is None else 100 * used,
+        None if used is None or value is None else IN_USE[view.settings.used_means](value, device.holders),
+    )
+
+
+def _sum(values: Iterable[float | None]) -> float | None:
+    total = 0.0
+    for value in values:
+        if value is None:
+            return None
+        total += value
+    return total
+
+
+def _ratio(value: float | None) -> float | None:
+    return min(1.0, value) if value is not None and 0 <= value <= _OVER_FULL else None
+
+
+def _row(parts: Sequence[_Part]) -> tuple[float, ...]:
+    """The columns of a pod that holds these."""
+    row = [NAN] * m.COLUMNS
+    row[m.UTILIZATION.column] = _percent([part.utilization for part in parts])
+    memory, total = _sum(part.memory for part in parts), _sum(part.memory_total for part in parts)
+    row[m.MEMORY.column] = NAN if memory is None or not total else min(100.0, 100 * memory / total)
+    row[m.BUSY.column] = _percent([part.busy for part in parts])
+    watts = _sum(part.watts for part in parts)
+    row[m.POWER.column] = NAN if watts is None else watts
+    for place, (metric, _) in enumerate(_FRACTION):
+        row[metric.column] = _percent([part.fractions[place] for part in parts])
+    if all(part.in_use is not None for part in parts):
+        in_use = [part.used for part in parts if part.in_use and part.used is not None]
+        row[m.USED.column], row[m.USED_COUNT] = sum(in_use), float(len(in_use))
+    return tuple(row)
+
+
+def _percent(ratios: Sequence[float | None]) -> float:
+    total = _sum(ratios)
+    return NAN if total is None or not ratios else 100 * total / len(ratios)
+
+
+# One round
+
+
+def sample_round(view: ClusterView, rates: Rates) -> Round:
+    idle = {(i.node.name, *i.device.key, i.of.who): i.since for i in view.idle if not i.node.old}
+    parts: dict[PodKey, list[_Part]] = {}
+    since: dict[PodKey, float | None] = {}
+    nodes: dict[PodKey, str] = {}
+    scopes: dict[ScopeKey, tuple[float, ...]] = {}
+    had: set[tuple[str, str]] = set()
+    for node in view.nodes:
+        if node.old:
+            continue
+        read_at = view.taken_at - node.age
+        busy_of_node: list[float | None] = []
+        for device in node.devices:
+            own: dict[PodKey, list[HolderFigures]] = {}
+            rate_of = {id(of): rates.of(device, of, read_at) for of in device.holders}
+            busy_of_node.append(_sum(rate.busy for rate in rate_of.values()))
+            for of in device.holders:
+                if of.holder.pod:
+                    own.setdefault((of.holder.namespace, of.holder.pod), []).append(of)
+            if has_identity(device.uuid):
+                if device.key in had:
+                    continue  # two nodes claim it: it counts once
+                had.add(device.key)
+            alone = len(own) == 1 and all(of.holder.pod for of in device.holders)
+            for pod, holders in own.items():
+                part = _part(device, holders, [rate_of[id(of)] for of in holders], alone, view)
+                parts.setdefault(pod, []).append(part)
+                nodes[pod] = node.name
+                began = [idle.get((node.name, *device.key, of.who)) for of in holders]
+                since[pod] = _latest([since[pod], *began] if pod in since else began)
+        scopes["node", node.name] = _node_row(node.devices, busy_of_node, view, node.name)
+    rates.next_round()
+    holding = {pod: Holding(nodes[pod], since[pod]) for pod in parts}
+    return Round(holding, {pod: _row(of) for pod, of in parts.items()}, {**scopes, **_used_scopes(view)})
+
+
+def _latest(moments: Sequence[float | None]) -> float | None:
+    """None where one of them is."""
+    known = [moment for moment in moments if moment is not None]
+    return max(known) if len(known) == len(moments) else None
+
+
+def _node_row(
+    devices: Sequence[DeviceFigures], busy: Sequence[float | None], view: ClusterView, name: str
+) -> tuple[float, ...]:
+    """A GPU in MIG mode is its instances where they have the figure and it has none."""
+    row = [NAN] * m.COLUMNS
+    gpus = [device for device in devices if not device.instance]
+    row[m.UTILIZATION.column] = _percent(_each(devices, {id(d): d.utilization for d in devices}))
+    memory, total = _sum(d.memory_used for d in gpus), _sum(d.memory_total for d in gpus)
+    row[m.MEMORY.column] = NAN if memory is None or not total else min(100.0, 100 * memory / total)
+    if gpus:
+        watts = _sum(d.power_watts for d in gpus)
+        row[m.POWER.column] = NAN if watts is None else watts
+        total_busy = _sum(busy)
+        row[m.BUSY.column] = NAN if total_busy is None else min(100.0, 100 * total_busy / len(gpus))
+    for metric, field in _FRACTION:
+        row[metric.column] = _percent(_each(devices, {id(d): _ratio(dict(d.beside).get(field)) for d in devices}))
+    _put_used(row, view, Scope("node", node=name))
+    return tuple(row)
+
+
+def _each(devices: Sequence[DeviceFigures], values: Mapping[int, float | None]) -> list[float | None]:
+    cut = {device.uuid for device in devices if device.instance and values[id(device)] is not None}
+    return [values[id(d)] for d in devices if (bool(d.instance) if d.uuid in cut else not d.instance)]
+
+
+def _used_scopes(view: ClusterView) -> dict[ScopeKey, tuple[float, ...]]:
+    found: dict[ScopeKey, tuple[float, ...]] = {}
+    for scope in view.used:
+        if scope.scope in ("namespace", "cluster"):
+            row = [NAN] * m.COLUMNS
+            _put_used(row, view, scope)
+            found[scope.scope, scope.namespace] = tuple(row)
+    return found
+
+
+def _put_used(row: list[float], view: ClusterView, scope: Scope) -> None:
+    used = view.used.get(scope)
+    if used is not None:
+        row[m.USED.column] = 100 * used.mean / view.settings.full * used.devices
+        row[m.USED_COUNT] = float(used.devices)

@@ -1,0 +1,62 @@
+"""Puts a keeper of history beside a node's agent or the cluster's loop: it takes its samples of what those publish."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from podgpu.agent.loop import Agent
+from podgpu.history.answering import RingHistory
+from podgpu.history.keeper import Keeper
+from podgpu.history.ring import Told
+
+if TYPE_CHECKING:  # the exporter has no cluster
+    from podgpu.clock import Clock
+    from podgpu.cluster.loop import Cluster
+    from podgpu.cluster.publish import Publisher
+    from podgpu.cluster.reading import MakeBackend
+
+
+def node_keeper(agent: Agent, directory: str = "") -> Keeper:
+    """Raises UsageError."""
+    keeper = Keeper(lambda: told_by_node(agent), agent.clock, directory)
+    agent.notes_beside = keeper.notes
+    return keeper
+
+
+def told_by_node(agent: Agent) -> Iterable[Told]:
+    """Nothing when what was published is too old to be shown: then nothing is known."""
+    from podgpu.figures.from_snapshot import view_of_snapshot
+
+    published = agent.published
+    if agent.is_fresh(published):
+        yield Told(view_of_snapshot(published.snapshot, agent.settings.policy.hostname).devices)
+
+
+def cluster_with_keeper(
+    make_backend: MakeBackend, publisher: Publisher, clock: Clock | None = None, directory: str = ""
+) -> tuple[Cluster, Keeper]:
+    """Raises UsageError."""
+    from podgpu.cluster.loop import Cluster
+
+    cluster = Cluster(make_backend, publisher, clock)
+    keeper = Keeper(lambda: told_by_cluster(cluster), cluster.clock, directory)
+    publisher.notes_beside = keeper.notes
+    return cluster, keeper
+
+
+def told_by_cluster(cluster: Cluster) -> Iterable[Told]:
+    """Of nodes that are old only what is wrong. GPUs without a UUID cannot be told apart from another node's."""
+    from podgpu.figures.device import has_identity
+
+    if not cluster.turns:
+        return
+    for node in cluster.published.view.nodes:
+        if all(has_identity(device.uuid) for device in node.devices):
+            yield Told(node.devices, fresh=not node.old)
+        else:
+            yield Told([device for device in node.devices if has_identity(device.uuid)], fresh=not node.old)
+
+
+def history_of(keeper: Keeper) -> RingHistory:
+    return RingHistory(keeper.ring, keeper.clock)

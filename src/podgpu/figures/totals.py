@@ -1,0 +1,218 @@
+"""This module owns the totals of a picture: how many GPUs are allocated, used, idle, free, broken, and what that costs.
+
+Everything is in GPUs: a MIG instance is the part of one that its compute slices are, a share is a part of its device.
+At all times allocated = used + idle + unknown and gpus = allocated + free, to the last digit that is written. Broken
+ones are among all of these. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from math import fsum
+from typing import Literal
+
+from podgpu.figures.device import DeviceFigures, HolderFigures, has_identity
+from podgpu.figures.parts import WHOLE, PhysicalGpu, holder_parts, physical_gpus
+from podgpu.figures.picture import NamespacePicture, NodePicture, Picture
+
+Use = Literal["used", "idle", "unknown"]
+BLIND = frozenset({"lost", "unreadable", "driver_away", "node_gone"})
+"""Conditions with which nothing that is known of a device is of now."""
+JudgeUse = Callable[[DeviceFigures, HolderFigures], Use]
+TellCost = Callable[[DeviceFigures, HolderFigures, int, int], float | None]
+"""Given a device, its holder, the holder's part and what part the whole device is: the cost of an hour."""
+_WRITTEN = 10_000
+"""Totals are whole numbers of this part of a GPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """In GPUs. Money is None without prices, or where nothing that is held has one."""
+
+    gpus: int = 0
+    allocated: float = 0.0
+    used: float = 0.0
+    idle: float = 0.0
+    """Held and idle, from the first second on."""
+    unknown: float = 0.0
+    """Held, and nobody knows whether anything runs there."""
+    free: float = 0.0
+    """Held by nobody; a broken one too."""
+    broken: int = 0
+    power_watts: float | None = None
+    cost_per_hour: float | None = None
+    wasted_per_hour: float | None = None
+    """What is held and idle costs so much."""
+
+
+def use_of(device: DeviceFigures, of: HolderFigures, watched: bool = False) -> Use:
+    """What a holder does with what it holds. `watched`: somebody follows every holder, so that one without `idle_since`
+    has run something lately, though it may run nothing at this moment."""
+    if is_blind(device):
+        return "unknown"
+    if of.idle_since is not None:
+        return "idle"
+    ratio = device.utilization if of.utilization is None else of.utilization
+    if ratio:
+        return "used"
+    if of.utilization == 0 and of.processes and device.utilization:
+        # The driver's samples go to the busiest process alone: beside it, a 0 says nothing of who has a process too.
+        return "unknown"
+    if ratio is None and of.processes != 0:
+        return "unknown"
+    return "used" if watched and ratio is not None else "idle"
+
+
+def cost_told(_device: DeviceFigures, of: HolderFigures, _part: int, _whole: int) -> float | None:
+    """What the figures say that a holder's part of the device costs."""
+    return of.cost_per_hour
+
+
+@dataclass(slots=True)
+class Tally:
+    """Totals as far as they were counted: of a picture, or of one namespace in it."""
+
+    gpus: int = 0
+    uses: dict[Use, int] = field(default_factory=lambda: {"used": 0, "idle": 0, "unknown": 0})
+    """In parts of a GPU."""
+    broken: int = 0
+    watts: list[float] = field(default_factory=list)
+    costs: list[float] = field(default_factory=list)
+    wasted: list[float] = field(default_factory=list)
+    held: bool = False
+
+    def hold(self, part: int, use: Use, cost: float | None) -> None:
+        self.held = True
+        self.uses[use] += part
+        if cost is not None:
+            self.costs.append(cost)
+            if use == "idle":
+                self.wasted.append(cost)
+
+    def totals(self, priced: bool) -> Totals:
+        """`priced`: there are prices."""
+        allocated = round_half_up(sum(self.uses.values()))
+        used, idle, unknown = _rounded_to(allocated, tuple(self.uses.values()))
+        has_cost = priced and (bool(self.costs) or not self.held)
+        return Totals(
+            gpus=self.gpus,
+            allocated=allocated / _WRITTEN,
+            used=used / _WRITTEN,
+            idle=idle / _WRITTEN,
+            unknown=unknown / _WRITTEN,
+            free=max(0, self.gpus * _WRITTEN - allocated) / _WRITTEN,
+            broken=self.broken,
+            power_watts=fsum(self.watts) if self.watts else None,
+            cost_per_hour=fsum(self.costs) if has_cost else None,
+            wasted_per_hour=fsum(self.wasted) if has_cost else None,
+        )
+
+
+class Tallies:
+    """Nodes as far as they were counted, and what each namespace holds of them. A GPU that several nodes say is theirs
+    counts where it is first told of."""
+
+    def __init__(self, use: JudgeUse = use_of, cost: TellCost = cost_told) -> None:
+        self.whole = Tally()
+        self.namespaces: dict[str, Tally] = {}
+        self._use = use
+        self._cost = cost
+        self._counted: set[str] = set()
+
+    def add_node(self, devices: Iterable[DeviceFigures], old: bool = False) -> None:
+        """`old`: what is known of it is not of now."""
+        for gpu in physical_gpus(devices):
+            uuid = gpu.devices[0].uuid
+            if has_identity(uuid):
+                if uuid in self._counted:
+                    continue
+                self._counted.add(uuid)
+            self._add(gpu, old)
+
+    def _add(self, gpu: PhysicalGpu, old: bool) -> None:
+        whole = self.whole
+        whole.gpus += 1
+        whole.broken += any(device.conditions or not device.present for device in gpu.devices)
+        if not old and gpu.power_watts is not None:
+            whole.watts.append(gpu.power_watts)
+        blind = old or (gpu.own is not None and bool(gpu.instances) and is_blind(gpu.own))
+        for device, part in gpu.slots():
+            for of, share in holder_parts(device.holders, part) if device.holders else ():
+                use: Use = "unknown" if blind else self._use(device, of)
+                cost = self._cost(device, of, share, part if device.instance else WHOLE)
+                whole.hold(share, use, cost)
+                if namespace := of.holder.namespace:
+                    self._of(namespace).hold(share, use, cost)
+
+    def _of(self, namespace: str) -> Tally:
+        tally = self.namespaces.get(namespace)
+        if tally is None:
+            tally = self.namespaces[namespace] = Tally()
+        return tally
+
+
+def is_blind(device: DeviceFigures) -> bool:
+    """Whether nothing that is known of it is of now."""
+    return not device.present or any(condition.name in BLIND for condition in device.conditions)
+
+
+def totals_of(picture: Picture) -> Totals:
+    tallies = _tallies(picture.nodes, picture.idle_after_seconds is not None)
+    return tallies.whole.totals(bool(picture.currency))
+
+
+def namespace_totals(nodes: Iterable[NodePicture], *, watched: bool, priced: bool) -> Mapping[str, Totals]:
+    """Of each namespace that holds anything. `gpus`, `free` and `broken` are no namespace's: 0."""
+    tallies = _tallies(nodes, watched)
+    return {name: tally.totals(priced) for name, tally in tallies.namespaces.items()}
+
+
+def _tallies(nodes: Iterable[NodePicture], watched: bool) -> Tallies:
+    tallies = Tallies(partial(use_of, watched=watched))
+    for node in nodes:
+        tallies.add_node(node.devices, node.old)
+    return tallies
+
+
+def totals_of_devices(devices: Iterable[DeviceFigures], *, watched: bool = False, priced: bool = False) -> Totals:
+    """The same of devices that say themselves which node they are on, as `podgpu top` has them."""
+    nodes: dict[str, list[DeviceFigures]] = {}
+    for device in devices:
+        nodes.setdefault(device.node, []).append(device)
+    tallies = Tallies(partial(use_of, watched=watched))
+    for of_node in nodes.values():
+        tallies.add_node(of_node)
+    return tallies.whole.totals(priced)
+
+
+def with_totals(of: NamespacePicture, held: Totals | None, priced: bool) -> NamespacePicture:
+    """What the namespace holds, beside what it used; None: nothing any more."""
+    held = held or Tally().totals(priced)
+    return replace(
+        of,
+        allocated_gpus=held.allocated,
+        used_gpus=None if held.allocated and held.unknown == held.allocated else held.used,
+        idle_gpus=held.idle,
+        unknown_gpus=held.unknown,
+        cost_per_hour=held.cost_per_hour,
+        wasted_per_hour=held.wasted_per_hour,
+    )
+
+
+# Rounding
+
+
+def round_half_up(parts: int) -> int:
+    """Parts of a GPU as whole numbers of what is written."""
+    return (2 * parts * _WRITTEN + WHOLE) // (2 * WHOLE)
+
+
+def _rounded_to(total: int, parts: tuple[int, ...]) -> list[int]:
+    """Each part as it is written, so that they add up to the total: the largest rests are rounded up."""
+    written = [part * _WRITTEN // WHOLE for part in parts]
+    rests = sorted(range(len(parts)), key=lambda place: -(parts[place] * _WRITTEN % WHOLE))
+    for place in rests[: total - sum(written)]:
+        written[place] += 1
+    return written

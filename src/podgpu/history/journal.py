@@ -1,0 +1,198 @@
+"""Has the ring written to its directory as it grows, and read from there at the start.
+
+What is new in the ring is added to the segments every time; when that fails it stays in the ring, and is tried again.
+When the wall clock was set, everything is written anew, once: moments in files are Unix time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+
+from podgpu.history import columns, frames
+from podgpu.history.asking import COARSE, STEP
+from podgpu.history.directory import Directory, Period
+from podgpu.history.frames import Column, Name, Segment
+from podgpu.history.ring import Ring
+from podgpu.history.rows import Key, Row
+from podgpu.history.spans import MOST_SPANS, Span
+
+_MOST_COLUMNS: Mapping[Period, int] = {"hour": 120, "day": 24}
+"""In a segment that grows: half an hour, and two hours. Beyond, another is begun, so that old ones can go."""
+_MANY_FILES = 24
+_KINDS: Mapping[Period, frames.Kind] = {"hour": "fine", "day": "coarse"}
+_STEPS: Mapping[Period, int] = {"hour": STEP, "day": COARSE}
+_SET_SECONDS = 60.0
+"""History that ends further in the future than this was written before the clock was set back."""
+_SAME = 1.0
+_NAMED_SECONDS = 9000.0
+"""For so long may columns follow in a file after a name: who was seen then may have been seen until then."""
+_ANEW_SECONDS = 60.0
+"""Everything is written anew no more often than this, however often the clock is set."""
+
+
+class Journal:
+    def __init__(self, directory: Directory, ring: Ring) -> None:
+        self._directory = directory
+        self._ring = ring
+        self._saved: dict[Period, dict[int, bytes]] = {"hour": {}, "day": {}}
+        self._named: dict[Period, dict[int, Key]] = {"hour": {}, "day": {}}
+        self._columns: dict[Period, int] = {"hour": 0, "day": 0}
+        self._changes: list[tuple[Key, Span]] = []
+        self._ahead: float | None = None
+        """By how much Unix time was ahead of the ring's when the segments were written."""
+        self._anew = False
+        self._wrote_anew = float("-inf")
+
+    # Reading
+
+    def load(self, now: float, ahead: float) -> list[str]:
+        """Takes what the files have into the ring. `now`: the ring's time, `ahead`: of it, Unix time. What to say of
+        files that cannot be read, or that are not of today."""
+        segments, words = self._directory.read()
+        newest = max((segment.newest for segment in segments), default=now)
+        back = max(0.0, newest - now - ahead) if newest > now + ahead + _SET_SECONDS else 0.0
+        if back:
+            words.append(
+                f"the history in {self._directory.path} ends {back:.0f} s from now: the clock was set back since; it is"
+                " shown as if it had ended just now"
+            )
+        self._anew = bool(back) or self._directory.files > _MANY_FILES
+        with self._ring.lock:
+            for segment in sorted(segments, key=lambda s: s.newest, reverse=True):
+                _Taking(self._ring, now, ahead + back).take(segment)
+            spans = {
+                name: span
+                for segment in sorted(segments, key=lambda s: s.newest)
+                for name, span in segment.spans.items()
+            }
+            shifted = [(key, _shifted(span, -ahead - back)) for key, span in spans.values()]
+            self._ring.spans.restore(shifted, min(now, newest - ahead - back + STEP))
+            self._ring.spans.watch()
+            if not self._anew:
+                self._saved["hour"], self._saved["day"] = dict(self._ring.fine), dict(self._ring.coarse)
+        return words
+
+    # Writing
+
+    def save(self, now: float, ahead: float) -> None:
+        """Raises OutputError; what was not written is tried again the next time."""
+        self._directory.open()
+        if self._ahead is not None and abs(ahead - self._ahead) >= _SAME:
+            self._anew = True
+        if self._anew:
+            if now - self._wrote_anew < _ANEW_SECONDS:
+                return
+            self._wrote_anew = now
+        with self._ring.lock:
+            kept: dict[Period, dict[int, bytes]] = {"hour": dict(self._ring.fine), "day": dict(self._ring.coarse)}
+            rows = [(key, replace(row)) for key, row in self._ring.rows]
+            self._remember(self._ring.spans.changes())
+            spans = self._ring.spans.everything() if self._anew else self._ring.spans.lasting()
+        for period, its_columns in kept.items():
+            self._write(period, its_columns, rows, spans, ahead)
+        self._anew, self._ahead = False, ahead
+
+    def _remember(self, changes: list[tuple[Key, Span]] | None) -> None:
+        if changes is None or len(self._changes) + len(changes) > MOST_SPANS:
+            self._anew, self._changes = True, []
+        else:
+            self._changes += changes
+
+    def _write(
+        self,
+        period: Period,
+        kept: Mapping[int, bytes],
+        rows: Iterable[tuple[Key, Row]],
+        spans: Iterable[tuple[Key, Span]],
+        ahead: float,
+    ) -> None:
+        step, saved = _STEPS[period], self._saved[period]
+        new = kept if self._anew else {n: column for n, column in kept.items() if saved.get(n) is not column}
+        newest = max(new, default=0) * step + ahead if new else float("-inf")
+        content = [frames.column_frame(_KINDS[period], n * step + ahead, new[n]) for n in sorted(new)]
+        is_full = self._columns[period] >= _MOST_COLUMNS[period]
+        if self._anew or is_full or not self._directory.grows(period):
+            told = [frames.spans_frame(_unix(spans, ahead))] if period == "day" else []
+            named = frames.names_frame(_names(rows, ahead))
+            self._directory.begin(period, [frames.head(), named, *told, *content], newest, alone=self._anew)
+            self._columns[period] = 0
+        else:
+            named_before = self._named[period]
+            others = [(key, row) for key, row in rows if named_before.get(row.place) != key]
+            changes = self._changes if period == "day" else []
+            before = [frames.names_frame(_names(others, ahead))] if others else []
+            if changes:
+                before.append(frames.spans_frame(_unix(changes, ahead)))
+            if before or content:
+                self._directory.add(period, [*before, *content], newest)
+        self._saved[period] = dict(kept)
+        self._named[period] = {row.place: key for key, row in rows}
+        self._columns[period] += len(content)
+        if period == "day":
+            self._changes = []
+
+    def tidy(self, unix: float) -> None:
+        """Now and then."""
+        self._directory.sync()
+        self._directory.remove_old(unix)
+
+    def close(self) -> None:
+        self._directory.close()
+
+
+def _names(rows: Iterable[tuple[Key, Row]], ahead: float) -> Iterator[Name]:
+    for key, row in rows:
+        yield Name(row.place, key, row.node, row.index, row.seen + ahead)
+
+
+def _unix(spans: Iterable[tuple[Key, Span]], ahead: float) -> Iterator[tuple[Key, Span]]:
+    return ((key, _shifted(span, ahead)) for key, span in spans)
+
+
+def _shifted(span: Span, seconds: float) -> Span:
+    return replace(span, start=span.start + seconds, end=None if span.end is None else span.end + seconds)
+
+
+class _Taking:
+    """One segment's columns, taken into a ring whose rows may be in other places."""
+
+    def __init__(self, ring: Ring, now: float, ahead: float) -> None:
+        self._ring = ring
+        self._now = now
+        self._ahead = ahead
+        self._places: tuple[dict[int, Name], list[int | None]] | None = None
+
+    def take(self, segment: Segment) -> None:
+        for column in reversed(segment.columns):
+            into, step = (self._ring.fine, STEP) if column.kind == "fine" else (self._ring.coarse, COARSE)
+            number = round((column.at - self._ahead) / step)
+            if number not in into and self._is_wanted(number * step, step):
+                into[number] = self._placed(column)
+
+    def _is_wanted(self, at: float, step: int) -> bool:
+        return self._now - (3600.0 if step == STEP else 86_400.0) - step < at <= self._now
+
+    def _placed(self, column: Column) -> bytes:
+        """What is at a place that nobody names would be shown as somebody else's later."""
+        where = self._where(column.names)
+        count = columns.places(column.samples)
+        own = [*where[:count], *[None] * (count - len(where))]
+        nobodys = [number for number, place in enumerate(own) if place is None]
+        if len(nobodys) + sum(place == number for number, place in enumerate(own)) == count:
+            return columns.without(column.samples, nobodys) if nobodys else column.samples
+        return columns.moved(column.samples, own, self._ring.rows.end)
+
+    def _where(self, names: dict[int, Name]) -> list[int | None]:
+        """The place in the ring of each place in the file."""
+        if self._places is None or self._places[0] is not names:
+            where: list[int | None] = [None] * (max(names, default=-1) + 1)
+            for name in names.values():
+                seen = min(name.seen - self._ahead + _NAMED_SECONDS, self._now)
+                row = self._ring.rows.restore(name.key, name.place, seen)
+                if row is not None:
+                    where[name.place] = row.place
+                    if not row.node:
+                        row.node, row.index = name.node, name.index
+            self._places = names, where
+        return self._places[1]

@@ -1,0 +1,83 @@
+"""Rounds of a made-up cluster, taken in as `podgpu autoscale` takes them, with time moved by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from podgpu.autoscale.pods import PodSeen, RunningPods, index_pods
+from podgpu.autoscale.scene import Scene, Store
+from podgpu.clock import Clock
+from podgpu.cluster.reading import ClusterReading, NodeReading, TargetOutcome
+from podgpu.cluster.settings import ViewSettings
+from podgpu.cluster.view import Memory, assemble
+from podgpu.figures.device import DeviceFigures, HolderFigures
+from podgpu.model import Workload
+
+BEGIN = 1_700_000_100.0
+"""Unix time at monotonic time 0: a multiple of 15 s, and of a minute."""
+INTERVAL = 15.0
+
+
+def pod(
+    name: str,
+    namespace: str = "serving",
+    owner: str = "Deployment/inference",
+    labels: str = "app=inference",
+    node: str = "n1",
+    started: float = -3600.0,
+    asks: bool = True,
+) -> PodSeen:
+    """`started`: seconds after BEGIN."""
+    kind, _, made_by = owner.partition("/")
+    pairs = tuple(sorted((key, value) for key, _, value in (text.partition("=") for text in labels.split(",") if text)))
+    return PodSeen(namespace, name, node, BEGIN + started, kind, made_by, asks, pairs)
+
+
+def holder(name: str, namespace: str = "serving", container: str = "main", **figures: Any) -> HolderFigures:
+    return HolderFigures(Workload(namespace, name, container), **figures)
+
+
+def gpu(index: int, *holders: HolderFigures, uuid: str = "", **figures: Any) -> DeviceFigures:
+    return DeviceFigures(uuid or f"GPU-{index}", index, "H100", holders=holders, **figures)
+
+
+@dataclass
+class Stage:
+    """A cluster: `nodes` says what each node's exporter tells in the round that `turn` makes."""
+
+    pods: list[PodSeen] = field(default_factory=list)
+    trouble: str = ""
+    settings: ViewSettings = field(default_factory=lambda: ViewSettings(interval=INTERVAL))
+    longest: float = 600.0
+    now: float = 0.0
+
+    def __post_init__(self) -> None:
+        clock = Clock(monotonic=lambda: self.now, wall=lambda: BEGIN + self.now)
+        self.store = Store(self.settings, self.longest, self.running, clock)
+        self._memory = Memory()
+        self._last: dict[str, NodeReading] = {}
+
+    def running(self) -> RunningPods:
+        return index_pods(self.pods, self.trouble)
+
+    def turn(self, *, outcomes: Iterable[TargetOutcome] = (), **nodes: tuple[DeviceFigures, ...]) -> None:
+        """One round, an interval after the last. A node that is not named does not answer."""
+        self.now += self.settings.interval
+        for name, devices in nodes.items():
+            self._last[name] = NodeReading(f"http://{name}:9400/metrics", name, devices=devices, read_at=self.now)
+        reading = ClusterReading(tuple(self._last.values()), tuple(outcomes))
+        self.store.take(assemble(reading, self._memory, self.settings, self.now, BEGIN + self.now))
+
+    def turns(self, count: int, **nodes: tuple[DeviceFigures, ...]) -> None:
+        for _ in range(count):
+            self.turn(**nodes)
+
+    def scene(self, later: float = 6.0) -> Scene:
+        """What is answered from, `later` seconds after the last round's instant."""
+        self.now += later
+        try:
+            return self.store.scene()
+        finally:
+            self.now -= later

@@ -1,0 +1,68 @@
+"""Devices with figures of a moment, and a clock moved by hand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from podgpu.clock import Clock
+from podgpu.figures.device import Condition, DeviceFigures, HolderFigures
+from podgpu.model import Workload
+
+NOON = 1_794_744_000.0
+MIB = 1024 * 1024
+
+
+@dataclass
+class HandClock:
+    """`now` goes on by `pass_`, the wall clock is besides set by `jump`."""
+
+    now: float = 1000.0
+    unix: float = NOON
+    clock: Clock = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.clock = Clock(lambda: self.now, lambda: self.unix)
+
+    def pass_(self, seconds: float) -> None:
+        self.now += seconds
+        self.unix += seconds
+
+    def jump(self, seconds: float) -> None:
+        self.unix += seconds
+
+
+def pod(name: str, namespace: str = "research", container: str = "main") -> Workload:
+    return Workload(namespace, name, container)
+
+
+def holder(workload: Workload, utilization: float | None = None, memory: int | None = None) -> HolderFigures:
+    return HolderFigures(workload, utilization, memory)
+
+
+def gpu(
+    number: int = 0,
+    utilization: float | None = 0.5,
+    *holders: HolderFigures,
+    instance: str = "",
+    conditions: tuple[Condition, ...] = (),
+    memory: int | None = 1024 * MIB,
+    watts: float | None = 300.0,
+    temperature: float | None = 55.0,
+    node: str = "node-1",
+) -> DeviceFigures:
+    return DeviceFigures(
+        uuid=f"GPU-{number}",
+        index=number,
+        node=node,
+        instance=instance,
+        utilization=utilization,
+        memory_used=memory,
+        power_watts=watts,
+        temperature=temperature,
+        holders=holders,
+        conditions=conditions,
+    )
+
+
+def wrong(name: str = "xid", since: float | None = None, says: str = "XID 79") -> Condition:
+    return Condition(name, since, says, "reset it")
