@@ -20,6 +20,7 @@ from podgpu.cluster.used import CLUSTER
 from podgpu.cluster.view import ClusterView
 from podgpu.figures.device import device_model
 from podgpu.figures.parts import WHOLE
+from podgpu.figures.waste_rows import hourly_by_namespace
 from podgpu.model import NO_LABELS, Family, Labels, Sample, Workload
 
 T = TypeVar("T")
@@ -181,7 +182,7 @@ def _bill_families(view: ClusterView, kept: LabelMemory) -> list[Family]:
 
 def _hourly_families(view: ClusterView, kept: LabelMemory) -> list[Family]:
     of, currency = kept.with_names(f.COST_PER_HOUR.labels), view.prices.currency
-    rows = [(of((name, currency)), view.hourly[name]) for name in sorted(view.hourly)]
+    rows = [(of((name, currency)), hourly) for name, hourly in sorted(hourly_by_namespace(view.waste).items())]
     return [
         f.COST_PER_HOUR.of([Sample(labels, hourly.cost) for labels, hourly in rows]),
         f.WASTED_PER_HOUR.of([Sample(labels, hourly.wasted) for labels, hourly in rows]),

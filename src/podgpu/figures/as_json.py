@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
+from podgpu.catalog.mig import slices_of_gpu
 from podgpu.figures.device import Condition, DeviceFigures, HolderFigures
 from podgpu.figures.parts import physical_gpus
 from podgpu.figures.picture import NamespacePicture, NodePicture, Picture
@@ -120,7 +121,9 @@ def device_json(device: DeviceFigures) -> JSON:
 
 
 def _instance(device: DeviceFigures) -> JSON:
-    return _known(id=device.instance, profile=device.profile, **_figures(device))
+    return _known(
+        id=device.instance, profile=device.profile, gpu_slices=slices_of_gpu(device.model), **_figures(device)
+    )
 
 
 def _figures(device: DeviceFigures) -> JSON:

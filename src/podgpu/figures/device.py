@@ -150,6 +150,8 @@ class View:
     """Unix time by the clock that `idle_since` goes by, where holders have one."""
     simulated: bool = False
     """Figures are made up."""
+    currency: str = ""
+    """Of prices and costs; "": there are none."""
 
 
 def device_model(device: DeviceFigures) -> str:

@@ -31,7 +31,13 @@ def parse_view(body: bytes) -> View:
             age = _number(node.get("age_seconds"))
             notes.append(f"{name} is old" if age is None else f"{name} is old: {age:.0f} s")
         notes += [f"{name}: {text}" for text in _list(node.get("notes")) if isinstance(text, str)]
-    return View(tuple(devices), tuple(notes), _number(document.get("taken_at")), document.get("simulated") is True)
+    return View(
+        tuple(devices),
+        tuple(notes),
+        _number(document.get("taken_at")),
+        document.get("simulated") is True,
+        _text(document.get("currency")),
+    )
 
 
 def _devices(node: dict[str, Any], name: str) -> Iterator[DeviceFigures]:

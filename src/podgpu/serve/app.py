@@ -8,7 +8,7 @@ import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # the last brings YAML and bcrypt, for those who have a web c
     from podgpu.figures.prices import ReadPrices
     from podgpu.history.asking import History
     from podgpu.serve.protection import Protection
+    from podgpu.serve.waste_routes import TellWaste
 
 GPU_MANAGER_OPTION = "--gpu-manager-address"
 PROBE_OPTION = "--probe-address"
@@ -78,6 +79,18 @@ class Several:
 
 
 @dataclass(frozen=True, slots=True)
+class Bounds:
+    """What the visitors of one exporter may take."""
+
+    read_seconds: float = 10.0
+    """To send a request."""
+    write_seconds: float = 30.0
+    """To read the answer."""
+    scrapes: int = 16
+    """Requests for /metrics at a time."""
+
+
+@dataclass(frozen=True, slots=True)
 class Listener:
     app: web.Application
     address: Address
@@ -101,15 +114,19 @@ def serve(
     history: History | None = None,
     beside: Sequence[Served] = (),
     prices: ReadPrices | None = None,
+    bounds: Bounds | None = None,
+    wasted: TellWaste | None = None,
 ) -> None:
     """Start the agent and answer requests until SIGINT, SIGTERM or a fatal error of the agent.
 
     `gpu_manager_address`: a second one, for gpu-manager's metrics alone. `probe_address`: one for the kubelet's probes
     alone, which `protection` leaves plain: a probe can show neither a password nor a certificate. `sockets`: bound
     already, in place of the address. `lifecycle`: POST /-/release is answered. `history`: whoever knows what was
-    before. `beside`: what runs as long as the agent does. `prices`: for the page.
+    before. `beside`: what runs as long as the agent does. `prices`, `wasted`: for the page.
     """
-    app, tls = application(agent, protection, lifecycle, history, prices), protection.tls if protection else None
+    bounds = bounds or Bounds()
+    app = application(agent, protection, lifecycle, history, prices, bounds.scrapes, wasted)
+    tls = protection.tls if protection else None
     listeners = [Listener(app, address, tls=tls, sockets=sockets)]
     if gpu_manager_address is not None:
         theirs = gpu_manager_application(agent, protection)
@@ -118,7 +135,10 @@ def serve(
     if probe_address is not None:
         listeners.append(probe_listener(probe_routes(agent), probe_address))
     release = partial(agent.release, DEFAULT_RELEASE_SECONDS)
-    run(Several([agent, *beside]), listeners, lambda bound: on_listening(bound[0]), release)
+    limits = replace(
+        limits_for(len(listeners)), headers_seconds=bounds.read_seconds, answer_seconds=bounds.write_seconds
+    )
+    run(Several([agent, *beside]), listeners, lambda bound: on_listening(bound[0]), release, limits)
 
 
 def probe_listener(handlers: list[web.RouteDef], address: Address) -> Listener:
@@ -130,10 +150,11 @@ def run(
     listeners: Sequence[Listener],
     on_listening: Callable[[Sequence[Address]], None] = lambda bound: None,
     release: Callable[[], object] | None = None,
+    limits: Limits | None = None,
 ) -> None:
     """Until SIGINT, SIGTERM or a fatal error of what is served. `on_listening` gets every listener's address, before
     what is served starts."""
-    asyncio.run(_run(served, listeners, on_listening, release))
+    asyncio.run(_run(served, listeners, on_listening, release, limits or limits_for(len(listeners))))
     if served.fatal is not None:
         raise served.fatal
 
@@ -143,6 +164,7 @@ async def _run(
     listeners: Sequence[Listener],
     on_listening: Callable[[Sequence[Address]], None],
     release: Callable[[], object] | None,
+    limits: Limits,
 ) -> None:
     loop = asyncio.get_running_loop()
     done = asyncio.Event()
@@ -154,7 +176,6 @@ async def _run(
     async with AsyncExitStack() as at_the_end:
         at_the_end.enter_context(_foreign_logs_are_short())
         at_the_end.callback(served.stop)
-        limits = limits_for(len(listeners))
         bound = [await at_the_end.enter_async_context(listening(listener, limits)) for listener in listeners]
         for listener, where in zip(listeners, bound, strict=True):
             if listener.announcement:
@@ -201,8 +222,10 @@ def application(
     lifecycle: bool = True,
     history: History | None = None,
     prices: ReadPrices | None = None,
+    scrapes: int = 16,
+    wasted: TellWaste | None = None,
 ) -> web.Application:
-    return make_application(routes(agent, lifecycle, history, prices), protection)
+    return make_application(routes(agent, lifecycle, history, prices, scrapes, wasted), protection)
 
 
 def gpu_manager_application(agent: Agent, protection: Protection | None = None) -> web.Application:

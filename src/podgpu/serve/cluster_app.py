@@ -10,6 +10,8 @@ from podgpu.cluster.loop import Cluster
 from podgpu.cluster.nodes import bounded
 from podgpu.cluster.view import ClusterView
 from podgpu.exposition.body import NO_METRICS
+from podgpu.figures.waste import WasteStatement
+from podgpu.figures.waste_rows import Source
 from podgpu.serve.answers import Handler, exposition, probe
 from podgpu.serve.app import Listener, make_application, probe_listener
 from podgpu.serve.page_routes import page_routes
@@ -46,10 +48,15 @@ def cluster_application(
             web.get("/metrics", _metrics(cluster)),
             web.get("/metrics/nodes", _node_metrics(cluster)),
             *_probe_routes(cluster),
-            *page_routes(cluster.page, _LINKS, history),
+            *page_routes(cluster.page, _LINKS, history, lambda: _wasted(cluster.published.view)),
         ],
         protection,
     )
+
+
+def _wasted(view: ClusterView) -> tuple[WasteStatement, Source]:
+    source = view.prices.source if view.prices.currency else ""
+    return view.waste, Source(source, any(node.simulated for node in view.nodes))
 
 
 def _probe_routes(cluster: Cluster) -> list[web.RouteDef]:

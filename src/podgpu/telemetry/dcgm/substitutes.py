@@ -6,7 +6,7 @@ that engine and library both know is asked for by its own id: the older one woul
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from podgpu.catalog.fields import Field
@@ -22,12 +22,12 @@ class Asked:
     """What an engine is asked for, so that the wanted fields can be told."""
 
     fields: tuple[Field, ...]
-    instead: Mapping[Field, tuple[int, float]]
-    """A wanted field that is not asked for -> the one that is, and what its number is to be multiplied by."""
+    instead: tuple[tuple[Field, int, float], ...]
+    """A wanted field that is not asked for, the one that is, and what its number is to be multiplied by."""
 
     def complete(self, latest: Latest) -> None:
         """Adds the fields that were not asked for: their values, and that there cannot be any."""
-        for wanted, (number, factor) in self.instead.items():
+        for wanted, number, factor in self.instead:
             for values in latest.values.values():
                 value = values.get(number)
                 if value is not None and not isinstance(value, str):
@@ -37,7 +37,7 @@ class Asked:
 
 def asked_of(version: Version, wanted: Sequence[Field]) -> Asked:
     """`version`: the older one of library and engine; empty: not known, and the older fields are asked for."""
-    instead: dict[Field, tuple[int, float]] = {}
+    instead: list[tuple[Field, int, float]] = []
     asked: dict[int, Field] = {}
     for field in wanted:
         other = None if knows(version, field) else counterpart(field)
@@ -45,8 +45,8 @@ def asked_of(version: Version, wanted: Sequence[Field]) -> Asked:
             asked[field.id] = field
         else:
             asked[other[0].id] = other[0]
-            instead[field] = other[0].id, other[1]
-    return Asked(tuple(asked.values()), instead)
+            instead.append((field, other[0].id, other[1]))
+    return Asked(tuple(asked.values()), tuple(instead))
 
 
 def knows(version: Version, field: Field) -> bool:
