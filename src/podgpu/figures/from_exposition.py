@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from sys import intern
 from typing import NamedTuple
@@ -13,6 +13,7 @@ from podgpu.catalog import families as f
 from podgpu.catalog.conditions import FIELD_CONDITIONS, XID, conditions, xid_needs_action
 from podgpu.catalog.names import meaning
 from podgpu.exposition.parse import ParsedFamily, ParsedSample
+from podgpu.figures.alerts import NodeState, alerts_of
 from podgpu.figures.device import (
     FIELDS,
     POWER,
@@ -21,6 +22,7 @@ from podgpu.figures.device import (
     Condition,
     DeviceFigures,
     HolderFigures,
+    Trouble,
     View,
     in_order,
     is_there,
@@ -61,6 +63,7 @@ _OTHERS = frozenset(
 _MOST_DIGITS = 9
 _MOST = 1e18
 """Of anything: an exabyte, 30 billion years. What says more is a broken counter."""
+_MOST_LOST = 1e6
 _DCGM_BLANK = 0x7FFFFFF0
 """From here on DCGM's marks for "no value" begin. No field here, in %, MiB, W or degrees, has so much of it."""
 Labels = Mapping[str, str]
@@ -74,7 +77,11 @@ class PageFigures(NamedTuple):
 
 
 def view_of_page(families: Iterable[ParsedFamily], measured: str = "", beside: tuple[int, ...] = ()) -> View:
-    return figures_of(samples_named(families, figure_names(measured, beside)), measured, beside=beside).view
+    """With what is wrong in words."""
+    samples = samples_named(families, figure_names(measured, beside))
+    view, nodes, _ = figures_of(samples, measured, beside=beside)
+    alerts = alerts_of([NodeState(nodes[0] if nodes else "", view.devices, trouble=view.trouble)])
+    return replace(view, notes=(*(alert.text for alert in alerts), *view.notes), alerts=alerts)
 
 
 def figures_of(
@@ -91,7 +98,9 @@ def figures_of(
     nodes = tuple(dict.fromkeys(filter(None, (first_label(labels, node_labels) for labels in builder.hosts()))))
     notes = (f"the exporter cannot read: {', '.join(builder.down)}",) if builder.down else ()
     devices = tuple(builder.devices(node_labels, nodes[0] if nodes else address))
-    return PageFigures(View(devices, notes, simulated=builder.simulated), nodes, builder.is_podgpu)
+    trouble = Trouble(tuple(builder.down), builder.lost)
+    view = View(devices, notes, simulated=builder.simulated, trouble=trouble)
+    return PageFigures(view, nodes, builder.is_podgpu)
 
 
 @lru_cache(maxsize=16)
@@ -159,6 +168,7 @@ class _Builder:
         self._spots: dict[int, _Spot] = {}
         self._hosts: list[Labels] = []
         self.down: list[str] = []
+        self.lost = 0
         self.is_podgpu = False
         self.simulated = False
         of_devices = [s.labels for s in samples if s.name not in (f.BUILD_INFO.name, f.SOURCE_UP.name)]
@@ -199,6 +209,8 @@ class _Builder:
                 self.down.append(source)
         elif name == f.DEVICE_COUNT.name:
             self._hosts.append(labels)
+            if labels.get("state") == "lost" and value and value < _MOST_LOST:
+                self.lost = round(value)
         elif name == f.DEVICE_ENERGY.name:
             self._spot(labels).device.energy = value
         elif name == f.DEVICE_MEMORY.name:

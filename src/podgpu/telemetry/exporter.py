@@ -48,7 +48,7 @@ class ExporterTelemetry:
         self._beside = DriverBeside(driver)
         self._device_name_ids = device_name_ids
         self._wall = wall
-        self._turn: _Turn | None = None
+        self._turn: _PageTurn | None = None
         self._last_xid: dict[str, int] = {}
         self._events: list[ErrorEvent] = []
 
@@ -60,7 +60,7 @@ class ExporterTelemetry:
         if len(page.devices) > _MOST_DEVICES:
             why = f"names {len(page.devices)} GPUs and MIG instances, and no node has more than {_MOST_DEVICES}"
             raise SourceError("too_many_devices", f"{self.shown} {why}: name one node's page")
-        turn = _Turn(page, {d.key: d for d in self._beside.complete(map(self._with_minor, page.devices))})
+        turn = _PageTurn(page, {d.key: d for d in self._beside.complete(map(self._with_minor, page.devices))})
         self._note_xids(turn)
         self._turn = turn
         return Inventory(tuple(d for d in turn.devices.values() if not d.is_instance))
@@ -78,7 +78,7 @@ class ExporterTelemetry:
 
     # XIDs: the page has the number of the last one
 
-    def _note_xids(self, turn: _Turn) -> None:
+    def _note_xids(self, turn: _PageTurn) -> None:
         for device in turn.devices.values():
             sample = turn.last_xid(device)
             xid = int(sample.value) if sample is not None and 0 <= sample.value < 2**31 - 16 else 0
@@ -120,7 +120,7 @@ class _CopiesDiffer(Exception):
     """Series that should tell one figure tell several."""
 
 
-class _Turn:
+class _PageTurn:
     """One page, its series by device and name."""
 
     def __init__(self, page: Page, devices: Mapping[str, Device]) -> None:

@@ -15,7 +15,7 @@ from podgpu.top import cells
 from podgpu.top.api_answers import NO_DATA, FieldFact, GpuFacts, XidFact
 from podgpu.top.cells import Glyphs, fit, printable, width_of
 from podgpu.top.history import Idle
-from podgpu.top.lines import RED, Row
+from podgpu.top.lines import Row
 from podgpu.top.table import Printed, Watched
 
 _INDENT = "  "
@@ -76,7 +76,7 @@ def _title(device: DeviceFigures, width: int, glyphs: Glyphs) -> Printed:
 
 
 def _condition(of: Condition, now: float | None, width: int) -> Iterator[Printed]:
-    style = "bad" if of.name in RED else "warn"
+    style = "bad" if of.severity == "broken" else "warn"
     age = None if of.since is None or now is None else max(0.0, now - of.since)
     since = f" (since {_clock(of.since)})" if of.since is not None else ""
     yield from _wrapped(cells.condition(of, age) + since, width, style)
