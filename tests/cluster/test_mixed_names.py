@@ -11,7 +11,6 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from podgpu.catalog.names import NameSet
-from podgpu.clock import Clock
 from podgpu.cluster.metrics import cluster_families
 from podgpu.cluster.scraping.backend import FixedTargets, ScrapeBackend, ScrapeSettings
 from podgpu.cluster.settings import ViewSettings
