@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 
@@ -65,6 +67,22 @@ async def _scraped(urls: Sequence[str], settings: ViewSettings, clock: FakeClock
     finally:
         await backend.close()
     return assemble(reading, Memory(), settings, clock.monotonic(), clock.wall())
+
+
+def own_page(names: NameSet) -> dict[str, Any]:
+    """What a node's own web page shows."""
+    with TemporaryDirectory(prefix="pg", dir="/tmp") as folder, node_of(description(1, names), Path(folder)) as node:
+        node.take_turns()
+        with running(node.agent) as client:
+            told: dict[str, Any] = json.loads(client.ask("/api/v1/view").text)
+            return told
+
+
+@pytest.mark.parametrize("names", ["4.9", "both"])
+def test_a_nodes_own_page_does_not_go_by_its_names(names: NameSet) -> None:
+    old = own_page("4.8")
+    assert own_page(names) == old
+    assert old["nodes"][0]["gpus"][0]["utilization_ratio"] == DUTIES[1]
 
 
 MIXED: list[list[NameSet]] = [["4.8", "4.9", "both"], ["both", "4.8", "4.9"], ["4.9", "4.9", "4.9"]]
