@@ -144,6 +144,7 @@ def test_only_the_edge_catches_everything() -> None:
     threads_begin = (
         "isolate.py",
         "agent/loop.py",
+        "agent/waste_watch.py",
         "cluster/loop.py",
         "cluster/scraping/backend.py",
         "kube/follow.py",

@@ -25,10 +25,10 @@ from podgpu.configuration.collections import collection_of_fields
 from podgpu.configuration.config_file import parse_go_duration
 from podgpu.configuration.config_yaml import parse_config_file
 from podgpu.configuration.pod_labels import LabelFilter
+from podgpu.configuration.price_file import parse_prices
 from podgpu.device_selection import parse_selection
 from podgpu.errors import SourceError, UsageError
 from podgpu.fetch.endpoint import Endpoint, without_secrets
-from podgpu.figures.prices import parse_prices
 from podgpu.kube.kubeconfig import parse_kubeconfig, parse_sections
 from podgpu.model import Outcome, Snapshot
 from podgpu.serve.web_config import parse_web_config

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podgpu.configuration.price_file import PriceFile, example_prices, read_prices
+from podgpu.configuration.price_file import PriceFile, example_prices, parse_prices, read_prices
 from podgpu.errors import UsageError
-from podgpu.figures.prices import NO_PRICES, Price, Prices, parse_prices, unpriced_note
+from podgpu.figures.prices import NO_PRICES, Price, Prices, unpriced_note
 from podgpu.files import ReadOnChange
 from podgpu.simulate.models import MODELS
 

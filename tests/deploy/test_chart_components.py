@@ -10,7 +10,7 @@ import pytest
 
 from deploy.render import NAMESPACE
 from podgpu.catalog.counters import parse_counters
-from podgpu.figures.prices import parse_prices
+from podgpu.configuration.price_file import parse_prices
 from tests.deploy.chart import VARIANTS, container, env, objects, of_kind, pod, the
 
 Values = Mapping[str, Any]

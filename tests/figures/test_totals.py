@@ -22,6 +22,7 @@ from podgpu.figures.from_json import parse_view
 from podgpu.figures.picture import NodePicture, Picture
 from podgpu.figures.prices import Price, Prices, PriceTags, with_prices
 from podgpu.figures.totals import totals_of, totals_of_devices, use_of
+from podgpu.figures.waste_rows import hourly_by_namespace
 from podgpu.model import Workload
 from tests.cluster.view_readings import H100, WALL, gpu, holder, node, readings, series
 
@@ -152,12 +153,13 @@ def test_they_add_up_whatever_is_read(reading: ClusterReading) -> None:
     by_namespace = {n.namespace: n for n in picture.namespaces}
     held_there = sum(n.allocated_gpus for n in picture.namespaces)
     assert held_there <= written["totals"]["allocated"] + 1e-4 * (1 + len(by_namespace))
-    for name, hourly in view.hourly.items():
+    told = hourly_by_namespace(view.waste)
+    for name, hourly in told.items():
         assert by_namespace[name].cost_per_hour == pytest.approx(hourly.cost)
         assert by_namespace[name].wasted_per_hour == pytest.approx(hourly.wasted)
         labels = (("currency", "EUR"), ("namespace", name))
         assert series(view, "podgpu_namespace_wasted_per_hour")[labels] == pytest.approx(hourly.wasted)
-    assert {n.namespace for n in picture.namespaces if n.cost_per_hour} <= view.hourly.keys()
+    assert {n.namespace for n in picture.namespaces if n.cost_per_hour} <= told.keys()
 
 
 @given(readings())

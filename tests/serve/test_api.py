@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 import json
 import re
@@ -14,7 +15,8 @@ from typing import Any
 import pytest
 
 from podgpu import __version__
-from podgpu.configuration.price_file import read_prices
+from podgpu.agent.waste_watch import WasteWatch
+from podgpu.configuration.price_file import example_prices, read_prices
 from podgpu.figures.as_json import holder_json, picture_json, pod_json
 from podgpu.figures.device import HolderFigures
 from podgpu.model import Workload
@@ -198,6 +200,36 @@ def test_prices_of_what_is_held(lived_in: Node, tmp_path: Path) -> None:
     with running(lived_in.agent) as client:
         assert not {"currency", "prices"} & view(client).keys()
         assert "cost_per_hour" not in view(client)["totals"]
+
+
+def test_waste_of_the_node(lived_in: Node) -> None:
+    lived_in.take_turns()
+    watch = WasteWatch(lived_in.agent, lambda: (example_prices(), ()))
+    watch.look()
+    for _ in range(4):
+        lived_in.clock.advance(5.0)
+        lived_in.agent.read_telemetry()
+        lived_in.agent.read_usage()
+        watch.look()
+    with running(lived_in.agent, app=partial(application, wasted=watch.wasted)) as client:
+        said = json.loads(client.ask("/api/v1/waste").body)
+        table = client.ask("/api/v1/waste?by=namespace&format=csv")
+        wrong = client.ask("/api/v1/waste?by=gpu")
+        known = client.ask("/api/v1/waste", If_None_Match=client.ask("/api/v1/waste").headers["ETag"])
+    assert (said["currency"], said["prices"], said["by"]) == ("USD", "example", "pod")
+    idle = next(row for row in said["rows"] if row["pod"] == "jupyter-ada-0")
+    assert idle["idle_hours"] == idle["allocated_hours"] == round(20 / 3600, 4)
+    assert (idle["wasted"], idle["cost_per_hour"]) == (round(2.8 * 20 / 3600, 4), 2.8)
+    both = next(row for row in said["rows"] if row["pod"] == "llm-train-0")
+    assert (both["gpus"], both["idle_hours"]) == (2.0, round(2 * 20 / 3600, 4))
+    assert table.headers["Content-Type"] == "text/csv; charset=utf-8"
+    assert table.headers["Content-Disposition"] == 'attachment; filename="podgpu-waste-by-namespace.csv"'
+    assert {line["namespace"] for line in csv.DictReader(table.text.splitlines())} == {
+        *("batch", "notebooks"),
+        *("research", "serving"),
+    }
+    assert (wrong.status, known.status) == (400, 304)
+    assert "there are pod, owner and namespace" in json.loads(wrong.body)["error"]
 
 
 def test_use_that_nobody_measured_is_no_zero(folder: Path) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from podgpu.agent.loop import Agent
+from podgpu.agent.waste_watch import WasteWatch
 from podgpu.cli.help import podgpu_command
 from podgpu.cli.newer_options import of_file_without_effect, with_config_file
 from podgpu.cli.option_table import EXPORTER_OPTIONS
@@ -68,16 +69,18 @@ def command(ctx: click.Context, /, **options: Any) -> None:
             lifecycle = options["web_enable_lifecycle"]
             with naming_variable(ctx, "history_dir"):
                 keeper = node_keeper(agent, options["history_dir"])
+            waste = WasteWatch(agent, prices)
             take_turns_often()
             look_past_what_stays()
             serve(
                 *(agent, address, _announce, gpu_manager_address, probe_address, protection, sockets, lifecycle),
                 history=history_of(keeper),
-                beside=[keeper],
+                beside=[keeper, waste],
                 prices=prices,
                 bounds=Bounds(
                     options["web_read_timeout"], options["web_write_timeout"], options["max_concurrent_scrapes"]
                 ),
+                wasted=waste.wasted,
             )
     finally:
         api.close()

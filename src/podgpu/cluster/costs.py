@@ -1,6 +1,4 @@
-"""This module owns what namespaces cost: what an hour of what they hold costs now, and what they owe for what they
-used, each moment at its own price. Pure but for what it keeps.
-"""
+"""This module owns what namespaces owe for what they used, each moment at its own price. Pure but for what it keeps."""
 
 from __future__ import annotations
 
@@ -9,11 +7,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from podgpu.cluster.bills import MJ, NS, Amounts, Series
-from podgpu.cluster.idle import IdleHolder
-from podgpu.cluster.nodes import NodeView
-from podgpu.figures.device import DeviceFigures, HolderFigures
-from podgpu.figures.prices import Price, Prices, PriceTags
-from podgpu.figures.totals import Tallies, Use, is_blind, use_of
+from podgpu.figures.prices import Price, Prices
 
 KINDS = ("allocated", "used", "energy")
 _NS_PER_HOUR = 3600 * NS
@@ -24,41 +18,6 @@ class CostKey(NamedTuple):
     namespace: str
     kind: str
     currency: str
-
-
-class Hourly(NamedTuple):
-    """What an hour costs now."""
-
-    cost: float
-    wasted: float
-    """Of that, what is held and idle."""
-
-
-def hourly_costs(nodes: Iterable[NodeView], idle: Iterable[IdleHolder], prices: Prices) -> dict[str, Hourly]:
-    """By namespace, of what has a price: what the page has as `cost_per_hour` and `wasted_per_hour`, without a picture
-    being made of every round."""
-    if not prices.currency:
-        return {}
-    resting = {(id(one.device), one.of.who) for one in idle}
-    tags = PriceTags(prices)
-
-    def use(device: DeviceFigures, of: HolderFigures) -> Use:
-        is_resting = (id(device), of.who) in resting and not is_blind(device)
-        return "idle" if is_resting else use_of(device, of, watched=True)
-
-    def cost(device: DeviceFigures, _of: HolderFigures, part: int, whole: int) -> float | None:
-        price = tags.hour(device)
-        return None if price is None else float(price) * part / (whole or 1)
-
-    tallies = Tallies(use, cost)
-    for node in nodes:
-        tallies.add_node(node.devices, node.old)
-    found = {name: tally.totals(priced=True) for name, tally in tallies.namespaces.items()}
-    return {
-        name: Hourly(of.cost_per_hour, of.wasted_per_hour)
-        for name, of in found.items()
-        if of.cost_per_hour is not None and of.wasted_per_hour is not None
-    }
 
 
 class CostLedger:

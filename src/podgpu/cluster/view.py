@@ -6,22 +6,26 @@ Pure but for the memory it is given, which is what one round has to know of thos
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from podgpu.clock import WallClock
 from podgpu.cluster.bills import Amounts, BillLedger, Series
-from podgpu.cluster.costs import CostKey, CostLedger, Hourly, hourly_costs
+from podgpu.cluster.costs import CostKey, CostLedger
 from podgpu.cluster.counts import Counts, count
+from podgpu.cluster.forgotten import ForgottenGpus
 from podgpu.cluster.idle import IdleHolder, IdleMemory, wasted
-from podgpu.cluster.nodes import Choices, NodeView, Settled, bounded, settle
+from podgpu.cluster.nodes import MOST_NOTES, Choices, NodeView, Settled, bounded, settle
 from podgpu.cluster.pod_map import MapRow, map_rows
 from podgpu.cluster.reading import ClusterReading, Scope, TargetOutcome
 from podgpu.cluster.rolling import RollingMemory
 from podgpu.cluster.settings import ViewSettings
 from podgpu.cluster.used import CLUSTER, Used, used_by_scope
-from podgpu.figures.device import Owner, device_model
-from podgpu.figures.prices import NO_PRICES, Prices, unpriced_note
+from podgpu.figures.alerts import NodeState, alerts_of
+from podgpu.figures.device import Alert, Owner, device_model
+from podgpu.figures.prices import NO_PRICES, Prices, PriceTags, unpriced_note
+from podgpu.figures.waste import Holding, WasteLedger, WasteStatement, holdings
+from podgpu.model import Who
 
 
 @dataclass(slots=True)
@@ -34,6 +38,9 @@ class Memory:
     costs: CostLedger = field(default_factory=CostLedger)
     rolling: RollingMemory = field(default_factory=RollingMemory)
     clock: WallClock = field(default_factory=WallClock)
+    forgotten: ForgottenGpus = field(default_factory=ForgottenGpus)
+    waste: WasteLedger = field(default_factory=WasteLedger)
+    wasted: WasteStatement = field(default_factory=WasteStatement)
     counting_since: float | None = None
 
     def look_at_clock(self, now: float, wall: float) -> None:
@@ -66,12 +73,14 @@ class ClusterView:
     costs: Mapping[CostKey, float] = field(default_factory=dict)
     unpriced: Mapping[str, float] = field(default_factory=dict)
     """Model -> GPU seconds."""
-    hourly: Mapping[str, Hourly] = field(default_factory=dict)
-    """By namespace; empty without prices."""
+    waste: WasteStatement = field(default_factory=WasteStatement)
+    """As of the last whole round."""
     prices: Prices = NO_PRICES
     owners: Mapping[tuple[str, str], Owner] = field(default_factory=dict)
     """(namespace, pod) -> what made the pod."""
     counting_since: float | None = None
+    alerts: tuple[Alert, ...] = ()
+    """What is serious, the worst first."""
     outcomes: tuple[TargetOutcome, ...] = ()
     """By target, each once."""
     errors: Mapping[tuple[str, str], int] = field(default_factory=dict)
@@ -102,7 +111,8 @@ def assemble(
     the rolling average. `notes` are put before what is found here."""
     memory.look_at_clock(now, wall)
     outcomes = {outcome.target: outcome for outcome in reading.outcomes}
-    settled = settle(reading.nodes, outcomes, memory.choices, settings, now)
+    settled = settle(reading.nodes, outcomes, memory.choices, settings, now, wall)
+    settled = memory.forgotten.leave_out(settled)
     used = used_by_scope(settled.nodes, settled.contested, reading.owners, settings)
     idle = memory.idle.turn(settled.nodes, reading.idle_for, now, wall)
     too_long = wasted(idle, settings.idle_after, wall)
@@ -110,11 +120,18 @@ def assemble(
     bills = memory.bills.totals()
     memory.costs.keep(bills)
     unpriced = memory.costs.unpriced()
+    unread = tuple(_unread(outcomes, settled))
+    alerts = (*alerts_of(map(_state, settled.nodes)), *(Alert("warning", text) for text in unread[:MOST_NOTES]))
+    if whole_round:
+        found = _holdings(settled, idle, prices, now)
+        memory.waste.turn(found, now, settings.stale_after, reading.owners, prices)
+        memory.wasted = memory.waste.statement(now, wall, memory.counting_since)
     return ClusterView(
         settings=settings,
         taken_at=wall,
         nodes=settled.nodes,
-        notes=bounded((*notes, *reading.notes, *_unread(outcomes, settled), *_without_price(settled, prices))),
+        notes=bounded((*notes, *reading.notes, *unread, *_without_price(settled, prices))),
+        alerts=alerts,
         rows=map_rows(settled.nodes),
         used=used,
         rolling=_rolling(reading, memory.rolling, used, settings, wall, whole_round),
@@ -124,13 +141,23 @@ def assemble(
         bills=bills,
         costs=memory.costs.totals(),
         unpriced=unpriced,
-        hourly=hourly_costs(settled.nodes, idle, prices),
+        waste=memory.wasted,
         prices=prices,
         owners=reading.owners,
         counting_since=memory.counting_since,
         outcomes=tuple(outcomes[target] for target in sorted(outcomes)),
         errors=reading.errors,
     )
+
+
+def _holdings(settled: Settled, idle: Iterable[IdleHolder], prices: Prices, now: float) -> Iterator[Holding]:
+    """What everybody holds, each GPU once; an old node's as it was when that was last heard of."""
+    resting: dict[int, dict[Who, float]] = {}
+    for one in idle:
+        resting.setdefault(id(one.device), {})[one.of.who] = one.since
+    tags, counted = PriceTags(prices) if prices.currency else None, set[str]()
+    for node in settled.nodes:
+        yield from holdings(node.name, node.devices, counted, now - node.age, resting, tags, old=node.old)
 
 
 def _rolling(
@@ -157,6 +184,10 @@ def _unread(outcomes: Mapping[str, TargetOutcome], settled: Settled) -> Iterable
     for target in sorted(outcomes.keys() - behind):
         if outcomes[target].error:
             yield outcomes[target].said
+
+
+def _state(node: NodeView) -> NodeState:
+    return NodeState(node.name, node.devices, node.gone, node.trouble)
 
 
 def _without_price(settled: Settled, prices: Prices) -> tuple[str, ...]:

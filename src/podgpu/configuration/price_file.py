@@ -1,4 +1,10 @@
-"""Owns where prices come from while podgpu runs: `--prices FILE`, read again when it changes, or `--prices example`."""
+"""Owns where prices come from while podgpu runs: `--prices FILE`, read again when it changes, or `--prices example`.
+
+currency: EUR
+models:
+  "NVIDIA H100 80GB HBM3": {gpu_hour: 2.50, kwh: 0.30}
+  "*": {gpu_hour: 1.00, kwh: 0.30}
+"""
 
 from __future__ import annotations
 
@@ -6,12 +12,34 @@ from dataclasses import replace
 from importlib.resources import files
 
 from podgpu.errors import SourceError, UsageError
-from podgpu.figures.prices import Prices, ReadPrices, no_prices, parse_prices
+from podgpu.figures.prices import Price, Prices, ReadPrices, no_prices
 from podgpu.files import ReadOnChange
+from podgpu.strict_yaml import StrictMapping, parse_strict
 
 EXAMPLE = "example"
 _EXAMPLE_FILE = "example_prices.yml"
 _LARGEST_FILE = 256 * 1024
+
+
+def parse_prices(content: bytes, file: str) -> Prices:
+    """Raises UsageError that names the place."""
+    top = parse_strict(content, file)
+    top.allow(("currency", "models"))
+    currency, models = top.text("currency"), top.mapping("models")
+    if not currency or len(currency) > 16 or not currency.isprintable():
+        raise top.complaint("currency", "is missing or no name of a currency: write one such as EUR")
+    if not models.names():
+        raise top.complaint("models", "names no model: write one, or * for all others")
+    return Prices(currency, {name: _price(models, name) for name in models.names()})
+
+
+def _price(models: StrictMapping, name: str) -> Price:
+    entry = models.mapping(name)
+    entry.allow(Price._fields)
+    price = Price(entry.amount("gpu_hour"), entry.amount("kwh"))
+    if price == Price():
+        raise models.complaint(name, "has neither gpu_hour nor kwh")
+    return price
 
 
 class PriceFile:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from podgpu.catalog.mig import slices_of_gpu, slices_of_profile
-from podgpu.figures.device import DeviceFigures, HolderFigures
+from podgpu.figures.device import DeviceFigures, HolderFigures, has_identity
 
 WHOLE = 720_720 * 1_000_000
 """One GPU. Up to 16 holders have equal parts of it, or of a seventh of it, without a rest."""
@@ -69,6 +69,16 @@ def physical_gpus(devices: Iterable[DeviceFigures]) -> list[PhysicalGpu]:
         elif gpu.own is None:
             gpu.own = device
     return list(found.values())
+
+
+def physical_gpus_once(devices: Iterable[DeviceFigures], counted: set[str]) -> Iterator[PhysicalGpu]:
+    """The GPUs of one node but for those in `counted`, which they are then: one that several nodes say is theirs counts
+    where it is first told of."""
+    for gpu in physical_gpus(devices):
+        uuid = gpu.devices[0].uuid
+        if not has_identity(uuid) or uuid not in counted:
+            counted.add(uuid)
+            yield gpu
 
 
 def holder_parts(holders: Sequence[HolderFigures], whole: int = WHOLE) -> list[tuple[HolderFigures, int]]:

@@ -1,9 +1,4 @@
-"""This module knows what an hour of a GPU costs, by its model: it reads prices strictly and puts them on figures.
-
-    currency: EUR
-    models:
-      "NVIDIA H100 80GB HBM3": {gpu_hour: 2.50, kwh: 0.30}
-      "*": {gpu_hour: 1.00, kwh: 0.30}
+"""This module knows what an hour of a GPU costs, by its model, and puts prices on figures.
 
 A MIG instance without a price of its own costs its compute slices' part of the GPU's hour; a kilowatt-hour is one
 anywhere. Pure.
@@ -11,7 +6,6 @@ anywhere. Pure.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,7 +15,6 @@ from typing import Literal, NamedTuple
 from podgpu.catalog.mig import parent_and_part
 from podgpu.figures.device import DeviceFigures, device_model
 from podgpu.figures.parts import WHOLE, holder_parts, physical_gpus
-from podgpu.strict_yaml import StrictMapping, parse_strict
 
 _ANY = "*"
 _NEAR = 0.8
@@ -83,30 +76,6 @@ def _exactly(part: float) -> Fraction:
     return Fraction(part).limit_denominator(64)
 
 
-# The file
-
-
-def parse_prices(content: bytes, file: str) -> Prices:
-    """Raises UsageError that names the place."""
-    top = parse_strict(content, file)
-    top.allow(("currency", "models"))
-    currency, models = top.text("currency"), top.mapping("models")
-    if not currency or len(currency) > 16 or not currency.isprintable():
-        raise top.complaint("currency", "is missing or no name of a currency: write one such as EUR")
-    if not models.names():
-        raise top.complaint("models", "names no model: write one, or * for all others")
-    return Prices(currency, {name: _price(models, name) for name in models.names()})
-
-
-def _price(models: StrictMapping, name: str) -> Price:
-    entry = models.mapping(name)
-    entry.allow(Price._fields)
-    price = Price(entry.amount("gpu_hour"), entry.amount("kwh"))
-    if price == Price():
-        raise models.complaint(name, "has neither gpu_hour nor kwh")
-    return price
-
-
 # On figures
 
 
@@ -162,6 +131,8 @@ def unpriced_note(models: Iterable[str], prices: Prices) -> tuple[str, ...]:
     shown = ", ".join(named[:MOST_MODELS_NAMED])
     if len(named) > MOST_MODELS_NAMED:
         shown += f" and {len(named) - MOST_MODELS_NAMED} more"
+    import difflib  # the exporter does without until there is something to say
+
     near = difflib.get_close_matches(named[0], [name for name in prices.models if name != _ANY], 1, _NEAR)
     meant = f" (the file has {near[0]}: is that meant?)" if near else ""
     if prices.source == "example":

@@ -7,22 +7,18 @@ ones are among all of these. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from math import fsum
 from typing import Literal
 
-from podgpu.figures.device import DeviceFigures, HolderFigures, has_identity
-from podgpu.figures.parts import WHOLE, PhysicalGpu, holder_parts, physical_gpus
+from podgpu.figures.device import DeviceFigures, HolderFigures
+from podgpu.figures.parts import WHOLE, PhysicalGpu, holder_parts, physical_gpus_once
 from podgpu.figures.picture import NamespacePicture, NodePicture, Picture
 
 Use = Literal["used", "idle", "unknown"]
 BLIND = frozenset({"lost", "unreadable", "driver_away", "node_gone"})
 """Conditions with which nothing that is known of a device is of now."""
-JudgeUse = Callable[[DeviceFigures, HolderFigures], Use]
-TellCost = Callable[[DeviceFigures, HolderFigures, int, int], float | None]
-"""Given a device, its holder, the holder's part and what part the whole device is: the cost of an hour."""
 _WRITTEN = 10_000
 """Totals are whole numbers of this part of a GPU."""
 
@@ -63,11 +59,6 @@ def use_of(device: DeviceFigures, of: HolderFigures, watched: bool = False) -> U
     if ratio is None and of.processes != 0:
         return "unknown"
     return "used" if watched and ratio is not None else "idle"
-
-
-def cost_told(_device: DeviceFigures, of: HolderFigures, _part: int, _whole: int) -> float | None:
-    """What the figures say that a holder's part of the device costs."""
-    return of.cost_per_hour
 
 
 @dataclass(slots=True)
@@ -111,24 +102,17 @@ class Tally:
 
 
 class Tallies:
-    """Nodes as far as they were counted, and what each namespace holds of them. A GPU that several nodes say is theirs
-    counts where it is first told of."""
+    """Nodes as far as they were counted, and what each namespace holds of them."""
 
-    def __init__(self, use: JudgeUse = use_of, cost: TellCost = cost_told) -> None:
+    def __init__(self, watched: bool = False) -> None:
         self.whole = Tally()
         self.namespaces: dict[str, Tally] = {}
-        self._use = use
-        self._cost = cost
+        self._watched = watched
         self._counted: set[str] = set()
 
     def add_node(self, devices: Iterable[DeviceFigures], old: bool = False) -> None:
         """`old`: what is known of it is not of now."""
-        for gpu in physical_gpus(devices):
-            uuid = gpu.devices[0].uuid
-            if has_identity(uuid):
-                if uuid in self._counted:
-                    continue
-                self._counted.add(uuid)
+        for gpu in physical_gpus_once(devices, self._counted):
             self._add(gpu, old)
 
     def _add(self, gpu: PhysicalGpu, old: bool) -> None:
@@ -137,14 +121,13 @@ class Tallies:
         whole.broken += any(device.conditions or not device.present for device in gpu.devices)
         if not old and gpu.power_watts is not None:
             whole.watts.append(gpu.power_watts)
-        blind = old or (gpu.own is not None and bool(gpu.instances) and is_blind(gpu.own))
+        blind = old or gpu_is_blind(gpu)
         for device, part in gpu.slots():
             for of, share in holder_parts(device.holders, part) if device.holders else ():
-                use: Use = "unknown" if blind else self._use(device, of)
-                cost = self._cost(device, of, share, part if device.instance else WHOLE)
-                whole.hold(share, use, cost)
+                use: Use = "unknown" if blind else use_of(device, of, self._watched)
+                whole.hold(share, use, of.cost_per_hour)
                 if namespace := of.holder.namespace:
-                    self._of(namespace).hold(share, use, cost)
+                    self._of(namespace).hold(share, use, of.cost_per_hour)
 
     def _of(self, namespace: str) -> Tally:
         tally = self.namespaces.get(namespace)
@@ -156,6 +139,11 @@ class Tallies:
 def is_blind(device: DeviceFigures) -> bool:
     """Whether nothing that is known of it is of now."""
     return not device.present or any(condition.name in BLIND for condition in device.conditions)
+
+
+def gpu_is_blind(gpu: PhysicalGpu) -> bool:
+    """What takes a GPU away takes its instances with it."""
+    return gpu.own is not None and is_blind(gpu.own)
 
 
 def totals_of(picture: Picture) -> Totals:
@@ -170,20 +158,22 @@ def namespace_totals(nodes: Iterable[NodePicture], *, watched: bool, priced: boo
 
 
 def _tallies(nodes: Iterable[NodePicture], watched: bool) -> Tallies:
-    tallies = Tallies(partial(use_of, watched=watched))
+    tallies = Tallies(watched)
     for node in nodes:
         tallies.add_node(node.devices, node.old)
     return tallies
 
 
-def totals_of_devices(devices: Iterable[DeviceFigures], *, watched: bool = False, priced: bool = False) -> Totals:
+def totals_of_devices(
+    devices: Iterable[DeviceFigures], *, watched: bool = False, priced: bool = False, old_nodes: Container[str] = ()
+) -> Totals:
     """The same of devices that say themselves which node they are on, as `podgpu top` has them."""
     nodes: dict[str, list[DeviceFigures]] = {}
     for device in devices:
         nodes.setdefault(device.node, []).append(device)
-    tallies = Tallies(partial(use_of, watched=watched))
-    for of_node in nodes.values():
-        tallies.add_node(of_node)
+    tallies = Tallies(watched)
+    for name, of_node in nodes.items():
+        tallies.add_node(of_node, old=name in old_nodes)
     return tallies.whole.totals(priced)
 
 

@@ -172,7 +172,9 @@ class _Account:
 class WasteLedger:
     """Keeps an account for each pod, and where every holder was seen last."""
 
-    def __init__(self) -> None:
+    def __init__(self, most_ended: int = MOST_ENDED, most_left: int = MOST_LEFT) -> None:
+        self._most_ended = most_ended
+        self._most_left = most_left
         self._seen: dict[_Place, float] = {}
         self._accounts: dict[Pod, _Account] = {}
         self._left: dict[Left, Amounts] = {}
@@ -235,7 +237,7 @@ class WasteLedger:
     def _forget(self, now: float) -> None:
         """Who ended long ago, or first of too many, goes into the sums of what made it."""
         ended = [(account.ended, pod) for pod, account in self._accounts.items() if account.ended is not None]
-        too_many = len(ended) - MOST_ENDED
+        too_many = len(ended) - self._most_ended
         if too_many > 0:
             ended.sort()
         for number, (at, pod) in enumerate(ended):
@@ -243,7 +245,7 @@ class WasteLedger:
                 account = self._accounts.pop(pod)
                 left = Left(pod.namespace, account.owner)
                 self._left[left] = self._left.pop(left, NOTHING).plus(account.amounts)
-        for left in list(self._left)[: max(0, len(self._left) - MOST_LEFT)]:
+        for left in list(self._left)[: max(0, len(self._left) - self._most_left)]:
             del self._left[left]
 
     def _forget_money(self) -> None:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # the last brings YAML and bcrypt, for those who have a web c
     from podgpu.figures.prices import ReadPrices
     from podgpu.history.asking import History
     from podgpu.serve.protection import Protection
+    from podgpu.serve.waste_routes import TellWaste
 
 GPU_MANAGER_OPTION = "--gpu-manager-address"
 PROBE_OPTION = "--probe-address"
@@ -114,16 +115,17 @@ def serve(
     beside: Sequence[Served] = (),
     prices: ReadPrices | None = None,
     bounds: Bounds | None = None,
+    wasted: TellWaste | None = None,
 ) -> None:
     """Start the agent and answer requests until SIGINT, SIGTERM or a fatal error of the agent.
 
     `gpu_manager_address`: a second one, for gpu-manager's metrics alone. `probe_address`: one for the kubelet's probes
     alone, which `protection` leaves plain: a probe can show neither a password nor a certificate. `sockets`: bound
     already, in place of the address. `lifecycle`: POST /-/release is answered. `history`: whoever knows what was
-    before. `beside`: what runs as long as the agent does. `prices`: for the page.
+    before. `beside`: what runs as long as the agent does. `prices`, `wasted`: for the page.
     """
     bounds = bounds or Bounds()
-    app = application(agent, protection, lifecycle, history, prices, bounds.scrapes)
+    app = application(agent, protection, lifecycle, history, prices, bounds.scrapes, wasted)
     tls = protection.tls if protection else None
     listeners = [Listener(app, address, tls=tls, sockets=sockets)]
     if gpu_manager_address is not None:
@@ -221,8 +223,9 @@ def application(
     history: History | None = None,
     prices: ReadPrices | None = None,
     scrapes: int = 16,
+    wasted: TellWaste | None = None,
 ) -> web.Application:
-    return make_application(routes(agent, lifecycle, history, prices, scrapes), protection)
+    return make_application(routes(agent, lifecycle, history, prices, scrapes, wasted), protection)
 
 
 def gpu_manager_application(agent: Agent, protection: Protection | None = None) -> web.Application:

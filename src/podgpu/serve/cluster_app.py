@@ -10,6 +10,8 @@ from podgpu.cluster.loop import Cluster
 from podgpu.cluster.nodes import bounded
 from podgpu.cluster.view import ClusterView
 from podgpu.exposition.body import NO_METRICS
+from podgpu.figures.waste import WasteStatement
+from podgpu.figures.waste_rows import Source
 from podgpu.serve.answers import Handler, exposition, probe
 from podgpu.serve.app import Listener, make_application, probe_listener
 from podgpu.serve.page_routes import page_routes
@@ -46,10 +48,15 @@ def cluster_application(
             web.get("/metrics", _metrics(cluster)),
             web.get("/metrics/nodes", _node_metrics(cluster)),
             *_probe_routes(cluster),
-            *page_routes(cluster.page, _LINKS, history),
+            *page_routes(cluster.page, _LINKS, history, lambda: _wasted(cluster.published.view)),
         ],
         protection,
     )
+
+
+def _wasted(view: ClusterView) -> tuple[WasteStatement, Source]:
+    source = view.prices.source if view.prices.currency else ""
+    return view.waste, Source(source, any(node.simulated for node in view.nodes))
 
 
 def _probe_routes(cluster: Cluster) -> list[web.RouteDef]:
@@ -84,10 +91,12 @@ def _live(cluster: Cluster) -> tuple[bool, str]:
 
 
 def _ills(view: ClusterView) -> tuple[str, ...]:
-    """What is not as it should be: of the whole, of each node that is old, of each target that fails."""
+    """What is not as it should be: of GPUs and nodes in the words of the page, of the whole, of each node that is old,
+    of each target that fails."""
+    serious = (alert.text for alert in view.alerts)
     old = (f"{node.name}: old, its figures are of {node.age:.0f} s ago" for node in view.nodes if node.old)
     failing = (outcome.said for outcome in view.outcomes if outcome.error)
-    return bounded(tuple(dict.fromkeys((*view.notes, *old, *failing))), _MOST_ILLS)
+    return bounded(tuple(dict.fromkeys((*serious, *view.notes, *old, *failing))), _MOST_ILLS)
 
 
 def _ready(cluster: Cluster) -> tuple[bool, str]:

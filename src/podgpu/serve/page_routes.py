@@ -20,10 +20,12 @@ from podgpu import __version__
 from podgpu.exposition.body import Body
 from podgpu.serve.answers import JSON_HEADERS, PAGE_HEADERS, Handler, json_error, prepared
 from podgpu.serve.history_routes import history_routes
+from podgpu.serve.waste_routes import waste_routes
 
 if TYPE_CHECKING:  # an exporter that nobody looks at does not load it
     from podgpu.figures.page_state import PageState
     from podgpu.history.asking import History
+    from podgpu.serve.waste_routes import TellWaste
 
 _TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8"}
 _FOLDER = Path(__file__).parent / "page"
@@ -31,16 +33,20 @@ _LINKS, _VERSION = "<!--links-->", "<!--version-->"
 
 
 def page_routes(
-    latest: Callable[[], PageState], links: Sequence[str] = ("metrics",), history: History | None = None
+    latest: Callable[[], PageState],
+    links: Sequence[str] = ("metrics",),
+    history: History | None = None,
+    wasted: TellWaste | None = None,
 ) -> list[web.RouteDef]:
-    """`latest` is asked at every request, in a thread that is not the event loop's. `links`: other paths of the same
-    server, shown at the foot of the page."""
+    """`latest` and `wasted` are asked at every request, in a thread that is not the event loop's. `links`: other paths
+    of the same server, shown at the foot of the page."""
     return [
         web.get("/", index(links)),
         web.get("/page/{name}", asset(_asset_types())),
         web.get("/api/v1/view", view(latest)),
         web.get("/api/v1/pods/{namespace}/{pod}", pod(latest)),
         *history_routes(history),
+        *waste_routes(wasted),
         web.route("*", "/api/{rest:.*}", nothing_here),
     ]
 
@@ -113,5 +119,5 @@ async def nothing_here(request: web.Request) -> web.Response:
     """For scripts: what is wrong is JSON too."""
     if request.method not in ("GET", "HEAD"):
         return json_error(405, f"{request.method} {request.path}: only GET and HEAD", Allow="GET, HEAD")
-    there = "/api/v1/view, /api/v1/pods/NAMESPACE/POD and /api/v1/history"
+    there = "/api/v1/view, /api/v1/pods/NAMESPACE/POD, /api/v1/history and /api/v1/waste"
     return json_error(404, f"no such path: {request.path}; there are {there}")

@@ -28,8 +28,8 @@ if TYPE_CHECKING:  # an exporter that nobody looks at does not load it
     from podgpu.figures.page_state import PageState
     from podgpu.figures.prices import ReadPrices
     from podgpu.history.asking import History
+    from podgpu.serve.waste_routes import TellWaste
 
-_UNNAMED = "this node"
 _TOO_OLD = "the figures are too old to be shown: the driver has not been read in time"
 _NONE_YET = "there are no figures yet: the driver has never been read"
 
@@ -40,6 +40,7 @@ def routes(
     history: History | None = None,
     prices: ReadPrices | None = None,
     scrapes: int = 16,
+    wasted: TellWaste | None = None,
 ) -> list[web.RouteDef]:
     """The page's own among them: it is made of what is published, like everything here."""
     theirs = [web.get("/metric", gpu_manager_metrics(agent))] if agent.settings.policy.gpu_manager else []
@@ -49,7 +50,7 @@ def routes(
         *theirs,
         *probe_routes(agent),
         web.post("/-/release", release(agent, lifecycle)),
-        *page_routes(NodePage(agent, prices).latest, links, history),
+        *page_routes(NodePage(agent, prices).latest, links, history, wasted),
     ]
 
 
@@ -164,7 +165,7 @@ class NodePage:
         snapshot = published.snapshot
         if not fresh:
             notes = [_TOO_OLD if snapshot.taken_at else _NONE_YET, *notes]
-        name = settings.policy.hostname or _UNNAMED
+        name = health.node_of(self._agent)
         picture = node_picture(
             snapshot, name, settings.interval, [*notes, *wrong], fresh=fresh, version=__version__, prices=prices
         )
