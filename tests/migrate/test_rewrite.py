@@ -225,3 +225,17 @@ def test_what_cannot_be_read_is_said_in_one_line(text: str) -> None:
 )
 def test_what_prometheus_and_grafana_write_is_read(text: str) -> None:
     parse_promql(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{UTIL} or {UTIL_RATIO} * 100",
+        f"max by (Hostname, hostname) ({TEMP})",
+        f'label_replace({TEMP}, "Hostname", "$1", "hostname", "(.+)")',
+    ],
+)
+def test_what_asks_for_either_already_stays(text: str) -> None:
+    for direction in (NEW, OLD):
+        rewritten = rewrite_expression(text, direction)
+        assert (rewritten.text, rewritten.left, rewritten.asks_both) == (text, (), True)
