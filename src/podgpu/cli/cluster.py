@@ -73,7 +73,9 @@ def command(ctx: click.Context, /, **options: Any) -> None:
         with naming_variable(ctx, "history_dir"):
             cluster, beside, history = _with_history(options, make_backend, publisher)
         protection = _protection(options["web_config_file"], at_the_end)
-        listeners = cluster_listeners(cluster, address, probe_address, protection, history)
+        listeners = cluster_listeners(
+            cluster, address, probe_address, protection, history, options["web_enable_lifecycle"]
+        )
         look_past_what_stays()
         run(Several([cluster, *beside]), listeners, lambda bound: _announce(bound[0]))
 

@@ -380,7 +380,7 @@ EXPORTER_OPTIONS: tuple[Option, ...] = (
         "",
         "PODGPU_WEB_ENABLE_LIFECYCLE",
         "true",
-        "Answer POST /-/release, which only somebody on this machine may ask for (docs/security.md).",
+        "Answer POST /-/release and /-/forget, which only somebody on this machine may ask for (docs/security.md).",
         "bool",
         ours=True,
     ),
