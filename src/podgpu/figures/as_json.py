@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from podgpu.catalog.mig import slices_of_gpu
-from podgpu.figures.device import Condition, DeviceFigures, HolderFigures
+from podgpu.figures.device import Alert, Condition, DeviceFigures, HolderFigures
 from podgpu.figures.parts import physical_gpus
 from podgpu.figures.picture import NamespacePicture, NodePicture, Picture
 from podgpu.figures.totals import Totals, totals_of
@@ -30,6 +30,7 @@ def picture_json(picture: Picture) -> JSON:
         interval_seconds=picture.interval_seconds,
         simulated=picture.simulated or None,
         notes=list(picture.notes),
+        alerts=[alert_json(alert) for alert in picture.alerts],
         used_utilization_ratio=picture.used_utilization,
         used_field=picture.used_field or None,
         idle_after_seconds=picture.idle_after_seconds,
@@ -97,6 +98,7 @@ def node_json(node: NodePicture) -> JSON:
     return _known(
         name=node.name,
         old=node.old or None,
+        gone=node.gone or None,
         age_seconds=_rounded(node.age_seconds, 1),
         notes=list(node.notes) or None,
         simulated=node.simulated or None,
@@ -156,6 +158,10 @@ def holder_json(of: HolderFigures) -> JSON:
         owner=None if of.owner is None else {"kind": of.owner.kind, "name": of.owner.name},
         cost_per_hour=_rounded(of.cost_per_hour),
     )
+
+
+def alert_json(of: Alert) -> JSON:
+    return _known(severity=of.severity, text=of.text, node=of.node or None, uuid=of.uuid or None)
 
 
 def condition_json(of: Condition) -> JSON:

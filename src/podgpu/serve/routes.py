@@ -30,7 +30,6 @@ if TYPE_CHECKING:  # an exporter that nobody looks at does not load it
     from podgpu.history.asking import History
     from podgpu.serve.waste_routes import TellWaste
 
-_UNNAMED = "this node"
 _TOO_OLD = "the figures are too old to be shown: the driver has not been read in time"
 _NONE_YET = "there are no figures yet: the driver has never been read"
 
@@ -166,7 +165,7 @@ class NodePage:
         snapshot = published.snapshot
         if not fresh:
             notes = [_TOO_OLD if snapshot.taken_at else _NONE_YET, *notes]
-        name = settings.policy.hostname or _UNNAMED
+        name = health.node_of(self._agent)
         picture = node_picture(
             snapshot, name, settings.interval, [*notes, *wrong], fresh=fresh, version=__version__, prices=prices
         )
