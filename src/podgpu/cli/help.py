@@ -29,7 +29,17 @@ _WITHOUT_EFFECT = "Without effect (accepted for dcgm-exporter's sake)"
 GROUPS: dict[str, tuple[str, ...]] = {
     "Common": (
         *("url", "cluster", "prometheus", "scrape", "discover-kubernetes", "in", "out", "socket", "podlist"),
-        *("address", "cluster-address", "gpus", "kubernetes", "telemetry", "collectors", "devices", "collect-interval"),
+        *(
+            "address",
+            "cluster-address",
+            "gpus",
+            "calm",
+            "kubernetes",
+            "telemetry",
+            "collectors",
+            "devices",
+            "collect-interval",
+        ),
         *("interval", "sort", "filter", "processes", "prices", "idle-after", "stale-after", "drop-after", "json"),
         *("once", "dump-snapshot", "probe-switches", "mode", "owner", "self-metrics", "inject", "plugin-name"),
         *("plugin-index", "log-format", "debug", "help"),
