@@ -29,7 +29,7 @@ _WITHOUT_EFFECT = "Without effect (accepted for dcgm-exporter's sake)"
 GROUPS: dict[str, tuple[str, ...]] = {
     "Common": (
         *("url", "cluster", "prometheus", "scrape", "discover-kubernetes", "in", "out", "socket", "podlist"),
-        *("address", "cluster-address", "gpus", "kubernetes", "config-file", "telemetry", "collectors"),
+        *("address", "cluster-address", "gpus", "calm", "kubernetes", "config-file", "telemetry", "collectors"),
         *("devices", "collect-interval"),
         *("interval", "sort", "filter", "processes", "prices", "idle-after", "stale-after", "drop-after", "json"),
         *("once", "dump-snapshot", "probe-switches", "mode", "owner", "self-metrics", "inject", "plugin-name"),
