@@ -19,7 +19,7 @@ COMMANDS = {
     "exporter": "Export this node's GPUs to Prometheus (a drop-in for dcgm-exporter).",
     "cluster": "Look at every node: which pod is on which GPU, used and idle ones, cost; with a page.",
     "enrich": "Put pod labels on an existing dcgm-exporter's metrics, into a file for node_exporter.",
-    "hook": "Keep podlist.json: which container was given which GPU, told by the container runtime (NRI).",
+    "hook": "Keep podlist.json: which container was given which GPU, as the container runtime (NRI) reports it.",
     "top": "Show GPUs, who uses them and how much, live in the terminal: this node's, an exporter's, a cluster's.",
     "doctor": "Check this node: driver, permissions, kubelet, mapping; say what is wrong and what to do.",
     "demo": "Run exporters and the cluster view on simulated GPUs.",

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from podgpu.catalog import families as f
 from podgpu.catalog.conditions import FIELD_CONDITIONS, XID, XID_FIELD, conditions, xid_needs_action
 from podgpu.catalog.fields import field_named, fields
+from podgpu.errors import few_of
 from podgpu.exposition.parse import ParsedFamily, ParsedSample
 from podgpu.figures.device import (
     FIELDS,
@@ -89,7 +90,7 @@ def figures_of(
     one."""
     builder = _Builder(samples, measured, beside)
     nodes = tuple(dict.fromkeys(filter(None, (first_label(labels, node_labels) for labels in builder.hosts()))))
-    notes = (f"the exporter cannot read: {', '.join(builder.down)}",) if builder.down else ()
+    notes = (f"the exporter cannot read: {few_of(builder.down)}",) if builder.down else ()
     devices = tuple(builder.devices(node_labels, nodes[0] if nodes else address))
     return PageFigures(View(devices, notes, simulated=builder.simulated), nodes, builder.is_podgpu)
 
