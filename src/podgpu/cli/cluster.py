@@ -142,9 +142,10 @@ def chosen_backend(
     anything is asked."""
     chosen = [name for name in _BACKENDS if options[name]]
     if len(chosen) != 1:
-        given = " and ".join(f"--{name.replace('_', '-')}" for name in chosen) or "nobody"
+        flags = " and ".join(f"--{name.replace('_', '-')}" for name in chosen)
+        problem = f"{flags} do not go together" if chosen else "podgpu cluster needs somewhere to read from"
         raise UsageError(
-            f"{given} to be asked: give exactly one of --prometheus URL, --scrape URL,… and "
+            f"{problem}: give exactly one of --prometheus HOST:9090, --scrape HOST:9400,… and "
             "--discover-kubernetes SELECTOR"
         )
     if chosen == ["prometheus"]:

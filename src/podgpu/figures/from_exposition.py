@@ -12,6 +12,7 @@ from typing import NamedTuple
 from podgpu.catalog import families as f
 from podgpu.catalog.conditions import FIELD_CONDITIONS, XID, conditions, xid_needs_action
 from podgpu.catalog.names import meaning
+from podgpu.errors import few_of
 from podgpu.exposition.parse import ParsedFamily, ParsedSample
 from podgpu.figures.alerts import NodeState, alerts_of
 from podgpu.figures.device import (
@@ -96,7 +97,7 @@ def figures_of(
     one."""
     builder = _Builder(samples, measured, beside)
     nodes = tuple(dict.fromkeys(filter(None, (first_label(labels, node_labels) for labels in builder.hosts()))))
-    notes = (f"the exporter cannot read: {', '.join(builder.down)}",) if builder.down else ()
+    notes = (f"the exporter cannot read: {few_of(builder.down)}",) if builder.down else ()
     devices = tuple(builder.devices(node_labels, nodes[0] if nodes else address))
     trouble = Trouble(tuple(builder.down), builder.lost)
     view = View(devices, notes, simulated=builder.simulated, trouble=trouble)
