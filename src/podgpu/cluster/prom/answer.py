@@ -46,7 +46,7 @@ def parse_answer(body: bytes, shown: str) -> Vector:
     try:
         samples, at = _vector(result) if kind == "vector" else _scalar(result)
     except (TypeError, ValueError, KeyError, IndexError, AttributeError, OverflowError):
-        raise _malformed(shown, "a sample of no known shape") from None
+        raise _malformed(shown, "a sample of an unknown shape") from None
     return Vector(samples, at, _notes(document))
 
 
@@ -106,11 +106,11 @@ def _document(body: bytes, shown: str) -> dict[str, Any]:
         what = "a web page" if body[:512].lstrip()[:1] == b"<" else "no whole JSON"
         reason = "not_prometheus" if what == "a web page" else "malformed"
         raise SourceError(
-            reason, f"{shown} answers with {what}, not as Prometheus does: name the base URL of its HTTP API"
+            reason, f"{shown} answers with {what}, which is not Prometheus: name the base URL of its HTTP API"
         ) from None
     if not isinstance(document, dict) or "status" not in document:
         raise SourceError(
-            "not_prometheus", f"{shown} answers not as Prometheus does: name the base URL of its HTTP API"
+            "not_prometheus", f"{shown} does not answer as Prometheus does: name the base URL of its HTTP API"
         )
     return document
 
