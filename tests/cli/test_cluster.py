@@ -78,7 +78,7 @@ class Demo(NamedTuple):
 @pytest.fixture(scope="module")
 def demo() -> Iterator[Demo]:
     """One for all; in the end it ends as it should."""
-    with _started("demo", "-a", "127.0.0.1:0", "--cluster-address", "127.0.0.1:0") as process:
+    with _started("demo", "--calm", "-a", "127.0.0.1:0", "--cluster-address", "127.0.0.1:0") as process:
         cluster = _url(process, "the cluster")  # printed first
         yield Demo(_url(process, "node-1"), cluster)
         process.send_signal(signal.SIGINT)

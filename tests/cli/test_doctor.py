@@ -21,6 +21,7 @@ from podgpu.allocation.identity import IdentityReader
 from podgpu.allocation.kubelet import KubeletAllocation
 from podgpu.catalog.counters import shipped_counters
 from podgpu.cli.main import run
+from podgpu.compose.telemetries import simulated_driver
 from podgpu.device_selection import Selection
 from podgpu.doctor.examine import Question, examine
 from podgpu.doctor.findings import Finding, Level, as_text, closing_line, note, ok, wrong
@@ -158,7 +159,7 @@ def driver(clock: Clock) -> SimulatedNvml:
 
 
 def uuids(spec: str) -> list[str]:
-    return [gpu.uuid for gpu in NvmlTelemetry(SimulatedNvml(spec)).inventory().gpus]
+    return [gpu.uuid for gpu in NvmlTelemetry(simulated_driver(spec)).inventory().gpus]
 
 
 def pod(*ids: str, resource: str = "nvidia.com/gpu") -> SimulatedPod:

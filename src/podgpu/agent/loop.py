@@ -37,7 +37,7 @@ from podgpu.device_selection import Selection
 from podgpu.errors import StartError
 from podgpu.isolate import Isolation
 from podgpu.join import Policy
-from podgpu.model import Outcome, PodLabels, Snapshot
+from podgpu.model import Outcome, PodLabels, Snapshot, Value
 from podgpu.telemetry.source import Lane, Telemetry
 
 _log = logging.getLogger(__name__)
@@ -341,6 +341,11 @@ class Agent:
             self._telemetry_turn.drop_values()
         self._publish()
         return True
+
+    def details(self, uuid: str) -> tuple[Mapping[int, Value], int | None]:
+        """Of one GPU: what only its own view shows, by field id, and how many of its NVLinks are up."""
+        part = self._telemetry_part
+        return part.details.get(uuid, {}), part.links_up.get(uuid)
 
     def forget(self, uuid: str) -> Forgotten | None:
         """An operator has seen to a GPU that is gone, or to the XIDs of one that is here. None: no such GPU."""

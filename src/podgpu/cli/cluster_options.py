@@ -5,11 +5,14 @@ from __future__ import annotations
 from podgpu.cli.option_table import EXPORTER_PAGE_OPTIONS, PRICES_HELP, exporter_options
 from podgpu.cli.params import Option
 
-_SHARED = ("kubeconfig", "web-config-file", "probe-address", "debug", "log-format")
+_SHARED = ("kubeconfig", "web-config-file", "probe-address", "web-enable-lifecycle", "debug", "log-format")
 _OTHERWISE = {
     "probe-address": {
         "help": "A plain address for /livez, /ready and /health alone, such as :9402: the kubelet's probes cannot send "
         "the logins or certificates of --web-config-file."
+    },
+    "web-enable-lifecycle": {
+        "help": "Answer POST /-/forget, which only somebody on this machine may ask for (docs/security.md)."
     },
 }
 

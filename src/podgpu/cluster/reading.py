@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
-from podgpu.figures.device import DeviceFigures, Owner
+from podgpu.figures.device import DeviceFigures, Owner, Trouble
 
 _LAST_MOMENT = 1e11
 """Some three thousand years from now. A clock that shows more is none."""
@@ -52,6 +52,7 @@ class NodeReading:
     """False: by its own clock it was taken at no time that could be meant as now, so it does not count as fresh."""
     simulated: bool = False
     """Its figures are made up by podgpu's simulated driver."""
+    trouble: Trouble = field(default_factory=Trouble)
 
 
 class Scope(NamedTuple):
@@ -108,6 +109,14 @@ class Backend(Protocol):
         """The state now, also in the middle of a round."""
 
     async def close(self) -> None: ...
+
+
+@runtime_checkable
+class AsksExporters(Protocol):
+    """A backend that reaches the exporters themselves."""
+
+    async def ask(self, target: str, path: Sequence[str]) -> bytes:
+        """What the exporter of this target answers at another of its paths. Raises SourceError."""
 
 
 MakeBackend = Callable[[], Backend]

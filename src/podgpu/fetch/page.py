@@ -138,6 +138,12 @@ class UrlPage:
         return answer.body
 
 
+def above_metrics(url: str) -> str:
+    """Where the server of this page has everything else: what its path has before /metrics, without a query."""
+    base = re.split(r"[?#]", url, maxsplit=1)[0].rstrip("/")
+    return base.removesuffix("/metrics")
+
+
 def looks_like_web_page(body: bytes) -> bool:
     return body[:512].lstrip()[:1] == b"<"
 

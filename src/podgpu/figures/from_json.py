@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from podgpu.errors import SourceError
-from podgpu.figures.device import Condition, DeviceFigures, HolderFigures, Owner, View
+from podgpu.figures.device import Alert, Condition, DeviceFigures, HolderFigures, Owner, View
 from podgpu.model import Workload
 
 _NOT_OURS = "is not an answer of podgpu's /api/v1/view"
@@ -41,6 +41,7 @@ def parse_view(body: bytes) -> View:
         _number(document.get("taken_at")),
         simulated=document.get("simulated") is True,
         currency=_text(document.get("currency")),
+        alerts=tuple(_alerts(document.get("alerts"))),
         watched=_number(document.get("idle_after_seconds")) is not None,
         old_nodes=frozenset(old),
     )
@@ -77,6 +78,13 @@ def _device(gpu: dict[str, Any], part: dict[str, Any], node: str) -> DeviceFigur
         last_holders=tuple(_workload(w) for w in _objects(part.get("last_holders"))),
         price_per_hour=_number(part.get("price_per_hour")),
     )
+
+
+def _alerts(value: object) -> Iterator[Alert]:
+    for of in _objects(value):
+        if text := _text(of.get("text")):
+            severity = "warning" if of.get("severity") == "warning" else "broken"
+            yield Alert(severity, text, _text(of.get("node")), _text(of.get("uuid")))
 
 
 def _condition(of: dict[str, Any]) -> Condition:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from podgpu.catalog.conditions import LOST
+from podgpu.catalog.names import in_legacy_units
+from podgpu.figures.alerts import NodeState, alerts_of
 from podgpu.figures.device import (
     POWER,
     SIMULATED,
@@ -12,12 +15,13 @@ from podgpu.figures.device import (
     DeviceFigures,
     HolderFigures,
     ProcessFigures,
+    Trouble,
     View,
     is_there,
     memory_of,
     utilization_of,
 )
-from podgpu.model import ContainerUsage, Device, DeviceHealth, DeviceTotals, Snapshot, Value, Who
+from podgpu.model import ContainerUsage, Device, DeviceHealth, DeviceTotals, Snapshot, Value, Who, physical
 
 _NS = 1_000_000_000
 _MJ = 1000
@@ -30,22 +34,25 @@ def view_of_snapshot(snapshot: Snapshot, node: str, processes: Processes | None 
     totals = {t.device: t for t in snapshot.usage.devices}
     health = {h.device.uuid: h for h in snapshot.health}
     holders = _holders(snapshot)
-    return View(
-        tuple(
-            _figures(
-                device,
-                node,
-                values.get(device.key, {}),
-                totals.get(device.key, DeviceTotals(device.key)),
-                tuple(holders.get(device.key, {}).values()),
-                tuple((processes or {}).get(device.key, ())),
-                health.get(device.uuid, DeviceHealth(device)),
-            )
-            for device in snapshot.devices
-        ),
-        tuple(f"{o.source}: {o.message or o.error}" for o in snapshot.outcomes if not o.ok),
-        simulated=any(o.source == SIMULATED for o in snapshot.outcomes),
+    devices = tuple(
+        _figures(
+            device,
+            node,
+            values.get(device.key, {}),
+            totals.get(device.key, DeviceTotals(device.key)),
+            tuple(holders.get(device.key, {}).values()),
+            tuple((processes or {}).get(device.key, ())),
+            health.get(device.uuid, DeviceHealth(device)),
+        )
+        for device in snapshot.devices
     )
+    failed = [o for o in snapshot.outcomes if not o.ok]
+    trouble = Trouble(tuple(o.source for o in failed), snapshot.device_count.lost)
+    alerts = alerts_of([NodeState(node, devices, trouble=trouble)])
+    broken = (alert.text for alert in alerts if alert.uuid or alert.severity == "broken")
+    notes = (*broken, *(f"{o.source}: {o.message or o.error}" for o in failed))
+    simulated = any(o.source == SIMULATED for o in snapshot.outcomes)
+    return View(devices, notes, simulated=simulated, alerts=alerts, trouble=trouble)
 
 
 def _figures(
@@ -87,7 +94,10 @@ def _holders(snapshot: Snapshot) -> dict[str, dict[Who, HolderFigures]]:
     for assignment in snapshot.assignments:
         if who := assignment.holder.who:
             found.setdefault(assignment.device, {})[who] = HolderFigures(assignment.holder, share=assignment.share)
+    lost = {h.device.uuid for h in snapshot.health if any(finding.condition == LOST for finding in h.findings)}
     for usage in snapshot.usage.containers:
+        if physical(usage.device) in lost:
+            continue  # it works on nothing, whatever it used before
         if who := usage.holder.who:
             of_device = found.setdefault(usage.device, {})
             given = of_device.get(who)
@@ -114,7 +124,7 @@ def _idle_since(usage: ContainerUsage, taken_at: float) -> float | None:
 
 
 def _numbers(values: Mapping[int, Value]) -> dict[int, float]:
-    return {field: value for field, value in values.items() if not isinstance(value, str)}
+    return in_legacy_units({field: value for field, value in values.items() if not isinstance(value, str)})
 
 
 def _divided(value: int | None, by: int) -> float | None:

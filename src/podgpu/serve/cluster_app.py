@@ -14,6 +14,8 @@ from podgpu.figures.waste import WasteStatement
 from podgpu.figures.waste_rows import Source
 from podgpu.serve.answers import Handler, exposition, probe
 from podgpu.serve.app import Listener, make_application, probe_listener
+from podgpu.serve.gpu_routes import cluster_gpu
+from podgpu.serve.lifecycle import forget, forget_of_cluster
 from podgpu.serve.page_routes import page_routes
 from podgpu.serve.sockets import Address
 
@@ -32,8 +34,10 @@ def cluster_listeners(
     probe_address: Address | None,
     protection: Protection | None,
     history: History | None = None,
+    lifecycle: bool = True,
 ) -> list[Listener]:
-    app = cluster_application(cluster, protection, history)
+    """`lifecycle`: POST /-/forget is answered."""
+    app = cluster_application(cluster, protection, history, lifecycle)
     listeners = [Listener(app, address, tls=protection.tls if protection else None)]
     if probe_address is not None:
         listeners.append(probe_listener(_probe_routes(cluster), probe_address))
@@ -41,13 +45,18 @@ def cluster_listeners(
 
 
 def cluster_application(
-    cluster: Cluster, protection: Protection | None = None, history: History | None = None
+    cluster: Cluster,
+    protection: Protection | None = None,
+    history: History | None = None,
+    lifecycle: bool = True,
 ) -> web.Application:
     return make_application(
         [
             web.get("/metrics", _metrics(cluster)),
             web.get("/metrics/nodes", _node_metrics(cluster)),
             *_probe_routes(cluster),
+            web.post("/-/forget", forget(forget_of_cluster(cluster), lifecycle)),
+            cluster_gpu(cluster),
             *page_routes(cluster.page, _LINKS, history, lambda: _wasted(cluster.published.view)),
         ],
         protection,
@@ -91,10 +100,12 @@ def _live(cluster: Cluster) -> tuple[bool, str]:
 
 
 def _ills(view: ClusterView) -> tuple[str, ...]:
-    """What is not as it should be: of the whole, of each node that is old, of each target that fails."""
+    """What is not as it should be: of GPUs and nodes in the words of the page, of the whole, of each node that is old,
+    of each target that fails."""
+    serious = (alert.text for alert in view.alerts)
     old = (f"{node.name}: old, its figures are of {node.age:.0f} s ago" for node in view.nodes if node.old)
     failing = (outcome.said for outcome in view.outcomes if outcome.error)
-    return bounded(tuple(dict.fromkeys((*view.notes, *old, *failing))), _MOST_ILLS)
+    return bounded(tuple(dict.fromkeys((*serious, *view.notes, *old, *failing))), _MOST_ILLS)
 
 
 def _ready(cluster: Cluster) -> tuple[bool, str]:

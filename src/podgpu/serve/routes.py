@@ -21,7 +21,8 @@ from podgpu.agent.loop import Agent
 from podgpu.agent.publish import PageName, Published
 from podgpu.exposition.body import NO_METRICS, Exposition
 from podgpu.serve.answers import Handler, exposition, probe
-from podgpu.serve.lifecycle import release
+from podgpu.serve.gpu_routes import node_gpu
+from podgpu.serve.lifecycle import forget, forget_of_node, release
 from podgpu.serve.page_routes import page_routes
 
 if TYPE_CHECKING:  # an exporter that nobody looks at does not load it
@@ -30,7 +31,6 @@ if TYPE_CHECKING:  # an exporter that nobody looks at does not load it
     from podgpu.history.asking import History
     from podgpu.serve.waste_routes import TellWaste
 
-_UNNAMED = "this node"
 _TOO_OLD = "the figures are too old to be shown: the driver has not been read in time"
 _NONE_YET = "there are no figures yet: the driver has never been read"
 
@@ -45,13 +45,16 @@ def routes(
 ) -> list[web.RouteDef]:
     """The page's own among them: it is made of what is published, like everything here."""
     theirs = [web.get("/metric", gpu_manager_metrics(agent))] if agent.settings.policy.gpu_manager else []
+    page = NodePage(agent, prices)
     links = ["metrics", *(["metric"] if theirs else []), "health", "ready"]
     return [
         web.get("/metrics", at_most(scrapes, metrics(agent))),
         *theirs,
         *probe_routes(agent),
         web.post("/-/release", release(agent, lifecycle)),
-        *page_routes(NodePage(agent, prices).latest, links, history, wasted),
+        web.post("/-/forget", forget(forget_of_node(agent), lifecycle)),
+        node_gpu(agent, page.latest),
+        *page_routes(page.latest, links, history, wasted),
     ]
 
 
@@ -166,7 +169,7 @@ class NodePage:
         snapshot = published.snapshot
         if not fresh:
             notes = [_TOO_OLD if snapshot.taken_at else _NONE_YET, *notes]
-        name = settings.policy.hostname or _UNNAMED
+        name = health.node_of(self._agent)
         picture = node_picture(
             snapshot, name, settings.interval, [*notes, *wrong], fresh=fresh, version=__version__, prices=prices
         )
