@@ -18,6 +18,7 @@ from bench import (
     memory,
     page,
     parser,
+    prometheus,
     rendering,
     serving,
     switches,
@@ -39,6 +40,7 @@ BENCHMARKS: Mapping[str, Callable[[], list[Figure]]] = {
     "watching": watching.measure,
     "memory": memory.measure,
     "cluster": cluster.measure,
+    "prometheus": prometheus.measure,
     "page": page.measure,
     "hook": hook.measure,
 }

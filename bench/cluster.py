@@ -56,7 +56,7 @@ class Conversation:
 
 
 @contextmanager
-def _process(*arguments: str) -> Iterator[Conversation]:
+def process(*arguments: str) -> Iterator[Conversation]:
     command = [sys.executable, "-m", *arguments]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=_ROOT)
     with process:
@@ -67,9 +67,9 @@ def _process(*arguments: str) -> Iterator[Conversation]:
 
 
 def measure(nodes: int = NODES, rounds: int = 7, firsts: int = 3) -> list[Figure]:
-    with _process("bench.fleet_process", str(nodes), str(_PAGES)) as fleet:
+    with process("bench.fleet_process", str(nodes), str(_PAGES)) as fleet:
         made = fleet.answer()
-        with _process("bench.cluster_process") as cluster:
+        with process("bench.cluster_process") as cluster:
             cluster.say(json.dumps(made["ports"]))
             took = _take_turns(fleet, cluster, rounds, firsts)
     return _figures(made, took, nodes)

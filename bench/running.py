@@ -51,8 +51,7 @@ class ExporterProcess:
         return answer
 
     def cpu_seconds(self) -> float:
-        """CPU time of all its threads. Exact once it sleeps: a running process's clock moves in steps."""
-        return time.clock_gettime(~self.pid << 3 | _CPU_CLOCK_OF_PROCESS)
+        return cpu_seconds_of(self.pid)
 
     def memory(self) -> Memory:
         return memory_of(self.pid)
@@ -88,6 +87,16 @@ def exporter_process(shape: NodeShape) -> Iterator[ExporterProcess]:
                 yield ExporterProcess(process)
             finally:
                 process.kill()  # nothing it could still write matters
+
+
+def cpu_seconds_of(pid: int) -> float:
+    """CPU time of all its threads. Exact once it sleeps: a running process's clock moves in steps."""
+    return time.clock_gettime(~pid << 3 | _CPU_CLOCK_OF_PROCESS)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
 
 
 def memory_of(pid: int | str) -> Memory:

@@ -21,6 +21,9 @@ from podgpu.cli.option_table import EXPORTER_OPTIONS
 from podgpu.cli.params import normalise
 from podgpu.cluster.prom.promql import parse_matchers
 from podgpu.cluster.scraping.discover import Selection, check_port
+from podgpu.configuration.collections import collection_of_fields
+from podgpu.configuration.config_file import parse_go_duration
+from podgpu.configuration.config_yaml import parse_config_file
 from podgpu.configuration.pod_labels import LabelFilter
 from podgpu.configuration.price_file import parse_prices
 from podgpu.device_selection import parse_selection
@@ -65,6 +68,21 @@ def exporter_arguments(case: Case) -> object:
     assert 0.1 <= options["collect_interval"] <= 86_400
     assert isinstance(options["kubernetes"], bool)
     return options
+
+
+def config_file(case: Case) -> object:
+    found = parse_config_file(_bytes(case), "config.yaml")
+    assert all(0.1 <= one.every <= 86_400 for one in found.collections)
+    chosen = collection_of_fields(found.counters or shipped_counters("default") or (), found.collections, True)
+    assert len(set(chosen.values())) <= len(found.collections)
+    return found
+
+
+def go_duration(case: Case) -> object:
+    assert isinstance(case, str)
+    found = parse_go_duration(case)
+    assert found is None or found >= 0
+    return found
 
 
 def matchers(case: Case) -> object:
@@ -221,6 +239,26 @@ def _arguments(rng: Random) -> Case:
     return "\t".join(rng.choice(_FLAGS).strip("\t") for _ in range(rng.randrange(4)))
 
 
+_CONFIG_1: dict[str, object] = {
+    "version": 1,
+    "metrics": {"file": "/etc/counters.csv"},
+    "collection": {
+        "interval": "30s",
+        "retention": {"maxAge": "10m", "maxSamples": 0},
+        "watchGroups": [{"name": "quick", "interval": "2s", "fields": ["DCGM_FI_DEV_GPU_TEMP"]}],
+    },
+}
+_CONFIG_2: dict[str, object] = {
+    "version": 2,
+    "metrics": {"fields": [{"name": "DCGM_FI_DEV_GPU_TEMP", "prometheusType": "gauge", "help": "t"}]},
+    "sources": {"dcgm": {"watch": {"maxKeepAge": "10m"}, "detectBindUnbind": {"enabled": True, "pollInterval": "1s"}}},
+    "collections": [
+        {"name": "base", "every": "30s", "metrics": {"include": ["*"]}},
+        {"name": "quick", "every": "2s", "metrics": {"include": ["DCGM_FI_DEV_GPU_[A-T]*", "DCGM_?"]}},
+    ],
+    "server": {"maxConcurrentScrapes": 8},
+}
+
 CONFIG_TARGETS = (
     Target("counters", either(texts(_COUNTERS, (",gauge,", '""')), _rows, _rows, _rows), counters, USAGE),
     Target("device-selection", texts(["g:0,2-4", "i", "f", "g:99999-1", "i:0-9,3"]), selection, USAGE),
@@ -234,6 +272,8 @@ CONFIG_TARGETS = (
     Target("kubeconfig", _yaml(_KUBECONFIG), kubeconfig, (SourceError,)),
     Target("web-config", _yaml(_WEB, {"basic_auth_users": {"a": _HASH}}), web_config, USAGE),
     Target("prices", _yaml(_PRICES), prices, USAGE),
+    Target("config-file", _yaml(_CONFIG_2, _CONFIG_1, {"version": 2}), config_file, USAGE),
+    Target("go-durations", texts(["1h30m", "1.5s", "500ms", "0", ".5us", "-1s"]), go_duration),
     Target("strict-yaml", _yaml(_WEB, _PRICES, {"a": [1, True, None, "x"]}), strict_yaml, USAGE),
     Target(
         "simulated-gpus",

@@ -27,6 +27,7 @@ from podgpu.figures.from_json import parse_view
 from podgpu.join.policy import Policy
 from podgpu.model import Assignment, Workload
 from podgpu.telemetry.exposition import parse_page
+from podgpu.top.api_answers import FULL, NO_DATA, parse_gpu_facts, parse_history
 
 _FIXTURES = Path(__file__).parents[2] / "tests" / "fixtures"
 
@@ -187,6 +188,38 @@ def cluster_view(case: Case) -> object:
     return view.devices or None
 
 
+_HISTORY = {
+    "api": "podgpu/v1",
+    "from": 1.5,
+    "step_seconds": 15,
+    "points": 4,
+    "devices": {"GPU-a": "AGTI/w==", "b/7": ""},
+}
+_GPU_FACTS = {
+    "api": "podgpu/v1",
+    "gpu": {"uuid": "GPU-a"},
+    "method": "samples",
+    "fields": [{"name": "f", "help": "h", "unit": "W", "value": 1.5, "source": "nvml"}, {"name": "g", "value": "text"}],
+    "xids": [{"xid": 79, "says": "s", "class": "hardware", "at": 2.5}],
+    "sources": [{"source": "nvml", "ok": True}, {"source": "gpu0", "ok": False, "error": "e", "message": "m"}],
+}
+
+
+def server_history(case: Case) -> object:
+    assert isinstance(case, bytes)
+    history = parse_history(case)
+    assert 0 < history.step < math.inf
+    assert all(point <= FULL or point == NO_DATA for points in history.devices.values() for point in points)
+    return history.devices or None
+
+
+def gpu_facts(case: Case) -> object:
+    assert isinstance(case, bytes)
+    facts = parse_gpu_facts(case)
+    assert all(xid.at is None or math.isfinite(xid.at) for xid in facts.xids)
+    return facts.fields or facts.xids or None
+
+
 # Packed answers
 
 
@@ -246,4 +279,6 @@ PAGE_TARGETS = (
     Target("prometheus-answer", documents(_ANSWERS), prometheus_answer),
     Target("packed-answer", blobs(_PACKED), packed),
     Target("cluster-view", documents([_VIEW]), cluster_view),
+    Target("server-history", documents([_HISTORY]), server_history),
+    Target("gpu-facts", documents([_GPU_FACTS]), gpu_facts),
 )

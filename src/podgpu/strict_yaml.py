@@ -1,6 +1,7 @@
 """Reads YAML strictly, for whatever podgpu is told in it: a key stands once, is a known one, its value is of its type.
 
-Complaints name file and key. They quote no value that may be a secret. Pure.
+Complaints name file and key, those of a `PlacedMapping` line and column too. They quote no value that may be a secret.
+Pure.
 """
 
 from __future__ import annotations
@@ -31,19 +32,35 @@ class StrictMapping:
     takes_merges: ClassVar[bool] = False
     """`<<` takes in another mapping, and of a key that stands twice the last one counts."""
 
-    def __init__(self, file: str, where: str, entries: dict[str, yaml.Node]) -> None:
+    def __init__(
+        self,
+        file: str,
+        where: str,
+        entries: dict[str, yaml.Node],
+        keys: dict[str, yaml.Node] | None = None,
+        node: yaml.Node | None = None,
+    ) -> None:
         self.file = file
         self.where = where
         """Path inside the file, as `users[alice].user`; empty for the whole."""
         self._entries = entries
+        self._keys = keys or {}
+        self._node = node
 
     @staticmethod
     def error(message: str) -> PodgpuError:
         """What is raised: a wrong option, unless it is somebody else's file."""
         return UsageError(message)
 
+    @staticmethod
+    def place(file: str, _node: yaml.Node | None) -> str:
+        """What complaints begin with."""
+        return file
+
     def complaint(self, name: str, problem: str) -> PodgpuError:
-        return self.error(one_line(f"{self.file}: {self._path(name)}: {problem}"))
+        """About what is written under a name; about the whole where the name is not there."""
+        node = self._entries.get(name) or self._keys.get(name) or self._node
+        return self.error(one_line(f"{self.place(self.file, node)}: {self._path(name)}: {problem}"))
 
     def names(self) -> tuple[str, ...]:
         return tuple(self._entries)
@@ -57,7 +74,8 @@ class StrictMapping:
         names = sorted(known)
         for name in self._entries:
             if name not in names:
-                raise self.complaint(_short(name), f"there is no such key; there are {', '.join(names)}")
+                place, path = self.place(self.file, self._keys.get(name)), self._path(_short(name))
+                raise self.error(f"{place}: {path}: there is no such key; there are {', '.join(names)}")
 
     def text(self, name: str) -> str:
         """Empty where nothing is written. A bare number or word is text too, as in Go's YAML."""
@@ -106,7 +124,7 @@ class StrictMapping:
 
     def called(self, where: str) -> Self:
         """The same under another name, for complaints."""
-        return type(self)(self.file, where, self._entries)
+        return type(self)(self.file, where, self._entries, self._keys, self._node)
 
     def plain(self, name: str) -> object:
         """Whatever stands there, as JSON has it: only to be passed on."""
@@ -142,7 +160,7 @@ class StrictMapping:
 
     def _mapping(self, node: yaml.Node | None, name: str) -> Self:
         if node is None or _is_null(node):
-            return type(self)(self.file, self._path(name), {})
+            return type(self)(self.file, self._path(name), {}, node=node or self._node)
         return _mapping(node, self.file, self._path(name), type(self))
 
     def _text(self, node: yaml.Node, name: str) -> str:
@@ -153,6 +171,20 @@ class StrictMapping:
         if "\0" in value or _has_half_a_pair(value):  # NUL ends a path early
             raise self.complaint(_short(name), "holds a character that no text may have")
         return value
+
+
+class PlacedMapping(StrictMapping):
+    """The same, with file:line:column before every complaint."""
+
+    @staticmethod
+    def place(file: str, node: yaml.Node | None) -> str:
+        if node is None:
+            return f"{file}:1:1"
+        return f"{file}:{node.start_mark.line + 1}:{node.start_mark.column + 1}"
+
+    def place_of(self, name: str) -> str:
+        """Where a value is written, for complaints that are made later."""
+        return self.place(self.file, self._entries.get(name) or self._node)
 
 
 M = TypeVar("M", bound=StrictMapping)
@@ -170,7 +202,7 @@ def parse_mapping(content: bytes, file: str, kind: type[M]) -> M:
     except UnicodeDecodeError:
         raise kind.error(f"{file}: not UTF-8 text") from None
     except yaml.MarkedYAMLError as error:
-        raise kind.error(f"{file}: {_what_is_wrong(error)}") from None
+        raise kind.error(_what_is_wrong(error, file, kind)) from None
     except (yaml.YAMLError, ValueError, ArithmeticError, LookupError, RecursionError) as error:
         # All but the first from PyYAML's insides: an escape past Unicode's end, lists nested a thousand deep.
         raise kind.error(f"{file}: not YAML that podgpu can read ({type(error).__name__})") from None
@@ -179,28 +211,36 @@ def parse_mapping(content: bytes, file: str, kind: type[M]) -> M:
     return _mapping(node, file, "", kind)
 
 
-def _what_is_wrong(error: yaml.MarkedYAMLError) -> str:
+def _what_is_wrong(error: yaml.MarkedYAMLError, file: str, kind: type[StrictMapping]) -> str:
     """Not str(error), which quotes the line; and without what the problem itself quotes: either may be a secret."""
     problem = re.sub(r"(['\"]).*\1", "…", error.problem or "it cannot be understood", flags=re.DOTALL)
-    line = "" if error.problem_mark is None else f"line {error.problem_mark.line + 1}: "
-    return f"{line}not YAML: {' '.join(problem.split())}"
+    said, mark = f"not YAML: {' '.join(problem.split())}", error.problem_mark
+    if mark is None:
+        return f"{file}: {said}"
+    if issubclass(kind, PlacedMapping):
+        return f"{file}:{mark.line + 1}:{mark.column + 1}: {said}"
+    return f"{file}: line {mark.line + 1}: {said}"
 
 
 def _mapping(node: yaml.Node, file: str, where: str, kind: type[M]) -> M:
-    name = f"{file}: {where}" if where else file
+    def error(at: yaml.Node, problem: str) -> PodgpuError:
+        place = kind.place(file, at)
+        return kind.error(f"{place}: {where}: {problem}" if where else f"{place}: {problem}")
+
     if not isinstance(node, yaml.MappingNode) or node.tag != f"{_STANDARD}map":
-        raise kind.error(f"{name}: not a mapping (write KEY: VALUE)")
+        raise error(node, "not a mapping (write KEY: VALUE)")
     if kind.takes_merges:
-        _take_in_merges(node, name, kind)
+        _take_in_merges(node, f"{file}: {where}" if where else file, kind)
     entries: dict[str, yaml.Node] = {}
+    keys: dict[str, yaml.Node] = {}
     for key, value in node.value:
         line = key.start_mark.line + 1
         if not isinstance(key, yaml.ScalarNode) or _has_half_a_pair(key.value):
-            raise kind.error(f"{name}: the key in line {line} is not a text")
+            raise error(key, f"the key in line {line} is not a text")
         if key.value in entries and not kind.takes_merges:
-            raise kind.error(f"{name}: {_short(key.value)} stands twice, again in line {line}")
-        entries[key.value] = value
-    return kind(file, where, entries)
+            raise error(key, f"{_short(key.value)} stands twice, again in line {line}")
+        entries[key.value], keys[key.value] = value, key
+    return kind(file, where, entries, keys, node)
 
 
 def _take_in_merges(node: yaml.MappingNode, name: str, kind: type[M]) -> None:

@@ -329,7 +329,7 @@ def test_closing_ends_a_reading_in_progress(kubelet: SimulatedKubelet, make_sour
     errors: list[str] = []
     reading = threading.Thread(target=lambda: errors.append(failure(source).reason))
     reading.start()
-    while len(kubelet.calls) < 2 and reading.is_alive():
+    while len(kubelet.calls) < 3 and reading.is_alive():
         time.sleep(0.001)
     source.close()
     reading.join(timeout=10)

@@ -9,6 +9,7 @@ import asyncio
 import base64
 import json
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -29,6 +30,7 @@ _OPTIONS = (
     *("--no-first-run", "--no-default-browser-check", "--disable-background-networking", "--disable-extensions"),
     *("--disable-component-update", "--disable-sync", "--mute-audio", "--remote-debugging-port=0"),
 )
+_RECORDS = re.compile(r"/api/v1/(history|waste|gpus)\b")
 _KEYS = {
     "Escape": 27,
     "Tab": 9,
@@ -185,6 +187,8 @@ class Tab:
             self.errors.append(f"dialog: {event['message']}")
         elif method == "Log.entryAdded" and event["entry"]["level"] == "error":
             entry = event["entry"]
+            if "404" in entry["text"] and _RECORDS.search(entry.get("url", "")):
+                return  # a server that keeps none, or no longer knows the GPU: the page says so
             self.errors.append(f"{entry['source']}: {entry['text']} {entry.get('url', '')}".strip())
         elif method == "Runtime.consoleAPICalled" and event["type"] in ("error", "warning"):
             self.errors.append(f"console: {event['args']}")

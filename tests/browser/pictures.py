@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import cast
+from typing import Any, cast
 
 from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
 
 from podgpu.agent.loop import Agent
+from podgpu.exposition.body import Body
+from podgpu.figures.as_json import picture_json
 from podgpu.figures.device import DeviceFigures, HolderFigures
-from podgpu.figures.page_state import PageState
+from podgpu.figures.page_state import PageState, etag_of
 from podgpu.figures.picture import NamespacePicture, NodePicture, Picture
 from podgpu.model import Workload
+from podgpu.serve.connections import note_request
 from podgpu.serve.page_routes import page_routes
 from podgpu.serve.sockets import Address
 from tests.serve.server import LOOPBACK, Client, running
@@ -25,23 +30,51 @@ HOUR = 3600.0
 INTERVAL = 1.0
 
 
+Records = Callable[[str, Mapping[str, str]], Mapping[str, Any] | None]
+"""Path below /api/v1/ and query -> the answer as podgpu's JSON; None: there is no such thing."""
+
+
 @dataclass
 class Showing:
     """`picture` may be replaced while the server runs."""
 
     picture: Picture
+    records: Records | None = None
+    """History, waste and all that is known of a GPU; None: a server that is too old to have any."""
+    more: Callable[[dict[str, Any]], dict[str, Any]] | None = None
+    """Makes of the picture's JSON what is served: with alerts, say."""
     asked: int = 0
     _made: tuple[Picture, PageState] | None = field(default=None, repr=False)
 
     def latest(self) -> PageState:
         self.asked += 1
         if self._made is None or self._made[0] is not self.picture:
-            self._made = self.picture, PageState.of(self.picture)
+            self._made = self.picture, self._state(self.picture)
         return self._made[1]
+
+    def _state(self, picture: Picture) -> PageState:
+        state = PageState.of(picture)
+        if self.more is None:
+            return state
+        plain = json.dumps(self.more(picture_json(picture))).encode()
+        return replace(state, view=Body.of(plain), etag=etag_of(plain))
+
+    def _answering(self) -> Middleware:
+        @web.middleware
+        async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
+            path = request.path.removeprefix("/api/v1/")
+            if self.records is None or path.split("/")[0] not in ("history", "waste", "gpus"):
+                return await handler(request)
+            found = self.records(path, request.query)
+            if found is None:
+                return web.json_response({"error": f"no such path: {request.path}"}, status=404)
+            return web.json_response({"api": "podgpu/v1", **found})
+
+        return answer
 
     @contextmanager
     def served(self, address: Address = LOOPBACK) -> Iterator[Client]:
-        app = web.Application()
+        app = web.Application(middlewares=[note_request, self._answering()])
         app.add_routes(page_routes(self.latest))
         with running(cast(Agent, None), address, lambda _: app) as client:
             yield client

@@ -40,6 +40,10 @@ OTHER_VALUES = {
     "dump-retention": "48",
     "pod-resources-kubelet-socket": "/nowhere/kubelet.sock",
     "web-config-file": str(TABLE.with_name("web_config.yml")),
+    "config-file": str(TABLE.with_name("config_file.yaml")),
+    "watch-max-keep-age": "0s",
+    "watch-max-keep-samples": "3",
+    "max-concurrent-scrapes": "2",
 }
 """Where "/somewhere" would not do."""
 

@@ -52,7 +52,9 @@ def test_health_names_nodes_that_are_old_or_fail() -> None:
             well, fails, old, again = said
             assert well == again == (200, ["OK"])
             assert fails == (200, ["degraded", f"{fleet.urls[1]} answers 500 Internal Server Error"])
-            assert old[1][1:] == ["node-1: old, its figures are of 60 s ago", fails[1][1]]
+            gone, *rest = old[1][1:]
+            assert gone.startswith("node node-1 does not answer; 1 GPU went with it: ")
+            assert rest == ["node-1: old, its figures are of 60 s ago", fails[1][1]]
         return said
 
     assert asyncio.run(go())

@@ -8,7 +8,7 @@ from fractions import Fraction
 
 import pytest
 
-from podgpu.catalog.cluster_families import CLUSTER_FAMILIES, SEED_FAMILIES
+from podgpu.catalog.cluster_families import CLUSTER_FAMILIES, DEVICE_HEALTH, SEED_FAMILIES
 from podgpu.catalog.families import OWN_FAMILIES
 from podgpu.cluster.labels import LabelMemory
 from podgpu.cluster.metrics import cluster_families, node_families, self_families
@@ -72,8 +72,13 @@ def test_every_family_is_declared_with_its_labels_and_every_declared_one_comes()
 
 
 def test_no_name_is_the_exporters_too() -> None:
-    """Both may be scraped by one Prometheus: sum() of either must not count the other."""
-    assert not DECLARED.keys() & {spec.name for spec in OWN_FAMILIES}
+    """Both may be scraped by one Prometheus: sum() of either must not count the other. A GPU's health is one metric for
+    all: the exporters tell of every condition but the one that the cluster tells of."""
+    shared = DECLARED.keys() & {spec.name for spec in OWN_FAMILIES}
+    assert shared == {DEVICE_HEALTH.name}
+    told = {dict(sample.labels.pairs)["condition"] for f in cluster_families(everything()) for sample in f.samples
+            if f.name == DEVICE_HEALTH.name}  # fmt: skip
+    assert told == {"node_gone"}
 
 
 @pytest.mark.skipif(PROMTOOL is None, reason="promtool is not here; on Debian: apt-get install prometheus")

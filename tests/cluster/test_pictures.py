@@ -28,11 +28,16 @@ def test_the_cluster() -> None:
     )
     picture = picture_of(view)
     assert (picture.scope, picture.taken_at, picture.interval_seconds) == ("cluster", WALL, 15)
-    assert (picture.version, picture.simulated, picture.notes) == (__version__, True, ("partial data",))
+    assert (picture.version, picture.simulated) == (__version__, True)
+    (gone,) = picture.alerts
+    assert (gone.severity, gone.node) == ("broken", "n1")
+    assert gone.text.startswith("node n1 does not answer; 1 GPU went with it: ")
+    assert picture.notes == (gone.text, "partial data")
     assert (picture.used_utilization, picture.used_field) == (0.5, "DCGM_FI_DEV_MEM_COPY_UTIL")
     assert picture.idle_after_seconds == 1800
     old, fresh = picture.nodes
-    assert (old.name, old.old, old.age_seconds) == ("n1", True, 60)
+    assert (old.name, old.old, old.gone, old.age_seconds) == ("n1", True, True, 60)
+    assert [(c.name, c.since) for d in old.devices for c in d.conditions] == [("node_gone", WALL - 60)]
     assert old.notes == ("the exporter cannot read: gpu3",)
     assert not fresh.old
     assert (old.simulated, fresh.simulated) == (True, False)

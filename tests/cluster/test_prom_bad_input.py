@@ -384,7 +384,7 @@ def test_owners_from_elsewhere_where_kube_state_metrics_is_missing(double: Prome
         ({"match": "cluster"}, {}, "--match: at character 8"),
         ({"node_labels": ("a-b",)}, {}, "--node-label"),
         ({"node_labels": ()}, {}, "--node-label"),
-        ({"url": "nowhere"}, {}, "URL"),
+        ({"url": "nowhere"}, {}, "cannot be asked over HTTP"),
         ({}, {"used_field": "DCGM_FI_DEV_GPU_TEMP"}, "no utilisation"),
         ({}, {"used_field": "DCGM_FI_DEV_MEM_COPY_UTI"}, "DCGM_FI_DEV_MEM_COPY_UTIL"),
     ],

@@ -19,7 +19,7 @@ from podgpu.fetch.access import Access, Credentials, without_secrets
 from podgpu.fetch.endpoint import Answer, Endpoint
 from podgpu.fetch.page import FilePage, open_page_source
 from podgpu.http.exchange import open_session
-from podgpu.top.cluster import ClusterSource
+from podgpu.top.api import ClusterSource
 from podgpu.top.exporter import ExporterSource
 from tests.cli.test_option_table import execute
 from tests.fetch.test_endpoint import echo, site

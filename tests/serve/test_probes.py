@@ -31,7 +31,10 @@ def test_live_though_a_gpu_is_lost_and_says_so(node: Node, client: Client, path:
     assert answer.status == 200
     heading, *lines = answer.text.splitlines()
     assert heading == "degraded"
-    assert [line.split(": ")[:2] for line in lines] == [["gpu1", "gpu_lost"], ["kubelet", "socket_missing"]]
+    lost, unread, *sources = (line.split(": ") for line in lines)
+    assert lost[0].startswith("GPU 1 of node node-1 (GPU-")
+    assert unread[:2] == ["node node-1", "podgpu cannot read kubelet"]
+    assert [line[:2] for line in sources] == [["gpu1", "gpu_lost"], ["kubelet", "socket_missing"]]
 
 
 @pytest.mark.parametrize("path", ["/health", "/livez"])

@@ -124,7 +124,7 @@ def test_without_a_driver(capsys: pytest.CaptureFixture[str]) -> None:
         (["--telemetry", "simulated:1xH100", "--allocation", "nobody"], "--allocation"),
         (["--telemetry", "simulated:1xH100", "--devices", "x"], "x"),
         (["--telemetry", "simulated:1xH100", "--devices", "g:7"], "7"),
-        (["--url", "node:9400"], "--url"),
+        (["--url", "node"], "--url"),
         (["--url", "http://n", "--processes"], "--processes is for the local driver"),
         (["--url", "http://n", "--telemetry", "nvml"], "--telemetry is for the local driver"),
         (["--url", "http://n", "-k"], "--kubernetes is for the local driver"),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from podgpu.figures.device import DeviceFigures, HolderFigures, View
+from podgpu.figures.device import Condition, DeviceFigures, HolderFigures, View
 from podgpu.model import Workload
 from podgpu.top.history import POWER_WINDOW, History, Idle
 from tests.top.scene import BATCH, TRAINER, holder, view
@@ -33,16 +35,36 @@ def test_who_never_ran_anything_is_idle_for_the_whole_counter() -> None:
 
 def test_who_stopped_before_we_looked_is_idle_for_at_least_as_long_as_we_look() -> None:
     watch = Watch()
-    assert watch.at(1000, busy=7) == Idle(0, at_least=True)
-    assert watch.at(1060, busy=7) == Idle(60, at_least=True)
+    assert watch.at(1000, busy=7, idle=500) == Idle(0, at_least=True)
+    assert watch.at(1060, busy=7, idle=560) == Idle(60, at_least=True)
 
 
 def test_who_stopped_while_we_looked_is_idle_since_then() -> None:
     watch = Watch()
-    watch.at(1000, busy=7, utilization=0.5)
-    assert watch.at(1001, busy=7.5, utilization=0.5) == Idle(0)
-    assert watch.at(1002, busy=7.5) == Idle(1)
-    assert watch.at(1003, busy=7.6) == Idle(0)
+    watch.at(1000, busy=7, idle=40, utilization=0.5)
+    assert watch.at(1001, busy=7.5, idle=40.5, utilization=0.5) == Idle(0)
+    assert watch.at(1002, busy=7.5, idle=41.5) == Idle(1)
+    assert watch.at(1003, busy=7.6, idle=42.4) == Idle(0)
+
+
+def test_what_nobody_counts_any_more_does_not_grow_and_is_not_known_in_the_end() -> None:
+    """Its counters stand still: the source does not know what it does."""
+    watch = Watch()
+    assert watch.at(1000, busy=0, idle=300) == Idle(300)
+    assert watch.at(1030, busy=0, idle=300, utilization=None) == Idle(300)
+    assert watch.at(1120, busy=0, idle=300, utilization=None) is None
+    assert watch.at(1121, busy=0, idle=301) == Idle(301)
+
+
+@pytest.mark.parametrize("name", ["lost", "unreadable", "driver_away", "node_gone"])
+def test_what_cannot_be_seen_is_not_idle(name: str) -> None:
+    holder = HolderFigures(Workload("ns", "pod", "c"), busy_seconds=0.0, idle_seconds=7.0, idle_since=1000.0)
+    device = DeviceFigures("GPU-a", 0, holders=(holder,), conditions=(Condition(name, 1.0, "says", "do"),))
+    history = History()
+    history.note(View((device,), taken_at=4600.0), now=1.0)
+    assert history.idle(device, holder) is None
+    history.note(View((replace(device, conditions=()),), taken_at=4601.0), now=2.0)
+    assert history.idle(replace(device, conditions=()), holder) == Idle(3601.0)
 
 
 def test_who_is_busy_is_not_idle_while_an_exporter_has_not_counted_on() -> None:

@@ -3,6 +3,13 @@
 from __future__ import annotations
 
 from podgpu.agent.loop import Agent
+from podgpu.agent.publish import Published
+
+UNNAMED = "this node"
+
+
+def node_of(agent: Agent) -> str:
+    return agent.settings.policy.hostname or UNNAMED
 
 
 def degraded(agent: Agent) -> list[str]:
@@ -15,11 +22,22 @@ def degraded(agent: Agent) -> list[str]:
     return [*lines, *agent.notes_beside()]
 
 
+def alerts(published: Published, node: str) -> list[str]:
+    """What is serious of it, in the words of the page."""
+    snapshot = published.snapshot
+    is_well = all(o.ok for o in snapshot.outcomes) and not any(of.findings for of in snapshot.health)
+    if is_well and not snapshot.device_count.lost:
+        return []
+    from podgpu.figures.from_snapshot import view_of_snapshot  # a node on which all is well does not load it
+
+    return [alert.text for alert in view_of_snapshot(snapshot, node).alerts]
+
+
 def live(agent: Agent) -> tuple[bool, str]:
     """A missing driver is no reason to restart us; a loop that stands still is."""
     if not agent.turns:
         return False, "the tick loop stands still\n"
-    lines = degraded(agent)
+    lines = [*alerts(agent.published, node_of(agent)), *degraded(agent)]
     return True, "\n".join(["degraded", *lines, ""]) if lines else "OK\n"
 
 
@@ -28,5 +46,6 @@ def ready(agent: Agent) -> tuple[bool, str]:
     if not agent.is_fresh(published):
         return False, "nothing fresh to serve\n"
     if not published.snapshot.readings:
-        return False, "\n".join(["no GPU has been read", *degraded(agent), ""])
+        lines = [*alerts(published, node_of(agent)), *degraded(agent)]
+        return False, "\n".join(["no GPU has been read", *lines, ""])
     return True, "OK\n"

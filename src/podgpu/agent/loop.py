@@ -20,32 +20,29 @@ from podgpu.agent.allocation_turn import (
     without_crowds,
 )
 from podgpu.agent.change_log import ChangeLog
+from podgpu.agent.counter_watch import CounterWatch
 from podgpu.agent.health_watch import HealthWatch
+from podgpu.agent.lanes import CLOCK_EVENTS_FIELD, Schedule, fields_of, fields_to_read, make_lanes
 from podgpu.agent.publish import Published
 from podgpu.agent.tallies import ClockEventLog, XidLog
 from podgpu.agent.telemetry_turn import TelemetryPart, TelemetryTurn
 from podgpu.agent.usage_turn import UsagePart, UsageTurn
 from podgpu.allocation.source import AllocationSource
 from podgpu.allocation.unmapped import lost_gpus
-from podgpu.catalog.conditions import FIELD_CONDITIONS
 from podgpu.catalog.counters import Counter as MetricCounter
-from podgpu.catalog.families import THROTTLE_REASONS
-from podgpu.catalog.fields import Field, fields
 from podgpu.clock import Clock
+from podgpu.configuration.config_file import DEFAULT_RETENTION, Collection, Retention
 from podgpu.configuration.counter_feeds import CounterFeed
 from podgpu.device_selection import Selection
-from podgpu.errors import SourceError, StartError
+from podgpu.errors import StartError
 from podgpu.isolate import Isolation
 from podgpu.join import Policy
-from podgpu.join.gpu_manager import FB_TOTAL_FIELD
 from podgpu.model import Outcome, PodLabels, Snapshot
-from podgpu.telemetry.source import Telemetry
+from podgpu.telemetry.source import Lane, Telemetry
 
 _log = logging.getLogger(__name__)
 Forgotten = Literal["gpu", "xids", "nothing"]
 """What of a GPU there was to forget."""
-_CLOCK_EVENTS_FIELD = 112
-_CLOCK_EVENT_COUNTS = {9002, 9006}
 WARM_UP_SECONDS = 1.0
 """Rates need two readings: the second comes this soon after the first, whatever the interval."""
 
@@ -55,13 +52,18 @@ class Settings:
     interval: float = 30.0
     allocation_interval: float = 5.0
     usage_interval: float = 1.0
+    collections: tuple[Collection, ...] = ()
+    """Fields with an interval of their own."""
+    counters_may_come: bool = False
+    """The counters that the collections are about may be a ConfigMap's, which comes later."""
+    retention: Retention = DEFAULT_RETENTION
     selection: Selection = field(default_factory=Selection)
     policy: Policy = field(default_factory=Policy)
 
     @property
     def deadline(self) -> float:
         """How long a turn waits for a source: enough for a slow driver, never a whole default interval."""
-        return min(5.0, max(1.0, self.interval))
+        return min(5.0, max(1.0, min(self.interval, *(c.every for c in self.collections), 5.0)))
 
     @property
     def stale_after(self) -> float:
@@ -91,12 +93,11 @@ class Agent:
         self._telemetry = telemetry
         self._isolation = Isolation(self.clock.monotonic)
         self._policy = policy = self.settings.policy
-        self._counter_feed = counter_feed
-        self._counters_outcome: tuple[Outcome, ...] = ()
-        self._counter_errors: Counter[tuple[str, str]] = Counter()
+        self._counter_watch = CounterWatch(counter_feed, self._isolation, self.settings.deadline)
+        self._schedule = self._new_schedule(policy)
         self._telemetry_turn = TelemetryTurn(
             telemetry,
-            _fields_to_read(policy),
+            self._schedule.lanes,
             self.settings.selection,
             self._isolation,
             self.settings.deadline,
@@ -129,7 +130,6 @@ class Agent:
         self._publishing = threading.Lock()
         self._stopping = False
         self._stopped = threading.Event()
-        self._due = float("-inf")
         self._wake = threading.Event()
         self._allocate_now = threading.Event()
         self.fatal: StartError | None = None
@@ -139,19 +139,29 @@ class Agent:
 
     # -- turns ---------------------------------------------------------------------------------------------------
 
-    def read_telemetry(self) -> None:
-        """One telemetry turn, published. Raises StartError when the process cannot go on."""
+    def read_telemetry(self, due: Sequence[Lane] | None = None) -> None:
+        """One telemetry turn, published: of all fields, or of the lanes that are due. Raises StartError when the
+        process cannot go on."""
         with self._turn:
             if self.clock.monotonic() >= self._released_until:
-                self._take(self._telemetry_turn.collect())
+                self._take(self._telemetry_turn.collect(due))
             self._read_at = self.clock.monotonic()
         self._publish()
+
+    def read_due_telemetry(self) -> None:
+        """A telemetry turn of the lanes whose time has come; none, if it has for none."""
+        with self._turn:
+            due = self._schedule.take_due(self.clock.monotonic())
+        if due:
+            self.read_telemetry(due)
 
     def _take(self, part: TelemetryPart) -> None:
         self._clock_counts = self._clock_events.note(_clock_event_masks(part), self.clock.monotonic())
         self._clock_totals = self._clock_events.totals()
         if part.devices != self._telemetry_part.devices:
             self._allocate_now.set()  # ids that named nothing a moment ago may name a device now
+            if set(part.lanes) != set(self._schedule.lanes):
+                self._schedule.hurry(self.clock.monotonic())
         self._telemetry_part = part
         self._health.take(part, self.clock.monotonic(), self.clock.wall())
         if part.readings:
@@ -183,27 +193,27 @@ class Agent:
 
     def read_counters(self) -> None:
         """Takes up counters that changed; bad ones leave the last good set in place."""
-        if self._counter_feed is None:
-            return
-        result = self._isolation.run({"counters": self._counter_feed.read}, self.settings.deadline)["counters"]
-        if isinstance(result.error, SourceError):
-            self._counter_errors = self._counter_errors + Counter([("counters", result.error.reason)])
-            self._counters_outcome = (Outcome("counters", 0.0, result.error.reason, str(result.error)),)
-        elif result.value is not None:
-            self._counters_outcome = (Outcome("counters", result.seconds),)
-            self._change_counters(result.value)
+        self._counter_watch.read(self._change_counters)
+
+    def _new_schedule(self, policy: Policy) -> Schedule:
+        """Raises UsageError where a collection has none of the counters."""
+        its = self.settings
+        pass_over, wanted = its.counters_may_come, fields_to_read(policy)
+        lanes = make_lanes(wanted, policy.counters, its.interval, its.collections, its.retention, pass_over)
+        return Schedule(lanes, WARM_UP_SECONDS)
 
     def _change_counters(self, counters: tuple[MetricCounter, ...]) -> None:
         """The first of the two readings that rates need is taken at once; the page stands until the second."""
         if counters == self._policy.counters:
             return
         with self._turn:
-            self._policy = replace(self._policy, counters=counters)
-            self._telemetry_turn.fields = _fields_to_read(self._policy)
+            policy = replace(self._policy, counters=counters)
+            self._schedule, self._policy = self._new_schedule(policy), policy
+            self._telemetry_turn.follow(self._schedule.lanes)
             if self.clock.monotonic() >= self._released_until:
                 with suppress(StartError):  # the telemetry loop will meet it too, and end the process
                     self._telemetry_turn.collect()
-            self._due = self.clock.monotonic() + min(WARM_UP_SECONDS, self.settings.interval)
+            self._schedule.take_due(self.clock.monotonic())
         _log.info("counters changed: %d fields", len(counters))
         self._wake.set()
 
@@ -223,7 +233,7 @@ class Agent:
         show = self._allocation_turn.show
         configured = {c.field.id for c in self._policy.counters}
         errors: Counter[tuple[str, str]] = Counter()
-        for part in (telemetry.errors, self._allocation_errors, self._counter_errors, usage.errors):
+        for part in (telemetry.errors, self._allocation_errors, self._counter_watch.errors, usage.errors):
             errors.update(part)
         return Snapshot(
             taken_at=self._taken_at,
@@ -238,7 +248,7 @@ class Agent:
                 *telemetry.outcomes,
                 *self._allocation_part.outcomes,
                 *usage.outcomes,
-                *self._counters_outcome,
+                *self._counter_watch.outcomes,
             ),
             errors=dict(errors),
             unsupported=tuple(u for u in telemetry.unsupported if u[1] in configured),
@@ -274,7 +284,7 @@ class Agent:
         """Begin the cadences; `on_fatal` is called from a thread when `fatal` says why podgpu must end."""
         self._read_at = self.clock.monotonic()  # a loop that never turns is late from now on
         loops = {"telemetry": self._telemetry_loop}
-        if self._allocation_turn.has_sources or self._counter_feed is not None:
+        if self._allocation_turn.has_sources or self._counter_watch.watches:
             loops["allocation"] = self._allocation_loop
         if self._usage_turn is not None:
             loops["usage"] = self._usage_loop
@@ -296,12 +306,9 @@ class Agent:
             on_fatal()
 
     def _telemetry_loop(self) -> None:
-        delay = min(WARM_UP_SECONDS, self.settings.interval)
         while not self._stopping:
-            self._due = self.clock.monotonic() + delay
-            self.read_telemetry()
-            delay = self.settings.interval
-            while not self._stopping and (wait := self._due - self.clock.monotonic()) > 0:
+            self.read_due_telemetry()
+            while not self._stopping and (wait := self._schedule.next_at - self.clock.monotonic()) > 0:
                 self._wake.wait(wait)
                 self._wake.clear()
 
@@ -331,6 +338,7 @@ class Agent:
                 self._telemetry_part, readings=(), others=(), unsupported=(), outcomes=(outcome,)
             )
             self._usage_part = UsagePart(errors=self._usage_part.errors)
+            self._telemetry_turn.drop_values()
         self._publish()
         return True
 
@@ -378,15 +386,9 @@ class Agent:
         return bool(results["release"].value)
 
 
-def _fields_to_read(policy: Policy) -> tuple[Field, ...]:
-    """The counter file's fields, and what podgpu's own families are made of."""
-    wanted = {c.field.id: c.field for c in policy.counters}
-    own = {*THROTTLE_REASONS, *FIELD_CONDITIONS}
-    own |= {_CLOCK_EVENTS_FIELD} if wanted.keys() & _CLOCK_EVENT_COUNTS else set()
-    own |= {FB_TOTAL_FIELD} if policy.gpu_manager else set()
-    return tuple((wanted | {i: fields()[i] for i in own}).values())
-
-
 def _clock_event_masks(part: TelemetryPart) -> dict[str, int]:
-    masks = ((r.device.key, r.values.get(_CLOCK_EVENTS_FIELD)) for r in part.readings)
+    """Of this turn's samples."""
+    if CLOCK_EVENTS_FIELD not in fields_of(part.lanes):
+        return {}
+    masks = ((r.device.key, r.values.get(CLOCK_EVENTS_FIELD)) for r in part.readings)
     return {key: mask for key, mask in masks if isinstance(mask, int)}

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Literal, TypeVar
 
+from podgpu.agent.process_metrics import process_families
 from podgpu.exposition.body import NO_METRICS, Exposition
 from podgpu.exposition.text import encode
 from podgpu.join import Policy, figure_families, gpu_manager_families, self_families
@@ -44,7 +45,11 @@ class Published:
     @property
     def own(self) -> tuple[Family, ...]:
         """The exporter on itself."""
-        return self._once(self._families, "own", lambda: tuple(self_families(self.snapshot)))
+        return self._once(self._families, "own", self._own)
+
+    def _own(self) -> tuple[Family, ...]:
+        of_process = process_families(proc) if (proc := self._policy.process_metrics) else ()
+        return (*self_families(self.snapshot), *of_process)
 
     @property
     def gpu_manager_figures(self) -> tuple[Family, ...]:

@@ -1,10 +1,13 @@
-"""TelemetryTurn asks for the inventory, then every GPU in its own worker, all under one deadline."""
+"""TelemetryTurn asks for the inventory, then every GPU in its own worker, all under one deadline.
+
+Of fields that are not due this time the last values stand, for as long as the device answers.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -13,8 +16,8 @@ from podgpu.catalog.fields import Field
 from podgpu.device_selection import Selection
 from podgpu.errors import StartError
 from podgpu.isolate import Isolation, Result
-from podgpu.model import Device, DeviceCount, OtherReading, Outcome, Reading
-from podgpu.telemetry.source import GpuAnswer, Inventory, ReadsOthers, Telemetry
+from podgpu.model import Device, DeviceCount, OtherReading, Outcome, Reading, Value
+from podgpu.telemetry.source import FollowsSchedule, GpuAnswer, Inventory, Lane, ReadsOthers, Telemetry
 
 _OTHERS = "others"
 MOST_ABSENT = 64
@@ -38,6 +41,8 @@ class TelemetryPart:
     """(source, reason) -> how often since the start, as of this turn."""
     dropped: Mapping[int, int] = field(default_factory=dict)
     """The same of values refused, by field id."""
+    lanes: tuple[Lane, ...] = ()
+    """What was read in this turn; other values are of an earlier one."""
     absent: frozenset[str] = frozenset()
     """UUIDs of GPUs that were here, or are said to be, and that the driver does not list; among the devices."""
     links_up: Mapping[str, int] = field(default_factory=dict)
@@ -63,14 +68,13 @@ class TelemetryTurn:
     def __init__(
         self,
         telemetry: Telemetry,
-        fields: Sequence[Field],
+        lanes: Sequence[Lane],
         selection: Selection,
         isolation: Isolation,
         deadline: float,
     ) -> None:
         self._telemetry = telemetry
         self._others = telemetry if isinstance(telemetry, ReadsOthers) else None
-        self.fields = fields
         self._selection = selection
         self._isolation = isolation
         self._deadline = deadline
@@ -83,11 +87,31 @@ class TelemetryTurn:
         self._most_seen = 0
         self._errors: Counter[tuple[str, str]] = Counter()
         self._dropped: Counter[int] = Counter()
+        self._lanes: tuple[Lane, ...] = ()
+        self._answers: dict[str, dict[Lane, GpuAnswer]] = {}
+        """By worker, what each lane last brought."""
+        self.follow(lanes)
 
-    def collect(self) -> TelemetryPart:
-        """Raises StartError only where the process cannot go on (library and driver apart)."""
+    def follow(self, lanes: Sequence[Lane]) -> None:
+        """Read these from now on."""
+        self._lanes = tuple(lanes)
+        self.drop_values()
+        if isinstance(self._telemetry, FollowsSchedule):
+            self._telemetry.schedule(self._lanes)
+
+    def drop_values(self) -> None:
+        """What was read before counts no more."""
+        self._answers = {}
+
+    def collect(self, due: Sequence[Lane] | None = None) -> TelemetryPart:
+        """Reads the lanes that are due, all of them unless said.
+
+        Raises StartError only where the process cannot go on (library and driver apart).
+        """
+        lanes = self._lanes if due is None else tuple(due)
         inventory = self._read_inventory()
         if not inventory.ok:
+            self._lose(self._answers, lanes)
             devices, shown = self._devices(), self._shown()
             return TelemetryPart(
                 devices,
@@ -96,14 +120,33 @@ class TelemetryTurn:
                 device_count=self._count(visible=0),
                 errors=dict(self._errors),
                 dropped=dict(self._dropped),
+                lanes=lanes,
                 absent=frozenset(self._absent),
             )
         gpus = self._chosen_gpus()
-        jobs = {_worker(g): partial(self._telemetry.read, g, self.fields) for g in gpus}
+        jobs = {_worker(g): partial(_read_lanes, partial(self._telemetry.read, g), lanes) for g in gpus}
         if self._others is not None:
-            jobs[_OTHERS] = partial(self._others.read_others, self.fields)
+            jobs[_OTHERS] = partial(_read_lanes, self._others.read_others, lanes)
         results = self._isolation.run(jobs, self._deadline)
-        return self._gather(inventory, {g: results[_worker(g)] for g in gpus}, results.get(_OTHERS))
+        merged = {worker: self._with_earlier(worker, result, lanes) for worker, result in results.items()}
+        part = self._gather(inventory, {g: merged[_worker(g)] for g in gpus}, merged.get(_OTHERS))
+        return replace(part, lanes=lanes)
+
+    def _with_earlier(
+        self, worker: str, result: Result[dict[Lane, GpuAnswer]], lanes: Sequence[Lane]
+    ) -> Result[GpuAnswer]:
+        """One answer of those of all lanes. What failed this time has no values until it is read again."""
+        if result.value is None:
+            self._lose([worker], lanes)
+            return Result(None, result.error, result.seconds)
+        answers = self._answers.setdefault(worker, {})
+        answers.update(result.value)
+        return Result(merged_answer(list(result.value.values()), answers.values()), None, result.seconds)
+
+    def _lose(self, workers: Iterable[str], lanes: Sequence[Lane]) -> None:
+        for worker in workers:
+            for lane in lanes:
+                self._answers.get(worker, {}).pop(lane, None)
 
     def _read_inventory(self) -> Outcome:
         name = self._telemetry.name
@@ -114,7 +157,9 @@ class TelemetryTurn:
 
     def _take_inventory(self, inventory: Inventory) -> None:
         gone = {g.uuid for g in self._inventory.gpus} - {g.uuid for g in inventory.gpus}
-        self._isolation.forget(_worker(g) for g in self._inventory.gpus if g.uuid in gone)
+        workers = [_worker(g) for g in self._inventory.gpus if g.uuid in gone]
+        self._isolation.forget(workers)
+        self._lose(workers, self._lanes)
         left = {uuid: self._known.pop(uuid) for uuid in gone if uuid in self._known}
         for gpu in inventory.gpus:
             self._known.setdefault(gpu.uuid, (gpu,))
@@ -234,6 +279,35 @@ class TelemetryTurn:
             return Outcome(source, result.seconds, device=device)
         self._errors[source, result.error.reason] += 1
         return Outcome(source, result.seconds, result.error.reason, str(result.error), device)
+
+
+def _read_lanes(read: Callable[[Sequence[Field]], GpuAnswer], lanes: Sequence[Lane]) -> dict[Lane, GpuAnswer]:
+    return {lane: read(lane.fields) for lane in lanes}
+
+
+def merged_answer(newest: Sequence[GpuAnswer], every: Iterable[GpuAnswer]) -> GpuAnswer:
+    """The devices of the newest answer, with what all answers say of them. Errors and refusals are the newest's."""
+    answers = list(every)
+    if len(answers) == 1:
+        return answers[0]
+    values: dict[str, dict[int, Value]] = {}
+    others: dict[tuple[str, tuple[tuple[str, str], ...]], dict[int, Value]] = {}
+    for answer in answers:
+        for reading in answer.readings:
+            values.setdefault(reading.device.key, {}).update(reading.values)
+        for other in answer.others:
+            others.setdefault((other.kind, other.labels), {}).update(other.values)
+    last = newest[-1]
+    keys = {reading.device.key for reading in last.readings}
+    return GpuAnswer(
+        tuple(Reading(r.device, values[r.device.key], r.details) for r in last.readings),
+        unsupported=tuple(dict.fromkeys(u for a in answers for u in a.unsupported if u[0] in keys)),
+        dropped=tuple(i for a in newest for i in a.dropped),
+        errors=tuple(e for a in newest for e in a.errors),
+        others=tuple(OtherReading(kind, labels, found) for (kind, labels), found in others.items()),
+        tells_errors=last.tells_errors,
+        links_up=last.links_up,
+    )
 
 
 def _worker(gpu: Device) -> str:

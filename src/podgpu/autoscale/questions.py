@@ -156,6 +156,17 @@ def _used(scene: Scene, pods: Sequence[PodSeen], window: float) -> float:
     return math.fsum(means) / len(means)
 
 
+def figure_of(scene: Scene, whom: Whom, metric: Metric, over: Over) -> Answer:
+    """One figure for all of them. The used GPUs of a namespace or the cluster are counted each once, whoever shares
+    them. Raises Refusal."""
+    is_plain = whom.owner is None and (whom.selector is None or not whom.selector.requirements)
+    if metric is USED and is_plain:
+        return of_scope(
+            scene, ("namespace", whom.namespace) if whom.namespace else ("cluster", ""), metric, over.window
+        )
+    return of_workload(scene, whom, metric, over)
+
+
 def of_scope(scene: Scene, scope: ScopeKey, metric: Metric, window: float) -> Answer:
     """Of a node; of a namespace or the cluster the used GPUs alone. Raises Refusal."""
     rounds = scene.rounds_in(window)

@@ -160,6 +160,12 @@ NODE_LAST_SEEN = FamilySpec(
     "Unix time at which the node's figures were true, by the clock of cluster or of Prometheus.",
     ("node",),
 )
+DEVICE_HEALTH = FamilySpec(
+    "podgpu_device_health",
+    "gauge",
+    "1 while the GPU's node does not answer (condition node_gone), 0 while it does; the exporters tell the others.",
+    ("node", "gpu", "gpu_id", "model", "condition"),
+)
 ROUND_TIMESTAMP = FamilySpec(
     "podgpu_cluster_round_timestamp_seconds",
     "gauge",
@@ -176,5 +182,5 @@ CLUSTER_FAMILIES: tuple[FamilySpec, ...] = (
     *(NAMESPACE_ALLOCATED_GPUS, NAMESPACE_USED_GPUS, NAMESPACE_IDLE_GPUS),
     *(BILLED_ALLOCATED, BILLED_BUSY, BILLED_ENERGY, COST, COST_PER_HOUR, WASTED_PER_HOUR, UNPRICED),
     *(BUILD_INFO, TARGET_UP, TARGET_ERRORS, TARGET_DURATION),
-    *(NODE_UP, NODE_LAST_SEEN, ROUND_TIMESTAMP),
+    *(NODE_UP, NODE_LAST_SEEN, DEVICE_HEALTH, ROUND_TIMESTAMP),
 )

@@ -169,22 +169,29 @@ def _read_quoted(source: _Source, at: int) -> tuple[str, int]:
 def _counter(source: _Source, at: int, cells: list[str], in_4_6: bool) -> Counter:
     if len(cells) != 3:
         raise source.refusal(at, _wrong_count(cells))
-    name, asked, help_text = (cell.strip(" \t") for cell in cells)
+    try:
+        name, asked, help_text = (cell.strip(" \t") for cell in cells)
+        return make_counter(name, asked, help_text, in_4_6)
+    except UsageError as e:
+        raise source.refusal(at, str(e)) from None
+
+
+def make_counter(name: str, asked: str, help_text: str, in_4_6: bool = False) -> Counter:
+    """One row's; raises UsageError, which says what is wrong but not where."""
     field = field_named(name, in_4_6=in_4_6)
     if field is None:
-        raise source.refusal(at, _unknown_field(name))
+        raise UsageError(_unknown_field(name))
     printed = _PRINTED_AS.get(asked)
     if printed is None and name.startswith("DCGM_EXP_"):
         printed = "gauge"  # dcgm-exporter does not look at the type of its own collectors' rows
     if printed is None:
-        raise source.refusal(
-            at,
-            f"{name} has the unknown type {_shown(asked)}: use gauge, counter, histogram, summary or label",
+        raise UsageError(
+            f"{name} has the unknown type {_shown(asked)}: use gauge, counter, histogram, summary or label"
         )
     if field.type in ("blob", "time"):
-        raise source.refusal(at, f"{name} cannot be exported, its values are not numbers or text: remove the row")
+        raise UsageError(f"{name} cannot be exported, its values are not numbers or text: remove the row")
     if field.type == "text" and printed != "label":
-        raise source.refusal(at, f"{name} is a text and cannot be a {asked}: use label as its type")
+        raise UsageError(f"{name} is a text and cannot be a {asked}: use label as its type")
     return Counter(field, name, printed, help_text)
 
 

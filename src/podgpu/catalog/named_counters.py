@@ -46,7 +46,10 @@ class Naming:
 
     def parse(self, text: str, origin: str) -> tuple[Counter, ...]:
         """The counters of a user's file. Raises UsageError."""
-        counters = parse_counters(text, origin, in_4_6=self.as_in_4_6)
+        return self.of_user(parse_counters(text, origin, in_4_6=self.as_in_4_6))
+
+    def of_user(self, counters: tuple[Counter, ...]) -> tuple[Counter, ...]:
+        """Those the user wrote, as they are printed."""
         return _each_name_once(_under_both(counters)) if self.names == "both" else counters
 
     def remarks(self, counters: Iterable[Counter]) -> list[str]:

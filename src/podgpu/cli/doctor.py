@@ -17,13 +17,15 @@ from podgpu.allocation.source import AllocationSource
 from podgpu.catalog.counters import Counter, shipped_counters
 from podgpu.cli.exporter import check_options, with_host_engine, without_effect
 from podgpu.cli.help import podgpu_command
+from podgpu.cli.newer_options import of_file_without_effect, with_config_file
 from podgpu.cli.option_table import EXPORTER_OPTIONS, exporter_options
 from podgpu.cli.params import Option, naming_variable, with_options
-from podgpu.compose.agent import dcgm_naming, read_counters
+from podgpu.compose.agent import choose_counters, dcgm_naming
 from podgpu.compose.allocations import Surroundings, make_allocations, make_identities
 from podgpu.compose.process import configure_logging, print_out
 from podgpu.compose.servers import ApiAccess, NoApi
 from podgpu.compose.telemetries import open_telemetry
+from podgpu.configuration.collections import collection_of_fields
 from podgpu.configuration.pod_labels import LabelFilter
 from podgpu.device_selection import Selection, parse_selection
 from podgpu.doctor.examine import DEADLINE, SYSFS, Question, examine
@@ -71,6 +73,7 @@ def command(ctx: click.Context, /, **options: Any) -> int:
     when nothing is wrong, 1 when something is.
     """
     kubernetes_said = ctx.get_parameter_source("kubernetes") is not ParameterSource.DEFAULT
+    options, of_file = _with_config_file(ctx, options)
     check_options(ctx, options)
     with naming_variable(ctx, "devices"):
         selection = parse_selection(options["devices"])
@@ -81,7 +84,9 @@ def command(ctx: click.Context, /, **options: Any) -> int:
     try:
         with _logs(options["debug"]):
             counters, findings = _counters(ctx, options, api)
-            findings += [note("options", sentence) for sentence in without_effect(ctx)]
+            findings += [*of_file, *_collections(options, counters)]
+            ignored = (*without_effect(ctx), *of_file_without_effect(options))
+            findings += [note("options", sentence) for sentence in ignored]
             findings += [*_web_config(options["web_config_file"]), *_pod_labels(options, api)]
             with naming_variable(ctx, "allocation"):
                 sources, of_sources = _sources(options, kubernetes_said, api, telemetry)
@@ -91,6 +96,35 @@ def command(ctx: click.Context, /, **options: Any) -> int:
         api.close()
     print_out((as_json(findings) if options["json"] else as_text(findings, _wants_colour())) + "\n")
     return 1 if count(findings, Level.WRONG) else 0
+
+
+_CONFIG_FILE = "configuration file"
+
+
+def _with_config_file(ctx: click.Context, options: dict[str, Any]) -> tuple[dict[str, Any], list[Finding]]:
+    """What keeps the exporter from starting, the doctor is there to say; the rest is judged without the file."""
+    path = options["config_file"]
+    try:
+        merged = with_config_file(ctx, options)
+    except UsageError as e:
+        if not path:
+            raise
+        return with_config_file(ctx, {**options, "config_file": ""}), [wrong(_CONFIG_FILE, str(e))]
+    return merged, []
+
+
+def _collections(options: dict[str, Any], counters: tuple[Counter, ...]) -> list[Finding]:
+    """Whether each has fields of its own, and how often they are read."""
+    config = options["config"]
+    if not config.path:
+        return []
+    try:
+        chosen = collection_of_fields(counters, config.collections)
+    except UsageError as e:
+        return [wrong(_CONFIG_FILE, str(e))]
+    own = [f"{c.name}: {sum(one is c for one in chosen.values())} every {c.every:g} s" for c in config.collections]
+    every = f"every {options['collect_interval']:g} s"
+    return [ok(_CONFIG_FILE, "; ".join((f"{config.path}: {len(counters) - len(chosen)} fields {every}", *own)))]
 
 
 def _sources(
@@ -154,7 +188,8 @@ def _counters(ctx: click.Context, options: dict[str, Any], api: ApiAccess) -> tu
     """A counter file that keeps the exporter from starting is what the doctor is there to say."""
     findings = []
     try:
-        counters = read_counters(options["collectors"], dcgm_naming(options))[0]
+        with naming_variable(ctx, "collectors"):
+            counters = choose_counters(options)[0]
     except UsageError as e:
         counters, findings = shipped_counters("default") or (), [wrong("counters", str(e))]
     name = options["configmap_data"]

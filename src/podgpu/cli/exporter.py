@@ -13,6 +13,7 @@ import click
 from podgpu.agent.loop import Agent
 from podgpu.agent.waste_watch import WasteWatch
 from podgpu.cli.help import podgpu_command
+from podgpu.cli.newer_options import of_file_without_effect, with_config_file
 from podgpu.cli.option_table import EXPORTER_OPTIONS
 from podgpu.cli.params import given, naming_variable, with_options
 from podgpu.clock import Clock
@@ -23,7 +24,7 @@ from podgpu.compose.process import configure_logging, look_past_what_stays, prin
 from podgpu.compose.servers import SOON_SECONDS, ApiAccess
 from podgpu.device_selection import parse_selection
 from podgpu.errors import StartError, UsageError
-from podgpu.serve.app import GPU_MANAGER_OPTION, PROBE_OPTION, serve
+from podgpu.serve.app import GPU_MANAGER_OPTION, PROBE_OPTION, Bounds, serve
 from podgpu.serve.sockets import Address, parse_address, systemd_sockets
 from podgpu.snapshot_json import dump_snapshot
 from podgpu.telemetry.source import Telemetry
@@ -47,6 +48,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     """Export this node's GPUs to Prometheus. Takes every flag and variable of dcgm-exporter."""
     share_one_heap()
     configure_logging(options["log_format"], options["debug"])
+    options = with_config_file(ctx, options)
     address, gpu_manager_address, probe_address = check_options(ctx, options)
     with naming_variable(ctx, "web_systemd_socket"):
         passed = options["web_systemd_socket"] and not options["once"]
@@ -59,7 +61,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     api = ApiAccess(options["kubeconfig"]) if options["once"] else ApiAccess(options["kubeconfig"], SOON_SECONDS)
     try:
         agent = build_agent(ctx, options, api)
-        for sentence in without_effect(ctx):
+        for sentence in (*without_effect(ctx), *of_file_without_effect(options)):
             _log.warning("%s", sentence)
         if options["once"]:
             _print_once(agent, options["dump_snapshot"])
@@ -75,6 +77,9 @@ def command(ctx: click.Context, /, **options: Any) -> None:
                 history=history_of(keeper),
                 beside=[keeper, waste],
                 prices=prices,
+                bounds=Bounds(
+                    options["web_read_timeout"], options["web_write_timeout"], options["max_concurrent_scrapes"]
+                ),
                 wasted=waste.wasted,
             )
     finally:
@@ -137,6 +142,8 @@ def build_agent(
     sources: Sources = SOURCES,
 ) -> Agent:
     """The agent of this command line. Raises UsageError, which names the variable a wrong value came from."""
+    if "config" not in options:
+        options = with_config_file(ctx, options)
     return exporter_agent(with_host_engine(ctx, options), api, partial(naming_variable, ctx), telemetry, clock, sources)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from podgpu.cli.newer_options import NEWER_OPTIONS
 from podgpu.cli.params import Option
 from podgpu.compose.allocations import spellings
 
@@ -84,8 +85,8 @@ EXPORTER_OPTIONS: tuple[Option, ...] = (
         "r",
         "DCGM_REMOTE_HOSTENGINE_INFO",
         "localhost:5555",
-        "A running host engine (nv-hostengine) to read from: HOST:PORT, [IPV6]:PORT or unix:///path. Said, it means "
-        "--telemetry dcgm; not said, none is used.",
+        "A running host engine (nv-hostengine) to read from: HOST:PORT, [IPV6]:PORT, unix:///path or vsock://CID:PORT. "
+        "Said, it means --telemetry dcgm; not said, none is used.",
         acts_when_named=True,
     ),
     Option(
@@ -267,6 +268,7 @@ EXPORTER_OPTIONS: tuple[Option, ...] = (
             ("compression", "true", "bool"),
         )
     ),
+    *NEWER_OPTIONS,
     Option(
         "dcgm-names", "", "PODGPU_DCGM_NAMES", "4.8", _NAMES, "choice:4.8|4.9|both", acts_when_named=True, ours=True
     ),

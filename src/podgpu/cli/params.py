@@ -11,6 +11,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from podgpu.configuration.config_file import parse_go_duration
 from podgpu.errors import UsageError
 
 _TRUE = {"1", "t", "true", "yes", "on"}
@@ -18,7 +19,9 @@ _FALSE = {"0", "f", "false", "no", "off"}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)?")
 _UNIT_SECONDS = {None: 0.001, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _MOST_SECONDS = 86_400.0
-_METAVARS = {"bool": "[true|false]", "duration": "DURATION"}
+_METAVARS = {"bool": "[true|false]", "duration": "DURATION", "age": "DURATION"}
+FROM_FILE = "podgpu.from_file"
+"""In a context's meta: parameter -> the file its value came from."""
 _TEXTS = {
     **dict.fromkeys(("url", "cluster", "prometheus"), "URL"),
     **dict.fromkeys(("file", "kubeconfig", "prices", "snapshot", "out", "podlist"), "FILE"),
@@ -43,7 +46,8 @@ class Option:
     default: str = ""
     help: str = ""
     kind: str = "text"
-    """text, bool, duration (a plain number is milliseconds) or choice:a|b."""
+    """text, bool, duration (a plain number is milliseconds), age (as Go writes them, 0 too), whole:LOW-HIGH or
+    choice:a|b."""
     works: bool = True
     alias: str = ""
     acts_when_named: bool = False
@@ -72,13 +76,14 @@ class _Duration(click.ParamType):  # type: ignore[type-arg]
     name = "duration"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        m = _DURATION.fullmatch(str(value).strip())
-        if m is None:
+        text = str(value).strip()
+        m, go = _DURATION.fullmatch(text), parse_go_duration(text)
+        if m is None and go is None:
             where = _from(param, ctx)
             self.fail(
                 f"{value!r} is no duration; write milliseconds (5000) or a unit (5s, 500ms, 1m){where}", param, ctx
             )
-        seconds = float(m[1]) * _UNIT_SECONDS[m[2]]
+        seconds = float(go or 0) if m is None else float(m[1]) * _UNIT_SECONDS[m[2]]
         if not 0.1 <= seconds <= _MOST_SECONDS:
             self.fail(
                 f"{value} is out of range: 100 ms to 24 h, a plain number is milliseconds{_from(param, ctx)}",
@@ -86,6 +91,31 @@ class _Duration(click.ParamType):  # type: ignore[type-arg]
                 ctx,
             )
         return seconds
+
+
+class _Age(click.ParamType):  # type: ignore[type-arg]
+    """Seconds as a float, written as Go does."""
+
+    name = "age"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        seconds = parse_go_duration(str(value).strip())
+        if seconds is None:
+            self.fail(f"{value!r} is no duration; write it as in 10m, 90s or 0s{_from(param, ctx)}", param, ctx)
+        return float(seconds)
+
+
+class _Whole(click.ParamType):  # type: ignore[type-arg]
+    def __init__(self, low: int, high: int) -> None:
+        self.low, self.high = low, high
+        self.name = "number"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        text = str(value).strip()
+        if not re.fullmatch(r"[0-9]{1,12}", text) or not self.low <= int(text) <= self.high:
+            where = _from(param, ctx)
+            self.fail(f"{value!r} is not a whole number from {self.low} to {self.high}{where}", param, ctx)
+        return int(text)
 
 
 class _Choice(click.ParamType):  # type: ignore[type-arg]
@@ -106,6 +136,8 @@ def _from(param: click.Parameter | None, ctx: click.Context | None) -> str:
     """Names the variable when that is where the value came from."""
     if param is None or ctx is None or param.name is None:
         return ""
+    if param.name in ctx.meta.get(FROM_FILE, {}):
+        return f" (from {ctx.meta[FROM_FILE][param.name]})"
     if ctx.get_parameter_source(param.name) is not ParameterSource.ENVIRONMENT:
         return ""
     return f" (from the variable {param.envvar})"
@@ -116,6 +148,11 @@ def _type(kind: str) -> Any:
         return _Bool()
     if kind == "duration":
         return _Duration()
+    if kind == "age":
+        return _Age()
+    if kind.startswith("whole:"):
+        low, _, high = kind.removeprefix("whole:").partition("-")
+        return _Whole(int(low), int(high))
     if kind.startswith("choice:"):
         return _Choice(kind.removeprefix("choice:").split("|"))
     return click.STRING
@@ -170,6 +207,8 @@ def _metavar(option: Option) -> str:
     """Of text its last word tells what is to be written."""
     if option.kind == "text":
         return _TEXTS.get(option.flag) or _TEXTS.get(option.flag.rpartition("-")[2], "TEXT")
+    if option.kind.startswith("whole:"):
+        return "NUMBER"
     return _METAVARS.get(option.kind) or option.kind.removeprefix("choice:")
 
 

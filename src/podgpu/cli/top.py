@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import sys
@@ -19,10 +20,10 @@ from podgpu.cli.params import Option, naming_variable, with_options
 from podgpu.compose.process import print_out
 from podgpu.compose.servers import ApiAccess
 from podgpu.errors import UsageError
+from podgpu.top.arrange import Order, arrange
 from podgpu.top.cells import ASCII, PLAIN, RICH, Glyphs
 from podgpu.top.controls import ORDERS, Controls
 from podgpu.top.feed import Feed, Seen, Source
-from podgpu.top.lines import Order, arrange
 from podgpu.top.table import Table, as_text, table_of
 
 _LOCAL = (
@@ -104,7 +105,7 @@ def _source(ctx: click.Context, options: dict[str, Any]) -> Iterator[Source]:
         yield ExporterSource(options["url"])
         return
     if options["cluster"]:
-        from podgpu.top.cluster import ClusterSource
+        from podgpu.top.api import ClusterSource
 
         yield ClusterSource(options["cluster"])
         return
@@ -146,6 +147,8 @@ def _run(feed: Feed, controls: Controls, name: str) -> int:
     from podgpu.top.live import show_live
 
     feed.read_or_raise()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a name that the terminal cannot show costs its letters only
     colour = _wants_colour()
     return show_live(feed, controls, name, colour, _glyphs(colour), sys.stdin.fileno(), sys.stdout)
 

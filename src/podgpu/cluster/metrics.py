@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from podgpu import __version__
 from podgpu.catalog import cluster_families as f
+from podgpu.catalog.conditions import NODE_GONE
 from podgpu.catalog.families import JOB_LABEL, NAMELESS_LABELS, POD_LABELS, FamilySpec
 from podgpu.cluster.bills import MJ, NS, Amounts
 from podgpu.cluster.counts import DeviceCount, NamespaceCount
@@ -54,6 +55,7 @@ def cluster_families(view: ClusterView, labels: LabelMemory | None = None) -> li
         f.IDLE_SINCE.of(_idle(view, kept)),
         *_count_families(view, kept),
         *_bill_families(view, kept),
+        f.DEVICE_HEALTH.of(_health(view, kept)),
         *self_families(view, kept),
     ]
 
@@ -149,6 +151,22 @@ def _holder_pairs(holder: Workload) -> Pairs:
         return (JOB_LABEL,), (holder.job,)
     named = (_NAMELESS, (holder.container, holder.uid, holder.container_id))
     return named if holder.container else (NAMELESS_LABELS, (holder.uid, holder.container_id))
+
+
+# Health
+
+
+def _health(view: ClusterView, kept: LabelMemory) -> list[Sample]:
+    """Each GPU of a node once, its instances with it."""
+    of = kept.with_names(f.DEVICE_HEALTH.labels)
+    samples: list[Sample] = []
+    for node in view.nodes:
+        gpus = {device.uuid: device for device in node.devices}
+        gone = int(node.gone)
+        for uuid, device in gpus.items():
+            index = str(device.index) if device.index >= 0 else ""
+            samples.append(Sample(of((node.name, index, uuid, device.model, NODE_GONE)), gone))
+    return samples
 
 
 # Counts, bills, costs

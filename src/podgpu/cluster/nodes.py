@@ -7,11 +7,12 @@ two nodes that both swear they have it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from podgpu.catalog.conditions import NODE_GONE
 from podgpu.cluster.reading import NodeReading, TargetOutcome
 from podgpu.cluster.settings import ViewSettings
-from podgpu.figures.device import DeviceFigures, has_identity
+from podgpu.figures.device import Condition, DeviceFigures, Trouble, has_identity
 
 AHEAD_SECONDS = 5.0
 BEHIND_SECONDS = 60.0
@@ -35,6 +36,9 @@ class NodeView:
     old: bool = False
     notes: tuple[str, ...] = ()
     simulated: bool = False
+    gone: bool = False
+    """Nobody has heard of it for longer than `ViewSettings.stale_after`."""
+    trouble: Trouble = field(default_factory=Trouble)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +87,9 @@ def settle(
     choices: Choices,
     settings: ViewSettings,
     now: float,
+    wall: float | None = None,
 ) -> Settled:
-    """`outcomes`: target -> how it fared. `now` is monotonic."""
+    """`outcomes`: target -> how it fared. `now` is monotonic, `wall` Unix time."""
     by_node: dict[str, list[NodeReading]] = {}
     for reading in readings:
         if now - reading.read_at <= settings.drop_after:
@@ -97,9 +102,29 @@ def settle(
         if devices or not reading.devices or name not in claims.same:
             notes = bounded((*_notes(reading, siblings.get(name, ()), outcomes), *claims.notes.get(name, ())))
             age = max(0.0, now - reading.read_at)
-            old = age > settings.stale_after or not reading.dated
-            nodes.append(NodeView(name, reading.target, devices, age, old, notes, reading.simulated))
+            gone = age > settings.stale_after
+            if gone:
+                devices = _of_gone(devices, None if wall is None else round(wall - age, 3))
+            nodes.append(
+                NodeView(
+                    name,
+                    reading.target,
+                    devices,
+                    age,
+                    gone or not reading.dated,
+                    notes,
+                    simulated=reading.simulated,
+                    gone=gone,
+                    trouble=reading.trouble,
+                )
+            )
     return Settled(tuple(nodes), chosen, siblings, claims.same, frozenset(claims.contested))
+
+
+def _of_gone(devices: Iterable[DeviceFigures], since: float | None) -> tuple[DeviceFigures, ...]:
+    """As they last were, and nobody knows what became of them."""
+    gone = Condition.of(NODE_GONE, since)
+    return tuple(replace(device, conditions=(*device.conditions, gone)) for device in devices)
 
 
 def _choose(

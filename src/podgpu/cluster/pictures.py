@@ -31,7 +31,8 @@ def picture_of(view: ClusterView) -> Picture:
         taken_at=view.taken_at,
         interval_seconds=view.settings.interval,
         nodes=nodes,
-        notes=view.notes,
+        notes=tuple(dict.fromkeys((*(alert.text for alert in view.alerts), *view.notes))),
+        alerts=view.alerts,
         namespaces=_namespaces(view, namespace_totals(nodes, watched=True, priced=priced)),
         used_utilization=view.used_ratio,
         used_field=view.settings.used_field,
@@ -55,7 +56,8 @@ def _node(node: NodeView, view: ClusterView, idle: IdleSince, tags: PriceTags | 
     devices = tuple([_with_what_is_known(device, view, idle.get(id(device), {})) for device in node.devices])
     if tags is not None:
         devices = with_prices(devices, tags)
-    return NodePicture(node.name, devices, node.old, round(node.age, 1), node.notes, node.simulated)
+    age = round(node.age, 1)
+    return NodePicture(node.name, devices, node.old, age, node.notes, node.simulated, node.gone)
 
 
 def _with_what_is_known(device: DeviceFigures, view: ClusterView, idle: Mapping[Who, float]) -> DeviceFigures:

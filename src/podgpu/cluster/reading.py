@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from podgpu.figures.device import DeviceFigures, Owner
+from podgpu.figures.device import DeviceFigures, Owner, Trouble
 
 _LAST_MOMENT = 1e11
 """Some three thousand years from now. A clock that shows more is none."""
@@ -52,6 +52,7 @@ class NodeReading:
     """False: by its own clock it was taken at no time that could be meant as now, so it does not count as fresh."""
     simulated: bool = False
     """Its figures are made up by podgpu's simulated driver."""
+    trouble: Trouble = field(default_factory=Trouble)
 
 
 class Scope(NamedTuple):

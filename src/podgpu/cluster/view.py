@@ -13,14 +13,16 @@ from podgpu.clock import WallClock
 from podgpu.cluster.bills import Amounts, BillLedger, Series
 from podgpu.cluster.costs import CostKey, CostLedger
 from podgpu.cluster.counts import Counts, count
+from podgpu.cluster.forgotten import ForgottenGpus
 from podgpu.cluster.idle import IdleHolder, IdleMemory, wasted
-from podgpu.cluster.nodes import Choices, NodeView, Settled, bounded, settle
+from podgpu.cluster.nodes import MOST_NOTES, Choices, NodeView, Settled, bounded, settle
 from podgpu.cluster.pod_map import MapRow, map_rows
 from podgpu.cluster.reading import ClusterReading, Scope, TargetOutcome
 from podgpu.cluster.rolling import RollingMemory
 from podgpu.cluster.settings import ViewSettings
 from podgpu.cluster.used import CLUSTER, Used, used_by_scope
-from podgpu.figures.device import Owner, device_model
+from podgpu.figures.alerts import NodeState, alerts_of
+from podgpu.figures.device import Alert, Owner, device_model
 from podgpu.figures.prices import NO_PRICES, Prices, PriceTags, unpriced_note
 from podgpu.figures.waste import Holding, WasteLedger, WasteStatement, holdings
 from podgpu.model import Who
@@ -36,6 +38,7 @@ class Memory:
     costs: CostLedger = field(default_factory=CostLedger)
     rolling: RollingMemory = field(default_factory=RollingMemory)
     clock: WallClock = field(default_factory=WallClock)
+    forgotten: ForgottenGpus = field(default_factory=ForgottenGpus)
     waste: WasteLedger = field(default_factory=WasteLedger)
     wasted: WasteStatement = field(default_factory=WasteStatement)
     counting_since: float | None = None
@@ -76,6 +79,8 @@ class ClusterView:
     owners: Mapping[tuple[str, str], Owner] = field(default_factory=dict)
     """(namespace, pod) -> what made the pod."""
     counting_since: float | None = None
+    alerts: tuple[Alert, ...] = ()
+    """What is serious, the worst first."""
     outcomes: tuple[TargetOutcome, ...] = ()
     """By target, each once."""
     errors: Mapping[tuple[str, str], int] = field(default_factory=dict)
@@ -106,7 +111,8 @@ def assemble(
     the rolling average. `notes` are put before what is found here."""
     memory.look_at_clock(now, wall)
     outcomes = {outcome.target: outcome for outcome in reading.outcomes}
-    settled = settle(reading.nodes, outcomes, memory.choices, settings, now)
+    settled = settle(reading.nodes, outcomes, memory.choices, settings, now, wall)
+    settled = memory.forgotten.leave_out(settled)
     used = used_by_scope(settled.nodes, settled.contested, reading.owners, settings)
     idle = memory.idle.turn(settled.nodes, reading.idle_for, now, wall)
     too_long = wasted(idle, settings.idle_after, wall)
@@ -114,6 +120,8 @@ def assemble(
     bills = memory.bills.totals()
     memory.costs.keep(bills)
     unpriced = memory.costs.unpriced()
+    unread = tuple(_unread(outcomes, settled))
+    alerts = (*alerts_of(map(_state, settled.nodes)), *(Alert("warning", text) for text in unread[:MOST_NOTES]))
     if whole_round:
         found = _holdings(settled, idle, prices, now)
         memory.waste.turn(found, now, settings.stale_after, reading.owners, prices)
@@ -122,7 +130,8 @@ def assemble(
         settings=settings,
         taken_at=wall,
         nodes=settled.nodes,
-        notes=bounded((*notes, *reading.notes, *_unread(outcomes, settled), *_without_price(settled, prices))),
+        notes=bounded((*notes, *reading.notes, *unread, *_without_price(settled, prices))),
+        alerts=alerts,
         rows=map_rows(settled.nodes),
         used=used,
         rolling=_rolling(reading, memory.rolling, used, settings, wall, whole_round),
@@ -175,6 +184,10 @@ def _unread(outcomes: Mapping[str, TargetOutcome], settled: Settled) -> Iterable
     for target in sorted(outcomes.keys() - behind):
         if outcomes[target].error:
             yield outcomes[target].said
+
+
+def _state(node: NodeView) -> NodeState:
+    return NodeState(node.name, node.devices, node.gone, node.trouble)
 
 
 def _without_price(settled: Settled, prices: Prices) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from podgpu.compose.allocations import SOURCES, Holders, Sources, Surroundings, 
 from podgpu.compose.process import node_name
 from podgpu.compose.servers import ApiAccess, unless_no_api
 from podgpu.compose.telemetries import open_telemetry
+from podgpu.configuration.config_file import DEFAULT_RETENTION, ConfigFile, Retention
 from podgpu.configuration.counter_feeds import CounterFeed, FileCounters
 from podgpu.configuration.pod_labels import LabelFilter
 from podgpu.device_selection import parse_selection
@@ -50,7 +51,7 @@ def exporter_agent(
 ) -> Agent:
     """Assembles what the exporter serves. Tests bring GPUs and time of their own; all else is as in the field."""
     with naming("collectors"):
-        counters, counter_feed = read_counters(options["collectors"], dcgm_naming(options))
+        counters, counter_feed = choose_counters(options)
     with naming("devices"):
         selection = parse_selection(options["devices"])
     with naming("telemetry"):
@@ -61,10 +62,14 @@ def exporter_agent(
                 "configmap-data", lambda: api.configmap(options["configmap_data"], dcgm_naming(options))
             )
             counter_feed = configmap or counter_feed
+    config = options.get("config", ConfigFile(""))
     settings = Settings(
         interval=options["collect_interval"],
         allocation_interval=options["allocation_interval"],
         usage_interval=options["usage_interval"],
+        collections=config.collections,
+        counters_may_come=options["configmap_data"] != "none",
+        retention=retention_of(options),
         selection=selection,
         policy=_exporter_policy(options, counters),
     )
@@ -134,6 +139,7 @@ def _exporter_policy(options: Options, counters: tuple[Counter, ...]) -> Policy:
         virtual_gpus=options["kubernetes_virtual_gpus"],
         copy_parent_values=options["mig_copy_parent_values"],
         gpu_manager=options["gpu_manager_metrics"],
+        process_metrics=options["path_proc"] if options.get("enable_exporter_metrics") else "",
         xid_window_ms=round(options["xid_count_window_size"] * 1000),
         clock_window_ms=round(options["clock_events_count_window_size"] * 1000),
     )
@@ -172,7 +178,21 @@ def hostname(options: Options) -> str:
     return node_name(elsewhere)
 
 
+def retention_of(options: Options) -> Retention:
+    """Of DCGM's samples, where no collection says otherwise."""
+    said = Retention(options.get("watch_max_keep_age"), options.get("watch_max_keep_samples"))
+    return said.over(DEFAULT_RETENTION)
+
+
 # Counters
+
+
+def choose_counters(options: Options) -> tuple[tuple[Counter, ...], CounterFeed | None]:
+    """Those that stand in the configuration file, else those of `-f`."""
+    config: ConfigFile | None = options.get("config")
+    if config is not None and config.counters is not None:
+        return dcgm_naming(options).of_user(config.counters), None
+    return read_counters(options["collectors"], dcgm_naming(options))
 
 
 def read_counters(

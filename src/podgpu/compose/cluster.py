@@ -85,7 +85,7 @@ def _targets(
 
     selection, port = Selection.parse(options["discover_kubernetes"]), check_port(options["discover_port"])
     https = bool(options["exporter_ca_file"] or options["exporter_insecure_skip_verify"])
-    targets = KubernetesTargets(_api(options["kubeconfig"]), selection, port, https=https)
+    targets = KubernetesTargets(api_config(options["kubeconfig"]), selection, port, https=https)
     at_the_end.callback(targets.close)
 
     def wait() -> None:
@@ -102,12 +102,12 @@ def _owners(options: Mapping[str, Any], at_the_end: ExitStack) -> ApiOwners | No
         return None
     from podgpu.cluster.scraping.owners_api import ApiOwners
 
-    owners = ApiOwners(_api(options["kubeconfig"]))
+    owners = ApiOwners(api_config(options["kubeconfig"]))
     at_the_end.callback(owners.close)
     return owners
 
 
-def _api(kubeconfig: str) -> ApiConfig:
+def api_config(kubeconfig: str) -> ApiConfig:
     from podgpu.kube.config import load_config
 
     try:

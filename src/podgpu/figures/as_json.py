@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from podgpu.figures.device import Condition, DeviceFigures, HolderFigures, Owner
+from podgpu.catalog.mig import slices_of_gpu
+from podgpu.figures.device import Alert, Condition, DeviceFigures, HolderFigures, Owner
 from podgpu.figures.parts import physical_gpus
 from podgpu.figures.picture import NamespacePicture, NodePicture, Picture
 from podgpu.figures.totals import Totals, pod_totals, totals_of
@@ -30,6 +31,7 @@ def picture_json(picture: Picture) -> JSON:
         interval_seconds=picture.interval_seconds,
         simulated=picture.simulated or None,
         notes=list(picture.notes),
+        alerts=[alert_json(alert) for alert in picture.alerts],
         used_utilization_ratio=picture.used_utilization,
         used_field=picture.used_field or None,
         idle_after_seconds=picture.idle_after_seconds,
@@ -60,17 +62,18 @@ def totals_json(of: Totals) -> JSON:
 def pod_json(picture: Picture, namespace: str, pod: str) -> JSON | None:
     """`/api/v1/pods/NAMESPACE/POD`: the devices it holds, with everybody who holds them. None: it holds none."""
     found = [(node, [d for d in node.devices if _holds(d, namespace, pod)]) for node in picture.nodes]
-    nodes = [node_json(replace(node, devices=tuple(devices))) for node, devices in found if devices]
+    nodes = [node_json(replace(node, devices=tuple(devices)), whole=False) for node, devices in found if devices]
     if not nodes:
         return None
-    held = totals_json(pod_totals(picture, namespace, pod))
+    there = replace(picture, nodes=tuple(node for node, devices in found if devices))
+    held = totals_json(pod_totals(there, namespace, pod))
     return _known(
         api="podgpu/v1",
         taken_at=picture.taken_at,
         simulated=picture.simulated or None,
         namespace=namespace,
         pod=pod,
-        owner=_pods_owner(picture, namespace, pod),
+        owner=_pods_owner(there, namespace, pod),
         currency=picture.currency or None,
         prices=picture.prices or None,
         totals={name: held[name] for name in _OF_A_POD if name in held},
@@ -108,18 +111,20 @@ def namespace_json(of: NamespacePicture) -> JSON:
     )
 
 
-def node_json(node: NodePicture) -> JSON:
+def node_json(node: NodePicture, whole: bool = True) -> JSON:
+    """`whole`: False where not all of its devices are here: then nothing can be said of a GPU by its instances."""
     return _known(
         name=node.name,
         old=node.old or None,
+        gone=node.gone or None,
         age_seconds=_rounded(node.age_seconds, 1),
         notes=list(node.notes) or None,
         simulated=node.simulated or None,
-        gpus=list(_gpus(node.devices)),
+        gpus=list(_gpus(node.devices, whole)),
     )
 
 
-def _gpus(devices: Iterable[DeviceFigures]) -> Iterable[JSON]:
+def _gpus(devices: Iterable[DeviceFigures], whole: bool) -> Iterable[JSON]:
     """Instances inside their GPU, whether or not the GPU itself has figures."""
     for gpu in physical_gpus(sorted(devices, key=lambda d: d.place)):
         first = gpu.devices[0]
@@ -127,7 +132,7 @@ def _gpus(devices: Iterable[DeviceFigures]) -> Iterable[JSON]:
         if not gpu.instances:
             yield device_json(own)
         else:
-            own = replace(own, utilization=gpu.utilization)
+            own = replace(own, utilization=gpu.utilization) if whole else own
             yield device_json(own) | {"instances": [_instance(instance) for instance in gpu.instances]}
 
 
@@ -136,7 +141,9 @@ def device_json(device: DeviceFigures) -> JSON:
 
 
 def _instance(device: DeviceFigures) -> JSON:
-    return _known(id=device.instance, profile=device.profile, **_figures(device))
+    return _known(
+        id=device.instance, profile=device.profile, gpu_slices=slices_of_gpu(device.model), **_figures(device)
+    )
 
 
 def _figures(device: DeviceFigures) -> JSON:
@@ -169,6 +176,10 @@ def holder_json(of: HolderFigures) -> JSON:
         owner=None if of.owner is None else owner_json(of.owner),
         cost_per_hour=_rounded(of.cost_per_hour),
     )
+
+
+def alert_json(of: Alert) -> JSON:
+    return _known(severity=of.severity, text=of.text, node=of.node or None, uuid=of.uuid or None)
 
 
 def condition_json(of: Condition) -> JSON:

@@ -115,9 +115,9 @@ class DeviceFigures:
     temperature: float | None = None
     energy_joules: float | None = None
     measured: float | None = None
-    """The field that used-GPU utilisation is about, where one was asked for: as the page has it, in % or as a ratio."""
+    """The field that used-GPU utilisation is about, where one was asked for: in %, or a ratio where DCGM knows no %."""
     beside: tuple[tuple[int, float], ...] = ()
-    """Other fields that were asked for and have a value, by number: as the page has them."""
+    """Other fields that were asked for and have a value, by number, in the same way."""
     holders: tuple[HolderFigures, ...] = ()
     conditions: tuple[Condition, ...] = ()
     """What is wrong with it; a device with any is broken."""
@@ -139,6 +139,26 @@ class DeviceFigures:
         return self.node, self.index, self.uuid, number, self.instance
 
 
+class Alert(NamedTuple):
+    """Something serious, in words; of which node and which GPU, where it is of one."""
+
+    severity: str
+    """`broken` or `warning`."""
+    text: str
+    node: str = ""
+    uuid: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """What an exporter says of itself."""
+
+    down: tuple[str, ...] = ()
+    """Sources that it cannot read."""
+    lost: int = 0
+    """GPUs that do not answer, as far as they are counted; some of them may be among the devices."""
+
+
 @dataclass(frozen=True, slots=True)
 class View:
     """One reading of one source."""
@@ -150,6 +170,15 @@ class View:
     """Unix time by the clock that `idle_since` goes by, where holders have one."""
     simulated: bool = False
     """Figures are made up."""
+    currency: str = ""
+    """Of prices and costs; "": there are none."""
+    alerts: tuple[Alert, ...] = ()
+    """What of the notes is serious."""
+    trouble: Trouble = Trouble()
+    watched: bool = False
+    """The source follows every holder: one without `idle_since` has run something lately."""
+    old_nodes: frozenset[str] = frozenset()
+    """Nodes of which nothing that is known is of now."""
 
 
 def device_model(device: DeviceFigures) -> str:

@@ -8,10 +8,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from podgpu.errors import SourceError
-from podgpu.figures.device import Condition, DeviceFigures, HolderFigures, Owner, View
+from podgpu.figures.device import Alert, Condition, DeviceFigures, HolderFigures, Owner, View
 from podgpu.model import Workload
 
 _NOT_OURS = "is no answer of podgpu's /api/v1/view"
+_OF_ITS_OWN = {"utilization_ratio", "power_watts", "conditions", "absent"}
+"""What a GPU that is cut into MIG instances may have beside them."""
 
 
 def parse_view(body: bytes) -> View:
@@ -23,21 +25,32 @@ def parse_view(body: bytes) -> View:
     if not isinstance(document, dict) or document.get("api") != "podgpu/v1":
         raise SourceError("malformed", _NOT_OURS)
     devices: list[DeviceFigures] = []
+    old: list[str] = []
     notes = [text for text in _list(document.get("notes")) if isinstance(text, str)]
     for node in _objects(document.get("nodes")):
         name = _text(node.get("name"))
         devices += _devices(node, name)
         if node.get("old"):
+            old.append(name)
             age = _number(node.get("age_seconds"))
             notes.append(f"{name} is old" if age is None else f"{name} is old: {age:.0f} s")
         notes += [f"{name}: {text}" for text in _list(node.get("notes")) if isinstance(text, str)]
-    return View(tuple(devices), tuple(notes), _number(document.get("taken_at")), document.get("simulated") is True)
+    return View(
+        tuple(devices),
+        tuple(notes),
+        _number(document.get("taken_at")),
+        simulated=document.get("simulated") is True,
+        currency=_text(document.get("currency")),
+        alerts=tuple(_alerts(document.get("alerts"))),
+        watched=_number(document.get("idle_after_seconds")) is not None,
+        old_nodes=frozenset(old),
+    )
 
 
 def _devices(node: dict[str, Any], name: str) -> Iterator[DeviceFigures]:
     for gpu in _objects(node.get("gpus")):
         instances = list(_objects(gpu.get("instances")))
-        if not instances or "utilization_ratio" in gpu or "power_watts" in gpu:
+        if not instances or _OF_ITS_OWN & gpu.keys():
             yield _device(gpu, gpu, name)
         for instance in instances:
             yield _device(gpu, instance, name)
@@ -65,6 +78,13 @@ def _device(gpu: dict[str, Any], part: dict[str, Any], node: str) -> DeviceFigur
         last_holders=tuple(_workload(w) for w in _objects(part.get("last_holders"))),
         price_per_hour=_number(part.get("price_per_hour")),
     )
+
+
+def _alerts(value: object) -> Iterator[Alert]:
+    for of in _objects(value):
+        if text := _text(of.get("text")):
+            severity = "warning" if of.get("severity") == "warning" else "broken"
+            yield Alert(severity, text, _text(of.get("node")), _text(of.get("uuid")))
 
 
 def _condition(of: dict[str, Any]) -> Condition:

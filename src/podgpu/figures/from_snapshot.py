@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from podgpu.catalog.names import in_legacy_units
+from podgpu.figures.alerts import NodeState, alerts_of
 from podgpu.figures.device import (
     POWER,
     SIMULATED,
@@ -12,6 +14,7 @@ from podgpu.figures.device import (
     DeviceFigures,
     HolderFigures,
     ProcessFigures,
+    Trouble,
     View,
     is_there,
     memory_of,
@@ -30,22 +33,25 @@ def view_of_snapshot(snapshot: Snapshot, node: str, processes: Processes | None 
     totals = {t.device: t for t in snapshot.usage.devices}
     health = {h.device.uuid: h for h in snapshot.health}
     holders = _holders(snapshot)
-    return View(
-        tuple(
-            _figures(
-                device,
-                node,
-                values.get(device.key, {}),
-                totals.get(device.key, DeviceTotals(device.key)),
-                tuple(holders.get(device.key, {}).values()),
-                tuple((processes or {}).get(device.key, ())),
-                health.get(device.uuid, DeviceHealth(device)),
-            )
-            for device in snapshot.devices
-        ),
-        tuple(f"{o.source}: {o.message or o.error}" for o in snapshot.outcomes if not o.ok),
-        simulated=any(o.source == SIMULATED for o in snapshot.outcomes),
+    devices = tuple(
+        _figures(
+            device,
+            node,
+            values.get(device.key, {}),
+            totals.get(device.key, DeviceTotals(device.key)),
+            tuple(holders.get(device.key, {}).values()),
+            tuple((processes or {}).get(device.key, ())),
+            health.get(device.uuid, DeviceHealth(device)),
+        )
+        for device in snapshot.devices
     )
+    failed = [o for o in snapshot.outcomes if not o.ok]
+    trouble = Trouble(tuple(o.source for o in failed), snapshot.device_count.lost)
+    alerts = alerts_of([NodeState(node, devices, trouble=trouble)])
+    broken = (alert.text for alert in alerts if alert.uuid or alert.severity == "broken")
+    notes = (*broken, *(f"{o.source}: {o.message or o.error}" for o in failed))
+    simulated = any(o.source == SIMULATED for o in snapshot.outcomes)
+    return View(devices, notes, simulated=simulated, alerts=alerts, trouble=trouble)
 
 
 def _figures(
@@ -114,7 +120,7 @@ def _idle_since(usage: ContainerUsage, taken_at: float) -> float | None:
 
 
 def _numbers(values: Mapping[int, Value]) -> dict[int, float]:
-    return {field: value for field, value in values.items() if not isinstance(value, str)}
+    return in_legacy_units({field: value for field, value in values.items() if not isinstance(value, str)})
 
 
 def _divided(value: int | None, by: int) -> float | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from podgpu.catalog.mig import parent_and_part
+from podgpu.figures.device import Alert
 from podgpu.figures.from_snapshot import view_of_snapshot
 from podgpu.figures.picture import NamespacePicture, NodePicture, Picture
 from podgpu.figures.prices import NO_PRICES, Prices, PriceTags, unpriced_note, with_prices
@@ -25,16 +26,20 @@ def node_picture(
     version: str = "",
     prices: Prices = NO_PRICES,
 ) -> Picture:
-    """`fresh`: False when the figures are too old to be shown. Then the node is there, old, without any."""
+    """`fresh`: False when the figures are too old to be shown. Then the node is there, old, without any, and the first
+    of the notes says why."""
     view, tags = view_of_snapshot(snapshot, node), PriceTags(prices)
     devices = with_prices(view.devices, tags) if prices.currency and fresh else view.devices
     shown = NodePicture(node, devices if fresh else (), old=not fresh, simulated=view.simulated)
+    alerts = view.alerts if fresh else tuple(Alert("broken", text, node) for text in notes[:1])
+    texts = (alert.text for alert in alerts)
     return Picture(
         scope="node",
         taken_at=snapshot.taken_at or None,
         interval_seconds=interval,
         nodes=(shown,),
-        notes=(*notes, *unpriced_note(tags.without(), prices)),
+        notes=tuple(dict.fromkeys((*texts, *notes, *unpriced_note(tags.without(), prices)))),
+        alerts=alerts,
         namespaces=tuple(_namespaces(shown, snapshot.usage.namespaces, bool(prices.currency))) if fresh else (),
         version=version,
         simulated=view.simulated,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from podgpu.figures.device import DeviceFigures
+from podgpu.figures.device import Alert, DeviceFigures
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +19,8 @@ class NodePicture:
     """What is not as it should be on this node, for the person who looks."""
     simulated: bool = False
     """Its figures are made up."""
+    gone: bool = False
+    """Its exporter has not answered for so long that nobody knows what became of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,9 @@ class Picture:
     """How often a new one may be expected."""
     nodes: tuple[NodePicture, ...] = ()
     notes: tuple[str, ...] = ()
+    """All that is not as it should be, the alerts' texts first."""
+    alerts: tuple[Alert, ...] = ()
+    """What of it is serious."""
     namespaces: tuple[NamespacePicture, ...] = ()
     used_utilization: float | None = None
     """Mean of `used_field` over the devices in use, as a ratio; None without data, and where nobody asked for it."""

@@ -7,7 +7,7 @@ ones are among all of these. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from math import fsum
 from typing import Literal
@@ -177,14 +177,16 @@ def namespace_totals(nodes: Iterable[NodePicture], *, watched: bool, priced: boo
     return {name: tally.totals(priced) for name, tally in tallies.groups.items()}
 
 
-def totals_of_devices(devices: Iterable[DeviceFigures], *, watched: bool = False, priced: bool = False) -> Totals:
+def totals_of_devices(
+    devices: Iterable[DeviceFigures], *, watched: bool = False, priced: bool = False, old_nodes: Container[str] = ()
+) -> Totals:
     """The same of devices that say themselves which node they are on, as `podgpu top` has them."""
     nodes: dict[str, list[DeviceFigures]] = {}
     for device in devices:
         nodes.setdefault(device.node, []).append(device)
     tallies = Tallies(watched)
-    for of_node in nodes.values():
-        tallies.add_node(of_node)
+    for name, of_node in nodes.items():
+        tallies.add_node(of_node, old=name in old_nodes)
     return tallies.whole.totals(priced)
 
 

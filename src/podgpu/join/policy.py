@@ -25,6 +25,8 @@ class Policy:
     """Repeat the GPU's own figures on each of its MIG instances, as dcgm-exporter does."""
     gpu_manager: bool = False
     """gpu-manager's container metrics too."""
+    process_metrics: str = ""
+    """The exporter's own process too (process_*): where /proc is. Empty: without."""
     xid_window_ms: int = 300_000
     clock_window_ms: int = 300_000
 

@@ -12,7 +12,7 @@ from aiohttp import web
 from podgpu.exposition.body import Body, Exposition
 from podgpu.exposition.text import CONTENT_TYPE, OPENMETRICS_TYPE
 
-Handler = Callable[[web.Request], Awaitable[web.Response]]
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "

@@ -8,7 +8,7 @@ import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
@@ -79,6 +79,18 @@ class Several:
 
 
 @dataclass(frozen=True, slots=True)
+class Bounds:
+    """What the visitors of one exporter may take."""
+
+    read_seconds: float = 10.0
+    """To send a request."""
+    write_seconds: float = 30.0
+    """To read the answer."""
+    scrapes: int = 16
+    """Requests for /metrics at a time."""
+
+
+@dataclass(frozen=True, slots=True)
 class Listener:
     app: web.Application
     address: Address
@@ -102,6 +114,7 @@ def serve(
     history: History | None = None,
     beside: Sequence[Served] = (),
     prices: ReadPrices | None = None,
+    bounds: Bounds | None = None,
     wasted: TellWaste | None = None,
 ) -> None:
     """Start the agent and answer requests until SIGINT, SIGTERM or a fatal error of the agent.
@@ -111,7 +124,8 @@ def serve(
     already, in place of the address. `lifecycle`: POST /-/release is answered. `history`: whoever knows what was
     before. `beside`: what runs as long as the agent does. `prices`, `wasted`: for the page.
     """
-    app = application(agent, protection, lifecycle, history, prices, wasted)
+    bounds = bounds or Bounds()
+    app = application(agent, protection, lifecycle, history, prices, bounds.scrapes, wasted)
     tls = protection.tls if protection else None
     listeners = [Listener(app, address, tls=tls, sockets=sockets)]
     if gpu_manager_address is not None:
@@ -121,7 +135,10 @@ def serve(
     if probe_address is not None:
         listeners.append(probe_listener(probe_routes(agent), probe_address))
     release = partial(agent.release, DEFAULT_RELEASE_SECONDS)
-    run(Several([agent, *beside]), listeners, lambda bound: on_listening(bound[0]), release)
+    limits = replace(
+        limits_for(len(listeners)), headers_seconds=bounds.read_seconds, answer_seconds=bounds.write_seconds
+    )
+    run(Several([agent, *beside]), listeners, lambda bound: on_listening(bound[0]), release, limits)
 
 
 def probe_listener(handlers: list[web.RouteDef], address: Address) -> Listener:
@@ -133,10 +150,11 @@ def run(
     listeners: Sequence[Listener],
     on_listening: Callable[[Sequence[Address]], None] = lambda bound: None,
     release: Callable[[], object] | None = None,
+    limits: Limits | None = None,
 ) -> None:
     """Until SIGINT, SIGTERM or a fatal error of what is served. `on_listening` gets every listener's address, before
     what is served starts."""
-    asyncio.run(_run(served, listeners, on_listening, release))
+    asyncio.run(_run(served, listeners, on_listening, release, limits or limits_for(len(listeners))))
     if served.fatal is not None:
         raise served.fatal
 
@@ -146,6 +164,7 @@ async def _run(
     listeners: Sequence[Listener],
     on_listening: Callable[[Sequence[Address]], None],
     release: Callable[[], object] | None,
+    limits: Limits,
 ) -> None:
     loop = asyncio.get_running_loop()
     done = asyncio.Event()
@@ -157,7 +176,6 @@ async def _run(
     async with AsyncExitStack() as at_the_end:
         at_the_end.enter_context(_foreign_logs_are_short())
         at_the_end.callback(served.stop)
-        limits = limits_for(len(listeners))
         bound = [await at_the_end.enter_async_context(listening(listener, limits)) for listener in listeners]
         for listener, where in zip(listeners, bound, strict=True):
             if listener.announcement:
@@ -204,9 +222,10 @@ def application(
     lifecycle: bool = True,
     history: History | None = None,
     prices: ReadPrices | None = None,
+    scrapes: int = 16,
     wasted: TellWaste | None = None,
 ) -> web.Application:
-    return make_application(routes(agent, lifecycle, history, prices, wasted), protection)
+    return make_application(routes(agent, lifecycle, history, prices, scrapes, wasted), protection)
 
 
 def gpu_manager_application(agent: Agent, protection: Protection | None = None) -> web.Application:

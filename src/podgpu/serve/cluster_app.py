@@ -91,10 +91,12 @@ def _live(cluster: Cluster) -> tuple[bool, str]:
 
 
 def _ills(view: ClusterView) -> tuple[str, ...]:
-    """What is not as it should be: of the whole, of each node that is old, of each target that fails."""
+    """What is not as it should be: of GPUs and nodes in the words of the page, of the whole, of each node that is old,
+    of each target that fails."""
+    serious = (alert.text for alert in view.alerts)
     old = (f"{node.name}: old, its figures are of {node.age:.0f} s ago" for node in view.nodes if node.old)
     failing = (outcome.said for outcome in view.outcomes if outcome.error)
-    return bounded(tuple(dict.fromkeys((*view.notes, *old, *failing))), _MOST_ILLS)
+    return bounded(tuple(dict.fromkeys((*serious, *view.notes, *old, *failing))), _MOST_ILLS)
 
 
 def _ready(cluster: Cluster) -> tuple[bool, str]:

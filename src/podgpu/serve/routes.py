@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -29,7 +30,6 @@ if TYPE_CHECKING:  # an exporter that nobody looks at does not load it
     from podgpu.history.asking import History
     from podgpu.serve.waste_routes import TellWaste
 
-_UNNAMED = "this node"
 _TOO_OLD = "the figures are too old to be shown: the driver has not been read in time"
 _NONE_YET = "there are no figures yet: the driver has never been read"
 
@@ -39,13 +39,14 @@ def routes(
     lifecycle: bool = True,
     history: History | None = None,
     prices: ReadPrices | None = None,
+    scrapes: int = 16,
     wasted: TellWaste | None = None,
 ) -> list[web.RouteDef]:
     """The page's own among them: it is made of what is published, like everything here."""
     theirs = [web.get("/metric", gpu_manager_metrics(agent))] if agent.settings.policy.gpu_manager else []
     links = ["metrics", *(["metric"] if theirs else []), "health", "ready"]
     return [
-        web.get("/metrics", metrics(agent)),
+        web.get("/metrics", at_most(scrapes, metrics(agent))),
         *theirs,
         *probe_routes(agent),
         web.post("/-/release", release(agent, lifecycle)),
@@ -88,6 +89,27 @@ def gpu_manager_metrics(agent: Agent) -> Handler:
         published = agent.published
         page = await renderer.page(published, "gpu_manager") if agent.is_fresh(published) else NO_METRICS
         return await exposition(request, page if agent.is_fresh(published) else NO_METRICS)
+
+    return handle
+
+
+def at_most(number: int, handler: Handler) -> Handler:
+    """So many are answered at a time, counted until the last byte is sent; the words are dcgm-exporter's."""
+    answering = 0
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        nonlocal answering
+        if answering >= number:
+            return web.Response(status=503, text="scrape concurrency limit reached\n")
+        answering += 1
+        try:
+            response = await handler(request)
+            with suppress(ConnectionError):  # gone already: the connection's own affair
+                await response.prepare(request)
+                await response.write_eof()
+            return response
+        finally:
+            answering -= 1
 
     return handle
 
@@ -143,7 +165,7 @@ class NodePage:
         snapshot = published.snapshot
         if not fresh:
             notes = [_TOO_OLD if snapshot.taken_at else _NONE_YET, *notes]
-        name = settings.policy.hostname or _UNNAMED
+        name = health.node_of(self._agent)
         picture = node_picture(
             snapshot, name, settings.interval, [*notes, *wrong], fresh=fresh, version=__version__, prices=prices
         )

@@ -17,6 +17,18 @@ Lack = Literal["no_process_utilization", "no_energy", "no_memory", "no_instance_
 """Of a GPU's usage, what there may be no figure for: the reason word under which that is counted."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)  # by identity: sources keep what they prepared for it
+class Lane:
+    """Fields that are read together, at an interval of their own."""
+
+    fields: tuple[Field, ...]
+    interval: float
+    keep_age: float = 0.0
+    """Seconds for which a source that keeps samples keeps these; 0: no limit by age."""
+    keep_samples: int = 0
+    """The same by number."""
+
+
 @dataclass(frozen=True, slots=True)
 class GpuAnswer:
     """All one physical GPU said: its own reading and one for each instance it is cut into."""
@@ -106,6 +118,14 @@ class Telemetry(Protocol):
 
     def release(self, wait: float) -> bool:
         """Let go of the driver; False when a call in flight kept it. `inventory` takes it up again."""
+
+
+@runtime_checkable
+class FollowsSchedule(Protocol):
+    """A source that prepares something for the fields it is asked for, and keeps it for those that come again."""
+
+    def schedule(self, lanes: Sequence[Lane]) -> None:
+        """From now on `read` is asked for the fields of these, each at its interval, and for no others."""
 
 
 @runtime_checkable

@@ -5,11 +5,16 @@ from __future__ import annotations
 import unicodedata
 from dataclasses import dataclass
 
+from podgpu.figures.device import Condition, holder_text
+from podgpu.model import Workload
+from podgpu.top.api_answers import FULL, NO_DATA
 from podgpu.top.history import Idle
 from podgpu.top.lines import Line
 
 _GIB = 1024**3
 _EIGHTHS = " ▏▎▍▌▋▊▉"
+_LEAST_NAMESPACE = 3
+_IN_ASCII = str.maketrans({"↑": "^", "↓": "v", "–": "-", "…": "~", "─": "-"})
 _LEAST_SHOWN = 0.05  # GiB: what would read as 0.0
 
 
@@ -19,13 +24,19 @@ class Glyphs:
 
     absent: str = "–"
     cut: str = "…"
+    levels: str = "▁▂▃▄▅▆▇█"
+    """Of a sparkline, the lowest first."""
     blocks: bool = False
     """Bars of block characters; else of #."""
+
+    def spelled(self, text: str) -> str:
+        """A text of ours, with what the terminal can show."""
+        return text if self.absent != "-" else text.translate(_IN_ASCII)
 
 
 PLAIN = Glyphs()
 RICH = Glyphs(blocks=True)
-ASCII = Glyphs(absent="-", cut="~")
+ASCII = Glyphs(absent="-", cut="~", levels="_.-:=+*#")
 
 
 def bar(ratio: float | None, width: int, glyphs: Glyphs) -> str:
@@ -36,6 +47,32 @@ def bar(ratio: float | None, width: int, glyphs: Glyphs) -> str:
         return ("#" * round(ratio * width)).ljust(width, ".")
     whole, eighth = divmod(round(ratio * width * 8), 8)
     return ("█" * whole + (_EIGHTHS[eighth] if eighth else "")).ljust(width)
+
+
+def spark(points: bytes, width: int, glyphs: Glyphs) -> str:
+    """Points of `api_answers.py`, the oldest first, on `width` columns; blank where there is no data."""
+    return "".join(_level(group, glyphs) for group in _groups(points, width)).rjust(width)
+
+
+def _groups(points: bytes, width: int) -> list[bytes]:
+    """As many as there are columns, each of as many points, but for the first."""
+    size = -(-len(points) // width) if width > 0 else 0
+    ends = range(len(points), max(0, len(points) - size * width), -size) if size else ()
+    return [points[max(0, end - size) : end] for end in reversed(ends)]
+
+
+def _level(group: bytes, glyphs: Glyphs) -> str:
+    known = [point for point in group if point != NO_DATA]
+    if not known:
+        return " "
+    most = len(glyphs.levels) - 1
+    ratio = sum(known) / len(known) / FULL
+    return glyphs.levels[0 if ratio == 0 else max(1, min(most, round(ratio * most)))]
+
+
+def condition(of: Condition, age: float | None) -> str:
+    """`lost for 12m04s: GPU 3 has fallen off the bus`."""
+    return f"{of.name.replace('_', ' ')}{'' if age is None else f' for {duration(age)}'}: {of.says}"
 
 
 def percent(ratio: float | None, glyphs: Glyphs) -> str:
@@ -82,6 +119,14 @@ def duration(seconds: float) -> str:
     return f"{whole}s"
 
 
+def span(seconds: float) -> str:
+    """Of a time axis: `1h`, `15m`, `90s`."""
+    for unit, size in (("h", 3600), ("m", 60)):
+        if seconds >= size and seconds % size == 0:
+            return f"{seconds / size:.0f}{unit}"
+    return f"{seconds:.0f}s" if seconds < 600 else f"{seconds / 60:.0f}m"
+
+
 def short_model(model: str) -> str:
     return model.removeprefix("NVIDIA ").removeprefix("NVIDIA-")
 
@@ -118,6 +163,26 @@ def fit_start(text: str, width: int, glyphs: Glyphs) -> str:
     if width_of(text) > width:
         text = _taken(text, width - 1).rstrip() + glyphs.cut if width > 0 else ""
     return _padded(text, width)
+
+
+def holder_texts(who: Workload) -> tuple[str, ...]:
+    """The whole of it, then without the container, then without the namespace."""
+    if who.job or not who.pod:
+        return (holder_text(who),)
+    whole, without_container = holder_text(who), "/".join(filter(None, (who.namespace, who.pod)))
+    return tuple(dict.fromkeys((whole, without_container, who.pod)))
+
+
+def fit_holder(who: Workload, width: int, glyphs: Glyphs) -> str:
+    """The pod's name stays whole for as long as it can: its container gives way first, then its namespace."""
+    texts = [printable(text) for text in holder_texts(who)]
+    fitting = [text for text in texts[:-1] if width_of(text) <= width]
+    if fitting or len(texts) == 1:
+        return fit(fitting[0] if fitting else texts[0], width, glyphs)
+    pod, room = texts[-1], width - width_of(texts[-1]) - 2
+    if who.namespace and room >= _LEAST_NAMESPACE:
+        return _padded(f"{_taken(printable(who.namespace), room)}{glyphs.cut}/{pod}", width)
+    return fit(pod, width, glyphs)
 
 
 def _padded(text: str, width: int, right: bool = False) -> str:

@@ -1,49 +1,88 @@
-"""Reads an exporter's exposition for `top`: one server's GPUs, by its URL."""
+"""An exporter as a source of `top`: its metrics, or podgpu's own view of the same figures where that is to be had."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+
 from podgpu.catalog.cluster_families import BUILD_INFO as CLUSTER_BUILD_INFO
 from podgpu.errors import SourceError, UsageError
-from podgpu.exposition.parse import BadExposition, parse_text
+from podgpu.exposition.parse import BadExposition, ParsedFamily, parse_text
 from podgpu.fetch.access import Access
 from podgpu.fetch.page import LARGEST_PAGE, UrlPage
 from podgpu.figures.device import View
-from podgpu.figures.from_exposition import view_of_page
+from podgpu.figures.from_exposition import figure_names, figures_of, samples_named
+from podgpu.top.api import PodgpuApi
 
 DEADLINE = 5.0
 """Seconds for one page."""
+_ASK_AGAIN_SECONDS = 60.0
 
 
 class ExporterSource:
     has_rates = True
-    deadline = DEADLINE + 0.5
-    """For whoever waits: a little more than the page's own, whose message says more."""
+    deadline = 2 * DEADLINE + 0.5
+    """For whoever waits: a little more than page and view take, whose messages say more."""
 
-    def __init__(self, url: str, largest: int = LARGEST_PAGE, deadline: float = DEADLINE) -> None:
-        """Raises UsageError for what is no URL of a page. A URL without a path means /metrics."""
+    def __init__(
+        self,
+        url: str,
+        largest: int = LARGEST_PAGE,
+        deadline: float = DEADLINE,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """A URL without a path means /metrics. Raises UsageError for what cannot be asked."""
         try:
             self._page = UrlPage(url, Access(prefix=""), deadline, largest)
+            self._own_api = PodgpuApi(url, "a podgpu exporter", deadline)
         except UsageError as error:
             raise UsageError(f"--url {error}") from error
         self.name = self._page.shown
+        self._clock = clock
+        self._speaks_api = False
+        self._ask_api_at = float("-inf")
+
+    @property
+    def api(self) -> PodgpuApi | None:
+        """None: it is no podgpu, or does not let its view be seen."""
+        return self._own_api if self._speaks_api else None
 
     def read(self) -> View:
-        """Raises SourceError."""
+        """The view says more than the metrics: what is wrong in words, owners, cost. Raises SourceError."""
+        if self._speaks_api and (view := self._view()) is not None:
+            return view
+        families = self._families()
+        page = figures_of(samples_named(families, figure_names()))
+        if page.is_podgpu and self._clock() >= self._ask_api_at and (view := self._view()) is not None:
+            return view
+        if not page.view.devices:
+            raise self._no_gpu(page.view, families)
+        return page.view
+
+    def _view(self) -> View | None:
+        """None: not to be had, or without GPUs. The metrics then say why, or have figures all the same."""
         try:
-            families = parse_text(self._page.fetch().decode())
+            view = self._own_api.view()
+        except SourceError:
+            self._speaks_api, self._ask_api_at = False, self._clock() + _ASK_AGAIN_SECONDS
+            return None
+        self._speaks_api = bool(view.devices)
+        return view if view.devices else None
+
+    def _families(self) -> list[ParsedFamily]:
+        try:
+            return list(parse_text(self._page.fetch().decode()))
         except UnicodeDecodeError as error:
             raise SourceError(
-                "malformed", f"{self.name} is no page of metrics: byte {error.start} is no UTF-8"
+                "malformed", f"{self.name} is not a page of metrics: byte {error.start} is not UTF-8"
             ) from error
         except BadExposition as error:
-            raise SourceError(error.reason, f"{self.name} is no page of metrics: {error}") from error
-        view = view_of_page(families)
-        if not view.devices:
-            is_cluster = any(family.name == CLUSTER_BUILD_INFO.name for family in families)
-            asked_wrongly = "it is podgpu cluster: use --cluster" if is_cluster else "is it a GPU exporter?"
-            why = "; ".join(view.notes) or asked_wrongly
-            raise SourceError("no_gpu", f"{self.name} has no GPU on its page: {why}")
-        return view
+            raise SourceError(error.reason, f"{self.name} is not a page of metrics: {error}") from error
+
+    def _no_gpu(self, view: View, families: list[ParsedFamily]) -> SourceError:
+        is_cluster = any(family.name == CLUSTER_BUILD_INFO.name for family in families)
+        asked_wrongly = "it is podgpu cluster: use --cluster" if is_cluster else "is it a GPU exporter?"
+        return SourceError("no_gpu", f"{self.name} has no GPU on its page: {'; '.join(view.notes) or asked_wrongly}")
 
     def close(self) -> None:
         """Nothing stays open between readings."""

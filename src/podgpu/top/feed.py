@@ -5,17 +5,26 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from podgpu.clock import Clock
 from podgpu.errors import SourceError, StartError
 from podgpu.figures.device import View
 from podgpu.isolate import Isolation
+from podgpu.top.api import PodgpuApi
+from podgpu.top.api_answers import ServerHistory
 from podgpu.top.history import History
-from podgpu.top.lines import Line, lines_of
+from podgpu.top.lines import Line, flatten, lines_of
+from podgpu.top.table import Watched
+from podgpu.top.trails import POINTS, Trails
 
 WARM_UP_SECONDS = 1.0
 """Rates need two readings: the second comes this soon, whatever the interval."""
+_REMEMBER_AGAIN_SECONDS = 300.0
+"""Devices come, and top may have been stopped for a while."""
+_REMEMBER_SOON_SECONDS = 30.0
+"""While the server remembers too little, or nothing."""
 
 
 class Source(Protocol):
@@ -23,6 +32,10 @@ class Source(Protocol):
     deadline: float
     has_rates: bool
     """A second reading a second later tells what changed meanwhile."""
+
+    @property
+    def api(self) -> PodgpuApi | None:
+        """Where more can be asked: None where the source is no server of podgpu's."""
 
     def read(self) -> View:
         """Raises SourceError or StartError."""
@@ -35,19 +48,35 @@ class Seen:
     """What there is to show. Replaced as a whole."""
 
     lines: tuple[Line, ...] = ()
-    notes: tuple[str, ...] = ()
+    view: View = field(default_factory=View)
     read_at: float = 0.0
     """Monotonic time of the reading the lines are from."""
     error: SourceError | StartError | None = None
     """Why there is nothing newer."""
+    watched: Watched | None = None
+    wall: float | None = None
+    """Unix time of the reading, by the source's clock where it has one."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return self.view.notes
 
 
 class Feed:
-    def __init__(self, source: Source, interval: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        source: Source,
+        interval: float,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
         self._source = source
         self._interval = interval
-        self._clock = clock
+        self._clock = Clock(clock, wall)
         self._history = History()
+        self._trails = Trails(max(1.0, interval))
+        self._remembered: ServerHistory | None = None
+        """What the server remembers, until the next reading takes it up."""
         self._isolation = Isolation(clock)
         self._stopped = threading.Event()
         self.seen = Seen()
@@ -56,6 +85,10 @@ class Feed:
     def has_rates(self) -> bool:
         return self._source.has_rates
 
+    @property
+    def api(self) -> PodgpuApi | None:
+        return self._source.api
+
     def read(self) -> Seen:
         """One reading; a source that hangs is left behind at its deadline, and not asked again until it returns."""
         name = self._source.name
@@ -63,10 +96,21 @@ class Feed:
         if result.value is None:
             self.seen = replace(self.seen, error=result.error)
             return self.seen
-        now = self._clock()
-        self._history.note(result.value, now)
-        self.seen = Seen(tuple(lines_of(result.value, self._history)), result.value.notes, now)
+        now, view = self._clock.monotonic(), result.value
+        wall = self._clock.wall() if view.taken_at is None else view.taken_at
+        self._history.note(view, now)
+        lines = tuple(lines_of(view, self._history, wall))
+        self.seen = Seen(lines, view, now, watched=self._watch(lines, now), wall=wall)
         return self.seen
+
+    def _watch(self, lines: tuple[Line, ...], now: float) -> Watched:
+        shown = [line for _, line in flatten(lines) if line.kind != "condition"]
+        self._trails.note({line.row: line.utilization for line in shown}, now)
+        remembered, self._remembered = self._remembered, None
+        if remembered is not None:
+            devices = {line.row: line.device.key for line in shown if line.device and line.kind in ("gpu", "instance")}
+            self._trails.remember(remembered, devices, now)
+        return Watched(self._trails.all(), self._trails.span)
 
     def read_or_raise(self) -> Seen:
         seen = self.read()
@@ -83,15 +127,33 @@ class Feed:
     def start(self, notify: Callable[[], object]) -> None:
         """`notify` is called from a thread after each reading."""
         threading.Thread(target=self._turn, args=(notify,), name="top-feed", daemon=True).start()
+        threading.Thread(target=self._remember, name="top-history", daemon=True).start()
 
     def _turn(self, notify: Callable[[], object]) -> None:
         wait = min(WARM_UP_SECONDS, self._interval)
         while not self._stopped.wait(wait):
-            began = self._clock()
+            began = self._clock.monotonic()
             self.read()
             if not self._stopped.is_set():
                 notify()
-            wait = max(0.0, began + self._interval - self._clock())
+            wait = max(0.0, began + self._interval - self._clock.monotonic())
+
+    def _remember(self) -> None:
+        """Beside the readings: a history that takes its time holds up none of them."""
+        while True:
+            self.ask_history()
+            wait = _REMEMBER_AGAIN_SECONDS if self._trails.remembers else _REMEMBER_SOON_SECONDS
+            if self._stopped.wait(wait):
+                return
+
+    def ask_history(self) -> None:
+        """For the next reading to take up; a server without one is none to complain about."""
+        api = self._source.api
+        if api is not None:
+            try:
+                self._remembered = api.history(POINTS)
+            except SourceError:
+                self._remembered = None
 
     def close(self) -> None:
         self._stopped.set()

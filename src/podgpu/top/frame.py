@@ -1,45 +1,155 @@
-"""A screenful: title, table, what is wrong, the keys. Pure."""
+"""A screenful: title, totals, table, details, what is wrong, the keys. Pure, but for whom it has asked for more."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from podgpu.top.arrange import arrange
 from podgpu.top.cells import Glyphs, duration, fit, fit_start, printable
-from podgpu.top.controls import HELP, Controls
+from podgpu.top.controls import HELP, Controls, Seat
+from podgpu.top.details import More, Subject, details_of
 from podgpu.top.feed import Seen
-from podgpu.top.lines import arrange, flatten
-from podgpu.top.table import Printed, table_of
+from podgpu.top.history import Idle
+from podgpu.top.lines import Line, flatten
+from podgpu.top.summary import totals_line
+from podgpu.top.table import Printed, Table, table_of
 
-_KEYS = "q quit  / filter  sort: u utilisation  m memory  p power  i idle  g GPU  h help"
+_KEYS = "q quit  Enter details  / filter  sort: u utilisation  m memory  p power  i idle  g GPU  h help"
 _BY = {"gpu": "GPU", "utilisation": "utilisation", "memory": "memory", "power": "power", "idle": "idle time"}
-_AROUND = 3
-"""Lines of a screen that are not the table's body: title, header, keys."""
+_AROUND = 4
+"""Lines of a screen that are not the table's body: title, totals, header, keys."""
+_LOW = 8
+"""Terminals of fewer lines have no totals: they show GPUs."""
+_LEAST_PANE = 4
+_MOST_NOTES = 3
+AskMore = Callable[[str], More | None]
+"""What the server knows of the GPU with this UUID, as far as it has answered; None: nobody can be asked."""
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
     printed: list[Printed]
-    lines: int
-    """Of the table, seen or not."""
-    room: int
-    """For so many of them."""
+    controls: Controls
+    """As they are on this screen."""
+    seat: Seat
 
 
-def frame_of(seen: Seen, controls: Controls, name: str, now: float, size: tuple[int, int], glyphs: Glyphs) -> Frame:
-    """`size` is columns and rows."""
-    width, height = size
-    trouble = _trouble(seen, now, width, glyphs)
-    room = max(1, height - _AROUND - len(trouble))
-    table = table_of(arrange(seen.lines, controls.order, controls.wanted), controls.order, glyphs, width)
-    body = _help(width, glyphs) if controls.helping else table.body[controls.scroll :] or _nothing(width, glyphs)
-    title: Printed = [(fit(_title(seen, controls, name), width, glyphs), "title")]
-    footer = _footer(controls, width, glyphs, len(table.body), room)
-    blank: list[Printed] = [[]] * (room - len(body))
-    return Frame([title, table.header, *body[:room], *blank, *trouble, footer], len(table.body), room)
+@dataclass(frozen=True, slots=True)
+class Screenful:
+    """What a frame is made of beside the controls."""
+
+    seen: Seen
+    table: Table
+    name: str
+    """Of the source."""
+    now: float
+    """Monotonic."""
+    size: tuple[int, int]
+    """Columns and rows."""
+    glyphs: Glyphs
+
+
+def live_table(seen: Seen, controls: Controls, width: int, glyphs: Glyphs) -> Table:
+    lines = arrange(seen.lines, controls.order, controls.wanted)
+    marked = width if glyphs.blocks else max(1, width - 1)
+    return table_of(lines, controls.order, glyphs, marked, seen.watched)
+
+
+def frame_of(of: Screenful, controls: Controls, ask: AskMore = lambda _uuid: None) -> Frame:
+    width, height = of.size
+    trouble = _trouble(of.seen, of.now, width, of.glyphs)
+    totals = [totals_line(of.seen.view, width, of.glyphs)] if height >= _LOW else []
+    room = max(1, height - _AROUND + 1 - len(totals) - len(trouble))
+    rows = of.table.about
+    controls = controls.within(Seat(rows, room))
+    details = _details(of, controls, ask)
+    pane = _pane(details, controls, room, width, of.glyphs)
+    seat = Seat(rows, max(1, room - len(pane)), len(details))
+    controls = controls.within(seat)
+    footer = _footer(controls, width, of.glyphs, len(rows), seat.room)
+    body = _body(of, controls, details, seat.room)
+    blank: list[Printed] = [[]] * (seat.room - len(body))
+    title: Printed = [(fit(_title(of.seen, controls, of.name), width, of.glyphs), "title")]
+    header = _margin(of.glyphs, " ", "header") + of.table.header
+    return Frame([title, *totals, header, *body, *blank, *pane, *trouble, footer], controls, seat)
+
+
+# The table
+
+
+def _body(of: Screenful, controls: Controls, details: list[Printed], room: int) -> list[Printed]:
+    width = of.size[0]
+    if controls.helping:
+        return [[(fit(of.glyphs.spelled(line), width, of.glyphs), "")] for line in HELP[:room]]
+    if controls.pane == "whole":
+        return details[controls.pane_scroll : controls.pane_scroll + room]
+    rows = of.table.rows(controls.scroll, controls.scroll + room)
+    if not rows:
+        return [[(fit("nothing has this text", width, of.glyphs), "dim")]]
+    return [_with_cursor(row, at == controls.cursor, of.glyphs) for at, row in enumerate(rows, start=controls.scroll)]
+
+
+def _with_cursor(row: Printed, here: bool, glyphs: Glyphs) -> Printed:
+    """In reverse; where that may not be seen, with a mark."""
+    styled = [(text, f"cursor {style}".strip()) for text, style in row] if here else row
+    return _margin(glyphs, ">" if here else " ", "") + styled
+
+
+def _margin(glyphs: Glyphs, text: str, style: str) -> Printed:
+    return [] if glyphs.blocks else [(text, style)]
+
+
+# The details
+
+
+def _details(of: Screenful, controls: Controls, ask: AskMore) -> list[Printed]:
+    if controls.pane == "closed" or not of.table.lines:
+        return []
+    line = of.table.lines[controls.cursor][1]
+    if line.device is None:
+        return []
+    device_line = next((own for own in _device_lines(of.seen) if own.row[:3] == line.row[:3]), line)
+    subject = Subject(
+        line.device,
+        device_line.row,
+        of.seen.wall,
+        currency=of.seen.view.currency,
+        idle=_idle_times(device_line),
+        more=ask(line.device.uuid),
+        watched=of.seen.watched,
+    )
+    return details_of(subject, of.size[0], of.glyphs)
+
+
+def _device_lines(seen: Seen) -> list[Line]:
+    return [line for _, line in flatten(seen.lines) if line.kind in ("gpu", "instance")]
+
+
+def _idle_times(line: Line) -> tuple[Idle | None, ...]:
+    holders = line.device.holders if line.device else ()
+    if len(holders) == 1:
+        return (line.idle,)
+    beneath = {inner.row[3]: inner.idle for inner in line.beneath if inner.kind == "holder"}
+    return tuple(beneath.get(holder.who) for holder in holders)
+
+
+def _pane(details: list[Printed], controls: Controls, room: int, width: int, glyphs: Glyphs) -> list[Printed]:
+    """At most half of the room, and no more than it takes; what does not fit is for the whole screen."""
+    if controls.pane != "half" or controls.helping or room < 2 * _LEAST_PANE:
+        return []
+    height = min(len(details) + 1, max(_LEAST_PANE, room // 2))
+    shown = details[: height - 1]
+    if len(details) > len(shown):
+        shown[-1] = [(f"and {len(details) - len(shown) + 1} lines more: Enter shows all"[:width], "dim")]
+    return [[(glyphs.spelled("─") * width, "dim")], *shown]
+
+
+# Around it
 
 
 def _title(seen: Seen, controls: Controls, name: str) -> str:
-    devices = [line for _, line in flatten(seen.lines) if line.kind in ("gpu", "instance")]
+    devices = _device_lines(seen)
     holders = {line.holder for _, line in flatten(seen.lines) if line.holder and line.kind != "process"}
     parts = [_plural(len(seen.lines), "GPU"), _plural(len(holders), "holder")]
     instances = len(devices) - len(seen.lines)
@@ -47,7 +157,8 @@ def _title(seen: Seen, controls: Controls, name: str) -> str:
         parts.insert(1, _plural(instances, "MIG instance"))
     nodes = sorted({line.node for line in seen.lines if line.node})
     where = nodes[0] if len(nodes) == 1 else f"{len(nodes)} nodes" if nodes else name
-    return printable(f"podgpu top  {where}  {', '.join(parts)}, by {_BY[controls.order]}")
+    simulated = "SIMULATED  " if seen.view.simulated else ""
+    return printable(f"podgpu top  {simulated}{where}  {', '.join(parts)}, by {_BY[controls.order]}")
 
 
 def _trouble(seen: Seen, now: float, width: int, glyphs: Glyphs) -> list[Printed]:
@@ -55,7 +166,7 @@ def _trouble(seen: Seen, now: float, width: int, glyphs: Glyphs) -> list[Printed
         age = f"; the figures are {duration(max(0.0, now - seen.read_at))} old"
         why = fit_start(printable(str(seen.error)), width - len(age), glyphs).rstrip()
         return [[(fit(why + age, width, glyphs), "bad")]]
-    return [[(fit_start(printable(note), width, glyphs), "warn")] for note in seen.notes[:2]]
+    return [[(fit_start(printable(note), width, glyphs), "warn")] for note in seen.notes[:_MOST_NOTES]]
 
 
 def _footer(controls: Controls, width: int, glyphs: Glyphs, lines: int, room: int) -> Printed:
@@ -65,14 +176,6 @@ def _footer(controls: Controls, width: int, glyphs: Glyphs, lines: int, room: in
     wanted = f"filter: {controls.wanted} (Esc clears)  " if controls.wanted else ""
     left = max(0, width - len(place) - 1)
     return [(fit(printable(wanted + _KEYS)[:left], left, glyphs) + " " + place, "dim")]
-
-
-def _help(width: int, glyphs: Glyphs) -> list[Printed]:
-    return [[(fit(line, width, glyphs), "")] for line in HELP]
-
-
-def _nothing(width: int, glyphs: Glyphs) -> list[Printed]:
-    return [[(fit("nothing has this text", width, glyphs), "dim")]]
 
 
 def _plural(number: int, noun: str) -> str:

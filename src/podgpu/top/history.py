@@ -6,10 +6,13 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from podgpu.figures.device import DeviceFigures, HolderFigures, View
+from podgpu.figures.totals import is_blind
 from podgpu.model import Who
 
 POWER_WINDOW = 5.0
 """Seconds over which a holder's part of the power is taken: an exporter's counters move in steps of a second."""
+_SILENT_SECONDS = 90.0
+"""Whose counters have not moved for so long is counted by nobody."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,9 +24,26 @@ class Idle:
 
 @dataclass(slots=True)
 class _Watched:
+    """A holder's counters. Idle time goes by the source's own: where nobody counts it, it does not grow."""
+
     busy: float
-    since: float
+    idle: float
+    idle_when_busy: float
+    """The idle counter when it last ran something."""
+    moved_at: float
     at_least: bool
+
+    @classmethod
+    def first_seen(cls, busy: float, idle: float, now: float) -> _Watched:
+        """Who never ran anything was idle for the whole counter."""
+        return cls(busy, idle, 0.0 if busy == 0 else idle, now, at_least=busy > 0)
+
+    def see(self, busy: float, idle: float, runs: bool, now: float) -> None:
+        if busy != self.busy or idle != self.idle:
+            self.moved_at = now
+        if runs or busy > self.busy:
+            self.idle_when_busy, self.at_least = idle, False
+        self.busy, self.idle = busy, idle
 
 
 @dataclass(slots=True)
@@ -53,27 +73,32 @@ class History:
         self._energy: dict[_Key, _Energy] = {}
         self._now = 0.0
         self._taken_at: float | None = None
+        self._old_nodes: frozenset[str] = frozenset()
 
     def note(self, view: View, now: float) -> None:
         """`now` is monotonic seconds. Who is no longer there is forgotten."""
         is_same = view.taken_at is not None and view.taken_at == self._taken_at
-        self._now, self._taken_at = now, view.taken_at
+        self._now, self._taken_at, self._old_nodes = now, view.taken_at, view.old_nodes
         whole = {d.uuid: d.energy_joules for d in view.devices if not d.instance}
         present = {(d.key, h.who) for d in view.devices for h in d.holders}
         self._watched = {key: watched for key, watched in self._watched.items() if key in present}
         self._energy = {key: energy for key, energy in self._energy.items() if key in present}
         for device in view.devices:
             for holder in device.holders:
-                self._watch(device, holder)
                 if not is_same:  # a cluster is looked at more often than it looks itself
+                    self._watch(device, holder)
                     self._measure(device, holder, whole.get(device.uuid))
 
     def idle(self, device: DeviceFigures, holder: HolderFigures) -> Idle | None:
-        """As the source has it, which may have looked on for longer; else as seen from here."""
+        """As the source has it, which may have looked on for longer; else as seen from here. None: nobody knows."""
+        if is_blind(device) or device.node in self._old_nodes:
+            return None
         if holder.idle_since is not None and self._taken_at is not None:
             return Idle(max(0.0, self._taken_at - holder.idle_since))
         watched = self._watched.get((device.key, holder.who))
-        return None if watched is None else Idle(self._now - watched.since, watched.at_least)
+        if watched is None or self._now - watched.moved_at > _SILENT_SECONDS:
+            return None
+        return Idle(watched.idle - watched.idle_when_busy, watched.at_least)
 
     def power_part(self, device: DeviceFigures, holder: HolderFigures) -> float | None:
         """The holder's part of what its physical GPU draws, as a ratio."""
@@ -81,18 +106,18 @@ class History:
         return None if energy is None else energy.part
 
     def _watch(self, device: DeviceFigures, holder: HolderFigures) -> None:
-        key, busy = (device.key, holder.who), holder.busy_seconds
-        if busy is None or holder.idle_seconds is None:
+        key, busy, idle = (device.key, holder.who), holder.busy_seconds, holder.idle_seconds
+        if busy is None or idle is None:
             self._watched.pop(key, None)
             return
-        before = self._watched.get(key)
-        if holder.utilization or (before is not None and busy > before.busy):
-            self._watched[key] = _Watched(busy, self._now, False)
-        elif holder.processes and device.utilization:
-            self._watched.pop(key, None)  # beside a busy process its 0 tells nothing: see accounting/ledger.py
-        elif before is None or busy < before.busy:
-            since = self._now - holder.idle_seconds if busy == 0 else self._now
-            self._watched[key] = _Watched(busy, since, at_least=busy > 0)
+        watched = self._watched.get(key)
+        runs = bool(holder.utilization)
+        if not runs and holder.processes and device.utilization and (watched is None or busy <= watched.busy):
+            self._watched.pop(key, None)  # beside a busy process its 0 says nothing: see accounting/ledger.py
+            return
+        if watched is None or busy < watched.busy or idle < watched.idle:  # new, or the exporter started anew
+            watched = self._watched[key] = _Watched.first_seen(busy, idle, self._now)
+        watched.see(busy, idle, runs, self._now)
 
     def _measure(self, device: DeviceFigures, holder: HolderFigures, whole: float | None) -> None:
         """A counter that is not there yet has counted nothing: it begins with the second reading of the energy."""

@@ -1,29 +1,34 @@
-"""The table's lines as a tree: a GPU, beneath it its MIG instances or holders, beneath them processes. Pure.
+"""The table's lines as a tree: a GPU, beneath it what is wrong with it, its MIG instances or holders, and processes.
 
-A device with one holder is one line. Sorting and filtering keep what belongs together together.
+A device with one holder is one line. `arrange.py` sorts and filters them. Pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from podgpu.figures.device import DeviceFigures, HolderFigures, ProcessFigures, View, holder_text
-from podgpu.model import Who
+from podgpu.figures.device import Condition, DeviceFigures, HolderFigures, ProcessFigures, View, holder_text
+from podgpu.figures.parts import PhysicalGpu, physical_gpus
+from podgpu.figures.totals import is_blind
+from podgpu.model import Who, Workload
 from podgpu.top.history import History, Idle
 
-Kind = Literal["gpu", "instance", "holder", "process"]
-Order = Literal["gpu", "utilisation", "memory", "power", "idle"]
+Kind = Literal["gpu", "instance", "holder", "process", "condition"]
+Row = tuple[str, str, str, Who | str]
+"""What a line is about, whatever is read next: node, UUID, instance, and who or what beneath it."""
 NOBODY = "-"
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
     kind: Kind
+    row: Row = ("", "", "", "")
     holder: str = ""
     remark: str = ""
-    """What is to be said where no holder is named."""
+    """What is to be shown where no holder is named."""
+    who: Workload | None = None
     gpu: str = ""
     model: str = ""
     node: str = ""
@@ -35,97 +40,158 @@ class Line:
     processes: int | None = None
     idle: Idle | None = None
     held: bool = False
+    conditions: tuple[Condition, ...] = ()
+    age: float | None = None
+    """Seconds since which a condition is there."""
+    device: DeviceFigures | None = None
+    """What it is about or stands beneath."""
     beneath: tuple[Line, ...] = ()
 
+    @property
+    def severity(self) -> Literal["", "warn", "bad"]:
+        """How bad it is, with all that is beneath it."""
+        is_gone = self.kind in ("gpu", "instance") and self.device is not None and not self.device.present
+        is_bad = is_gone or any(condition.severity == "broken" for condition in self.conditions)
+        own = "bad" if is_bad else "warn" if self.conditions else ""
+        worst = [own, *(line.severity for line in self.beneath)]
+        return "bad" if "bad" in worst else "warn" if "warn" in worst else ""
 
-# Building
 
-
-def lines_of(view: View, history: History) -> list[Line]:
-    """One for each physical GPU, in the order of GPUs."""
-    gpus: dict[tuple[str, str], list[DeviceFigures]] = {}
+def lines_of(view: View, history: History, wall: float | None = None) -> list[Line]:
+    """One for each physical GPU, in the order of GPUs. `wall` is now in Unix time, for ages."""
+    nodes: dict[str, list[DeviceFigures]] = {}
     for device in sorted(view.devices, key=lambda d: d.place):
-        gpus.setdefault((device.node, device.uuid), []).append(device)
-    return [_gpu_line(devices, history) for devices in gpus.values()]
+        is_known = not is_blind(device) and device.node not in view.old_nodes
+        nodes.setdefault(device.node, []).append(device if is_known else without_figures(device))
+    build = _Builder(history, view.taken_at if view.taken_at is not None else wall)
+    return [build.gpu_line(gpu) for devices in nodes.values() for gpu in physical_gpus(devices)]
 
 
-def _gpu_line(devices: Sequence[DeviceFigures], history: History) -> Line:
-    gpu, instances = devices[0], devices[1:]
-    if gpu.instance:  # the page has the instances only
-        gpu, instances = _bare_gpu(gpu), devices
-    parts = tuple(_device_line(instance, gpu, history) for instance in instances)
-    line = _device_line(gpu, gpu, history)
-    if not parts:
-        return line
-    if not line.held:
-        held = sum(part.held for part in parts)
-        processes = _sum(part.processes for part in parts)
-        line = replace(line, remark=f"{held} of {_plural(len(parts), 'instance')} held", processes=processes)
-    return replace(line, beneath=(*line.beneath, *parts))
+def flatten(lines: Iterable[Line], depth: int = 0) -> Iterator[tuple[int, Line]]:
+    for line in lines:
+        yield depth, line
+        yield from flatten(line.beneath, depth + 1)
 
 
-def _bare_gpu(instance: DeviceFigures) -> DeviceFigures:
-    return DeviceFigures(instance.uuid, instance.index, instance.model, instance.node)
+class _Builder:
+    def __init__(self, history: History, now: float | None) -> None:
+        self._history = history
+        self._now = now
+
+    def gpu_line(self, of: PhysicalGpu) -> Line:
+        first = of.devices[0]
+        gpu = of.own or DeviceFigures(first.uuid, first.index, first.model, first.node)
+        gpu = replace(gpu, utilization=of.utilization)
+        parts = tuple(self._device_line(instance, gpu) for instance in of.instances)
+        line = self._device_line(gpu, gpu)
+        if not parts:
+            return line
+        if not line.held:
+            held = sum(part.held for part in parts)
+            processes = _sum(part.processes for part in parts)
+            line = replace(line, remark=f"{held} of {_plural(len(parts), 'instance')} held", processes=processes)
+        return replace(line, beneath=(*line.beneath, *parts))
+
+    def _device_line(self, device: DeviceFigures, gpu: DeviceFigures) -> Line:
+        line = Line(
+            kind="instance" if device.instance else "gpu",
+            row=_row(device),
+            remark=_not_held(device),
+            gpu=_number(device),
+            model=device.profile if device.instance else device.model,
+            node=device.node,
+            utilization=device.utilization,
+            memory=device.memory_used,
+            memory_total=device.memory_total,
+            power=device.power_watts,
+            temperature=device.temperature,
+            held=bool(device.holders),
+            conditions=device.conditions,
+            device=device,
+        )
+        wrong, strangers = self._condition_lines(device), _process_lines(_strangers(device), device)
+        people = [self._holder_line(device, holder, gpu) for holder in device.holders]
+        if len(people) == 1:
+            return _with_sole_holder(line, people[0], (*wrong, *people[0].beneath, *strangers))
+        if people:
+            processes = _sum(person.processes for person in people)
+            line = replace(line, remark=_plural(len(people), "holder"), processes=processes)
+        return replace(line, beneath=(*wrong, *sorted(people, key=lambda person: person.holder), *strangers))
+
+    def _holder_line(self, device: DeviceFigures, holder: HolderFigures, gpu: DeviceFigures) -> Line:
+        part = self._history.power_part(device, holder)
+        return Line(
+            kind="holder",
+            row=_row(device, holder.who),
+            holder=holder_text(holder.holder),
+            who=holder.holder,
+            model=device.model,
+            node=device.node,
+            utilization=holder.utilization,
+            memory=holder.memory,
+            memory_total=device.memory_total,
+            power=None if part is None or gpu.power_watts is None else part * gpu.power_watts,
+            processes=holder.processes,
+            idle=self._history.idle(device, holder),
+            held=True,
+            device=device,
+            beneath=_process_lines((p for p in device.processes if _owner(p) == holder.who), device),
+        )
+
+    def _condition_lines(self, device: DeviceFigures) -> Iterator[Line]:
+        for condition in device.conditions:
+            yield Line(
+                kind="condition",
+                row=_row(device, condition.name),
+                model=device.model,
+                node=device.node,
+                conditions=(condition,),
+                age=self._age(condition),
+                device=device,
+            )
+
+    def _age(self, condition: Condition) -> float | None:
+        return None if condition.since is None or self._now is None else max(0.0, self._now - condition.since)
 
 
-def _device_line(device: DeviceFigures, gpu: DeviceFigures, history: History) -> Line:
-    line = Line(
-        kind="instance" if device.instance else "gpu",
-        remark=NOBODY,
-        gpu=_number(device),
-        model=device.profile if device.instance else device.model,
-        node=device.node,
-        utilization=device.utilization,
-        memory=device.memory_used,
-        memory_total=device.memory_total,
-        power=device.power_watts,
-        temperature=device.temperature,
-        held=bool(device.holders),
-        beneath=_process_lines(_strangers(device), device),
-    )
-    if len(device.holders) == 1:
-        return _with_sole_holder(line, device, gpu, history)
-    if not device.holders:
-        return line
-    people = [_holder_line(device, holder, gpu, history) for holder in device.holders]
-    return replace(
-        line,
-        remark=_plural(len(people), "holder"),
-        processes=_sum(person.processes for person in people),
-        beneath=(*sorted(people, key=lambda person: person.holder), *line.beneath),
-    )
-
-
-def _with_sole_holder(line: Line, device: DeviceFigures, gpu: DeviceFigures, history: History) -> Line:
-    own = _holder_line(device, device.holders[0], gpu, history)
+def _with_sole_holder(line: Line, own: Line, beneath: tuple[Line, ...]) -> Line:
     return replace(
         line,
         holder=own.holder,
+        who=own.who,
         utilization=own.utilization if line.utilization is None else line.utilization,
         memory=own.memory if line.memory is None else line.memory,
         power=own.power if line.power is None else line.power,
         processes=own.processes,
         idle=own.idle,
-        beneath=(*own.beneath, *line.beneath),
+        beneath=beneath,
     )
 
 
-def _holder_line(device: DeviceFigures, holder: HolderFigures, gpu: DeviceFigures, history: History) -> Line:
-    part = history.power_part(device, holder)
-    return Line(
-        kind="holder",
-        holder=holder_text(holder.holder),
-        model=device.model,
-        node=device.node,
-        utilization=holder.utilization,
-        memory=holder.memory,
-        memory_total=device.memory_total,
-        power=None if part is None or gpu.power_watts is None else part * gpu.power_watts,
-        processes=holder.processes,
-        idle=history.idle(device, holder),
-        held=True,
-        beneath=_process_lines((p for p in device.processes if _owner(p) == holder.who), device),
+def without_figures(device: DeviceFigures) -> DeviceFigures:
+    """What is left of a device that cannot be seen: its name, what is wrong, and who holds it."""
+    nameless = DeviceFigures(device.uuid, device.index, device.model, device.node, device.instance, device.profile)
+    return replace(
+        nameless,
+        holders=tuple(
+            HolderFigures(of.holder, share=of.share, owner=of.owner, cost_per_hour=of.cost_per_hour)
+            for of in device.holders
+        ),
+        conditions=device.conditions,
+        present=device.present,
+        last_holders=device.last_holders,
+        price_per_hour=device.price_per_hour,
     )
+
+
+def _not_held(device: DeviceFigures) -> str:
+    if device.last_holders:
+        return f"last held by {', '.join(holder_text(holder) for holder in device.last_holders[:2])}"
+    return NOBODY if device.present else "not there"
+
+
+def _row(device: DeviceFigures, beneath: Who | str = "") -> Row:
+    return device.node, device.uuid, device.instance, beneath
 
 
 def _strangers(device: DeviceFigures) -> Iterator[ProcessFigures]:
@@ -141,6 +207,7 @@ def _process_lines(processes: Iterable[ProcessFigures], device: DeviceFigures) -
     return tuple(
         Line(
             kind="process",
+            row=_row(device, f"pid {p.pid}"),
             holder=holder_text(p.owner) if p.owner else "",
             remark=f"pid {p.pid}" if p.owner else f"pid {p.pid}, in no known container",
             model=device.model,
@@ -148,6 +215,7 @@ def _process_lines(processes: Iterable[ProcessFigures], device: DeviceFigures) -
             utilization=p.utilization,
             memory=p.memory,
             memory_total=device.memory_total,
+            device=device,
         )
         for p in sorted(processes, key=lambda p: p.pid)
     )
@@ -165,42 +233,3 @@ def _sum(numbers: Iterable[int | None]) -> int | None:
 
 def _plural(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-# Sorting, filtering
-
-
-def arrange(lines: Iterable[Line], order: Order, wanted: str = "") -> list[Line]:
-    """Those that match `wanted`, the largest first; `gpu` leaves them in the order of GPUs."""
-    kept = [kept for line in lines if (kept := _matching(line, wanted.casefold())) is not None]
-    return kept if order == "gpu" else _sorted(kept, order)
-
-
-def flatten(lines: Iterable[Line], depth: int = 0) -> Iterator[tuple[int, Line]]:
-    for line in lines:
-        yield depth, line
-        yield from flatten(line.beneath, depth + 1)
-
-
-def _matching(line: Line, wanted: str) -> Line | None:
-    """A line that matches keeps all that is beneath it; one that does not is kept for those beneath that do."""
-    if not wanted or wanted in "\n".join((line.holder, line.node, line.model)).casefold():
-        return line
-    beneath = tuple(kept for one in line.beneath if (kept := _matching(one, wanted)) is not None)
-    return replace(line, beneath=beneath) if beneath else None
-
-
-def _sorted(lines: Iterable[Line], order: Order) -> list[Line]:
-    inner = [replace(line, beneath=tuple(_sorted(line.beneath, order))) for line in lines]
-    return sorted(inner, key=lambda line: -_largest(line, order))
-
-
-def _largest(line: Line, order: Order) -> float:
-    own = _value(line, order)
-    return max([float("-inf") if own is None else own, *(_largest(one, order) for one in line.beneath)])
-
-
-def _value(line: Line, order: Order) -> float | None:
-    if order == "idle":
-        return None if line.idle is None else line.idle.seconds
-    return {"utilisation": line.utilization, "memory": line.memory, "power": line.power}.get(order)

@@ -10,9 +10,12 @@ from typing import Literal, TextIO
 from podgpu.errors import StartError
 from podgpu.top.cells import Glyphs
 from podgpu.top.controls import Controls
-from podgpu.top.feed import Feed
-from podgpu.top.frame import Frame, frame_of
+from podgpu.top.details_feed import DetailsFeed
+from podgpu.top.feed import Feed, Seen
+from podgpu.top.frame import Frame, Screenful, frame_of, live_table
+from podgpu.top.lines import Line
 from podgpu.top.screen import Screen
+from podgpu.top.table import Table
 from podgpu.top.terminal import Events, Happened, single_keys, stop_here
 
 _REDRAW_SECONDS = 1.0  # ages grow also when nothing happens
@@ -53,13 +56,21 @@ class _LiveView:
         self.screen = screen
         self._output = output
         self._clock = clock
+        self._lines: tuple[Line, ...] = ()
+        self._made_of: tuple[object, ...] = ()
+        self._table: Table | None = None
+        """Kept: keys that move the cursor make no new one."""
 
     def run(self, events: Events) -> End:
+        details = DetailsFeed(events.notify)
         while True:
-            frame = self._draw()
+            frame = self._draw(details)
+            self._controls = frame.controls
             happened = events.wait(_REDRAW_SECONDS)
             for key in happened.keys:
-                self._controls = self._controls.press(key, frame.lines, frame.room)
+                self._controls = self._controls.press(key, frame.seat)
+                frame = self._frame(details, os.get_terminal_size(self._output))
+                self._controls = frame.controls
             if (end := self._end(happened)) is not None:
                 return end
 
@@ -73,15 +84,21 @@ class _LiveView:
             return "stopped"
         return 0 if self._controls.ended or happened.closed else None
 
-    def _draw(self) -> Frame:
+    def _draw(self, details: DetailsFeed) -> Frame:
         size = os.get_terminal_size(self._output)
-        frame = self._frame(size)
-        within = self._controls.within(frame.lines, frame.room)
-        if within != self._controls:  # lines went away, or the terminal grew
-            self._controls = within
-            frame = self._frame(size)
+        frame = self._frame(details, size)
         self.screen.show(frame.printed, size)
         return frame
 
-    def _frame(self, size: os.terminal_size) -> Frame:
-        return frame_of(self._feed.seen, self._controls, self._name, self._clock(), size, self._glyphs)
+    def _frame(self, details: DetailsFeed, size: os.terminal_size) -> Frame:
+        seen = self._feed.seen
+        screenful = Screenful(seen, self._made(seen, size.columns), self._name, self._clock(), size, self._glyphs)
+        return frame_of(screenful, self._controls, lambda uuid: details.look_at(uuid, self._feed.api))
+
+    def _made(self, seen: Seen, width: int) -> Table:
+        controls = self._controls
+        made_of = (controls.order, controls.wanted, width)
+        if self._table is None or self._lines is not seen.lines or self._made_of != made_of:
+            self._lines, self._made_of = seen.lines, made_of
+            self._table = live_table(seen, controls, width, self._glyphs)
+        return self._table

@@ -97,6 +97,8 @@ class ProcessWatch:
 class LocalSource:
     name = "this node"
     has_rates = True
+    api = None
+    """It is no server."""
 
     def __init__(
         self,

@@ -20,6 +20,7 @@ _STYLES = {
     "dim": "dim",
     "warn": "yellow",
     "bad": "bold red",
+    "cursor": "reverse",
 }
 
 
@@ -59,5 +60,10 @@ class Screen:
     def _text(self, line: Printed) -> Text:
         text = Text(no_wrap=True, overflow="crop")
         for part, style in line:
-            text.append(part, _STYLES.get(style, "") if self._colour else "")
+            text.append(part, _style(style) if self._colour else "")
         return text
+
+
+def _style(names: str) -> str:
+    """Of several names all count: `cursor bad` is red in reverse."""
+    return " ".join(filter(None, (_STYLES.get(name, "") for name in names.split())))

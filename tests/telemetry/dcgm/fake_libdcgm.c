@@ -222,7 +222,7 @@ API double fake_watch(uint16_t field, const char *what) {
         field_group_t *f = &field_groups[watches[w].fields];
         for (int i = 0; i < f->n; i++)
             if (f->fields[i] == field)
-                return !strcmp(what, "every") ? watches[w].every_us / 1e6 : !strcmp(what, "keep") ? watches[w].keep : 1;
+                return !strcmp(what, "every") ? watches[w].every_us / 1e6 : !strcmp(what, "keep") ? watches[w].keep : !strcmp(what, "most") ? watches[w].most : 1;
     }
     return -1;
 }

@@ -253,6 +253,8 @@ def test_an_engine_without_a_driver_says_so(double: Double) -> None:
         ("[::1]:5555", Address("[::1]:5555", "::1")),
         ("[fe80::1]", Address("[fe80::1]:5555", "fe80::1")),
         ("unix:///run/nv-hostengine.sock", Address("/run/nv-hostengine.sock")),
+        ("tcp://gpu-1:5556", Address("gpu-1:5556", "gpu-1")),
+        ("vsock://2:5555", Address("vsock://2:5555", "localhost")),
     ],
 )
 def test_good_addresses(text: str, address: Address) -> None:

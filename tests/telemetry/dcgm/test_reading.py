@@ -8,6 +8,7 @@ import pytest
 
 from podgpu.catalog.fields import DEVICE_LEVELS, fields
 from podgpu.errors import DeviceLost
+from podgpu.telemetry.source import Lane
 from tests.telemetry.dcgm.double import (
     CI,
     ENGINE,
@@ -51,6 +52,25 @@ def test_fields_are_watched_at_the_interval_and_not_kept_for_ever(bench: Bench) 
     made = bench.double.told("groups_made"), bench.double.told("field_groups_made")
     bench.pass_time()
     bench.read(*PLAIN, index=1)
+    assert (bench.double.told("groups_made"), bench.double.told("field_groups_made")) == made
+
+
+def test_each_lane_is_watched_at_its_own_interval_and_kept_as_long_as_it_says(bench: Bench) -> None:
+    known, ids = fields(), (TEMP, POWER, UTIL, FB_USED)
+    slow = Lane(tuple(known[i] for i in ids if i != POWER), 30.0, 600.0)
+    quick = Lane((known[POWER],), 2.0, 0.0, 2)
+    bench.telemetry.schedule((slow, quick))
+    gpu = bench.telemetry.inventory().gpus[0]
+    values = of_gpu(bench.telemetry.read(gpu, slow.fields)).values
+    assert values == {TEMP: 40, UTIL: 77, FB_USED: 1024}
+    assert of_gpu(bench.telemetry.read(gpu, quick.fields)).values == {POWER: 123.456}
+    watched = {i: tuple(bench.double.call("watch", i, what) for what in ("every", "keep", "most")) for i in ids}
+    assert watched == dict.fromkeys(ids, (30.0, 600.0, 0.0)) | {POWER: (2.0, 0.0, 2.0)}
+    made = bench.double.told("groups_made"), bench.double.told("field_groups_made")
+    for _ in range(3):
+        bench.telemetry.inventory()
+        bench.telemetry.read(gpu, quick.fields)
+        bench.telemetry.read(gpu, slow.fields)
     assert (bench.double.told("groups_made"), bench.double.told("field_groups_made")) == made
 
 

@@ -13,7 +13,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from podgpu.catalog.fields import Field, field_named
+from podgpu.catalog.fields import Field
+from podgpu.catalog.names import meaning
 from podgpu.cluster.prom import promql
 from podgpu.cluster.prom.answer import MOST_NOTES, Vector
 from podgpu.cluster.prom.client import PrometheusClient
@@ -127,7 +128,7 @@ class PrometheusBackend:
             owners=self._owners.known(self._owners_of),
             idle_for=self._idle.idle_for(of.at),
         )
-        return self._spelt.take(samples, self._field.names, of.at)
+        return self._spelt.take(samples, self._field.id, of.at)
 
     # What is asked
 
@@ -311,8 +312,9 @@ def check_node_labels(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def _used_field(name: str) -> Field:
+    """In the older unit where there are two."""
     full_scale(name)
-    found = field_named(name)
+    found = meaning(name)
     if found is None:  # full_scale has refused it
         raise UsageError(f"--used-field {name}: there is no such field")
-    return found
+    return found.field

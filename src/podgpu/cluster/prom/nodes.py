@@ -16,7 +16,7 @@ from podgpu.cluster.reading import NamespaceCounters, NodeReading, is_about_now,
 from podgpu.cluster.scraping.exposition import LEAST_SKEW_SECONDS
 from podgpu.exposition.parse import ParsedFamily, ParsedSample
 from podgpu.figures.device import DeviceFigures
-from podgpu.figures.from_exposition import view_of_page
+from podgpu.figures.from_exposition import figure_names, figures_of, samples_named
 
 _COUNTERS = {
     f.NAMESPACE_ALLOCATED.name: "allocated_seconds",
@@ -94,7 +94,9 @@ def _read_target(
     readings = []
     for node in pages.keys() | counters.keys():
         families = [ParsedFamily(name, samples=tuple(of_name)) for name, of_name in pages.get(node, {}).items()]
-        view = view_of_page(families, of.used_field.name, of.beside)
+        measured = of.used_field.name
+        samples = samples_named(families, figure_names(measured, of.beside))
+        view = figures_of(samples, measured, beside=of.beside).view
         readings.append(
             NodeReading(
                 target=target.instance or node,
@@ -107,6 +109,7 @@ def _read_target(
                 dated=is_about_now(told_at, sampled_at),
                 skew_seconds=_skew(moment(told_at), sampled_at),
                 notes=view.notes,
+                trouble=view.trouble,
                 simulated=view.simulated,
             )
         )

@@ -10,8 +10,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from podgpu.catalog import families as f
+from podgpu.catalog.conditions import FIELD_CONDITIONS, XID_FIELD
 from podgpu.catalog.families import EXPORTED, JOB_LABEL, NAMELESS_LABELS, OLD_POD_LABELS, POD_LABELS, FamilySpec
-from podgpu.catalog.fields import Field, fields
+from podgpu.catalog.fields import Field
+from podgpu.catalog.names import names_of
 from podgpu.cluster.prom import promql
 from podgpu.cluster.prom.promql import Matcher
 from podgpu.figures.device import (
@@ -37,7 +39,8 @@ SAMPLE_LABELS = ("__name__", *_IDENTITY, *_HOLDER)
 _TARGET = ("job", "instance")
 
 _TIMED = (UTIL, GR_ENGINE, TEMPERATURE)
-"""Any of these tells when a target was last scraped; few counter files are without all of them."""
+"""Any of these tells when a target was last scraped; few counter files are without all of them. Where no GPU answers,
+that is what is told of each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,8 @@ class Part:
     """Without its answer the round has failed: what is held would look free, or the exporter's pod like a holder."""
     extra: tuple[str, ...] = ()
     """Labels beside those of a sample."""
+    above_zero: bool = False
+    """A zero says nothing, and is left on the server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +65,7 @@ class Queries:
     beside: tuple[int, ...] = ()
 
     def parts(self) -> tuple[Part, ...]:
-        utilisation = dict.fromkeys((*_names(UTIL, GR_ENGINE), *self.used_field.names, *_names(*self.beside)))
+        utilisation = dict.fromkeys(_names(UTIL, GR_ENGINE, self.used_field.id, *self.beside))
         return (
             Part("GPUs", (*utilisation, *_names(TEMPERATURE)), needed=True),
             Part("holders", _own(f.ALLOCATION_INFO, f.ALLOCATION_SHARE, f.CONTAINER_PROCESSES), needed=True),
@@ -69,12 +74,19 @@ class Queries:
             Part("use by containers", _own(f.CONTAINER_UTILIZATION, f.CONTAINER_MEMORY)),
             Part("time by containers", _own(f.CONTAINER_BUSY, f.CONTAINER_IDLE, f.CONTAINER_ENERGY)),
             Part("namespaces", _own(f.NAMESPACE_ALLOCATED, f.NAMESPACE_BUSY, f.NAMESPACE_ENERGY)),
-            Part("exporters", _own(f.BUILD_INFO, f.SNAPSHOT_TIMESTAMP, f.SOURCE_UP), extra=("source",)),
+            Part(
+                "exporters",
+                _own(f.BUILD_INFO, f.SNAPSHOT_TIMESTAMP, f.SOURCE_UP, f.DEVICE_COUNT),
+                extra=("source", "state"),
+            ),
+            Part("conditions", _own(f.CONDITION_SINCE, f.LAST_HOLDER), extra=("condition", "detail")),
+            Part("faults", _names(*FIELD_CONDITIONS, XID_FIELD), above_zero=True),
         )
 
     def samples(self, part: Part, copy_labels: Iterable[str] = ()) -> str:
         labels = (*SAMPLE_LABELS, *self.node_labels, *part.extra, *copy_labels)
-        return f"max{promql.by(*labels)} ({promql.selector(part.names, *self.match)})"
+        above = " > 0" if part.above_zero else ""
+        return f"max{promql.by(*labels)} ({promql.selector(part.names, *self.match)}{above})"
 
     def targets(self, with_match: bool = True) -> str:
         """`up` of the targets with GPUs, with all its labels: whose pods the exporters are, and what copies differ in.
@@ -82,18 +94,22 @@ class Queries:
         A label that `--match` asks for may be one that only the exporter's series have: `with_match` off, then.
         """
         up = promql.selector(("up",), *(self.match if with_match else ()))
-        gpus = promql.selector(tuple(_names(*_TIMED)), *self.match)
+        gpus = promql.selector(_timed(), *self.match)
         return f"{up} and on (job, instance) group by (job, instance) ({gpus})"
 
     def times(self, copy_labels: Iterable[str] = ()) -> str:
         """When each target's newest sample is of. `timestamp` leaves the name out, so it takes one at a time."""
         labels = promql.by(*_TARGET, *copy_labels)
-        each = (f"max{labels} (timestamp({promql.selector((name,), *self.match)}))" for name in _names(*_TIMED))
+        each = (f"max{labels} (timestamp({promql.selector((name,), *self.match)}))" for name in _timed())
         return " or ".join(each)
 
 
+def _timed() -> tuple[str, ...]:
+    return (*_names(*_TIMED), f.CONDITION_SINCE.name)
+
+
 def _names(*ids: int) -> tuple[str, ...]:
-    return tuple(name for number in ids for name in fields()[number].names)
+    return tuple(name for number in ids for name in names_of(number))
 
 
 def _own(*specs: FamilySpec) -> tuple[str, ...]:

@@ -81,6 +81,7 @@ class PageReader:
             dated=is_about_now(told_at, wall),
             skew_seconds=ahead if ahead > LEAST_SKEW_SECONDS else None,
             notes=(*_notes(nodes), *view.notes),
+            trouble=view.trouble,
             simulated=view.simulated,
         )
 
@@ -111,7 +112,7 @@ class PageReader:
         longest = max(map(len, (*nodes, *_names(devices, namespaces))), default=0)
         for count, most, what in (
             (len(devices), MOST_DEVICES, "devices"),
-            (sum(len(device.holders) for device in devices), MOST_HOLDERS, "holders"),
+            (sum(map(_holders, devices)), MOST_HOLDERS, "holders"),
             (len(namespaces), MOST_NAMESPACES, "namespaces"),
             (longest, LONGEST_NAME, "characters in one name"),
         ):
@@ -146,7 +147,7 @@ class Shelf:
         """In the place of what the target told before. Raises SourceError: too_much."""
         size = Counter(
             devices=len(reading.devices),
-            holders=sum(len(device.holders) for device in reading.devices),
+            holders=sum(map(_holders, reading.devices)),
             namespaces=len(reading.namespaces),
         )
         before = self._sizes.get(target, Counter())
@@ -179,12 +180,15 @@ def _namespaces(samples: Iterable[ParsedSample]) -> Iterator[NamespaceCounters]:
         yield NamespaceCounters(namespace, model, *figures)
 
 
+def _holders(device: DeviceFigures) -> int:
+    return len(device.holders) + len(device.last_holders)
+
+
 def _names(devices: Iterable[DeviceFigures], namespaces: Iterable[NamespaceCounters]) -> Iterator[str]:
     """Every text that is kept."""
     for device in devices:
         yield from (device.uuid, device.model, device.node, device.instance, device.profile)
-        for of in device.holders:
-            who = of.holder
+        for who in (*(of.holder for of in device.holders), *device.last_holders):
             yield from (who.namespace, who.pod, who.container, who.job, who.uid, who.container_id)
     for counters in namespaces:
         yield from counters[:2]

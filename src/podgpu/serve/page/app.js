@@ -1,12 +1,14 @@
 // Puts the page together: the feed brings pictures, the address says what to show of them.
 
+import { answerOf } from "./ask.js";
 import { Card } from "./card.js";
-import { isFiltered, matching, readHash, sorted, without, writeHash } from "./criteria.js";
-import { devicesOf, totalsOf } from "./devices.js";
+import { isFiltered, isList, matching, readHash, sorted, without, writeHash } from "./criteria.js";
+import { devicesOf } from "./devices.js";
 import { byId, h, place, setAttribute, setText } from "./dom.js";
 import { Feed } from "./feed.js";
 import { Filters } from "./filters.js";
-import { count, moment, percent, plural } from "./format.js";
+import { count, moment, parts, percent, perHour, plural } from "./format.js";
+import { GpuView } from "./gpu.js";
 import { HeatMap } from "./heatmap.js";
 import { History } from "./history.js";
 import { Keys } from "./keys.js";
@@ -15,32 +17,42 @@ import { NO_FIGURES, Overview } from "./overview.js";
 import { PodView } from "./pod.js";
 import { startTheme } from "./theme.js";
 import { Tiles } from "./tiles.js";
+import { totalsOf } from "./totals.js";
+import { Waste } from "./waste.js";
 
 const MOST_TILES = 400; // more than that, and squares say more
-const LONGEST_SPAN = 600;
-const SHORTEST_SPAN = 60;
 const WRITE_AFTER_MS = 150;
+const HISTORY_POINTS = 60;
+const AWAY_STEPS = 2; // nobody looked for longer than so many steps of a line: it has a hole that the server can fill
+const TABLES = ["namespaces", "waste"];
 
 class Page {
   constructor() {
     this.history = new History();
     this.feed = new Feed("api/v1/view", (picture) => this.take(picture), () => this.turned());
     this.criteria = readHash(location.hash);
-    this.list = { ...this.criteria, pod: "", view: "" }; // as the list of GPUs was last looked at
+    this.list = { ...this.criteria, pod: "", gpu: "", view: "" }; // as the list of GPUs was last looked at
+    this.listTop = 0;
     this.devices = [];
+    const prices = () => this.feed.picture.currency ?? "";
     const context = {
       history: this.history,
       now: () => this.feed.picture.taken_at,
-      pause: () => this.feed.pause,
-      span: () => this.span,
+      interval: () => Math.max(this.feed.picture.interval_seconds ?? 0, this.feed.pause),
+      prices,
+      currency: () => (this.criteria.cost ? prices() : undefined), // of tiles: only on request
     };
-    this.overview = new Overview((state) => this.change({ ...this.list, state }));
-    this.filters = new Filters((changed) => this.change(changed));
+    const again = () => this.render(false);
+    const order = (by) => this.change({ order: by });
+    this.overview = new Overview((state) => this.go({ ...this.list, state }));
+    this.filters = new Filters((changed, isTyping) => this.change(changed, isTyping));
     this.tiles = new Tiles(context);
     this.card = new Card(context);
     this.map = new HeatMap(context, this.card);
-    this.pod = new PodView(context);
-    this.namespaces = new Namespaces();
+    this.pod = new PodView(context, again);
+    this.gpu = new GpuView(context, again);
+    this.namespaces = new Namespaces(order);
+    this.waste = new Waste(context, order, again);
     this.main = byId("main");
     this.message = h("p", { class: "message" });
     this.keys = new Keys(this.main, byId("q"), () => this.escape(), (last) => this.map.reach(last));
@@ -51,18 +63,30 @@ class Page {
   }
 
   start() {
+    this.fillHistory();
     this.feed.start();
     setInterval(() => this.overview.showState(this.feed), 1000);
+  }
+
+  // Lines are full from the first moment on, where the server keeps a history.
+  async fillHistory() {
+    const { state, data } = await answerOf(`api/v1/history?points=${HISTORY_POINTS}`, AbortSignal.timeout(20_000));
+    if (state !== "ready" || !this.history.seed(data) || !this.feed.picture) return;
+    this.history.add(this.feed.now(), this.devices);
+    this.render(false);
   }
 
   take(picture) {
     const first = !this.devices.length;
     this.devices = devicesOf(picture, picture.taken_at);
     this.nodes = new Map((picture.nodes ?? []).map((node) => [node.name, node]));
-    this.history.add(this.feed.now(), this.devices);
-    this.span = Math.min(LONGEST_SPAN, Math.max(SHORTEST_SPAN, this.history.seconds()));
-    this.totals = totalsOf(this.devices);
-    this.overview.show(picture, this.totals);
+    const now = this.feed.now();
+    const away = now - (this.takenAt ?? now);
+    this.takenAt = now;
+    this.history.add(now, this.devices);
+    if (away > Math.max(AWAY_STEPS * this.history.step, 3 * picture.interval_seconds)) this.fillHistory();
+    this.priced = Boolean(picture.currency);
+    this.overview.show(picture, totalsOf(this.devices, this.priced), this.devices);
     this.filters.offerFrom(this.devices, picture, this.criteria);
     this.render(first);
     this.card.refresh(new Map(this.devices.map((one) => [one.key, one])));
@@ -78,11 +102,18 @@ class Page {
     }
   }
 
-  // A step in what is shown goes into the browser's history; a filter only changes the address, a moment later: that is
-  // slow in some browsers.
-  change(changed) {
+  go(criteria) {
+    location.hash = writeHash(criteria);
+  }
+
+  // A choice is a step in the browser's history, and so are words as a whole, not each letter. The address is written a
+  // moment later: that is slow in some browsers.
+  change(changed, isTyping = false) {
+    if (this.writing && !(isTyping && this.isTyping)) this.writeAddress();
     this.criteria = { ...this.criteria, ...changed };
     clearTimeout(this.writing);
+    this.isStep = this.isStep || !isTyping || !this.isTyping;
+    this.isTyping = isTyping;
     this.writing = setTimeout(() => this.writeAddress(), WRITE_AFTER_MS);
     this.render(true);
   }
@@ -91,58 +122,80 @@ class Page {
     if (!this.writing) return;
     clearTimeout(this.writing);
     this.writing = undefined;
-    history.replaceState(null, "", writeHash(this.criteria));
+    const hash = writeHash(this.criteria);
+    if (this.isStep) history.pushState(null, "", hash);
+    else history.replaceState(null, "", hash);
+    this.isStep = false;
   }
 
   follow() {
     clearTimeout(this.writing);
     this.writing = undefined;
+    this.isTyping = this.isStep = false;
+    const before = this.criteria;
     this.criteria = readHash(location.hash);
-    if (this.criteria.pod) scrollTo(0, 0);
+    if (isList(before) && !isList(this.criteria)) this.listTop = scrollY;
     this.render(true);
+    if (isList(this.criteria)) {
+      if (!isList(before)) scrollTo(0, this.listTop);
+    } else if (before.pod !== this.criteria.pod || before.gpu !== this.criteria.gpu || before.view !== this.criteria.view) {
+      scrollTo(0, 0);
+    }
   }
 
   escape() {
     const field = byId("q");
     if (this.card.hide()) return;
     this.writeAddress();
-    if (this.criteria.pod || this.criteria.view) location.hash = writeHash(this.list);
+    if (isFiltered(this.criteria) && this.criteria.view === "waste") this.change(without(this.criteria));
+    else if (!isList(this.criteria)) this.go(this.list);
     else if (isFiltered(this.criteria)) this.change(without(this.criteria));
     else if (document.activeElement === field) field.blur();
+  }
+
+  // Which of the views the address asks for.
+  viewOf(criteria, picture) {
+    if (criteria.gpu) return "gpu";
+    if (criteria.pod) return "pod";
+    if (criteria.view === "namespaces" && !(picture.namespaces ?? []).length) return "";
+    return TABLES.includes(criteria.view) ? criteria.view : "";
   }
 
   render(anew) {
     const { picture } = this.feed;
     if (!picture) return;
     const { criteria } = this;
-    const hasNamespaces = (picture.namespaces ?? []).length > 0;
-    const isTable = criteria.view === "namespaces" && hasNamespaces && !criteria.pod;
-    if (!isTable && !criteria.pod) this.list = { ...criteria, view: "" };
-    const place = this.main.getBoundingClientRect();
+    const view = this.viewOf(criteria, picture);
+    if (!view) this.list = { ...criteria, view: "", range: "", by: "", order: "" };
+    const at = this.main.getBoundingClientRect();
+    for (const [name, other] of [["gpu", this.gpu], ["pod", this.pod], ["waste", this.waste]]) {
+      if (name !== view && this.view === name) other.leave();
+    }
+    this.view = view;
     this.overview.showChosen(criteria);
     this.filters.show(criteria);
     byId("controls").hidden = false;
-    byId("tabs").hidden = !hasNamespaces;
-    byId("filters").hidden = isTable || Boolean(criteria.pod);
+    byId("filters").hidden = view !== "" && view !== "waste";
     byId("shown").hidden = true;
+    byId("tab-namespaces").hidden = !(picture.namespaces ?? []).length;
     setAttribute(byId("tab-gpus"), "href", writeHash(this.list));
-    setCurrent("tab-gpus", !isTable && !criteria.pod);
-    setCurrent("tab-namespaces", isTable);
-    if (criteria.pod) this.showPod();
-    else if (isTable) this.showNamespaces(picture);
-    else this.showDevices(anew, place);
+    for (const [id, name] of [["tab-gpus", ""], ["tab-waste", "waste"], ["tab-namespaces", "namespaces"]]) {
+      setAttribute(byId(id), "aria-current", name === view ? "page" : undefined);
+    }
+    this.showView(view, picture, anew, at);
     if (!this.map.element.isConnected) this.card.hide();
     this.keys.refresh();
   }
 
-  showPod() {
-    this.pod.show(this.devices, this.criteria.pod, writeHash(this.list));
-    place(this.main, [this.pod.element]);
-  }
-
-  showNamespaces(picture) {
-    this.namespaces.show(picture);
-    place(this.main, [this.namespaces.element]);
+  showView(view, picture, anew, at) {
+    const { criteria, devices } = this;
+    const back = writeHash(this.list);
+    if (view === "gpu") this.gpu.show(devices, criteria, back);
+    else if (view === "pod") this.pod.show(devices, criteria, back);
+    else if (view === "namespaces") this.namespaces.show(picture, devices, criteria);
+    else if (view === "waste") this.waste.show(criteria);
+    else return this.showDevices(anew, at);
+    place(this.main, [this[view].element]);
   }
 
   showDevices(anew, at) {
@@ -162,10 +215,15 @@ class Page {
   }
 
   showCount(found) {
-    const { gpus, held, idle, mean, old } = totalsOf(found);
+    const totals = totalsOf(found, this.priced);
+    const { currency } = this.feed.picture;
     const said = [`${count(found.length)} of ${plural(this.devices.length, "GPU")}`];
-    if (gpus) said.push(`${count(held)} allocated`, `${count(idle)} idle`, `mean of used ${percent(mean)}`);
-    if (old) said.push(`${count(old)} old`);
+    for (const [name, text] of [["allocated", "allocated"], ["used", "used"], ["idle", "idle"], ["unknown", "not known"], ["free", "free"], ["broken", "broken"]]) {
+      if (totals[name]) said.push(`${parts(totals[name])} ${text}`);
+    }
+    if (totals.mean !== undefined) said.push(`mean of used ${percent(totals.mean)}`);
+    if (totals.cost) said.push(`${perHour(totals.cost, currency)}`);
+    if (totals.wasted) said.push(`${perHour(totals.wasted, currency)} wasted`);
     byId("shown").hidden = false;
     setText(byId("shown"), said.join(" \u00b7 "));
   }
@@ -178,13 +236,9 @@ function isMap(found, criteria) {
 }
 
 function emptyText(devices, criteria) {
+  if (devices.length && criteria.state === "broken") return "No GPU is broken.";
   if (devices.length || isFiltered(criteria)) return "No GPU matches the filter. Press Escape to clear it.";
   return "No GPU to show. The notes above say why, if podgpu knows.";
-}
-
-function setCurrent(id, current) {
-  if (current) byId(id).setAttribute("aria-current", "page");
-  else byId(id).removeAttribute("aria-current");
 }
 
 new Page().start();

@@ -26,7 +26,7 @@ export class Card {
     this.tile.update(one, true);
     this.element.hidden = false;
     this.move();
-    if (pinned) (this.element.querySelector(".rows a") ?? this.close).focus({ preventScroll: true });
+    if (pinned) (this.element.querySelector(".tile-name") ?? this.close).focus({ preventScroll: true });
   }
 
   // Keeps what is shown up to date; what is gone is no longer shown.

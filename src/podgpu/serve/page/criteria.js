@@ -4,14 +4,17 @@ export const STATES = [
   ["", "Any state"],
   ["held", "Allocated"],
   ["used", "Used"],
-  ["free", "Free"],
-  ["idle", "Idle, allocated"],
+  ["idle", "Idle"],
   ["unknown", "Not known"],
+  ["free", "Free"],
+  ["broken", "Broken"],
   ["old", "Old"],
 ];
 export const SORTS = [
   ["", "By node"],
+  ["broken", "Broken first"],
   ["idle", "Longest idle"],
+  ["wasted", "Most wasted"],
   ["utilization", "Most utilised"],
   ["memory", "Fullest memory"],
 ];
@@ -20,19 +23,20 @@ export const SHOWS = [
   ["tiles", "Tiles"],
   ["map", "Map"],
 ];
+export const RANGES = ["1h", "6h", "24h"];
+export const WASTE_BY = ["pod", "owner", "namespace"];
 export const NAMES = ["q", "ns", "node", "model", "state", "sort", "show"];
 const FILTERS = ["q", "ns", "node", "model", "state"];
+const OTHERS = ["view", "pod", "gpu", "by", "order", "range", "cost"];
 
 export function readHash(hash) {
   const given = new URLSearchParams(hash.replace(/^#/, ""));
-  const read = { pod: given.get("pod") ?? "", view: given.get("view") ?? "" };
-  for (const name of NAMES) read[name] = given.get(name) ?? "";
-  return read;
+  return Object.fromEntries([...OTHERS, ...NAMES].map((name) => [name, given.get(name) ?? ""]));
 }
 
 export function writeHash(criteria) {
   const given = new URLSearchParams();
-  for (const name of ["view", "pod", ...NAMES]) {
+  for (const name of [...OTHERS, ...NAMES]) {
     if (criteria[name]) given.set(name, criteria[name]);
   }
   const text = given.toString().replaceAll("%2F", "/");
@@ -43,6 +47,15 @@ export function podHash(namespace, pod) {
   return writeHash({ pod: `${namespace}/${pod}` });
 }
 
+export function gpuHash(uuid) {
+  return writeHash({ gpu: uuid });
+}
+
+// The list of GPUs with its filters, or one of the other views.
+export function isList(criteria) {
+  return !criteria.pod && !criteria.gpu && !criteria.view;
+}
+
 export function isFiltered(criteria) {
   return FILTERS.some((name) => criteria[name]);
 }
@@ -51,9 +64,14 @@ export function without(criteria) {
   return { ...criteria, ...Object.fromEntries(FILTERS.map((name) => [name, ""])) };
 }
 
+export function wordsOf(text) {
+  return text.toLowerCase().split(/\s+/).filter(Boolean);
+}
+
 export function matching(devices, criteria) {
-  const words = criteria.q.toLowerCase().split(/\s+/).filter(Boolean);
-  const { ns, node, model, state } = criteria;
+  const words = wordsOf(criteria.q);
+  const { ns, node, model } = criteria;
+  const state = STATES.some(([name]) => name === criteria.state) ? criteria.state : "";
   return devices.filter(
     (one) =>
       (!node || one.node === node) &&
@@ -75,7 +93,9 @@ export function sorted(devices, sort) {
 }
 
 const RANKS = {
-  idle: (one) => (one.idle ? (one.idleSince === undefined ? -1e11 : -one.idleSince) : -Infinity),
+  broken: (one) => ({ broken: 2, warning: 1 })[one.severity] ?? 0,
+  idle: (one) => (one.isIdle ? (one.idleSince === undefined ? -1e11 : -one.idleSince) : -1e12),
+  wasted: (one) => one.wasted ?? -1,
   utilization: (one) => one.utilization ?? -1,
   memory: (one) => (one.memoryUsed ?? -1) / (one.memoryTotal || 1),
 };

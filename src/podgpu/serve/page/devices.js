@@ -1,24 +1,35 @@
 // The JSON of api/v1/view as a flat list of GPUs, each with all that filters, sorting and drawing ask about.
 
+import { conditionsOf, gathered, severityOf } from "./conditions.js";
+import { amountsOf, divideGpu, hasIdentity } from "./totals.js";
+
 const BUCKETS = 5;
+const USUAL_SLICES = 7; // of compute in a GPU, where the server does not say
 const LEAST_WORK = 256 * 1024 ** 2; // bytes: less than a CUDA context takes, more than a driver keeps for itself
 
 export function devicesOf(picture, now) {
   const found = [];
+  const counted = new Set();
   for (const node of picture.nodes ?? []) {
-    for (const gpu of node.gpus ?? []) found.push(device(gpu, node, picture, now));
+    for (const gpu of node.gpus ?? []) {
+      const one = device(gpu, node, picture, now);
+      one.isRepeated = hasIdentity(one.uuid) && counted.has(one.uuid); // another node says that it is its own
+      counted.add(one.uuid);
+      found.push(one);
+    }
   }
   return found;
 }
 
 function device(gpu, node, picture, now) {
   const parts = (gpu.instances ?? []).map((instance) => part(instance));
-  const holders = [...holdersOf(gpu), ...parts.flatMap((p) => p.holders)];
-  const idle = idleSince(holders, gpu, parts, picture, now);
+  const ownHolders = holdersOf(gpu);
   const one = {
     key: `${node.name}\u0000${gpu.uuid}`,
     node: node.name,
-    old: Boolean(node.old),
+    old: Boolean(node.old || node.gone),
+    gone: Boolean(node.gone),
+    absent: gpu.absent === true,
     uuid: gpu.uuid,
     index: gpu.index,
     name: gpu.index === undefined ? "GPU" : `GPU ${gpu.index}`,
@@ -26,25 +37,36 @@ function device(gpu, node, picture, now) {
     utilization: meanOf(parts) ?? gpu.utilization_ratio,
     memoryUsed: gpu.memory_used_bytes ?? sumOf(parts, "memoryUsed"),
     memoryTotal: gpu.memory_total_bytes ?? sumOf(parts, "memoryTotal"),
-    power: gpu.power_watts,
+    power: gpu.power_watts ?? sumOf(parts, "power"),
     temperature: gpu.temperature_celsius,
     energy: gpu.energy_joules,
+    price: gpu.price_per_hour,
+    ownConditions: conditionsOf(gpu),
+    lastHolders: lastHoldersOf(gpu),
     parts,
-    holders,
-    idle: idle !== undefined,
-    idleSince: idle || undefined,
+    ownHolders,
+    holders: [...ownHolders, ...parts.flatMap((p) => p.ownHolders)],
   };
+  const { holders } = one;
+  one.conditions = gathered([one.ownConditions, ...parts.map((p) => p.ownConditions)]);
+  const absent = one.absent || parts.some((p) => p.absent);
+  one.broken = one.conditions.length > 0 || absent;
+  one.severity = absent ? "broken" : severityOf(one.conditions);
+  divideGpu(one, picture.idle_after_seconds !== undefined);
+  one.amounts = amountsOf(one);
   one.held = holders.length > 0;
-  one.used = one.utilization > 0 || holders.some((holder) => holder.utilization > 0);
-  one.unknown = isUnknown(one);
-  one.free = !one.held && !one.used && !one.unknown;
+  one.used = one.amounts.used > 0;
+  one.unknown = one.amounts.unknown > 0;
+  one.free = one.amounts.free > 0;
+  one.isIdle = one.held && holders.every((holder) => holder.use === "idle"); // all that is held of it
+  one.idle = one.amounts.idle > 0;
+  one.idleSince = one.isIdle ? idleSince(holders) : undefined;
+  one.isMuted = one.isIdle && isFresh(one.idleSince, picture, now);
+  one.mayWork = !one.held && (one.utilization > 0 || mayWork(one));
+  one.wasted = wastedOf(holders);
   one.colour = colourOf(one);
   one.text = haystack(one);
   return one;
-}
-
-function isUnknown(one) {
-  return one.utilization === undefined && !one.used && !one.idle && (one.held || mayWork(one));
 }
 
 // Nobody measured whether it does, but something lies in its memory.
@@ -53,16 +75,22 @@ function mayWork(one) {
 }
 
 function part(instance) {
+  const slices = Number(/^(\d{1,2})g\./.exec(instance.profile ?? "")?.[1] ?? 0);
+  const all = instance.gpu_slices ?? USUAL_SLICES;
   const one = {
     id: instance.id,
     profile: instance.profile ?? "",
-    slices: Number(/^(\d+)g\./.exec(instance.profile ?? "")?.[1] ?? 1),
+    slices: slices || 1,
+    ratio: slices ? Math.min(slices, all) / all : undefined, // of the GPU
+    absent: instance.absent === true,
+    ownConditions: conditionsOf(instance),
     utilization: instance.utilization_ratio,
     memoryUsed: instance.memory_used_bytes,
     memoryTotal: instance.memory_total_bytes,
+    power: instance.power_watts,
   };
-  one.holders = holdersOf(instance, one);
-  one.free = !one.holders.length && !(one.utilization > 0) && !mayWork(one);
+  one.ownHolders = holdersOf(instance, one);
+  one.isFree = !one.ownHolders.length && !(one.utilization > 0) && !mayWork(one);
   return one;
 }
 
@@ -72,6 +100,7 @@ function holdersOf(of, part) {
     pod: holder.pod ?? "",
     container: holder.container ?? "",
     name: nameOf(holder),
+    owner: holder.owner?.name ? `${holder.owner.kind ?? ""}/${holder.owner.name}` : "",
     share: holder.share_ratio,
     utilization: holder.utilization_ratio,
     memory: holder.memory_used_bytes,
@@ -80,7 +109,18 @@ function holdersOf(of, part) {
     idleSeconds: holder.idle_seconds,
     energy: holder.energy_joules,
     idleSince: holder.idle_since,
+    cost: holder.cost_per_hour,
     part,
+  }));
+}
+
+function lastHoldersOf(gpu) {
+  const told = [gpu, ...(gpu.instances ?? [])].flatMap((of) => of.last_holders ?? []);
+  return told.map((holder) => ({
+    namespace: holder.namespace ?? "",
+    pod: holder.pod ?? "",
+    container: holder.container ?? "",
+    name: nameOf(holder),
   }));
 }
 
@@ -91,28 +131,21 @@ function nameOf(holder) {
   return holder.uid ? `pod ${holder.uid}` : "unknown holder";
 }
 
-// undefined: not idle. 0: idle, since when nobody knows.
-function idleSince(holders, gpu, parts, picture, now) {
-  if (!holders.length) return undefined;
-  let latest = 0;
-  for (const holder of holders) {
-    const since = holder.idleSince;
-    if (since === undefined) {
-      if (picture.idle_after_seconds !== undefined || !doesNothing(holder, gpu)) return undefined;
-      latest = undefined;
-    } else if (now - since < (picture.idle_after_seconds ?? 0)) {
-      return undefined;
-    } else if (latest !== undefined) {
-      latest = Math.max(latest, since);
-    }
-  }
-  return latest ?? 0;
+// undefined: since when nobody knows.
+function idleSince(holders) {
+  const since = holders.map((holder) => holder.idleSince);
+  return since.includes(undefined) ? undefined : since.reduce((latest, at) => Math.max(latest, at), 0);
 }
 
-function doesNothing(holder, gpu) {
-  if (holder.utilization > 0) return false;
-  if (holder.processes !== undefined) return holder.processes === 0;
-  return (holder.part ? holder.part.utilization : gpu.utilization_ratio) === 0;
+// Idle for less than --idle-after: idle, but nothing to worry about yet.
+function isFresh(since, picture, now) {
+  const after = picture.idle_after_seconds;
+  return after !== undefined && (since === undefined || now - since < after);
+}
+
+function wastedOf(holders) {
+  const idle = holders.filter((holder) => holder.use === "idle" && holder.cost !== undefined);
+  return idle.length ? idle.reduce((sum, holder) => sum + holder.cost, 0) : undefined;
 }
 
 function shortModel(model) {
@@ -131,43 +164,19 @@ function sumOf(parts, name) {
   return told.length ? told.reduce((sum, p) => sum + p[name], 0) : undefined;
 }
 
-function colourOf(device) {
-  if (device.idle) return "idle";
-  if (device.free) return "free";
-  if (device.utilization === undefined) return "unknown";
-  return `u${Math.min(BUCKETS - 1, Math.floor(device.utilization * BUCKETS))}`;
+function colourOf(one) {
+  if (one.broken) return "broken";
+  if (one.isIdle) return one.isMuted ? "resting" : "idle";
+  if (!one.held && !one.mayWork) return "free";
+  if (one.utilization === undefined || one.old) return "unknown";
+  return `u${Math.min(BUCKETS - 1, Math.floor(one.utilization * BUCKETS))}`;
 }
 
-function haystack(device) {
-  const words = [device.node, device.model, device.uuid, device.name];
-  for (const one of device.parts) words.push(one.profile);
-  for (const holder of device.holders) words.push(`${holder.name}/${holder.container}`);
+function haystack(one) {
+  const words = [one.node, one.model, one.uuid, one.name];
+  for (const part of one.parts) words.push(part.profile);
+  for (const holder of one.holders) words.push(`${holder.name}/${holder.container}`, holder.owner);
+  for (const holder of one.lastHolders) words.push(`${holder.name}/${holder.container}`);
+  for (const condition of one.conditions) words.push(condition.name, condition.says);
   return words.join("\n").toLowerCase();
-}
-
-// Of the nodes that answer: what is old says nothing about now. `mean`: of the utilisation of those in use, as their
-// tiles show it.
-export function totalsOf(devices) {
-  const totals = { gpus: 0, held: 0, used: 0, free: 0, idle: 0, unknown: 0, old: 0, colours: {} };
-  let busy = 0;
-  let measured = 0;
-  for (const one of devices) {
-    if (one.old) {
-      totals.old += 1;
-      continue;
-    }
-    totals.gpus += 1;
-    totals.held += one.held;
-    totals.free += one.free;
-    totals.used += one.used;
-    totals.idle += one.idle;
-    totals.unknown += one.unknown;
-    if (one.used && one.utilization !== undefined) {
-      busy += one.utilization;
-      measured += 1;
-    }
-    totals.colours[one.colour] = (totals.colours[one.colour] ?? 0) + 1;
-  }
-  totals.mean = measured ? busy / measured : undefined;
-  return totals;
 }

@@ -56,3 +56,8 @@ export function place(parent, children) {
 export function byId(id) {
   return document.getElementById(id);
 }
+
+// A name and what it is, for a list of such.
+export function fact(title, content) {
+  return h("div", {}, h("dt", {}, title), h("dd", {}, content));
+}

@@ -6,7 +6,7 @@ import { byId, h, place, plain, setText } from "./dom.js";
 const ALL = { ns: "All namespaces", node: "All nodes", model: "All models" };
 
 export class Filters {
-  // `onChange`: called with what changed, as {name: value}.
+  // `onChange`: called with what changed, as {name: value}, and whether somebody is still typing.
   constructor(onChange) {
     this.form = byId("filters");
     this.offered = {};
@@ -14,7 +14,10 @@ export class Filters {
     this.offer("sort", SORTS);
     this.offer("show", SHOWS);
     for (const name of Object.keys(ALL)) this.offer(name, [["", ALL[name]]]);
-    this.form.addEventListener("input", ({ target }) => onChange({ [target.name]: target.value }));
+    this.form.addEventListener("input", ({ target }) => {
+      const value = target.type === "checkbox" ? (target.checked ? "1" : "") : target.value;
+      onChange({ [target.name]: value }, target.type === "search");
+    });
     this.form.addEventListener("submit", (event) => event.preventDefault());
     byId("more-filters").addEventListener("click", ({ target }) => {
       const open = this.form.classList.toggle("is-open");
@@ -48,6 +51,8 @@ export class Filters {
     this.offer("node", choices("node", new Set(nodes), criteria));
     this.form.elements.node.closest("label").hidden = nodes.length < 2 && !criteria.node;
     this.form.elements.model.closest("label").hidden = models.size < 2 && !criteria.model;
+    const priced = devices.some((one) => one.price !== undefined || one.holders.some((holder) => holder.cost !== undefined));
+    this.form.elements.cost.closest("label").hidden = !priced;
   }
 
   show(criteria) {
@@ -55,6 +60,8 @@ export class Filters {
       const field = this.form.elements[name];
       if (field.value !== criteria[name]) field.value = criteria[name];
     }
+    this.form.elements.cost.checked = Boolean(criteria.cost);
+    this.form.classList.toggle("is-table", criteria.view === "waste"); // of a table only some apply
     byId("clear").hidden = !isFiltered(criteria);
   }
 }

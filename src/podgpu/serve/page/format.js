@@ -16,7 +16,8 @@ const WHOLE = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const PARTS = new Intl.NumberFormat("en", { maximumFractionDigits: 2 });
 const TENTHS = new Intl.NumberFormat("en", { minimumFractionDigits: 1, maximumFractionDigits: 1 });
 const SMALL = new Intl.NumberFormat("en", { maximumSignificantDigits: 2 });
-const TIME = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit" });
+const TIME = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
+const SECOND = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" });
 const DAY = new Intl.DateTimeFormat(undefined, { day: "numeric", month: "short" });
 
 export function count(number) {
@@ -51,6 +52,12 @@ export function watts(power) {
   return power === undefined ? UNKNOWN : `${Math.round(power)}${FIXED}W`;
 }
 
+// Of many GPUs together.
+export function kilowatts(power) {
+  if (power === undefined || power < 10_000) return power === undefined ? UNKNOWN : `${count(power)}${FIXED}W`;
+  return `${TENTHS.format(power / 1000)}${FIXED}kW`;
+}
+
 export function celsius(temperature) {
   return temperature === undefined ? UNKNOWN : `${Math.round(temperature)}${FIXED}\u00b0C`;
 }
@@ -78,14 +85,30 @@ export function moment(unix) {
   return today ? TIME.format(at) : `${DAY.format(at)} ${TIME.format(at)}`;
 }
 
-export function money(amount, currency) {
+// Of a time axis: to the second where steps are that small.
+export function clock(unix, isFine) {
+  return (isFine ? SECOND : TIME).format(new Date(unix * 1000));
+}
+
+const CURRENCIES = new Map();
+const CENTS = new Intl.NumberFormat("en", { minimumFractionDigits: 2, maximumFractionDigits: 2 });
+
+export function money(amount, currency = "") {
   if (amount === undefined) return UNKNOWN;
-  const figures = { minimumFractionDigits: 2, maximumFractionDigits: 2 };
+  if (!CURRENCIES.has(currency)) CURRENCIES.set(currency, currencyFormat(currency));
+  return CURRENCIES.get(currency)?.format(amount) ?? `${CENTS.format(amount)} ${currency}`.trim();
+}
+
+function currencyFormat(currency) {
   try {
-    return amount.toLocaleString("en", { style: "currency", currency, ...figures });
+    return new Intl.NumberFormat("en", { style: "currency", currency, minimumFractionDigits: 2, maximumFractionDigits: 2 });
   } catch {
-    return `${amount.toLocaleString("en", figures)} ${currency}`; // no code of ISO 4217
+    return undefined; // no code of ISO 4217
   }
+}
+
+export function perHour(amount, currency) {
+  return amount === undefined ? UNKNOWN : `${money(amount, currency)}/h`;
 }
 
 export function plural(number, one, many = `${one}s`) {

@@ -130,7 +130,7 @@ class Cell {
   show(node, members, now) {
     setText(this.name, plain(node.name));
     setAttribute(this.name, "title", plain(node.name));
-    setClass(this.element, node.old ? "cell is-old" : "cell");
+    setClass(this.element, node.gone ? "cell is-gone" : node.old ? "cell is-old" : "cell");
     const squares = this.squares.children;
     while (squares.length > members.length) squares[squares.length - 1].remove();
     while (squares.length < members.length) {
@@ -143,6 +143,7 @@ class Cell {
 function showSquare(square, one, now) {
   if (square.device === one) return;
   square.device = one;
-  setClass(square, `square is-${one.colour}${one.old ? " is-old" : ""}`);
+  const severity = one.broken ? ` has-${one.severity}` : "";
+  setClass(square, `square is-${one.colour}${severity}${one.old ? " is-old" : ""}`);
   square.setAttribute("aria-label", labelOf(one, now));
 }

@@ -1,7 +1,9 @@
-// The head of the page: what is looked at, how fresh it is, how many GPUs do what.
+// The head of the page: what is looked at, how fresh it is, whether anything is wrong, how many GPUs do what, what it costs.
 
+import { Alerts } from "./alerts.js";
+import { isList } from "./criteria.js";
 import { byId, h, place, plain, setAttribute, setText } from "./dom.js";
-import { count, duration, percent, plural } from "./format.js";
+import { count, duration, kilowatts, money, parts, percent, plural, UNKNOWN } from "./format.js";
 
 const COLOURS = [
   ["u4", "80\u2013100\u202f%"],
@@ -9,9 +11,11 @@ const COLOURS = [
   ["u2", "40\u201360"],
   ["u1", "20\u201340"],
   ["u0", "0\u201320\u202f%"],
+  ["idle", "idle"],
+  ["resting", "idle, not for long"],
   ["unknown", "not known"],
-  ["idle", "idle, allocated"],
   ["free", "free"],
+  ["broken", "broken"],
 ];
 const STATE_TEXT = { waiting: "Loading", live: "Live", old: "Old" };
 export const NO_FIGURES = "No figures yet";
@@ -19,64 +23,114 @@ export const NO_FIGURES = "No figures yet";
 export class Overview {
   // `onState`: called with the state that a total stands for.
   constructor(onState) {
-    this.totals = [
-      new Total("", "GPUs", onState),
-      new Total("held", "Allocated", onState),
-      new Total("used", "Used", onState),
-      new Total("free", "Free", onState),
-      new Total("idle", "Idle, allocated", onState),
-    ];
-    this.mean = h("span", { class: "total-value" });
-    const mean = h("li", {}, h("div", { class: "total" }, this.mean, h("span", { class: "total-name" }, "Mean of used")));
-    place(byId("totals"), [...this.totals.map((total) => total.element), mean]);
+    const total = (state, name) => new Total(state, name, onState);
+    this.all = total("", "GPUs");
+    this.held = total("held", "Allocated");
+    this.used = total("used", "Used");
+    this.idle = total("idle", "Idle");
+    this.unknown = total("unknown", "Not known");
+    this.free = total("free", "Free");
+    this.broken = total("broken", "Broken");
+    this.buttons = [this.all, this.held, this.used, this.idle, this.unknown, this.free, this.broken];
+    this.power = new Plain("Power", "power");
+    this.cost = new Plain("Cost/h", "cost");
+    this.wasted = new Plain("Wasted/h", "wasted");
+    this.hint = byId("prices-hint");
+    place(byId("totals"), [...this.buttons, this.power, this.cost, this.wasted].map((one) => one.element));
     this.spread = COLOURS.map(([colour]) => h("span", { class: `is-${colour}` }));
     place(byId("spread"), this.spread);
-    this.notes = new Notes();
     this.legend = COLOURS.map(([colour, text]) => new Entry(colour, text));
     place(byId("legend"), this.legend.map((entry) => entry.element));
+    this.alerts = new Alerts();
+    this.health = "";
   }
 
-  show(picture, counted) {
+  show(picture, counted, devices) {
     const totals = picture.taken_at === undefined ? { colours: {} } : counted; // of nothing, no number is known
     byId("overview").hidden = false;
     setText(byId("scope"), scopeText(picture));
     setAttribute(byId("scope"), "title", scopeText(picture));
-    document.title = `${scopeText(picture)} \u00b7 podgpu`;
     byId("simulated").hidden = !picture.simulated;
-    const [all, held, used, free, idle] = this.totals;
-    all.show(totals.gpus, totals.old ? `${count(totals.old)} more old` : "");
-    held.show(totals.held, shareText(totals.held, totals.gpus));
-    used.show(totals.used || !totals.unknown ? totals.used : undefined, usedText(totals));
-    free.show(totals.free, shareText(totals.free, totals.gpus));
-    idle.show(totals.idle, shareText(totals.idle, totals.held, "of allocated"));
-    setText(this.mean, percent(totals.mean));
+    this.showTotals(totals);
+    this.showMoney(picture, totals);
     COLOURS.forEach(([colour], i) => {
       const number = totals.colours[colour] ?? 0;
       this.spread[i].style.flexGrow = number;
       this.spread[i].hidden = !number;
       this.legend[i].show(number);
     });
-    this.notes.show(notesOf(picture), !totals.gpus);
+    this.alerts.show(picture, devices, !devices.some((one) => !one.old));
+    this.health = healthOf(devices, this.alerts, totals);
+    const sign = this.health.words ? `(${this.health.words}) ` : "";
+    document.title = `${sign}${scopeText(picture)} \u00b7 podgpu`;
+  }
+
+  showTotals(totals) {
+    this.all.show(totals.gpus, totals.old ? `${count(totals.old)} old` : "");
+    this.held.show(totals.allocated, shareText(totals.allocated, totals.gpus));
+    this.used.show(totals.used, totals.mean === undefined ? "" : `mean ${percent(totals.mean)}`);
+    this.idle.show(totals.idle, shareText(totals.idle, totals.allocated));
+    this.unknown.show(totals.unknown, shareText(totals.unknown, totals.allocated));
+    const busy = totals.freeBusy ? `${parts(totals.freeBusy)} busy` : "";
+    this.free.show(totals.free, totals.freeBroken > 0 ? `${parts(totals.freeBroken)} broken` : busy);
+    this.broken.show(totals.broken, shareText(totals.broken, totals.gpus));
+    this.power.show(kilowatts(totals.power), "");
+  }
+
+  showMoney(picture, totals) {
+    const priced = totals.cost !== undefined;
+    this.cost.element.hidden = this.wasted.element.hidden = !priced;
+    const example = picture.prices === "example" ? "examples" : "";
+    this.cost.show(money(totals.cost, picture.currency), example);
+    this.wasted.show(money(totals.wasted, picture.currency), totals.cost ? percent(totals.wasted / totals.cost) : "");
+    this.wasted.element.classList.toggle("is-none", !totals.wasted);
+    this.hint.hidden = picture.taken_at === undefined || (priced && !example);
+    setText(byId("prices-why"), priced ? EXAMPLE_HINT : NO_PRICES_HINT);
   }
 
   showChosen(criteria) {
-    for (const total of this.totals) total.press(!criteria.view && !criteria.pod && criteria.state === total.state);
+    const list = isList(criteria);
+    for (const total of this.buttons) total.press(list && criteria.state === total.state);
+    this.alerts.render(list);
   }
 
   showState(feed) {
     const status = byId("status");
     const { state } = feed;
-    const age = feed.age === undefined ? "" : `, ${state === "lost" ? "figures " : ""}${duration(feed.age)} old`;
-    const lost = feed.lostAt === undefined ? "" : `${feed.failure} ${duration(Date.now() / 1000 - feed.lostAt)} ago`;
-    const told = state === "old" && feed.age === undefined ? NO_FIGURES : STATE_TEXT[state];
-    const text = state === "lost" ? (feed.failure === "Connection lost" ? lost : feed.failure) : told;
-    setText(byId("status-text"), `${text}${state === "waiting" ? "" : age}`);
-    if (status.dataset.state !== state) {
+    const health = state === "lost" || state === "waiting" ? "" : this.health.level;
+    const text = stateText(feed);
+    const isSaid = state === "old" && this.health.isOld;
+    const words = health && !isSaid ? `${this.health.words}. ` : "";
+    setText(byId("status-text"), `${words}${text}`);
+    if (status.dataset.state !== state || status.dataset.health !== health) {
       status.dataset.state = state;
+      status.dataset.health = health;
       document.body.dataset.feed = state;
-      setText(byId("announced"), state === "lost" ? feed.failure : told);
+      setText(byId("announced"), state === "lost" ? feed.failure : `${words}${STATE_TEXT[state] ?? ""}`);
     }
   }
+}
+
+const NO_PRICES_HINT = "No prices are set, so no cost is shown.";
+const EXAMPLE_HINT = "The prices are examples, not yours.";
+
+function stateText(feed) {
+  const { state } = feed;
+  const age = feed.age === undefined || state === "waiting" ? "" : `, ${state === "lost" ? "figures " : ""}${duration(feed.age)} old`;
+  if (state === "lost") {
+    const since = feed.failure === "Connection lost" ? ` ${duration(Date.now() / 1000 - feed.lostAt)} ago` : "";
+    return `${feed.failure}${since}${age}`;
+  }
+  return state === "old" && feed.age === undefined ? NO_FIGURES : `${STATE_TEXT[state]}${age}`;
+}
+
+// Green only while nothing at all is wrong; what is, is said in words too.
+function healthOf(devices, alerts, totals) {
+  const grave = alerts.severity === "broken" || devices.some((one) => one.severity === "broken");
+  const level = grave ? "broken" : "warning";
+  if (totals.broken) return { level, words: `${count(totals.broken)} broken` };
+  if (alerts.number) return { level, words: plural(alerts.number, grave ? "alert" : "warning") };
+  return totals.old ? { level, words: `${count(totals.old)} old`, isOld: true } : { level: "", words: "" };
 }
 
 class Total {
@@ -90,13 +144,27 @@ class Total {
   }
 
   show(number, more) {
-    setText(this.value, count(number));
+    setText(this.value, number === undefined ? UNKNOWN : parts(number));
     setText(this.more, more);
     this.button.classList.toggle("is-none", !number);
   }
 
   press(pressed) {
     setAttribute(this.button, "aria-pressed", String(pressed));
+  }
+}
+
+// A figure that filters nothing.
+class Plain {
+  constructor(name, kind) {
+    this.value = h("span", { class: "total-value" });
+    this.more = h("span", { class: "total-more" });
+    this.element = h("li", { class: "is-plain" }, h("div", { class: `total total-${kind}` }, this.value, h("span", { class: "total-name" }, name), this.more));
+  }
+
+  show(value, more) {
+    setText(this.value, value);
+    setText(this.more, more);
   }
 }
 
@@ -118,36 +186,6 @@ function scopeText(picture) {
   return `Cluster, ${plural(nodes.length, "node")}`;
 }
 
-function shareText(part, whole, of = "") {
-  return whole ? `${percent(part / whole)} ${of}`.trim() : "";
-}
-
-function usedText({ used, unknown, gpus }) {
-  return unknown ? `${count(unknown)} not known` : shareText(used, gpus);
-}
-
-function notesOf(picture) {
-  const ofNodes = (picture.nodes ?? []).flatMap((node) => (node.notes ?? []).map((text) => `${node.name}: ${text}`));
-  const old = (picture.nodes ?? []).filter((node) => node.old && node.age_seconds !== undefined);
-  const ages = old.map((node) => `${node.name}: old, last seen ${duration(node.age_seconds)} ago`);
-  return [...(picture.notes ?? []), ...ages, ...ofNodes];
-}
-
-// They unfold by themselves when there is nothing else to see, and fold again when there is.
-class Notes {
-  constructor() {
-    this.element = byId("notes");
-    this.unfolded = false;
-    this.alone = false;
-  }
-
-  show(notes, alone) {
-    this.element.hidden = !notes.length;
-    setText(byId("notes-summary"), plural(notes.length, "note"));
-    place(byId("notes-list"), notes.slice(0, 200).map((text) => h("li", {}, plain(text))));
-    if (!notes.length || alone === this.alone) return;
-    this.alone = alone;
-    if (alone) this.unfolded = !this.element.open;
-    if (this.unfolded) this.element.open = alone;
-  }
+function shareText(part, whole) {
+  return whole && part ? percent(part / whole) : "";
 }

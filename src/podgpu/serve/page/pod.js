@@ -1,28 +1,40 @@
-// A pod's own view: every GPU it holds, wherever, with its figures.
+// A pod's own view: every GPU it holds, wherever, with its figures and their history.
 
-import { podDevices } from "./criteria.js";
-import { h, place, plain, setAttribute, setText } from "./dom.js";
-import { duration, energy, memory, percent, plural, watts } from "./format.js";
+import { noneText, Question } from "./ask.js";
+import { podDevices, RANGES, writeHash } from "./criteria.js";
+import { fact, h, place, plain, setAttribute, setText } from "./dom.js";
+import { duration, energy, memory, parts, percent, perHour, plural, watts } from "./format.js";
 import { ownUtilization } from "./history.js";
 import { Tile } from "./tile.js";
+import { NO_HISTORY, Timeline } from "./timeline.js";
+import { Sum } from "./totals.js";
+
+const EVERY_SECONDS = 10;
 
 export class PodView {
-  constructor(context) {
+  constructor(context, onAnswer) {
     this.context = context;
+    this.past = new Question(onAnswer);
     this.tiles = new Map();
     this.namespace = h("bdi", { class: "row-namespace" });
     this.name = h("bdi");
     this.facts = h("dl", { class: "facts" });
     this.none = h("p", { class: "message" }, "This pod holds no GPU now.");
-    this.grid = h("div", { class: "tiles tiles-wide" });
+    this.grid = h("div", { class: "tiles" });
     this.back = h("a", { href: "#", class: "back" }, "All GPUs");
+    this.timeline = new Timeline((criteria) => ({ pod: criteria.pod }));
     const title = h("h2", { class: "pod-title" }, this.namespace, h("span", { class: "slash" }, "/"), this.name);
-    this.element = h("div", { class: "pod" }, this.back, title, this.facts, this.none, this.grid);
+    this.element = h("div", { class: "pod" }, this.back, title, this.facts, this.none, this.grid, this.timeline.element);
+  }
+
+  leave() {
+    this.past.forget();
   }
 
   // `back`: where "All GPUs" leads.
-  show(devices, path, back) {
+  show(devices, criteria, back) {
     setAttribute(this.back, "href", back);
+    const path = criteria.pod;
     const [namespace, pod] = splitPath(path);
     if (path !== this.path) this.tiles = new Map();
     this.path = path;
@@ -32,16 +44,34 @@ export class PodView {
     const held = podDevices(devices, namespace, pod);
     this.none.hidden = held.length > 0;
     this.facts.hidden = !held.length;
-    place(this.facts, factsOf(held, isOwn, this.context.now()));
-    place(this.grid, held.map((one) => this.tile(one, isOwn)));
+    place(this.facts, factsOf(held, isOwn, this.context));
+    this.tiles = new Map(held.map((one) => [one.key, this.tile(one, isOwn)]));
+    place(this.grid, [...this.tiles.values()].map((tile) => tile.element));
+    this.showHistory(held, namespace, pod, criteria);
   }
 
   tile(one, isOwn) {
-    let tile = this.tiles.get(one.key);
-    if (!tile) this.tiles.set(one.key, (tile = new Tile(this.context, isOwn)));
+    const tile = this.tiles.get(one.key) ?? new Tile(this.context, isOwn);
     tile.update(one, true);
-    return tile.element;
+    return tile;
   }
+
+  showHistory(held, namespace, pod, criteria) {
+    const range = RANGES.includes(criteria.range) ? criteria.range : RANGES[0];
+    this.timeline.showRange(range, criteria);
+    const name = [namespace, pod].map(encodeURIComponent).join("/");
+    const { state, data, message } = this.past.want(`api/v1/history/pods/${name}?range=${range}`, EVERY_SECONDS);
+    if (state !== "ready") return this.timeline.showNone(noneText(state, message, NO_HISTORY));
+    const devices = Array.isArray(data.devices) ? data.devices : [];
+    const several = new Set(devices.map((one) => one.node)).size > 1;
+    this.timeline.show(data, devices.map((one) => ({ name: lineName(one, several), series: one.series })));
+  }
+}
+
+function lineName({ node, index, uuid, instance }, withNode) {
+  const gpu = index === undefined ? plain(uuid ?? "GPU").slice(0, 12) : `GPU ${index}`;
+  const part = instance ? ` (${plain(instance)})` : "";
+  return `${withNode ? `${plain(node ?? "")} ` : ""}${gpu}${part}`;
 }
 
 // A namespace has no slash; a name that breaks the rules may have.
@@ -50,22 +80,38 @@ function splitPath(path) {
   return at < 0 ? ["", path] : [path.slice(0, at), path.slice(at + 1)];
 }
 
-function factsOf(held, isOwn, now) {
+function factsOf(held, isOwn, context) {
   const own = held.flatMap((one) => one.holders.filter(isOwn).map((holder) => [one, holder]));
   const busy = sum(own, ([one, holder]) => ownUtilization(one, holder));
   const used = sum(own, ([one, holder]) => holder.memory ?? holder.part?.memoryUsed ?? onlyHolder(one)?.memoryUsed);
   const since = own.map(([, holder]) => holder.idleSince);
-  const idle = since.every((at) => at !== undefined) ? Math.max(...since) : undefined;
+  const idle = since.length && since.every((at) => at !== undefined) ? Math.max(...since) : undefined;
   const power = sum(held, (one) => onlyHolder(one)?.power);
+  const amount = own.reduce((total, [, holder]) => total + holder.amount, 0);
+  const cost = sum(own, ([, holder]) => holder.cost);
+  const wasted = sum(own, ([, holder]) => (holder.use === "idle" ? holder.cost : undefined));
+  const [, first] = own[0] ?? [];
   return [
-    fact("Holds", `${plural(held.length, "GPU")} on ${plural(new Set(held.map((one) => one.node)).size, "node")}`),
+    first?.owner && fact("Owner", ownerLink(first)),
+    fact("Holds", `${gpuText(amount)} on ${plural(new Set(held.map((one) => one.node)).size, "node")}`),
     fact("Mean utilisation", percent(busy.known ? busy.total / busy.known : undefined)),
     fact("Memory used", memory(used.known ? used.total : undefined)),
     power.known === held.length && fact("Power", watts(power.total)),
     known(own, "busySeconds", "Busy", duration),
     known(own, "energy", "Energy", energy),
-    idle !== undefined && fact("Idle for", duration(now - idle)),
+    idle !== undefined && fact("Idle for", duration(context.now() - idle)),
+    cost.known > 0 && fact("Cost", perHour(cost.total, context.prices())),
+    wasted.known > 0 && fact("Wasted", perHour(wasted.total, context.prices())),
   ].filter(Boolean);
+}
+
+function gpuText(amount) {
+  return `${parts(amount)} ${amount === 1 ? "GPU" : "GPUs"}`;
+}
+
+// To all GPUs that pods of the same owner hold.
+function ownerLink({ namespace, owner }) {
+  return h("a", { href: writeHash({ ns: namespace, q: owner }) }, h("bdi", {}, plain(owner)));
 }
 
 function onlyHolder(one) {
@@ -78,17 +124,7 @@ function known(own, name, title, write) {
 }
 
 function sum(of, value) {
-  let total = 0;
-  let known = 0;
-  for (const one of of) {
-    const amount = value(one);
-    if (amount === undefined) continue;
-    total += amount;
-    known += 1;
-  }
-  return { total, known };
-}
-
-function fact(title, text) {
-  return h("div", {}, h("dt", {}, title), h("dd", {}, text));
+  const found = new Sum();
+  for (const one of of) found.add(value(one));
+  return found;
 }

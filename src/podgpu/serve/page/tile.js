@@ -1,55 +1,69 @@
-// One GPU: its figures, and whoever holds it or a part of it.
+// One GPU: its figures, what is wrong with it, and whoever holds it or a part of it.
 
-import { podHash } from "./criteria.js";
+import { conditionTitle } from "./conditions.js";
+import { gpuHash } from "./criteria.js";
 import { h, place, plain, setAttribute, setClass, setText } from "./dom.js";
-import { celsius, count, duration, memory, memoryOf, moment, percent, watts } from "./format.js";
+import { celsius, count, duration, memoryOf, moment, percent, perHour, watts } from "./format.js";
 import { holderKey, ownUtilization, Sparkline } from "./history.js";
-
-const LONGEST_GAP_TURNS = 4;
-const TINTS = 4;
+import { holderText, Rows, showText, TINTS } from "./rows.js";
 
 export class Tile {
-  // `context`: history, now(), span(), pause(). `chosen` of a pod's own view: whose line and rows it is about.
+  // `context`: history, now(), interval(), currency(). `chosen` of a pod's own view: whose line and rows it is about.
   constructor(context, chosen) {
     this.context = context;
     this.chosen = chosen;
     this.node = h("bdi", { class: "tile-node" });
-    this.name = h("span", { class: "tile-name" });
+    this.name = h("a", { class: "tile-name" });
     this.model = h("bdi", { class: "tile-model" });
-    this.badge = h("span", { class: "badge badge-idle" });
+    this.badge = h("span", { class: "badge" });
     this.ratio = h("span", { class: "tile-ratio" });
     this.whole = h("span", { class: "tile-whole" });
-    this.spark = new Sparkline("Utilisation in the last minutes");
+    this.spark = new Sparkline("Utilisation of late");
+    this.load = h("div", { class: "tile-load" }, this.ratio, this.whole, this.spark.element);
     this.bar = h("div", { class: "bar", "aria-hidden": "true" });
     this.memory = new Figure("Memory");
     this.power = new Figure("Power");
     this.temperature = new Figure("Temperature");
-    this.gauge = h("span", { class: "gauge-fill" });
-    this.rows = h("ul", { class: "rows" });
-    this.rowList = [];
+    this.price = new Figure("Cost per hour");
+    const figures = [this.memory, this.power, this.temperature, this.price].map((figure) => figure.element);
+    this.figures = h("dl", { class: "figures" }, ...figures);
+    this.gaugeFill = h("span", { class: "gauge-fill" });
+    this.gauge = h("span", { class: "gauge", "aria-hidden": "true" }, this.gaugeFill);
+    this.troubles = new Troubles();
+    this.rows = new Rows();
     this.element = h(
       "article",
       { class: "tile", tabindex: "-1" },
       h("div", { class: "tile-head" }, this.name, this.model, this.node, this.badge),
-      h("div", { class: "tile-load" }, this.ratio, this.whole, this.spark.element),
+      this.troubles.element,
+      this.load,
       this.bar,
-      h("dl", { class: "figures" }, this.memory.element, this.power.element, this.temperature.element),
-      h("span", { class: "gauge", "aria-hidden": "true" }, this.gauge),
-      this.rows,
+      this.figures,
+      this.gauge,
+      this.rows.element,
     );
-    this.charts = chosen ? new Charts(this.element) : undefined;
   }
 
   update(one, showNode) {
     this.device = one;
-    setClass(this.element, `tile is-${one.colour}${one.old ? " is-old" : ""}${showNode ? " has-node" : ""}`);
+    const now = this.context.now();
+    setClass(this.element, classOf(one, showNode));
     setAttribute(this.element, "data-key", one.key);
-    setAttribute(this.element, "aria-label", labelOf(one, this.context.now()));
+    setAttribute(this.element, "aria-label", labelOf(one, now));
     setText(this.name, one.name);
-    setText(this.model, plain(one.model));
+    setAttribute(this.name, "href", gpuHash(one.uuid));
     setAttribute(this.name, "title", plain(one.uuid));
+    setText(this.model, plain(one.model));
     setText(this.node, showNode ? plain(one.node) : "");
-    this.updateBadge(one);
+    this.updateBadge(one, now);
+    this.troubles.show(one, now);
+    const isGone = one.absent || one.gone; // it has no figures that are of now
+    for (const element of [this.load, this.bar, this.figures, this.gauge]) element.hidden = isGone;
+    if (!isGone) this.updateFigures(one);
+    this.rows.show(one, { chosen: this.chosen, now, cost: this.context.currency() });
+  }
+
+  updateFigures(one) {
     const own = this.chosen && one.holders.length > 1 ? one.holders.find(this.chosen) : undefined;
     setText(this.ratio, percent(own ? ownUtilization(one, own) : one.utilization));
     setAttribute(this.ratio, "title", one.parts.length && !own ? "Mean of its instances, by compute slices" : undefined);
@@ -58,50 +72,62 @@ export class Tile {
     this.memory.show(memoryOf(one.memoryUsed, one.memoryTotal));
     this.power.show(watts(one.power));
     this.temperature.show(celsius(one.temperature));
-    this.gauge.style.width = `${100 * Math.min(1, one.memoryUsed / one.memoryTotal || 0)}%`;
-    this.updateRows(one);
-    this.draw(one, own);
+    const currency = this.context.currency();
+    const isSaid = one.holders.length === 1 && !one.parts.length; // in the only row
+    this.price.element.hidden = currency === undefined || one.price === undefined || isSaid;
+    this.price.show(perHour(one.price, currency));
+    this.gaugeFill.style.width = `${100 * Math.min(1, one.memoryUsed / one.memoryTotal || 0)}%`;
+    const key = own ? holderKey(one, own) : one.key;
+    this.spark.draw(this.context.history.values(key, this.context.interval()));
   }
 
-  updateRows(one) {
-    const said = rowsOf(one, this.chosen);
-    while (this.rowList.length < said.length) this.rowList.push(new Row());
-    this.rowList.length = said.length;
-    said.forEach((row, i) => this.rowList[i].show(one, row, this.chosen, this.context.now()));
-    place(this.rows, this.rowList.map((row) => row.element));
-  }
-
-  updateBadge(one) {
-    const text = idleText(one, this.context.now());
+  updateBadge(one, now) {
+    const text = one.broken ? brokenText(one) : idleText(one, now);
     this.badge.hidden = !text;
     setText(this.badge, text);
-    setAttribute(this.badge, "title", one.idleSince ? `Idle since ${moment(one.idleSince)}` : "Idle now");
-  }
-
-  draw(one, own) {
-    const { history } = this.context;
-    const gap = LONGEST_GAP_TURNS * this.context.pause();
-    const key = own ? holderKey(one, own) : `${one.key} utilization`;
-    this.spark.draw(history.points(key), this.context.span(), 1, gap);
-    this.charts?.draw(one, this.context, gap);
+    setClass(this.badge, `badge badge-${one.broken ? one.severity : one.isMuted ? "resting" : "idle"}`);
+    const idle = one.idleSince ? `Idle since ${moment(one.idleSince)}` : "Idle now";
+    setAttribute(this.badge, "title", one.broken ? undefined : idle);
   }
 }
 
-// Memory and power over time, in a pod's own view.
-class Charts {
-  constructor(into) {
-    this.memory = new Sparkline("Memory used in the last minutes");
-    this.power = new Sparkline("Power in the last minutes");
-    const chart = (name, line) => h("figure", {}, h("figcaption", {}, name), line.element);
-    into.append(h("div", { class: "charts" }, chart("Memory", this.memory), chart("Power", this.power)));
+function classOf(one, showNode) {
+  const severity = one.broken ? ` has-${one.severity}` : "";
+  return `tile is-${one.colour}${severity}${one.old ? " is-old" : ""}${showNode ? " has-node" : ""}`;
+}
+
+// What is wrong, since when, and what to do about it.
+export class Troubles {
+  constructor() {
+    this.element = h("ul", { class: "troubles" });
+    this.said = "";
   }
 
-  draw(one, { history, span }, gap) {
-    this.memory.draw(history.points(`${one.key} memory`), span(), one.memoryTotal, gap);
-    const power = history.points(`${one.key} power`);
-    const most = power.reduce((top, [, value]) => (value > top ? value : top), 1);
-    this.power.draw(power, span(), most * 1.15, gap);
+  show(one, now) {
+    this.element.hidden = !one.conditions.length;
+    const texts = one.conditions.map((condition) => [condition, sinceText(condition.since, now)]);
+    const said = JSON.stringify(texts);
+    if (said === this.said) return;
+    this.said = said;
+    place(this.element, texts.map(([condition, since]) => trouble(condition, since)));
   }
+}
+
+function trouble(condition, since) {
+  const says = h("span", { class: "trouble-says" }, plain(condition.says || conditionTitle(condition.name)));
+  const when = since && h("span", { class: "trouble-since" }, since);
+  const advice = condition.do && h("span", { class: "trouble-do" }, plain(condition.do));
+  return h("li", {}, says, when || undefined, advice || undefined);
+}
+
+function sinceText(since, now) {
+  return since === undefined ? "" : `since ${moment(since)}, for ${duration(now - since)}`;
+}
+
+export function brokenText(one) {
+  const [first, ...others] = one.conditions;
+  const title = first ? conditionTitle(first.name) : "Lost";
+  return others.length ? `${title} +${others.length}` : title;
 }
 
 class Figure {
@@ -120,7 +146,7 @@ function segments(one, own) {
   if (one.parts.length) {
     const slices = Math.max(7, one.parts.reduce((sum, part) => sum + part.slices, 0));
     return one.parts.map((part) => {
-      const kind = part.free ? "segment is-free" : "segment";
+      const kind = part.isFree ? "segment is-free" : "segment";
       return segment(kind, part.slices / slices, [[!own || own.part === part ? 1 : "rest", part.utilization]]);
     });
   }
@@ -142,74 +168,8 @@ function segment(kind, width, fills) {
   return element;
 }
 
-// What the rows say: every instance with whoever holds it, then whoever holds the GPU itself.
-function rowsOf(one, chosen) {
-  const rows = [];
-  for (const part of one.parts) {
-    if (!part.holders.length && !chosen) rows.push({ profile: part.profile, text: freeText(part.free) });
-    part.holders.forEach((holder, i) => rows.push({ profile: i ? "" : part.profile, holder }));
-  }
-  const whole = one.holders.filter((holder) => !holder.part);
-  const shared = one.holders.length > 1;
-  whole.forEach((holder, i) => rows.push({ tint: shared ? (i % TINTS) + 1 : 0, holder }));
-  if (!rows.length) rows.push({ text: freeText(one.free) });
-  return rows;
-}
-
-function freeText(free) {
-  return free ? "Free" : "Nobody is known to hold it";
-}
-
-// Kept from picture to picture, so that a link that has the focus does not lose it.
-class Row {
-  constructor() {
-    this.profile = h("span", { class: "profile" });
-    this.swatch = h("span", { "aria-hidden": "true" });
-    this.namespace = h("bdi", { class: "row-namespace" });
-    this.pod = h("bdi", { class: "row-pod" });
-    this.link = h("a", {}, this.namespace, this.pod);
-    this.container = h("bdi", { class: "row-container" });
-    this.name = h("span", { class: "row-name" }, this.link, this.container);
-    this.idle = h("span", { class: "row-idle" });
-    this.ratio = h("span", { class: "row-figure" });
-    this.memory = h("span", { class: "row-figure row-memory" });
-    const parts = [this.profile, this.swatch, this.name, this.idle, this.ratio, this.memory];
-    this.element = h("li", {}, ...parts);
-  }
-
-  show(one, { holder, profile = "", tint = 0, text = "" }, chosen, now) {
-    const kind = holder ? (chosen && !chosen(holder) ? "row row-other" : "row") : "row row-free";
-    setClass(this.element, kind);
-    showText(this.profile, plain(profile));
-    this.swatch.hidden = !tint;
-    setClass(this.swatch, `swatch tint-${tint}`);
-    this.showName(holder, text);
-    const alone = !holder || (one.holders.length < 2 && !one.parts.length);
-    const idle = alone || one.idle || holder.idleSince === undefined ? "" : `idle ${duration(now - holder.idleSince)}`;
-    showText(this.idle, idle);
-    const repeats = alone && (one.utilization !== undefined || holder?.utilization === undefined);
-    showText(this.ratio, repeats || idle ? "" : percent(ownUtilization(one, holder)));
-    showText(this.memory, alone ? "" : memory(holder.memory ?? holder.part?.memoryUsed));
-  }
-
-  showName(holder, text) {
-    const linked = Boolean(holder?.pod);
-    setAttribute(this.link, "href", linked ? podHash(holder.namespace, holder.pod) : undefined);
-    showText(this.namespace, linked && holder.namespace ? `${plain(holder.namespace)}/` : "");
-    setText(this.pod, plain(linked ? holder.pod : (holder?.name ?? text)));
-    showText(this.container, plain(holder?.container ?? ""));
-    const full = holder && plain([holder.name, holder.container].filter(Boolean).join("/"));
-    setAttribute(this.name, "title", full);
-  }
-}
-
-function showText(element, text) {
-  element.hidden = !text;
-  setText(element, text);
-}
-
 export function idleText(one, now) {
-  if (!one.idle) return "";
+  if (!one.isIdle) return "";
   return one.idleSince ? `idle ${duration(now - one.idleSince)}` : "idle";
 }
 
@@ -220,11 +180,15 @@ export function labelOf(one, now) {
 }
 
 function label(one, now) {
-  const who = one.holders.length
-    ? `held by ${one.holders.map((holder) => plain(holder.name)).join(", ")}`
-    : freeText(one.free).toLowerCase();
-  const said = [`${one.name} of ${plain(one.node)}`, plain(one.model), percent(one.utilization), who, idleText(one, now)];
+  const names = (holders) => holders.map((holder) => plain(holder.name)).join(", ");
+  const who = one.held
+    ? `held by ${names(one.holders)}`
+    : one.lastHolders.length
+      ? `last held by ${names(one.lastHolders)}`
+      : holderText(one).toLowerCase();
+  const wrong = one.broken ? `broken: ${brokenText(one)}` : "";
+  const load = one.absent || one.gone ? "" : percent(one.utilization);
+  const said = [`${one.name} of ${plain(one.node)}`, plain(one.model), wrong, load, who, idleText(one, now)];
   if (one.parts.length) said.push(`${count(one.parts.length)} instances`);
   return [...said, one.old ? "old figures" : ""].filter(Boolean).join(", ");
 }
-

@@ -1,8 +1,9 @@
 // Tiles by node, or in one run when they are sorted. More are added as one scrolls: thousands at once help nobody.
 
+import { goneText } from "./conditions.js";
 import { groupedByNode } from "./criteria.js";
 import { h, place, plain, setClass, setText } from "./dom.js";
-import { duration, plural } from "./format.js";
+import { duration, parts, plural } from "./format.js";
 import { Tile } from "./tile.js";
 
 const AT_ONCE = 32;
@@ -92,17 +93,24 @@ class NodeSection {
     this.head.hidden = !node;
     if (!node) return;
     setText(this.name, plain(node.name));
-    setClass(this.element, node.old ? "node is-old" : "node");
-    const held = members.filter((one) => one.held).length;
-    setText(this.about, `${plural(members.length, "GPU")}, ${held} allocated`);
-    this.age.hidden = !node.old;
-    setText(this.age, oldText(node));
+    setClass(this.element, node.gone ? "node is-gone" : node.old ? "node is-old" : "node");
+    setText(this.about, aboutText(members));
+    this.age.hidden = !node.old && !node.gone;
+    setClass(this.age, `badge ${node.gone ? "badge-broken" : "badge-old"}`);
+    setText(this.age, node.gone ? goneText(node) : oldText(node));
     const notes = node.notes ?? [];
     this.notes.hidden = !notes.length;
     place(this.notes, notes.map((text) => h("li", {}, plain(text))));
   }
 }
 
-export function oldText(node) {
+function aboutText(members) {
+  const held = members.reduce((sum, one) => sum + one.amounts.allocated, 0);
+  const broken = members.filter((one) => one.broken).length;
+  const said = [plural(members.length, "GPU"), `${parts(held)} allocated`];
+  return [...said, broken ? `${broken} broken` : ""].filter(Boolean).join(", ");
+}
+
+function oldText(node) {
   return node.age_seconds === undefined ? "old" : `old: last seen ${duration(node.age_seconds)} ago`;
 }

@@ -27,6 +27,7 @@ LOG_LEVELS = ("NONE", "FATAL", "ERROR", "WARN", "INFO", "DEBUG", "VERB")
 _CONNECT_MS = 2000
 _FIRST_DELAY, _LONGEST_DELAY = 1.0, 30.0
 _HOST_PORT = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^\s:\[\]/]+)(?::(?P<port>\d{1,5}))?")
+_VSOCK = re.compile(r"vsock://\d{1,10}:\d{1,10}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,15 +45,19 @@ class Address:
 
 
 def parse_address(text: str) -> Address:
-    """HOST, HOST:PORT, [IPV6]:PORT or unix:///path. Raises UsageError."""
+    """HOST, HOST:PORT, [IPV6]:PORT, with or without tcp://, unix:///path or vsock://CID:PORT. Raises UsageError."""
     if text.startswith("unix://"):
         path = text.removeprefix("unix://")
         if not path.startswith("/"):
             raise UsageError(f"-r {text!r}: a socket's path is absolute, as in unix:///run/nv-hostengine.sock")
         return Address(path)
-    m = _HOST_PORT.fullmatch(text)
+    if m := _VSOCK.fullmatch(text):
+        return Address(text, "localhost")  # as libdcgm takes it; the host's name is this machine's, as there
+    m = _HOST_PORT.fullmatch(text.removeprefix("tcp://"))
     if m is None or not 0 < int(m["port"] or DEFAULT_PORT) < 65536:
-        raise UsageError(f"-r {text!r}: write HOST:PORT, [IPV6]:PORT or unix:///path of the host engine")
+        raise UsageError(
+            f"-r {text!r}: write HOST:PORT, [IPV6]:PORT, unix:///path or vsock://CID:PORT of the host engine"
+        )
     return Address(f"{m['host']}:{int(m['port'] or DEFAULT_PORT)}", m["host"].strip("[]"))
 
 

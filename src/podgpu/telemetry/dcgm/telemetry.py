@@ -22,11 +22,12 @@ from podgpu.telemetry.dcgm.health import HEALTH_FIELD, Judgement, set_health
 from podgpu.telemetry.dcgm.others import SWITCH_LINK, gpu_links, node_parts
 from podgpu.telemetry.dcgm.session import Address, DcgmSession
 from podgpu.telemetry.dcgm.structs import EntityGroup
+from podgpu.telemetry.dcgm.substitutes import Asked, asked_of
 from podgpu.telemetry.dcgm.values import Entity, Freshness, Latest, read_latest
 from podgpu.telemetry.dcgm.watches import Wanted, Watches
 from podgpu.telemetry.dcgm.xids import KEEP_SECONDS, XidSamples, xid_field
 from podgpu.telemetry.pci import count_pci_gpus
-from podgpu.telemetry.source import ErrorEvent, GpuAnswer, Inventory, Telemetry, UsageFlaws
+from podgpu.telemetry.source import ErrorEvent, GpuAnswer, Inventory, Lane, Telemetry, UsageFlaws
 
 _log = logging.getLogger(__name__)
 _LAYOUT_SECONDS = 60.0
@@ -76,11 +77,11 @@ class DcgmTelemetry:
         self._outline: Outline | None = None
         self._layout = Layout()
         self._layout_read_at = float("-inf")
-        self._fields: Sequence[Field] = ()
+        self._lanes: tuple[Lane, ...] = ()
         self._watching = threading.Lock()
         self._watches = self._new_watches()
-        self._followed: tuple[Layout, Sequence[Field]] | None = None
-        self._freshness: dict[str, Freshness] = {}
+        self._followed: tuple[Layout, tuple[Lane, ...]] | None = None
+        self._freshness: dict[tuple[str, float], Freshness] = {}
         self._xids = XidSamples()
         self._judgement = Judgement()
 
@@ -90,7 +91,21 @@ class DcgmTelemetry:
         return self._session.library_version, self._session.engine_version
 
     def _new_watches(self) -> Watches:
-        return Watches(self._session, self._settings.interval)
+        return Watches(self._session)
+
+    def schedule(self, lanes: Sequence[Lane]) -> None:
+        """The engine reads each at its own interval."""
+        self._lanes = tuple(lanes)
+
+    def _lane(self, fields: Sequence[Field]) -> Lane:
+        """That of these fields; without a schedule there is one for whatever is asked."""
+        for lane in self._lanes:
+            if lane.fields is fields:
+                return lane
+        interval = self._settings.interval
+        lone = Lane(tuple(fields), interval, _STALE_INTERVALS * interval)
+        self._lanes = (lone,)
+        return lone
 
     # -- inventory -----------------------------------------------------------------------------------------------
 
@@ -132,11 +147,10 @@ class DcgmTelemetry:
         with self._watching:
             if self._followed is None:
                 return
-            layout, fields = self._followed
+            layout, lanes = self._followed
             self._read_xids(layout)
-            groups = [group for group, _ in self._watches.groups("GPU")]
             ids = [gpu.id for gpu in layout.gpus.values()]
-            self._judgement.read(self._session, {f.id for f in fields}, groups, ids)
+            self._judgement.read(self._session, _field_ids(lanes), self._gpu_groups(lanes), ids)
 
     # -- reading -------------------------------------------------------------------------------------------------
 
@@ -146,8 +160,9 @@ class DcgmTelemetry:
             entities = layout.gpus.get(gpu.uuid)
             if entities is None:
                 raise DeviceLost(f"GPU {gpu.index} ({gpu.uuid}) is no longer listed by DCGM")
-            self._follow(layout, fields)
-            return self._read_gpu(entities, fields)
+            lane = self._lane(fields)
+            self._follow(layout)
+            return self._read_gpu(entities, lane)
 
     def read_others(self, fields: Sequence[Field]) -> GpuAnswer:
         with self._session.using():
@@ -155,20 +170,22 @@ class DcgmTelemetry:
             wanted = {part.entity for part in parts}
             if not wanted or not any(_of_level(fields, part.kind) for part in parts):
                 return GpuAnswer(())
-            self._follow(self._layout, fields)
-            latest = self._read_kinds("node", {p.entity: p.kind for p in parts}, fields)
+            lane = self._lane(fields)
+            self._follow(self._layout)
+            latest = self._read_kinds("node", {p.entity: p.kind for p in parts}, lane)
         others = tuple(part.reading(latest.values[part.entity]) for part in parts)
         return GpuAnswer((), dropped=tuple(latest.dropped), errors=_once(latest.errors), others=others)
 
-    def _follow(self, layout: Layout, fields: Sequence[Field]) -> None:
-        """Has the engine watch these fields; only the first reading after a change has anything to do."""
+    def _follow(self, layout: Layout) -> None:
+        """Has the engine watch the lanes' fields; only the first reading after a change has anything to do."""
         with self._watching:
-            if self._followed is not None and self._followed[0] is layout and self._followed[1] is fields:
+            lanes = self._lanes
+            if self._followed is not None and self._followed[0] is layout and self._followed[1] is lanes:
                 return
-            self._watches.follow(self._wanted(layout, fields))
-            if HEALTH_FIELD in {f.id for f in fields}:
-                self._set_health()
-            self._followed = layout, fields
+            self._watches.follow(self._wanted(layout, lanes))
+            if HEALTH_FIELD in _field_ids(lanes):
+                self._set_health(self._gpu_groups(lanes))
+            self._followed = layout, lanes
             # The first look tells what was there before us, and must not wait for the next turn.
             self._read_xids(layout)
 
@@ -176,15 +193,20 @@ class DcgmTelemetry:
         groups = [*self._watches.groups(_XID), *self._watches.groups(_MIG_XID)]
         self._xids.read(self._session, groups, _keys(layout))
 
-    def _set_health(self) -> None:
+    def _gpu_groups(self, lanes: Sequence[Lane]) -> list[int]:
+        """All GPUs, in groups that the first lane made that asks them anything."""
+        found = (self._watches.groups(_watch_name("GPU", lane, lanes)) for lane in lanes)
+        return [group for group, _ in next(filter(None, found), ())]
+
+    def _set_health(self, groups: Sequence[int]) -> None:
         try:
-            set_health(self._session, [group for group, _ in self._watches.groups("GPU")])
+            set_health(self._session, groups)
         except DriverGone:
             raise
         except SourceError as e:
             _log.warning("DCGM's health checks cannot be had: %s", e)
 
-    def _wanted(self, layout: Layout, fields: Sequence[Field]) -> dict[str, Wanted]:
+    def _wanted(self, layout: Layout, lanes: Sequence[Lane]) -> dict[str, Wanted]:
         gpus = layout.gpus.values()
         parts = node_parts(layout, self._settings.switches, self._settings.cpus)
         entities: dict[str, list[Entity]] = {
@@ -194,16 +216,22 @@ class DcgmTelemetry:
         }
         for part in parts:
             entities.setdefault(part.kind, []).append(part.entity)
-        keep = _STALE_INTERVALS * self._settings.interval
-        wanted = {kind: Wanted(tuple(some), _of_level(fields, kind), keep) for kind, some in entities.items()}
+        wanted = {
+            _watch_name(kind, lane, lanes): Wanted(
+                tuple(some), _of_level(self._asked(lane).fields, kind), lane.keep_age, lane.interval, lane.keep_samples
+            )
+            for lane in lanes
+            for kind, some in entities.items()
+        }
+        interval = self._settings.interval
         migs = tuple(e for e in _keys(layout) if e.group != EntityGroup.GPU)
-        wanted[_XID] = Wanted(tuple(entities["GPU"]), (xid_field(),), KEEP_SECONDS)
-        wanted[_MIG_XID] = Wanted(migs, (xid_field(),), KEEP_SECONDS)
+        wanted[_XID] = Wanted(tuple(entities["GPU"]), (xid_field(),), KEEP_SECONDS, interval)
+        wanted[_MIG_XID] = Wanted(migs, (xid_field(),), KEEP_SECONDS, interval)
         return {kind: watch for kind, watch in wanted.items() if watch.entities and watch.fields}
 
-    def _read_gpu(self, gpu: GpuEntities, fields: Sequence[Field]) -> GpuAnswer:
+    def _read_gpu(self, gpu: GpuEntities, lane: Lane) -> GpuAnswer:
         kinds = {gpu.entity: "GPU"} | dict.fromkeys(gpu.instances, "GPU_I") | dict.fromkeys(gpu.link_entities, "LINK")
-        latest = self._read_kinds(gpu.device.uuid, kinds, fields)
+        latest = self._read_kinds(gpu.device.uuid, kinds, lane)
         if gpu.entity in latest.lost:
             raise latest.lost[gpu.entity]
         devices = gpu.devices
@@ -224,18 +252,24 @@ class DcgmTelemetry:
             links_up=len(gpu.links) or None,
         )
 
-    def _read_kinds(self, whose: str, kinds: Mapping[Entity, str], fields: Sequence[Field]) -> Latest:
+    def _read_kinds(self, whose: str, kinds: Mapping[Entity, str], lane: Lane) -> Latest:
         """The latest of some entities, each asked for the fields of its kind that the engine watches."""
-        patience = _STALE_INTERVALS * self._settings.interval
-        freshness = self._freshness.setdefault(whose, Freshness(patience, self._clock))
+        patience = _STALE_INTERVALS * lane.interval
+        freshness = self._freshness.setdefault((whose, patience), Freshness(patience, self._clock))
         answer = Latest({entity: {} for entity in kinds})
+        of_engine = self._asked(lane)
         for kind in dict.fromkeys(kinds.values()):
-            entities, refused = [e for e, k in kinds.items() if k == kind], self._watches.refused(kind)
-            asked = [f for f in _of_level(fields, kind) if f.id not in refused]
+            entities = [e for e, k in kinds.items() if k == kind]
+            refused = self._watches.refused(_watch_name(kind, lane, self._lanes))
+            asked = [f for f in _of_level(of_engine.fields, kind) if f.id not in refused]
             answer.unsupported += [(entity, i) for entity in entities for i in refused]
             if asked:
                 answer.add(read_latest(self._session, entities, asked, freshness))
+        of_engine.complete(answer)
         return answer
+
+    def _asked(self, lane: Lane) -> Asked:
+        return asked_of(min(self.versions), lane.fields)
 
     # -- beside --------------------------------------------------------------------------------------------------
 
@@ -268,6 +302,16 @@ class DcgmTelemetry:
             self._watches, self._followed = self._new_watches(), None
             self._judgement = Judgement()
         return True
+
+
+def _watch_name(kind: str, lane: Lane, lanes: Sequence[Lane]) -> str:
+    """A lane's watches of one kind of entity; of the first lane, the kind's own name."""
+    number = next((n for n, one in enumerate(lanes) if one is lane), 0)
+    return f"{kind} every {lane.interval:g} s ({number})" if number else kind
+
+
+def _field_ids(lanes: Sequence[Lane]) -> set[int]:
+    return {f.id for lane in lanes for f in lane.fields}
 
 
 def _of_level(fields: Sequence[Field], kind: str) -> tuple[Field, ...]:

@@ -28,15 +28,17 @@ class Wanted:
     entities: tuple[Entity, ...]
     fields: tuple[Field, ...]
     keep_seconds: float
-    """How long the engine keeps a sample."""
+    """How long the engine keeps a sample; 0: no limit by age."""
+    interval: float = 30.0
+    keep_samples: int = 0
+    """How many it keeps; 0: no limit by number."""
 
 
 class Watches:
     """By kind of entity. To be thrown away with the connection: the engine forgets them with it."""
 
-    def __init__(self, session: DcgmSession, interval: float) -> None:
+    def __init__(self, session: DcgmSession) -> None:
         self._session = session
-        self._interval_us = round(interval * 1_000_000)
         self._names = (f"podgpu-{uuid.uuid4().hex[:12]}-{n}" for n in count())
         self._followed: dict[str, Wanted] = {}
         self._parts: dict[str, _Part] = {}
@@ -66,10 +68,10 @@ class Watches:
             self._drop(kind)
 
     def _make(self, kind: str, wanted: Wanted) -> None:
-        part = self._parts[kind] = _Part(self._session, self._names, self._interval_us, wanted.keep_seconds)
+        part = self._parts[kind] = _Part(self._session, self._names, wanted)
         self._followed[kind] = wanted
         try:
-            part.make(wanted)
+            part.make()
         except SourceError:
             self._drop(kind)
             raise
@@ -90,16 +92,16 @@ class Watches:
 class _Part:
     """The groups of one kind of entity."""
 
-    def __init__(self, session: DcgmSession, names: Iterable[str], interval_us: int, keep_seconds: float) -> None:
+    def __init__(self, session: DcgmSession, names: Iterable[str], wanted: Wanted) -> None:
         self._session = session
         self._names = iter(names)
-        self._interval_us = interval_us
-        self._keep_seconds = keep_seconds
+        self._wanted = wanted
         self.groups: list[int] = []
         self.field_groups: list[int] = []
         self.refused: dict[int, str] = {}
 
-    def make(self, wanted: Wanted) -> None:
+    def make(self) -> None:
+        wanted = self._wanted
         for some in chunks(wanted.entities, s.MAX_ENTITIES):
             self.groups.append(self._make_group(some))
         # Profiling has a module of its own, which may refuse: it must not take the plain fields with it.
@@ -141,7 +143,14 @@ class _Part:
         self._session.call("dcgmFieldGroupCreate", len(ids), numbers, next(self._names).encode(), byref(made))
         try:
             for group in self.groups:
-                self._session.call("dcgmWatchFields", group, made, self._interval_us, self._keep_seconds, 0)
+                self._session.call(
+                    "dcgmWatchFields",
+                    group,
+                    made,
+                    round(self._wanted.interval * 1_000_000),
+                    self._wanted.keep_seconds,
+                    self._wanted.keep_samples,
+                )
         except SourceError:
             self._forget(made.value)
             raise

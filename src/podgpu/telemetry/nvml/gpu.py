@@ -73,8 +73,9 @@ class Gpu:
         """Which grip came after the driver or the GPU was away, and its counters and samples may have begun anew."""
         self._layout = MigLayout(driver, grip)
         self._instances: tuple[Instance, ...] = ()
-        self._fields: Sequence[Field] = ()
-        self._plans: dict[str, DevicePlan] = {}
+        self._asked: dict[int, Sequence[Field]] = {}
+        """By their identity, the sets of fields there are plans for: each has its own rates and samples."""
+        self._plans: dict[tuple[int, str], DevicePlan] = {}
         self._process_layout = MigLayout(driver, grip)
         self._process_list = ProcessList(driver, grip, device.uuid)
         self._energy = EnergyCounter(driver, grip, clock)
@@ -91,20 +92,21 @@ class Gpu:
         self.device = replace(device, mig_enabled=self.device.mig_enabled)
         self.answers = None
 
-    def read(self, fields: Sequence[Field], now: float) -> GpuAnswer:
+    def read(self, fields: Sequence[Field], now: float, beside: Sequence[Sequence[Field]] = ()) -> GpuAnswer:
+        """`beside`: sets of fields that are read at other times; plans are kept for them, and no others."""
         self._check_handle()
         self._watch_xids()
         if self._read_with != self._grip.taken:
             self._drop_plans()
             self._read_with = self._grip.taken
         self._follow_layout()
-        if fields is not self._fields:
-            self._drop_plans()
-            self._fields = fields
+        if id(fields) not in self._asked:
+            self._drop_plans(but=beside)
+            self._asked[id(fields)] = fields
         targets: dict[Device, Any] = {self.device: self._grip}
         targets |= {i.device(self.device): i.handle for i in self._instances}
-        readings = tuple(self._read_device(device, handle, now) for device, handle in targets.items())
-        plans = {device.key: self._plans[device.key] for device in targets}
+        readings = tuple(self._read_device(device, handle, fields, now) for device, handle in targets.items())
+        plans = {device.key: self._plans[id(fields), device.key] for device in targets}
         return GpuAnswer(
             readings,
             unsupported=tuple((key, i) for key, plan in plans.items() for i in sorted(plan.unsupported)),
@@ -196,16 +198,16 @@ class Gpu:
             self.device = replace(self.device, mig_enabled=enabled)
         self._instances = instances
 
-    def _read_device(self, device: Device, handle: Any, now: float) -> Reading:
-        plan = self._plans.get(device.key)
+    def _read_device(self, device: Device, handle: Any, fields: Sequence[Field], now: float) -> Reading:
+        plan = self._plans.get((id(fields), device.key))
         if plan is None:
-            plan = self._plans[device.key] = self._make_plan(device, handle)
+            plan = self._plans[id(fields), device.key] = self._make_plan(device, handle, fields)
         return Reading(device, plan.read(now))
 
-    def _make_plan(self, device: Device, handle: Any) -> DevicePlan:
+    def _make_plan(self, device: Device, handle: Any, fields: Sequence[Field]) -> DevicePlan:
         if device.gi_id is None:
-            return DevicePlan(self._driver, handle, self._take_gpm, self._fields, self._energy)
-        wanted = [f for f in self._fields if f.per_instance]
+            return DevicePlan(self._driver, handle, self._take_gpm, fields, self._energy)
+        wanted = [f for f in fields if f.per_instance]
         gi_id = device.gi_id
         return DevicePlan(self._driver, handle, lambda s: self._take_mig_gpm(gi_id, s), wanted)
 
@@ -215,10 +217,12 @@ class Gpu:
     def _take_mig_gpm(self, gi_id: int, sample: Any) -> None:
         self._driver.call("nvmlGpmMigSampleGet", self._grip, gi_id, sample)
 
-    def _drop_plans(self) -> None:
-        for plan in self._plans.values():
-            plan.close()
-        self._plans = {}
+    def _drop_plans(self, but: Sequence[Sequence[Field]] = ()) -> None:
+        """Before a set of fields is asked for anew: those that are asked for beside it keep theirs."""
+        kept = {id(fields) for fields in but}
+        for key in [key for key in self._plans if key[0] not in kept]:
+            self._plans.pop(key).close()
+        self._asked = {number: fields for number, fields in self._asked.items() if number in kept}
 
     def close(self) -> None:
         self._drop_plans()

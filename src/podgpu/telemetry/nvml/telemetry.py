@@ -28,7 +28,7 @@ from podgpu.telemetry.nvml.switches.opening import Opening, Outlook
 from podgpu.telemetry.nvml.usage import UsageReader
 from podgpu.telemetry.nvml.xid_watch import XidWatch
 from podgpu.telemetry.pci import count_pci_gpus
-from podgpu.telemetry.source import ErrorEvent, GpuAnswer, Inventory, UsageFlaws
+from podgpu.telemetry.source import ErrorEvent, GpuAnswer, Inventory, Lane, UsageFlaws
 
 _log = logging.getLogger(__name__)
 _BUS_LOOK_SECONDS = 10.0
@@ -81,6 +81,10 @@ class NvmlTelemetry:
         self._listed = 0
         self._search_at = float("-inf")
         self._search_pause = _FIRST_SEARCH
+        self._lanes: tuple[Sequence[Field], ...] = ()
+
+    def schedule(self, lanes: Sequence[Lane]) -> None:
+        self._lanes = tuple(lane.fields for lane in lanes)
 
     def inventory(self) -> Inventory:
         self._look_at_bus()
@@ -173,7 +177,7 @@ class NvmlTelemetry:
 
     def read(self, gpu: Device, fields: Sequence[Field]) -> GpuAnswer:
         with self._using(gpu) as state:
-            return state.read(fields, self._clock())
+            return state.read(fields, self._clock(), self._lanes)
 
     def processes(self, gpu: Device) -> Sequence[ProcessUsage]:
         with self._using(gpu) as state:

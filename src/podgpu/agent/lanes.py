@@ -1,0 +1,93 @@
+"""Lanes are fields that are read together, at one interval; the schedule knows which of them are due. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from podgpu.catalog.conditions import FIELD_CONDITIONS
+from podgpu.catalog.counters import Counter
+from podgpu.catalog.families import THROTTLE_REASONS
+from podgpu.catalog.fields import Field, fields
+from podgpu.configuration.collections import collection_of_fields
+from podgpu.configuration.config_file import DEFAULT_RETENTION, Collection, Retention
+from podgpu.join import Policy
+from podgpu.join.gpu_manager import FB_TOTAL_FIELD
+from podgpu.telemetry.source import Lane
+
+CLOCK_EVENTS_FIELD = 112
+_CLOCK_EVENT_COUNTS = {9002, 9006}
+_TOGETHER_SECONDS = 0.02
+"""What is due this soon is read now: every turn has a cost of its own."""
+
+
+def make_lanes(
+    wanted: Sequence[Field],
+    counters: Sequence[Counter],
+    interval: float,
+    collections: Sequence[Collection] = (),
+    retention: Retention = DEFAULT_RETENTION,
+    pass_over: bool = False,
+) -> tuple[Lane, ...]:
+    """One for each collection, and one for the fields of none, which podgpu's own are among.
+
+    Raises UsageError for a collection without a field, unless such are passed over.
+    """
+    collection_of = collection_of_fields(counters, collections, pass_over)
+    base = tuple(f for f in wanted if f.id not in collection_of)
+    lanes = [_lane(base, interval, retention)]
+    for collection in collections:
+        own = tuple(f for f in wanted if collection_of.get(f.id) is collection)
+        lanes.append(_lane(own, collection.every, collection.retention.over(retention)))
+    return tuple(lane for lane in lanes if lane.fields) or (lanes[0],)
+
+
+def _lane(fields: tuple[Field, ...], interval: float, retention: Retention) -> Lane:
+    return Lane(fields, interval, retention.max_age or 0.0, retention.max_samples or 0)
+
+
+class Schedule:
+    """When each lane is to be read next. One thread at a time."""
+
+    def __init__(self, lanes: Sequence[Lane], warm_up: float) -> None:
+        """`warm_up`: rates need two readings; the second comes this soon after the first, whatever the interval."""
+        self.lanes = tuple(lanes)
+        self._warm_up = warm_up
+        self._next = dict.fromkeys(self.lanes, float("-inf"))
+        self._cold = set(self.lanes)
+
+    @property
+    def next_at(self) -> float:
+        return min(self._next.values())
+
+    def take_due(self, now: float) -> tuple[Lane, ...]:
+        """The lanes to read now; the next time of each is set."""
+        due = tuple(lane for lane in self.lanes if self._next[lane] <= now + _TOGETHER_SECONDS)
+        for lane in due:
+            self._next[lane] = self._after(lane, now)
+        return due
+
+    def _after(self, lane: Lane, now: float) -> float:
+        """On a grid, so that lanes meet; who is late begins a new one."""
+        if lane in self._cold:
+            self._cold.discard(lane)
+            return now + min(self._warm_up, lane.interval)
+        on_time = self._next[lane] + lane.interval
+        return on_time if on_time > now else now + lane.interval
+
+    def hurry(self, now: float) -> None:
+        """Everything is to be read anew: other devices are here."""
+        for lane in self._next:
+            self._next[lane] = min(self._next[lane], now)
+
+
+def fields_to_read(policy: Policy) -> tuple[Field, ...]:
+    """The counter file's fields, and what podgpu's own families are made of."""
+    wanted = {c.field.id: c.field for c in policy.counters}
+    own = {*THROTTLE_REASONS, *FIELD_CONDITIONS}
+    own |= {CLOCK_EVENTS_FIELD} if wanted.keys() & _CLOCK_EVENT_COUNTS else set()
+    own |= {FB_TOTAL_FIELD} if policy.gpu_manager else set()
+    return tuple((wanted | {i: fields()[i] for i in own}).values())
+
+
+def fields_of(lanes: Iterable[Lane]) -> frozenset[int]:
+    return frozenset(f.id for lane in lanes for f in lane.fields)

@@ -1,0 +1,152 @@
+"""The options dcgm-exporter got with 4.8.3 and 4.8.4, and how its configuration file comes under them.
+
+A flag goes before its variable, that before the file, that before the default.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+from podgpu.cli.params import FROM_FILE, Option
+from podgpu.configuration.config_file import MOST_BYTES, MOST_SAMPLES, ConfigFile, Retention
+from podgpu.errors import SourceError, UsageError
+from podgpu.files import read_bounded
+
+NEWER_OPTIONS: tuple[Option, ...] = (
+    Option(
+        "config-file",
+        "",
+        "DCGM_EXPORTER_CONFIG_FILE",
+        "",
+        "YAML file with counters and with intervals of their own for some fields, version 1 or 2 (docs/options.md). "
+        "Read at start; flags and variables go before it.",
+    ),
+    Option(
+        "web-read-timeout",
+        "",
+        "DCGM_EXPORTER_WEB_READ_TIMEOUT",
+        "10s",
+        "How long a visitor may take to send a request.",
+        "duration",
+    ),
+    Option(
+        "web-write-timeout",
+        "",
+        "DCGM_EXPORTER_WEB_WRITE_TIMEOUT",
+        "30s",
+        "How long a visitor may take to read the answer.",
+        "duration",
+    ),
+    Option(
+        "container-labels",
+        "",
+        "DCGM_EXPORTER_CONTAINER_LABELS",
+        "false",
+        "accepted; podgpu finds containers by their processes: --allocation processes",
+        "bool",
+        works=False,
+    ),
+    Option(
+        "container-runtime-socket",
+        "",
+        "DCGM_CONTAINER_RUNTIME_SOCKET",
+        "",
+        "accepted; podgpu finds containers by their processes: --allocation processes",
+        works=False,
+    ),
+    Option(
+        "watch-max-keep-age",
+        "",
+        "DCGM_EXPORTER_WATCH_MAX_KEEP_AGE",
+        "10m",
+        "With DCGM: how long it keeps samples, as in 10m; 0s: no limit by age.",
+        "age",
+    ),
+    Option(
+        "watch-max-keep-samples",
+        "",
+        "DCGM_EXPORTER_WATCH_MAX_KEEP_SAMPLES",
+        "0",
+        "With DCGM: how many samples of a field it keeps; 0: no limit by number.",
+        f"whole:0-{MOST_SAMPLES}",
+    ),
+    Option(
+        "max-concurrent-scrapes",
+        "",
+        "DCGM_EXPORTER_MAX_CONCURRENT_SCRAPES",
+        "16",
+        "Requests for /metrics that are answered at a time; more get 503.",
+        f"whole:1-{MOST_SAMPLES}",
+    ),
+    Option(
+        "enable-exporter-metrics",
+        "",
+        "DCGM_EXPORTER_ENABLE_EXPORTER_METRICS",
+        "false",
+        "The exporter's own process too: process_* (CPU, memory, descriptors).",
+        "bool",
+    ),
+)
+_NO_LIMIT = (
+    "--watch-max-keep-age and --watch-max-keep-samples: neither age nor number of samples is limited: set one of them"
+    " above 0"
+)
+
+
+def with_config_file(ctx: click.Context, options: dict[str, Any]) -> dict[str, Any]:
+    """The options with what the file says where neither flag nor variable does, and the rest of it as `config`.
+
+    Raises UsageError, which names file, line and column.
+    """
+    path = options["config_file"]
+    config = _read(path) if path else ConfigFile("")
+    from_file = {name: value for name, value in _values(config).items() if value is not None and not _said(ctx, name)}
+    if _said(ctx, "collectors") or (_said(ctx, "configmap_data") and options["configmap_data"] != "none"):
+        config = replace(config, counters=None)
+        from_file.pop("collectors", None)
+    ctx.meta[FROM_FILE] = dict.fromkeys(from_file, path)
+    merged = {**options, **from_file, "config": config}
+    retention = Retention(merged["watch_max_keep_age"], merged["watch_max_keep_samples"])
+    if retention.is_endless:
+        raise UsageError(_NO_LIMIT)
+    for collection in config.collections:
+        if collection.retention.over(retention).is_endless:
+            raise UsageError(f"{collection.place}: {collection.name}: {_NO_LIMIT}")
+    return merged
+
+
+def of_file_without_effect(options: dict[str, Any]) -> list[str]:
+    """What the file says and does nothing here, each in a sentence."""
+    config: ConfigFile = options["config"]
+    if not config.bind_unbind:
+        return []
+    where = f"{config.path}: sources.dcgm.detectBindUnbind"
+    return [f"{where}: podgpu always notices GPUs that come and go; ignored"]
+
+
+def _said(ctx: click.Context, parameter: str) -> bool:
+    return ctx.get_parameter_source(parameter) is not ParameterSource.DEFAULT
+
+
+def _read(path: str) -> ConfigFile:
+    from podgpu.configuration.config_yaml import parse_config_file
+
+    try:
+        return parse_config_file(read_bounded(path, MOST_BYTES), path)
+    except SourceError as e:
+        raise UsageError(f"--config-file {e}") from e
+
+
+def _values(config: ConfigFile) -> dict[str, Any]:
+    return {
+        "collectors": config.counters_file or None,
+        "collect_interval": config.interval,
+        "watch_max_keep_age": config.retention.max_age,
+        "watch_max_keep_samples": config.retention.max_samples,
+        "max_concurrent_scrapes": config.max_concurrent_scrapes,
+        "enable_exporter_metrics": config.exporter_metrics,
+    }

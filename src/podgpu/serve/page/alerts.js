@@ -1,0 +1,131 @@
+// What is wrong, open and in colour; what is only worth knowing, folded below it.
+
+import { conditionTitle, goneText } from "./conditions.js";
+import { gpuHash, writeHash } from "./criteria.js";
+import { byId, h, place, plain, setAttribute, setClass, setText } from "./dom.js";
+import { count, duration, plural } from "./format.js";
+
+const FEW = 4;
+const FEWER = 2; // on a phone
+const MOST = 200;
+const WORDS = { broken: "Broken", warning: "Warning" };
+
+export class Alerts {
+  constructor() {
+    this.element = byId("alerts");
+    this.list = byId("alerts-list");
+    this.more = byId("alerts-more");
+    this.isOpen = false;
+    this.narrow = matchMedia("(max-width: 720px)");
+    this.alerts = [];
+    this.lines = [];
+    this.more.addEventListener("click", () => {
+      this.isOpen = !this.isOpen;
+      this.render();
+    });
+    this.notes = new Notes();
+  }
+
+  // `alone`: there is nothing else to see.
+  show(picture, devices, alone) {
+    this.alerts = alertsOf(picture, devices);
+    this.render();
+    this.notes.show(notesOf(picture, this.alerts), alone);
+  }
+
+  // `room`: for all that one sees at a glance.
+  render(room = this.room ?? true) {
+    const { alerts } = this;
+    this.room = room;
+    const few = !room ? 1 : this.narrow.matches ? FEWER : FEW; // beside one GPU or pod, its own view matters more
+    const shown = alerts.slice(0, this.isOpen ? MOST : few);
+    this.element.hidden = !alerts.length;
+    while (this.lines.length < shown.length) this.lines.push(new Line());
+    shown.forEach((alert, i) => this.lines[i].show(alert));
+    place(this.list, this.lines.slice(0, shown.length).map((line) => line.element));
+    this.lines.length = shown.length;
+    this.more.hidden = alerts.length <= few;
+    setAttribute(this.more, "aria-expanded", String(this.isOpen));
+    setText(this.more, this.isOpen ? "Show fewer" : `Show ${count(alerts.length - few)} more`);
+  }
+
+  // The worst there is: broken, warning or nothing.
+  get severity() {
+    if (this.alerts.some((alert) => alert.severity === "broken")) return "broken";
+    return this.alerts.length ? "warning" : "";
+  }
+
+  get number() {
+    return this.alerts.length;
+  }
+}
+
+class Line {
+  constructor() {
+    this.word = h("span", { class: "alert-word" });
+    this.text = h("span", { class: "alert-text" });
+    this.link = h("a", { class: "alert-link" });
+    this.element = h("li", {}, this.word, this.text, this.link);
+  }
+
+  show(alert) {
+    setClass(this.element, `alert is-${alert.severity}`);
+    setText(this.word, WORDS[alert.severity]);
+    setText(this.text, plain(alert.text));
+    this.link.hidden = !alert.uuid && !alert.node;
+    setAttribute(this.link, "href", alert.uuid ? gpuHash(alert.uuid) : writeHash({ node: alert.node }));
+    setText(this.link, alert.uuid ? "Show the GPU" : "Show the node");
+  }
+}
+
+// As the server says them. An older one says none: then what the GPUs themselves say is gathered here.
+function alertsOf(picture, devices) {
+  if (!Array.isArray(picture.alerts)) return gathered(picture, devices);
+  const told = picture.alerts.filter((alert) => typeof alert?.text === "string");
+  const alerts = told.map((alert) => ({ ...alert, severity: alert.severity === "broken" ? "broken" : "warning" }));
+  return alerts.sort((a, b) => (a.severity === b.severity ? 0 : a.severity === "broken" ? -1 : 1));
+}
+
+function gathered(picture, devices) {
+  const gone = (picture.nodes ?? []).filter((node) => node.gone);
+  const ofNodes = gone.map((node) => ({ severity: "broken", node: node.name, text: `${node.name} is ${goneText(node)}` }));
+  const broken = devices.filter((one) => one.broken && !one.gone);
+  const ofGpus = broken.map((one) => ({
+    severity: one.severity,
+    uuid: one.uuid,
+    text: `${one.node}: ${one.name}: ${one.conditions[0]?.says || conditionTitle(one.conditions[0]?.name ?? "lost")}`,
+  }));
+  return [...ofNodes, ...ofGpus];
+}
+
+function notesOf(picture, alerts) {
+  const said = new Set(alerts.map((alert) => alert.text));
+  const nodes = picture.nodes ?? [];
+  const ofNodes = nodes.flatMap((node) => (node.notes ?? []).map((text) => [`${node.name}: ${text}`, text]));
+  const old = nodes.filter((node) => node.old && !node.gone && node.age_seconds !== undefined);
+  const ages = old.map((node) => `${node.name}: old, last seen ${duration(node.age_seconds)} ago`);
+  return [
+    ...(picture.notes ?? []).filter((text) => !said.has(text)),
+    ...ages,
+    ...ofNodes.filter((texts) => !texts.some((text) => said.has(text))).map(([text]) => text),
+  ];
+}
+
+// They unfold by themselves when there is nothing else to see, and fold again when there is.
+class Notes {
+  constructor() {
+    this.element = byId("notes");
+    this.unfolded = false;
+    this.alone = false;
+  }
+
+  show(notes, alone) {
+    this.element.hidden = !notes.length;
+    setText(byId("notes-summary"), plural(notes.length, "note"));
+    place(byId("notes-list"), notes.slice(0, MOST).map((text) => h("li", {}, plain(text))));
+    if (!notes.length || alone === this.alone) return;
+    this.alone = alone;
+    if (alone) this.unfolded = !this.element.open;
+    if (this.unfolded) this.element.open = alone;
+  }
+}

@@ -1,0 +1,66 @@
+// Asks for what is not in the picture (history, waste, all that is known of one GPU), and again once the answer is old.
+
+import { plain } from "./dom.js";
+
+const PATIENCE_MS = 20_000;
+const AGAIN_SECONDS = 15; // after a failure
+
+export class Question {
+  // `onAnswer`: called when there is something new to show.
+  constructor(onAnswer) {
+    this.onAnswer = onAnswer;
+    this.forget();
+  }
+
+  // Nobody looks any more.
+  forget() {
+    this.leaving?.abort();
+    this.leaving = undefined;
+    this.url = undefined;
+    this.answer = { state: "waiting" };
+    this.askedAt = -Infinity;
+  }
+
+  // The answer as far as it is there: `state` is waiting, ready (with `data`), missing (the server does not have it) or
+  // failed, the latter two with `message`. What was had before stays while newer is on its way.
+  want(url, everySeconds) {
+    if (url !== this.url) {
+      this.forget();
+      this.url = url;
+    }
+    const pause = this.answer.state === "ready" ? everySeconds : AGAIN_SECONDS;
+    if (!this.leaving && performance.now() - this.askedAt > pause * 1000) this.ask(url);
+    return this.answer;
+  }
+
+  async ask(url) {
+    const leaving = (this.leaving = new AbortController());
+    this.askedAt = performance.now();
+    const answer = await answerOf(url, AbortSignal.any([leaving.signal, AbortSignal.timeout(PATIENCE_MS)]));
+    if (this.leaving !== leaving) return; // something else was asked for meanwhile
+    this.leaving = undefined;
+    if (answer.state === "failed" && this.answer.state === "ready") return;
+    this.answer = answer;
+    this.onAnswer();
+  }
+}
+
+export async function answerOf(url, signal) {
+  try {
+    const response = await fetch(url, { cache: "no-store", signal });
+    const data = await response.json().catch(() => undefined);
+    if (response.ok && data?.api === "podgpu/v1") return { state: "ready", data };
+    const message = typeof data?.error === "string" ? data.error : "";
+    if (response.status === 404) return { state: "missing", message };
+    return { state: "failed", message: message || `The server answers ${response.status}` };
+  } catch {
+    return { state: "failed", message: "No answer from the server" };
+  }
+}
+
+// Why there is nothing to show. `missing`: what it means that the server does not know such a path.
+export function noneText(state, message, missing) {
+  if (state === "waiting") return "Loading";
+  if (state === "missing") return message && !message.startsWith("no such path") ? plain(message) : missing;
+  return `${plain(message)}. Trying again.`;
+}

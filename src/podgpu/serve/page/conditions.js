@@ -1,0 +1,55 @@
+// What may be wrong with a GPU or its node, in words. The names are the closed list of podgpu_device_health; one that a newer server
+// adds is shown by its name.
+
+import { duration, plural } from "./format.js";
+
+const TITLES = {
+  lost: "Lost",
+  unreadable: "Unreadable",
+  xid: "XID error",
+  row_remap_failure: "Row remap failed",
+  row_remap_pending: "Row remap pending",
+  ecc: "ECC errors",
+  thermal: "Throttled by heat",
+  power_brake: "Power brake",
+  nvlink: "NVLink down",
+  driver_away: "Driver away",
+  node_gone: "Node gone",
+};
+const GRAVE = new Set(["lost", "unreadable", "xid", "row_remap_failure", "ecc", "nvlink", "driver_away", "node_gone"]);
+
+export function conditionTitle(name) {
+  return TITLES[name] ?? String(name).replaceAll("_", " ");
+}
+
+// "broken" is red, "warning" amber, "" nothing at all. A GPU with any condition is broken: the colour says how urgent.
+export function severityOf(conditions) {
+  if (!conditions.length) return "";
+  return conditions.some((one) => GRAVE.has(one.name)) ? "broken" : "warning";
+}
+
+export function conditionsOf(told) {
+  const found = (told.conditions ?? []).map((one) => ({
+    name: String(one.condition),
+    since: one.since,
+    says: one.says ?? "",
+    do: one.do ?? "",
+  }));
+  return found.sort((a, b) => GRAVE.has(b.name) - GRAVE.has(a.name));
+}
+
+// Of a GPU and of its instances, each once: what they all say is not said seven times.
+export function gathered(lists) {
+  const found = new Map();
+  for (const one of lists.flat()) {
+    const key = `${one.name}\n${one.says}`;
+    if (!found.has(key)) found.set(key, one);
+  }
+  return [...found.values()].sort((a, b) => GRAVE.has(b.name) - GRAVE.has(a.name));
+}
+
+// Of a node whose exporter no longer answers.
+export function goneText(node) {
+  const seen = node.age_seconds === undefined ? "" : `, last seen ${duration(node.age_seconds)} ago`;
+  return `gone${seen}: ${plural((node.gpus ?? []).length, "GPU")} went with it`;
+}

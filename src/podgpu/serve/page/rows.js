@@ -1,0 +1,105 @@
+// Who holds a GPU, or a part of it: a row for each.
+
+import { gpuHash, podHash } from "./criteria.js";
+import { h, place, plain, setAttribute, setClass, setText } from "./dom.js";
+import { duration, memory, percent, perHour } from "./format.js";
+import { ownUtilization } from "./history.js";
+
+export const TINTS = 4;
+
+export class Rows {
+  constructor() {
+    this.element = h("ul", { class: "rows" });
+    this.list = [];
+  }
+
+  // `chosen`: of a pod's own view, whose rows it is about. `cost`: the currency, where costs are wanted.
+  show(one, { chosen, now, cost }) {
+    const said = rowsOf(one, chosen);
+    while (this.list.length < said.length) this.list.push(new Row());
+    this.list.length = said.length;
+    said.forEach((row, i) => this.list[i].show(one, row, chosen, now, cost));
+    place(this.element, this.list.map((row) => row.element));
+  }
+}
+
+// Every instance with whoever holds it, then whoever holds the GPU itself; of what is gone, who held it last.
+function rowsOf(one, chosen) {
+  const rows = [];
+  for (const part of one.parts) {
+    if (!part.ownHolders.length && !chosen) rows.push({ profile: part.profile, part, text: freeText(part.isFree) });
+    part.ownHolders.forEach((holder, i) => rows.push({ profile: i ? "" : part.profile, part, holder }));
+  }
+  const shared = one.holders.length > 1;
+  one.ownHolders.forEach((holder, i) => rows.push({ tint: shared ? (i % TINTS) + 1 : 0, holder }));
+  if (!one.held) for (const holder of one.lastHolders) rows.push({ holder, isLast: true });
+  if (!rows.length) rows.push({ text: holderText(one) });
+  return rows;
+}
+
+export function freeText(isFree) {
+  return isFree ? "Free" : "Nobody is known to hold it";
+}
+
+export function holderText(one) {
+  if (one.absent || one.old) return "Nobody held it";
+  return freeText(!one.mayWork);
+}
+
+// Kept from picture to picture, so that a link that has the focus does not lose it.
+class Row {
+  constructor() {
+    this.profile = h("a", { class: "profile" });
+    this.swatch = h("span", { "aria-hidden": "true" });
+    this.last = h("span", { class: "row-last", hidden: true }, "last held by");
+    this.namespace = h("bdi", { class: "row-namespace" });
+    this.pod = h("bdi", { class: "row-pod" });
+    this.link = h("a", {}, this.namespace, this.pod);
+    this.container = h("bdi", { class: "row-container" });
+    this.name = h("span", { class: "row-name" }, this.link, this.container);
+    this.idle = h("span", { class: "row-idle" });
+    this.ratio = h("span", { class: "row-figure" });
+    this.memory = h("span", { class: "row-figure row-memory" });
+    this.cost = h("span", { class: "row-figure row-cost" });
+    const parts = [this.profile, this.swatch, this.last, this.name, this.idle, this.ratio, this.memory, this.cost];
+    this.element = h("li", {}, ...parts);
+  }
+
+  show(one, { holder, part, profile = "", tint = 0, text = "", isLast = false }, chosen, now, currency) {
+    const isOther = holder && chosen && !chosen(holder);
+    setClass(this.element, `row${holder ? "" : " row-free"}${isOther ? " row-other" : ""}`);
+    showText(this.profile, plain(profile));
+    setAttribute(this.profile, "href", part ? gpuHash(`${one.uuid}/${part.id}`) : undefined);
+    this.swatch.hidden = !tint;
+    setClass(this.swatch, `swatch tint-${tint}`);
+    this.last.hidden = !isLast;
+    this.showName(holder, text);
+    const alone = !holder || isLast || (one.holders.length < 2 && !one.parts.length);
+    const since = holder?.use === "idle" ? holder.idleSince : undefined;
+    const idle = alone || one.isIdle || since === undefined ? "" : `idle ${duration(now - since)}`;
+    showText(this.idle, idle);
+    const isPast = one.absent || one.old; // what it used is not of now
+    const repeats = isPast || (alone && (one.utilization !== undefined || holder?.utilization === undefined));
+    showText(this.ratio, repeats || idle ? "" : percent(ownUtilization(one, holder)));
+    showText(this.memory, alone || isPast ? "" : memory(holder.memory ?? holder.part?.memoryUsed));
+    const priced = currency !== undefined && holder?.cost !== undefined;
+    showText(this.cost, priced ? perHour(holder.cost, currency) : "");
+    this.cost.classList.toggle("wasted", holder?.use === "idle");
+  }
+
+  showName(holder, text) {
+    const linked = Boolean(holder?.pod);
+    setAttribute(this.link, "href", linked ? podHash(holder.namespace, holder.pod) : undefined);
+    showText(this.namespace, linked && holder.namespace ? `${plain(holder.namespace)}/` : "");
+    setText(this.pod, plain(linked ? holder.pod : (holder?.name ?? text)));
+    showText(this.container, plain(holder?.container ?? ""));
+    const full = holder && plain([holder.name, holder.container].filter(Boolean).join("/"));
+    const owner = holder?.owner ? ` (${plain(holder.owner)})` : "";
+    setAttribute(this.name, "title", full && `${full}${owner}`);
+  }
+}
+
+export function showText(element, text) {
+  element.hidden = !text;
+  setText(element, text);
+}

@@ -1,0 +1,111 @@
+// A table that is sorted by a click on a column's name; how it is sorted stands in the address.
+
+import { h, place, plain, setAttribute, setClass, setText } from "./dom.js";
+import { plural, UNKNOWN } from "./format.js";
+
+const AT_ONCE = 200;
+
+// Columns: name, title, value(row) and, for all but texts, write(value). The first is the row's name; `link(row)` of it
+// is where it leads. `isWarm(value)`: worth a colour.
+export class Table {
+  // `onOrder`: called with how it is to be sorted: a column's name, with a - before it when the smallest come first.
+  constructor(label, onOrder) {
+    this.rows = new Map();
+    this.limit = AT_ONCE;
+    this.head = h("tr");
+    this.body = h("tbody");
+    this.more = h("button", { type: "button", class: "more" });
+    const table = h("table", {}, h("thead", {}, this.head), this.body);
+    this.scroll = h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": label }, table);
+    this.element = h("div", {}, this.scroll, this.more);
+    this.more.addEventListener("click", () => {
+      this.limit += AT_ONCE;
+      this.show(...this.shown);
+    });
+    this.head.addEventListener("click", (event) => {
+      const name = event.target.closest("button")?.name;
+      if (!name) return;
+      onOrder(this.next(name));
+      this.head.querySelector(`button[name="${CSS.escape(name)}"]`)?.focus();
+    });
+  }
+
+  next(name) {
+    const column = this.columns.find((one) => one.name === name);
+    const first = column.write ? name : `-${name}`; // largest first, and texts from A on
+    return this.order === first ? (first === name ? `-${name}` : name) : first;
+  }
+
+  // `keyOf(row)`: what it is kept by from picture to picture, so that a link that has the focus does not lose it.
+  show(rows, columns, order, keyOf) {
+    this.shown = [rows, columns, order, keyOf];
+    const names = columns.map((column) => column.name).join();
+    if (names !== this.names) {
+      this.names = names;
+      this.rows.clear();
+      const button = (column) => h("button", { type: "button", name: column.name }, column.title);
+      place(this.head, columns.map((column) => h("th", { scope: "col", class: kindOf(column) }, button(column))));
+    }
+    this.columns = columns;
+    this.order = columns.some((column) => column.name === order.replace(/^-/, "")) ? order : columns[0].name;
+    const by = this.order.replace(/^-/, "");
+    const isUp = this.order.startsWith("-");
+    columns.forEach((column, i) => {
+      setAttribute(this.head.children[i], "aria-sort", column.name === by ? (isUp ? "ascending" : "descending") : undefined);
+    });
+    this.ordered = ordered(rows, columns.find((column) => column.name === by), isUp);
+    const drawn = this.ordered.slice(0, this.limit);
+    const kept = new Map();
+    for (const row of drawn) kept.set(keyOf(row), this.row(row, keyOf(row)));
+    this.rows = kept;
+    place(this.body, [...kept.values()]);
+    this.more.hidden = rows.length <= this.limit;
+    setText(this.more, `Show more: ${plural(rows.length - this.limit, "row")} left`);
+  }
+
+  row(row, key) {
+    let element = this.rows.get(key);
+    if (!element) {
+      const [first, ...others] = this.columns;
+      const name = first.link ? h("a", {}, h("bdi")) : h("bdi");
+      element = h("tr", {}, h("th", { scope: "row" }, name), ...others.map((column) => h("td", { class: kindOf(column) })));
+    }
+    this.columns.forEach((column, i) => {
+      const cell = i ? element.children[i] : element.querySelector("bdi");
+      if (!i && column.link) setAttribute(element.querySelector("a"), "href", column.link(row));
+      setText(cell, textOf(column, row));
+      if (i) setClass(cell, `${kindOf(column)}${column.isWarm?.(column.value(row)) ? " wasted" : ""}`.trim());
+    });
+    return element;
+  }
+
+  // What is shown, as tab-separated lines for a spreadsheet: all rows, in their order.
+  asText() {
+    const cell = (text) => text.replace(/[\t\n]/g, " ");
+    const lines = this.ordered.map((row) => this.columns.map((column) => cell(textOf(column, row))).join("\t"));
+    return [this.columns.map((column) => column.title).join("\t"), ...lines].join("\n");
+  }
+}
+
+function kindOf(column) {
+  return column.write ? "" : "is-text";
+}
+
+function textOf(column, row) {
+  const value = column.value(row);
+  if (value === undefined || value === "") return UNKNOWN;
+  return column.write ? column.write(value) : plain(value);
+}
+
+// What is not known comes last in either direction.
+function ordered(rows, by, isUp) {
+  const sign = isUp ? 1 : -1;
+  const isKnown = (value) => value !== undefined && value !== "";
+  return rows
+    .map((row) => [by.value(row), row])
+    .sort(([a], [b]) => {
+      if (!isKnown(a) || !isKnown(b)) return isKnown(b) - isKnown(a);
+      return sign * (by.write ? a - b : String(a).localeCompare(String(b), "en", { numeric: true }));
+    })
+    .map(([, row]) => row);
+}

@@ -1,0 +1,202 @@
+// Charts below each other with one time axis, who held the GPU when, and what went wrong when. Pointing at it, or the arrow
+// keys, read the values of a moment.
+
+import { Chart } from "./chart.js";
+import { conditionTitle, severityOf } from "./conditions.js";
+import { podHash, RANGES, writeHash } from "./criteria.js";
+import { h, place, plain, setAttribute, setText } from "./dom.js";
+import { celsius, clock, duration, memory, moment, percent, watts } from "./format.js";
+
+export const NO_HISTORY = "This server keeps no history: its podgpu is older than this page.";
+const TICK_SECONDS = [60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 14400, 21600, 43200];
+const MOST_TICKS = 7;
+const MOST_HOLDERS = 12;
+const MOST_MARKS = 100;
+const KINDS = {
+  utilization_ratio: ["Utilisation", percent, () => 1],
+  memory_used_bytes: ["Memory used", memory, (values) => rounded(largest(values), 1024 ** 3)],
+  power_watts: ["Power", watts, (values) => rounded(largest(values), 1)],
+  temperature_celsius: ["Temperature", celsius, (values) => Math.max(100, largest(values))],
+};
+
+export class Timeline {
+  // `onRange(range)`: the address that shows another range.
+  constructor(hashOf) {
+    this.hashOf = hashOf;
+    this.ways = RANGES.map((range) => h("a", {}, range));
+    this.about = h("p", { class: "about", role: "status" });
+    this.charts = Object.fromEntries(Object.entries(KINDS).map(([name, [...kind]]) => [name, new Chart(...kind)]));
+    this.holders = h("ul", { class: "lanes" });
+    this.holderSection = h("section", { class: "lane-section" }, h("h3", {}, "Held by"), this.holders);
+    this.axis = h("div", { class: "axis", "aria-hidden": "true" });
+    this.time = h("span", { class: "cursor-time" });
+    this.cursor = h("div", { class: "cursor", hidden: true }, this.time);
+    const area = h("div", { class: "cursor-area", "aria-hidden": "true" }, this.cursor);
+    const charts = Object.values(this.charts).map((chart) => chart.element);
+    const keys = { tabindex: "0", role: "group", "aria-label": "History. The arrow keys read the values of a moment." };
+    this.plot = h("div", { class: "plot", ...keys }, ...charts, this.holderSection, this.axis, area);
+    this.area = area;
+    this.spoken = h("p", { class: "announced", "aria-live": "polite" });
+    this.marks = h("ul", { class: "marks" });
+    this.markSection = h("section", {}, h("h3", {}, "What went wrong"), this.marks);
+    const head = h("div", { class: "timeline-head" }, h("h2", {}, "History"), h("nav", { class: "tabs", "aria-label": "Range" }, ...this.ways), this.about);
+    this.element = h("section", { class: "timeline" }, head, this.plot, this.spoken, this.markSection);
+    this.plot.addEventListener("pointermove", (event) => this.point(event));
+    this.plot.addEventListener("pointerleave", () => this.read(undefined));
+    this.plot.addEventListener("keydown", (event) => this.step(event));
+    this.plot.addEventListener("blur", () => this.read(undefined));
+  }
+
+  showRange(range, criteria) {
+    RANGES.forEach((way, i) => {
+      setAttribute(this.ways[i], "href", writeHash({ ...this.hashOf(criteria), range: way }));
+      setAttribute(this.ways[i], "aria-current", way === range ? "true" : undefined);
+    });
+  }
+
+  // Nothing to draw, and why.
+  showNone(text) {
+    this.plot.hidden = this.markSection.hidden = true;
+    setText(this.about, text);
+    this.told = undefined;
+  }
+
+  // `told`: from, to, step_seconds, marks and maybe holders. `devices`: name and series of each.
+  show(told, devices) {
+    if (told === this.told) return;
+    this.told = told;
+    this.axisOf = { from: told.from, to: told.to, step: told.step_seconds };
+    if (!(told.to > told.from) || !(told.step_seconds > 0)) return this.showNone("No history yet.");
+    const marks = (told.marks ?? []).map((mark) => markOf(mark, told));
+    const ticks = ticksOf(told);
+    for (const [name, chart] of Object.entries(this.charts)) {
+      const lines = devices.map((one) => ({ name: one.name, values: one.series?.[name] ?? [] }));
+      chart.show(this.axisOf, lines.filter(({ values }) => values.some(Number.isFinite)), marks, ticks);
+    }
+    const isEmpty = Object.values(this.charts).every((chart) => chart.element.hidden) && !told.holders?.length;
+    this.plot.hidden = isEmpty;
+    setText(this.about, isEmpty ? "No history yet." : `One value every ${duration(told.step_seconds)}`);
+    this.showHolders(told.holders ?? []);
+    this.showAxis(ticks);
+    this.showMarks(marks);
+    this.read(undefined);
+  }
+
+  ratio(at) {
+    const { from, to } = this.axisOf;
+    return Math.min(1, Math.max(0, (at - from) / (to - from)));
+  }
+
+  showHolders(holders) {
+    this.lanes = lanesOf(holders).slice(0, MOST_HOLDERS);
+    this.holderSection.hidden = !this.lanes.length;
+    place(this.holders, this.lanes.map((lane) => this.lane(lane)));
+  }
+
+  lane({ namespace, pod, name, times }) {
+    const label = h("a", { href: podHash(namespace, pod), class: "lane-name" }, h("bdi", {}, plain(name)));
+    const bars = times.map(([from, to]) => {
+      const bar = h("span", { class: "lane-bar", title: `${moment(from)} to ${to === undefined ? "now" : moment(to)}` });
+      const [start, end] = [this.ratio(from), this.ratio(to ?? this.axisOf.to)];
+      bar.style.left = `${100 * start}%`;
+      bar.style.width = `${100 * Math.max(0.002, end - start)}%`;
+      return bar;
+    });
+    const first = this.ratio(times[0][0]);
+    if (first < 0.6) label.style.marginLeft = `${100 * first}%`;
+    else label.style.marginRight = `${100 * (1 - this.ratio(times.at(-1)[1] ?? this.axisOf.to))}%`;
+    label.classList.toggle("is-late", first >= 0.6);
+    return h("li", { class: "lane" }, label, h("span", { class: "lane-track" }, ...bars));
+  }
+
+  showAxis(ticks) {
+    const elements = ticks.map((at) => {
+      const tick = h("span", {}, clock(at));
+      tick.style.left = `${100 * this.ratio(at)}%`;
+      return tick;
+    });
+    place(this.axis, elements);
+  }
+
+  showMarks(marks) {
+    this.markSection.hidden = !marks.length;
+    const latest = [...marks].sort((a, b) => b.at - a.at).slice(0, MOST_MARKS);
+    place(this.marks, latest.map((mark) => {
+      const until = mark.isOver ? ` to ${moment(mark.until)}` : mark.isOpen ? " and still" : "";
+      const badge = h("span", { class: `badge badge-${mark.severity}` }, conditionTitle(mark.condition));
+      return h("li", {}, h("span", { class: "mark-when" }, `${moment(mark.at)}${until}`), badge, h("span", { class: "mark-says" }, plain(mark.says ?? "")));
+    }));
+  }
+
+  point(event) {
+    const { left, width } = this.area.getBoundingClientRect();
+    const { from, to, step } = this.axisOf;
+    const at = ((event.clientX - left) / width) * (to - from);
+    this.read(at < 0 || at > to - from ? undefined : Math.round(at / step));
+  }
+
+  step(event) {
+    const moves = { ArrowLeft: -1, ArrowRight: 1, PageUp: -10, PageDown: 10 };
+    const last = Math.floor((this.axisOf.to - this.axisOf.from) / this.axisOf.step);
+    if (event.target !== this.plot || !(event.key in moves || event.key === "Home" || event.key === "End")) return;
+    event.preventDefault();
+    const next = event.key === "Home" ? 0 : event.key === "End" ? last : (this.at ?? last) + moves[event.key];
+    this.read(Math.min(last, Math.max(0, next)), true);
+  }
+
+  // Shows the values of one step in every chart's head; undefined: nothing is pointed at.
+  read(step, isSpoken = false) {
+    this.at = step;
+    this.cursor.hidden = step === undefined;
+    const texts = Object.entries(this.charts).map(([name, chart]) => [KINDS[name][0], chart.read(step)]);
+    if (step === undefined) return;
+    const { from, to, step: seconds } = this.axisOf;
+    const at = Math.min(to, from + step * seconds);
+    const time = clock(at, seconds < 60);
+    this.cursor.style.left = `${100 * this.ratio(at)}%`;
+    this.cursor.classList.toggle("is-right", this.ratio(at) > 0.85);
+    setText(this.time, time);
+    if (!isSpoken) return;
+    const said = texts.filter(([, text]) => text).map(([name, text]) => `${name} ${text}`);
+    setText(this.spoken, [time, ...said].join(", "));
+  }
+}
+
+function largest(values) {
+  return values.reduce((most, value) => Math.max(most, value), 0);
+}
+
+// The next of 1, 2, 3, 4, 5, 6, 8 times a power of ten that is large enough.
+function rounded(most, unit) {
+  const amount = most / unit;
+  if (amount <= 0) return unit;
+  const power = 10 ** Math.floor(Math.log10(amount));
+  const step = [1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10].find((one) => one * power >= amount);
+  return step * power * unit;
+}
+
+function markOf(mark, told) {
+  const isOpen = mark.until === undefined;
+  const severity = severityOf([{ name: mark.condition }]);
+  return { ...mark, severity, isOpen, isOver: !isOpen && mark.until > mark.at, until: mark.until ?? told.to };
+}
+
+function lanesOf(holders) {
+  const lanes = new Map();
+  for (const { namespace = "", pod = "", container = "", from, to } of holders) {
+    const name = [namespace, pod, container].filter(Boolean).join("/");
+    const lane = lanes.get(name) ?? { namespace, pod, name, times: [] };
+    lane.times.push([from, to]);
+    lanes.set(name, lane);
+  }
+  return [...lanes.values()];
+}
+
+// Whole minutes and hours of the clock on the wall.
+function ticksOf({ from, to }) {
+  const step = TICK_SECONDS.find((seconds) => (to - from) / seconds <= MOST_TICKS) ?? 86400;
+  const shift = new Date(from * 1000).getTimezoneOffset() * 60;
+  const ticks = [];
+  for (let at = Math.ceil((from - shift) / step) * step + shift; at <= to; at += step) ticks.push(at);
+  return ticks;
+}

@@ -1,0 +1,154 @@
+// Who holds GPUs and lets them idle, by hours and money: to sort, to copy, as CSV.
+
+import { noneText, Question } from "./ask.js";
+import { podHash, WASTE_BY, wordsOf, writeHash } from "./criteria.js";
+import { h, setAttribute, setText } from "./dom.js";
+import { amount, duration, money, moment, parts, percent, perHour, plural } from "./format.js";
+import { Table } from "./table.js";
+
+const EVERY_SECONDS = 15;
+const TITLES = { pod: "Pods", owner: "Owners", namespace: "Namespaces" };
+const MISSING = "This server keeps no account of waste: its podgpu is older than this page.";
+
+export class Waste {
+  // `context`: now(). `onOrder`: called with how the table is to be sorted.
+  constructor(context, onOrder, onAnswer) {
+    this.context = context;
+    this.question = new Question(onAnswer);
+    this.ways = WASTE_BY.map((by) => h("a", {}, TITLES[by]));
+    this.about = h("p", { class: "about" });
+    this.copy = h("button", { type: "button", class: "quiet" }, "Copy");
+    this.csv = h("a", { class: "quiet", download: "" }, "CSV");
+    this.message = h("p", { class: "message" });
+    this.table = new Table("Waste", onOrder);
+    const ways = h("nav", { class: "tabs", "aria-label": "Waste by" }, ...this.ways);
+    this.element = h("div", { class: "waste" }, h("div", { class: "waste-head" }, ways, this.about, this.copy, this.csv), this.message, this.table.element);
+    this.copy.addEventListener("click", () => this.copyAll());
+  }
+
+  leave() {
+    this.question.forget();
+  }
+
+  show(criteria) {
+    const by = WASTE_BY.includes(criteria.by) ? criteria.by : "pod";
+    const url = `api/v1/waste?by=${by}`;
+    const { state, data, message } = this.question.want(url, EVERY_SECONDS);
+    WASTE_BY.forEach((way, i) => {
+      setAttribute(this.ways[i], "href", writeHash({ view: "waste", by: way, q: criteria.q, ns: criteria.ns }));
+      setAttribute(this.ways[i], "aria-current", way === by ? "page" : undefined);
+    });
+    setAttribute(this.csv, "href", `${url}&format=csv`);
+    const rows = state === "ready" ? matching(data.rows ?? [], criteria) : [];
+    const isEmpty = !rows.length;
+    this.copy.hidden = this.csv.hidden = this.table.element.hidden = isEmpty;
+    this.message.hidden = !isEmpty;
+    setText(this.message, emptyText(state, message, criteria));
+    setText(this.about, state === "ready" ? aboutText(rows, data, this.context.now()) : "");
+    if (isEmpty) return;
+    const columns = columnsOf(by, rows, data.currency ?? "", this.context.now());
+    this.table.show(rows, columns, criteria.order || firstOrder(columns), keyOf);
+  }
+
+  async copyAll() {
+    const text = this.table.asText();
+    const done = await written(text);
+    setText(this.copy, done ? "Copied" : "Could not copy");
+    clearTimeout(this.saying);
+    this.saying = setTimeout(() => setText(this.copy, "Copy"), 2000);
+  }
+}
+
+// Only pages that came over TLS, or from this machine, have a clipboard; for the others the old way still works.
+async function written(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+    return true;
+  } catch {
+    const field = h("textarea", { class: "announced", "aria-hidden": "true" });
+    field.value = text;
+    document.body.append(field);
+    field.select();
+    const done = document.execCommand("copy");
+    field.remove();
+    return done;
+  }
+}
+
+function matching(rows, { q, ns }) {
+  const words = wordsOf(q);
+  return rows.filter((row) => {
+    const text = [row.namespace, row.pod, ownerText(row)].filter(Boolean).join("\n").toLowerCase();
+    return (!ns || row.namespace === ns) && words.every((word) => text.includes(word));
+  });
+}
+
+function ownerText(row) {
+  if (typeof row.owner === "string") return row.owner;
+  return row.owner?.name ? `${row.owner.kind ?? ""}/${row.owner.name}` : undefined;
+}
+
+function keyOf(row) {
+  return JSON.stringify([row.namespace, row.pod, ownerText(row)]);
+}
+
+function firstOrder(columns) {
+  return columns.some((column) => column.name === "wasted") ? "wasted" : "idle_hours";
+}
+
+function emptyText(state, message, criteria) {
+  if (state !== "ready") return noneText(state, message, MISSING);
+  if (criteria.q || criteria.ns) return "Nothing matches the filter. Press Escape to clear it.";
+  return "Nothing was wasted so far: no pod has held a GPU and let it idle.";
+}
+
+function aboutText(rows, data, now) {
+  const hours = rows.reduce((sum, row) => sum + (row.idle_hours ?? 0), 0);
+  const priced = rows.filter((row) => row.wasted !== undefined);
+  const lost = priced.reduce((sum, row) => sum + row.wasted, 0);
+  const since = data.counting_since;
+  const said = [`${amount(hours)} idle GPU-hours`];
+  if (priced.length) said.push(`${money(lost, data.currency)} wasted`);
+  if (since) said.push(`since ${moment(since)} (${duration(now - since)})`);
+  return [...said, plural(rows.length, "row")].join(" \u00b7 ");
+}
+
+function columnsOf(by, rows, currency, now) {
+  const number = (name, title, write, isWarm) => ({ name, title, value: (row) => row[name], write, isWarm });
+  const isSome = (value) => value > 0;
+  const columns = [
+    nameColumn(by),
+    { name: "namespace", title: "Namespace", value: (row) => row.namespace },
+    { name: "owner", title: "Owner", value: ownerText },
+    number("gpus", "GPUs", parts),
+    number("idle_gpus", "Idle now", parts, isSome),
+    { name: "idle_for", title: "Idle for", value: (row) => (row.idle_since ? now - row.idle_since : undefined), write: duration },
+    number("idle_hours", "Idle hours", amount),
+    number("allocated_hours", "Allocated hours", amount),
+    { name: "idle_part", title: "Idle of allocated", value: idlePart, write: percent },
+    number("cost_per_hour", "Cost now", (price) => perHour(price, currency)),
+    number("wasted", "Wasted", (price) => money(price, currency), isSome),
+  ];
+  const seen = new Set();
+  return columns.filter((column, i) => {
+    const isNew = !seen.has(column.name);
+    seen.add(column.name);
+    return isNew && (i === 0 || rows.some((row) => column.value(row) !== undefined));
+  });
+}
+
+function nameColumn(by) {
+  if (by === "namespace") {
+    return { name: "namespace", title: "Namespace", value: (row) => row.namespace, link: (row) => writeHash({ ns: row.namespace }) };
+  }
+  if (by === "owner") {
+    const link = (row) => writeHash({ ns: row.namespace, q: ownerText(row) });
+    return { name: "owner", title: "Owner", value: (row) => ownerText(row) ?? "no owner", link };
+  }
+  return { name: "pod", title: "Pod", value: (row) => row.pod, link: (row) => podHash(row.namespace ?? "", row.pod ?? "") };
+}
+
+function idlePart(row) {
+  if (row.idle_hours === undefined || !row.allocated_hours) return undefined;
+  return Math.min(1, row.idle_hours / row.allocated_hours);
+}

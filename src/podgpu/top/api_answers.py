@@ -1,0 +1,150 @@
+"""What podgpu's own servers answer beside the view: everybody's utilisation of late, and all that is known of one GPU.
+
+Whatever is not as docs/api.md has it is left out; an answer that is not podgpu's at all raises SourceError. Pure.
+"""
+
+from __future__ import annotations
+
+import binascii
+import json
+import math
+from base64 import b64decode
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from podgpu.errors import SourceError
+
+FULL = 200
+"""One byte a point: so much is a utilisation of 1."""
+NO_DATA = 255
+_MOST_POINTS = 10_000
+_LONGEST_STEP = 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
+class ServerHistory:
+    step: float
+    """Seconds from a point to the next."""
+    devices: Mapping[tuple[str, str], bytes] = field(default_factory=dict)
+    """UUID and MIG instance -> a byte a point, the oldest first; the last is of now."""
+
+
+@dataclass(frozen=True, slots=True)
+class FieldFact:
+    name: str
+    value: str
+    unit: str = ""
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class XidFact:
+    number: int
+    says: str = ""
+    kind: str = ""
+    """By NVIDIA's classes: application, driver, hardware."""
+    at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFact:
+    name: str
+    works: bool
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuFacts:
+    """Everything the server knows of one GPU, beyond its figures."""
+
+    fields: tuple[FieldFact, ...] = ()
+    xids: tuple[XidFact, ...] = ()
+    sources: tuple[SourceFact, ...] = ()
+    method: str = ""
+    """How busy time is told apart there."""
+
+
+def parse_history(body: bytes) -> ServerHistory:
+    """Of `/api/v1/history`. Raises SourceError."""
+    document = _document(body)
+    step, devices = _number(document.get("step_seconds")), document.get("devices")
+    if step is None or not 0 < step <= _LONGEST_STEP or not isinstance(devices, dict):
+        raise SourceError("malformed", "answers without a history")
+    found = ((_device_key(name), _points(text)) for name, text in devices.items())
+    return ServerHistory(step, {key: points for key, points in found if points})
+
+
+def parse_gpu_facts(body: bytes) -> GpuFacts:
+    """Of `/api/v1/gpus/UUID`. Raises SourceError."""
+    document = _document(body)
+    return GpuFacts(
+        fields=tuple(_field(of) for of in _objects(document.get("fields")) if _text(of.get("name"))),
+        xids=tuple(_xid(of) for of in _objects(document.get("xids")) if _number(of.get("xid")) is not None),
+        sources=tuple(_source(of) for of in _objects(document.get("sources")) if _text(of.get("source"))),
+        method=_text(document.get("method")),
+    )
+
+
+def _device_key(name: str) -> tuple[str, str]:
+    uuid, _, instance = name.partition("/")
+    return uuid, instance
+
+
+def _points(text: object) -> bytes:
+    if not isinstance(text, str) or len(text) > 2 * _MOST_POINTS:
+        return b""
+    try:
+        points = b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        return b""
+    return bytes(point if point <= FULL else NO_DATA for point in points)
+
+
+def _field(of: dict[str, Any]) -> FieldFact:
+    return FieldFact(_text(of["name"]), _value(of.get("value")), _text(of.get("unit")), _text(of.get("source")))
+
+
+def _value(value: object) -> str:
+    """As it is read: a whole number without a point."""
+    if isinstance(value, str):
+        return value
+    number = _number(value)
+    return "" if number is None else f"{number:.0f}" if number.is_integer() else f"{number:g}"
+
+
+def _xid(of: dict[str, Any]) -> XidFact:
+    number = _number(of["xid"])
+    return XidFact(int(number or 0), _text(of.get("says")), _text(of.get("class")), _number(of.get("at")))
+
+
+def _source(of: dict[str, Any]) -> SourceFact:
+    message = _text(of.get("message")) or _text(of.get("error"))
+    return SourceFact(_text(of["source"]), of.get("ok") is not False, message)
+
+
+def _document(body: bytes) -> dict[str, Any]:
+    try:
+        document = json.loads(body)
+    except (ValueError, RecursionError):
+        document = None
+    if not isinstance(document, dict) or document.get("api") != "podgpu/v1":
+        raise SourceError("malformed", "does not answer as podgpu does")
+    return document
+
+
+def _objects(value: object) -> Iterator[dict[str, Any]]:
+    return (item for item in value if isinstance(item, dict)) if isinstance(value, list) else iter(())
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _number(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:
+        return None

@@ -1,0 +1,240 @@
+"""Fields with an interval of their own: each is read when it is due, costs no more than that, and none is lost."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from podgpu.agent.loop import Agent, Settings
+from podgpu.catalog.counters import Counter as MetricCounter
+from podgpu.catalog.counters import parse_counters
+from podgpu.clock import Clock
+from podgpu.configuration.config_file import Collection
+from podgpu.configuration.counter_feeds import FileCounters
+from podgpu.errors import UsageError
+from podgpu.join import Policy
+from podgpu.simulate.driver import SimulatedNvml
+from podgpu.simulate.workload import SimulatedLoad
+from podgpu.telemetry.nvml import NvmlTelemetry
+from tests.nodes.clock import FakeClock, wait_until
+
+CSV = (
+    "DCGM_FI_DEV_GPU_TEMP,gauge,t\n"
+    "DCGM_FI_DEV_POWER_USAGE,gauge,w\n"
+    "DCGM_FI_DEV_SM_CLOCK,gauge,c\n"
+    "DCGM_FI_DEV_MEMORY_TEMP,gauge,m\n"
+    "DCGM_FI_PROF_GR_ENGINE_ACTIVE,gauge,g\n"
+)
+TEMP, POWER, CLOCK = "nvmlDeviceGetTemperature", "nvmlDeviceGetPowerUsage", "nvmlDeviceGetClockInfo"
+FIELD_VALUES, GPM = "nvmlDeviceGetFieldValues", "nvmlGpmSampleGet"
+QUICK = Collection("quick", 2.0, ("DCGM_FI_DEV_POWER_USAGE",), place="c.yaml:1:1")
+
+
+def counters(text: str = CSV) -> tuple[MetricCounter, ...]:
+    return parse_counters(text, "counters.csv")
+
+
+class Bench:
+    """An exporter's agent whose time moves when told."""
+
+    def __init__(
+        self,
+        *collections: Collection,
+        gpus: str = "1xH100",
+        interval: float = 30.0,
+        feed: FileCounters | None = None,
+        text: str = CSV,
+    ) -> None:
+        self.clock = FakeClock()
+        self.driver = SimulatedNvml(gpus, clock=self.clock.monotonic, wall=self.clock.wall, unrest=0)
+        count = len(self.driver.machine.gpus)
+        self.agent = Agent(
+            NvmlTelemetry(self.driver, "simulated", lambda: count, self.clock.monotonic, self.clock.wall),
+            settings=Settings(
+                interval=interval, collections=collections, policy=Policy(counters=counters(text), hostname="h")
+            ),
+            clock=Clock(self.clock.monotonic, self.clock.wall),
+            counter_feed=feed,
+        )
+
+    def run(self, seconds: int) -> Counter[str]:
+        """Second by second, as the loop would; which calls that took."""
+        before = Counter(self.driver.calls)
+        for _ in range(seconds):
+            self.clock.advance(1.0)
+            self.agent.read_due_telemetry()
+        return self.driver.calls - before
+
+    @property
+    def page(self) -> str:
+        return self.agent.published.fresh.plain.decode()
+
+    def value(self, family: str) -> float | None:
+        lines = [line for line in self.page.splitlines() if line.startswith(f"{family}{{")]
+        return float(lines[0].rpartition(" ")[2]) if lines else None
+
+
+@pytest.fixture
+def bench() -> Bench:
+    bench = Bench(QUICK)
+    bench.run(2)  # both readings that rates need
+    return bench
+
+
+def test_a_field_every_2_s_beside_others_every_30_s_costs_only_that(bench: Bench) -> None:
+    calls = bench.run(60)
+    assert calls[POWER] == 30
+    assert (calls[TEMP], calls[CLOCK], calls[GPM]) == (2, 2, 2)
+    plain = Bench()
+    plain.run(2)
+    before = plain.run(60)
+    assert {name for name in calls if calls[name] > before[name]} <= {
+        POWER,
+        "nvmlDeviceGetUUID",  # that it is still the same GPU, before anything is asked of it
+        "nvmlDeviceGetMigMode",
+        "nvmlDeviceGetPciInfo",
+        "nvmlDeviceGetCount",
+    }
+    assert calls[FIELD_VALUES] == before[FIELD_VALUES] == 2
+
+
+def test_the_slow_ones_may_be_the_collections(bench: Bench) -> None:
+    slow = Collection("slow", 60.0, ("DCGM_FI_DEV_SM_CLOCK", "DCGM_FI_PROF_*"), place="c.yaml:1:1")
+    bench = Bench(slow, interval=2.0)
+    bench.run(2)
+    calls = bench.run(60)
+    assert (calls[TEMP], calls[CLOCK], calls[GPM]) == (30, 1, 1)
+
+
+def test_every_page_has_every_field(bench: Bench) -> None:
+    for _ in range(40):
+        bench.run(1)
+        for counter in counters():
+            assert bench.value(counter.name) is not None, counter.name
+
+
+def test_a_quick_field_is_newer_than_the_others(bench: Bench) -> None:
+    bench.run(20)
+    power, temperature = bench.value("DCGM_FI_DEV_POWER_USAGE"), bench.value("DCGM_FI_DEV_GPU_TEMP")
+    assert power is not None
+    assert temperature is not None
+    bench.driver.faults.answer("nvmlDeviceGetPowerUsage", 123_000)
+    bench.driver.faults.answer("nvmlDeviceGetTemperature", 77)
+    bench.run(2)
+    assert bench.value("DCGM_FI_DEV_POWER_USAGE") == 123.0
+    assert bench.value("DCGM_FI_DEV_GPU_TEMP") == temperature
+
+
+def test_a_mean_is_over_its_own_interval() -> None:
+    """Profiling ratios are means since the field was last read: a quick neighbour does not shorten them."""
+    quick = Collection("quick", 2.0, ("DCGM_FI_PROF_GR_ENGINE_ACTIVE",), place="c.yaml:1:1")
+    bench = Bench(quick, text=f"{CSV}DCGM_FI_PROF_SM_ACTIVE,gauge,s\n")
+    load = SimulatedLoad(0, 4000, duty=1.0)
+    bench.driver.place(load)
+    bench.run(2)
+    bench.run(15)
+    bench.driver.remove(4000)
+    bench.run(15)
+    assert bench.value("DCGM_FI_PROF_GR_ENGINE_ACTIVE") == pytest.approx(0.0, abs=0.01)
+    busy_half_of_the_time = bench.value("DCGM_FI_PROF_SM_ACTIVE")
+    assert busy_half_of_the_time is not None
+    assert 0.1 < busy_half_of_the_time < 0.9
+
+
+def test_a_lost_gpu_loses_its_slow_fields_too_and_has_them_back(bench: Bench) -> None:
+    bench.driver.faults.lose(0)
+    bench.run(2)
+    assert bench.value("DCGM_FI_DEV_POWER_USAGE") is None
+    assert bench.value("DCGM_FI_DEV_GPU_TEMP") is None
+    bench.run(40)  # the slow ones were due meanwhile, and failed: what they said before is not told again
+    bench.driver.faults.recover(0)
+    bench.run(40)
+    assert bench.value("DCGM_FI_DEV_GPU_TEMP") is not None
+
+
+def test_a_new_gpu_instance_has_all_its_fields_at_once() -> None:
+    bench = Bench(QUICK, gpus="1xH100/1x3g.40gb")
+    bench.run(2)
+    bench.run(10)
+    bench.driver.faults.relayout(0, ["1g.10gb", "1g.10gb"])
+    bench.run(3)
+    instances = [line for line in bench.page.splitlines() if 'GPU_I_PROFILE="1g.10gb"' in line]
+    assert bench.value("DCGM_FI_DEV_GPU_TEMP") is not None
+    assert not [line for line in bench.page.splitlines() if 'GPU_I_PROFILE="3g.40gb"' in line]
+    bench.run(2)  # its profiling ratios are means, of which this is the second sample
+    assert instances or bench.agent.published.snapshot.devices[1:]
+
+
+def test_counters_that_change_are_divided_anew(tmp_path: Path) -> None:
+    path = tmp_path / "counters.csv"
+    path.write_text(CSV, encoding="utf-8")
+    bench = Bench(QUICK, feed=FileCounters(str(path)))
+    bench.run(2)
+    path.write_text(
+        "DCGM_FI_DEV_GPU_TEMP,gauge,t\nDCGM_FI_DEV_POWER_USAGE,gauge,w\nDCGM_FI_DEV_MEM_CLOCK,gauge,m\n",
+        encoding="utf-8",
+    )
+    bench.agent.read_counters()
+    bench.run(2)
+    assert bench.value("DCGM_FI_DEV_MEM_CLOCK") is not None
+    assert bench.value("DCGM_FI_DEV_SM_CLOCK") is None
+    calls = bench.run(60)
+    assert (calls[POWER], calls[TEMP]) == (30, 2)
+
+
+@pytest.mark.fault(
+    "Counters change so that a collection of the configuration file has none of them",
+    "The last good counters stay, as with any bad counter file; the log says which collection it is",
+)
+def test_counters_that_leave_a_collection_empty_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "counters.csv"
+    path.write_text(CSV, encoding="utf-8")
+    bench = Bench(QUICK, feed=FileCounters(str(path)))
+    bench.run(2)
+    path.write_text("DCGM_FI_DEV_GPU_TEMP,gauge,t\n", encoding="utf-8")
+    bench.agent.read_counters()
+    bench.run(2)
+    assert bench.value("DCGM_FI_DEV_POWER_USAGE") is not None
+    assert 'podgpu_exporter_source_up{source="counters"} 0' in bench.page
+    assert 'podgpu_exporter_source_errors_total{source="counters",reason="malformed"} 1' in bench.page
+    path.write_text(CSV, encoding="utf-8")
+    bench.agent.read_counters()
+    bench.run(2)
+    assert 'podgpu_exporter_source_up{source="counters"} 1' in bench.page
+
+
+def test_a_collection_without_a_field_is_refused_at_start() -> None:
+    with pytest.raises(UsageError, match=r"c\.yaml:1:1: nvlink: none of the configured fields"):
+        Bench(Collection("nvlink", 2.0, ("DCGM_FI_DEV_FOO_*",), place="c.yaml:1:1"))
+
+
+def test_plans_of_lanes_that_are_gone_are_closed(tmp_path: Path) -> None:
+    """Each holds two of the driver's samples: a counter file that changes every minute must not pile them up."""
+    path = tmp_path / "counters.csv"
+    path.write_text(CSV, encoding="utf-8")
+    bench = Bench(QUICK, feed=FileCounters(str(path)))
+    bench.run(2)
+    for n in range(10):
+        path.write_text(CSV + ("DCGM_FI_DEV_MEM_CLOCK,gauge,m\n" if n % 2 else ""), encoding="utf-8")
+        bench.agent.read_counters()
+        bench.run(2)
+    calls = bench.driver.calls
+    assert calls["nvmlGpmSampleAlloc"] - calls["nvmlGpmSampleFree"] <= 2
+
+
+def test_the_loop_itself_keeps_both_intervals() -> None:
+    """Real time and real threads."""
+    driver = SimulatedNvml("1xT4")
+    quick = Collection("quick", 0.1, ("DCGM_FI_DEV_POWER_USAGE",), place="c.yaml:1:1")
+    agent = Agent(
+        NvmlTelemetry(driver, "simulated", lambda: 1),
+        settings=Settings(interval=3600.0, collections=(quick,), policy=Policy(counters=counters(CSV))),
+    )
+    agent.start(lambda: None)
+    try:
+        wait_until(lambda: driver.calls[POWER] >= 15, "fifteen quick readings")
+        assert driver.calls[TEMP] <= 2
+    finally:
+        agent.stop()

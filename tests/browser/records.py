@@ -1,0 +1,303 @@
+"""Made-up records of a picture, as `/api/v1/history`, `/waste` and `/gpus` answer, and a cluster with faults."""
+
+from __future__ import annotations
+
+import base64
+import math
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from podgpu.figures.as_json import picture_json
+from podgpu.figures.device import Condition, DeviceFigures, HolderFigures, Owner
+from podgpu.figures.picture import NodePicture, Picture
+from podgpu.model import Workload
+from tests.browser.pictures import GIB, HOUR, Records, Showing, gpu, held, three_nodes
+
+STEPS = {"1h": 15, "6h": 60, "24h": 300}
+SECONDS = {"1h": 3600, "6h": 21600, "24h": 86400}
+PRICE = 2.5
+NONE = 255
+
+
+def records_of(picture: Picture) -> Records:
+    """Everything that the page may ask beside the picture, for the GPUs and pods of this one."""
+
+    def answer(path: str, query: Mapping[str, str]) -> Mapping[str, Any] | None:
+        kind, *names = path.split("/")
+        if kind == "waste":
+            return waste(picture, query.get("by", "pod"))
+        if kind == "gpus":
+            return known(picture, names[0])
+        if not names:
+            return all_lines(picture, int(query.get("points", "60")))
+        if query.get("range") not in SECONDS:
+            return None
+        return gpu_past(picture, names[1], query) if names[0] == "gpus" else pod_past(picture, names[1:], query)
+
+    return answer
+
+
+def all_lines(picture: Picture, points: int) -> dict[str, Any]:
+    step = 3600 / points
+    begin = (time.time() // step - points + 1) * step
+    devices = {
+        d.uuid + (f"/{d.instance}" if d.instance else ""): base64.b64encode(_bytes(d, points)).decode()
+        for node in picture.nodes
+        for d in node.devices
+        if d.utilization is not None
+    }
+    return {"from": begin, "step_seconds": step, "points": points, "devices": devices}
+
+
+def _bytes(device: DeviceFigures, points: int) -> bytes:
+    return bytes(NONE if value is None else round(value * 200) for value in _values(device, points))
+
+
+def _values(device: DeviceFigures, points: int) -> list[float | None]:
+    """Waves about what it is now, with a hole in them."""
+    base, seed = device.utilization or 0.0, device.index
+    swing = 0.25 if base else 0.0
+    waves = (base + swing * math.sin(i / 7 + seed) - swing / 2 for i in range(points))
+    hole = range(points // 3, points // 3 + points // 20)
+    return [None if i in hole else round(min(1, max(0, value)), 4) for i, value in enumerate(waves)]
+
+
+def _series(device: DeviceFigures, points: int) -> dict[str, list[float | None]]:
+    load = _values(device, points)
+    of = lambda make: [None if value is None else make(value) for value in load]  # noqa: E731
+    return {
+        "utilization_ratio": load,
+        "memory_used_bytes": of(lambda v: int(GIB * (20 + 40 * v))),
+        "power_watts": of(lambda v: round(90 + 560 * v, 1)),
+        "temperature_celsius": of(lambda v: round(35 + 40 * v)),
+    }
+
+
+def _find(picture: Picture, uuid: str, instance: str = "") -> DeviceFigures | None:
+    all_of_them = (d for node in picture.nodes for d in node.devices)
+    return next((d for d in all_of_them if (d.uuid, d.instance) == (uuid, instance)), None)
+
+
+def gpu_past(picture: Picture, uuid: str, query: Mapping[str, str]) -> dict[str, Any] | None:
+    device = _find(picture, uuid, query.get("instance", ""))
+    if device is None:
+        return None
+    end, seconds, step = time.time(), SECONDS[query["range"]], STEPS[query["range"]]
+    points = seconds // step
+    begin = end - seconds
+    first = {
+        "from": begin - 500,
+        "to": begin + seconds * 0.42,
+        "namespace": "batch",
+        "pod": "nightly-0",
+        "container": "main",
+    }
+    holders = [
+        {
+            "from": begin + seconds * 0.45,
+            "namespace": h.holder.namespace,
+            "pod": h.holder.pod,
+            "container": h.holder.container,
+        }
+        for h in device.holders
+    ]
+    marks = [
+        {
+            "at": begin + seconds * 0.2,
+            "until": begin + seconds * 0.28,
+            "condition": "thermal",
+            "says": "slowed down by heat",
+        },
+        *({"at": c.since or end - 600, "condition": c.name, "says": c.says} for c in device.conditions),
+    ]
+    past = {"from": begin, "to": end, "step_seconds": step, "series": _series(device, points)}
+    return {"uuid": uuid, **past, "holders": [first, *holders], "marks": marks}
+
+
+def pod_past(picture: Picture, names: Iterable[str], query: Mapping[str, str]) -> dict[str, Any] | None:
+    namespace, pod = names
+    devices = [
+        d
+        for node in picture.nodes
+        for d in node.devices
+        if any((h.holder.namespace, h.holder.pod) == (namespace, pod) for h in d.holders)
+    ]
+    if not devices:
+        return None
+    end, seconds, step = time.time(), SECONDS[query["range"]], STEPS[query["range"]]
+    told = [
+        {"node": d.node, "uuid": d.uuid, "index": d.index, "series": _series(d, seconds // step)}
+        | ({"instance": d.instance} if d.instance else {})
+        for d in devices
+    ]
+    past = {"from": end - seconds, "to": end, "step_seconds": step, "devices": told, "marks": []}
+    return {"namespace": namespace, "pod": pod, **past}
+
+
+def waste(picture: Picture, by: str) -> dict[str, Any]:
+    rows: dict[tuple[str, ...], dict[str, Any]] = {}
+    for node in picture.nodes:
+        for device in node.devices:
+            for of in device.holders:
+                owner = f"{of.owner.kind}/{of.owner.name}" if of.owner else ""
+                name = {"pod": of.holder.pod, "owner": owner, "namespace": ""}[by]
+                row = rows.setdefault((of.holder.namespace, name), {"namespace": of.holder.namespace})
+                _charge(row, of, by, owner)
+    return {"counting_since": time.time() - 26 * HOUR, "currency": "USD", "by": by, "rows": list(rows.values())}
+
+
+def _charge(row: dict[str, Any], of: HolderFigures, by: str, owner: str) -> None:
+    idle = of.idle_since is not None
+    hours = 26.0 if idle else 1.5
+    if by == "pod":
+        row["pod"] = of.holder.pod
+    if owner and by != "namespace":
+        row["owner"] = owner
+    added = {
+        **{"gpus": of.share or 1.0, "idle_gpus": (of.share or 1.0) if idle else 0.0},
+        **{
+            "idle_hours": hours,
+            "allocated_hours": 26.0,
+            "wasted": hours * PRICE,
+            "cost_per_hour": PRICE * (of.share or 1),
+        },
+    }
+    for name, amount in added.items():
+        row[name] = row.get(name, 0.0) + amount
+    if idle:
+        row["idle_since"] = of.idle_since
+
+
+FIELDS = [
+    ("DCGM_FI_DEV_SM_CLOCK", "Clock of the streaming multiprocessors", "MHz", 1980),
+    ("DCGM_FI_DEV_MEM_CLOCK", "Clock of the memory", "MHz", 2619),
+    ("DCGM_FI_DEV_MAX_SM_CLOCK", "Highest clock of the streaming multiprocessors", "MHz", 1980),
+    ("DCGM_FI_DEV_CLOCKS_EVENT_REASONS", "Why clocks are held down", "", "software power cap"),
+    ("DCGM_FI_DEV_POWER_MGMT_LIMIT", "Power limit", "W", 700),
+    ("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", "Energy since the driver was loaded", "mJ", 918273645546),
+    ("DCGM_FI_DEV_GPU_TEMP", "Temperature of the chip", "C", 61),
+    ("DCGM_FI_DEV_MEMORY_TEMP", "Temperature of the memory", "C", 70),
+    ("DCGM_FI_DEV_ECC_DBE_VOL_TOTAL", "Uncorrectable errors since the driver was loaded", "count", 0),
+    ("DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS", "Rows remapped after uncorrectable errors", "count", 1),
+    ("DCGM_FI_DEV_ROW_REMAP_PENDING", "A remap waits for a reset", "", 0),
+    ("DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL", "NVLink traffic", "MiB/s", 180433.5),
+    ("DCGM_FI_DEV_PCIE_LINK_GEN", "PCIe generation in use", "", 5),
+    ("DCGM_FI_DEV_FB_USED", "Framebuffer used", "MiB", 66432),
+    ("DCGM_FI_DEV_GPU_UTIL", "Utilisation", "%", 93),
+    ("DCGM_FI_DRIVER_VERSION", "Driver", "", "575.57.08"),
+    ("DCGM_FI_DEV_SERIAL", "Serial number", "", "1653023018213"),
+]
+
+
+def known(picture: Picture, uuid: str) -> dict[str, Any] | None:
+    device = _find(picture, uuid)
+    if device is None:
+        return None
+    nodes = picture_json(picture)["nodes"]
+    told = next(of for node in nodes for of in node["gpus"] if of["uuid"] == uuid)
+    xids = [{"xid": 79, "says": "GPU has fallen off the bus", "class": "hardware", "at": time.time() - 4000}]
+    broken = any(c.name in ("xid", "lost") for c in device.conditions)
+    return {
+        **{"taken_at": picture.taken_at, "node": device.node, "gpu": told, "xids": xids if broken else []},
+        "fields": [{"name": n, "help": h, "unit": u, "value": v, "source": "nvml"} for n, h, u, v in FIELDS],
+        "method": "process samples of the driver",
+        "sources": [
+            {"source": "nvml", "ok": True},
+            {"source": "kubelet", "ok": False, "error": "timeout", "message": "no answer within 5 s"},
+        ],
+    }
+
+
+# -- a cluster in which some things are wrong ------------------------------------------------------------------------
+
+
+def priced(picture: Picture, currency: str = "USD") -> Picture:
+    nodes = tuple(replace(n, devices=tuple(_priced(d) for d in n.devices)) for n in picture.nodes)
+    return replace(picture, nodes=nodes, currency=currency)
+
+
+def _priced(device: DeviceFigures) -> DeviceFigures:
+    part = int(device.profile[0]) / 7 if device.instance else 1.0
+    count = max(1, len(device.holders))
+    holders = tuple(
+        replace(h, cost_per_hour=PRICE * part * (1 / count if h.share is None else h.share)) for h in device.holders
+    )
+    return replace(device, holders=holders, price_per_hour=PRICE * part)
+
+
+def owned(picture: Picture) -> Picture:
+    """Pods of `research` come from jobs, those of `serving` from deployments."""
+    kinds = {"research": "Job", "serving": "Deployment", "notebooks": "Notebook"}
+
+    def of(holder: HolderFigures) -> HolderFigures:
+        kind = kinds.get(holder.holder.namespace)
+        name = holder.holder.pod.rpartition("-")[0] or holder.holder.pod
+        return replace(holder, owner=Owner(kind, name)) if kind else holder
+
+    return replace(
+        picture,
+        nodes=tuple(
+            replace(n, devices=tuple(replace(d, holders=tuple(map(of, d.holders))) for d in n.devices))
+            for n in picture.nodes
+        ),
+    )
+
+
+def troubled(turn: int = 0) -> Picture:
+    """Three nodes and one that is gone; a lost GPU that is held, one that is not, an XID, heat, a remap that waits."""
+    now = time.time()
+    calm = owned(priced(three_nodes(turn)))
+    first, second, third = calm.nodes
+    lost = Condition("lost", now - 4000, "GPU 3 has fallen off the bus", "Drain the node and power-cycle it.")
+    xid = Condition("xid", now - 900, "XID 48: double-bit ECC error", "Drain the node and reset the GPU.")
+    hot = Condition("thermal", now - 1500, "slowed down by heat for 25 min", "Look after the fans and the air.")
+    remap = Condition("row_remap_pending", now - 86400, "a row remap waits for a reset", "Reset it when it is free.")
+    gone = Condition(
+        "node_gone", now - 200, "the node's exporter has not answered for 3 min", "See whether the node runs."
+    )
+    ill = {3: (lost,), 5: (xid,), 6: (hot,)}
+    devices = []
+    for device in first.devices:
+        if device.index == 3:
+            bare = gpu(3, first.name)
+            device = replace(bare, memory_used=None, memory_total=None, holders=device.holders, present=False)
+        devices.append(replace(device, conditions=ill.get(device.index, ())))
+    last = Workload("notebooks", "jupyter-linus", "notebook")
+    loose = replace(gpu(7, second.name), memory_used=None, memory_total=None, present=False, last_holders=(last,))
+    others = tuple(d for d in second.devices if d.index != 7)
+    waiting = [replace(d, conditions=(remap,)) if d.index == 6 else d for d in others]
+    fourth = [
+        gpu(i, "gpu-b-02", "NVIDIA L40S", conditions=(gone,), holders=(held("serving", f"asr-{i}"),)) for i in range(4)
+    ]
+    nodes = (
+        replace(first, devices=tuple(devices)),
+        replace(second, devices=(*waiting, replace(loose, conditions=(replace(lost, says="GPU 7 is lost"),)))),
+        third,
+        NodePicture("gpu-b-02", tuple(fourth), old=True, age_seconds=200.0),
+    )
+    return replace(calm, nodes=nodes)
+
+
+ALERTS = [
+    {"severity": "broken", "node": "gpu-b-02", "text": "gpu-b-02 is gone, last seen 3 min ago: 4 GPUs went with it"},
+    {"severity": "broken", "uuid": "GPU-gpu-a-01-0003-4c5e-9d3f-000000000000", "text": "gpu-a-01: GPU 3 is lost"},
+    {"severity": "broken", "uuid": "GPU-gpu-a-01-0005-4c5e-9d3f-000000000000", "text": "gpu-a-01: GPU 5: XID 48"},
+    {"severity": "warning", "uuid": "GPU-gpu-a-01-0006-4c5e-9d3f-000000000000", "text": "gpu-a-01: GPU 6 is throttled"},
+    {"severity": "broken", "uuid": "GPU-gpu-a-02-0007-4c5e-9d3f-000000000000", "text": "gpu-a-02: GPU 7 is lost"},
+]
+
+
+def with_alerts(view: dict[str, Any]) -> dict[str, Any]:
+    """The JSON of `troubled`: its last node is gone, and the server says what is serious."""
+    nodes = [{**node, "gone": True} if node["name"] == "gpu-b-02" else node for node in view["nodes"]]
+    return {**view, "nodes": nodes, "alerts": ALERTS, "prices": "example", "notes": [*view["notes"], *TEXTS]}
+
+
+TEXTS = [alert["text"] for alert in ALERTS]
+
+
+def troubled_showing() -> Showing:
+    picture = troubled()
+    return Showing(picture, records_of(picture), with_alerts)

@@ -1,0 +1,221 @@
+"""`--config-file` in the real command: precedence, bad files, 4.8.3's and 4.8.4's options, the doctor on them."""
+
+from __future__ import annotations
+
+import re
+import socket as sockets
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from podgpu.agent.process_metrics import PROCESS_FAMILIES, process_families
+from podgpu.catalog.fields import fields
+from podgpu.exposition.parse import parse_text
+from tests.cli.test_doctor import _no_variables, kubelet, socket, tree
+from tests.cli.test_doctor_configuration import Doctor, doctor, wrong
+from tests.cli.test_option_table import Ran, execute
+from tests.faults.exporter import running
+from tests.nodes.clock import wait_until
+
+__all__ = ["_no_variables", "doctor", "kubelet", "socket", "tree"]
+QUICK = ["exporter", "--once", "--telemetry", "simulated:1xT4"]
+FIELDS = "metrics:\n  fields:\n  - {name: DCGM_FI_DEV_GPU_TEMP, prometheusType: gauge, help: From the file.}\n"
+COLLECTIONS = "collections:\n- {name: all, every: 100ms, metrics: {include: ['*']}}\n"
+Write = Callable[[str], str]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    def write(text: str, name: str = "config.yaml") -> str:
+        path = tmp_path / name
+        path.write_text(text, encoding="utf-8")
+        return str(path)
+
+    return write
+
+
+def families(ran: Ran) -> set[str]:
+    assert ran.code == 0, ran.err
+    return set(re.findall(r"^# TYPE (DCGM_\w+)", ran.out, re.MULTILINE))
+
+
+# Precedence
+
+
+def test_the_file_goes_before_the_default(write: Write) -> None:
+    path = write(f"version: 2\n{FIELDS}{COLLECTIONS}")
+    assert families(execute([*QUICK, "--config-file", path])) == {"DCGM_FI_DEV_GPU_TEMP"}
+    assert families(execute(QUICK, DCGM_EXPORTER_CONFIG_FILE=path)) == {"DCGM_FI_DEV_GPU_TEMP"}
+
+
+def test_variable_and_flag_go_before_the_file(write: Write, tmp_path: Path) -> None:
+    path = write(f"version: 2\n{FIELDS}{COLLECTIONS}")
+    csv = tmp_path / "c.csv"
+    csv.write_text("DCGM_FI_DEV_SM_CLOCK,gauge,c\n", encoding="utf-8")
+    ran = execute([*QUICK, "--config-file", path], DCGM_EXPORTER_COLLECTORS=str(csv))
+    assert families(ran) == {"DCGM_FI_DEV_SM_CLOCK"}
+    assert families(execute([*QUICK, "--config-file", path, "-f", str(csv)])) == {"DCGM_FI_DEV_SM_CLOCK"}
+    by_none = execute([*QUICK, "--config-file", path, "-m", "none"])
+    assert families(by_none) == {"DCGM_FI_DEV_GPU_TEMP"}, "-m none means the file"
+
+
+def test_a_counter_file_named_in_it_and_the_message_when_it_is_not_there(write: Write, tmp_path: Path) -> None:
+    csv = tmp_path / "c.csv"
+    csv.write_text("DCGM_FI_DEV_SM_CLOCK,gauge,c\n", encoding="utf-8")
+    path = write(f"version: 2\nmetrics: {{file: {csv}}}\n{COLLECTIONS}")
+    assert families(execute([*QUICK, "--config-file", path])) == {"DCGM_FI_DEV_SM_CLOCK"}
+    csv.unlink()
+    ran = execute([*QUICK, "--config-file", path])
+    assert ran.code == 2
+    assert "no such file" in ran.complaint
+    assert f"(from {path})" in ran.complaint
+
+
+# What is wrong ends it with exit code 2
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("version: 3\n", ["config.yaml:1:10", "1 and 2"]),
+        ("version: 2\nserver: {maxConcurrentScrapes: 0}\n", ["config.yaml:2:32", "above 0"]),
+        (
+            "version: 2\ncollections:\n- {name: links, every: 2s, metrics: {include: [DCGM_FI_DEV_NVLINK_FOO]}}\n",
+            ["config.yaml:3:10", "links", "none of the configured fields"],
+        ),
+    ],
+)
+def test_a_bad_file_is_named(write: Write, text: str, names: list[str]) -> None:
+    ran = execute([*QUICK, "--config-file", write(text)])
+    assert (ran.code, ran.out) == (2, "")
+    for name in names:
+        assert name in ran.complaint
+
+
+def test_no_file_a_directory_a_large_one_and_no_text(tmp_path: Path) -> None:
+    large, binary = tmp_path / "large.yaml", tmp_path / "binary.yaml"
+    large.write_bytes(b"# " + b"x" * 10 * 1024 * 1024)
+    binary.write_bytes(b"version: 2\n\xff\xfe")
+    for path, words in (
+        (tmp_path / "nowhere.yaml", "is not there"),
+        (tmp_path, "is a directory"),
+        (large, "has more than 262144 bytes"),
+        (binary, "not UTF-8"),
+    ):
+        ran = execute([*QUICK, "--config-file", str(path)])
+        assert (ran.code, ran.out) == (2, "")
+        assert words in ran.complaint
+        assert str(path) in ran.complaint
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--watch-max-keep-age", "0s"], "neither age nor number"),
+        (["--watch-max-keep-age", "-1s"], "'-1s' is no duration"),
+        (["--watch-max-keep-samples", "2147483648"], "from 0 to 2147483647"),
+        (["--max-concurrent-scrapes", "0"], "from 1 to"),
+        (["--web-read-timeout", "0s"], "out of range"),
+        (["--web-write-timeout", "soon"], "no duration"),
+    ],
+)
+def test_bad_values_of_the_newer_options(arguments: list[str], words: str) -> None:
+    ran = execute([*QUICK, *arguments])
+    assert ran.code == 2
+    assert words in ran.complaint
+
+
+def test_go_durations_are_taken() -> None:
+    assert execute([*QUICK, "-c", "100ms", "--web-read-timeout", "1m30s", "--watch-max-keep-age", "1h1m"]).code == 0
+
+
+def test_what_does_nothing_here_is_said(write: Write) -> None:
+    path = write("version: 2\nsources: {dcgm: {detectBindUnbind: {enabled: true}}}\n" + COLLECTIONS)
+    ran = execute([*QUICK, "--config-file", path])
+    assert ran.code == 0
+    assert "sources.dcgm.detectBindUnbind: podgpu always notices GPUs that come and go; ignored" in ran.err
+
+
+# The exporter's own process
+
+
+@pytest.mark.reads_host("what the process itself is, from /proc/self: there is no other to read")
+def test_process_metrics_are_right_and_only_there_when_asked_for(write: Write) -> None:
+    quick = [*QUICK, "-c", "100"]
+    assert "process_" not in execute(quick).out
+    path = write("version: 2\nmetrics: {enableExporterMetrics: true}\n")
+    for ran in (execute([*quick, "--enable-exporter-metrics"]), execute([*quick, "--config-file", path])):
+        page = {f.name: f for f in parse_text(ran.out)}
+        for spec in PROCESS_FAMILIES:
+            assert page[spec.name].type == spec.type
+        values = {f.name: f.samples[0].value for f in page.values() if f.name.startswith("process_")}
+        assert values["process_cpu_seconds_total"] > 0
+        assert 1e6 < values["process_resident_memory_bytes"] < values["process_virtual_memory_bytes"]
+        assert 3 <= values["process_open_fds"] <= values["process_max_fds"]
+        assert 1_600_000_000 < values["process_start_time_seconds"] < 4_000_000_000
+    off = execute([*quick, "--config-file", path, "--enable-exporter-metrics=false"])
+    assert "process_" not in off.out
+
+
+def test_a_process_of_which_nothing_can_be_read_has_no_false_figures(tmp_path: Path) -> None:
+    names = {family.name for family in process_families(str(tmp_path))}
+    assert names == {"process_max_fds", "process_virtual_memory_max_bytes"}
+
+
+def test_a_command_with_brackets_in_its_name(tmp_path: Path) -> None:
+    (tmp_path / "self" / "fd").mkdir(parents=True)
+    numbers = " ".join(["1"] * 10 + ["200", "100"] + ["0"] * 6 + ["5000", "4096000", "10"] + ["0"] * 10)
+    (tmp_path / "self" / "stat").write_text(f"7 (a) b) c) S {numbers}\n", encoding="utf-8")
+    (tmp_path / "stat").write_text("cpu 1 2\nbtime 1700000000\n", encoding="utf-8")
+    found = {family.name: family.samples[0].value for family in process_families(str(tmp_path))}
+    assert found["process_cpu_seconds_total"] == 3.0
+    assert found["process_start_time_seconds"] == 1_700_000_050.0
+    assert found["process_virtual_memory_bytes"] == 4096000
+
+
+# Serving
+
+
+def test_more_scrapes_than_allowed_get_503(tmp_path: Path) -> None:
+    """Real sockets: one reader who does not read keeps the only place, until it goes."""
+    every = [f for f in fields().values() if f.recipe is not None and f.type in ("int", "float") and f.id < 9000]
+    csv = tmp_path / "every.csv"
+    csv.write_text("".join(f"{f.name},gauge,x\n" for f in every), encoding="utf-8")
+    gpus = ("--telemetry", "simulated:64xH100/7x1g.10gb", "--mig-copy-parent-values", "-f", str(csv))
+    arguments = (*gpus, "--max-concurrent-scrapes", "1", "-c", "10000")
+    with running(tmp_path, *arguments) as exporter, sockets.socket() as slow:
+        slow.setsockopt(sockets.SOL_SOCKET, sockets.SO_RCVBUF, 4096)
+        slow.connect(("127.0.0.1", exporter.port))
+        slow.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+        slow.recv(100)
+        refused = [exporter.get() for _ in range(3)]
+        slow.close()
+        wait_until(lambda: exporter.get()[0] == 200, "the place is free again")
+    assert refused == [(503, "scrape concurrency limit reached\n")] * 3
+
+
+def test_a_visitor_who_does_not_send_is_let_go(tmp_path: Path) -> None:
+    with running(tmp_path, "--telemetry", "simulated:1xT4", "--web-read-timeout", "300ms") as exporter:
+        with sockets.create_connection(("127.0.0.1", exporter.port), timeout=20) as silent:
+            silent.sendall(b"GET /metrics HTTP/1.1\r\n")
+            assert silent.recv(100) == b""
+        assert exporter.get()[0] == 200
+
+
+# The doctor
+
+
+def test_the_doctor_judges_the_file(doctor: Doctor, write: Write) -> None:
+    good = write(
+        f"version: 2\n{FIELDS}collections:\n- {{name: quick, every: 2s, metrics: {{include: [DCGM_FI_DEV_GPU_*]}}}}\n"
+    )
+    found = doctor.examine("--config-file", good)
+    assert [(level, text) for level, text, _ in found["configuration file"]] == [
+        ("ok", f"{good}: 0 fields every 30 s; quick: 1 every 2 s")
+    ]
+    bad = write("version: 2\ncollections: []\n", "bad.yaml")
+    assert f"{bad}:2:14" in wrong(doctor.examine("--config-file", bad))["configuration file"]
+    assert doctor.code == 1
+    unmatched = write("version: 2\ncollections:\n- {name: x, every: 2s, metrics: {include: [FOO]}}\n", "x.yaml")
+    assert "none of the configured fields" in wrong(doctor.examine("--config-file", unmatched))["configuration file"]
