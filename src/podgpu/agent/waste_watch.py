@@ -80,7 +80,7 @@ class WasteWatch:
                 self.look()
             except Exception:  # noqa: BLE001 - the edge: figures are served without this too
                 if self._faults.fails("bug", "bug"):
-                    _log.exception("the count of waste met an unexpected error and goes on, please report it")
+                    _log.exception("unexpected error while counting waste, please report it; podgpu goes on")
 
     def reload(self) -> None:
         """Prices are read again with every look."""
