@@ -125,7 +125,7 @@ EXPORTER_OPTIONS: tuple[Option, ...] = (
         "d",
         "DCGM_EXPORTER_DEVICES_STR",
         "f",
-        "What to show: f (GPUs and MIG instances), g[:ids] (GPUs), i[:ids] (instances), g:0+i:1 (some of both); ids as 0,2-4.",
+        "What to show: f (GPUs and MIG instances), g[:ids] (GPUs), i[:ids] (instances), g:0+i:1 (both); ids as 0,2-4.",
     ),
     Option("no-hostname", "n", "DCGM_EXPORTER_NO_HOSTNAME", "false", "Leave the host label out.", "bool"),
     Option(
