@@ -35,20 +35,6 @@ MIGRATE_OPTIONS = (
         ours=True,
     ),
     Option("expr", help="One PromQL expression, in place of a file.", ours=True),
-    Option(
-        "in-place",
-        default="false",
-        help="Write each file anew, as a whole or not at all, in place of printing it.",
-        kind="bool",
-        ours=True,
-    ),
-    Option(
-        "force",
-        default="false",
-        help="Write what could be rewritten, and leave as it is what could not.",
-        kind="bool",
-        ours=True,
-    ),
 )
 _EXAMPLES = (
     ("podgpu migrate dashboard.json > new.json", "a Grafana dashboard, in 4.9's names and units"),
@@ -59,6 +45,8 @@ _EXAMPLES = (
 
 @podgpu_command("migrate", *_EXAMPLES)
 @with_options(MIGRATE_OPTIONS)
+@click.option("--in-place", is_flag=True, help="Write each file anew, as a whole or not at all, and print nothing.")
+@click.option("--force", is_flag=True, help="Write what could be rewritten, and leave as it is what could not.")
 @click.argument("files", nargs=-1, metavar="[FILE|-]...")
 def command(files: tuple[str, ...], **options: Any) -> int:
     """Rewrite a Grafana dashboard (JSON), Prometheus rules (YAML) or a query for dcgm-exporter 4.9's names.

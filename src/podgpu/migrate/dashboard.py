@@ -18,6 +18,7 @@ _SPACE = re.compile(r"[ \t\r\n]*+")
 _PLAIN = re.compile(r"[^,\]}\s]++")
 _PROSE = frozenset({"title", "description", "content", "text", "label", "name", "displayName", "uid", "tags"})
 _LEGENDS = frozenset({"legendFormat", "titleFormat", "textFormat"})
+_PRINTED_LABEL = re.compile(r"\b[A-Za-z_]\w*(?==)")
 _TEMPLATE = re.compile(r"\{\{\s*(\w+)\s*\}\}|\$\{__(?:field\.labels|data\.fields)\.(\w+)\b")
 
 
@@ -50,8 +51,24 @@ def migrate_dashboard(text: str, origin: str, direction: Direction) -> Migrated:
         raise UsageError(f"{origin}: not JSON: {getattr(error, 'msg', 'nested too deep')}{_place(error)}") from None
     if not isinstance(document, dict):
         raise UsageError(f"{origin}: not a dashboard: a JSON object was expected")
-    changes = [change for one in _texts(text, origin) if (change := _change(one, direction, text)) is not None]
-    return gather(text, changes)
+    texts = list(_texts(text, origin))
+    rewritten = {one: made for one in texts if (made := _rewritten(one, direction)) is not None}
+    settled = {_owner(one) for one, made in rewritten.items() if made.asks_both}
+    """Panels and variables that read either name: what stands beside their queries goes with those."""
+    moved = {_owner(one) for one, made in rewritten.items() if made.text != one.value}
+    for one in texts:
+        if one.key == "regex" and _owner(one) in moved:
+            rewritten[one] = _as_pattern(one.value, direction)
+    found = ((one, made) for one, made in rewritten.items() if _owner(one) not in settled)
+    return gather(text, [change for one, made in found if (change := _change(one, made, text)) is not None])
+
+
+def _owner(one: _Text) -> tuple[str | int, ...]:
+    """The panel or the variable that a string belongs to."""
+    for length in range(len(one.path), 0, -1):
+        if isinstance(one.path[length - 1], int) and length > 1 and one.path[length - 2] in ("panels", "list"):
+            return one.path[:length]
+    return one.path
 
 
 def _place(error: Exception) -> str:
@@ -60,9 +77,8 @@ def _place(error: Exception) -> str:
     return ""
 
 
-def _change(one: _Text, direction: Direction, text: str) -> Change | None:
-    rewritten = _rewritten(one, direction)
-    if rewritten is None or (rewritten.text == one.value and not rewritten.left and not rewritten.notes):
+def _change(one: _Text, rewritten: Rewritten, text: str) -> Change | None:
+    if rewritten.text == one.value and not rewritten.left and not rewritten.notes:
         return None
     new = text[one.start : one.end]
     if rewritten.text != one.value:
@@ -108,6 +124,11 @@ def _as_template(value: str, direction: Direction) -> Rewritten:
         return match[0].replace(label, direction.label(label) or label)
 
     return Rewritten(_TEMPLATE.sub(renamed, value))
+
+
+def _as_pattern(value: str, direction: Direction) -> Rewritten:
+    """A variable's regex works on series as they are printed: `Hostname="…"`."""
+    return Rewritten(_PRINTED_LABEL.sub(lambda match: direction.label(match[0]) or match[0], value))
 
 
 def _as_column(one: _Text, direction: Direction) -> Rewritten | None:

@@ -64,6 +64,8 @@ class Rewritten:
     """What is worth knowing about what was."""
     edits: tuple[Edit, ...] = ()
     """What was done to the text, by places in the old one."""
+    asks_both: bool = False
+    """It reads either name already, and stays as it is."""
 
 
 @dataclass
@@ -82,6 +84,8 @@ class _Work:
 def rewrite_expression(text: str, direction: Direction, carriers: frozenset[str] = frozenset()) -> Rewritten:
     """`carriers`: recorded metrics that have the exporter's labels. Raises PromqlError for what cannot be read."""
     tree = parse_promql(text)
+    if _asks_both(tree, direction):
+        return Rewritten(text, asks_both=True)
     work = _Work(text, direction, carriers)
     if any(work.carries(_name(s)) for s in _selectors(tree)):
         _rewrite(tree, work)
@@ -91,6 +95,26 @@ def rewrite_expression(text: str, direction: Direction, carriers: frozenset[str]
         return Rewritten(text, tuple(dict.fromkeys(work.left)))
     edits = tuple(edit for edit in work.edits if edit[0] != edit[1] or edit[2])
     return Rewritten(edited(text, edits), notes=tuple(dict.fromkeys(work.notes)), edits=edits)
+
+
+def _asks_both(tree: Node, direction: Direction) -> bool:
+    """One figure under both names, or a label under both: whoever wrote that has thought of it."""
+    metrics = {_name(selector) for selector in _selectors(tree)}
+    if any((new := direction.metric(name)) is not None and new.name in metrics for name in metrics):
+        return True
+    labels = set(_labels_in(tree))
+    return any(direction.label(label) in labels for label in labels)
+
+
+def _labels_in(tree: Node) -> Iterator[str]:
+    for node in _all(tree):
+        match node:
+            case Aggregation() | Binary():
+                yield from (word.text for word in node.labels)
+            case Selector():
+                yield from (matcher.label.text for matcher in node.matchers)
+            case Call() if node.function in _LABEL_ARGUMENTS:
+                yield from (unquoted(a.text) for a in node.arguments if isinstance(a, Literal) and a.kind == "string")
 
 
 def rewrite_query(text: str, direction: Direction) -> Rewritten:

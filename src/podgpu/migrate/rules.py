@@ -27,14 +27,17 @@ _LABELS = re.compile(r"(?:\$labels|\.Labels)\.(\w+)|index\s+\$labels\s+\"(\w+)\"
 _PROPERTIES = re.compile(r"(?:[&!]\S*[ \t]+)+")
 """An anchor or a tag before a value."""
 _RULE_KINDS = ("alert", "record")
+_READ = ("expr", "record")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Scalar:
     node: yaml.ScalarNode
     path: str
     use: str
-    """expr, template, or nothing."""
+    """expr, template, record, or nothing."""
+    rule: str = ""
+    """Which it is part of."""
 
 
 def migrate_rules(text: str, origin: str, direction: Direction) -> Migrated:
@@ -43,7 +46,11 @@ def migrate_rules(text: str, origin: str, direction: Direction) -> Migrated:
     if not any(one.use == "expr" for one in scalars):
         raise UsageError(f"{origin}: no rules in it: what has an expr beside alert or record was expected")
     carriers = _carriers(scalars, direction)
-    changes = [c for one in scalars if (c := _change(text, one, direction, carriers)) is not None]
+    rewritten = {one: made for one in scalars if (made := _rewritten(one, direction, carriers)) is not None}
+    settled = {_rule(one) for one, made in rewritten.items() if made.asks_both}
+    """Rules that read either name: their templates do too."""
+    moving = ((one, made) for one, made in rewritten.items() if _rule(one) not in settled)
+    changes = [c for one, made in moving if (c := _change(text, one, made)) is not None]
     for quoted in (False, True):
         migrated = gather(text, [_quoted(c) for c in changes] if quoted else changes)
         if _is_as_meant(migrated.text, origin, scalars, {c.end: c for c in changes}):
@@ -71,31 +78,32 @@ def _scalars(text: str, origin: str) -> list[_Scalar]:
 def _walk(root: yaml.Node) -> Iterator[_Scalar]:
     """Each scalar once, however often it is referred to."""
     seen: set[int] = set()
-    waiting: list[tuple[yaml.Node, str, str]] = [(root, "", "")]
+    waiting: list[tuple[yaml.Node, str, str, str]] = [(root, "", "", "")]
     while waiting:
-        node, path, use = waiting.pop()
+        node, path, use, rule = waiting.pop()
         if id(node) in seen:
             continue
         seen.add(id(node))
         if isinstance(node, yaml.ScalarNode):
-            yield _Scalar(node, path or "the whole", use)
+            yield _Scalar(node, path or "the whole", use, rule)
         elif isinstance(node, yaml.SequenceNode):
-            waiting += [(child, f"{path}[{n}]", use) for n, child in enumerate(node.value)][::-1]
+            waiting += [(child, f"{path}[{n}]", use, rule) for n, child in enumerate(node.value)][::-1]
         elif isinstance(node, yaml.MappingNode):
-            waiting += list(_members(node, path, use))[::-1]
+            waiting += list(_members(node, path, use, rule))[::-1]
 
 
-def _members(node: yaml.MappingNode, path: str, use: str) -> Iterator[tuple[yaml.Node, str, str]]:
+def _members(node: yaml.MappingNode, path: str, use: str, rule: str) -> Iterator[tuple[yaml.Node, str, str, str]]:
     names = {str(key.value): value for key, value in node.value if isinstance(key, yaml.ScalarNode)}
     kind = next((kind for kind in _RULE_KINDS if kind in names and "expr" in names), "")
-    if kind and isinstance(names[kind], yaml.ScalarNode):
-        path = f"{kind} {names[kind].value}"
+    if kind:
+        rule = f"{path} at {node.start_mark.index}"
+        path = f"{kind} {names[kind].value}" if isinstance(names[kind], yaml.ScalarNode) else path
     for key, value in node.value:
         name = str(key.value) if isinstance(key, yaml.ScalarNode) else "?"
-        its = use
-        if kind:
-            its = {"expr": "expr", "annotations": "template", "labels": "template", "record": "record"}.get(name, "")
-        yield value, f"{path}.{name}".lstrip("."), its
+        its = (
+            {"annotations": "template", "labels": "template"}.get(name, name if name in _READ else "") if kind else use
+        )
+        yield value, f"{path}.{name}".lstrip("."), its, rule
 
 
 def _carriers(scalars: Sequence[_Scalar], direction: Direction) -> frozenset[str]:
@@ -104,7 +112,7 @@ def _carriers(scalars: Sequence[_Scalar], direction: Direction) -> frozenset[str
     rules: dict[str, dict[str, str]] = {}
     for one in scalars:
         if one.use in ("expr", "record"):
-            rules.setdefault(one.path.rpartition(".")[0], {})[one.use] = str(one.node.value)
+            rules.setdefault(one.rule, {})[one.use] = str(one.node.value)
     for _ in range(_ROUNDS):
         before = found
         for rule in rules.values():
@@ -125,10 +133,13 @@ def _reads(expression: str, direction: Direction, carriers: frozenset[str]) -> b
 # One value
 
 
-def _change(text: str, one: _Scalar, direction: Direction, carriers: frozenset[str]) -> Change | None:
+def _rule(one: _Scalar) -> str:
+    return one.rule or one.path
+
+
+def _change(text: str, one: _Scalar, rewritten: Rewritten) -> Change | None:
     value = str(one.node.value)
-    rewritten = _rewritten(one, value, direction, carriers)
-    if rewritten is None or (rewritten.text == value and not rewritten.left and not rewritten.notes):
+    if rewritten.text == value and not rewritten.left and not rewritten.notes:
         return None
     start, end = one.node.start_mark.index, one.node.end_mark.index
     if (prefix := _PROPERTIES.match(text, start, end)) is not None:
@@ -138,7 +149,8 @@ def _change(text: str, one: _Scalar, direction: Direction, carriers: frozenset[s
     return Change(start, end, new, place, rewritten)
 
 
-def _rewritten(one: _Scalar, value: str, direction: Direction, carriers: frozenset[str]) -> Rewritten | None:
+def _rewritten(one: _Scalar, direction: Direction, carriers: frozenset[str]) -> Rewritten | None:
+    value = str(one.node.value)
     if one.use == "expr":
         try:
             return rewrite_expression(value, direction, carriers)
@@ -160,7 +172,7 @@ def _as_template(value: str, direction: Direction) -> Rewritten:
         for match in _LABELS.finditer(value, block.start(), block.end()):
             which = 1 if match[1] else 2
             new = direction.label(match[which])
-            if new is not None:
+            if new is not None and f".{new}" not in block[0]:  # who tries both already needs no change
                 edits.append((match.start(which), match.end(which), new))
         if "query" in block[0] and (names := direction.mentions(block[0])):
             left.append(f"{', '.join(names)}: asked for in a template: look at it yourself")
