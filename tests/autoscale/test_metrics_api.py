@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import aiohttp
@@ -27,14 +28,16 @@ class OpenGate:
         return None
 
 
-def get(stage: Stage, *paths: str, external: bool = False, method: str = "GET") -> list[tuple[int, Any]]:
+def get(
+    stage: Stage, *paths: str, external: bool = False, method: str = "GET", accept: str = "*/*"
+) -> list[tuple[int, Any]]:
     async def run() -> list[tuple[int, Any]]:
         app = MetricsApi(stage.store, OpenGate(), external=external).application()
         found = []
         async with listening(Listener(app, Address("127.0.0.1", 0)), Limits()) as bound, aiohttp.ClientSession() as s:
             for path in paths:
-                async with s.request(method, bound.url + path) as answer:
-                    found.append((answer.status, await answer.json()))
+                async with s.request(method, bound.url + path, headers={"Accept": accept}) as answer:
+                    found.append((answer.status, json.loads(await answer.read())))
         return found
 
     return asyncio.run(run())
@@ -155,6 +158,22 @@ def test_discovery() -> None:
     assert {entry["verbs"][0] for entry in external["resources"]} == {"get"}
 
 
+def test_discovery_at_once_as_newer_api_servers_ask_for_it() -> None:
+    """And as they write it: https://kubernetes.io/docs/concepts/overview/kubernetes-api/#aggregated-discovery."""
+    accept = (
+        "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,"
+        "application/json;g=apidiscovery.k8s.io;v=v2beta1;as=APIGroupDiscoveryList"
+    )
+    ((status, body),) = get(cluster(), "/apis", external=True, accept=accept)
+    assert (status, body["kind"], body["apiVersion"]) == (200, "APIGroupDiscoveryList", "apidiscovery.k8s.io/v2")
+    custom, external = body["items"]
+    assert [version["version"] for version in custom["versions"]] == ["v1beta2", "v1beta1"]
+    scopes = {of["resource"]: of["scope"] for of in custom["versions"][0]["resources"]}
+    assert (scopes["pods"], scopes["nodes"]) == ("Namespaced", "Cluster")
+    assert "gpu_busy" in {of["subresource"] for of in custom["versions"][0]["resources"][0]["subresources"]}
+    assert external["versions"][0]["resources"][0]["verbs"] == ["get"]
+
+
 # Refusals
 
 
@@ -208,5 +227,5 @@ def test_a_backend_that_is_away_is_each_metrics_own_answer() -> None:
 
 def test_other_methods_and_paths_are_refused_in_json() -> None:
     assert [s for s, _ in get(cluster(), V2, "/apis", method="POST")] == [405, 405]
-    ((status, body),) = get(cluster(), "/openapi/v2")
+    ((status, body),) = get(cluster(), "/api/v1/pods")
     assert (status, body["reason"]) == (404, "NotFound")

@@ -137,6 +137,19 @@ def test_what_the_hpa_controller_asks_through_the_aggregator(authorities: Author
     assert (item["value"], item["describedObject"]["name"], item["windowSeconds"]) == ("73500m", "a", 15)
 
 
+def test_the_aggregator_without_a_group_is_somebody_who_is_known(authorities: Authorities, tmp_path: Path) -> None:
+    """kube-apiserver 1.35 asks for discovery so; Kubernetes' own role system:discovery lets authenticated users."""
+
+    async def ask(site: Site) -> list[Any]:
+        path = "/apis/custom.metrics.k8s.io/v1beta2"
+        site.api.allowed = {("system:kube-aggregator", path)}
+        status, _ = await site.get(path, "aggregator", **{"X-Remote-User": "system:kube-aggregator"})
+        anonymous, _ = await site.get(path, "aggregator", **{"X-Remote-User": "system:anonymous"})
+        return [status, anonymous, *(review["groups"] for review in site.api.reviews)]
+
+    assert on_site(authorities, tmp_path, ask) == [200, 403, ["system:authenticated"], []]
+
+
 @pytest.mark.parametrize(
     ("shows", "headers", "words"),
     [

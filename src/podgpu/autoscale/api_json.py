@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -73,6 +73,52 @@ def _resources(group_name: str, version: str, kind: str, names: Iterable[str]) -
         "groupVersion": f"{group_name}/{version}",
         "resources": resources,
     }
+
+
+AGGREGATED_TYPE = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
+
+
+def aggregated_discovery(external: bool) -> Object:
+    """Everything at once, as API servers since 1.30 ask for it."""
+    items = [_discovered(CUSTOM, {version: custom_resources(version) for version in CUSTOM_VERSIONS})]
+    if external:
+        items.append(_discovered(EXTERNAL, {EXTERNAL_VERSION: external_resources()}))
+    return {"kind": "APIGroupDiscoveryList", "apiVersion": "apidiscovery.k8s.io/v2", "metadata": {}, "items": items}
+
+
+def _discovered(name: str, versions: Mapping[str, Object]) -> Object:
+    listed = [
+        {"version": version, "freshness": "Current", "resources": _by_parent(resources["resources"])}
+        for version, resources in versions.items()
+    ]
+    return {"metadata": {"name": name}, "versions": listed}
+
+
+def _by_parent(resources: Iterable[Object]) -> list[Object]:
+    """`pods/gpu_power` is a subresource of `pods`, which has no verbs of its own."""
+    found: dict[str, Object] = {}
+    for resource in resources:
+        name, slash, metric = resource["name"].partition("/")
+        kind = {"group": "", "version": "", "kind": resource["kind"]}
+        parent = found.setdefault(
+            name,
+            {
+                "resource": name,
+                "responseKind": kind,
+                "scope": "Namespaced" if resource["namespaced"] else "Cluster",
+                "singularResource": "",
+                "verbs": [] if slash else resource["verbs"],
+            },
+        )
+        if slash:
+            subresource = {"subresource": metric, "responseKind": kind, "verbs": resource["verbs"]}
+            parent.setdefault("subresources", []).append(subresource)
+    return list(found.values())
+
+
+def openapi_v2(version: str) -> Object:
+    """No path is described; without an answer the API server's log would complain for ever."""
+    return {"swagger": "2.0", "info": {"title": "podgpu autoscale", "version": version}, "paths": {}}
 
 
 # Values

@@ -19,6 +19,8 @@ from podgpu.autoscale.x509 import certificates_in
 CONFIG_NAMESPACE, CONFIG_NAME = "kube-system", "extension-apiserver-authentication"
 MASTERS = "system:masters"
 AUTHENTICATED = "system:authenticated"
+_UNAUTHENTICATED = "system:unauthenticated"
+_ANONYMOUS = "system:anonymous"
 _MOST_GROUPS = 1000
 _LARGEST_BUNDLE = 512 * 1024
 
@@ -135,7 +137,7 @@ def identify(shown: Shown, headers: Headers, trust: Trust, wall: float) -> Calle
             )
         if not shown.common_name:
             raise NotTrusted("the client certificate has no common name")
-        return Caller(shown.common_name, (*shown.organizations, AUTHENTICATED))
+        return Caller(shown.common_name, with_authenticated(shown.common_name, shown.organizations))
     raise NotTrusted("the client certificate comes from no authority that the API server trusts any more")
 
 
@@ -146,10 +148,17 @@ def _from_headers(headers: Headers, trust: Trust) -> Caller:
     groups = [group for name in trust.group_headers for group in headers.getall(name, ()) if group]
     return Caller(
         user,
-        tuple(dict.fromkeys(groups[:_MOST_GROUPS])),
+        with_authenticated(user, tuple(dict.fromkeys(groups[:_MOST_GROUPS]))),
         _first(headers, trust.uid_headers),
         tuple(sorted(_extra(headers, trust).items())),
     )
+
+
+def with_authenticated(user: str, groups: tuple[str, ...]) -> tuple[str, ...]:
+    """As the API server does it to all whom it knows: the aggregator itself asks for discovery without a group."""
+    if user == _ANONYMOUS or AUTHENTICATED in groups or _UNAUTHENTICATED in groups:
+        return groups
+    return (*groups, AUTHENTICATED)
 
 
 def _extra(headers: Headers, trust: Trust) -> dict[str, tuple[str, ...]]:

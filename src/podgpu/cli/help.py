@@ -29,7 +29,7 @@ _WITHOUT_EFFECT = "Without effect (accepted for dcgm-exporter's sake)"
 GROUPS: dict[str, tuple[str, ...]] = {
     "Common": (
         *("url", "cluster", "prometheus", "scrape", "discover-kubernetes", "in", "out", "socket", "podlist"),
-        *("address", "cluster-address", "gpus", "kubernetes", "config-file", "telemetry", "collectors"),
+        *("address", "cluster-address", "gpus", "calm", "kubernetes", "config-file", "telemetry", "collectors"),
         *("devices", "collect-interval"),
         *("interval", "sort", "filter", "processes", "prices", "idle-after", "stale-after", "drop-after", "json"),
         *("once", "dump-snapshot", "probe-switches", "mode", "owner", "self-metrics", "inject", "plugin-name"),
@@ -43,7 +43,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     ),
     "Usage accounting": (
         *("container-usage", "usage-interval", "usage-from", "used-means", "used-field", "window"),
-        *("history-dir", "mig-copy-parent-values", "enable-exporter-metrics", "gpu-manager-metrics"),
+        *("history-dir", "mig-copy-parent-values", "gpu-manager-metrics"),
         *("gpu-manager-address", "legacy-map-metrics", "match", "path-proc", "path-sysfs"),
     ),
     "Access (TLS, logins, probes, other servers)": (
@@ -53,7 +53,6 @@ GROUPS: dict[str, tuple[str, ...]] = {
         *("exporter-password-file", "exporter-token-file", "exporter-max-age", "prometheus-ca-file"),
         *("prometheus-insecure-skip-verify", "prometheus-username", "prometheus-password-file"),
         *("prometheus-token-file", "prometheus-tenant", "prometheus-timeout"),
-        *("web-read-timeout", "web-write-timeout", "max-concurrent-scrapes"),
     ),
     "DCGM compatibility": (
         *("remote-hostengine-info", "switch-devices", "cpu-devices", "enable-dcgm-log", "dcgm-log-level"),

@@ -65,7 +65,9 @@ def full_scale(field: str) -> float:
         return 100.0
     if known.field.unit.startswith("ratio"):
         return 1.0
-    raise UsageError(f"--used-field {field} is no utilisation: take one in % or a ratio, such as DCGM_FI_DEV_GPU_UTIL")
+    raise UsageError(
+        f"--used-field {field} is not a utilisation: choose a field in % or a ratio, such as DCGM_FI_DEV_GPU_UTIL"
+    )
 
 
 def duration_text(seconds: float) -> str:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from podgpu.catalog import families as f
 from podgpu.catalog.conditions import FIELD_CONDITIONS, XID, conditions, xid_needs_action
 from podgpu.catalog.names import meaning
+from podgpu.errors import few_of
 from podgpu.exposition.parse import ParsedFamily, ParsedSample
 from podgpu.figures.alerts import NodeState, alerts_of
 from podgpu.figures.device import (
@@ -96,7 +97,7 @@ def figures_of(
     one."""
     builder = _Builder(samples, measured, beside)
     nodes = tuple(dict.fromkeys(filter(None, (first_label(labels, node_labels) for labels in builder.hosts()))))
-    notes = (f"the exporter cannot read: {', '.join(builder.down)}",) if builder.down else ()
+    notes = (f"the exporter cannot read: {few_of(builder.down)}",) if builder.down else ()
     devices = tuple(builder.devices(node_labels, nodes[0] if nodes else address))
     trouble = Trouble(tuple(builder.down), builder.lost)
     view = View(devices, notes, simulated=builder.simulated, trouble=trouble)
@@ -147,6 +148,8 @@ class _Found:
     """As the exporter says."""
     told: dict[str, Condition] = field(default_factory=dict)
     """As its fields say."""
+    given: set[Who] = field(default_factory=set)
+    """Those of the holders who were given it, whether or not they work on it."""
     last_holders: list[Workload] = field(default_factory=list)
 
 
@@ -224,7 +227,8 @@ class _Builder:
             if holder is not None:
                 self._gpu(labels).last_holders.append(holder)
         elif name == f.ALLOCATION_INFO.name and self._places[id(labels)].holder is not None:
-            self._spot(labels)
+            spot = self._spot(labels)
+            spot.device.given.add(spot.who)
 
     def _take_health(self, number: int, labels: Labels, value: float | None) -> None:
         """podgpu says it in words, and since when: `_conditions` leaves this out there."""
@@ -281,6 +285,8 @@ class _Builder:
         broken = self._conditions()
         for (uuid, instance, model), found in self._found.items():
             labels, wrong = found.labels, broken.get(uuid, ())
+            present = not wrong or is_there(wrong)
+            holders = found.holders if present else {who: of for who, of in found.holders.items() if who in found.given}
             index = labels.get("gpu", "")
             values = ((number, self._value(found, number)) for number in FIELDS)
             known = {number: value for number, value in values if value is not None}
@@ -300,9 +306,9 @@ class _Builder:
                 found.energy,
                 self._value(found, self._measured),
                 tuple(self._values_beside(found)),
-                tuple([HolderFigures(holder, *figures) for holder, figures in found.holders.values()]),  # type: ignore[arg-type]
+                tuple([HolderFigures(holder, *figures) for holder, figures in holders.values()]),  # type: ignore[arg-type]
                 wrong,
-                is_there(wrong),
+                present,
                 tuple(found.last_holders),
             )
 

@@ -16,6 +16,7 @@ from podgpu.migrate.questions import (
     NAME,
     every_node,
     labels_in,
+    makes_label,
     name_in,
     name_of,
     selectors,

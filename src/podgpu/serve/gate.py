@@ -13,7 +13,7 @@ from aiohttp import web
 
 from podgpu.autoscale.api_paths import Attributes
 from podgpu.autoscale.reviews import LONGEST_TOKEN, Overloaded, Reviews
-from podgpu.autoscale.trust import AUTHENTICATED, MASTERS, Caller, NotTrusted, Shown, Trust, identify
+from podgpu.autoscale.trust import MASTERS, Caller, NotTrusted, Shown, Trust, identify, with_authenticated
 from podgpu.errors import SourceError
 from podgpu.serve.metrics_api import Rejection
 
@@ -58,9 +58,7 @@ class ApiGate:
         if scheme.lower() != "bearer" or not token or len(token) > LONGEST_TOKEN:
             return None
         caller = await self._reviews().owner_of(token)
-        if caller is None or AUTHENTICATED in caller.groups:
-            return caller
-        return caller._replace(groups=(*caller.groups, AUTHENTICATED))
+        return caller and caller._replace(groups=with_authenticated(caller.name, caller.groups))
 
 
 def _forbidden(caller: Caller, asked: Attributes | None, path: str) -> str:

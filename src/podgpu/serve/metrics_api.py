@@ -63,7 +63,9 @@ class MetricsApi:
         for probe in _PROBES:
             app.router.add_get(probe, _ok)
         app.router.add_get("/version", self._guarded(lambda: {"gitVersion": f"v{__version__}"}))
-        app.router.add_get("/apis", self._guarded(lambda: api_json.group_list(self._external)))
+        app.router.add_get("/apis", self._groups)
+        app.router.add_get("/openapi/v2", self._guarded(lambda: api_json.openapi_v2(__version__)))
+        app.router.add_get("/openapi/v3", self._guarded(lambda: {"paths": {}}))
         for version in CUSTOM_VERSIONS:
             app.router.add_get(f"/apis/{CUSTOM}/{version}", self._guarded(_custom_resources(version)))
             app.router.add_get(f"/apis/{CUSTOM}/{version}/{{path:.+}}", self._custom(version))
@@ -83,6 +85,15 @@ class MetricsApi:
             return _rejected(rejection) if rejection is not None else _json(make())
 
         return handle
+
+    async def _groups(self, request: web.Request) -> web.StreamResponse:
+        rejection = await self._gate.admit(request, None)
+        if rejection is not None:
+            return _rejected(rejection)
+        if _wants_aggregated(",".join(request.headers.getall("Accept", ()))):
+            body = json.dumps(api_json.aggregated_discovery(self._external), separators=(",", ":"))
+            return web.Response(body=body.encode(), headers={"Content-Type": api_json.AGGREGATED_TYPE})
+        return _json(api_json.group_list(self._external))
 
     def _custom(self, version: str) -> Handler:
         async def handle(request: web.Request) -> web.StreamResponse:
@@ -121,6 +132,11 @@ class MetricsApi:
             words = {404: "NotFound", 405: "MethodNotAllowed"}
             message = "there is nothing at this path: see /apis" if error.status == 404 else f"{error.reason}"
             return _json(api_json.status(error.status, words.get(error.status, "BadRequest"), message), error.status)
+
+
+def _wants_aggregated(accept: str) -> bool:
+    wanted = set(api_json.AGGREGATED_TYPE.split(";"))
+    return any(wanted <= {part.strip() for part in kind.split(";")} for kind in accept.split(","))
 
 
 def _custom_resources(version: str) -> Callable[[], api_json.Object]:

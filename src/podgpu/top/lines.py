@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from podgpu.errors import few_of
 from podgpu.figures.device import Condition, DeviceFigures, HolderFigures, ProcessFigures, View, holder_text
 from podgpu.figures.parts import PhysicalGpu, physical_gpus
 from podgpu.figures.totals import is_blind
@@ -186,7 +187,7 @@ def without_figures(device: DeviceFigures) -> DeviceFigures:
 
 def _not_held(device: DeviceFigures) -> str:
     if device.last_holders:
-        return f"last held by {', '.join(holder_text(holder) for holder in device.last_holders[:2])}"
+        return f"last held by {few_of((holder_text(holder) for holder in device.last_holders), most=1)}"
     return NOBODY if device.present else "not there"
 
 

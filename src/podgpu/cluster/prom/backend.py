@@ -139,7 +139,7 @@ class PrometheusBackend:
         between = (before + self._clock()) / 2
         told = moment(answer.samples[0].value) if answer.samples else None
         if told is None:
-            raise SourceError("malformed", f"{self._client.shown} does not tell the time when asked for time()")
+            raise SourceError("malformed", f"{self._client.shown} does not answer the query time()")
         round_.at = told
         return Round(round_.at, between, self._node_labels, self._field, self._settings.fields_beside)
 
@@ -305,7 +305,7 @@ def check_node_labels(names: Sequence[str]) -> tuple[str, ...]:
     """The same, each once. Raises UsageError."""
     for name in names:
         if not promql.is_label(name):
-            raise UsageError(f"--node-label: {name!r} is no name of a label; write Hostname,node,instance")
+            raise UsageError(f"--node-label: {name!r} is not the name of a label; write Hostname,node,instance")
     if not names:
         raise UsageError("--node-label names no label: write Hostname,node,instance")
     return tuple(dict.fromkeys(names))

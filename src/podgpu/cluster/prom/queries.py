@@ -31,11 +31,11 @@ _IDENTITY = (
     *("job", "instance", "UUID", "uuid", "gpu_uuid", "gpu"),
     *("GPU_I_ID", "GPU_I_PROFILE", "modelName", "model_name"),
 )
-_HOLDER = (
+HOLDER_LABELS = (
     *(*POD_LABELS, *EXPORTED.values(), *OLD_POD_LABELS),
     *(JOB_LABEL, *NAMELESS_LABELS, "vgpu"),
 )
-SAMPLE_LABELS = ("__name__", *_IDENTITY, *_HOLDER)
+SAMPLE_LABELS = ("__name__", *_IDENTITY, *HOLDER_LABELS)
 _TARGET = ("job", "instance")
 
 _TIMED = (UTIL, GR_ENGINE, TEMPERATURE)
