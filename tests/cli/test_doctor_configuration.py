@@ -44,6 +44,7 @@ class Doctor:
     """The command on a node whose kubelet, API server and /proc are these."""
 
     def __init__(self, tree: Tree, kubelet: SimulatedKubelet, capsys: pytest.CaptureFixture[str]) -> None:
+        self._kubelet = kubelet
         self._folder = Path(kubelet.socket).parent
         self._arguments = ["doctor", "--json", "--pod-resources-kubelet-socket", kubelet.socket, *tree.options]
         self._capsys = capsys
@@ -56,6 +57,7 @@ class Doctor:
 
     def examine(self, *arguments: str, gpus: str = "simulated:2xH100") -> dict[str, list[tuple[str, str, str]]]:
         """Subject -> level, text and advice of each finding."""
+        self._kubelet.pods = (simulated_pod("train", *uuids("2xH100")),)
         self.code = run([*self._arguments, "--telemetry", gpus, *arguments])
         found: dict[str, list[tuple[str, str, str]]] = {}
         for finding in json.loads(self._capsys.readouterr().out)["findings"]:
@@ -66,7 +68,6 @@ class Doctor:
 
 @pytest.fixture
 def doctor(tree: Tree, kubelet: SimulatedKubelet, capsys: pytest.CaptureFixture[str]) -> Doctor:
-    kubelet.pods = (simulated_pod("train", *uuids("2xH100")),)
     return Doctor(tree, kubelet, capsys)
 
 

@@ -11,7 +11,7 @@ from podgpu.cli.autoscale_options import AUTOSCALE_OPTIONS, AUTOSCALE_PROMETHEUS
 from podgpu.cli.cluster import chosen_backend, freshness
 from podgpu.cli.help import podgpu_command
 from podgpu.cli.params import naming_variable, with_options
-from podgpu.compose.autoscale import assemble_autoscale, autoscale_settings
+from podgpu.compose.autoscale import assemble_autoscale, autoscale_settings, unregister
 from podgpu.compose.process import configure_logging, look_for_cycles_seldom, share_one_heap, take_turns_often
 from podgpu.serve.app import PROBE_OPTION, run
 from podgpu.serve.sockets import parse_address
@@ -43,6 +43,9 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     configure_logging(options["log_format"], options["debug"])
     with naming_variable(ctx, "probe_address"):
         probe_address = parse_address(options["probe_address"], PROBE_OPTION)
+    if options["unregister"]:
+        unregister(options)
+        return
     settings = autoscale_settings(options, *freshness(ctx, options))
     with ExitStack() as at_the_end:
         asked = {**options, "owners": "none"}

@@ -53,6 +53,12 @@ API_OPTIONS: tuple[Option, ...] = (
         "NAMESPACE/NAME of the Service it is behind: podgpu then makes a certificate of its own, and keeps the "
         "caBundle of its APIServices.",
     ),
+    _option(
+        "unregister",
+        "false",
+        "Remove podgpu's APIServices, those that lead to --api-service, and exit: before anything else is uninstalled.",
+        "bool",
+    ),
     _option("external-metrics", "false", "Serve the external metrics API too. KEDA, for one, has it.", "bool"),
 )
 AUTOSCALE_OPTIONS: tuple[Option, ...] = (

@@ -15,9 +15,10 @@ import yaml
 
 from podgpu.errors import UsageError
 from podgpu.migrate.direction import Direction
+from podgpu.migrate.questions import name_in, selectors
 from podgpu.migrate.result import Change, Migrated, gather
 from podgpu.migrate.rewrite import Edit, PromqlError, Rewritten, edited, rewrite_expression
-from podgpu.migrate.syntax import parse_promql, selected_names
+from podgpu.migrate.syntax import parse_promql
 
 _MOST_NODES = 200_000
 _ROUNDS = 10
@@ -125,7 +126,9 @@ def _carriers(scalars: Sequence[_Scalar], direction: Direction) -> frozenset[str
 
 def _reads(expression: str, direction: Direction, carriers: frozenset[str]) -> bool:
     try:
-        return any(name in carriers or direction.carries(name) for name in selected_names(parse_promql(expression)))
+        return any(
+            name in carriers or direction.carries(name) for name in map(name_in, selectors(parse_promql(expression)))
+        )
     except PromqlError:
         return False
 
