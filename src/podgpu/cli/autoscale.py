@@ -9,6 +9,7 @@ import click
 
 from podgpu.cli.autoscale_options import AUTOSCALE_OPTIONS, AUTOSCALE_PROMETHEUS, AUTOSCALE_SCRAPE
 from podgpu.cli.cluster import chosen_backend, freshness
+from podgpu.cli.help import podgpu_command
 from podgpu.cli.params import naming_variable, with_options
 from podgpu.compose.autoscale import assemble_autoscale, autoscale_settings, unregister
 from podgpu.compose.process import configure_logging, look_for_cycles_seldom, share_one_heap, take_turns_often
@@ -16,7 +17,18 @@ from podgpu.serve.app import PROBE_OPTION, run
 from podgpu.serve.sockets import parse_address
 
 
-@click.command("autoscale", context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@podgpu_command(
+    "autoscale",
+    ("podgpu autoscale --scrape gpu-1:9400,gpu-2:9400", "answer KEDA on this machine, port 9411"),
+    (
+        "podgpu autoscale --discover-kubernetes app.kubernetes.io/name=podgpu",
+        "the same, with the exporters found by the labels of their Service",
+    ),
+    (
+        "podgpu autoscale --scrape gpu-1:9400 --api-address :6443 --api-service ns/svc",
+        "serve the custom metrics API too, for the HPA",
+    ),
+)
 @with_options(AUTOSCALE_OPTIONS)
 @click.pass_context
 def command(ctx: click.Context, /, **options: Any) -> None:

@@ -41,6 +41,11 @@ GROUPS: dict[str, tuple[str, ...]] = {
         *("pod-resources-kubelet-socket", "kubeconfig", "configmap-data", "discover-port", "owners", "node-label"),
         *("path-varlog", "hpc-job-mapping-dir"),
     ),
+    "Autoscaling": (
+        *("keda-address", "keda-cert-file", "keda-key-file", "keda-client-ca-file", "keda-client-name"),
+        *("keda-namespaces", "api-address", "api-cert-file", "api-key-file", "api-service", "external-metrics"),
+        *("longest-window",),
+    ),
     "Usage accounting": (
         *("container-usage", "usage-interval", "usage-from", "used-means", "used-field", "window"),
         *("history-dir", "mig-copy-parent-values", "gpu-manager-metrics"),
