@@ -239,3 +239,12 @@ def test_what_asks_for_either_already_stays(text: str) -> None:
     for direction in (NEW, OLD):
         rewritten = rewrite_expression(text, direction)
         assert (rewritten.text, rewritten.left, rewritten.asks_both) == (text, (), True)
+
+
+def test_hostname_of_others_is_theirs_on_the_way_back() -> None:
+    """`hostname` is a common label: only the exporter's own becomes `Hostname`."""
+    for text in ("sum by (hostname) (node_load1)", 'up{hostname="a"}'):
+        rewritten = rewrite_expression(text, OLD)
+        assert (rewritten.text, rewritten.left) == (text, ())
+    mixed = rewrite_expression(f'{CELSIUS}{{hostname="a"}} + on (gpu) other{{hostname="b"}}', OLD)
+    assert mixed.text == f'{TEMP}{{Hostname="a"}} + on (gpu) other{{hostname="b"}}'

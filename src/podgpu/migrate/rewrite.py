@@ -72,6 +72,8 @@ class Rewritten:
     """What was done to the text, by places in the old one."""
     asks_both: bool = False
     """It reads either name already, and stays as it is."""
+    is_theirs: bool = False
+    """It reads the exporter's series: what names their labels beside it means these."""
 
 
 @dataclass
@@ -93,14 +95,15 @@ def rewrite_expression(text: str, direction: Direction, carriers: frozenset[str]
     if _asks_both(tree, direction):
         return Rewritten(text, asks_both=True)
     work = _Work(text, direction, carriers)
-    if any(work.carries(name_in(s)) for s in selectors(tree)):
+    is_theirs = any(work.carries(name_in(s)) for s in selectors(tree))
+    if is_theirs:
         _rewrite(tree, work)
     else:
         _look_for_labels(tree, work)
     if work.left:
-        return Rewritten(text, tuple(dict.fromkeys(work.left)))
+        return Rewritten(text, tuple(dict.fromkeys(work.left)), is_theirs=is_theirs)
     edits = tuple(edit for edit in work.edits if edit[0] != edit[1] or edit[2])
-    return Rewritten(edited(text, edits), notes=tuple(dict.fromkeys(work.notes)), edits=edits)
+    return Rewritten(edited(text, edits), notes=tuple(dict.fromkeys(work.notes)), edits=edits, is_theirs=is_theirs)
 
 
 def _asks_both(tree: Node, direction: Direction) -> bool:
@@ -273,7 +276,7 @@ def _rewrite_selector(node: Selector, work: _Work, wrap: Node | None, power: int
             work.edits.append((wrap.end, wrap.end, f"{conversion(renamed.worth**power)})"))
     if name is None or work.carries(name.text):
         _rewrite_labels([m.label for m in node.matchers], work)
-    elif any(work.direction.label(m.label.text) for m in node.matchers):
+    elif work.direction.is_telling and any(work.direction.label(m.label.text) for m in node.matchers):
         work.left.append(f"{_shown(node, work)}: has a label that is the exporter's elsewhere; look whose it is")
 
 
@@ -358,7 +361,7 @@ def _look_for_labels(tree: Node, work: _Work) -> None:
             if any(m.label.text == NAME and m.operator != "=" and "DCGM" in m.value.text for m in node.matchers):
                 work.left.append(f"{_shown(node, work)}: chooses metrics by a pattern of names: rewrite it by hand")
         for word in words:
-            if work.direction.label(word.text):
+            if work.direction.is_telling and work.direction.label(word.text):
                 work.left.append(f"{_shown(node, work)}: has the label {word.text}, and it is not clear whose it is")
 
 
