@@ -19,14 +19,17 @@ from podgpu.serve.sockets import parse_address
 
 @podgpu_command(
     "autoscale",
-    ("podgpu autoscale --scrape gpu-1:9400,gpu-2:9400", "answer KEDA on this machine, port 9411"),
     (
-        "podgpu autoscale --discover-kubernetes app.kubernetes.io/name=podgpu",
-        "the same, with the exporters found by the labels of their Service",
+        "podgpu autoscale --discover-kubernetes podgpu/app.kubernetes.io/name=podgpu --keda-namespaces serving",
+        "for a KEDA on this machine, fed by the exporters themselves",
     ),
     (
-        "podgpu autoscale --scrape gpu-1:9400 --api-address :6443 --api-service ns/svc",
-        "serve the custom metrics API too, for the HPA",
+        "podgpu autoscale --prometheus prometheus:9090 --api-address :6443 --api-service podgpu/podgpu-autoscale",
+        "the custom metrics API behind the Service podgpu-autoscale, with a certificate of its own",
+    ),
+    (
+        "podgpu autoscale --unregister --api-service podgpu/podgpu-autoscale",
+        "remove its APIServices, before anything else of it is uninstalled",
     ),
 )
 @with_options(AUTOSCALE_OPTIONS)

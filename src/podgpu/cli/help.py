@@ -42,9 +42,9 @@ GROUPS: dict[str, tuple[str, ...]] = {
         *("path-varlog", "hpc-job-mapping-dir"),
     ),
     "Autoscaling": (
-        *("keda-address", "keda-cert-file", "keda-key-file", "keda-client-ca-file", "keda-client-name"),
-        *("keda-namespaces", "api-address", "api-cert-file", "api-key-file", "api-service", "external-metrics"),
-        *("longest-window",),
+        *("autoscale", "keda-address", "keda-namespaces", "keda-cert-file", "keda-key-file", "keda-client-ca-file"),
+        *("keda-client-name", "api-address", "api-service", "api-cert-file", "api-key-file", "external-metrics"),
+        *("longest-window", "unregister"),
     ),
     "Usage accounting": (
         *("container-usage", "usage-interval", "usage-from", "used-means", "used-field", "window"),
