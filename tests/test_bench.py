@@ -36,7 +36,7 @@ def _quiet() -> Iterator[None]:
         (lambda: largest.measure(SMALL, ticks=5), 0),
         (lambda: memory.measure(first=5, last=10, scrape_every=5), 3),
         (lambda: cluster.measure(nodes=3, rounds=2, firsts=1), 4),
-        (lambda: page.measure(turns=2, nodes=20), 1 if chromium() else 0),
+        (lambda: page.measure(turns=2, nodes=20), 2 if chromium() else 0),
         (lambda: hook.measure(creations=5, bursts=2), 5),
     ],
     ids=[

@@ -14,7 +14,7 @@ from podgpu.allocation import podresources_pb2
 from podgpu.allocation.annotation_formats import is_read, parse_slots, read_grants
 from podgpu.allocation.annotations import AnnotationsAllocation
 from podgpu.allocation.checkpoint import map_checkpoint, parse_checkpoint
-from podgpu.allocation.device_ids import parse_device_id, resolve
+from podgpu.allocation.device_ids import DeviceIndex, parse_device_id
 from podgpu.allocation.dra import DraClaims, parse_claims
 from podgpu.allocation.dra_claims import parse_driver_checkpoint
 from podgpu.allocation.hpack import BadHeaders, HeaderDecoder, decode_huffman, encode_headers
@@ -57,7 +57,7 @@ def _check(found: Allocation) -> object:
 def device_id(case: Case) -> object:
     assert isinstance(case, str)
     found = parse_device_id(case)
-    for device in () if found is None else resolve(found, DEVICES):
+    for device in () if found is None else DeviceIndex(DEVICES).find(found):
         assert device in DEVICES
     parse_gpu(case)
     return found

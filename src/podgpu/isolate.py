@@ -48,7 +48,7 @@ class Isolation:
         began = self._clock()
         with self._lock:
             if self._closed:
-                ended = SourceError("stopping", "podgpu is about to end, and asks nobody any more")
+                ended = SourceError("stopping", "podgpu is stopping and asks nothing any more")
                 return {name: Result(None, ended, 0.0) for name in jobs}
             turns = {name: self._worker(name).start(job, late is not None) for name, job in jobs.items()}
         until = time.monotonic() + deadline
@@ -78,7 +78,7 @@ class Isolation:
         return worker
 
     def _outcome(
-        self, name: str, turn: _Turn[T] | float, wait: float, began: float, late: Callable[[], object] | None
+        self, name: str, turn: _Call[T] | float, wait: float, began: float, late: Callable[[], object] | None
     ) -> Result[T]:
         if isinstance(turn, float):
             message = f"{name}: a call begun {turn:.0f} s ago has not returned; skipped until it does"
@@ -92,7 +92,7 @@ class Isolation:
         return Result(turn.value, turn.error, turn.seconds)
 
 
-class _Turn(Generic[T]):
+class _Call(Generic[T]):
     """One call on its way through a worker."""
 
     __slots__ = ("began", "call", "done", "error", "late", "seconds", "taken", "value")
@@ -113,11 +113,11 @@ class _Worker:
     def __init__(self, name: str, clock: Callable[[], float]) -> None:
         self._name = name
         self._clock = clock
-        self._inbox: queue.SimpleQueue[_Turn[object] | None] = queue.SimpleQueue()
-        self._current: _Turn[object] | None = None
+        self._inbox: queue.SimpleQueue[_Call[object] | None] = queue.SimpleQueue()
+        self._current: _Call[object] | None = None
         threading.Thread(target=self._work, name=f"read-{name}", daemon=True).start()
 
-    def start(self, call: Callable[[], T], wants_late: bool = False) -> _Turn[T] | float:
+    def start(self, call: Callable[[], T], wants_late: bool = False) -> _Call[T] | float:
         """While an earlier call has not returned, for how many seconds it has not; with `wants_late`, that call until
         its answer was taken."""
         current = self._current
@@ -125,7 +125,7 @@ class _Worker:
             return current  # type: ignore[return-value]
         if current is not None and not current.done.is_set():
             return float(self._clock() - current.began)
-        turn = _Turn(call, self._clock())
+        turn = _Call(call, self._clock())
         self._current = turn  # type: ignore[assignment]
         self._inbox.put(turn)  # type: ignore[arg-type]
         return turn

@@ -247,7 +247,7 @@ def _take_in_merges(node: yaml.MappingNode, name: str, kind: type[M]) -> None:
     try:
         yaml.constructor.SafeConstructor().flatten_mapping(node)
     except (yaml.YAMLError, RecursionError):
-        raise kind.error(f"{name}: what << takes in is no mapping") from None
+        raise kind.error(f"{name}: what << includes is not a mapping") from None
 
 
 def _plain_scalar(node: yaml.Node) -> object:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podgpu.allocation.device_ids import DeviceId, DeviceIndex, parse_device_id, resolve
+from podgpu.allocation.device_ids import DeviceId, DeviceIndex, parse_device_id
 from podgpu.model import Device
 
 UUID = "b1e4a9c2-0d3f-4b57-8a61-92f0c7d5e381"
@@ -121,7 +121,7 @@ NODE = (SEVEN, SECOND, FIRST, EIGHT)
 def test_what_an_id_means_on_a_node(text: str, meant: tuple[Device, ...]) -> None:
     device_id = parse_device_id(text)
     assert device_id is not None
-    assert resolve(device_id, NODE) == meant
+    assert DeviceIndex(NODE).find(device_id) == meant
 
 
 def test_a_node_without_gpus_has_none_of_them() -> None:
@@ -133,7 +133,7 @@ def test_a_node_without_gpus_has_none_of_them() -> None:
 
 
 def test_a_gpu_without_minor_is_not_found_by_one() -> None:
-    assert resolve(DeviceId(minor=0), [gpu(0, f"GPU-{UUID}", minor=None)]) == ()
+    assert DeviceIndex([gpu(0, f"GPU-{UUID}", minor=None)]).find(DeviceId(minor=0)) == ()
 
 
 uuids = st.uuids().map(str)
@@ -148,7 +148,7 @@ def test_any_text_gives_an_id_or_none(text: str) -> None:
 @given(st.from_regex(r"(GPU-|MIG-|MIG-GPU-|nvidia|all|tegra)[-0-9a-f/gipuv:]{0,60}", fullmatch=True))
 def test_near_misses_do_not_crash_either(text: str) -> None:
     device_id = parse_device_id(text)
-    assert device_id is None or resolve(device_id, NODE) in ((), *((one,) for one in NODE), (FIRST, SECOND))
+    assert device_id is None or DeviceIndex(NODE).find(device_id) in ((), *((one,) for one in NODE), (FIRST, SECOND))
 
 
 @given(uuids, numbers, numbers, st.text())

@@ -51,11 +51,12 @@ class Stage:
     trouble: str = ""
     settings: ViewSettings = field(default_factory=lambda: ViewSettings(interval=INTERVAL))
     longest: float = 600.0
+    node_labels: dict[str, tuple[tuple[str, str], ...]] | None = None
     now: float = 0.0
 
     def __post_init__(self) -> None:
         clock = Clock(monotonic=lambda: self.now, wall=lambda: BEGIN + self.now)
-        self.store = Store(self.settings, self.longest, self.running, clock)
+        self.store = Store(self.settings, self.longest, self.running, lambda: self.node_labels, clock)
         self._memory = Memory()
         self._last: dict[str, NodeReading] = {}
 

@@ -113,11 +113,11 @@ def test_no_file_a_directory_a_large_one_and_no_text(tmp_path: Path) -> None:
     ("arguments", "words"),
     [
         (["--watch-max-keep-age", "0s"], "neither age nor number"),
-        (["--watch-max-keep-age", "-1s"], "'-1s' is no duration"),
+        (["--watch-max-keep-age", "-1s"], "'-1s' is not a duration"),
         (["--watch-max-keep-samples", "2147483648"], "from 0 to 2147483647"),
         (["--max-concurrent-scrapes", "0"], "from 1 to"),
         (["--web-read-timeout", "0s"], "out of range"),
-        (["--web-write-timeout", "soon"], "no duration"),
+        (["--web-write-timeout", "soon"], "not a duration"),
     ],
 )
 def test_bad_values_of_the_newer_options(arguments: list[str], words: str) -> None:

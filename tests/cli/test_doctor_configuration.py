@@ -276,7 +276,7 @@ def test_a_page_that_is_refused_is_no_matter_of_the_driver(doctor: Doctor, tree:
     assert doctor.code == 1
     ((level, text, advice),) = found["exporter"]
     assert level == "wrong"
-    assert "lets nobody in without the right credentials (403): see --exporter-username" in text
+    assert "needs other credentials (403): see --exporter-username" in text
     everything = json.dumps(found)
     assert "driver" not in found
     assert "GPUs" not in found

@@ -119,12 +119,12 @@ def test_retention_is_inherited_part_by_part() -> None:
             for every, why in (
                 ("0", "out of range"),
                 ("0s", "out of range"),
-                ("-1s", "no duration"),
+                ("-1s", "not a duration"),
                 ("99ms", "out of range"),
                 ("100.5ms", "whole milliseconds"),
                 ("25h", "out of range"),
-                ("30", "no duration"),
-                ("soon", "no duration"),
+                ("30", "not a duration"),
+                ("soon", "not a duration"),
                 ("[1s]", "not a text"),
             )
         ),
@@ -235,10 +235,10 @@ def test_a_name_of_another_dcgm_is_the_same_field() -> None:
     [
         ([("DCGM_FI_DEV_NVLINK_*",)], "none of the configured fields"),
         ([("DCGM_FI_DEV_GPU_TEMP",), ("DCGM_FI_DEV_GPU_*",)], "is in the collection c0 too"),
-        ([("DCGM_[",)], "is no pattern"),
-        ([("DCGM_[z-a]",)], "is no pattern"),
-        ([("DCGM_\\",)], "is no pattern"),
-        ([("*" * 5000,)], "is no pattern"),
+        ([("DCGM_[",)], "is not a pattern"),
+        ([("DCGM_[z-a]",)], "is not a pattern"),
+        ([("DCGM_\\",)], "is not a pattern"),
+        ([("*" * 5000,)], "is not a pattern"),
     ],
 )
 def test_what_cannot_be_divided_is_said(collections: list[tuple[str, ...]], words: str) -> None:

@@ -52,7 +52,7 @@ def test_the_documented_file() -> None:
             for wrong in WRONG_AMOUNTS
         ),
         ("currency: EUR\nmodels: {a: {kwh: 1}", "not YAML"),
-        ("currency: \"a\\nb\"\nmodels: {a: {kwh: 1}}", "currency: is missing or no name"),
+        ("currency: \"a\\nb\"\nmodels: {a: {kwh: 1}}", "currency: is missing or not the name"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_refused_with_its_place(content: str, complaint: str) -> None:

@@ -46,7 +46,7 @@ Owner = Callable[[int], Workload | None]
 
 
 @dataclass(slots=True)
-class _Turn:
+class _DeviceTurn:
     """One device in this turn. Without a scene it did not answer."""
 
     shares: Mapping[Who, Fraction | None]
@@ -86,7 +86,6 @@ class Ledger:
         self._namespaces: dict[tuple[str, str], NamespaceBook] = {}
         """The longest unchanged first."""
         self.namespaces_forgotten = 0
-        self.memory_excess = 0
         """How often a device's containers used more memory than the device said was used."""
 
     def charge(
@@ -153,7 +152,7 @@ class Ledger:
         holders: Mapping[Who, Holding],
         ask: Owner,
         untold: Collection[int],
-    ) -> _Turn:
+    ) -> _DeviceTurn:
         """Opens and closes accounts, and divides what the device tells among them."""
         known = {who: account.workload for who, account in self._accounts.get(key, {}).items()}
         users = _users_of(usage, ask)
@@ -161,7 +160,7 @@ class Ledger:
         shares = {who: holding.share for who, holding in holders.items()}
         self._open_and_close(key, presence.workloads, None if users is None else set(presence.payers.values()))
         if usage is None:
-            return _Turn(shares)
+            return _DeviceTurn(shares)
         self._devices.setdefault(key, DeviceBook(billed_model(usage.device)))
         left = self._who_left(key, usage, shares, presence.payers)
         return _divide(Scene(usage, shares, presence.payers, frozenset(untold), left))
@@ -210,7 +209,7 @@ class Ledger:
 
     # What they pay
 
-    def _enter_people(self, key: str, turn: _Turn, elapsed: int) -> None:
+    def _enter_people(self, key: str, turn: _DeviceTurn, elapsed: int) -> None:
         for who, account in self._accounts.get(key, {}).items():
             entry = _entry(who, account, turn, elapsed)
             account.add(entry)
@@ -222,8 +221,8 @@ class Ledger:
 
     # What the GPUs used
 
-    def _divide_energy(self, turns: Mapping[str, _Turn]) -> None:
-        instances: dict[str, dict[str, _Turn]] = {}
+    def _divide_energy(self, turns: Mapping[str, _DeviceTurn]) -> None:
+        instances: dict[str, dict[str, _DeviceTurn]] = {}
         for key, turn in turns.items():
             if key != physical(key):
                 instances.setdefault(physical(key), {})[key] = turn
@@ -266,7 +265,7 @@ class Ledger:
             del self._namespaces[name]
             self.namespaces_forgotten += 1
 
-    def _enter_device(self, key: str, turn: _Turn) -> None:
+    def _enter_device(self, key: str, turn: _DeviceTurn) -> None:
         book = self._devices.get(key)
         if book is None:
             return
@@ -274,9 +273,6 @@ class Ledger:
         book.memory = turn.memory
         book.method = turn.scene.usage.method if turn.scene and turn.busy.parts is not None else None
         book.seen_into |= turn.seen_into
-        told = turn.scene.usage.memory_used if turn.scene else None
-        if told is not None and sum((turn.memory.parts or {}).values()) > told:
-            self.memory_excess += 1
 
 
 def _taken_out(books: dict[str, B], gpu: str) -> dict[str, B]:
@@ -303,9 +299,9 @@ def _pids_of(usage: DeviceUsage) -> set[int]:
     return ran.union(process.pid for process in processes_on(usage) or ())
 
 
-def _divide(scene: Scene) -> _Turn:
+def _divide(scene: Scene) -> _DeviceTurn:
     busy = charge_busy(scene)
-    return _Turn(
+    return _DeviceTurn(
         scene.shares,
         scene,
         busy,
@@ -316,7 +312,7 @@ def _divide(scene: Scene) -> _Turn:
     )
 
 
-def _weigh(turn: _Turn, pieces: Mapping[str, _Turn]) -> Weights | None:
+def _weigh(turn: _DeviceTurn, pieces: Mapping[str, _DeviceTurn]) -> Weights | None:
     """If one of the instances did not answer, nobody knows its use: all of the energy stays on the GPU."""
     if turn.scene is None or not in_pieces(turn.scene.device):
         return None if turn.scene is None else weigh_energy(turn.scene, turn.busy)
@@ -332,7 +328,7 @@ def _part_of(energy: Charge, instance: str) -> Charge:
     return Charge(parts={who[1:]: part for who, part in energy.parts.items() if who[0] == instance})
 
 
-def _entry(who: Who, account: Account, turn: _Turn, elapsed: int) -> Entry:
+def _entry(who: Who, account: Account, turn: _DeviceTurn, elapsed: int) -> Entry:
     share = turn.shares.get(who)
     busy = (turn.busy.parts or {}).get(who)
     energy = (turn.energy.parts or {}).get(who)
@@ -345,7 +341,7 @@ def _entry(who: Who, account: Account, turn: _Turn, elapsed: int) -> Entry:
     )
 
 
-def _idle(who: Who, busy: int | None, turn: _Turn, elapsed: int) -> int | None:
+def _idle(who: Who, busy: int | None, turn: _DeviceTurn, elapsed: int) -> int | None:
     """The driver gives each of its samples (6 a second) to one process alone: beside a busy one, bursts of a few
     milliseconds are charged to nobody (measured on an H200: 10 % of the time, and never listed). Whoever has a process
     while others ran may have run too, so it is not called idle. Context switches do tell: who was on the engine for no

@@ -298,9 +298,9 @@ class Agent:
         except StartError as e:
             self.fatal = e
         except Exception as e:  # noqa: BLE001 - the edge: where a thread of its own begins
-            _log.exception("the %s loop met an unexpected error, please report it", name)
+            _log.exception("unexpected error in the %s loop, please report it", name)
             self.fatal = StartError(
-                f"the {name} loop ended by a bug ({type(e).__name__}: {e}); exiting to be started anew"
+                f"the {name} loop ended by a bug ({type(e).__name__}: {e}); exiting, to be restarted"
             )
         if self.fatal is not None:
             on_fatal()

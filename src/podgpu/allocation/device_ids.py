@@ -113,8 +113,3 @@ class DeviceIndex:
         if uuid is None and device_id.minor is not None:
             uuid = self._uuid_by_minor.get(device_id.minor)
         return None if uuid is None else self._by_uuid.get((uuid.lower(), device_id.gi_id))
-
-
-def resolve(device_id: DeviceId, devices: Sequence[Device]) -> tuple[Device, ...]:
-    """The devices meant by one id; for many ids, keep a `DeviceIndex`."""
-    return DeviceIndex(devices).find(device_id)

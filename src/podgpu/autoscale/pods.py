@@ -16,6 +16,7 @@ from podgpu.kube.pods import PODS_PATH, Pairs, parse_owner, parse_pod
 from podgpu.kube.watch import Bounds, Pace, Watcher
 
 _PODS_AT_A_TIME = 500
+_NODES_PATH = "/api/v1/nodes"
 _RUNNING = {"fieldSelector": "status.phase=Running"}
 _MOST_PODS = 200_000
 _GPU_WORDS = ("gpu", "mig-", "cuda", "vgpu")
@@ -113,7 +114,7 @@ class PodFeed:
         """For one thread to call. While the API server is away, the pods are as they last were: pods that are gone by
         then have no figures, and what has none is not answered."""
         if not self._watcher.synced:
-            return index_pods((), f"the API server has not told which pods there are: {_why(self._watcher.error)}")
+            return index_pods((), f"the API server has not yet said which pods there are: {_why(self._watcher.error)}")
         version = self._watcher.version
         if version != self._version:
             self._index, self._version = index_pods(self._watcher.items()), version
@@ -128,6 +129,28 @@ class PodFeed:
 
     def close(self) -> None:
         self._watcher.close()
+
+
+class NodeFeed:
+    """Watches the labels of all nodes."""
+
+    def __init__(self, config: ApiConfig, pace: Pace | None = None) -> None:
+        self._watcher: Watcher[tuple[str, Pairs]] = Watcher(
+            config, _NODES_PATH, {}, _named_labels, pace=pace, metadata_only=True, page_size=_PODS_AT_A_TIME
+        )
+
+    def now(self) -> Mapping[str, Pairs] | None:
+        return dict(self._watcher.items()) if self._watcher.synced else None
+
+    def close(self) -> None:
+        self._watcher.close()
+
+
+def _named_labels(body: Mapping[str, Any]) -> tuple[str, Pairs] | None:
+    metadata = _mapping(body.get("metadata"))
+    name, labels = metadata.get("name"), _mapping(metadata.get("labels"))
+    pairs = sorted((key, text) for key, text in labels.items() if isinstance(key, str) and isinstance(text, str))
+    return (name, tuple(pairs)) if isinstance(name, str) and name else None
 
 
 def _why(error: SourceError | None) -> str:

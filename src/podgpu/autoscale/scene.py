@@ -18,6 +18,7 @@ from podgpu.clock import Clock
 from podgpu.cluster.reading import round_number
 from podgpu.cluster.settings import ViewSettings
 from podgpu.cluster.view import ClusterView
+from podgpu.kube.pods import Pairs
 
 MOST_PODS = 50_000
 _MOST_SCOPES = 20_000
@@ -41,6 +42,10 @@ class Scene:
     scope_rings: Rings[ScopeKey]
     old_nodes: Mapping[str, float] = field(default_factory=dict)
     """Nodes that were not heard of lately -> seconds."""
+    nodes: tuple[str, ...] = ()
+    """Those that were heard of."""
+    node_labels: Mapping[str, Pairs] | None = None
+    """None: nobody has told."""
     notes: tuple[str, ...] = ()
     """What is not as it should be, for messages."""
 
@@ -70,11 +75,17 @@ class Store:
     """Takes every round in, on the rounds' thread, and hands out scenes on any."""
 
     def __init__(
-        self, settings: ViewSettings, longest_window: float, pods: Callable[[], RunningPods], clock: Clock | None = None
+        self,
+        settings: ViewSettings,
+        longest_window: float,
+        pods: Callable[[], RunningPods],
+        node_labels: Callable[[], Mapping[str, Pairs] | None] = lambda: None,
+        clock: Clock | None = None,
     ) -> None:
         self.settings = settings
         self.longest_window = longest_window
         self._pods = pods
+        self._node_labels = node_labels
         self._clock = clock or Clock()
         rounds = math.ceil(longest_window / settings.interval)
         self._pod_rings: Rings[PodKey] = Rings(rounds, MOST_PODS)
@@ -101,6 +112,8 @@ class Store:
             self._pod_rings,
             self._scope_rings,
             {node.name: node.age for node in view.nodes if node.old},
+            tuple(node.name for node in view.nodes if not node.old),
+            self._node_labels(),
             tuple(dict.fromkeys((*view.notes, *(o.said for o in view.outcomes if o.error)))),
         )
         before = tuple(s for s in self._scenes if s.number < number)  # others: the clock was set back
@@ -117,7 +130,7 @@ class Store:
         late = wall - scene.ends_at
         if late > self.settings.stale_after + 2 * interval:
             raise no_data(
-                f"podgpu autoscale's last round ended {late:.0f} s ago: it does not get on with reading the nodes; "
+                f"podgpu autoscale's last round ended {late:.0f} s ago: it is too slow at reading the nodes; "
                 "see its log"
             )
         return scene

@@ -17,7 +17,7 @@ from podgpu.cluster.loop import Cluster
 from podgpu.cluster.publish import Publisher
 from podgpu.cluster.reading import MakeBackend
 from podgpu.cluster.settings import ViewSettings, check_settings
-from podgpu.compose.cluster import prometheus_backend, scrape_backend
+from podgpu.compose.cluster import prometheus_backend, prometheus_history, scrape_backend
 from podgpu.compose.histories import cluster_with_keeper, history_of
 from podgpu.compose.process import (
     configure_logging,
@@ -68,7 +68,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
         probe_address = parse_address(options["probe_address"], PROBE_OPTION) if options["probe_address"] else None
     settings = _settings(ctx, options)
     with ExitStack() as at_the_end:
-        make_backend = _backend(ctx, options, settings, at_the_end)
+        make_backend = chosen_backend(ctx, options, settings, at_the_end)
         publisher = Publisher(settings, read_prices(options["prices"]))
         with naming_variable(ctx, "history_dir"):
             cluster, beside, history = _with_history(options, make_backend, publisher)
@@ -82,10 +82,10 @@ def command(ctx: click.Context, /, **options: Any) -> None:
 
 def _with_history(
     options: dict[str, Any], make_backend: MakeBackend, publisher: Publisher
-) -> tuple[Cluster, list[Served], History | None]:
+) -> tuple[Cluster, list[Served], History]:
     """Prometheus has the past already; the exporters have to be watched for it."""
     if options["prometheus"]:
-        return Cluster(make_backend, publisher), [], None
+        return Cluster(make_backend, publisher), [], prometheus_history(options)
     cluster, keeper = cluster_with_keeper(make_backend, publisher, directory=options["history_dir"])
     return cluster, [keeper], history_of(keeper)
 
@@ -95,15 +95,12 @@ def _announce(bound: Address) -> None:
 
 
 def _settings(ctx: click.Context, options: dict[str, Any]) -> ViewSettings:
-    said = ctx.get_parameter_source("stale_after") is not ParameterSource.DEFAULT
-    interval = options["interval"]
-    stale_after = options["stale_after"] if said else _INTERVALS_FRESH * interval
-    kept = ctx.get_parameter_source("drop_after") is not ParameterSource.DEFAULT
+    stale_after, drop_after = freshness(ctx, options)
     return check_settings(
         ViewSettings(
-            interval=interval,
+            interval=options["interval"],
             stale_after=stale_after,
-            drop_after=options["drop_after"] if kept else max(options["drop_after"], 2 * stale_after),
+            drop_after=drop_after,
             used_means=options["used_means"],
             used_field=options["used_field"],
             window=options["window"],
@@ -111,6 +108,14 @@ def _settings(ctx: click.Context, options: dict[str, Any]) -> ViewSettings:
             legacy_map_metrics=options["legacy_map_metrics"],
         )
     )
+
+
+def freshness(ctx: click.Context, options: dict[str, Any]) -> tuple[float, float]:
+    """--stale-after and --drop-after: where they are not said, by the interval."""
+    said = ctx.get_parameter_source("stale_after") is not ParameterSource.DEFAULT
+    stale_after = options["stale_after"] if said else _INTERVALS_FRESH * options["interval"]
+    kept = ctx.get_parameter_source("drop_after") is not ParameterSource.DEFAULT
+    return stale_after, options["drop_after"] if kept else max(options["drop_after"], 2 * stale_after)
 
 
 def _protection(path: str, at_the_end: ExitStack) -> Protection | None:
@@ -126,19 +131,27 @@ def _protection(path: str, at_the_end: ExitStack) -> Protection | None:
 # Whom to ask
 
 
-def _backend(ctx: click.Context, options: dict[str, Any], settings: ViewSettings, at_the_end: ExitStack) -> MakeBackend:
-    """Raises UsageError for what cannot be meant, before anything is asked."""
+def chosen_backend(
+    ctx: click.Context,
+    options: dict[str, Any],
+    settings: ViewSettings,
+    at_the_end: ExitStack,
+    only_with: tuple[Sequence[Option], Sequence[Option]] = (PROMETHEUS_OPTIONS, SCRAPE_OPTIONS),
+) -> MakeBackend:
+    """`only_with`: options of the one and of the other backend. Raises UsageError for what cannot be meant, before
+    anything is asked."""
     chosen = [name for name in _BACKENDS if options[name]]
     if len(chosen) != 1:
-        given = " and ".join(f"--{name.replace('_', '-')}" for name in chosen) or "nobody"
+        flags = " and ".join(f"--{name.replace('_', '-')}" for name in chosen)
+        problem = f"{flags} do not go together" if chosen else "podgpu cluster needs somewhere to read from"
         raise UsageError(
-            f"{given} to be asked: give exactly one of --prometheus URL, --scrape URL,… and "
+            f"{problem}: give exactly one of --prometheus HOST:9090, --scrape HOST:9400,… and "
             "--discover-kubernetes SELECTOR"
         )
     if chosen == ["prometheus"]:
-        _refuse(ctx, SCRAPE_OPTIONS, "--scrape or --discover-kubernetes")
+        _refuse(ctx, only_with[1], "--scrape or --discover-kubernetes")
         return prometheus_backend(options, settings, at_the_end)
-    _refuse(ctx, PROMETHEUS_OPTIONS, "--prometheus")
+    _refuse(ctx, only_with[0], "--prometheus")
     return scrape_backend(options, settings, at_the_end)
 
 

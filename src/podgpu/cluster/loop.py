@@ -138,7 +138,7 @@ class Cluster:
         except StartError as e:
             self.fatal = e
         except Exception as e:  # noqa: BLE001 - the edge: where a thread of its own begins
-            _log.exception("the cluster's loop met an unexpected error, please report it")
+            _log.exception("unexpected error in the cluster's loop, please report it")
             self.fatal = StartError(f"the cluster's loop ended by a bug ({type(e).__name__}: {e}); exiting")
         if self.fatal is not None:
             on_fatal()

@@ -252,7 +252,7 @@ def _duration(mapping: PlacedMapping, key: str) -> Fraction:
     text = mapping.text(key)
     seconds = parse_go_duration(text)
     if seconds is None:
-        raise mapping.complaint(key, f"{_short(text)!r} is no duration: write it as in 30s, 1m30s or 500ms")
+        raise mapping.complaint(key, f"{_short(text)!r} is not a duration: write it as in 30s, 1m30s or 500ms")
     return seconds
 
 

@@ -77,8 +77,8 @@ class FilePage:
         if age > self._max_age:
             raise SourceError(
                 "stale",
-                f"{self.path} was last written {age:.0f} s ago, and after {self._max_age:g} s its figures are not"
-                " taken for today's: see that its writer runs",
+                f"{self.path} was last written {age:.0f} s ago, and after {self._max_age:g} s its figures count"
+                " as too old: see that its writer runs",
             )
         content = self._reader.read(self.path)
         if not content.endswith(b"\n"):

@@ -8,13 +8,14 @@ from dataclasses import replace
 from typing import Any
 
 from podgpu.catalog.mig import slices_of_gpu
-from podgpu.figures.device import Alert, Condition, DeviceFigures, HolderFigures
+from podgpu.figures.device import Alert, Condition, DeviceFigures, HolderFigures, Owner
 from podgpu.figures.parts import physical_gpus
 from podgpu.figures.picture import NamespacePicture, NodePicture, Picture
-from podgpu.figures.totals import Totals, totals_of
+from podgpu.figures.totals import Totals, pod_totals, totals_of
 from podgpu.model import Workload
 
 JSON = dict[str, Any]
+_OF_A_POD = ("allocated", "used", "idle", "unknown", "cost_per_hour", "wasted_per_hour")
 
 
 def encode_picture(picture: Picture) -> bytes:
@@ -64,14 +65,29 @@ def pod_json(picture: Picture, namespace: str, pod: str) -> JSON | None:
     nodes = [node_json(replace(node, devices=tuple(devices))) for node, devices in found if devices]
     if not nodes:
         return None
+    held = totals_json(pod_totals(picture, namespace, pod))
     return _known(
         api="podgpu/v1",
         taken_at=picture.taken_at,
         simulated=picture.simulated or None,
         namespace=namespace,
         pod=pod,
+        owner=_pods_owner(picture, namespace, pod),
+        currency=picture.currency or None,
+        prices=picture.prices or None,
+        totals={name: held[name] for name in _OF_A_POD if name in held},
         nodes=nodes,
     )
+
+
+def _pods_owner(picture: Picture, namespace: str, pod: str) -> JSON | None:
+    holders = (of for node in picture.nodes for device in node.devices for of in device.holders)
+    owners = (of.owner for of in holders if (of.holder.namespace, of.holder.pod) == (namespace, pod))
+    return next((owner_json(owner) for owner in owners if owner is not None), None)
+
+
+def owner_json(of: Owner) -> JSON:
+    return {"kind": of.kind, "name": of.name}
 
 
 def _holds(device: DeviceFigures, namespace: str, pod: str) -> bool:
@@ -155,7 +171,7 @@ def holder_json(of: HolderFigures) -> JSON:
         idle_seconds=_rounded(of.idle_seconds, 1),
         energy_joules=_rounded(of.energy_joules, 1),
         idle_since=_rounded(of.idle_since, 0),
-        owner=None if of.owner is None else {"kind": of.owner.kind, "name": of.owner.name},
+        owner=None if of.owner is None else owner_json(of.owner),
         cost_per_hour=_rounded(of.cost_per_hour),
     )
 

@@ -115,9 +115,9 @@ class DeviceFigures:
     temperature: float | None = None
     energy_joules: float | None = None
     measured: float | None = None
-    """The field that used-GPU utilisation is about, where one was asked for: as the page has it, in % or as a ratio."""
+    """The field that used-GPU utilisation is about, where one was asked for: in %, or a ratio where DCGM knows no %."""
     beside: tuple[tuple[int, float], ...] = ()
-    """Other fields that were asked for and have a value, by number: as the page has them."""
+    """Other fields that were asked for and have a value, by number, in the same way."""
     holders: tuple[HolderFigures, ...] = ()
     conditions: tuple[Condition, ...] = ()
     """What is wrong with it; a device with any is broken."""
@@ -175,6 +175,10 @@ class View:
     alerts: tuple[Alert, ...] = ()
     """What of the notes is serious."""
     trouble: Trouble = Trouble()
+    watched: bool = False
+    """The source follows every holder: one without `idle_since` has run something lately."""
+    old_nodes: frozenset[str] = frozenset()
+    """Nodes of which nothing that is known is of now."""
 
 
 def device_model(device: DeviceFigures) -> str:

@@ -11,7 +11,9 @@ from podgpu.errors import SourceError
 from podgpu.figures.device import Alert, Condition, DeviceFigures, HolderFigures, Owner, View
 from podgpu.model import Workload
 
-_NOT_OURS = "is no answer of podgpu's /api/v1/view"
+_NOT_OURS = "is not an answer of podgpu's /api/v1/view"
+_OF_ITS_OWN = {"utilization_ratio", "power_watts", "conditions", "absent"}
+"""What a GPU that is cut into MIG instances may have beside them."""
 
 
 def parse_view(body: bytes) -> View:
@@ -19,15 +21,17 @@ def parse_view(body: bytes) -> View:
     try:
         document = json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise SourceError("malformed", f"{_NOT_OURS}: no JSON") from error
+        raise SourceError("malformed", f"{_NOT_OURS}: it is not JSON") from error
     if not isinstance(document, dict) or document.get("api") != "podgpu/v1":
         raise SourceError("malformed", _NOT_OURS)
     devices: list[DeviceFigures] = []
+    old: list[str] = []
     notes = [text for text in _list(document.get("notes")) if isinstance(text, str)]
     for node in _objects(document.get("nodes")):
         name = _text(node.get("name"))
         devices += _devices(node, name)
         if node.get("old"):
+            old.append(name)
             age = _number(node.get("age_seconds"))
             notes.append(f"{name} is old" if age is None else f"{name} is old: {age:.0f} s")
         notes += [f"{name}: {text}" for text in _list(node.get("notes")) if isinstance(text, str)]
@@ -35,16 +39,18 @@ def parse_view(body: bytes) -> View:
         tuple(devices),
         tuple(notes),
         _number(document.get("taken_at")),
-        document.get("simulated") is True,
-        _text(document.get("currency")),
-        tuple(_alerts(document.get("alerts"))),
+        simulated=document.get("simulated") is True,
+        currency=_text(document.get("currency")),
+        alerts=tuple(_alerts(document.get("alerts"))),
+        watched=_number(document.get("idle_after_seconds")) is not None,
+        old_nodes=frozenset(old),
     )
 
 
 def _devices(node: dict[str, Any], name: str) -> Iterator[DeviceFigures]:
     for gpu in _objects(node.get("gpus")):
         instances = list(_objects(gpu.get("instances")))
-        if not instances or any(name in gpu for name in ("utilization_ratio", "power_watts", "conditions")):
+        if not instances or _OF_ITS_OWN & gpu.keys():
             yield _device(gpu, gpu, name)
         for instance in instances:
             yield _device(gpu, instance, name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from podgpu.catalog.conditions import LOST
+from podgpu.catalog.names import in_legacy_units
 from podgpu.figures.alerts import NodeState, alerts_of
 from podgpu.figures.device import (
     POWER,
@@ -123,7 +124,7 @@ def _idle_since(usage: ContainerUsage, taken_at: float) -> float | None:
 
 
 def _numbers(values: Mapping[int, Value]) -> dict[int, float]:
-    return {field: value for field, value in values.items() if not isinstance(value, str)}
+    return in_legacy_units({field: value for field, value in values.items() if not isinstance(value, str)})
 
 
 def _divided(value: int | None, by: int) -> float | None:

@@ -113,7 +113,7 @@ class Journal:
         content = [frames.column_frame(_KINDS[period], n * step + ahead, new[n]) for n in sorted(new)]
         is_full = self._columns[period] >= _MOST_COLUMNS[period]
         if self._anew or is_full or not self._directory.grows(period):
-            told = [frames.spans_frame(_unix(spans, ahead))] if period == "day" else []
+            told = [frames.spans_frame(_unix((*self._changes, *spans), ahead))] if period == "day" else []
             named = frames.names_frame(_names(rows, ahead))
             self._directory.begin(period, [frames.head(), named, *told, *content], newest, alone=self._anew)
             self._columns[period] = 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from podgpu.atomic_file import OutputError
 from podgpu.clock import Clock, Faults, WallClock
@@ -22,12 +22,15 @@ if TYPE_CHECKING:  # only for those who keep it on disk
 
 _LOAD_SECONDS = 5.0
 """For so long the first sample waits for what is read from the disk."""
+_SOON_SECONDS = 2.0
+"""While there is nothing to take, as before the first round, it is looked again this soon."""
 _STOP_SECONDS = 2.0
 _TIDY_SECONDS = 60.0
 _AGAIN_SECONDS, _LONGEST_AGAIN = 60.0, 900.0
 _LATE_SECONDS = 120.0
 _SAY_SECONDS = 3600.0
 _log = logging.getLogger(__name__)
+T = TypeVar("T")
 Read = Callable[[], Iterable[Told]]
 
 
@@ -74,9 +77,9 @@ class Keeper:
 
     # Turns
 
-    def take(self) -> None:
-        """One sample of everything."""
-        self.ring.record(self.clock.now(), self._read(), self.clock.ahead())
+    def take(self) -> bool:
+        """One sample of everything; whether there was anything."""
+        return self.ring.record(self.clock.now(), self._read(), self.clock.ahead())
 
     def write(self) -> None:
         """What is new, to the disk; the first time what is there is read before. Faults are said, never raised."""
@@ -131,9 +134,10 @@ class Keeper:
         if self._journal is not None:
             self._ready.wait(_LOAD_SECONDS)
         while not self._stopping.is_set():
-            self._guarded(self.take)
+            taken = self._guarded(self.take)
             self._taken.set()
-            self._stopping.wait(STEP - self.clock.now() % STEP)
+            until_next = STEP - self.clock.now() % STEP
+            self._stopping.wait(until_next if taken else min(until_next, _SOON_SECONDS))
 
     def _write_turns(self) -> None:
         while not self._stopping.is_set():
@@ -142,12 +146,13 @@ class Keeper:
             self._taken.wait()
             self._taken.clear()
 
-    def _guarded(self, act: Callable[[], None]) -> None:
+    def _guarded(self, act: Callable[[], T]) -> T | None:
         try:
-            act()
+            return act()
         except Exception:  # noqa: BLE001 - the edge: figures are served without a past too
             if self._faults.fails("bug", "bug"):
-                _log.exception("history met an unexpected error and goes on, please report it")
+                _log.exception("unexpected error in the history, please report it; podgpu goes on")
+            return None
 
     def reload(self) -> None:
         """Nothing here may change."""

@@ -50,8 +50,9 @@ class Ring:
 
     # Taking
 
-    def record(self, at: float, told: Iterable[Told], ahead: float = 0.0) -> None:
-        """What is told at that time. `ahead`: by how much Unix time is ahead of it, for times that devices tell."""
+    def record(self, at: float, told: Iterable[Told], ahead: float = 0.0) -> bool:
+        """What is told at that time, and whether there is any of it. `ahead`: by how much Unix time is ahead of it, for
+        times that devices tell."""
         now, old = _split(told)
         with self.lock:
             self._make_room(now, at)
@@ -71,6 +72,7 @@ class Ring:
             if samples:
                 self.fine[int(at // STEP)] = columns.pack(samples, self.rows.end)
             self._tidy(at)
+        return bool(samples)
 
     def _make_room(self, devices: Mapping[Key, DeviceFigures], at: float) -> None:
         blank = self.rows.make_room(devices, at)
@@ -99,7 +101,7 @@ class Ring:
                 if over < window and over not in self.coarse:
                     self.coarse[over] = columns.mean(self._of_window(over))
             self.coarse = {n: column for n, column in self.coarse.items() if window - PER_DAY < n <= window}
-            self.spans.forget(at - _DAY)
+            self.spans.forget(at - _DAY, at)
             self.rows.drop_unseen(at - _DAY - 2 * COARSE)
         self.fine = {n: column for n, column in self.fine.items() if newest - PER_HOUR < n <= newest}
 

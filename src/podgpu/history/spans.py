@@ -134,13 +134,13 @@ class Spans:
 
     # Forgetting
 
-    def forget(self, before: float) -> None:
-        """What ended before then, and what was not seen since."""
+    def forget(self, before: float, now: float) -> None:
+        """What ended before then. What was not told of for long now ends."""
         for key, story in list(self._stories.items()):
-            if story.seen < before and story.holding:
+            if now - story.seen > PATIENCE and story.holding:
                 self._end(key, story, story.holding, story.seen)
                 story.holders = ()
-            if story.marks_seen < before and story.marked:
+            if now - story.marks_seen > PATIENCE and story.marked:
                 self._end(key, story, story.marked, story.marks_seen)
             kept = [span for span in story.ended if span.end is not None and span.end >= before]
             self._count -= len(story.ended) - len(kept)

@@ -32,6 +32,8 @@ class Question(NamedTuple):
     tls: ssl.SSLContext | bool = True
     server_name: str | None = None
     """The name the certificate has to have, where it is not the URL's."""
+    body: bytes | None = None
+    """Sent as it is, in place of a form."""
 
 
 def open_session(keep_alive: float = KEEP_ALIVE_SECONDS) -> aiohttp.ClientSession:
@@ -64,7 +66,7 @@ async def send(
                 question.method,
                 question.url,
                 params=question.query,
-                data=question.form,
+                data=question.form if question.body is None else question.body,
                 headers=question.headers,
                 ssl=question.tls,
                 timeout=timeout,
@@ -72,8 +74,8 @@ async def send(
                 **options,
             )
         except aiohttp.ServerDisconnectedError:
-            # A server may close a kept connection at the moment it is used again. Everything podgpu sends only asks, so
-            # that it may be sent twice.
+            # A server may close a kept connection at the moment it is used again. Everything podgpu sends only asks, or
+            # says how something shall be, so that it may be sent twice.
             if is_last:
                 raise
     raise AssertionError("the second time has returned or raised")

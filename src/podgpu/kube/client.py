@@ -1,4 +1,4 @@
-"""Asks the API server, each time with a deadline and a bound on the answer. It only reads."""
+"""Asks the API server, each time with a deadline and a bound on the answer. Only `submit` may change anything there."""
 
 from __future__ import annotations
 
@@ -96,6 +96,17 @@ class ApiClient:
         finally:
             let_go(response)
 
+    async def submit(self, method: str, path: str, body: Object, kind: str = "application/json") -> Object:
+        """A review (POST) or a change (PATCH, whose `kind` says what sort of patch it is), and what came of it."""
+        timeout = aiohttp.ClientTimeout(total=self.deadline, sock_connect=_CONNECT_SECONDS)
+        content = json.dumps(body).encode()
+        response = await self._open(path, {}, timeout, {"Content-Type": kind}, method, content)
+        try:
+            with self._explained(path):
+                return _parse(await self._read(response, _LARGEST_OBJECT, path), path)
+        finally:
+            let_go(response)
+
     async def stream(self, path: str, params: Mapping[str, str], idle: float) -> AsyncGenerator[bytes, None]:
         """The body of an answer that does not end soon, in pieces; the first is empty and says: accepted.
 
@@ -116,11 +127,17 @@ class ApiClient:
             let_go(response)
 
     async def _open(
-        self, path: str, params: Mapping[str, str], timeout: aiohttp.ClientTimeout, headers: Mapping[str, str]
+        self,
+        path: str,
+        params: Mapping[str, str],
+        timeout: aiohttp.ClientTimeout,
+        headers: Mapping[str, str],
+        method: str = "GET",
+        body: bytes | None = None,
     ) -> aiohttp.ClientResponse:
-        """An answer of status 200, its body still to be read. Credentials that were refused are renewed once."""
+        """A good answer, its body still to be read. Credentials that were refused are renewed once."""
         identity = await self._credentials.current()
-        response = await self._send(path, params, timeout, headers, identity)
+        response = await self._send(path, params, timeout, headers, identity, method, body)
         if response.status == 401:
             self._credentials.doubt(identity)
             with ExitStack() as unless_kept:
@@ -129,8 +146,8 @@ class ApiClient:
                 if fresh == identity:
                     unless_kept.pop_all()
             if fresh != identity:
-                response = await self._send(path, params, timeout, headers, fresh)
-        if response.status == 200:
+                response = await self._send(path, params, timeout, headers, fresh, method, body)
+        if response.status in (200, 201):
             return response
         try:
             body = b""
@@ -148,6 +165,8 @@ class ApiClient:
         timeout: aiohttp.ClientTimeout,
         headers: Mapping[str, str],
         identity: Identity,
+        method: str,
+        body: bytes | None,
     ) -> aiohttp.ClientResponse:
         is_https = self.config.server.startswith("https:")
         tls = await self._credentials.tls(identity) if is_https else True
@@ -158,7 +177,8 @@ class ApiClient:
             carried["Authorization"] = f"Bearer {identity.token}"
         if self._session is None:
             self._session = open_session()
-        question = Question("GET", self.config.server + path, carried, dict(params), tls=tls, server_name=name)
+        url = self.config.server + path
+        question = Question(method, url, carried, dict(params), body=body, tls=tls, server_name=name)
         with self._explained(path):
             async with asyncio.timeout(self.deadline):
                 return await send(self._session, question, timeout)

@@ -94,7 +94,7 @@ def _node_metrics(cluster: Cluster) -> Handler:
 def _live(cluster: Cluster) -> tuple[bool, str]:
     """Exporters that are away are no reason to restart us; a loop that stands still is."""
     if not cluster.turns:
-        return False, "the rounds stand still\n"
+        return False, "podgpu does not read the nodes any more (its loop is stuck)\n"
     ills = _ills(cluster.published.view)
     return True, "\n".join(["degraded", *ills, ""]) if ills else "OK\n"
 

@@ -36,7 +36,7 @@ def refusal(request: web.Request, action: str) -> web.Response | None:
     if any(name in request.headers for name in _OF_PROXIES):
         return _refused("only from this machine, not through a proxy")
     if not _is_ours(request.headers.get("Host", "")):
-        return _refused("ask for localhost, 127.0.0.1 or [::1]: this name is another's")
+        return _refused("ask for localhost, 127.0.0.1 or [::1], not for another name")
     if not _is_same_site(request):
         return _refused("not from a web page of another site")
     if request.headers.get(REQUEST_HEADER) != action:

@@ -23,6 +23,8 @@ WARM_UP_SECONDS = 1.0
 """Rates need two readings: the second comes this soon, whatever the interval."""
 _REMEMBER_AGAIN_SECONDS = 300.0
 """Devices come, and top may have been stopped for a while."""
+_REMEMBER_SOON_SECONDS = 30.0
+"""While the server remembers too little, or nothing."""
 
 
 class Source(Protocol):
@@ -140,7 +142,8 @@ class Feed:
         """Beside the readings: a history that takes its time holds up none of them."""
         while True:
             self.ask_history()
-            if self._stopped.wait(_REMEMBER_AGAIN_SECONDS):
+            wait = _REMEMBER_AGAIN_SECONDS if self._trails.remembers else _REMEMBER_SOON_SECONDS
+            if self._stopped.wait(wait):
                 return
 
     def ask_history(self) -> None:

@@ -12,12 +12,15 @@ from podgpu.top.details import More, Subject, details_of
 from podgpu.top.feed import Seen
 from podgpu.top.history import Idle
 from podgpu.top.lines import Line, flatten
+from podgpu.top.summary import totals_line
 from podgpu.top.table import Printed, Table, table_of
 
 _KEYS = "q quit  Enter details  / filter  sort: u utilisation  m memory  p power  i idle  g GPU  h help"
 _BY = {"gpu": "GPU", "utilisation": "utilisation", "memory": "memory", "power": "power", "idle": "idle time"}
-_AROUND = 3
-"""Lines of a screen that are not the table's body: title, header, keys."""
+_AROUND = 4
+"""Lines of a screen that are not the table's body: title, totals, header, keys."""
+_LOW = 8
+"""Terminals of fewer lines have no totals: they show GPUs."""
 _LEAST_PANE = 4
 _MOST_NOTES = 3
 AskMore = Callable[[str], More | None]
@@ -56,7 +59,8 @@ def live_table(seen: Seen, controls: Controls, width: int, glyphs: Glyphs) -> Ta
 def frame_of(of: Screenful, controls: Controls, ask: AskMore = lambda _uuid: None) -> Frame:
     width, height = of.size
     trouble = _trouble(of.seen, of.now, width, of.glyphs)
-    room = max(1, height - _AROUND - len(trouble))
+    totals = [totals_line(of.seen.view, width, of.glyphs)] if height >= _LOW else []
+    room = max(1, height - _AROUND + 1 - len(totals) - len(trouble))
     rows = of.table.about
     controls = controls.within(Seat(rows, room))
     details = _details(of, controls, ask)
@@ -68,7 +72,7 @@ def frame_of(of: Screenful, controls: Controls, ask: AskMore = lambda _uuid: Non
     blank: list[Printed] = [[]] * (seat.room - len(body))
     title: Printed = [(fit(_title(of.seen, controls, of.name), width, of.glyphs), "title")]
     header = _margin(of.glyphs, " ", "header") + of.table.header
-    return Frame([title, header, *body, *blank, *pane, *trouble, footer], controls, seat)
+    return Frame([title, *totals, header, *body, *blank, *pane, *trouble, footer], controls, seat)
 
 
 # The table
@@ -153,7 +157,8 @@ def _title(seen: Seen, controls: Controls, name: str) -> str:
         parts.insert(1, _plural(instances, "MIG instance"))
     nodes = sorted({line.node for line in seen.lines if line.node})
     where = nodes[0] if len(nodes) == 1 else f"{len(nodes)} nodes" if nodes else name
-    return printable(f"podgpu top  {where}  {', '.join(parts)}, by {_BY[controls.order]}")
+    simulated = "SIMULATED  " if seen.view.simulated else ""
+    return printable(f"podgpu top  {simulated}{where}  {', '.join(parts)}, by {_BY[controls.order]}")
 
 
 def _trouble(seen: Seen, now: float, width: int, glyphs: Glyphs) -> list[Printed]:

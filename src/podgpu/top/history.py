@@ -6,20 +6,13 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from podgpu.figures.device import DeviceFigures, HolderFigures, View
+from podgpu.figures.totals import is_blind
 from podgpu.model import Who
 
 POWER_WINDOW = 5.0
 """Seconds over which a holder's part of the power is taken: an exporter's counters move in steps of a second."""
 _SILENT_SECONDS = 90.0
 """Whose counters have not moved for so long is counted by nobody."""
-
-
-BLIND = frozenset({"lost", "unreadable", "driver_away", "node_gone"})
-"""Conditions with which nothing that is known of a device is of now."""
-
-
-def is_blind(device: DeviceFigures) -> bool:
-    return not device.present or any(condition.name in BLIND for condition in device.conditions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +73,12 @@ class History:
         self._energy: dict[_Key, _Energy] = {}
         self._now = 0.0
         self._taken_at: float | None = None
+        self._old_nodes: frozenset[str] = frozenset()
 
     def note(self, view: View, now: float) -> None:
         """`now` is monotonic seconds. Who is no longer there is forgotten."""
         is_same = view.taken_at is not None and view.taken_at == self._taken_at
-        self._now, self._taken_at = now, view.taken_at
+        self._now, self._taken_at, self._old_nodes = now, view.taken_at, view.old_nodes
         whole = {d.uuid: d.energy_joules for d in view.devices if not d.instance}
         present = {(d.key, h.who) for d in view.devices for h in d.holders}
         self._watched = {key: watched for key, watched in self._watched.items() if key in present}
@@ -97,7 +91,7 @@ class History:
 
     def idle(self, device: DeviceFigures, holder: HolderFigures) -> Idle | None:
         """As the source has it, which may have looked on for longer; else as seen from here. None: nobody knows."""
-        if is_blind(device):
+        if is_blind(device) or device.node in self._old_nodes:
             return None
         if holder.idle_since is not None and self._taken_at is not None:
             return Idle(max(0.0, self._taken_at - holder.idle_since))

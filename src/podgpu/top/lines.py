@@ -5,22 +5,21 @@ A device with one holder is one line. `arrange.py` sorts and filters them. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from podgpu.errors import few_of
 from podgpu.figures.device import Condition, DeviceFigures, HolderFigures, ProcessFigures, View, holder_text
+from podgpu.figures.parts import PhysicalGpu, physical_gpus
+from podgpu.figures.totals import is_blind
 from podgpu.model import Who, Workload
-from podgpu.top.history import History, Idle, is_blind
+from podgpu.top.history import History, Idle
 
 Kind = Literal["gpu", "instance", "holder", "process", "condition"]
 Row = tuple[str, str, str, Who | str]
 """What a line is about, whatever is read next: node, UUID, instance, and who or what beneath it."""
 NOBODY = "-"
-RED = frozenset(
-    {"lost", "unreadable", "xid", "row_remap_failure", "ecc", "nvlink", "driver_away", "node_gone"},
-)
-"""Conditions that need somebody now; the others are warnings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +52,7 @@ class Line:
     def severity(self) -> Literal["", "warn", "bad"]:
         """How bad it is, with all that is beneath it."""
         is_gone = self.kind in ("gpu", "instance") and self.device is not None and not self.device.present
-        is_bad = is_gone or any(condition.name in RED for condition in self.conditions)
+        is_bad = is_gone or any(condition.severity == "broken" for condition in self.conditions)
         own = "bad" if is_bad else "warn" if self.conditions else ""
         worst = [own, *(line.severity for line in self.beneath)]
         return "bad" if "bad" in worst else "warn" if "warn" in worst else ""
@@ -61,11 +60,12 @@ class Line:
 
 def lines_of(view: View, history: History, wall: float | None = None) -> list[Line]:
     """One for each physical GPU, in the order of GPUs. `wall` is now in Unix time, for ages."""
-    gpus: dict[tuple[str, str], list[DeviceFigures]] = {}
+    nodes: dict[str, list[DeviceFigures]] = {}
     for device in sorted(view.devices, key=lambda d: d.place):
-        gpus.setdefault((device.node, device.uuid), []).append(device)
+        is_known = not is_blind(device) and device.node not in view.old_nodes
+        nodes.setdefault(device.node, []).append(device if is_known else without_figures(device))
     build = _Builder(history, view.taken_at if view.taken_at is not None else wall)
-    return [build.gpu_line(devices) for devices in gpus.values()]
+    return [build.gpu_line(gpu) for devices in nodes.values() for gpu in physical_gpus(devices)]
 
 
 def flatten(lines: Iterable[Line], depth: int = 0) -> Iterator[tuple[int, Line]]:
@@ -79,11 +79,11 @@ class _Builder:
         self._history = history
         self._now = now
 
-    def gpu_line(self, devices: Sequence[DeviceFigures]) -> Line:
-        gpu, instances = devices[0], devices[1:]
-        if gpu.instance:  # the page has the instances only
-            gpu, instances = DeviceFigures(gpu.uuid, gpu.index, gpu.model, gpu.node), devices
-        parts = tuple(self._device_line(instance, gpu) for instance in instances)
+    def gpu_line(self, of: PhysicalGpu) -> Line:
+        first = of.devices[0]
+        gpu = of.own or DeviceFigures(first.uuid, first.index, first.model, first.node)
+        gpu = replace(gpu, utilization=of.utilization)
+        parts = tuple(self._device_line(instance, gpu) for instance in of.instances)
         line = self._device_line(gpu, gpu)
         if not parts:
             return line
@@ -94,8 +94,6 @@ class _Builder:
         return replace(line, beneath=(*line.beneath, *parts))
 
     def _device_line(self, device: DeviceFigures, gpu: DeviceFigures) -> Line:
-        if is_blind(device):
-            device = without_figures(device)
         line = Line(
             kind="instance" if device.instance else "gpu",
             row=_row(device),
@@ -189,7 +187,7 @@ def without_figures(device: DeviceFigures) -> DeviceFigures:
 
 def _not_held(device: DeviceFigures) -> str:
     if device.last_holders:
-        return f"last held by {', '.join(holder_text(holder) for holder in device.last_holders[:2])}"
+        return f"last held by {few_of((holder_text(holder) for holder in device.last_holders), most=1)}"
     return NOBODY if device.present else "not there"
 
 

@@ -20,7 +20,7 @@ const KINDS = {
 };
 
 export class Timeline {
-  // `onRange(range)`: the address that shows another range.
+  // `hashOf(criteria)`: what stands in the address beside the range.
   constructor(hashOf) {
     this.hashOf = hashOf;
     this.ways = RANGES.map((range) => h("a", {}, range));
@@ -61,8 +61,9 @@ export class Timeline {
     this.told = undefined;
   }
 
-  // `told`: from, to, step_seconds, marks and maybe holders. `devices`: name and series of each.
-  show(told, devices) {
+  // `told`: from, to, step_seconds, marks and maybe holders. `devices`: name and series of each. `memoryTotal`: of what
+  // there is, where that is one GPU.
+  show(told, devices, memoryTotal) {
     if (told === this.told) return;
     this.told = told;
     this.axisOf = { from: told.from, to: told.to, step: told.step_seconds };
@@ -71,7 +72,8 @@ export class Timeline {
     const ticks = ticksOf(told);
     for (const [name, chart] of Object.entries(this.charts)) {
       const lines = devices.map((one) => ({ name: one.name, values: one.series?.[name] ?? [] }));
-      chart.show(this.axisOf, lines.filter(({ values }) => values.some(Number.isFinite)), marks, ticks);
+      const top = name === "memory_used_bytes" ? memoryTotal : undefined;
+      chart.show(this.axisOf, lines.filter(({ values }) => values.some(Number.isFinite)), marks, ticks, top);
     }
     const isEmpty = Object.values(this.charts).every((chart) => chart.element.hidden) && !told.holders?.length;
     this.plot.hidden = isEmpty;

@@ -187,7 +187,7 @@ class Gpu:
         try:
             self._tells_xids = self._xids.register(self.device.uuid, self._grip)
         except Unsupported:
-            _log.info("GPU %d (%s) tells no XID errors", self.device.index, self.device.uuid)
+            _log.info("GPU %d (%s) reports no XID errors", self.device.index, self.device.uuid)
         except SourceError as e:
             if not self._watch_failed:
                 _log.warning("XID errors of GPU %d (%s) cannot be watched: %s", self.device.index, self.device.uuid, e)

@@ -1,0 +1,44 @@
+"""The families of `podgpu autoscale` about itself, each declared once: name, type, help, labels. The table in
+docs/autoscaling.md is made from this."""
+
+from __future__ import annotations
+
+from podgpu.catalog.families import FamilySpec
+
+BUILD_INFO = FamilySpec(
+    "podgpu_autoscale_build_info", "gauge", "Always 1; version of podgpu and of Python.", ("version", "python_version")
+)
+REQUESTS = FamilySpec(
+    "podgpu_autoscale_requests_total",
+    "counter",
+    "Questions that were answered or refused: of KEDA by method and gRPC status, of the metrics APIs by group and HTTP "
+    "status.",
+    ("api", "code"),
+)
+ROUND_TIMESTAMP = FamilySpec(
+    "podgpu_autoscale_round_timestamp_seconds",
+    "gauge",
+    "Unix time at which the windows end that are answered from.",
+    (),
+)
+PODS = FamilySpec("podgpu_autoscale_pods", "gauge", "Pods that hold a GPU, as the exporters tell.", ())
+PODS_LEFT_OUT = FamilySpec(
+    "podgpu_autoscale_pods_left_out", "gauge", "Pods that hold a GPU and for which there is no room.", ()
+)
+OLD_NODES = FamilySpec("podgpu_autoscale_old_nodes", "gauge", "Nodes that were not heard of lately.", ())
+PODS_SYNCED = FamilySpec(
+    "podgpu_autoscale_pods_synced",
+    "gauge",
+    "1 once the API server has told which pods run, else 0: until then nothing is answered.",
+    (),
+)
+
+AUTOSCALE_FAMILIES: tuple[FamilySpec, ...] = (
+    BUILD_INFO,
+    REQUESTS,
+    ROUND_TIMESTAMP,
+    PODS,
+    PODS_LEFT_OUT,
+    OLD_NODES,
+    PODS_SYNCED,
+)

@@ -1,0 +1,39 @@
+"""`podgpu autoscale`: tells KEDA and the HPA what a workload's pods do on their GPUs."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Any
+
+import click
+
+from podgpu.cli.autoscale_options import AUTOSCALE_OPTIONS, AUTOSCALE_PROMETHEUS, AUTOSCALE_SCRAPE
+from podgpu.cli.cluster import chosen_backend, freshness
+from podgpu.cli.params import naming_variable, with_options
+from podgpu.compose.autoscale import assemble_autoscale, autoscale_settings
+from podgpu.compose.process import configure_logging, look_for_cycles_seldom, share_one_heap, take_turns_often
+from podgpu.serve.app import PROBE_OPTION, run
+from podgpu.serve.sockets import parse_address
+
+
+@click.command("autoscale", context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@with_options(AUTOSCALE_OPTIONS)
+@click.pass_context
+def command(ctx: click.Context, /, **options: Any) -> None:
+    """Scale on GPUs: KEDA's external scaler and the custom metrics API, from the figures of all nodes.
+
+    Asks a Prometheus server, or scrapes the exporters itself: exactly one of --prometheus, --scrape and
+    --discover-kubernetes. Needs the API server, which tells which pods run.
+    """
+    share_one_heap()
+    look_for_cycles_seldom()
+    take_turns_often()
+    configure_logging(options["log_format"], options["debug"])
+    with naming_variable(ctx, "probe_address"):
+        probe_address = parse_address(options["probe_address"], PROBE_OPTION)
+    settings = autoscale_settings(options, *freshness(ctx, options))
+    with ExitStack() as at_the_end:
+        asked = {**options, "owners": "none"}
+        make_backend = chosen_backend(ctx, asked, settings, at_the_end, (AUTOSCALE_PROMETHEUS, AUTOSCALE_SCRAPE))
+        parts = assemble_autoscale(options, settings, make_backend, at_the_end)
+        run(parts.cluster, parts.listeners(probe_address))

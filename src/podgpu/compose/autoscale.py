@@ -1,0 +1,194 @@
+"""Assembles `podgpu autoscale` as the options say: what is watched, who is answered, with which certificates."""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from typing import Any
+
+from podgpu.autoscale.api_paths import CUSTOM, CUSTOM_VERSIONS, EXTERNAL, EXTERNAL_VERSION
+from podgpu.autoscale.metrics import FIELDS_BESIDE
+from podgpu.autoscale.own_ca import BundleKeeper, OwnCa, Served
+from podgpu.autoscale.pods import NodeFeed, PodFeed
+from podgpu.autoscale.scene import Store
+from podgpu.autoscale.trust import CONFIG_NAME, CONFIG_NAMESPACE, Trust, parse_trust
+from podgpu.cluster.loop import Cluster
+from podgpu.cluster.publish import Publisher
+from podgpu.cluster.reading import MakeBackend
+from podgpu.cluster.settings import MOST_ROUNDS, ViewSettings, check_settings, duration_text
+from podgpu.compose.cluster import api_config
+from podgpu.errors import UsageError
+from podgpu.http.aside import Aside
+from podgpu.http.tls import Pem
+from podgpu.kube.access import ApiConfig
+from podgpu.kube.client import ApiClient
+from podgpu.kube.watch import Watcher
+from podgpu.serve.api_tls import ApiContexts, pair_of_files, pair_of_own
+from podgpu.serve.autoscale_app import API_OPTION, KEDA_OPTION, ApiPart, Autoscale, KedaPart
+from podgpu.serve.external_scaler import Callers, ExternalScaler
+from podgpu.serve.scaler_tls import ScalerFiles, ScalerTls
+from podgpu.serve.sockets import Address, parse_address
+
+OFF = "none"
+_CONFIGMAPS = f"/api/v1/namespaces/{CONFIG_NAMESPACE}/configmaps"
+_log = logging.getLogger("podgpu")
+
+
+def autoscale_settings(options: Mapping[str, Any], stale_after: float, drop_after: float) -> ViewSettings:
+    """Raises UsageError."""
+    interval, longest = options["interval"], options["longest_window"]
+    if longest / interval > MOST_ROUNDS:
+        raise UsageError(
+            f"--longest-window {duration_text(longest)} holds more than {MOST_ROUNDS} rounds of --interval "
+            f"{duration_text(interval)}: make the window shorter or the interval longer"
+        )
+    return check_settings(
+        ViewSettings(
+            interval=interval,
+            stale_after=stale_after,
+            drop_after=drop_after,
+            used_means=options["used_means"],
+            used_field=options["used_field"],
+            fields_beside=FIELDS_BESIDE,
+            window=interval,
+        )
+    )
+
+
+def assemble_autoscale(
+    options: Mapping[str, Any], settings: ViewSettings, make_backend: MakeBackend, at_the_end: ExitStack
+) -> Autoscale:
+    """Raises UsageError for what cannot be meant, before anything is asked."""
+    keda = _keda(options)
+    api_address = _address(options["api_address"], API_OPTION)
+    _check_api(options, api_address)
+    if keda is None and api_address is None:
+        raise UsageError(f"{KEDA_OPTION} and {API_OPTION} are both none: nobody could ask anything")
+    config = api_config(options["kubeconfig"])
+    pods, nodes = PodFeed(config), NodeFeed(config)
+    at_the_end.callback(pods.close)
+    at_the_end.callback(nodes.close)
+    store = Store(settings, options["longest_window"], pods.now, nodes.now)
+    cluster = Cluster(make_backend, Publisher(settings, on_round=store.take))
+    return Autoscale(
+        store,
+        cluster,
+        KedaPart(ExternalScaler(store, keda[1]), keda[0], keda[2]) if keda is not None else None,
+        _api(options, api_address, config, at_the_end) if api_address is not None else None,
+    )
+
+
+def _address(text: str, option: str) -> Address | None:
+    return None if text.strip().lower() in (OFF, "") else parse_address(text, option)
+
+
+# KEDA
+
+
+def _keda(options: Mapping[str, Any]) -> tuple[Address, Callers, Callable[[], Any] | None] | None:
+    address = _address(options["keda_address"], KEDA_OPTION)
+    files = [options[name] for name in ("keda_cert_file", "keda_key_file", "keda_client_ca_file")]
+    if address is None:
+        return None
+    names, namespaces = _listed(options["keda_client_name"]), _listed(options["keda_namespaces"])
+    if all(files):
+        if namespaces:
+            raise UsageError("--keda-namespaces is for a listener without client certificates: leave it out")
+        certificate, key, authorities = (Pem(file=file) for file in files)
+        tls = ScalerTls(ScalerFiles(certificate, key, authorities))
+        return address, Callers(by_certificate=True, names=names), tls.credentials
+    if any(files) or names:
+        raise UsageError(
+            "client certificates need all of --keda-cert-file, --keda-key-file and --keda-client-ca-file: "
+            "give them all, or none"
+        )
+    if not _is_loopback(address.host):
+        raise UsageError(
+            f"{KEDA_OPTION} {address.host or '(every interface)'}:{address.port} can be reached by others, who could "
+            "say they were anybody: give --keda-cert-file, --keda-key-file and --keda-client-ca-file, listen on "
+            "127.0.0.1, or turn it off with none"
+        )
+    if not namespaces:
+        _log.warning("%s: without client certificates and --keda-namespaces no namespace is answered", KEDA_OPTION)
+    return address, Callers(by_certificate=False, namespaces=namespaces), None
+
+
+def _listed(text: str) -> frozenset[str]:
+    return frozenset(filter(None, (name.strip() for name in text.split(","))))
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+# The metrics API
+
+
+def _check_api(options: Mapping[str, Any], address: Address | None) -> None:
+    given = [f"--{name.replace('_', '-')}" for name in ("api_cert_file", "api_key_file") if options[name]]
+    service = options["api_service"]
+    if address is None:
+        if given or service or options["external_metrics"]:
+            raise UsageError(f"{(*given, '--api-service', '--external-metrics')[0]} needs {API_OPTION}, which is none")
+        return
+    if len(given) == 1:
+        raise UsageError(f"{given[0]} alone is no certificate: give --api-cert-file and --api-key-file")
+    if given and service:
+        raise UsageError(f"{given[0]} and --api-service: a certificate is given, or podgpu makes its own; keep one")
+    if not given and not service:
+        raise UsageError(
+            f"{API_OPTION} needs a certificate: --api-cert-file and --api-key-file, or --api-service NAMESPACE/NAME "
+            "for one of podgpu's own"
+        )
+
+
+def _api(options: Mapping[str, Any], address: Address, config: ApiConfig, at_the_end: ExitStack) -> ApiPart:
+    trust = _trust(config, at_the_end)
+    disk = Aside("api-tls")
+    at_the_end.callback(disk.close)
+    make_keeper = None
+    if options["api_service"]:
+        served = _served(options["api_service"])
+        ca = OwnCa(served.names)
+        read_pair = pair_of_own(lambda: ca.shown)
+        services = api_services(options["external_metrics"])
+
+        def make_keeper(client: ApiClient) -> BundleKeeper:
+            return BundleKeeper(client, ca, services, served)
+
+    else:
+        read_pair = pair_of_files(Pem(file=options["api_cert_file"]), Pem(file=options["api_key_file"]))
+    contexts = ApiContexts(read_pair, lambda: trust() or Trust())
+    return ApiPart(
+        address,
+        contexts.for_listener(disk),
+        trust,
+        lambda: ApiClient(config),
+        make_keeper,
+        options["external_metrics"],
+    )
+
+
+def api_services(external: bool) -> tuple[str, ...]:
+    """Names of the APIServices that lead to podgpu."""
+    custom = tuple(f"{version}.{CUSTOM}" for version in CUSTOM_VERSIONS)
+    return (*custom, f"{EXTERNAL_VERSION}.{EXTERNAL}") if external else custom
+
+
+def _served(text: str) -> Served:
+    namespace, slash, name = text.partition("/")
+    if not slash or not namespace or not name or "/" in name or not text.isascii():
+        raise UsageError(f"--api-service {text!r}: write NAMESPACE/NAME of the Service")
+    return Served(namespace, name)
+
+
+def _trust(config: ApiConfig, at_the_end: ExitStack) -> Callable[[], Trust | None]:
+    selector = {"fieldSelector": f"metadata.name={CONFIG_NAME}"}
+    watcher: Watcher[Trust] = Watcher(config, _CONFIGMAPS, selector, parse_trust)
+    at_the_end.callback(watcher.close)
+    return lambda: next(iter(watcher.items()), None)

@@ -1,0 +1,96 @@
+"""An API server as far as reviews and APIServices go: real HTTP on 127.0.0.1, on the loop of whoever asks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import web
+
+from podgpu.kube.access import ApiConfig
+from podgpu.kube.client import ApiClient
+
+_APISERVICES = "/apis/apiregistration.k8s.io/v1/apiservices/{name}"
+
+
+@dataclass
+class ApiDouble:
+    """Answers as its attributes say at the moment; all may change while it runs."""
+
+    tokens: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Token -> user."""
+    allowed: set[tuple[str, str]] = field(default_factory=set)
+    """(user, resource or path)."""
+    is_ill: bool = False
+    services: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """APIServices by name."""
+    reviews: list[dict[str, Any]] = field(default_factory=list)
+    """The specs that were sent."""
+    patches: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    url: str = ""
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[ApiClient]:
+        app = web.Application()
+        app.router.add_post("/apis/authentication.k8s.io/v1/tokenreviews", self._token)
+        app.router.add_post("/apis/authorization.k8s.io/v1/subjectaccessreviews", self._access)
+        app.router.add_get(_APISERVICES, self._get)
+        app.router.add_patch(_APISERVICES, self._patch)
+        runner = web.AppRunner(app, access_log=None)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        port = runner.addresses[0][1]
+        self.url = f"http://127.0.0.1:{port}"
+        try:
+            async with ApiClient(ApiConfig(self.url, "the test"), deadline=5.0) as client:
+                yield client
+        finally:
+            await runner.cleanup()
+
+    async def _token(self, request: web.Request) -> web.Response:
+        spec = await self._spec(request)
+        user = self.tokens.get(spec["token"])
+        status = {"authenticated": True, "user": user} if user else {"authenticated": False}
+        return web.json_response({"status": status}, status=201)
+
+    async def _access(self, request: web.Request) -> web.Response:
+        spec = await self._spec(request)
+        about = spec.get("resourceAttributes") or spec["nonResourceAttributes"]
+        allowed = (spec["user"], about.get("resource") or about["path"]) in self.allowed
+        return web.json_response({"status": {"allowed": allowed}}, status=201)
+
+    async def _spec(self, request: web.Request) -> dict[str, Any]:
+        if self.is_ill:
+            raise web.HTTPInternalServerError(text="etcd is away")
+        body = await request.json()
+        self.reviews.append(body["spec"])
+        spec: dict[str, Any] = body["spec"]
+        return spec
+
+    async def _get(self, request: web.Request) -> web.Response:
+        found = self.services.get(request.match_info["name"])
+        if found is None or self.is_ill:
+            raise web.HTTPNotFound(text='{"message":"not found"}')
+        return web.json_response(found)
+
+    async def _patch(self, request: web.Request) -> web.Response:
+        """A merge patch; one of an older version is refused."""
+        name = request.match_info["name"]
+        assert request.content_type == "application/merge-patch+json"
+        patch, found = json.loads(await request.read()), self.services[name]
+        self.patches.append((name, patch))
+        version = patch["metadata"]["resourceVersion"]
+        if version != found["metadata"]["resourceVersion"]:
+            return web.json_response({"message": "the object has been modified", "code": 409}, status=409)
+        found["spec"] |= patch["spec"]
+        found["metadata"]["resourceVersion"] = str(int(version) + 1)
+        return web.json_response(found)
+
+
+def api_service(namespace: str = "podgpu", name: str = "podgpu-autoscale", bundle: str = "") -> dict[str, Any]:
+    spec: dict[str, Any] = {"service": {"namespace": namespace, "name": name, "port": 443}}
+    return {"metadata": {"resourceVersion": "1"}, "spec": {**spec, "caBundle": bundle} if bundle else spec}
