@@ -24,6 +24,7 @@ from podgpu.exposition.text import encode_parsed
 from podgpu.fetch.endpoint import Endpoint
 from podgpu.figures.from_exposition import view_of_page
 from podgpu.figures.from_json import parse_view
+from podgpu.figures.gpu_view import parse_details
 from podgpu.join.policy import Policy
 from podgpu.model import Assignment, Workload
 from podgpu.telemetry.exposition import parse_page
@@ -215,6 +216,7 @@ def server_history(case: Case) -> object:
 
 def gpu_facts(case: Case) -> object:
     assert isinstance(case, bytes)
+    assert set(parse_details(case)) <= {"fields", "xids", "sources", "method"}
     facts = parse_gpu_facts(case)
     assert all(xid.at is None or math.isfinite(xid.at) for xid in facts.xids)
     return facts.fields or facts.xids or None
