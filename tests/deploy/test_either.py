@@ -1,4 +1,4 @@
-"""What becomes of a panel's query so that it serves exporters with either names (test_dashboards.py has them answered)."""
+"""What becomes of a panel's query so that it serves exporters with either names; test_dashboards.py has it answered."""
 
 from __future__ import annotations
 
