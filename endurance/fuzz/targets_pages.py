@@ -24,6 +24,7 @@ from podgpu.exposition.text import encode_parsed
 from podgpu.fetch.endpoint import Endpoint
 from podgpu.figures.from_exposition import view_of_page
 from podgpu.figures.from_json import parse_view
+from podgpu.figures.gpu_view import MOST_FIELDS, parse_details
 from podgpu.join.policy import Policy
 from podgpu.model import Assignment, Workload
 from podgpu.telemetry.exposition import parse_page
@@ -220,6 +221,15 @@ def gpu_facts(case: Case) -> object:
     return facts.fields or facts.xids or None
 
 
+def gpu_details(case: Case) -> object:
+    """What the cluster takes of an exporter's answer goes on to a browser: JSON, and no more than there can be."""
+    assert isinstance(case, bytes)
+    found = parse_details(case)
+    assert json.loads(json.dumps(found, allow_nan=False)) == found
+    assert len(found.get("fields", ())) <= MOST_FIELDS
+    return found or None
+
+
 # Packed answers
 
 
@@ -281,4 +291,5 @@ PAGE_TARGETS = (
     Target("cluster-view", documents([_VIEW]), cluster_view),
     Target("server-history", documents([_HISTORY]), server_history),
     Target("gpu-facts", documents([_GPU_FACTS]), gpu_facts),
+    Target("gpu-details", documents([_GPU_FACTS]), gpu_details),
 )

@@ -121,7 +121,7 @@ def rewrite_query(text: str, direction: Direction) -> Rewritten:
     if stripped.startswith("label_names("):
         return Rewritten(text)
     if stripped.startswith("metrics("):
-        return Rewritten(text, (f"{stripped}: chooses metrics by a pattern: write it anew",))
+        return Rewritten(text, (f"{stripped}: chooses metrics by a pattern: rewrite it by hand",))
     return rewrite_expression(text, direction)
 
 
@@ -144,7 +144,9 @@ def _rewrite(node: Node, work: _Work) -> None:
         case Aggregation():
             for word in node.labels:
                 if work.direction.label(word.text) and not _has(node, word.text, work):
-                    work.left.append(f"{_shown(node, work)}: has the label {word.text}, and nothing tells whose it is")
+                    work.left.append(
+                        f"{_shown(node, work)}: has the label {word.text}, and it is not clear whose it is"
+                    )
             _rewrite_labels(node.labels, work)
             if NAME in (word.text for word in node.labels) and _renamed_inside(node, work):
                 work.left.append(f"{_shown(node, work)}: groups by {NAME}, which is another")
@@ -216,7 +218,7 @@ def _rewrite_range(call: Call, selector: Selector, work: _Work) -> None:
     elif name in _SQUARE:
         _rewrite_selector(selector, work, wrap=call, power=2)
     else:
-        work.left.append(f"{_shown(call, work)}: a range in another unit, and what {name}() makes of it cannot be told")
+        work.left.append(f"{_shown(call, work)}: a range in another unit, and what {name}() makes of it is not known")
 
 
 def _rewrite_label_values(node: Call, work: _Work) -> None:
@@ -254,7 +256,7 @@ def _rewrite_selector(node: Selector, work: _Work, wrap: Node | None, power: int
         return
     for matcher in node.matchers:
         if matcher.label.text == NAME and matcher.operator != "=":
-            work.left.append(f"{_shown(node, work)}: chooses metrics by a pattern of names: write it anew")
+            work.left.append(f"{_shown(node, work)}: chooses metrics by a pattern of names: rewrite it by hand")
             return
     name = name_of(node)
     if node.is_range and wrap is node and name is not None and _worth(node, work) != 1:
@@ -357,10 +359,10 @@ def _look_for_labels(tree: Node, work: _Work) -> None:
             if node.is_variable:
                 _judge_variable(node, work)
             if any(m.label.text == NAME and m.operator != "=" and "DCGM" in m.value.text for m in node.matchers):
-                work.left.append(f"{_shown(node, work)}: chooses metrics by a pattern of names: write it anew")
+                work.left.append(f"{_shown(node, work)}: chooses metrics by a pattern of names: rewrite it by hand")
         for word in words:
             if work.direction.is_telling and work.direction.label(word.text):
-                work.left.append(f"{_shown(node, work)}: has the label {word.text}, and nothing tells whose it is")
+                work.left.append(f"{_shown(node, work)}: has the label {word.text}, and it is not clear whose it is")
 
 
 def _shown(node: Node, work: _Work) -> str:
