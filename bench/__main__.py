@@ -12,6 +12,7 @@ from pathlib import Path
 
 from bench import (
     allocation,
+    autoscale,
     cluster,
     hook,
     largest,
@@ -41,6 +42,7 @@ BENCHMARKS: Mapping[str, Callable[[], list[Figure]]] = {
     "memory": memory.measure,
     "cluster": cluster.measure,
     "prometheus": prometheus.measure,
+    "autoscale": autoscale.measure,
     "page": page.measure,
     "hook": hook.measure,
 }
