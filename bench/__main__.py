@@ -13,6 +13,7 @@ from pathlib import Path
 from bench import (
     allocation,
     cluster,
+    history,
     hook,
     largest,
     memory,
@@ -43,6 +44,7 @@ BENCHMARKS: Mapping[str, Callable[[], list[Figure]]] = {
     "prometheus": prometheus.measure,
     "page": page.measure,
     "hook": hook.measure,
+    "history": history.measure,
 }
 
 

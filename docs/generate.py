@@ -19,6 +19,7 @@ from podgpu.agent.loop import Agent, Settings
 from podgpu.allocation.kubelet import parse_assignments
 from podgpu.allocation.pod_resources import decode_list
 from podgpu.allocation.source import Allocation
+from podgpu.catalog.autoscale_families import AUTOSCALE_FAMILIES
 from podgpu.catalog.cluster_families import CLUSTER_FAMILIES, SEED_FAMILIES
 from podgpu.catalog.conditions import conditions, words_for
 from podgpu.catalog.counters import SHIPPED, Counter, shipped_counters
@@ -94,6 +95,12 @@ def _cluster_metrics() -> Iterator[str]:
 def _hook_metrics() -> Iterator[str]:
     return table(
         ("Metric", "Type", "Labels", "Meaning"), (_metric_row(family, family.help) for family in HOOK_FAMILIES)
+    )
+
+
+def _autoscale_metrics() -> Iterator[str]:
+    return table(
+        ("Metric", "Type", "Labels", "Meaning"), (_metric_row(family, family.help) for family in AUTOSCALE_FAMILIES)
     )
 
 
@@ -250,6 +257,7 @@ BLOCKS: Mapping[str, Callable[[], Iterator[str]]] = {
     "metrics": _metrics,
     "cluster-metrics": _cluster_metrics,
     "hook-metrics": _hook_metrics,
+    "autoscale-metrics": _autoscale_metrics,
     "conditions": _conditions,
     "counters": _counters,
     "fields": _fields,

@@ -133,7 +133,7 @@ def test_what_cannot_be_forgotten(bench: GpuBench) -> None:
     unknown = ask("/-/forget?gpu=GPU-nobody", "POST", **FORGET)
     assert (unknown.status, unknown.text) == (404, "there is no GPU GPU-nobody here, nor was there one\n")
     here = ask(f"/-/forget?gpu={bench.uuid(0)}", "POST", **FORGET)
-    words = f"{bench.uuid(0)} is here, and told of no XID: there is nothing to forget\n"
+    words = f"{bench.uuid(0)} is here and has had no XID: there is nothing to forget\n"
     assert (here.status, here.text) == (409, words)
     for query in ("", "?gpu=", f"?gpu={'x' * 300}", "?gpu=a%0ab"):
         assert ask(f"/-/forget{query}", "POST", **FORGET).status == 400, query
@@ -281,7 +281,7 @@ def test_an_xid_that_needs_action_stays_until_the_gpu_is_reset(bench: GpuBench) 
     raise_xid(bench, 1, 119)
     assert broken(bench, 1) == ["xid"]
     (condition,) = gpu(bench, 1)["conditions"]
-    assert condition["says"] == "it told of XID 48 (double-bit ECC error), XID 119 (GSP RPC timeout)"
+    assert condition["says"] == "it reported XID 48 (double-bit ECC error), XID 119 (GSP RPC timeout)"
     assert "reset the GPU" in condition["do"]
     bench.turn(seconds=3600.0)
     assert broken(bench, 1) == ["xid"]

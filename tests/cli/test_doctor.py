@@ -614,6 +614,7 @@ def test_every_source_that_auto_takes_is_examined(
     tree: Tree, kubelet: SimulatedKubelet, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """koordinator's podlist says other than the kubelet, a job file is astray, a pod's annotation is no JSON."""
+    monkeypatch.setenv("NODE_NAME", "gpu-7")
     first, second = uuids("2xH100")
     kubelet.pods = (pod(second),)
     folder = Path(kubelet.socket).parent
@@ -623,7 +624,6 @@ def test_every_source_that_auto_takes_is_examined(
     (folder / "jobs" / "7").write_text("4711\n")
     annotations = {"scheduling.koordinator.sh/device-allocated": "no JSON"}
     body = {"metadata": {"namespace": "ns", "name": "bad", "annotations": annotations}, "spec": {"nodeName": "gpu-7"}}
-    monkeypatch.setenv("NODE_NAME", "gpu-7")
     with SimulatedApiServer() as api:
         api.put("pods", body, {"metadata": {"namespace": "ns", "name": "train"}, "spec": {"nodeName": "gpu-7"}})
         (folder / "kubeconfig").write_text(kubeconfig(api.url))

@@ -34,9 +34,7 @@ def text(view: View, width: int = 200) -> str:
 
 
 def test_all_of_it() -> None:
-    assert text(ALL) == (
-        "3 of 4 allocated  1 used  1 idle  1 not known  1 free  1 broken  110 W  1.60 EUR/h, 0.80 wasted"
-    )
+    assert text(ALL) == ("3/4 allocated  1 used  1 idle  1 not known  1 free  1 broken  110 W  1.60 EUR/h, 0.80 wasted")
 
 
 def test_they_are_the_totals_of_the_page() -> None:
@@ -49,7 +47,7 @@ def test_they_are_the_totals_of_the_page() -> None:
 
 
 def test_without_prices_there_is_no_money_and_nothing_known_of_the_power_is_no_zero() -> None:
-    assert text(View((DeviceFigures("GPU-0", 0),))) == "0 of 1 allocated  0 used  0 idle  1 free  0 broken  – W"
+    assert text(View((DeviceFigures("GPU-0", 0),))) == "0/1 allocated  0 used  0 idle  1 free  0 broken  – W"
 
 
 @pytest.mark.parametrize("width", [10, 40, 60, 80, 100, 132, 200])
@@ -63,7 +61,7 @@ def test_what_is_wrong_idle_and_paid_for_stays_longest(width: int) -> None:
 
 def test_an_old_nodes_use_is_not_known() -> None:
     old = View((USED, FREE), old_nodes=frozenset({"n"}))
-    assert text(old) == "1 of 2 allocated  0 used  0 idle  1 not known  1 free  0 broken  – W"
+    assert text(old) == "1/2 allocated  0 used  0 idle  1 not known  1 free  0 broken  – W"
     (line, *_) = lines_of(old, History())
     assert (line.utilization, line.power, line.idle) == (None, None, None)
 
@@ -73,6 +71,6 @@ def test_mig_instances_are_parts_of_a_gpu_and_it_has_their_mean() -> None:
     large = DeviceFigures("GPU-0", 0, "NVIDIA H100", "n", "1", "3g.40gb", utilization=0.8, holders=(holder(TRAINER),))
     small = DeviceFigures("GPU-0", 0, "NVIDIA H100", "n", "7", "1g.10gb", utilization=0.0)
     view = View((large, small))
-    assert text(view).startswith("0.43 of 1 allocated  0.43 used  0 idle  0.57 free")
+    assert text(view).startswith("0.43/1 allocated  0.43 used  0 idle  0.57 free")
     (line, *_) = (line for _, line in flatten(lines_of(view, History())))
     assert line.utilization == pytest.approx(0.6)

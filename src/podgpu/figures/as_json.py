@@ -62,17 +62,18 @@ def totals_json(of: Totals) -> JSON:
 def pod_json(picture: Picture, namespace: str, pod: str) -> JSON | None:
     """`/api/v1/pods/NAMESPACE/POD`: the devices it holds, with everybody who holds them. None: it holds none."""
     found = [(node, [d for d in node.devices if _holds(d, namespace, pod)]) for node in picture.nodes]
-    nodes = [node_json(replace(node, devices=tuple(devices))) for node, devices in found if devices]
+    nodes = [node_json(replace(node, devices=tuple(devices)), whole=False) for node, devices in found if devices]
     if not nodes:
         return None
-    held = totals_json(pod_totals(picture, namespace, pod))
+    there = replace(picture, nodes=tuple(node for node, devices in found if devices))
+    held = totals_json(pod_totals(there, namespace, pod))
     return _known(
         api="podgpu/v1",
         taken_at=picture.taken_at,
         simulated=picture.simulated or None,
         namespace=namespace,
         pod=pod,
-        owner=_pods_owner(picture, namespace, pod),
+        owner=_pods_owner(there, namespace, pod),
         currency=picture.currency or None,
         prices=picture.prices or None,
         totals={name: held[name] for name in _OF_A_POD if name in held},
@@ -110,7 +111,8 @@ def namespace_json(of: NamespacePicture) -> JSON:
     )
 
 
-def node_json(node: NodePicture) -> JSON:
+def node_json(node: NodePicture, whole: bool = True) -> JSON:
+    """`whole`: False where not all of its devices are here: then nothing can be said of a GPU by its instances."""
     return _known(
         name=node.name,
         old=node.old or None,
@@ -118,11 +120,11 @@ def node_json(node: NodePicture) -> JSON:
         age_seconds=_rounded(node.age_seconds, 1),
         notes=list(node.notes) or None,
         simulated=node.simulated or None,
-        gpus=list(_gpus(node.devices)),
+        gpus=list(_gpus(node.devices, whole)),
     )
 
 
-def _gpus(devices: Iterable[DeviceFigures]) -> Iterable[JSON]:
+def _gpus(devices: Iterable[DeviceFigures], whole: bool) -> Iterable[JSON]:
     """Instances inside their GPU, whether or not the GPU itself has figures."""
     for gpu in physical_gpus(sorted(devices, key=lambda d: d.place)):
         first = gpu.devices[0]
@@ -130,7 +132,7 @@ def _gpus(devices: Iterable[DeviceFigures]) -> Iterable[JSON]:
         if not gpu.instances:
             yield device_json(own)
         else:
-            own = replace(own, utilization=gpu.utilization)
+            own = replace(own, utilization=gpu.utilization) if whole else own
             yield device_json(own) | {"instances": [_instance(instance) for instance in gpu.instances]}
 
 

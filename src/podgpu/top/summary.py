@@ -32,7 +32,7 @@ def totals_line(view: View, width: int, glyphs: Glyphs) -> Printed:
 def _parts(totals: Totals, currency: str, glyphs: Glyphs) -> dict[str, Span]:
     """By name, in the order in which they are shown."""
     parts = {
-        "allocated": (f"{_gpus(totals.allocated)} of {totals.gpus} allocated", ""),
+        "allocated": (f"{_gpus(totals.allocated)}/{totals.gpus} allocated", ""),
         "used": (f"{_gpus(totals.used)} used", ""),
         "idle": (f"{_gpus(totals.idle)} idle", "warn" if totals.idle else ""),
         "unknown": (f"{_gpus(totals.unknown)} not known", ""),
