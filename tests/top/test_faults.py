@@ -103,8 +103,9 @@ def test_a_driver_that_is_away_in_the_words_of_health(bench: GpuBench, capsys: p
     shown = Shown(capsys, "--url", bench.client)
     (away,) = (line for line in lines if "no driver answers" in line)
     assert away in shown.notes
+    assert sum("no driver answers for it" in line for line in shown.lines) == 1, "said once for all of them"
+    assert any(text.startswith("no driver answers for it") for text in shown.beneath("0"))
     for number in range(4):
-        assert any(text.startswith("no driver answers for it") for text in shown.beneath(str(number)))
         assert any(f"ns/p{number}/main" in line and "%" not in line for line in shown.lines)
 
 

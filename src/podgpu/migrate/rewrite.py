@@ -72,6 +72,8 @@ class Rewritten:
     """What was done to the text, by places in the old one."""
     asks_both: bool = False
     """It reads either name already, and stays as it is."""
+    is_theirs: bool = False
+    """It reads the exporter's series: what names their labels beside it means these."""
 
 
 @dataclass
@@ -93,14 +95,15 @@ def rewrite_expression(text: str, direction: Direction, carriers: frozenset[str]
     if _asks_both(tree, direction):
         return Rewritten(text, asks_both=True)
     work = _Work(text, direction, carriers)
-    if any(work.carries(name_in(s)) for s in selectors(tree)):
+    is_theirs = any(work.carries(name_in(s)) for s in selectors(tree))
+    if is_theirs:
         _rewrite(tree, work)
     else:
         _look_for_labels(tree, work)
     if work.left:
-        return Rewritten(text, tuple(dict.fromkeys(work.left)))
+        return Rewritten(text, tuple(dict.fromkeys(work.left)), is_theirs=is_theirs)
     edits = tuple(edit for edit in work.edits if edit[0] != edit[1] or edit[2])
-    return Rewritten(edited(text, edits), notes=tuple(dict.fromkeys(work.notes)), edits=edits)
+    return Rewritten(edited(text, edits), notes=tuple(dict.fromkeys(work.notes)), edits=edits, is_theirs=is_theirs)
 
 
 def _asks_both(tree: Node, direction: Direction) -> bool:
@@ -118,7 +121,7 @@ def rewrite_query(text: str, direction: Direction) -> Rewritten:
     if stripped.startswith("label_names("):
         return Rewritten(text)
     if stripped.startswith("metrics("):
-        return Rewritten(text, (f"{stripped}: chooses metrics by a pattern: write it anew",))
+        return Rewritten(text, (f"{stripped}: chooses metrics by a pattern: rewrite it by hand",))
     return rewrite_expression(text, direction)
 
 
@@ -141,7 +144,9 @@ def _rewrite(node: Node, work: _Work) -> None:
         case Aggregation():
             for word in node.labels:
                 if work.direction.label(word.text) and not _has(node, word.text, work):
-                    work.left.append(f"{_shown(node, work)}: has the label {word.text}, and nothing tells whose it is")
+                    work.left.append(
+                        f"{_shown(node, work)}: has the label {word.text}, and it is not clear whose it is"
+                    )
             _rewrite_labels(node.labels, work)
             if NAME in (word.text for word in node.labels) and _renamed_inside(node, work):
                 work.left.append(f"{_shown(node, work)}: groups by {NAME}, which is another")
@@ -213,7 +218,7 @@ def _rewrite_range(call: Call, selector: Selector, work: _Work) -> None:
     elif name in _SQUARE:
         _rewrite_selector(selector, work, wrap=call, power=2)
     else:
-        work.left.append(f"{_shown(call, work)}: a range in another unit, and what {name}() makes of it cannot be told")
+        work.left.append(f"{_shown(call, work)}: a range in another unit, and what {name}() makes of it is not known")
 
 
 def _rewrite_label_values(node: Call, work: _Work) -> None:
@@ -251,7 +256,7 @@ def _rewrite_selector(node: Selector, work: _Work, wrap: Node | None, power: int
         return
     for matcher in node.matchers:
         if matcher.label.text == NAME and matcher.operator != "=":
-            work.left.append(f"{_shown(node, work)}: chooses metrics by a pattern of names: write it anew")
+            work.left.append(f"{_shown(node, work)}: chooses metrics by a pattern of names: rewrite it by hand")
             return
     name = name_of(node)
     if node.is_range and wrap is node and name is not None and _worth(node, work) != 1:
@@ -271,7 +276,7 @@ def _rewrite_selector(node: Selector, work: _Work, wrap: Node | None, power: int
             work.edits.append((wrap.end, wrap.end, f"{conversion(renamed.worth**power)})"))
     if name is None or work.carries(name.text):
         _rewrite_labels([m.label for m in node.matchers], work)
-    elif any(work.direction.label(m.label.text) for m in node.matchers):
+    elif work.direction.is_telling and any(work.direction.label(m.label.text) for m in node.matchers):
         work.left.append(f"{_shown(node, work)}: has a label that is the exporter's elsewhere; look whose it is")
 
 
@@ -354,10 +359,10 @@ def _look_for_labels(tree: Node, work: _Work) -> None:
             if node.is_variable:
                 _judge_variable(node, work)
             if any(m.label.text == NAME and m.operator != "=" and "DCGM" in m.value.text for m in node.matchers):
-                work.left.append(f"{_shown(node, work)}: chooses metrics by a pattern of names: write it anew")
+                work.left.append(f"{_shown(node, work)}: chooses metrics by a pattern of names: rewrite it by hand")
         for word in words:
-            if work.direction.label(word.text):
-                work.left.append(f"{_shown(node, work)}: has the label {word.text}, and nothing tells whose it is")
+            if work.direction.is_telling and work.direction.label(word.text):
+                work.left.append(f"{_shown(node, work)}: has the label {word.text}, and it is not clear whose it is")
 
 
 def _shown(node: Node, work: _Work) -> str:
