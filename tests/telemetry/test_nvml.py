@@ -108,6 +108,7 @@ def test_rates_and_profiling_need_two_readings(bench: Bench) -> None:
 
 def test_a_rate_in_bytes_is_made_of_the_same_sample_and_not_cut_off(bench: Bench) -> None:
     """DCGM's MB/s are KiB/s over 1000, its bytes KiB/s times 1024: neither is made of the other."""
+    bench.driver.place(SimulatedLoad(gpu=0, pid=7, duty=0.5, memory=1024**3))
     both = fields()[449], fields()[1648]
     gpu = bench.telemetry.inventory().gpus[0]
     for _ in range(2):
