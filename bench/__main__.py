@@ -12,7 +12,9 @@ from pathlib import Path
 
 from bench import (
     allocation,
+    autoscale,
     cluster,
+    history,
     hook,
     largest,
     memory,
@@ -41,8 +43,10 @@ BENCHMARKS: Mapping[str, Callable[[], list[Figure]]] = {
     "memory": memory.measure,
     "cluster": cluster.measure,
     "prometheus": prometheus.measure,
+    "autoscale": autoscale.measure,
     "page": page.measure,
     "hook": hook.measure,
+    "history": history.measure,
 }
 
 

@@ -57,6 +57,12 @@ FILES = {
         ("hook.enabled=true",),
         ("hook/",),
     ),
+    "autoscale.yaml": Manifest(
+        "For KEDA and the HPA, fed by the exporters of exporter.yaml. Before you delete it: kubectl delete apiservice "
+        "v1beta1.custom.metrics.k8s.io v1beta2.custom.metrics.k8s.io",
+        ("autoscale.enabled=true",),
+        ("autoscale/",),
+    ),
     "monitoring.yaml": Manifest(
         "For the Prometheus operator: monitors of exporter.yaml and cluster.yaml, alerts, recording rules.",
         ("cluster.enabled=true", "exporter.monitor.enabled=true", "cluster.monitor.enabled=true", "rules.enabled=true"),

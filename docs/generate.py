@@ -19,7 +19,9 @@ from podgpu.agent.loop import Agent, Settings
 from podgpu.allocation.kubelet import parse_assignments
 from podgpu.allocation.pod_resources import decode_list
 from podgpu.allocation.source import Allocation
+from podgpu.catalog.autoscale_families import AUTOSCALE_FAMILIES
 from podgpu.catalog.cluster_families import CLUSTER_FAMILIES, SEED_FAMILIES
+from podgpu.catalog.conditions import conditions, words_for
 from podgpu.catalog.counters import SHIPPED, Counter, shipped_counters
 from podgpu.catalog.families import GPU_MANAGER_FAMILIES, OWN_FAMILIES, FamilySpec
 from podgpu.catalog.fields import Call, Field, FieldValue, Gpm, Kept, fields
@@ -96,8 +98,26 @@ def _hook_metrics() -> Iterator[str]:
     )
 
 
+def _autoscale_metrics() -> Iterator[str]:
+    return table(
+        ("Metric", "Type", "Labels", "Meaning"), (_metric_row(family, family.help) for family in AUTOSCALE_FAMILIES)
+    )
+
+
 def _metric_row(family: FamilySpec, meaning: str) -> tuple[str, ...]:
     return code(family.name), family.type, ", ".join(map(code, family.labels)), prose(meaning)
+
+
+def _conditions() -> Iterator[str]:
+    rows = []
+    for spec in conditions().values():
+        says, do = words_for(spec.name, _DETAILS.get(spec.name, ""))
+        rows.append((code(spec.name), spec.severity, says, do))
+    yield from table(("condition", "severity", "says", "what to do"), rows)
+
+
+_DETAILS = {"xid": "79", "nvlink": "2/18", "driver_away": "driver_not_loaded", "unreadable": "hung"}
+"""For example."""
 
 
 def _counters() -> Iterator[str]:
@@ -237,6 +257,8 @@ BLOCKS: Mapping[str, Callable[[], Iterator[str]]] = {
     "metrics": _metrics,
     "cluster-metrics": _cluster_metrics,
     "hook-metrics": _hook_metrics,
+    "autoscale-metrics": _autoscale_metrics,
+    "conditions": _conditions,
     "counters": _counters,
     "fields": _fields,
     "renames-default": lambda: _renames(default=True),

@@ -18,6 +18,7 @@ import yaml
 
 from docs.fault_table import fault_table, faults
 from podgpu.allocation.source import AllocationSource
+from podgpu.catalog.autoscale_families import AUTOSCALE_FAMILIES
 from podgpu.catalog.cluster_families import CLUSTER_FAMILIES
 from podgpu.catalog.families import OWN_FAMILIES
 from podgpu.catalog.fields import field_named, fields
@@ -135,7 +136,7 @@ def test_relative_links_resolve(page: Path) -> None:
 
 @pages
 def test_every_metric_named_exists(page: Path) -> None:
-    own = {family.name for family in (*OWN_FAMILIES, *CLUSTER_FAMILIES, *HOOK_FAMILIES)}
+    own = {family.name for family in (*OWN_FAMILIES, *CLUSTER_FAMILIES, *HOOK_FAMILIES, *AUTOSCALE_FAMILIES)}
     known = own | {name for field in fields().values() for name in field.names}
     for match in _NAME.finditer(page.read_text(encoding="utf-8")):
         name = match[0].removesuffix("*")

@@ -16,6 +16,7 @@ from endurance.fuzz.mutate import Case, Make, blobs, documents, either, texts
 from endurance.fuzz.target import Target
 from podgpu.catalog.counters import SHIPPED, parse_counters, shipped_counters
 from podgpu.catalog.fields import fields, parse_recipe
+from podgpu.catalog.named_counters import Naming
 from podgpu.cli.exporter import command, parse_address
 from podgpu.cli.option_table import EXPORTER_OPTIONS
 from podgpu.cli.params import normalise
@@ -52,6 +53,9 @@ def counters(case: Case) -> object:
     ids = [one.field.id for one in found]
     assert len(set(ids)) == len(ids), "a field twice"
     assert all("\n" not in one.name for one in found)
+    for names in ("4.9", "both"):
+        named = [one.name for one in Naming(names).of_user(found)]  # type: ignore[arg-type]
+        assert len(set(named)) == len(named), "a family twice"
     return found
 
 

@@ -238,7 +238,7 @@ def _mapping(node: yaml.Node, file: str, where: str, kind: type[M]) -> M:
         if not isinstance(key, yaml.ScalarNode) or _has_half_a_pair(key.value):
             raise error(key, f"the key in line {line} is not a text")
         if key.value in entries and not kind.takes_merges:
-            raise error(key, f"{_short(key.value)} stands twice, again in line {line}")
+            raise error(key, f"{_short(key.value)} is there twice, again in line {line}")
         entries[key.value], keys[key.value] = value, key
     return kind(file, where, entries, keys, node)
 

@@ -45,7 +45,7 @@ def said(caplog: pytest.LogCaptureFixture, *unmapped: Unmapped) -> list[str]:
         (
             Unmapped("processes", "identity_conflict", "GPU-x", "", Workload(uid="u-1", container_id=CONTAINER)),
             "processes: the pod with uid u-1, container 0123456789ab, works on GPU-x, but the parts of that name belong"
-            " to different pods, so it is given to nobody (identity_conflict): nothing to do if a pod of that name was"
+            " to different pods, so it has no holder (identity_conflict): nothing to do if a pod of that name was"
             " just recreated; if it lasts, compare the names under /var/log/pods and /var/log/containers with the pods"
             " of this node",
         ),

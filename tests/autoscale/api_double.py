@@ -30,6 +30,9 @@ class ApiDouble:
     reviews: list[dict[str, Any]] = field(default_factory=list)
     """The specs that were sent."""
     patches: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    answers: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Path -> what a GET of it is answered with."""
+    removed: list[str] = field(default_factory=list)
     url: str = ""
 
     @asynccontextmanager
@@ -39,6 +42,8 @@ class ApiDouble:
         app.router.add_post("/apis/authorization.k8s.io/v1/subjectaccessreviews", self._access)
         app.router.add_get(_APISERVICES, self._get)
         app.router.add_patch(_APISERVICES, self._patch)
+        app.router.add_delete(_APISERVICES, self._delete)
+        app.router.add_get("/{path:.+}", self._other)
         runner = web.AppRunner(app, access_log=None)
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -76,6 +81,18 @@ class ApiDouble:
         if found is None or self.is_ill:
             raise web.HTTPNotFound(text='{"message":"not found"}')
         return web.json_response(found)
+
+    async def _delete(self, request: web.Request) -> web.Response:
+        name = request.match_info["name"]
+        self.removed.append(name)
+        del self.services[name]
+        return web.json_response({"kind": "Status", "status": "Success"})
+
+    async def _other(self, request: web.Request) -> web.Response:
+        found = self.answers.get(request.path)
+        if found is None:
+            return web.json_response({"message": "the server could not find the requested resource"}, status=404)
+        return web.json_response(found, status=int(found.get("code", 200)))
 
     async def _patch(self, request: web.Request) -> web.Response:
         """A merge patch; one of an older version is refused."""

@@ -294,7 +294,7 @@ def test_a_page_is_judged_as_a_page(doctor: Doctor, kubelet: SimulatedKubelet, t
         found = doctor.examine("--allocation", "kubelet", gpus=f"exporter:{url}")
     assert not wrong(found)
     assert doctor.code == 0
-    assert found["exporter"] == [("ok", f"{url} tells of 1 GPU: 1 × T4", "")]
+    assert found["exporter"] == [("ok", f"{url} has 1 GPU: 1 × T4", "")]
     assert "profiling" not in found
     assert "PCI bus" not in json.dumps(found)
     ((_, text, advice),) = found["counters"]

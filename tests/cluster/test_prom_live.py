@@ -55,6 +55,21 @@ EXPORTERS = {
     "new-names": Exporter(renamed(H200, "4.9"), honor_labels=False, copies=[OWN_POD]),
     "both-names": Exporter(renamed(H200, "both"), copies=[OWN_POD]),
     "both-mig": Exporter(renamed((NODES / "mig" / "expected.prom").read_text(), "both"), copies=[OWN_POD]),
+    # One GPU lost, one that hangs, one with an XID; and a node without its driver, whose last GPU was held.
+    "broken": Exporter((NODES / "faulty" / "expected.prom").read_text(), copies=[OWN_POD]),
+    "no-driver": Exporter(
+        'podgpu_exporter_build_info{version="1",python_version="3"} 1\n'
+        'podgpu_device_count{state="lost",Hostname="vm"} 2\n'
+        'podgpu_exporter_source_up{source="nvml"} 0\n'
+        + "".join(
+            f'podgpu_device_condition_since_timestamp_seconds{{gpu="{n}",UUID="GPU-{n}",modelName="H100",Hostname="vm",'
+            f'condition="{condition}",detail="{detail}"}} 1700000000.25\n'
+            for n, condition, detail in ((0, "driver_away", "driver_not_loaded"), (1, "lost", ""))
+        )
+        + 'podgpu_device_last_holder_info{gpu="1",UUID="GPU-1",modelName="H100",namespace="ns",pod="p"} 1\n',
+        honor_labels=False,
+        copies=[OWN_POD],
+    ),
 }
 SERVERS = {
     "prometheus": pytest.param(prometheus, marks=needs("prometheus")),
@@ -182,6 +197,7 @@ def test_the_same_as_reading_the_pages(live: Live) -> None:
         assert in_order(node) == in_order(expected)
         assert sorted(node.namespaces) == sorted(expected.namespaces)
         assert node.notes == expected.notes
+        assert node.trouble == expected.trouble
         assert node.taken_at == expected.taken_at
 
 

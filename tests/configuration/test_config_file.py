@@ -80,7 +80,7 @@ def test_retention_is_inherited_part_by_part() -> None:
         ("{}", "c.yaml:1:1", "version: is required"),
         ("version: 3", "c.yaml:1:10", "podgpu knows 1 and 2, not 3"),
         ("version: '2'", "c.yaml:1:10", "whole number"),
-        ("version: 2\nversion: 2", "c.yaml:2:1", "version stands twice"),
+        ("version: 2\nversion: 2", "c.yaml:2:1", "version is there twice"),
         ("version: 2\nmetric: {}", "c.yaml:2:1", "metric: there is no such key"),
         ("version: 2\ncollection: {interval: 1s}", "c.yaml:2:13", "belongs to version 1"),
         ("version: 1\ncollections: []", "c.yaml:2:14", "belongs to version 2"),
@@ -107,7 +107,7 @@ def test_retention_is_inherited_part_by_part() -> None:
             "  - {name: DCGM_FI_DEV_GPU_TEMP, prometheusType: gauge, help: t}\n"
             "  - {name: DCGM_FI_DEV_GPU_TEMP, prometheusType: gauge, help: t}",
             "c.yaml:5:12",
-            "stands twice",
+            "is there twice",
         ),
         ("version: 2\ncollections: []", "c.yaml:2:14", "is empty"),
         ("version: 2\ncollections: {a: b}", "c.yaml:2:14", "not a list"),
@@ -132,7 +132,7 @@ def test_retention_is_inherited_part_by_part() -> None:
             "version: 2\ncollections:\n- {name: a, every: 1s, metrics: {include: [A]}}\n"
             "- {name: a, every: 1s, metrics: {include: [B]}}",
             "c.yaml:4:10",
-            "stands twice",
+            "is there twice",
         ),
         (
             "version: 2\ncollections:\n- {name: a, every: 1s, metrics: {include: ['*']}}\n"

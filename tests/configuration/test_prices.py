@@ -46,7 +46,7 @@ def test_the_documented_file() -> None:
         ("currency: EUR\nmodels: {a: {}}", "models.a: has neither gpu_hour nor kwh"),
         ('currency: EUR\nmodels: {"a\\nb": {}}', r"models.a\nb: has neither gpu_hour nor kwh"),
         ("currency: EUR\nmodels: {a: {gpu-hour: 1}}", "models.a.gpu-hour: there is no such key"),
-        ("currency: EUR\nmodels: {a: {kwh: 1}, a: {kwh: 2}}", "models: a stands twice, again in line 2"),
+        ("currency: EUR\nmodels: {a: {kwh: 1}, a: {kwh: 2}}", "models: a is there twice, again in line 2"),
         *(
             (f"currency: EUR\nmodels: {{a: {{gpu_hour: {wrong}}}}}", "models.a.gpu_hour: is not a number of 0 or more")
             for wrong in WRONG_AMOUNTS

@@ -44,6 +44,11 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "virtual gpus": {"exporter": {"kubernetes": {"virtualGpus": True, "resourceNames": ["a.com/gpu", "b.com/gpu"]}}},
     "podlist": {"exporter": {"kubernetes": {"podlistDirectory": "/run/koordinator"}}},
     "hpc": {"exporter": {"hpcJobMappingDir": "/run/jobs"}},
+    "history on the host": {"exporter": {"historyDir": "/var/lib/podgpu"}},
+    "history of the cluster": {
+        "exporter": {"historyDir": "emptyDir"},
+        "cluster": {"enabled": True, "historyDir": "claim:podgpu-history"},
+    },
     "counters by value": {"exporter": {"counters": {"csv": "DCGM_FI_DEV_GPU_UTIL, gauge, GPU utilization (in %).\n"}}},
     "shipped counters": {"exporter": {"counters": {"set": "dcp"}}},
     "4.9 names": {"exporter": {"dcgmNames": 4.9}},
@@ -165,6 +170,50 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
         }
     },
     "cluster behind TLS": {"cluster": {"enabled": True, "webConfig": {"secretName": "web"}}},
+    "autoscale": {"autoscale": {"enabled": True}},
+    "autoscale with all": {
+        "autoscale": {
+            "enabled": True,
+            "replicas": 3,
+            "arguments": ["--used-means", "allocated"],
+            "keda": {"secretName": "keda-server", "clientNames": ["keda-operator"]},
+            "externalMetrics": {"enabled": True},
+            "discover": {"allNamespaces": True},
+            "exporterAccess": {"secret": {"name": "access", "tokenKey": "token"}},
+            "interval": "30s",
+            "longestWindow": "20m",
+            "networkPolicy": {"enabled": True, "from": [{"namespaceSelector": {}}]},
+        }
+    },
+    "autoscale by Prometheus": {
+        "exporter": {"enabled": False},
+        "autoscale": {
+            "enabled": True,
+            "prometheus": {"url": "http://prometheus:9090", "match": 'cluster="a"', "tenant": "a"},
+            "networkPolicy": {"enabled": True},
+        },
+    },
+    "autoscale with a given certificate": {
+        "autoscale": {
+            "enabled": True,
+            "replicas": 1,
+            "customMetrics": {
+                "certificate": {"from": "secret", "secretName": "api-tls", "caBundle": "LS0tLS1CRUdJTg=="}
+            },
+            "networkPolicy": {"enabled": True},
+        }
+    },
+    "autoscale with cert-manager": {
+        "autoscale": {
+            "enabled": True,
+            "customMetrics": {
+                "certificate": {"from": "cert-manager", "issuerRef": {"name": "ca", "kind": "ClusterIssuer"}}
+            },
+        }
+    },
+    "autoscale for KEDA alone": {
+        "autoscale": {"enabled": True, "keda": {"secretName": "keda-server"}, "customMetrics": {"enabled": False}}
+    },
     "enrich": {"exporter": {"enabled": False}, "enrich": {"enabled": True}},
     "enrich beside others": {
         "exporter": {"enabled": False},
@@ -288,7 +337,7 @@ def the(kind: str, values: Mapping[str, Any] | None = None, component: str = "ex
 
 
 def pod(values: Mapping[str, Any] | None = None, component: str = "exporter") -> Object:
-    kind = "Deployment" if component == "cluster" else "DaemonSet"
+    kind = "Deployment" if component in ("cluster", "autoscale") else "DaemonSet"
     spec: Object = the(kind, values, component)["spec"]["template"]["spec"]
     return spec
 
@@ -304,7 +353,7 @@ def env(values: Mapping[str, Any] | None = None, component: str = "exporter") ->
 
 def pods_of(rendered: list[Object]) -> Iterator[Object]:
     for one in rendered:
-        if one["kind"] in ("DaemonSet", "Deployment"):
+        if one["kind"] in ("DaemonSet", "Deployment", "Job"):
             yield one["spec"]["template"]["spec"]
 
 

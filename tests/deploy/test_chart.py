@@ -16,11 +16,12 @@ from deploy.render import CHART, NAMESPACE, run_helm
 from podgpu import __version__
 from tests.deploy.chart import VARIANTS, Object, objects, of_kind, pods_of
 
-CRDS = {"ServiceMonitor", "PodMonitor", "PrometheusRule"}
-CLUSTER_WIDE = {"ClusterRole", "ClusterRoleBinding"}
+CRDS = {"ServiceMonitor", "PodMonitor", "PrometheusRule", "Certificate"}
+CLUSTER_WIDE = {"ClusterRole", "ClusterRoleBinding", "APIService"}
 OLDEST, NEWEST = "1.25", ".".join(kubernetes_validate.latest_version().split(".")[:2])
 BETWEEN = ("1.27", "1.29", "1.31", "1.33")
 EVERYTHING = {"cluster": {"enabled": True, "replicas": 2}, "enrich": {"enabled": True, "kubernetes": {"dra": True}}}
+EVERYTHING["autoscale"] = {"enabled": True}
 
 variants = pytest.mark.parametrize("values", VARIANTS.values(), ids=VARIANTS.keys())
 

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from deploy.render import FILES, MANIFESTS, ROOT
+from podgpu.cli.autoscale_options import AUTOSCALE_OPTIONS
 from podgpu.cli.cluster_options import CLUSTER_OPTIONS
 from podgpu.cli.enrich import ENRICH_OPTIONS
 from podgpu.cli.hook import HOOK_OPTIONS
@@ -23,6 +24,7 @@ from tests.deploy.chart import VARIANTS, Object, objects, pods_of
 OPTIONS: Mapping[str, Sequence[Option]] = {
     "exporter": EXPORTER_OPTIONS,
     "cluster": CLUSTER_OPTIONS,
+    "autoscale": AUTOSCALE_OPTIONS,
     "enrich": ENRICH_OPTIONS,
     "hook": HOOK_OPTIONS,
 }

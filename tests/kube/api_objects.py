@@ -27,7 +27,7 @@ _PATH = re.compile(
     r"/(?:api/v1|apis/(?P<discovery>discovery\.k8s\.io)/v1|apis/resource\.k8s\.io/(?P<version>v1|v1beta2|v1beta1|v1alpha3))"
     r"(?:/namespaces/(?P<namespace>[^/]+))?/(?P<resource>[a-z]+)(?:/(?P<name>[^/]+))?"
 )
-_FIELDS = ("metadata.name", "metadata.namespace", "spec.nodeName", "spec.driver")
+_FIELDS = ("metadata.name", "metadata.namespace", "spec.nodeName", "spec.driver", "status.phase")
 
 
 class Change(NamedTuple):

@@ -167,6 +167,16 @@ def test_a_variable_that_reads_printed_series() -> None:
     assert found == {"query": "query_result(DCGM_FI_DEV_GPU_TEMP_CELSIUS)", "regex": '/hostname="([^"]+)"/'}
 
 
+def test_columns_and_legends_of_others_are_theirs() -> None:
+    ours = {"targets": [{"expr": "podgpu_device_count", "legendFormat": "{{Hostname}}"}], "sort": {"by": "Hostname"}}
+    others = {"targets": [{"expr": "node_uname_info", "legendFormat": "{{Hostname}}"}], "sort": {"by": "Hostname"}}
+    document = {"panels": [ours, others, {"panels": [ours], "type": "row"}]}
+    first, second, row = json.loads(migrate_dashboard(json.dumps(document), "d.json", NEW).text)["panels"]
+    assert first["targets"][0]["legendFormat"] == row["panels"][0]["targets"][0]["legendFormat"] == "{{hostname}}"
+    assert first["sort"] == {"by": "hostname"}
+    assert second == others
+
+
 def test_what_is_named_elsewhere_in_a_dashboard_is_said() -> None:
     document = {
         "panels": [

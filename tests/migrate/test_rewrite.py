@@ -131,11 +131,11 @@ def test_what_is_equal_in_both_is_untouched(text: str) -> None:
         ('$metric{gpu="0"}', "is a variable"),
         ("rate(DCGM_FI_DEV_${what}[5m])", "is a variable"),
         (f"{UTIL}[5m]", "a range by itself"),
-        (f"own_function({UTIL}[5m])", "cannot be told"),
+        (f"own_function({UTIL}[5m])", "is not known"),
         (f"avg by (__name__) ({UTIL})", "groups by __name__"),
         (f'label_replace({UTIL}, "x", "$1", "__name__", "(.*)")', "works on __name__"),
         (f"{UTIL} * on (Hostname) kube_node_info", "joins by Hostname"),
-        ("sum by (Hostname) (gpu:util:avg)", "nothing tells whose"),
+        ("sum by (Hostname) (gpu:util:avg)", "not clear whose"),
         (f'{TEMP} + on (gpu) foo{{Hostname="a"}}', "look whose it is"),
         ("metrics(DCGM_FI_DEV_.*)", "by a pattern"),
     ],
@@ -239,3 +239,12 @@ def test_what_asks_for_either_already_stays(text: str) -> None:
     for direction in (NEW, OLD):
         rewritten = rewrite_expression(text, direction)
         assert (rewritten.text, rewritten.left, rewritten.asks_both) == (text, (), True)
+
+
+def test_hostname_of_others_is_theirs_on_the_way_back() -> None:
+    """`hostname` is a common label: only the exporter's own becomes `Hostname`."""
+    for text in ("sum by (hostname) (node_load1)", 'up{hostname="a"}'):
+        rewritten = rewrite_expression(text, OLD)
+        assert (rewritten.text, rewritten.left) == (text, ())
+    mixed = rewrite_expression(f'{CELSIUS}{{hostname="a"}} + on (gpu) other{{hostname="b"}}', OLD)
+    assert mixed.text == f'{TEMP}{{Hostname="a"}} + on (gpu) other{{hostname="b"}}'

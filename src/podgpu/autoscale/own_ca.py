@@ -48,6 +48,10 @@ class Served:
         host = f"{self.name}.{self.namespace}.svc"
         return host, f"{host}.cluster.local"
 
+    def is_behind(self, api_service: Mapping[str, Any]) -> bool:
+        service = _mapping(_mapping(api_service.get("spec")).get("service"))
+        return (service.get("namespace"), service.get("name")) == (self.namespace, self.name)
+
 
 def merged(bundle: str, own: Sequence[str], wall: float) -> str:
     """The bundle with our own authorities (PEM) in it, and none that has expired; ours and the youngest stay."""
@@ -145,14 +149,14 @@ class BundleKeeper:
         except SourceError as error:
             conflict = isinstance(error, Refused) and "409" in str(error)
             if not conflict and self._faults.fails(name, error.reason):
-                _log.warning("the APIService %s cannot be told of podgpu's authority: %s", name, error)
+                _log.warning("podgpu's CA cannot be written into the APIService %s: %s", name, error)
             return False
 
     async def _keep(self, name: str, authorities: Sequence[str]) -> bool:
         found = await self._client.ask(f"{_PATH}{name}")
         spec, metadata = _mapping(found.get("spec")), _mapping(found.get("metadata"))
         service = _mapping(spec.get("service"))
-        if (service.get("namespace"), service.get("name")) != (self._served.namespace, self._served.name):
+        if not self._served.is_behind(found):
             if self._faults.fails(name, "foreign"):
                 owner = f"{service.get('namespace')}/{service.get('name')}" if service else "the API server itself"
                 _log.error(
@@ -166,9 +170,23 @@ class BundleKeeper:
         wanted = merged(bundle, authorities, self._clock.wall())
         if set(certificates_in(wanted)) != set(certificates_in(bundle)):
             await self._client.submit("PATCH", f"{_PATH}{name}", _patch(metadata, wanted), _MERGE)
-            _log.info("the APIService %s was told of podgpu's authority", name)
+            _log.info("the APIService %s has podgpu's CA now", name)
         self._faults.answers(name)
         return True
+
+
+async def remove_service(client: ApiClient, name: str, served: Served) -> str:
+    """What became of it, in words. Raises SourceError."""
+    try:
+        found = await client.ask(f"{_PATH}{name}")
+    except Refused as error:
+        if error.reason == "not_found":
+            return "is not there"
+        raise
+    if not served.is_behind(found):
+        return "belongs to somebody else and stays"
+    await client.submit("DELETE", f"{_PATH}{name}", {"kind": "DeleteOptions", "apiVersion": "v1"})
+    return "removed"
 
 
 def _patch(metadata: Mapping[str, Any], bundle: str) -> dict[str, Any]:

@@ -118,12 +118,13 @@ def names_meant_as_in_4_6(printed: Iterable[tuple[str, float]]) -> frozenset[str
 
     That is percent under a ratio's name: dcgm-exporter 4.8.3 and 4.8.4 print it for who asks for the name.
     """
-    doubtful = _names_of_two()
+    doubtful = doubtful_names()
     return frozenset(name for name, number in printed if name in doubtful and number > _MOST_OF_RATIO)
 
 
 @cache
-def _names_of_two() -> frozenset[str]:
+def doubtful_names() -> frozenset[str]:
+    """That mean one field in DCGM 4.6 and another from 4.7 on."""
     return frozenset(field.name_in_4_6 for field in fields().values() if field.name_in_4_6)
 
 

@@ -9,21 +9,36 @@ import click
 
 from podgpu.cli.autoscale_options import AUTOSCALE_OPTIONS, AUTOSCALE_PROMETHEUS, AUTOSCALE_SCRAPE
 from podgpu.cli.cluster import chosen_backend, freshness
+from podgpu.cli.help import podgpu_command
 from podgpu.cli.params import naming_variable, with_options
-from podgpu.compose.autoscale import assemble_autoscale, autoscale_settings
+from podgpu.compose.autoscale import assemble_autoscale, autoscale_settings, unregister
 from podgpu.compose.process import configure_logging, look_for_cycles_seldom, share_one_heap, take_turns_often
 from podgpu.serve.app import PROBE_OPTION, run
 from podgpu.serve.sockets import parse_address
 
 
-@click.command("autoscale", context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@podgpu_command(
+    "autoscale",
+    (
+        "podgpu autoscale --discover-kubernetes podgpu/app.kubernetes.io/name=podgpu --keda-namespaces serving",
+        "for a KEDA on this machine, fed by the exporters themselves",
+    ),
+    (
+        "podgpu autoscale --prometheus prometheus:9090 --api-address :6443 --api-service podgpu/podgpu-autoscale",
+        "the custom metrics API behind the Service podgpu-autoscale, with a certificate of its own",
+    ),
+    (
+        "podgpu autoscale --unregister --api-service podgpu/podgpu-autoscale",
+        "remove its APIServices, before anything else of it is uninstalled",
+    ),
+)
 @with_options(AUTOSCALE_OPTIONS)
 @click.pass_context
 def command(ctx: click.Context, /, **options: Any) -> None:
     """Scale on GPUs: KEDA's external scaler and the custom metrics API, from the figures of all nodes.
 
     Asks a Prometheus server, or scrapes the exporters itself: exactly one of --prometheus, --scrape and
-    --discover-kubernetes. Needs the API server, which tells which pods run.
+    --discover-kubernetes. Needs the API server, which knows which pods run.
     """
     share_one_heap()
     look_for_cycles_seldom()
@@ -31,6 +46,9 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     configure_logging(options["log_format"], options["debug"])
     with naming_variable(ctx, "probe_address"):
         probe_address = parse_address(options["probe_address"], PROBE_OPTION)
+    if options["unregister"]:
+        unregister(options)
+        return
     settings = autoscale_settings(options, *freshness(ctx, options))
     with ExitStack() as at_the_end:
         asked = {**options, "owners": "none"}

@@ -63,13 +63,13 @@ _STOP_SECONDS = 2.0
     "--gpus", default="8xH100", show_default=True, help="GPUs of the first node, such as 2xA100,1xH100/7x1g.10gb."
 )
 @click.option(
-    "--calm", is_flag=True, help="Nothing breaks, and nobody comes or goes. Without it GPUs, jobs and a node do."
+    "--calm", is_flag=True, help="Nothing breaks and no pod comes or goes; without it GPUs, jobs and a node do."
 )
 @click.option("--prices", default=EXAMPLE, show_default=True, help=PRICES_HELP)
 def command(address: str, cluster_address: str, gpus: str, calm: bool, prices: str) -> None:
     """Run three exporters on SIMULATED GPUs with simulated kubelets, and the cluster view over them.
 
-    Needs no GPU and no cluster. Loads vary, a notebook idles; and unless --calm is said, a job ends, a GPU has an XID,
+    Needs no GPU and no cluster. Loads vary, a notebook idles; and unless --calm is given, a job ends, a GPU has an XID,
     another falls off the bus and a node dies, within a minute, and all of it is well again after two.
     """
     configure_logging("text", debug=False)

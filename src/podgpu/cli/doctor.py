@@ -54,6 +54,14 @@ DOCTOR_OPTIONS = (
         kind="bool",
         ours=True,
     ),
+    Option(
+        "autoscale",
+        default="false",
+        help="Look at the cluster instead, as its autoscalers see it: what every HPA and ScaledObject that asks for a"
+        " metric of podgpu's would be told, and why not. Asks the API server.",
+        kind="bool",
+        ours=True,
+    ),
     Option("json", default="false", help="Print the findings as JSON.", kind="bool", ours=True),
 )
 
@@ -62,7 +70,7 @@ DOCTOR_OPTIONS = (
     "doctor",
     ("podgpu doctor", "can podgpu read the GPUs here and name their pods? If not: what to do"),
     ("podgpu doctor -k --allocation kubelet", "check what `podgpu exporter` would do with these options"),
-    ("podgpu doctor --json", "the findings for a script; the exit code is 1 when something is wrong"),
+    ("podgpu doctor --autoscale", "what would this cluster's HPAs be told of GPUs, and why not?"),
 )
 @with_options(DOCTOR_OPTIONS)
 @click.pass_context
@@ -72,6 +80,9 @@ def command(ctx: click.Context, /, **options: Any) -> int:
     Takes every option of the exporter, and says whether the exporter can do here what they ask for. The exit code is 0
     when nothing is wrong, 1 when something is.
     """
+    if options["autoscale"]:
+        with _logs(options["debug"]):
+            return _told(options, _autoscaling(options["kubeconfig"]))
     kubernetes_said = ctx.get_parameter_source("kubernetes") is not ParameterSource.DEFAULT
     options, of_file = _with_config_file(ctx, options)
     check_options(ctx, options)
@@ -94,8 +105,29 @@ def command(ctx: click.Context, /, **options: Any) -> int:
             findings += [*examine(question, telemetry), *of_sources]
     finally:
         api.close()
+    return _told(options, findings)
+
+
+def _told(options: dict[str, Any], findings: list[Finding]) -> int:
     print_out((as_json(findings) if options["json"] else as_text(findings, _wants_colour())) + "\n")
     return 1 if count(findings, Level.WRONG) else 0
+
+
+def _autoscaling(kubeconfig: str) -> list[Finding]:
+    """Raises UsageError where no API server is known."""
+    import asyncio
+
+    from podgpu.compose.cluster import api_config
+    from podgpu.doctor.autoscale import examine_autoscaling
+    from podgpu.kube.client import ApiClient
+
+    config = api_config(kubeconfig)
+
+    async def examined() -> list[Finding]:
+        async with ApiClient(config) as client:
+            return await examine_autoscaling(client)
+
+    return asyncio.run(examined())
 
 
 _CONFIG_FILE = "configuration file"

@@ -41,6 +41,11 @@ GROUPS: dict[str, tuple[str, ...]] = {
         *("pod-resources-kubelet-socket", "kubeconfig", "configmap-data", "discover-port", "owners", "node-label"),
         *("path-varlog", "hpc-job-mapping-dir"),
     ),
+    "Autoscaling": (
+        *("autoscale", "keda-address", "keda-namespaces", "keda-cert-file", "keda-key-file", "keda-client-ca-file"),
+        *("keda-client-name", "api-address", "api-service", "api-cert-file", "api-key-file", "external-metrics"),
+        *("longest-window", "unregister"),
+    ),
     "Usage accounting": (
         *("container-usage", "usage-interval", "usage-from", "used-means", "used-field", "window"),
         *("history-dir", "mig-copy-parent-values", "gpu-manager-metrics"),

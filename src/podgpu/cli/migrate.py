@@ -45,7 +45,7 @@ _EXAMPLES = (
 
 @podgpu_command("migrate", *_EXAMPLES)
 @with_options(MIGRATE_OPTIONS)
-@click.option("--in-place", is_flag=True, help="Write each file anew, as a whole or not at all, and print nothing.")
+@click.option("--in-place", is_flag=True, help="Rewrite each file, as a whole or not at all, and print nothing.")
 @click.option("--force", is_flag=True, help="Write what could be rewritten, and leave as it is what could not.")
 @click.argument("files", nargs=-1, metavar="[FILE|-]...")
 def command(files: tuple[str, ...], **options: Any) -> int:

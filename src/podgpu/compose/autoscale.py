@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import logging
 from collections.abc import Callable, Mapping
@@ -10,7 +11,7 @@ from typing import Any
 
 from podgpu.autoscale.api_paths import CUSTOM, CUSTOM_VERSIONS, EXTERNAL, EXTERNAL_VERSION
 from podgpu.autoscale.metrics import FIELDS_BESIDE
-from podgpu.autoscale.own_ca import BundleKeeper, OwnCa, Served
+from podgpu.autoscale.own_ca import BundleKeeper, OwnCa, Served, remove_service
 from podgpu.autoscale.pods import NodeFeed, PodFeed
 from podgpu.autoscale.scene import Store
 from podgpu.autoscale.trust import CONFIG_NAME, CONFIG_NAMESPACE, Trust, parse_trust
@@ -19,7 +20,7 @@ from podgpu.cluster.publish import Publisher
 from podgpu.cluster.reading import MakeBackend
 from podgpu.cluster.settings import MOST_ROUNDS, ViewSettings, check_settings, duration_text
 from podgpu.compose.cluster import api_config
-from podgpu.errors import UsageError
+from podgpu.errors import SourceError, StartError, UsageError
 from podgpu.http.aside import Aside
 from podgpu.http.tls import Pem
 from podgpu.kube.access import ApiConfig
@@ -65,7 +66,7 @@ def assemble_autoscale(
     api_address = _address(options["api_address"], API_OPTION)
     _check_api(options, api_address)
     if keda is None and api_address is None:
-        raise UsageError(f"{KEDA_OPTION} and {API_OPTION} are both none: nobody could ask anything")
+        raise UsageError(f"{KEDA_OPTION} and {API_OPTION} are both none: nothing could be asked")
     config = api_config(options["kubeconfig"])
     pods, nodes = PodFeed(config), NodeFeed(config)
     at_the_end.callback(pods.close)
@@ -137,7 +138,7 @@ def _check_api(options: Mapping[str, Any], address: Address | None) -> None:
             raise UsageError(f"{(*given, '--api-service', '--external-metrics')[0]} needs {API_OPTION}, which is none")
         return
     if len(given) == 1:
-        raise UsageError(f"{given[0]} alone is no certificate: give --api-cert-file and --api-key-file")
+        raise UsageError(f"{given[0]} alone is not enough: give --api-cert-file and --api-key-file")
     if given and service:
         raise UsageError(f"{given[0]} and --api-service: a certificate is given, or podgpu makes its own; keep one")
     if not given and not service:
@@ -178,6 +179,22 @@ def api_services(external: bool) -> tuple[str, ...]:
     """Names of the APIServices that lead to podgpu."""
     custom = tuple(f"{version}.{CUSTOM}" for version in CUSTOM_VERSIONS)
     return (*custom, f"{EXTERNAL_VERSION}.{EXTERNAL}") if external else custom
+
+
+def unregister(options: Mapping[str, Any]) -> None:
+    """Those that are not there, or are somebody else's, are left alone. Raises StartError."""
+    served, config = _served(options["api_service"]), api_config(options["kubeconfig"])
+
+    async def remove_all() -> None:
+        async with ApiClient(config) as client:
+            for name in api_services(options["external_metrics"]):
+                _log.info("the APIService %s: %s", name, await remove_service(client, name, served))
+
+    try:
+        asyncio.run(remove_all())
+    except SourceError as error:
+        names = " ".join(api_services(options["external_metrics"]))
+        raise StartError(f"{error}; by hand: kubectl delete apiservice {names}") from error
 
 
 def _served(text: str) -> Served:

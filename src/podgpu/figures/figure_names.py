@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from podgpu.catalog.conditions import FIELD_CONDITIONS, XID_FIELD
 from podgpu.catalog.fields import fields
-from podgpu.catalog.names import Meaning, meaning, names_meant_as_in_4_6, names_of
+from podgpu.catalog.names import Meaning, doubtful_names, meaning, names_meant_as_in_4_6, names_of
 from podgpu.exposition.parse import ParsedSample
 from podgpu.figures.device import FIELDS
 
@@ -51,5 +51,6 @@ def _figure_name(name: str, number: int) -> FigureName:
 def names_on_page(samples: Sequence[ParsedSample], measured: str, beside: tuple[int, ...]) -> dict[str, FigureName]:
     """As the names are meant on this page."""
     names = field_names(measured, beside)
-    old = names_meant_as_in_4_6((sample.name, sample.value) for sample in samples)
+    doubtful = doubtful_names()
+    old = names_meant_as_in_4_6([(s.name, s.value) for s in samples if s.name in doubtful])
     return {**names, **{name: names[name]._replace(meaning=None) for name in old & names.keys()}} if old else names

@@ -109,9 +109,9 @@ def parse_details(body: bytes) -> JSON:
     try:
         document = json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise SourceError("malformed", "is no answer of podgpu's /api/v1/gpus: no JSON") from error
+        raise SourceError("malformed", "is not an answer of podgpu's /api/v1/gpus: it is not JSON") from error
     if not isinstance(document, dict) or document.get("api") != "podgpu/v1":
-        raise SourceError("malformed", "is no answer of podgpu's /api/v1/gpus")
+        raise SourceError("malformed", "is not an answer of podgpu's /api/v1/gpus")
     found: JSON = {}
     for name, (most, members) in _MEMBERS.items():
         rows = document.get(name)

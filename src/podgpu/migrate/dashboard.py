@@ -55,10 +55,11 @@ def migrate_dashboard(text: str, origin: str, direction: Direction) -> Migrated:
     rewritten = {one: made for one in texts if (made := _rewritten(one, direction)) is not None}
     settled = {_owner(one) for one, made in rewritten.items() if made.asks_both}
     """Panels and variables that read either name: what stands beside their queries goes with those."""
-    moved = {_owner(one) for one, made in rewritten.items() if made.text != one.value}
+    theirs = {_owner(one) for one, made in rewritten.items() if made.is_theirs} - settled
+    """Those whose labels are the exporter's: legends, columns and patterns there name these."""
     for one in texts:
-        if one.key == "regex" and _owner(one) in moved:
-            rewritten[one] = _as_pattern(one.value, direction)
+        if _owner(one) in theirs and one not in rewritten:
+            rewritten[one] = _beside_query(one, direction)
     found = ((one, made) for one, made in rewritten.items() if _owner(one) not in settled)
     return gather(text, [change for one, made in found if (change := _change(one, made, text)) is not None])
 
@@ -87,15 +88,28 @@ def _change(one: _Text, rewritten: Rewritten, text: str) -> Change | None:
 
 
 def _rewritten(one: _Text, direction: Direction) -> Rewritten | None:
-    if one.is_key:
-        return _as_column(one, direction)
-    if one.key == "expr":
+    """By itself: queries, and names of metrics where there should be none."""
+    if one.key == "expr" and not one.is_key:
         return _as_promql(one, direction)
-    if one.path[:1] == ("templating",) and one.key in ("query", "definition"):
+    if one.path[:1] == ("templating",) and one.key in ("query", "definition") and not one.is_key:
         return _as_variable(one, direction)
+    names = direction.mentions(one.value)
+    if not names:
+        return None
+    if one.key in _PROSE or one.path[:1] == ("templating",):
+        return Rewritten(one.value, notes=(f"{', '.join(names)}: named in a text, which stays as it is",))
+    return Rewritten(one.value, (f"{', '.join(names)}: named outside of a query: look at it yourself",))
+
+
+def _beside_query(one: _Text, direction: Direction) -> Rewritten:
+    """In the panel or variable of a query: legends, columns by their labels' names, patterns of printed series."""
+    if one.key == "regex" and not one.is_key:
+        return _as_pattern(one.value, direction)
     if one.key in _LEGENDS or "${__" in one.value:
         return _as_template(one.value, direction)
-    return _as_column(one, direction) if one.key not in _PROSE else _as_prose(one, direction)
+    if one.is_key or one.key not in _PROSE:
+        return Rewritten(direction.label(one.value) or one.value)
+    return Rewritten(one.value)
 
 
 def _as_promql(one: _Text, direction: Direction) -> Rewritten | None:
@@ -129,26 +143,6 @@ def _as_template(value: str, direction: Direction) -> Rewritten:
 def _as_pattern(value: str, direction: Direction) -> Rewritten:
     """A variable's regex works on series as they are printed: `Hostname="…"`."""
     return Rewritten(_PRINTED_LABEL.sub(lambda match: direction.label(match[0]) or match[0], value))
-
-
-def _as_column(one: _Text, direction: Direction) -> Rewritten | None:
-    """In tables and transformations a label's name is a column's: it stands alone, as a key or as a value."""
-    if one.path[:1] != ("panels",) and one.path[:1] != ("annotations",):
-        return _as_prose(one, direction) if not one.is_key else None
-    new = direction.label(one.value)
-    if new is not None:
-        return Rewritten(new)
-    names = direction.mentions(one.value)
-    if not names:
-        return None
-    return Rewritten(one.value, (f"{', '.join(names)}: named outside of a query: look at it yourself",))
-
-
-def _as_prose(one: _Text, direction: Direction) -> Rewritten | None:
-    names = direction.mentions(one.value)
-    return (
-        Rewritten(one.value, notes=(f"{', '.join(names)}: named in a text, which stays as it is",)) if names else None
-    )
 
 
 # Where the strings stand

@@ -56,6 +56,11 @@ class Direction:
     def label(self, name: str) -> str | None:
         return _labels(self.to).get(name)
 
+    @property
+    def is_telling(self) -> bool:
+        """A label of the names one comes from is hardly anybody else's: `Hostname`. `hostname` is everybody's."""
+        return self.to == "4.9"
+
     @staticmethod
     def carries(metric: str) -> bool:
         """Whether its labels are the exporter's."""

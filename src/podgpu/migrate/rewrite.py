@@ -6,11 +6,21 @@ then what the function makes of it is. An expression of which a part cannot be r
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
 from podgpu.migrate.direction import Direction, conversion
+from podgpu.migrate.questions import (
+    LABEL_ARGUMENTS,
+    NAME,
+    every_node,
+    labels_in,
+    makes_label,
+    name_in,
+    name_of,
+    selectors,
+)
 from podgpu.migrate.syntax import (
     Aggregation,
     Binary,
@@ -22,7 +32,6 @@ from podgpu.migrate.syntax import (
     Subquery,
     Unary,
     Word,
-    children,
     parse_promql,
 )
 from podgpu.migrate.tokens import PromqlError, unquoted
@@ -45,9 +54,6 @@ _BLIND = frozenset(
 """Functions of a range that do not look at how large a figure is."""
 _BLIND_TO_ONE = frozenset({"absent", "timestamp", "count", "group"})
 """The same of a vector; `absent` and `timestamp` mean something else of anything but a plain selector."""
-_LABEL_ARGUMENTS = {"label_replace": (1, 3), "label_join": (1, 3)}
-"""Function -> the first argument that names a label, and where those begin that name the others."""
-NAME = "__name__"
 
 
 Edit = tuple[int, int, str]
@@ -66,6 +72,8 @@ class Rewritten:
     """What was done to the text, by places in the old one."""
     asks_both: bool = False
     """It reads either name already, and stays as it is."""
+    is_theirs: bool = False
+    """It reads the exporter's series: what names their labels beside it means these."""
 
 
 @dataclass
@@ -87,34 +95,24 @@ def rewrite_expression(text: str, direction: Direction, carriers: frozenset[str]
     if _asks_both(tree, direction):
         return Rewritten(text, asks_both=True)
     work = _Work(text, direction, carriers)
-    if any(work.carries(_name(s)) for s in _selectors(tree)):
+    is_theirs = any(work.carries(name_in(s)) for s in selectors(tree))
+    if is_theirs:
         _rewrite(tree, work)
     else:
         _look_for_labels(tree, work)
     if work.left:
-        return Rewritten(text, tuple(dict.fromkeys(work.left)))
+        return Rewritten(text, tuple(dict.fromkeys(work.left)), is_theirs=is_theirs)
     edits = tuple(edit for edit in work.edits if edit[0] != edit[1] or edit[2])
-    return Rewritten(edited(text, edits), notes=tuple(dict.fromkeys(work.notes)), edits=edits)
+    return Rewritten(edited(text, edits), notes=tuple(dict.fromkeys(work.notes)), edits=edits, is_theirs=is_theirs)
 
 
 def _asks_both(tree: Node, direction: Direction) -> bool:
     """One figure under both names, or a label under both: whoever wrote that has thought of it."""
-    metrics = {_name(selector) for selector in _selectors(tree)}
+    metrics = {name_in(selector) for selector in selectors(tree)}
     if any((new := direction.metric(name)) is not None and new.name in metrics for name in metrics):
         return True
-    labels = set(_labels_in(tree))
+    labels = set(labels_in(tree))
     return any(direction.label(label) in labels for label in labels)
-
-
-def _labels_in(tree: Node) -> Iterator[str]:
-    for node in _all(tree):
-        match node:
-            case Aggregation() | Binary():
-                yield from (word.text for word in node.labels)
-            case Selector():
-                yield from (matcher.label.text for matcher in node.matchers)
-            case Call() if node.function in _LABEL_ARGUMENTS:
-                yield from (unquoted(a.text) for a in node.arguments if isinstance(a, Literal) and a.kind == "string")
 
 
 def rewrite_query(text: str, direction: Direction) -> Rewritten:
@@ -123,7 +121,7 @@ def rewrite_query(text: str, direction: Direction) -> Rewritten:
     if stripped.startswith("label_names("):
         return Rewritten(text)
     if stripped.startswith("metrics("):
-        return Rewritten(text, (f"{stripped}: chooses metrics by a pattern: write it anew",))
+        return Rewritten(text, (f"{stripped}: chooses metrics by a pattern: rewrite it by hand",))
     return rewrite_expression(text, direction)
 
 
@@ -132,13 +130,6 @@ def edited(text: str, edits: Sequence[Edit]) -> str:
     for start, end, new in sorted(edits, key=lambda e: (e[0], e[1]), reverse=True):
         text = text[:start] + new + text[end:]
     return text
-
-
-def _selectors(node: Node) -> Iterator[Selector]:
-    if isinstance(node, Selector):
-        yield node
-    for child in children(node):
-        yield from _selectors(child)
 
 
 # The tree, from the top
@@ -153,7 +144,9 @@ def _rewrite(node: Node, work: _Work) -> None:
         case Aggregation():
             for word in node.labels:
                 if work.direction.label(word.text) and not _has(node, word.text, work):
-                    work.left.append(f"{_shown(node, work)}: has the label {word.text}, and nothing tells whose it is")
+                    work.left.append(
+                        f"{_shown(node, work)}: has the label {word.text}, and it is not clear whose it is"
+                    )
             _rewrite_labels(node.labels, work)
             if NAME in (word.text for word in node.labels) and _renamed_inside(node, work):
                 work.left.append(f"{_shown(node, work)}: groups by {NAME}, which is another")
@@ -192,30 +185,20 @@ def _rewrite_binary(node: Binary, work: _Work) -> None:
 
 def _has(node: Node, label: str, work: _Work) -> bool:
     """It is the exporter's label: of its metrics, or put on to be joined with them; or there are no series at all."""
-    selectors = list(_selectors(node))
-    if not selectors or any(work.carries(_name(s)) for s in selectors):
+    found = list(selectors(node))
+    if not found or any(work.carries(name_in(s)) for s in found):
         return True
     return any(
-        isinstance(c, Call) and c.function in _LABEL_ARGUMENTS and len(c.arguments) > 1 and _is(c.arguments[1], label)
-        for c in _all(node)
+        isinstance(call, Call) and call.function in LABEL_ARGUMENTS and makes_label(call, label)
+        for call in every_node(node)
     )
-
-
-def _all(node: Node) -> Iterator[Node]:
-    yield node
-    for child in children(node):
-        yield from _all(child)
-
-
-def _is(node: Node, label: str) -> bool:
-    return isinstance(node, Literal) and node.kind == "string" and unquoted(node.text) == label
 
 
 def _rewrite_call(node: Call, work: _Work) -> None:
     if node.function == "label_values":
         _rewrite_label_values(node, work)
         return
-    if node.function in _LABEL_ARGUMENTS:
+    if node.function in LABEL_ARGUMENTS:
         _rewrite_label_arguments(node, work)
     ranges = [a for a in node.arguments if isinstance(a, Selector) and a.is_range]
     for argument in node.arguments:
@@ -235,7 +218,7 @@ def _rewrite_range(call: Call, selector: Selector, work: _Work) -> None:
     elif name in _SQUARE:
         _rewrite_selector(selector, work, wrap=call, power=2)
     else:
-        work.left.append(f"{_shown(call, work)}: a range in another unit, and what {name}() makes of it cannot be told")
+        work.left.append(f"{_shown(call, work)}: a range in another unit, and what {name}() makes of it is not known")
 
 
 def _rewrite_label_values(node: Call, work: _Work) -> None:
@@ -247,7 +230,7 @@ def _rewrite_label_values(node: Call, work: _Work) -> None:
 
 
 def _rewrite_label_arguments(node: Call, work: _Work) -> None:
-    one, others = _LABEL_ARGUMENTS[node.function]
+    one, others = LABEL_ARGUMENTS[node.function]
     last = others + 1 if node.function == "label_replace" else len(node.arguments)
     for number, argument in enumerate(node.arguments):
         if isinstance(argument, Literal) and argument.kind == "string" and (number == one or others <= number < last):
@@ -273,9 +256,9 @@ def _rewrite_selector(node: Selector, work: _Work, wrap: Node | None, power: int
         return
     for matcher in node.matchers:
         if matcher.label.text == NAME and matcher.operator != "=":
-            work.left.append(f"{_shown(node, work)}: chooses metrics by a pattern of names: write it anew")
+            work.left.append(f"{_shown(node, work)}: chooses metrics by a pattern of names: rewrite it by hand")
             return
-    name = _name_of(node)
+    name = name_of(node)
     if node.is_range and wrap is node and name is not None and _worth(node, work) != 1:
         work.left.append(f"{_shown(node, work)}: a range by itself cannot be converted to another unit")
         return
@@ -293,7 +276,7 @@ def _rewrite_selector(node: Selector, work: _Work, wrap: Node | None, power: int
             work.edits.append((wrap.end, wrap.end, f"{conversion(renamed.worth**power)})"))
     if name is None or work.carries(name.text):
         _rewrite_labels([m.label for m in node.matchers], work)
-    elif any(work.direction.label(m.label.text) for m in node.matchers):
+    elif work.direction.is_telling and any(work.direction.label(m.label.text) for m in node.matchers):
         work.left.append(f"{_shown(node, work)}: has a label that is the exporter's elsewhere; look whose it is")
 
 
@@ -303,29 +286,13 @@ def _judge_variable(node: Selector, work: _Work) -> None:
         work.left.append(f"{_shown(node, work)}: the metric's name is a variable of the dashboard's")
 
 
-def _name_of(node: Selector) -> Word | None:
-    """Where the metric's name stands: before the braces, or as __name__ inside."""
-    if node.name is not None:
-        return node.name
-    for matcher in node.matchers:
-        if matcher.label.text == NAME and matcher.operator == "=":
-            value = matcher.value
-            return Word(unquoted(value.text), value.start + 1, value.end - 1)
-    return None
-
-
-def _name(node: Selector) -> str:
-    word = _name_of(node)
-    return "" if word is None else word.text
-
-
 def _worth(node: Selector, work: _Work) -> Fraction:
-    renamed = work.direction.metric(_name(node))
+    renamed = work.direction.metric(name_in(node))
     return Fraction(1) if renamed is None else renamed.worth
 
 
 def _renamed_inside(node: Node, work: _Work) -> bool:
-    return any(work.direction.metric(_name(s)) for s in _selectors(node))
+    return any(work.direction.metric(name_in(s)) for s in selectors(node))
 
 
 # A conversion that is there already, the other way round
@@ -383,7 +350,7 @@ def _value(text: str) -> Fraction | None:
 
 def _look_for_labels(tree: Node, work: _Work) -> None:
     """What another rule or program made of it may have the exporter's labels; that cannot be seen here."""
-    for node in _all(tree):
+    for node in every_node(tree):
         words: Sequence[Word] = ()
         if isinstance(node, Aggregation | Binary):
             words = node.labels
@@ -392,10 +359,10 @@ def _look_for_labels(tree: Node, work: _Work) -> None:
             if node.is_variable:
                 _judge_variable(node, work)
             if any(m.label.text == NAME and m.operator != "=" and "DCGM" in m.value.text for m in node.matchers):
-                work.left.append(f"{_shown(node, work)}: chooses metrics by a pattern of names: write it anew")
+                work.left.append(f"{_shown(node, work)}: chooses metrics by a pattern of names: rewrite it by hand")
         for word in words:
-            if work.direction.label(word.text):
-                work.left.append(f"{_shown(node, work)}: has the label {word.text}, and nothing tells whose it is")
+            if work.direction.is_telling and work.direction.label(word.text):
+                work.left.append(f"{_shown(node, work)}: has the label {word.text}, and it is not clear whose it is")
 
 
 def _shown(node: Node, work: _Work) -> str:

@@ -15,9 +15,10 @@ import yaml
 
 from podgpu.errors import UsageError
 from podgpu.migrate.direction import Direction
+from podgpu.migrate.questions import name_in, selectors
 from podgpu.migrate.result import Change, Migrated, gather
 from podgpu.migrate.rewrite import Edit, PromqlError, Rewritten, edited, rewrite_expression
-from podgpu.migrate.syntax import parse_promql, selected_names
+from podgpu.migrate.syntax import parse_promql
 
 _MOST_NODES = 200_000
 _ROUNDS = 10
@@ -47,9 +48,9 @@ def migrate_rules(text: str, origin: str, direction: Direction) -> Migrated:
         raise UsageError(f"{origin}: no rules in it: what has an expr beside alert or record was expected")
     carriers = _carriers(scalars, direction)
     rewritten = {one: made for one in scalars if (made := _rewritten(one, direction, carriers)) is not None}
-    settled = {_rule(one) for one, made in rewritten.items() if made.asks_both}
-    """Rules that read either name: their templates do too."""
-    moving = ((one, made) for one, made in rewritten.items() if _rule(one) not in settled)
+    theirs = {_rule(one) for one, made in rewritten.items() if made.is_theirs}
+    """Rules of the exporter's series: their templates name its labels. Not those that read either name already."""
+    moving = ((one, made) for one, made in rewritten.items() if one.use != "template" or _rule(one) in theirs)
     changes = [c for one, made in moving if (c := _change(text, one, made)) is not None]
     for quoted in (False, True):
         migrated = gather(text, [_quoted(c) for c in changes] if quoted else changes)
@@ -125,7 +126,9 @@ def _carriers(scalars: Sequence[_Scalar], direction: Direction) -> frozenset[str
 
 def _reads(expression: str, direction: Direction, carriers: frozenset[str]) -> bool:
     try:
-        return any(name in carriers or direction.carries(name) for name in selected_names(parse_promql(expression)))
+        return any(
+            name in carriers or direction.carries(name) for name in map(name_in, selectors(parse_promql(expression)))
+        )
     except PromqlError:
         return False
 

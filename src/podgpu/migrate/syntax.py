@@ -5,7 +5,6 @@ What a number or a duration is worth does not matter here: they are kept as they
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from podgpu.migrate.tokens import PromqlError, Token, tokens_of, unquoted
@@ -344,22 +343,3 @@ def _moment(reader: _Reader) -> None:
         reader.need(")")
     elif token.kind not in ("number", "variable"):
         raise _unexpected(token, "a time was expected")
-
-
-def selected_names(node: Node) -> Iterator[str]:
-    """The metrics an expression reads, as far as they are named before the braces."""
-    if isinstance(node, Selector) and node.name is not None:
-        yield node.name.text
-    for child in children(node):
-        yield from selected_names(child)
-
-
-def children(node: Node) -> Sequence[Node]:
-    match node:
-        case Call() | Aggregation():
-            return node.arguments
-        case Binary():
-            return (node.left, node.right)
-        case Subquery() | Unary() | Paren():
-            return (node.of,)
-    return ()

@@ -122,7 +122,7 @@ def forget_of_node(agent: Agent) -> Forget:
         if forgotten is None:
             return 404, f"there is no GPU {uuid} here, nor was there one"
         if forgotten == "nothing":
-            return 409, f"{uuid} is here, and told of no XID: there is nothing to forget"
+            return 409, f"{uuid} is here and has had no XID: there is nothing to forget"
         return 200, f"{uuid} is forgotten" if forgotten == "gpu" else f"the XIDs of {uuid} are forgotten"
 
     return act

@@ -1,0 +1,120 @@
+"""`podgpu doctor --autoscale`: what it says of a cluster, well or ill; and what --unregister removes."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from podgpu.autoscale.own_ca import Served, remove_service
+from podgpu.doctor.autoscale import examine_autoscaling
+from podgpu.doctor.findings import Finding, Level
+from tests.autoscale.api_double import ApiDouble, api_service
+
+V2, V1 = "v1beta2.custom.metrics.k8s.io", "v1beta1.custom.metrics.k8s.io"
+HPAS = "/apis/autoscaling/v2/horizontalpodautoscalers"
+SCALED = "/apis/keda.sh/v1alpha1/scaledobjects"
+SERVING = "/apis/custom.metrics.k8s.io/v1beta2/namespaces/serving"
+
+
+def available(service: dict[str, Any], status: str = "True", message: str = "all checks passed") -> dict[str, Any]:
+    return {**service, "status": {"conditions": [{"type": "Available", "status": status, "message": message}]}}
+
+
+def hpa(metric: dict[str, Any]) -> dict[str, Any]:
+    target = {"apiVersion": "apps/v1", "kind": "Deployment", "name": "inference"}
+    spec = {"scaleTargetRef": target, "metrics": [metric]}
+    return {"metadata": {"namespace": "serving", "name": "inference"}, "spec": spec}
+
+
+PODS = {"type": "Pods", "pods": {"metric": {"name": "gpu_utilization", "selector": {"matchLabels": {"window": "2m"}}}}}
+OBJECT = {
+    "type": "Object",
+    "object": {
+        "metric": {"name": "gpu_busy"},
+        "describedObject": {"apiVersion": "apps/v1", "kind": "Deployment", "name": "inference"},
+    },
+}
+CPU = {"type": "Resource", "resource": {"name": "cpu"}}
+
+
+def value(name: str, quantity: str) -> dict[str, Any]:
+    return {"items": [{"describedObject": {"name": name}, "value": quantity}]}
+
+
+def well() -> ApiDouble:
+    return ApiDouble(
+        services={V2: available(api_service()), V1: available(api_service())},
+        answers={
+            HPAS: {"items": [hpa(PODS), hpa(OBJECT), hpa(CPU)]},
+            "/apis/apps/v1/namespaces/serving/deployments/inference/scale": {"status": {"selector": "app=inference"}},
+            f"{SERVING}/pods/*/gpu_utilization": value("inference-1", "73500m"),
+            f"{SERVING}/deployments.apps/inference/gpu_busy": value("inference", "40"),
+        },
+    )
+
+
+def examined(api: ApiDouble) -> list[Finding]:
+    async def run() -> list[Finding]:
+        async with api.running() as client:
+            return await examine_autoscaling(client)
+
+    return asyncio.run(run())
+
+
+def texts(findings: list[Finding], level: Level) -> str:
+    return "\n".join(f"{f.subject}: {f.text} {f.advice}" for f in findings if f.level is level)
+
+
+def test_of_a_cluster_that_is_well_it_says_what_each_hpa_is_told() -> None:
+    findings = examined(well())
+    assert texts(findings, Level.WRONG) == ""
+    said = texts(findings, Level.OK)
+    assert "gpu_utilization: inference-1 73500m" in said
+    assert "gpu_busy: inference 40" in said
+    assert "answered by podgpu/podgpu-autoscale" in said
+
+
+def test_an_apiservice_that_nobody_answers_is_wrong_and_the_way_out_is_named() -> None:
+    api = well()
+    api.services[V2] = available(api_service(), "False", "connection refused")
+    api.answers[f"{SERVING}/pods/*/gpu_utilization"] = {"code": 503, "message": "no exporter answers"}
+    said = texts(examined(api), Level.WRONG)
+    assert "connection refused" in said
+    assert f"kubectl delete apiservice {V2}" in said
+    assert "no exporter answers" in said
+
+
+def test_without_podgpu_and_without_hpas_there_are_notes() -> None:
+    findings = examined(ApiDouble(answers={HPAS: {"items": []}}))
+    said = texts(findings, Level.NOTE)
+    assert "autoscale.enabled=true" in said
+    assert "none asks for a metric of podgpu's" in said
+    assert texts(findings, Level.WRONG) == ""
+
+
+def scaled(metric_type: str = "Value", **metadata: str) -> dict[str, Any]:
+    given = {"scalerAddress": "podgpu-autoscale.podgpu.svc:9411", "owner": "Deployment/x", "target": "60", **metadata}
+    trigger = {"type": "external", "metricType": metric_type, "metadata": given}
+    return {"metadata": {"namespace": "serving", "name": "x"}, "spec": {"triggers": [trigger, {"type": "cron"}]}}
+
+
+def test_triggers_are_read_as_the_scaler_reads_them() -> None:
+    api = well()
+    api.answers[SCALED] = {"items": [scaled(), scaled(windw="5m"), scaled("AverageValue"), scaled("", aggregate="sum")]}
+    findings = examined(api)
+    assert texts(findings, Level.OK).count("gpu_utilization of Deployment serving/x") == 2
+    said = texts(findings, Level.WRONG)
+    assert "did you mean window?" in said
+    assert "metricType: Value" in said
+
+
+def test_unregister_removes_ours_and_leaves_others() -> None:
+    api = ApiDouble(services={V2: api_service(), V1: api_service("monitoring", "prometheus-adapter")})
+
+    async def run() -> list[str]:
+        async with api.running() as client:
+            served = Served("podgpu", "podgpu-autoscale")
+            return [await remove_service(client, name, served) for name in (V2, V1, "none")]
+
+    assert asyncio.run(run()) == ["removed", "belongs to somebody else and stays", "is not there"]
+    assert api.removed == [V2]

@@ -1,0 +1,88 @@
+"""deploy/autoscaling/direct: what applies as it is, by Kubernetes' and KEDA's schemas, and means the same to podgpu."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from podgpu.autoscale.api_paths import custom_attributes, parse_custom
+from podgpu.autoscale.trigger import parse_trigger
+from tests.deploy.fleet import ROOT
+
+FOLDER = ROOT / "deploy" / "autoscaling" / "direct"
+HPAS = ("hpa-pods.yaml", "hpa-scale-to-zero.yaml")
+SCALED = ("scaledobject.yaml", "scaledobject-wake-up.yaml")
+_SCALED_OBJECT = {
+    "scaleTargetRef": {"apiVersion", "kind", "name", "envSourceContainerName"},
+    "triggers": {"type", "name", "metricType", "metadata", "authenticationRef", "useCachedMetrics"},
+    "": {"scaleTargetRef", "triggers", "pollingInterval", "cooldownPeriod", "initialCooldownPeriod", "idleReplicaCount"}
+    | {"minReplicaCount", "maxReplicaCount", "advanced", "fallback"},
+}
+"""Keys of a ScaledObject's spec (keda.sh/v1alpha1), and of two of its parts."""
+
+
+def load(name: str) -> list[dict[str, Any]]:
+    return [one for one in yaml.safe_load_all((FOLDER / name).read_text(encoding="utf-8")) if one]
+
+
+def test_there_are_no_others() -> None:
+    assert {path.name for path in FOLDER.iterdir()} == {*HPAS, *SCALED}
+
+
+@pytest.mark.parametrize("name", HPAS)
+def test_kubernetes_takes_an_hpa(name: str) -> None:
+    (hpa,) = load(name)
+    newest = kubernetes_validate.latest_version()
+    assert [int(part) for part in newest.split(".")[:2]] >= [1, 37]
+    kubernetes_validate.validate(hpa, newest, strict=True)
+
+
+@pytest.mark.parametrize("name", HPAS)
+def test_podgpu_reads_what_an_hpa_would_ask(name: str) -> None:
+    (hpa,) = load(name)
+    target = hpa["spec"]["scaleTargetRef"]["name"]
+    for metric in hpa["spec"]["metrics"]:
+        if metric["type"] == "External":
+            continue  # another component's
+        asked = metric[metric["type"].lower()]
+        where = "pods/*" if metric["type"] == "Pods" else f"deployments.apps/{target}"
+        selector = ",".join(f"{key}={value}" for key, value in asked["metric"]["selector"]["matchLabels"].items())
+        attributes = custom_attributes("v1beta2", f"namespaces/serving/{where}/{asked['metric']['name']}")
+        found = parse_custom(attributes, {"metricLabelSelector": selector}, 600.0)
+        assert found.metric.name == "gpu_utilization"
+        assert found.pods().namespace == "serving"
+
+
+def test_scaling_to_zero_has_something_that_wakes_it() -> None:
+    (hpa,) = load("hpa-scale-to-zero.yaml")
+    assert hpa["spec"]["minReplicas"] == 0
+    assert [metric["type"] for metric in hpa["spec"]["metrics"]] == ["Object", "External"]
+    (scaled,) = load("scaledobject-wake-up.yaml")
+    assert scaled["spec"]["minReplicaCount"] == 0
+    assert [trigger["type"] for trigger in scaled["spec"]["triggers"]] == ["external", "prometheus"]
+
+
+@pytest.mark.parametrize("name", SCALED)
+def test_keda_takes_a_scaled_object_and_podgpu_its_trigger(name: str) -> None:
+    scaled = load(name)[0]
+    assert (scaled["apiVersion"], scaled["kind"]) == ("keda.sh/v1alpha1", "ScaledObject")
+    spec = scaled["spec"]
+    assert spec.keys() <= _SCALED_OBJECT[""]
+    assert spec["scaleTargetRef"].keys() <= _SCALED_OBJECT["scaleTargetRef"]
+    for trigger in spec["triggers"]:
+        assert trigger.keys() <= _SCALED_OBJECT["triggers"]
+        assert all(isinstance(value, str) for value in trigger["metadata"].values()), "KEDA takes texts alone"
+        if trigger["type"] == "external":
+            assert trigger["metricType"] == "Value", "a mean is not to be divided by the replicas once more"
+            found = parse_trigger("serving", trigger["metadata"], 600.0)
+            assert found.whom.owner == ("Deployment", spec["scaleTargetRef"]["name"])
+
+
+def test_an_example_is_in_the_docs() -> None:
+    text = (ROOT / "docs" / "autoscaling.md").read_text(encoding="utf-8")
+    for path in (*HPAS, *SCALED):
+        assert f"deploy/autoscaling/direct/{path}" in text, Path(path)

@@ -1,0 +1,144 @@
+"""`podgpu autoscale` in the chart: what it may, who stands in for it, and what goes first when it is uninstalled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from deploy.render import NAMESPACE
+from tests.deploy.chart import VARIANTS, container, objects, of_kind, pod, refusal, the
+
+CUSTOM = ["v1beta2.custom.metrics.k8s.io", "v1beta1.custom.metrics.k8s.io"]
+EXTERNAL = "v1beta1.external.metrics.k8s.io"
+PLAIN, ALL = VARIANTS["autoscale"], VARIANTS["autoscale with all"]
+KEDA_ALONE = VARIANTS["autoscale for KEDA alone"]
+
+
+def names(kind: str, values: Any) -> list[str]:
+    return [found["metadata"]["name"] for found in of_kind(kind, values)]
+
+
+def rules(values: Any, role: str) -> list[Any]:
+    (found,) = [one for one in of_kind("ClusterRole", values) if one["metadata"]["name"].endswith(role)]
+    return list(found["rules"])
+
+
+def test_it_is_off_unless_asked_for() -> None:
+    assert of_kind("APIService") == []
+    assert [one for one in objects() if "autoscale" in one["metadata"]["name"]] == []
+
+
+# The blast radius
+
+
+def test_somebody_is_always_there_to_answer() -> None:
+    deployment = the("Deployment", PLAIN, "autoscale")["spec"]
+    assert deployment["replicas"] == 2
+    assert deployment["strategy"]["rollingUpdate"] == {"maxUnavailable": 0, "maxSurge": 1}
+    assert the("PodDisruptionBudget", PLAIN, "autoscale")["spec"]["maxUnavailable"] == 1
+    spread = [one["topologyKey"] for one in pod(PLAIN, "autoscale")["topologySpreadConstraints"]]
+    assert spread == ["kubernetes.io/hostname", "topology.kubernetes.io/zone"]
+
+
+def test_the_apiservices_go_first_when_it_is_uninstalled() -> None:
+    hooks = [one for one in objects(ALL) if "helm.sh/hook" in one["metadata"].get("annotations", {})]
+    assert {one["metadata"]["annotations"]["helm.sh/hook"] for one in hooks} == {"pre-delete"}
+    assert {one["kind"] for one in hooks} == {"ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Job"}
+    (job,) = [one for one in hooks if one["kind"] == "Job"]
+    (run,) = job["spec"]["template"]["spec"]["containers"]
+    assert run["args"] == ["--unregister", f"--api-service={NAMESPACE}/podgpu-autoscale", "--external-metrics=true"]
+    (rule,) = rules(ALL, "autoscale-uninstall")
+    assert (rule["resourceNames"], rule["verbs"]) == ([*CUSTOM, EXTERNAL], ["get", "delete"])
+    assert (
+        job["metadata"]["annotations"]["helm.sh/hook-weight"]
+        > hooks[0]["metadata"]["annotations"]["helm.sh/hook-weight"]
+    )
+
+
+def test_without_an_apiservice_nothing_is_to_be_removed() -> None:
+    assert (names("APIService", KEDA_ALONE), names("Job", KEDA_ALONE)) == ([], [])
+
+
+# What it may
+
+
+def test_it_may_patch_its_own_apiservices_and_nothing_else() -> None:
+    pods, apiservices = rules(PLAIN, "podgpu-autoscale")
+    assert pods == {"apiGroups": [""], "resources": ["pods", "nodes"], "verbs": ["list", "watch"]}
+    assert (apiservices["resourceNames"], apiservices["verbs"]) == (CUSTOM, ["get", "patch"])
+
+
+@pytest.mark.parametrize("variant", ["autoscale with a given certificate", "autoscale with cert-manager"])
+def test_with_a_given_certificate_it_may_change_nothing(variant: str) -> None:
+    assert [rule["resources"] for rule in rules(VARIANTS[variant], "podgpu-autoscale")] == [["pods", "nodes"]]
+
+
+def test_the_apis_own_roles_come_with_the_api() -> None:
+    def bound(values: Any) -> set[str]:
+        kinds = ("ClusterRoleBinding", "RoleBinding")
+        return {one["roleRef"]["name"] for kind in kinds for one in of_kind(kind, values)}
+
+    delegated = {"system:auth-delegator", "extension-apiserver-authentication-reader"}
+    assert delegated <= bound(PLAIN)
+    assert not delegated & bound(KEDA_ALONE)
+    (reader,) = [one for one in of_kind("RoleBinding", PLAIN) if one["metadata"]["namespace"] == "kube-system"]
+    assert reader["roleRef"]["name"] == "extension-apiserver-authentication-reader"
+
+
+# Whose the APIs are
+
+
+def test_the_external_api_is_behind_its_own_switch() -> None:
+    assert sorted(names("APIService", PLAIN)) == sorted(CUSTOM)
+    assert sorted(names("APIService", ALL)) == sorted([*CUSTOM, EXTERNAL])
+    assert "--external-metrics=true" not in container(PLAIN, "autoscale")["args"]
+
+
+def test_an_apiservice_leads_to_the_service_and_knows_its_authority() -> None:
+    given, injected = VARIANTS["autoscale with a given certificate"], VARIANTS["autoscale with cert-manager"]
+    own = of_kind("APIService", PLAIN)[0]["spec"]
+    assert own["service"] == {"namespace": NAMESPACE, "name": "podgpu-autoscale", "port": 443}
+    assert "caBundle" not in own, "podgpu keeps it: an upgrade must not take it away"
+    assert not any("insecureSkipTLSVerify" in one["spec"] for one in of_kind("APIService", ALL))
+    assert {one["spec"]["caBundle"] for one in of_kind("APIService", given)} == {"LS0tLS1CRUdJTg=="}
+    (service,) = [one for one in of_kind("Service", PLAIN) if one["metadata"]["name"] == "podgpu-autoscale"]
+    assert {"name": "https", "port": 443, "targetPort": "api", "protocol": "TCP", "appProtocol": "https"} in service[
+        "spec"
+    ]["ports"]
+    (certificate,) = of_kind("Certificate", injected)
+    annotations = {
+        one["metadata"]["annotations"]["cert-manager.io/inject-ca-from"] for one in of_kind("APIService", injected)
+    }
+    assert annotations == {f"{NAMESPACE}/{certificate['metadata']['name']}"}
+    assert certificate["spec"]["dnsNames"] == [f"podgpu-autoscale.{NAMESPACE}.svc"]
+
+
+def test_kedas_listener_has_certificates_or_is_off() -> None:
+    assert "--keda-address=none" in container(PLAIN, "autoscale")["args"]
+    arguments = container(ALL, "autoscale")["args"]
+    assert {"--keda-address=:9411", "--keda-client-ca-file=/etc/podgpu/keda/ca.crt"} <= set(arguments)
+    assert "--keda-client-name=keda-operator" in arguments
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"customMetrics": {"enabled": False}}, "nobody could ask it anything"),
+        ({"customMetrics": {"certificate": {"from": "secret"}}}, "secretName and caBundle"),
+        ({"customMetrics": {"certificate": {"from": "cert-manager"}}}, "issuerRef.name"),
+        ({"arguments": ["--api-address=:1"]}, "use the value that stands for it"),
+        (
+            {"keda": {"secretName": "x"}, "customMetrics": {"enabled": False}, "externalMetrics": {"enabled": True}},
+            "share a listener",
+        ),
+        ({"prometheus": {"secret": {"name": "x"}}}, "go together"),
+        ({"customMetric": {}}, "customMetric"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(values: dict[str, Any], words: str) -> None:
+    assert words in refusal({"autoscale": {"enabled": True, **values}})
+
+
+def test_without_exporters_somebody_has_to_be_named() -> None:
+    assert "nobody to ask" in refusal({"exporter": {"enabled": False}, "autoscale": {"enabled": True}})
