@@ -12,6 +12,7 @@ from pathlib import Path
 
 from bench import (
     allocation,
+    autoscale,
     cluster,
     history,
     hook,
@@ -42,6 +43,7 @@ BENCHMARKS: Mapping[str, Callable[[], list[Figure]]] = {
     "memory": memory.measure,
     "cluster": cluster.measure,
     "prometheus": prometheus.measure,
+    "autoscale": autoscale.measure,
     "page": page.measure,
     "hook": hook.measure,
     "history": history.measure,

@@ -216,6 +216,7 @@ def server_history(case: Case) -> object:
 
 def gpu_facts(case: Case) -> object:
     assert isinstance(case, bytes)
+    assert set(parse_details(case)) <= {"fields", "xids", "sources", "method"}
     facts = parse_gpu_facts(case)
     assert all(xid.at is None or math.isfinite(xid.at) for xid in facts.xids)
     return facts.fields or facts.xids or None

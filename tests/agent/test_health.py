@@ -337,3 +337,52 @@ def test_a_clock_that_jumps_moves_no_beginning(bench: GpuBench) -> None:
         for number in (1, 2):
             passed = bench.wall() - gpu(bench, number)["conditions"][0]["since"] - ago[number]
             assert 0 <= passed < 3.0, f"GPU {number} after a leap of {seconds:g} s"
+
+
+# A GPU's own view
+
+
+def test_everything_that_is_known_of_a_gpu(bench: GpuBench) -> None:
+    raise_xid(bench, 1, 48)
+    raise_xid(bench, 1, 13)
+    bench.faults.hang("nvmlDeviceGetTemperature", 2)
+    bench.turn()
+    calls = dict(bench.driver.calls)
+    answer = bench.client.ask(f"/api/v1/gpus/{bench.uuid(1)}")
+    assert dict(bench.driver.calls) == calls, "no request asks the driver"
+    found = json.loads(answer.body)
+    assert (answer.status, found["api"], found["node"]) == (200, "podgpu/v1", "h")
+    assert found["gpu"] == gpu(bench, 1)
+    fields = {field["name"]: field for field in found["fields"]}
+    assert fields["DCGM_FI_DEV_MAX_SM_CLOCK"]["value"] == 1980
+    assert fields["DCGM_FI_DEV_ENFORCED_POWER_LIMIT"] == {
+        "name": "DCGM_FI_DEV_ENFORCED_POWER_LIMIT",
+        "help": "Power limit that is in force.",
+        "unit": "W",
+        "value": 700,
+        "source": "nvml",
+    }
+    assert fields["DCGM_FI_DEV_ECC_DBE_VOL_TOTAL"]["value"] == 0
+    assert fields["DCGM_FI_DEV_CLOCKS_EVENT_REASONS"]["value"] in ("nothing", "power_cap", "gpu_idle")
+    assert fields["nvlinks_up"]["value"] == 18
+    assert [(x["xid"], x["class"], x["says"], x["total"]) for x in found["xids"]] == [
+        (13, "application", "graphics engine exception", 1),
+        (48, "hardware", "double-bit ECC error", 1),
+    ]
+    sources = {source["source"]: source["ok"] for source in found["sources"]}
+    assert sources["nvml"]
+    assert sources["gpu1"]
+    assert sources["kubelet"]
+    assert "gpu2" not in sources, "that is another's trouble"
+    assert found["method"] == "samples"
+
+
+def test_a_lost_gpu_has_a_view_too(bench: GpuBench) -> None:
+    bench.faults.lose(1)
+    bench.turn()
+    found = json.loads(bench.client.ask(f"/api/v1/gpus/{bench.uuid(1)}").body)
+    assert found["gpu"]["absent"]
+    assert [(s["ok"], s["error"]) for s in found["sources"] if s["source"] == "gpu1"] == [(False, "gpu_lost")]
+    for path in ("GPU-nobody", "%2e%2e%2fview", "x" * 1000):
+        answer = bench.client.ask(f"/api/v1/gpus/{path}")
+        assert (answer.status, list(json.loads(answer.body))) == (404, ["error"]), path

@@ -181,7 +181,7 @@ def test_a_gpu_in_mig_mode_is_its_instances() -> None:
 def test_of_a_shared_gpu_each_has_its_own_part() -> None:
     stage = Stage([pod("a"), pod("b")])
     stage.turn(n1=(gpu(0, holder("a", utilization=0.1), holder("b", utilization=0.6), utilization=0.7),))
-    assert [p.answer.value for p in of_pods(stage.scene(), stage.pods, metric_named("gpu_utilization"), 60.0)] == [
+    assert [p.value for p in of_pods(stage.scene(), stage.pods, metric_named("gpu_utilization"), 60.0)] == [
         pytest.approx(10),
         pytest.approx(60),
     ]

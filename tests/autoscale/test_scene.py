@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from podgpu.autoscale.metrics import COLUMNS, metric_named
 from podgpu.autoscale.questions import Over, Whom, of_workload
 from podgpu.autoscale.refusal import Kind, Refusal
-from podgpu.autoscale.ring import Rings, mean
+from podgpu.autoscale.ring import Rings
 from tests.autoscale.scenes import BEGIN, INTERVAL, Stage, gpu, holder, pod
 
 INFERENCE = Whom("serving", owner=("Deployment", "inference"))
@@ -104,5 +104,8 @@ def test_what_is_read_are_the_last_rounds_as_they_were(steps: list[tuple[int, fl
         wanted = [written[n] for n in range(number - window + 1, number + 1) if n in written]
         values = rings.values("a", 3, number, window)
         assert [v for v in values if not math.isnan(v)] == wanted
-        found = mean(values)
-        assert found == pytest.approx(math.fsum(wanted) / len(wanted)) if wanted else found is None
+        found = rings.mean("a", 3, number, window)
+        if number in written:
+            assert found == (pytest.approx(math.fsum(wanted) / len(wanted)), len(wanted))
+        else:
+            assert found is None

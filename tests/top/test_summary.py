@@ -11,8 +11,8 @@ from podgpu.figures.totals import totals_of_devices
 from podgpu.top.cells import PLAIN, width_of
 from podgpu.top.history import History
 from podgpu.top.lines import flatten, lines_of
-from podgpu.top.summary import totals_line
-from podgpu.top.table import as_text
+from podgpu.top.summary import totals_line, totals_of_view
+from podgpu.top.table import Printed, as_text
 from tests.top.scene import BATCH, SERVER, TRAINER, holder
 
 LOST = Condition.of("lost", 900.0)
@@ -30,7 +30,11 @@ ALL = View((USED, IDLE, AWAY, FREE), currency="EUR")
 
 
 def text(view: View, width: int = 200) -> str:
-    return as_text(totals_line(view, width, PLAIN))
+    return as_text(drawn(view, width))
+
+
+def drawn(view: View, width: int) -> Printed:
+    return totals_line(totals_of_view(view), view.currency, width, PLAIN)
 
 
 def test_all_of_it() -> None:
@@ -52,11 +56,11 @@ def test_without_prices_there_is_no_money_and_nothing_known_of_the_power_is_no_z
 
 @pytest.mark.parametrize("width", [10, 40, 60, 80, 100, 132, 200])
 def test_what_is_wrong_idle_and_paid_for_stays_longest(width: int) -> None:
-    drawn = totals_line(ALL, width, PLAIN)
-    assert sum(width_of(part) for part, _ in drawn) <= width
+    line = drawn(ALL, width)
+    assert sum(width_of(part) for part, _ in line) <= width
     if width >= 60:
         for word in ("1 idle", "1 broken", "110 W", "1.60 EUR/h"):
-            assert word in as_text(drawn)
+            assert word in as_text(line)
 
 
 def test_an_old_nodes_use_is_not_known() -> None:

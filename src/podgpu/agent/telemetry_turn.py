@@ -301,15 +301,13 @@ def merged_answer(newest: Sequence[GpuAnswer], every: Iterable[GpuAnswer]) -> Gp
             others.setdefault((other.kind, other.labels), {}).update(other.values)
     last = newest[-1]
     keys = {reading.device.key for reading in last.readings}
-    return GpuAnswer(
-        tuple(Reading(r.device, values[r.device.key], r.details) for r in last.readings),
+    return replace(
+        last,
+        readings=tuple(Reading(r.device, values[r.device.key], r.details) for r in last.readings),
         unsupported=tuple(dict.fromkeys(u for a in answers for u in a.unsupported if u[0] in keys)),
         dropped=tuple(i for a in newest for i in a.dropped),
         errors=tuple(e for a in newest for e in a.errors),
         others=tuple(OtherReading(kind, labels, found) for (kind, labels), found in others.items()),
-        details=last.details,
-        tells_errors=last.tells_errors,
-        links_up=last.links_up,
     )
 
 

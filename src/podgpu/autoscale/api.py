@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from podgpu.autoscale.api_json import Object, custom_values, external_value
+from podgpu.autoscale.api_json import Object, custom_values, external_value, pod_values
 from podgpu.autoscale.api_paths import ANY, Asked, Described
 from podgpu.autoscale.questions import Answer, Whom, figure_of, of_pods, of_scope, why_no_pods
 from podgpu.autoscale.refusal import Refusal, no_data, not_found
 from podgpu.autoscale.scene import Scene
 
 
-def answer_custom(scene: Scene, version: str, asked: Asked) -> Object:
-    """Raises Refusal."""
+def answer_custom(scene: Scene, version: str, asked: Asked) -> Object | bytes:
+    """Of pods, of which there may be thousands, as the bytes to send. Raises Refusal."""
     if asked.resource == "pods":
-        found = _pods(scene, asked)
-    elif asked.resource == "nodes":
+        return _pods(scene, version, asked)
+    if asked.resource == "nodes":
         found = _nodes(scene, asked)
     else:
         found = [(asked.described(), figure_of(scene, asked.pods(), asked.metric, asked.over))]
@@ -27,7 +27,7 @@ def answer_external(scene: Scene, asked: Asked) -> Object:
     return external_value(asked, figure_of(scene, asked.pods(), asked.metric, asked.over))
 
 
-def _pods(scene: Scene, asked: Asked) -> list[tuple[Described, Answer]]:
+def _pods(scene: Scene, version: str, asked: Asked) -> bytes:
     whom = asked.pods()
     pods = whom.pods(scene)
     if asked.name != ANY:
@@ -38,7 +38,7 @@ def _pods(scene: Scene, asked: Asked) -> list[tuple[Described, Answer]]:
     found = of_pods(scene, pods, asked.metric, asked.over.window)
     if not found:
         raise why_no_pods(scene, whom, pods, asked.metric, asked.over.window)
-    return [(asked.described(of.name), of.answer) for of in found]
+    return pod_values(version, asked, found, scene.ends_at, scene.interval)
 
 
 def _nodes(scene: Scene, asked: Asked) -> list[tuple[Described, Answer]]:

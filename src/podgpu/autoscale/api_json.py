@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from json.encoder import encode_basestring_ascii as _quoted
 from typing import Any
 
 from podgpu.autoscale.api_paths import (
@@ -17,7 +19,7 @@ from podgpu.autoscale.api_paths import (
     Described,
 )
 from podgpu.autoscale.metrics import METRICS
-from podgpu.autoscale.questions import LEAST, Answer
+from podgpu.autoscale.questions import LEAST, Answer, PodFigure
 from podgpu.autoscale.refusal import Kind
 
 Object = dict[str, Any]
@@ -145,6 +147,19 @@ def custom_values(version: str, asked: Asked, answers: Iterable[tuple[Described,
         "metadata": {},
         "items": [make(asked.metric.name, described, answer) for described, answer in answers],
     }
+
+
+def pod_values(version: str, asked: Asked, figures: Sequence[PodFigure], ends_at: float, interval: float) -> bytes:
+    """The same of pods, as bytes: there may be thousands, and all but name, window and value is said once."""
+    (item,) = custom_values(version, asked, [(asked.described("NAME"), Answer(0.0, ends_at, 0.0))])["items"]
+    item |= {"windowSeconds" if version == "v1beta2" else "window": "WINDOW", "value": "VALUE"}
+    pattern = json.dumps(item, separators=(",", ":")).replace("%", "%%")
+    for word in ('"NAME"', '"WINDOW"', '"VALUE"'):
+        pattern = pattern.replace(word, "%s", 1)
+    windows = {rounds: round(rounds * interval) for rounds in {of.rounds for of in figures}}
+    items = ",".join([pattern % (_quoted(of.name), windows[of.rounds], f'"{quantity(of.value)}"') for of in figures])
+    whole = json.dumps(custom_values(version, asked, ()), separators=(",", ":"))
+    return whole.replace('"items":[]', f'"items":[{items}]').encode()
 
 
 def _item_v1beta2(metric: str, described: Described, answer: Answer) -> Object:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from podgpu.autoscale.metrics import BUSY, MEAN, USED, USED_COUNT, UTILIZATION, Aggregate, Metric
 from podgpu.autoscale.pods import PodSeen
 from podgpu.autoscale.refusal import Refusal, no_data, not_found, some_of
-from podgpu.autoscale.ring import known, mean
+from podgpu.autoscale.ring import known
 from podgpu.autoscale.samples import ScopeKey
 from podgpu.autoscale.scene import Scene
 from podgpu.autoscale.selectors import Selector
@@ -59,7 +59,12 @@ class Whom:
         found = running.by_namespace.get(self.namespace, ())
         if self.selector is None or not self.selector.requirements:
             return found
-        return [pod for pod in found if self.selector.matches(dict(pod.labels))]
+        pairs = self.selector.pairs
+        if pairs is None:
+            return [pod for pod in found if self.selector.matches(dict(pod.labels))]
+        for pair in pairs:
+            found = [pod for pod in found if pair in pod.labels]
+        return found
 
     @property
     def text(self) -> str:
@@ -78,9 +83,11 @@ class Answer(NamedTuple):
     """Seconds that it is over: less than was asked for of a pod that is younger."""
 
 
-class PodAnswer(NamedTuple):
+class PodFigure(NamedTuple):
     name: str
-    answer: Answer
+    value: float
+    rounds: int
+    """Those of the window that it is over."""
 
 
 class _Sorted(NamedTuple):
@@ -96,12 +103,7 @@ class _Sorted(NamedTuple):
 
 
 def _pod_mean(scene: Scene, pod: PodSeen, metric: Metric, window: float) -> tuple[float, int] | None:
-    rounds = scene.rounds_of(pod, window)
-    values = scene.pod_rings.values(pod.key, metric.column, scene.number, rounds)
-    if not values or math.isnan(values[-1]):
-        return None  # what is not known now is not known
-    found = mean(values)
-    return None if found is None else (found, len(known(values)))
+    return scene.pod_rings.mean(pod.key, metric.column, scene.number, scene.rounds_of(pod, window))
 
 
 def _sort(scene: Scene, pods: Iterable[PodSeen], metric: Metric, window: float) -> _Sorted:
@@ -197,17 +199,15 @@ def _no_scope(scene: Scene, scope: ScopeKey, metric: Metric) -> Refusal:
 # Each pod
 
 
-def of_pods(scene: Scene, pods: Iterable[PodSeen], metric: Metric, window: float) -> list[PodAnswer]:
+def of_pods(scene: Scene, pods: Iterable[PodSeen], metric: Metric, window: float) -> list[PodFigure]:
     """Those that have the figure. Missing ones are for the HPA to judge: it knows which are ready."""
-    answers = []
+    figures = []
     for pod in pods:
-        if pod.key not in scene.holding:
-            continue
         found = _pod_mean(scene, pod, metric, window)
         if found is not None:
             value = found[0] if metric is not USED else _used(scene, [pod], window)
-            answers.append(PodAnswer(pod.name, Answer(value, scene.ends_at, found[1] * scene.interval)))
-    return answers
+            figures.append(PodFigure(pod.name, value, found[1]))
+    return figures
 
 
 def why_no_pods(scene: Scene, whom: Whom, pods: Sequence[PodSeen], metric: Metric, window: float) -> Refusal:

@@ -86,18 +86,22 @@ class Rings(Generic[K]):
             return block[base + begin : base + end]
         return block[base + slots + begin : base + slots] + block[base : base + end]
 
+    def mean(self, key: K, column: int, last: int, rounds: int) -> tuple[float, int] | None:
+        """Over these rounds, and how many of them are known. None: what is not known in the last one is not known."""
+        values = self.values(key, column, last, rounds)
+        if not values:
+            return None
+        total, count = sum(values), len(values)
+        if total != total:
+            if math.isnan(values[-1]):
+                return None
+            found = known(values)
+            total, count = math.fsum(found), len(found)
+        return total / count, count
+
 
 _NOTHING = (NAN,) * COLUMNS
 
 
 def known(values: array[float]) -> list[float]:
     return [value for value in values if value == value]
-
-
-def mean(values: array[float]) -> float | None:
-    """Of those that are known; None: none is."""
-    total = sum(values)
-    if total == total and values:
-        return total / len(values)
-    found = known(values)
-    return math.fsum(found) / len(found) if found else None

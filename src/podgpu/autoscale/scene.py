@@ -67,6 +67,8 @@ class Scene:
 
     def rounds_of(self, pod: PodSeen, window: float) -> int:
         """Those of the window in which it ran: rounds before that are of an earlier pod with its name."""
+        if pod.started_at <= self.ends_at - window - self.interval:
+            return self.rounds_in(window)
         lived = math.floor(self.ends_at / self.interval - pod.started_at / self.interval) + 1
         return min(self.rounds_in(window), max(0, lived))
 

@@ -50,6 +50,13 @@ class Selector(NamedTuple):
     def matches(self, labels: Mapping[str, str]) -> bool:
         return all(requirement.matches(labels) for requirement in self.requirements)
 
+    @property
+    def pairs(self) -> tuple[tuple[str, str], ...] | None:
+        """Where it is nothing but `key=value,…`: these, which can be looked for without a mapping being made of the
+        labels of thousands of pods."""
+        found = [(r.key, r.values[0]) for r in self.requirements if r.operator == "in" and len(r.values) == 1]
+        return tuple(found) if len(found) == len(self.requirements) else None
+
 
 EVERYTHING = Selector()
 

@@ -69,7 +69,7 @@ _STOP_SECONDS = 2.0
 def command(address: str, cluster_address: str, gpus: str, calm: bool, prices: str) -> None:
     """Run three exporters on SIMULATED GPUs with simulated kubelets, and the cluster view over them.
 
-    Needs no GPU and no cluster. Loads vary, a notebook idles; and unless --calm is said, a job ends, a GPU has an XID,
+    Needs no GPU and no cluster. Loads vary, a notebook idles; and unless --calm is given, a job ends, a GPU has an XID,
     another falls off the bus and a node dies, within a minute, and all of it is well again after two.
     """
     configure_logging("text", debug=False)

@@ -65,7 +65,8 @@ TOP_OPTIONS = (
 def command(ctx: click.Context, /, **options: Any) -> int:
     """A live table of GPUs and who uses them: this node's by its driver, another's by its exporter's URL, or all.
 
-    Keys: q quits, h shows the others. Where standard output is no terminal one plain table is printed, as with --once.
+    Keys: q quits, Enter shows details, h shows the others. If standard output is not a terminal, one plain table is
+    printed, as with --once. --url and --cluster take HOST:PORT or a URL.
     """
     if options["url"] or options["cluster"]:
         _refuse_local_options(ctx, options)

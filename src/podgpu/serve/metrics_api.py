@@ -152,7 +152,6 @@ def _rejected(rejection: Rejection) -> web.Response:
     return _json(api_json.status(rejection.code, rejection.reason, rejection.message), rejection.code)
 
 
-def _json(body: api_json.Object, code: int = 200) -> web.Response:
-    return web.Response(
-        body=json.dumps(body, separators=(",", ":")).encode(), status=code, content_type="application/json"
-    )
+def _json(body: api_json.Object | bytes, code: int = 200) -> web.Response:
+    written = body if isinstance(body, bytes) else json.dumps(body, separators=(",", ":")).encode()
+    return web.Response(body=written, status=code, content_type="application/json")

@@ -82,7 +82,8 @@ class _Builder:
     def gpu_line(self, of: PhysicalGpu) -> Line:
         first = of.devices[0]
         gpu = of.own or DeviceFigures(first.uuid, first.index, first.model, first.node)
-        gpu = replace(gpu, utilization=of.utilization)
+        if of.instances:
+            gpu = replace(gpu, utilization=of.utilization)
         parts = tuple(self._device_line(instance, gpu) for instance in of.instances)
         line = self._device_line(gpu, gpu)
         if not parts:

@@ -17,9 +17,12 @@ _LEFT_OUT = ("free", "used", "allocated", "unknown")
 _GAP = "  "
 
 
-def totals_line(view: View, width: int, glyphs: Glyphs) -> Printed:
-    totals = totals_of_devices(view.devices, watched=view.watched, priced=bool(view.currency), old_nodes=view.old_nodes)
-    parts = _parts(totals, view.currency, glyphs)
+def totals_of_view(view: View) -> Totals:
+    return totals_of_devices(view.devices, watched=view.watched, priced=bool(view.currency), old_nodes=view.old_nodes)
+
+
+def totals_line(totals: Totals, currency: str, width: int, glyphs: Glyphs) -> Printed:
+    parts = _parts(totals, currency, glyphs)
     for name in _LEFT_OUT:
         if _width(parts) > width:
             parts.pop(name, None)

@@ -1,0 +1,122 @@
+"""The process that `bench/autoscale.py` measures: the store, full of rounds of made-up nodes, behind both listeners."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+
+from aiohttp import web
+
+from podgpu.autoscale.api_paths import Attributes
+from podgpu.autoscale.metrics import FIELDS_BESIDE
+from podgpu.autoscale.pods import PodSeen, index_pods
+from podgpu.autoscale.scene import Store
+from podgpu.clock import Clock
+from podgpu.cluster.reading import ClusterReading, NodeReading
+from podgpu.cluster.settings import ViewSettings
+from podgpu.cluster.view import Memory, assemble
+from podgpu.compose.process import look_for_cycles_seldom, share_one_heap, take_turns_often
+from podgpu.figures.device import DeviceFigures, HolderFigures
+from podgpu.model import Workload
+from podgpu.serve.app import Listener, listening
+from podgpu.serve.connections import Limits
+from podgpu.serve.external_scaler import Callers, ExternalScaler, start_scaler
+from podgpu.serve.metrics_api import MetricsApi, Rejection
+from podgpu.serve.sockets import Address
+
+GPUS = 8
+WORKLOADS = 100
+"""Deployments, each with its part of all pods; every pod has the label `all` too."""
+_ROUNDS = 44
+_BEGAN = 1_700_000_100.0
+
+
+class _Everybody:
+    async def admit(self, request: web.Request, asked: Attributes | None) -> Rejection | None:
+        return None
+
+
+class _Time:
+    now = 0.0
+
+
+def _workload(number: int) -> str:
+    return f"inference-{number % WORKLOADS}"
+
+
+def _pods(count: int) -> list[PodSeen]:
+    return [
+        PodSeen(
+            "serving",
+            f"pod-{number}",
+            f"node-{number // GPUS}",
+            _BEGAN - 3600,
+            "Deployment",
+            _workload(number),
+            True,
+            (("all", "pods"), ("app", _workload(number))),
+        )
+        for number in range(count)
+    ]
+
+
+def _reading(count: int, turn: int, now: float) -> ClusterReading:
+    nodes = []
+    for first in range(0, count, GPUS):
+        devices = tuple(_device(n, turn) for n in range(first, min(first + GPUS, count)))
+        name = f"node-{first // GPUS}"
+        nodes.append(NodeReading(f"http://{name}:9400/metrics", name, devices=devices, read_at=now))
+    return ClusterReading(tuple(nodes))
+
+
+def _device(number: int, turn: int) -> DeviceFigures:
+    ratio = (number * 7 + turn * 13) % 100 / 100
+    holder = HolderFigures(
+        Workload("serving", f"pod-{number}", "main"), ratio, 10**10, 1, turn * 15 * ratio, 0.0, turn * 5000.0, 1.0
+    )
+    return DeviceFigures(
+        f"GPU-{number}",
+        number % GPUS,
+        "NVIDIA H100 80GB HBM3",
+        utilization=ratio,
+        memory_used=10**10,
+        memory_total=8 * 10**10,
+        power_watts=400.0,
+        measured=100 * ratio,
+        beside=tuple((field, ratio) for field in FIELDS_BESIDE),
+        holders=(holder,),
+    )
+
+
+def _filled(count: int) -> tuple[Store, float]:
+    """With a window's worth of rounds; and the seconds that the last one took to be taken in."""
+    loop_time, clock = asyncio.get_running_loop().time, Clock(lambda: _Time.now, lambda: _BEGAN + _Time.now)
+    settings = ViewSettings(fields_beside=FIELDS_BESIDE)
+    running = index_pods(_pods(count))
+    store, memory, seconds = Store(settings, 600.0, lambda: running, clock=clock), Memory(), 0.0
+    for turn in range(1, _ROUNDS + 1):
+        _Time.now = turn * settings.interval
+        view = assemble(_reading(count, turn, _Time.now), memory, settings, _Time.now, _BEGAN + _Time.now)
+        began = loop_time()
+        store.take(view)
+        seconds = loop_time() - began
+    _Time.now += settings.interval / 2
+    return store, seconds
+
+
+async def main(count: int) -> None:
+    share_one_heap()
+    look_for_cycles_seldom()
+    take_turns_often()
+    store, seconds = _filled(count)
+    scaler = ExternalScaler(store, Callers(by_certificate=False, namespaces=frozenset({"serving"})))
+    _, keda = await start_scaler(scaler, Address("127.0.0.1", 0), None, "--keda-address")
+    app = MetricsApi(store, _Everybody()).application()
+    async with listening(Listener(app, Address("127.0.0.1", 0)), Limits()) as bound:
+        print(json.dumps({"http": bound.port, "grpc": keda.port, "take_seconds": seconds}), flush=True)
+        await asyncio.to_thread(sys.stdin.read)
+
+
+if __name__ == "__main__":
+    asyncio.run(main(int(sys.argv[1])))
