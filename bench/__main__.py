@@ -14,6 +14,7 @@ from bench import (
     allocation,
     autoscale,
     cluster,
+    history,
     hook,
     largest,
     memory,
@@ -45,6 +46,7 @@ BENCHMARKS: Mapping[str, Callable[[], list[Figure]]] = {
     "autoscale": autoscale.measure,
     "page": page.measure,
     "hook": hook.measure,
+    "history": history.measure,
 }
 
 

@@ -2,8 +2,8 @@
 
 `python -m bench.exporter_process` is started by the benchmarks and talks with them in lines: it prints one JSON line
 when it listens and one after each `tick N` it is told, and ends when its standard input does. Each tick is one
-telemetry turn of one simulated second; every fifth is followed by an allocation turn, in a thread of its own as in
-the running exporter.
+telemetry turn of one simulated second; every fifth is followed by an allocation turn, every fifteenth by a sample for
+its history, in threads of their own as in the running exporter.
 """
 
 from __future__ import annotations
@@ -23,12 +23,14 @@ from bench.node import NodeShape, TickClock, bench_agent, simulated_driver
 from podgpu.agent.loop import Agent
 from podgpu.allocation.kubelet import KubeletAllocation
 from podgpu.cli import exporter as _loaded_as_in_production  # noqa: F401 - click and the option table count too
+from podgpu.compose.histories import history_of, node_keeper
 from podgpu.exposition.text import CONTENT_TYPE
 from podgpu.serve.app import Listener, application, listening
 from podgpu.serve.connections import Limits
 from podgpu.serve.sockets import Address
 
 TICKS_PER_ALLOCATION = 5
+TICKS_PER_SAMPLE = 15
 CONSTANT, CONSTANT_ZIPPED = "/constant", "/constant-zipped"
 
 
@@ -37,6 +39,7 @@ class Ticker:
 
     def __init__(self, agent: Agent, clock: TickClock) -> None:
         self._agent = agent
+        self.keeper = node_keeper(agent)
         self._clock = clock
         self._telemetry = ThreadPoolExecutor(1, "telemetry")
         self._allocation = ThreadPoolExecutor(1, "allocation")
@@ -57,6 +60,8 @@ class Ticker:
             if self._done % TICKS_PER_ALLOCATION == 0:
                 self._allocation.submit(self._agent.read_allocation).result()
                 cost["allocation"].append(time.process_time() - read)
+            if self._done % TICKS_PER_SAMPLE == 0:
+                self._allocation.submit(self.keeper.take).result()
         return cost
 
 
@@ -66,7 +71,7 @@ async def run(shape: NodeShape, socket: str) -> None:
     agent = bench_agent(driver, len(driver.machine.gpus), [KubeletAllocation(socket)], clock)
     ticker = Ticker(agent, clock)
     ticker.tick(TICKS_PER_ALLOCATION)
-    app = application(agent)
+    app = application(agent, history=history_of(ticker.keeper))
     app.add_routes(constant_routes(agent))
     try:
         async with listening(Listener(app, Address("127.0.0.1", 0)), Limits()) as bound:

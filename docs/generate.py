@@ -21,6 +21,7 @@ from podgpu.allocation.pod_resources import decode_list
 from podgpu.allocation.source import Allocation
 from podgpu.catalog.autoscale_families import AUTOSCALE_FAMILIES
 from podgpu.catalog.cluster_families import CLUSTER_FAMILIES, SEED_FAMILIES
+from podgpu.catalog.conditions import conditions, words_for
 from podgpu.catalog.counters import SHIPPED, Counter, shipped_counters
 from podgpu.catalog.families import GPU_MANAGER_FAMILIES, OWN_FAMILIES, FamilySpec
 from podgpu.catalog.fields import Call, Field, FieldValue, Gpm, Kept, fields
@@ -105,6 +106,18 @@ def _autoscale_metrics() -> Iterator[str]:
 
 def _metric_row(family: FamilySpec, meaning: str) -> tuple[str, ...]:
     return code(family.name), family.type, ", ".join(map(code, family.labels)), prose(meaning)
+
+
+def _conditions() -> Iterator[str]:
+    rows = []
+    for spec in conditions().values():
+        says, do = words_for(spec.name, _DETAILS.get(spec.name, ""))
+        rows.append((code(spec.name), spec.severity, says, do))
+    yield from table(("condition", "severity", "says", "what to do"), rows)
+
+
+_DETAILS = {"xid": "79", "nvlink": "2/18", "driver_away": "driver_not_loaded", "unreadable": "hung"}
+"""For example."""
 
 
 def _counters() -> Iterator[str]:
@@ -245,6 +258,7 @@ BLOCKS: Mapping[str, Callable[[], Iterator[str]]] = {
     "cluster-metrics": _cluster_metrics,
     "hook-metrics": _hook_metrics,
     "autoscale-metrics": _autoscale_metrics,
+    "conditions": _conditions,
     "counters": _counters,
     "fields": _fields,
     "renames-default": lambda: _renames(default=True),

@@ -114,7 +114,8 @@ _HERE: Mapping[str, str] = {
     "switch-devices": "With `--telemetry dcgm` or `-r` only",
     "configmap-data": "`list` and `watch` on that ConfigMap. Changes are taken up; while it cannot be read the counters"
     " of `-f` stand, where dcgm-exporter exits",
-    "remote-hostengine-info": "Needs libdcgm beside podgpu: [dcgm.md](dcgm.md). Without `-r` no DCGM is used at all",
+    "remote-hostengine-info": "Needs libdcgm beside podgpu: [dcgm.md](dcgm.md). Without `-r` no DCGM is used at"
+    " all. `tcp://` and `vsock://` too; vsock is handed to libdcgm as it is, and was not tried",
     "kubernetes-enable-pod-labels": "This node's pods only, so `NODE_NAME` must be set. A pod label never takes the"
     " place of one of the exporter's",
     "kubernetes-enable-pod-uid": "From the names under `/var/log/pods` where that is mounted: no API server needed",
@@ -122,7 +123,14 @@ _HERE: Mapping[str, str] = {
     "kubernetes-pod-label-allowlist-regex": "A pattern that is no regular expression, or has more than 1,000 parts,"
     " ends podgpu at start; there it is passed over",
     "devices": "`f` on a MIG GPU is the GPU and its instances; `i:0,2` counts the node's instances from 0, GPU by GPU",
-    "no-hostname": "Leaves the label out; there it does nothing since 4.0",
+    "no-hostname": "Leaves the label out; there it does nothing from 4.0 to 4.8.2",
+    "config-file": "Versions 1 and 2, with intervals of their own for some fields: [config-file.md](config-file.md)",
+    "web-read-timeout": "100 ms to 24 h; a value that is none ends podgpu, there it is passed over",
+    "web-write-timeout": "100 ms to 24 h; a value that is none ends podgpu, there it is passed over",
+    "watch-max-keep-age": "With `--telemetry dcgm` or `-r` only: NVML keeps no samples",
+    "watch-max-keep-samples": "With `--telemetry dcgm` or `-r` only: NVML keeps no samples",
+    "max-concurrent-scrapes": "Counted until the answer is read; a scrape waits for no driver, so it is seldom reached",
+    "enable-exporter-metrics": "`process_*`; not `go_*` and `promhttp_*`, for there is no Go",
     "xid-count-window-size": "A plain number is milliseconds; `5m` too",
     "clock-events-count-window-size": "A plain number is milliseconds; `5m` too",
     "web-config-file": "Followed without a restart; HTTP/2 is not spoken: [security.md](security.md)",

@@ -1,8 +1,9 @@
 """Draws the pictures of docs/images in a real Chromium: `python -m docs.screenshots [FOLDER]`.
 
 What `podgpu top` shows of the demo, and the page with made-up figures: on desktop and phone, light and dark, for a node
-of eight GPUs, a cluster of three nodes and one of 8,000 GPUs. Without FOLDER only those the documentation shows are
-written, to docs/images. Look at each before you commit it.
+of eight GPUs, a cluster of three nodes, one in which things are broken, and one of 8,000 GPUs. Without FOLDER only
+those that the documentation shows are written, to docs/images; the other pictures of the page there are of a real
+`podgpu demo` that had run for ten minutes. Look at each before you commit it.
 """
 
 from __future__ import annotations
@@ -19,17 +20,15 @@ from docs.top_screenshot import top_html
 from podgpu.figures.picture import Picture
 from tests.browser.chromium import MISSING, Tab, browser, chromium
 from tests.browser.pictures import Showing, large, lived_in_node, three_nodes
+from tests.browser.records import troubled, troubled_showing
 
 IMAGES = Path(__file__).parent / "images"
 FONT = "Liberation Sans"
 """Near to what most systems have; Debian's own choice is much wider."""
+ILL = "GPU-gpu-a-01-0005-4c5e-9d3f-000000000000"
+"""The UUID of one with an XID."""
 DESKTOP, PHONE = (1440, 900), (360, 780)
-SHOWN = {
-    "cluster-desktop-light": "page-light.png",
-    "node-desktop-dark": "page-dark.png",
-    "cluster-phone-light": "page-phone.png",
-    "large-desktop-light": "page-8000.png",
-}
+SHOWN = {"large-desktop-light": "page-8000.png"}
 """Those in the documentation, and their names there."""
 
 
@@ -41,11 +40,26 @@ class Scene:
     """How long it runs before it is looked at, so that there are lines to see."""
     views: tuple[tuple[str, str], ...] = (("", ""),)
     """Name and what stands after # for other views of it."""
+    served: Callable[[], Showing] | None = None
+    """With history, waste and all that is known of a GPU; None: nothing but its pictures."""
 
 
 SCENES = (
     Scene("node", lived_in_node, 50),
     Scene("cluster", three_nodes, 50, (("", ""), ("-pod", "#pod=serving/rerank"), ("-namespaces", "#view=namespaces"))),
+    Scene(
+        "broken",
+        troubled,
+        10,
+        (
+            ("", ""),
+            ("-gpu", f"#gpu={ILL}"),
+            ("-pod", "#pod=serving/rerank"),
+            ("-waste", "#view=waste"),
+            ("-map", "#show=map"),
+        ),
+        troubled_showing,
+    ),
     Scene("large", lambda turn: large(turn=turn), 10, (("", ""), ("-idle", "#sort=idle"))),
 )
 
@@ -83,7 +97,7 @@ def _draw_top(tab: Tab, path: Path) -> None:
 
 def _looks(tab: Tab, scene: Scene) -> Iterator[str]:
     """Every look of a scene in turn; what is in the tab is what the name says."""
-    shown = Showing(scene.make(0))
+    shown = scene.served() if scene.served else Showing(scene.make(0))
     with shown.served() as client:
         tab.look(*DESKTOP)
         tab.open(client.address.url)

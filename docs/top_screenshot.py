@@ -41,7 +41,17 @@ def top_html() -> str:
 
 @contextmanager
 def _demo() -> Iterator[str]:
-    command = [sys.executable, "-m", "podgpu", "demo", "-a", "127.0.0.1:0", "--cluster-address", "127.0.0.1:0"]
+    command = [
+        sys.executable,
+        "-m",
+        "podgpu",
+        "demo",
+        "--calm",
+        "-a",
+        "127.0.0.1:0",
+        "--cluster-address",
+        "127.0.0.1:0",
+    ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         try:
             assert process.stdout is not None

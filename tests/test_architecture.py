@@ -18,7 +18,7 @@ ROWS = [
     {"doctor", "top"},
     {"autoscale"},
     {"agent", "cluster", "hook"},
-    {"enrich"},
+    {"enrich", "migrate"},
     {"telemetry", "allocation", "configuration"},
     {"accounting"},
     {"fetch", "history"},
@@ -34,6 +34,7 @@ ROWS = [
 SIMULATE_MAY_USE = {"telemetry", "allocation", "model", "errors", "catalog", "simulate"}
 PURE = {
     "figures",
+    "migrate",
     "join",
     "exposition",
     "device_selection",

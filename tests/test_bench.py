@@ -8,7 +8,21 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from bench import __main__ as command
-from bench import allocation, cluster, hook, largest, memory, page, parser, rendering, serving, switches, tick, usage
+from bench import (
+    allocation,
+    cluster,
+    history,
+    hook,
+    largest,
+    memory,
+    page,
+    parser,
+    rendering,
+    serving,
+    switches,
+    tick,
+    usage,
+)
 from bench.figures import Figure, row
 from bench.node import NodeShape, TickClock, pods, simulated_driver
 from tests.browser.chromium import chromium
@@ -36,8 +50,9 @@ def _quiet() -> Iterator[None]:
         (lambda: largest.measure(SMALL, ticks=5), 0),
         (lambda: memory.measure(first=5, last=10, scrape_every=5), 3),
         (lambda: cluster.measure(nodes=3, rounds=2, firsts=1), 4),
-        (lambda: page.measure(turns=2, nodes=20), 1 if chromium() else 0),
+        (lambda: page.measure(turns=2, nodes=20), 2 if chromium() else 0),
         (lambda: hook.measure(creations=5, bursts=2), 5),
+        (lambda: history.measure(gpus=20, windows=5, steps=5), 3),
     ],
     ids=[
         "serving",
@@ -52,6 +67,7 @@ def _quiet() -> Iterator[None]:
         "cluster",
         "page",
         "hook",
+        "history",
     ],
 )
 def test_measures(measure: Callable[[], list[Figure]], judged: int) -> None:

@@ -57,9 +57,10 @@ def test_generated_blocks_are_fresh() -> None:
 def test_a_stale_block_is_told_in_one_line(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "docs", tmp_path / "docs")
     (tmp_path / "tests").symlink_to(ROOT / "tests")
-    (tmp_path / "README.md").write_text(
-        README.replace("| `podgpu_device_count` |", "| `podgpu_gpu_count` |"), encoding="utf-8"
-    )
+    (tmp_path / "README.md").write_text(README, encoding="utf-8")
+    page = tmp_path / "docs" / "metrics.md"
+    text = page.read_text(encoding="utf-8")
+    page.write_text(text.replace("| `podgpu_device_count` |", "| `podgpu_gpu_count` |"), encoding="utf-8")
     check = [sys.executable, "-m", "docs.generate", "--check"]
     done = subprocess.run(check, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (1, "")
@@ -101,9 +102,11 @@ def test_every_fault_of_the_tests_is_on_the_reliability_page() -> None:
     assert {row.rsplit("(../", 1)[1].removesuffix(") |") for row in rows} == {fault.path for fault in marked}
 
 
-@pytest.mark.parametrize("block", ["sample", "metrics", "counters"])
-def test_the_readme_has_the_block(block: str) -> None:
-    assert README.count(f"<!-- generated:{block} -->") == 1
+@pytest.mark.parametrize(
+    ("page", "block"), [("README.md", "sample"), ("docs/metrics.md", "metrics"), ("docs/counters.md", "counters")]
+)
+def test_the_page_has_the_block(page: str, block: str) -> None:
+    assert (ROOT / page).read_text(encoding="utf-8").count(f"<!-- generated:{block} -->") == 1
 
 
 # --- links
@@ -243,7 +246,8 @@ def test_make_targets_exist(page: Path) -> None:
 
 @needs_promtool
 def test_the_scrape_configuration_is_accepted(tmp_path: Path) -> None:
-    (block,) = [b for b in blocks(README, "yaml") if b.startswith("scrape_configs:")]
+    scraping = (ROOT / "docs" / "scraping.md").read_text(encoding="utf-8")
+    (block,) = [b for b in blocks(scraping, "yaml") if b.startswith("scrape_configs:")]
     configuration = tmp_path / "prometheus.yml"
     # Debian builds Prometheus without service discovery from Kubernetes.
     block = block.replace("kubernetes_sd_configs: [{role: pod}]", "static_configs: [{targets: [localhost]}]")

@@ -256,8 +256,8 @@ def _from_podgpu_cluster() -> Row:
 
 def cluster() -> Json:
     variables = [
-        choice("model", "Model", "label_values(DCGM_FI_DEV_GPU_TEMP, modelName)"),
-        choice("node", "Node", "label_values(podgpu_device_count, Hostname)"),
+        choice("model", "Model", "DCGM_FI_DEV_GPU_TEMP", "modelName"),
+        choice("node", "Node", "podgpu_device_count", "Hostname"),
     ]
     about = "All GPUs of the cluster: how many, whose, how busy, on which nodes."
     return dashboard(

@@ -269,8 +269,8 @@ def _exporter() -> Row:
 
 def node() -> Json:
     variables = [
-        choice("node", "Node", "label_values(podgpu_device_count, Hostname)", many=False),
-        choice("gpu", "GPU", 'label_values(DCGM_FI_DEV_GPU_TEMP{Hostname=~"$node"}, gpu)'),
+        choice("node", "Node", "podgpu_device_count", "Hostname", many=False),
+        choice("gpu", "GPU", 'DCGM_FI_DEV_GPU_TEMP{Hostname=~"$node"}', "gpu"),
     ]
     about = "The GPUs of one node: who is on them, what they do, whether they are well."
     return dashboard("podgpu-node", "podgpu: node", about, variables, [_overview(), _work(), _health(), _exporter()])

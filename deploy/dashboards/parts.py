@@ -1,10 +1,12 @@
-"""Panels, variables and dashboards as Grafana's JSON wants them. Knows Grafana, and nothing of GPUs."""
+"""Panels, variables and dashboards as Grafana's JSON wants them. Of GPUs it knows that series have two names."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from deploy.dashboards.either import choice_query, either
 
 Json = dict[str, Any]
 DATASOURCE: Json = {"type": "prometheus", "uid": "${datasource}"}
@@ -83,8 +85,9 @@ def datasource() -> Json:
     return {"name": "datasource", "label": "Data source", "type": "datasource", "query": "prometheus", "hide": 0}
 
 
-def choice(name: str, label: str, query: str, *, many: bool = True) -> Json:
-    """Values from Prometheus. `many`: several or all, which are then a pattern."""
+def choice(name: str, label: str, series: str, of: str, *, many: bool = True) -> Json:
+    """The values that a label of some series has. `many`: several or all, which are then a pattern."""
+    query, pattern = choice_query(series, of)
     return {
         "name": name,
         "label": label,
@@ -92,6 +95,7 @@ def choice(name: str, label: str, query: str, *, many: bool = True) -> Json:
         "datasource": DATASOURCE,
         "definition": query,
         "query": {"query": query, "refId": "StandardVariableQuery"},
+        "regex": pattern,
         "refresh": 2,
         "sort": 3,
         "hide": 0,
@@ -157,7 +161,9 @@ def _alerts() -> Json:
         "datasource": DATASOURCE,
         "enable": True,
         "iconColor": "red",
-        "expr": 'max by (alertname, Hostname, gpu, namespace, pod) (ALERTS{alertname=~"Podgpu.*",alertstate="firing"})',
+        "expr": either(
+            'max by (alertname, Hostname, gpu, namespace, pod) (ALERTS{alertname=~"Podgpu.*",alertstate="firing"})'
+        ),
         "step": "60s",
         "titleFormat": "{{alertname}}",
         "textFormat": "{{Hostname}} GPU {{gpu}} {{namespace}} {{pod}}",
@@ -215,7 +221,7 @@ def _panel(panel: Panel, place: Json) -> Json:
 
 
 def _target(panel: Panel, query: Query, letter: str) -> Json:
-    target: Json = {"refId": letter, "datasource": DATASOURCE, "expr": query.expr, "editorMode": "code"}
+    target: Json = {"refId": letter, "datasource": DATASOURCE, "expr": either(query.expr), "editorMode": "code"}
     if panel.kind == "timeseries":
         return target | {"range": True, "legendFormat": query.legend or "__auto"}
     return target | {"instant": True, "range": False, "format": "table" if panel.kind == "table" else "time_series"}

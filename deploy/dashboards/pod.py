@@ -204,8 +204,8 @@ def _devices() -> Row:
 
 def pod() -> Json:
     variables = [
-        choice("namespace", "Namespace", "label_values(podgpu_allocation_info, namespace)"),
-        choice("pod", "Pod", 'label_values(podgpu_allocation_info{namespace=~"$namespace"}, pod)'),
+        choice("namespace", "Namespace", "podgpu_allocation_info", "namespace"),
+        choice("pod", "Pod", 'podgpu_allocation_info{namespace=~"$namespace"}', "pod"),
     ]
     about = "What a pod holds of GPUs, what it makes of it, and what goes on beside it."
     return dashboard("podgpu-pod", "podgpu: pod", about, variables, [_overview(), _use(), _devices()])

@@ -245,8 +245,8 @@ def _from_podgpu_cluster() -> Row:
 
 def waste() -> Json:
     variables = [
-        choice("namespace", "Namespace", "label_values(podgpu_namespace_gpu_allocated_seconds_total, namespace)"),
-        choice("model", "Model", "label_values(podgpu_namespace_gpu_allocated_seconds_total, modelName)"),
+        choice("namespace", "Namespace", "podgpu_namespace_gpu_allocated_seconds_total", "namespace"),
+        choice("model", "Model", "podgpu_namespace_gpu_allocated_seconds_total", "modelName"),
         number("gpu_hour_price", "Price of a GPU-hour", "2.50"),
         number("kwh_price", "Price of a kWh", "0.25"),
     ]

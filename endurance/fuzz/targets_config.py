@@ -16,6 +16,7 @@ from endurance.fuzz.mutate import Case, Make, blobs, documents, either, texts
 from endurance.fuzz.target import Target
 from podgpu.catalog.counters import SHIPPED, parse_counters, shipped_counters
 from podgpu.catalog.fields import fields, parse_recipe
+from podgpu.catalog.named_counters import Naming
 from podgpu.cli.exporter import command, parse_address
 from podgpu.cli.option_table import EXPORTER_OPTIONS
 from podgpu.cli.params import normalise
@@ -30,6 +31,12 @@ from podgpu.device_selection import parse_selection
 from podgpu.errors import SourceError, UsageError
 from podgpu.fetch.endpoint import Endpoint, without_secrets
 from podgpu.kube.kubeconfig import parse_kubeconfig, parse_sections
+from podgpu.migrate.dashboard import migrate_dashboard
+from podgpu.migrate.direction import Direction
+from podgpu.migrate.rewrite import rewrite_expression
+from podgpu.migrate.rules import migrate_rules
+from podgpu.migrate.syntax import parse_promql
+from podgpu.migrate.tokens import PromqlError
 from podgpu.model import Outcome, Snapshot
 from podgpu.serve.web_config import parse_web_config
 from podgpu.simulate.spec import MAX_GPUS, parse_spec
@@ -46,6 +53,9 @@ def counters(case: Case) -> object:
     ids = [one.field.id for one in found]
     assert len(set(ids)) == len(ids), "a field twice"
     assert all("\n" not in one.name for one in found)
+    for names in ("4.9", "both"):
+        named = [one.name for one in Naming(names).of_user(found)]  # type: ignore[arg-type]
+        assert len(set(named)) == len(named), "a family twice"
     return found
 
 
@@ -83,6 +93,29 @@ def go_duration(case: Case) -> object:
     found = parse_go_duration(case)
     assert found is None or found >= 0
     return found
+
+
+def promql(case: Case) -> object:
+    """What is rewritten can be read, has nothing left to rewrite, and comes back meaning the same."""
+    assert isinstance(case, str)
+    there = rewrite_expression(case, Direction("4.9"))
+    parse_promql(there.text)
+    if not there.left:
+        again = rewrite_expression(there.text, Direction("4.9"))
+        assert again.text == there.text, "rewritten again it is another"
+        rewrite_expression(there.text, Direction("4.8"))
+    return there
+
+
+def grafana_dashboard(case: Case) -> object:
+    text = _bytes(case).decode("utf-8", "replace")
+    there = migrate_dashboard(text, "d.json", Direction("4.9"))
+    json.loads(there.text)
+    return there
+
+
+def rules(case: Case) -> object:
+    return migrate_rules(_bytes(case).decode("utf-8", "replace"), "rules.yaml", Direction("4.9"))
 
 
 def matchers(case: Case) -> object:
@@ -239,6 +272,28 @@ def _arguments(rng: Random) -> Case:
     return "\t".join(rng.choice(_FLAGS).strip("\t") for _ in range(rng.randrange(4)))
 
 
+_PROMQL = [
+    "DCGM_FI_DEV_GPU_UTIL > 90",
+    'sum by (Hostname) (rate(DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION{gpu=~"$gpu"}[5m] offset 1h)) / 1000',
+    "max_over_time(DCGM_FI_DEV_FB_USED[1h:1m])",
+    "DCGM_FI_DEV_SM_CLOCK * 1000000",
+    'DCGM_FI_DEV_GPU_TEMP * on (Hostname) group_left (x) label_replace(a, "Hostname", "$1", "b", "(.*)")',
+    "label_values(DCGM_FI_DEV_GPU_TEMP, Hostname)",
+]
+_DASHBOARD: dict[str, object] = {
+    "panels": [{"targets": [{"expr": "DCGM_FI_DEV_GPU_UTIL", "legendFormat": "{{Hostname}}"}], "title": "Hostname"}],
+    "templating": {"list": [{"query": "label_values(DCGM_FI_DEV_GPU_TEMP, gpu)", "regex": "Hostname=", "name": "a"}]},
+}
+_RULES: dict[str, object] = {
+    "groups": [
+        {
+            "rules": [
+                {"alert": "A", "expr": "DCGM_FI_DEV_GPU_UTIL > 90", "annotations": {"a": "{{ $labels.Hostname }}"}},
+                {"record": "b", "expr": "sum by (Hostname) (DCGM_FI_DEV_FB_USED)"},
+            ]
+        }
+    ]
+}
 _CONFIG_1: dict[str, object] = {
     "version": 1,
     "metrics": {"file": "/etc/counters.csv"},
@@ -273,6 +328,14 @@ CONFIG_TARGETS = (
     Target("web-config", _yaml(_WEB, {"basic_auth_users": {"a": _HASH}}), web_config, USAGE),
     Target("prices", _yaml(_PRICES), prices, USAGE),
     Target("config-file", _yaml(_CONFIG_2, _CONFIG_1, {"version": 2}), config_file, USAGE),
+    Target(
+        "promql",
+        texts(_PROMQL, ("DCGM_FI_DEV_GPU_UTIL", "rate(", "[5m]", " * 100)", "by (Hostname)", "$x", "[[", ")", "(")),
+        promql,
+        (PromqlError,),
+    ),
+    Target("grafana-dashboard", documents([_DASHBOARD]), grafana_dashboard, USAGE),
+    Target("prometheus-rules", _yaml(_RULES), rules, USAGE),
     Target("go-durations", texts(["1h30m", "1.5s", "500ms", "0", ".5us", "-1s"]), go_duration),
     Target("strict-yaml", _yaml(_WEB, _PRICES, {"a": [1, True, None, "x"]}), strict_yaml, USAGE),
     Target(

@@ -9,7 +9,10 @@ from random import Random
 
 from endurance.fuzz.mutate import Case, Make, blobs, documents, either
 from endurance.fuzz.target import Target
+from podgpu.cluster.prom.answer import parse_matrix
+from podgpu.cluster.prom.past import values_of
 from podgpu.history import frames
+from podgpu.history.asking import Window
 from podgpu.history.columns import NO_SAMPLE, Sample, pack, sample_at
 from podgpu.history.rows import MOST_ROWS, Key
 from podgpu.history.spans import Mark, Span
@@ -75,4 +78,29 @@ def segment(case: Case) -> object:
     return found
 
 
-HISTORY_TARGETS = (Target("a file of history", _MAKE, segment),)
+_MATRIX = {
+    "status": "success",
+    "data": {
+        "resultType": "matrix",
+        "result": [
+            {"metric": {"UUID": "GPU-0", "GPU_I_ID": "7"}, "values": [[_AT, "0.5"], [_AT + 15, "NaN"]]},
+            {"metric": {}, "values": []},
+        ],
+    },
+    "warnings": ["a store was away"],
+}
+
+
+def past(case: Case) -> object:
+    body = case if isinstance(case, bytes) else json.dumps(case).encode()
+    found = parse_matrix(body, "http://prometheus")
+    window = Window(_AT - 3600, 15, 240)
+    for line in found.lines:
+        assert len(values_of(line, window)) == window.count
+    return found
+
+
+HISTORY_TARGETS = (
+    Target("a file of history", _MAKE, segment),
+    Target("prometheus: the past", either(documents([_MATRIX]), blobs([json.dumps(_MATRIX).encode()])), past),
+)

@@ -24,6 +24,7 @@ from podgpu.exposition.text import encode_parsed
 from podgpu.fetch.endpoint import Endpoint
 from podgpu.figures.from_exposition import view_of_page
 from podgpu.figures.from_json import parse_view
+from podgpu.figures.gpu_view import MOST_FIELDS, parse_details
 from podgpu.join.policy import Policy
 from podgpu.model import Assignment, Workload
 from podgpu.telemetry.exposition import parse_page
@@ -215,9 +216,19 @@ def server_history(case: Case) -> object:
 
 def gpu_facts(case: Case) -> object:
     assert isinstance(case, bytes)
+    assert set(parse_details(case)) <= {"fields", "xids", "sources", "method"}
     facts = parse_gpu_facts(case)
     assert all(xid.at is None or math.isfinite(xid.at) for xid in facts.xids)
     return facts.fields or facts.xids or None
+
+
+def gpu_details(case: Case) -> object:
+    """What the cluster takes of an exporter's answer goes on to a browser: JSON, and no more than there can be."""
+    assert isinstance(case, bytes)
+    found = parse_details(case)
+    assert json.loads(json.dumps(found, allow_nan=False)) == found
+    assert len(found.get("fields", ())) <= MOST_FIELDS
+    return found or None
 
 
 # Packed answers
@@ -281,4 +292,5 @@ PAGE_TARGETS = (
     Target("cluster-view", documents([_VIEW]), cluster_view),
     Target("server-history", documents([_HISTORY]), server_history),
     Target("gpu-facts", documents([_GPU_FACTS]), gpu_facts),
+    Target("gpu-details", documents([_GPU_FACTS]), gpu_details),
 )

@@ -63,7 +63,7 @@ class AtomicFile:
         if found is not None and stat.S_ISLNK(found.st_mode):
             raise UsageError(f"{named}: is a symbolic link, which is not written through; name the file itself")
         if found is not None and not stat.S_ISREG(found.st_mode):
-            raise UsageError(f"{named}: is no file; name a file in a directory")
+            raise UsageError(f"{named}: is not a file; name a file in a directory")
         if not path.parent.is_dir():
             raise UsageError(f"{named}: there is no directory {path.parent}; make or mount it")
 
@@ -95,7 +95,7 @@ class AtomicFile:
                 os.rename(temporary, self.path)
             _sync_directory(self.path.parent)
         except OSError as e:
-            raise OutputError(f"{self.path} was not written ({e.strerror}); the one before stands") from e
+            raise OutputError(f"{self.path} was not written ({e.strerror}); the previous one is still there") from e
 
     def remove(self) -> None:
         """Works on a full disk too. Raises OutputError when it is still there."""

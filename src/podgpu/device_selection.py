@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 
-from podgpu.errors import UsageError
+from podgpu.errors import UsageError, few_of
 from podgpu.model import Device
 
 _LETTERS = {
@@ -15,6 +16,7 @@ _LETTERS = {
     "-p": {"f": "all CPUs, and their cores", "g": "CPUs", "i": "cores"},
 }
 _MOST_IDS = 4096
+_LONGEST_SHOWN = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,11 @@ class Selection:
             part.kind == "f" or (part.kind == kind and (not part.ids or number in part.ids)) for part in self.parts
         )
 
+    @property
+    def shown(self) -> str:
+        """In messages."""
+        return _cut(str(self))
+
     def check(self, devices: Sequence[Device]) -> None:
         """Seed 001's warnings as rules; raises UsageError that names what is wrong and the way out."""
         if self.also is not None:
@@ -57,19 +64,19 @@ class Selection:
             mig = [g.index for g in gpus if g.mig_enabled and (not self.ids or g.index in self.ids)]
             if mig:
                 raise UsageError(
-                    f"-d {self}: GPU {_numbers(mig)} is in MIG mode, where pods get instances, not GPUs; "
+                    f"-d {self.shown}: GPU {_numbers(mig)} is in MIG mode, where pods get instances, not GPUs; "
                     "use -d f (everything) or -d i (instances)"
                 )
 
     def _check_ids(self, devices: Sequence[Device]) -> None:
         gpus, instances = _split(devices)
         if self.kind == "i" and not any(g.mig_enabled for g in gpus):
-            raise UsageError(f"-d {self}: no GPU here is in MIG mode, so there are no instances; use -d f or -d g")
+            raise UsageError(f"-d {self.shown}: no GPU here is in MIG mode, so it has no instances; use -d f or -d g")
         known = [g.index for g in gpus] if self.kind == "g" else list(range(len(instances)))
         missing = [i for i in self.ids if i not in known]
         if missing:
             what = "GPU" if self.kind == "g" else "MIG instance"
-            raise UsageError(f"-d {self}: no such {what} here: {_numbers(missing)}; there are {_numbers(known)}")
+            raise UsageError(f"-d {self.shown}: no such {what} here: {_numbers(missing)}; there are {_numbers(known)}")
 
     def of(self, devices: Sequence[Device]) -> frozenset[str]:
         """Keys of the devices to show. Lenient: at run time a GPU that left is simply not shown."""
@@ -84,13 +91,14 @@ class Selection:
         return frozenset(d.key for d in shown) | frozenset(d.uuid for d in shown)
 
     def __str__(self) -> str:
-        first = f"{self.kind}:{','.join(map(str, self.ids))}" if self.ids else self.kind
+        """As it may be written, neighbours as a range."""
+        first = f"{self.kind}:{','.join(_ranges(self.ids))}" if self.ids else self.kind
         return first if self.also is None else f"{first}+{self.also}"
 
 
 def parse_selection(text: str, option: str = "-d") -> Selection:
     """What `-d` says, or `-s` and `-p`, which speak the same language of switches and CPUs. Raises UsageError."""
-    said = f"{option} {text!r}"
+    said = f"{option} {_cut(text)!r}"
     parts = [_parse_part(part, option, said) for part in text.split("+")]
     if len(parts) == 1:
         return parts[0]
@@ -119,7 +127,7 @@ def _parse_ids(said: str, ids: str) -> list[int]:
         m = re.fullmatch(r"([0-9]{1,5})(?:-([0-9]{1,5}))?", part)
         if m is None:
             raise UsageError(
-                f"{said}: {part!r} is no id; ids are numbers and ranges without spaces, such as 0,2-4, "
+                f"{said}: {part!r} is not an id; ids are numbers and ranges without spaces, such as 0,2-4, "
                 "and one letter (g or i) stands in front of all of them"
             )
         first, last = int(m[1]), int(m[2] or m[1])
@@ -135,5 +143,16 @@ def _split(devices: Sequence[Device]) -> tuple[list[Device], list[Device]]:
     return [d for d in devices if not d.is_instance], [d for d in devices if d.is_instance]
 
 
+def _ranges(ids: Sequence[int]) -> Iterator[str]:
+    """3, 4, 5, 9 as 3-5 and 9."""
+    for _, neighbours in groupby(enumerate(ids), key=lambda place: place[1] - place[0]):
+        numbers = [number for _, number in neighbours]
+        yield str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]}-{numbers[-1]}"
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[: _LONGEST_SHOWN - 1]}…"
+
+
 def _numbers(numbers: Sequence[int]) -> str:
-    return ", ".join(map(str, numbers)) or "none"
+    return few_of(numbers)

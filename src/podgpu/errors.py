@@ -1,6 +1,21 @@
-"""The few errors podgpu raises itself. Foreign exceptions become one of these where they enter."""
+"""The few errors podgpu raises itself, and how a message names many things in a line.
+
+Foreign exceptions become one of these errors where they enter.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
+
+MOST_NAMED = 5
+
+
+def few_of(names: Iterable[object], most: int = MOST_NAMED) -> str:
+    """`1, 2, 3, 4, 5 and 995 more`, `none` where there are none. The last one is named, not counted."""
+    texts = [str(name) for name in names]
+    if len(texts) <= most + 1:
+        return ", ".join(texts) or "none"
+    return f"{', '.join(texts[:most])} and {len(texts) - most:,} more"
 
 
 class PodgpuError(Exception):

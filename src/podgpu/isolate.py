@@ -48,7 +48,7 @@ class Isolation:
         began = self._clock()
         with self._lock:
             if self._closed:
-                ended = SourceError("stopping", "podgpu is about to end, and asks nobody any more")
+                ended = SourceError("stopping", "podgpu is stopping and asks nothing any more")
                 return {name: Result(None, ended, 0.0) for name in jobs}
             turns = {name: self._worker(name).start(job, late is not None) for name, job in jobs.items()}
         until = time.monotonic() + deadline

@@ -46,7 +46,7 @@ def load_snapshot(text: str) -> Snapshot:
     try:
         return _snapshot(json.loads(text))
     except (AttributeError, RecursionError) as error:  # a list where names belong; a thousand lists in each other
-        raise ValueError("no snapshot of podgpu's") from error
+        raise ValueError("not a snapshot of podgpu") from error
 
 
 def _snapshot(plain: dict[str, Any]) -> Snapshot:

@@ -238,7 +238,7 @@ def _mapping(node: yaml.Node, file: str, where: str, kind: type[M]) -> M:
         if not isinstance(key, yaml.ScalarNode) or _has_half_a_pair(key.value):
             raise error(key, f"the key in line {line} is not a text")
         if key.value in entries and not kind.takes_merges:
-            raise error(key, f"{_short(key.value)} stands twice, again in line {line}")
+            raise error(key, f"{_short(key.value)} is there twice, again in line {line}")
         entries[key.value], keys[key.value] = value, key
     return kind(file, where, entries, keys, node)
 
@@ -247,7 +247,7 @@ def _take_in_merges(node: yaml.MappingNode, name: str, kind: type[M]) -> None:
     try:
         yaml.constructor.SafeConstructor().flatten_mapping(node)
     except (yaml.YAMLError, RecursionError):
-        raise kind.error(f"{name}: what << takes in is no mapping") from None
+        raise kind.error(f"{name}: what << includes is not a mapping") from None
 
 
 def _plain_scalar(node: yaml.Node) -> object:

@@ -45,13 +45,13 @@ def said(caplog: pytest.LogCaptureFixture, *unmapped: Unmapped) -> list[str]:
         (
             Unmapped("processes", "identity_conflict", "GPU-x", "", Workload(uid="u-1", container_id=CONTAINER)),
             "processes: the pod with uid u-1, container 0123456789ab, works on GPU-x, but the parts of that name belong"
-            " to different pods, so it is given to nobody (identity_conflict): nothing to do if a pod of that name was"
-            " just made anew; if it lasts, compare the names under /var/log/pods and /var/log/containers with the pods"
+            " to different pods, so it has no holder (identity_conflict): nothing to do if a pod of that name was"
+            " just recreated; if it lasts, compare the names under /var/log/pods and /var/log/containers with the pods"
             " of this node",
         ),
         (
             Unmapped("podlist", "unrecognised_id", "a\ncard", "podlist", Workload("ns", "p")),
-            "podlist: ns/p holds a?card, but that is no form of id that podgpu can read (unrecognised_id): nothing to"
+            "podlist: ns/p holds a?card, but podgpu cannot read ids of this form (unrecognised_id): nothing to"
             " do if the resource carries no GPUs; else report the id and the device plugin that makes it",
         ),
     ],

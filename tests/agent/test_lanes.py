@@ -84,28 +84,29 @@ def bench() -> Bench:
 
 
 def test_a_field_every_2_s_beside_others_every_30_s_costs_only_that(bench: Bench) -> None:
-    calls = bench.run(60)
-    assert calls[POWER] == 30
-    assert (calls[TEMP], calls[CLOCK], calls[GPM]) == (2, 2, 2)
+    calls = bench.run(58)  # once a minute all that is known of a GPU is read, for who looks at it
+    assert calls[POWER] == 29
+    assert (calls[TEMP], calls[CLOCK], calls[GPM]) == (1, 1, 1)
     plain = Bench()
     plain.run(2)
-    before = plain.run(60)
+    before = plain.run(58)
     assert {name for name in calls if calls[name] > before[name]} <= {
         POWER,
         "nvmlDeviceGetUUID",  # that it is still the same GPU, before anything is asked of it
         "nvmlDeviceGetMigMode",
         "nvmlDeviceGetPciInfo",
         "nvmlDeviceGetCount",
+        "nvmlEventSetWait_v2",  # the watch for XIDs, in a thread of its own
     }
-    assert calls[FIELD_VALUES] == before[FIELD_VALUES] == 2
+    assert calls[FIELD_VALUES] == before[FIELD_VALUES] == 1
 
 
 def test_the_slow_ones_may_be_the_collections(bench: Bench) -> None:
-    slow = Collection("slow", 60.0, ("DCGM_FI_DEV_SM_CLOCK", "DCGM_FI_PROF_*"), place="c.yaml:1:1")
+    slow = Collection("slow", 50.0, ("DCGM_FI_DEV_SM_CLOCK", "DCGM_FI_PROF_*"), place="c.yaml:1:1")
     bench = Bench(slow, interval=2.0)
     bench.run(2)
-    calls = bench.run(60)
-    assert (calls[TEMP], calls[CLOCK], calls[GPM]) == (30, 1, 1)
+    calls = bench.run(58)
+    assert (calls[TEMP], calls[CLOCK], calls[GPM]) == (29, 1, 1)
 
 
 def test_every_page_has_every_field(bench: Bench) -> None:
@@ -180,8 +181,8 @@ def test_counters_that_change_are_divided_anew(tmp_path: Path) -> None:
     bench.run(2)
     assert bench.value("DCGM_FI_DEV_MEM_CLOCK") is not None
     assert bench.value("DCGM_FI_DEV_SM_CLOCK") is None
-    calls = bench.run(60)
-    assert (calls[POWER], calls[TEMP]) == (30, 2)
+    calls = bench.run(40)
+    assert (calls[POWER], calls[TEMP]) == (20, 1)
 
 
 @pytest.mark.fault(
@@ -234,7 +235,9 @@ def test_the_loop_itself_keeps_both_intervals() -> None:
     )
     agent.start(lambda: None)
     try:
-        wait_until(lambda: driver.calls[POWER] >= 15, "fifteen quick readings")
-        assert driver.calls[TEMP] <= 2
+        wait_until(lambda: driver.calls[POWER] >= 20, "both readings that rates need, of all fields")
+        before = driver.calls[TEMP]
+        wait_until(lambda: driver.calls[POWER] >= 35, "fifteen quick readings more")
+        assert driver.calls[TEMP] == before
     finally:
         agent.stop()

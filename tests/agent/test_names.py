@@ -123,7 +123,7 @@ def test_more_names_than_are_read(folder: Path, full: Path, caplog: pytest.LogCa
         assert 'pod="train"' in page(node), "all else goes on"
         assert str(folder / "log" / "pods") in health.live(node.agent)[1]
         (said,) = (message for message in caplog.messages if message.startswith("identities: "))
-        assert "see why the kubelet removes none" in said
+        assert "find out why the kubelet removes none" in said
         for number in range(MOST_ENTRIES):
             (full / f"ns_old-{number}_u{number}").unlink()
         node.clock.advance(5.0)

@@ -235,7 +235,7 @@ def test_one_container_alone_is_not_listened_to(make: MakeNode) -> None:
     node.driver.remove(FIRST_PID + 1)
     node.run(70)
     assert node.series("podgpu_device_usage_method") == {"samples": 1}
-    with pytest.raises(Doubt, match="no longer listened to"):
+    with pytest.raises(Doubt, match="no longer read"):
         node.listeners[0].window(node.wall())
 
 

@@ -198,10 +198,10 @@ def test_discovery_at_once_as_newer_api_servers_ask_for_it() -> None:
         ("nodes/n9/gpu_power", 404, "no exporter tells of a node n9"),
         ("nodes/*/gpu_power?labelSelector=zone%3Dz", 404, "no node with a GPU matches"),
         ("pods/a/gpu_power", 404, "podgpu has no metrics of"),
-        ("namespaces/serving", 404, "no path of this API"),
-        ("a/b/c/d/e/f", 404, "no path of this API"),
-        ("namespaces//pods/*/gpu_power", 404, "no path of this API"),
-        ("namespaces/serving/pods/%00/gpu_power", 404, "no path of this API"),
+        ("namespaces/serving", 404, "not a path of this API"),
+        ("a/b/c/d/e/f", 404, "not a path of this API"),
+        ("namespaces//pods/*/gpu_power", 404, "not a path of this API"),
+        ("namespaces/serving/pods/%00/gpu_power", 404, "not a path of this API"),
     ],
 )
 def test_bad_input_is_a_status_with_words(path: str, status: int, words: str) -> None:

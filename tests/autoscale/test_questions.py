@@ -247,7 +247,7 @@ def test_a_pod_that_has_just_begun_does_not_stop_the_answer() -> None:
 
 def test_nothing_is_known_while_the_api_server_has_not_told_of_pods() -> None:
     stage = three_pods()
-    stage.trouble = "the API server has not told which pods there are"
+    stage.trouble = "the API server has not yet said which pods there are"
     stage.turn(n1=())
     assert refused(stage).kind is Kind.NO_DATA
 

@@ -153,8 +153,8 @@ def test_the_aggregator_without_a_group_is_somebody_who_is_known(authorities: Au
 @pytest.mark.parametrize(
     ("shows", "headers", "words"),
     [
-        ("", FROM_HPA, "nobody is known"),
-        ("", {}, "nobody is known"),
+        ("", FROM_HPA, "does not know who asks"),
+        ("", {}, "does not know who asks"),
         ("other-proxy", FROM_HPA, "requestheader-allowed-names"),
         ("alice", FROM_HPA, "only a front proxy may"),
         ("alice", {"X-Remote-Uid": "0"}, "only a front proxy may"),

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
 
 from podgpu.agent.loop import Agent
 from podgpu.exposition.body import Body
@@ -40,8 +41,8 @@ class Showing:
     picture: Picture
     records: Records | None = None
     """History, waste and all that is known of a GPU; None: a server that is too old to have any."""
-    more: Mapping[str, Any] = field(default_factory=dict)
-    """Members of `/api/v1/view` beside those of the picture."""
+    more: Callable[[dict[str, Any]], dict[str, Any]] | None = None
+    """Makes of the picture's JSON what is served: with alerts, say."""
     asked: int = 0
     _made: tuple[Picture, PageState] | None = field(default=None, repr=False)
 
@@ -53,21 +54,27 @@ class Showing:
 
     def _state(self, picture: Picture) -> PageState:
         state = PageState.of(picture)
-        if not self.more:
+        if self.more is None:
             return state
-        plain = json.dumps({**picture_json(picture), **self.more}).encode()
+        plain = json.dumps(self.more(picture_json(picture))).encode()
         return replace(state, view=Body.of(plain), etag=etag_of(plain))
 
-    async def _record(self, request: web.Request) -> web.Response:
-        found = self.records(request.match_info["path"], request.query) if self.records else None
-        if found is None:
-            return web.json_response({"error": f"no such path: {request.path}"}, status=404)
-        return web.json_response({"api": "podgpu/v1", **found})
+    def _answering(self) -> Middleware:
+        @web.middleware
+        async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
+            path = request.path.removeprefix("/api/v1/")
+            if self.records is None or path.split("/")[0] not in ("history", "waste", "gpus"):
+                return await handler(request)
+            found = self.records(path, request.query)
+            if found is None:
+                return web.json_response({"error": f"no such path: {request.path}"}, status=404)
+            return web.json_response({"api": "podgpu/v1", **found})
+
+        return answer
 
     @contextmanager
     def served(self, address: Address = LOOPBACK) -> Iterator[Client]:
-        app = web.Application(middlewares=[note_request])
-        app.router.add_get("/api/v1/{path:(?:history|waste|gpus)(?:/.*)?}", self._record)
+        app = web.Application(middlewares=[note_request, self._answering()])
         app.add_routes(page_routes(self.latest))
         with running(cast(Agent, None), address, lambda _: app) as client:
             yield client

@@ -289,7 +289,15 @@ ALERTS = [
 ]
 
 
+def with_alerts(view: dict[str, Any]) -> dict[str, Any]:
+    """The JSON of `troubled`: its last node is gone, and the server says what is serious."""
+    nodes = [{**node, "gone": True} if node["name"] == "gpu-b-02" else node for node in view["nodes"]]
+    return {**view, "nodes": nodes, "alerts": ALERTS, "prices": "example", "notes": [*view["notes"], *TEXTS]}
+
+
+TEXTS = [alert["text"] for alert in ALERTS]
+
+
 def troubled_showing() -> Showing:
     picture = troubled()
-    more = {"alerts": ALERTS, "prices": "example", "simulated": True}
-    return Showing(picture, records_of(picture), more)
+    return Showing(picture, records_of(picture), with_alerts)

@@ -126,15 +126,15 @@ def test_figures_that_are_too_old_are_withheld(tab: Tab, folder: Path) -> None:
         node.clock.advance(1000.0)
         tab.look_again()
         tab.wait_for("document.querySelectorAll('.tile[data-key]').length === 0", "no tiles")
-        assert "too old" in tab.evaluate("document.querySelector('#notes-list').textContent")
+        assert "too old" in tab.text("#alerts-list"), "open, not folded"
 
 
 def test_an_exporter_that_never_read_a_driver(tab: Tab, folder: Path) -> None:
     with node_of(Description("two GPUs", "2xH100", arguments=["-k"]), folder) as node, running(node.agent) as client:
         tab.open(client.address.url)
         tab.wait_for(f"{STATE} === 'old'", "the state is old")
-        assert (tab.text("#status-text"), tab.text("#updated")) == ("No figures yet", "No figures yet")
-        assert "no figures yet" in tab.text("#notes-list")
+        assert (tab.text("#status-text"), tab.text("#updated")) == ("1 alert. No figures yet", "No figures yet")
+        assert "no figures yet" in tab.text("#alerts-list")
 
 
 def test_without_dcgm_families_nothing_is_said_about_use(tab: Tab, folder: Path) -> None:

@@ -36,8 +36,8 @@ def _logging_as_it_was() -> Iterator[None]:
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        ([], "give exactly one of --prometheus URL, --scrape URL,… and --discover-kubernetes SELECTOR"),
-        (["--scrape", "http://a", "--prometheus", "http://b"], "--prometheus and --scrape to be asked"),
+        ([], "needs somewhere to read from: give exactly one of --prometheus HOST:9090, --scrape HOST:9400,… and"),
+        (["--scrape", "http://a", "--prometheus", "http://b"], "--prometheus and --scrape do not go together"),
         (["--scrape", "htp://a"], "--scrape 'htp://a': cannot be asked over HTTP; write HOST:PORT"),
         (["--scrape", ","], "--scrape names no exporter"),
         (["--prometheus", "nowhere"], "--prometheus 'nowhere': cannot be asked over HTTP; write HOST:PORT"),
@@ -49,7 +49,7 @@ def _logging_as_it_was() -> Iterator[None]:
         (["--prometheus", "http://b", "--scrape-timeout", "1s"], "goes with --scrape or --discover-kubernetes"),
         (["--scrape", "http://a", "--used-means", "owned"], "not one of busy, allocated, processes"),
         (["--scrape", "http://a", "--used-field", "DCGM_FI_DEV_MEM_COPY_UTL"], "is it DCGM_FI_DEV_MEM_COPY_UTIL?"),
-        (["--scrape", "http://a", "--used-field", "DCGM_FI_DEV_POWER_USAGE"], "is no utilisation"),
+        (["--scrape", "http://a", "--used-field", "DCGM_FI_DEV_POWER_USAGE"], "is not a utilisation"),
         (["--scrape", "http://a", "--window", "24h", "--interval", "1s"], "holds more than"),
         (["--scrape", "http://a", "--drop-after", "1s"], "is shorter than --stale-after"),
         (["--scrape", "http://a", "--prices", "/nowhere"], "--prices: /nowhere is not there"),
@@ -78,7 +78,7 @@ class Demo(NamedTuple):
 @pytest.fixture(scope="module")
 def demo() -> Iterator[Demo]:
     """One for all; in the end it ends as it should."""
-    with _started("demo", "-a", "127.0.0.1:0", "--cluster-address", "127.0.0.1:0") as process:
+    with _started("demo", "--calm", "-a", "127.0.0.1:0", "--cluster-address", "127.0.0.1:0") as process:
         cluster = _url(process, "the cluster")  # printed first
         yield Demo(_url(process, "node-1"), cluster)
         process.send_signal(signal.SIGINT)
@@ -145,7 +145,7 @@ def test_the_map_by_way_of_prometheus_is_the_one_by_scraping(tmp_path: Path, dem
         (["--cluster", "x"], "cannot be asked over HTTP; write HOST:PORT"),
         (["--cluster", "x:99999"], "cannot be asked over HTTP; write HOST:PORT"),
         (["--cluster", "http://a", "--url", "http://b"], "only one of them"),
-        (["--cluster", "http://a", "--kubernetes"], "--cluster podgpu cluster is asked"),
+        (["--cluster", "http://a", "--kubernetes"], "it does not go with --cluster"),
     ],
 )
 def test_top_refuses_what_cannot_be_meant(

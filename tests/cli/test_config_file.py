@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import socket as sockets
 from collections.abc import Callable
 from pathlib import Path
@@ -113,11 +114,11 @@ def test_no_file_a_directory_a_large_one_and_no_text(tmp_path: Path) -> None:
     ("arguments", "words"),
     [
         (["--watch-max-keep-age", "0s"], "neither age nor number"),
-        (["--watch-max-keep-age", "-1s"], "'-1s' is no duration"),
+        (["--watch-max-keep-age", "-1s"], "'-1s' is not a duration"),
         (["--watch-max-keep-samples", "2147483648"], "from 0 to 2147483647"),
         (["--max-concurrent-scrapes", "0"], "from 1 to"),
         (["--web-read-timeout", "0s"], "out of range"),
-        (["--web-write-timeout", "soon"], "no duration"),
+        (["--web-write-timeout", "soon"], "not a duration"),
     ],
 )
 def test_bad_values_of_the_newer_options(arguments: list[str], words: str) -> None:
@@ -219,3 +220,26 @@ def test_the_doctor_judges_the_file(doctor: Doctor, write: Write) -> None:
     assert doctor.code == 1
     unmatched = write("version: 2\ncollections:\n- {name: x, every: 2s, metrics: {include: [FOO]}}\n", "x.yaml")
     assert "none of the configured fields" in wrong(doctor.examine("--config-file", unmatched))["configuration file"]
+
+
+# Changes while it runs
+
+
+def test_the_counter_file_it_names_is_followed_on_sighup(tmp_path: Path, write: Write) -> None:
+    csv = tmp_path / "counters.csv"
+    csv.write_text("DCGM_FI_DEV_GPU_TEMP,gauge,t\nDCGM_FI_DEV_POWER_USAGE,gauge,w\n", encoding="utf-8")
+    quick = "collections:\n- {name: quick, every: 200ms, metrics: {include: [DCGM_FI_DEV_POWER_USAGE]}}\n"
+    path = write(f"version: 2\nmetrics: {{file: {csv}}}\n{quick}")
+    arguments = ("--telemetry", "simulated:1xT4", "--config-file", path, "--allocation-interval", "1h")
+    with running(tmp_path, *arguments) as exporter:
+        assert exporter.series("DCGM_FI_DEV_POWER_USAGE")
+        csv.write_text("DCGM_FI_DEV_POWER_USAGE,gauge,w\nDCGM_FI_DEV_SM_CLOCK,gauge,c\n", encoding="utf-8")
+        exporter.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: exporter.series("DCGM_FI_DEV_SM_CLOCK"), "the new counters")
+        assert exporter.series("DCGM_FI_DEV_POWER_USAGE")
+        assert not exporter.series("DCGM_FI_DEV_GPU_TEMP")
+        csv.write_text("DCGM_FI_DEV_SM_CLOCK,gauge,c\n", encoding="utf-8")
+        exporter.process.send_signal(signal.SIGHUP)
+        refused = 'podgpu_exporter_source_errors_total{source="counters",reason="malformed"}'
+        wait_until(lambda: refused in exporter.get()[1], "the refusal: the collection would be empty")
+        assert exporter.series("DCGM_FI_DEV_POWER_USAGE")

@@ -21,6 +21,7 @@ from podgpu.allocation.identity import IdentityReader
 from podgpu.allocation.kubelet import KubeletAllocation
 from podgpu.catalog.counters import shipped_counters
 from podgpu.cli.main import run
+from podgpu.compose.telemetries import simulated_driver
 from podgpu.device_selection import Selection
 from podgpu.doctor.examine import Question, examine
 from podgpu.doctor.findings import Finding, Level, as_text, closing_line, note, ok, wrong
@@ -158,7 +159,7 @@ def driver(clock: Clock) -> SimulatedNvml:
 
 
 def uuids(spec: str) -> list[str]:
-    return [gpu.uuid for gpu in NvmlTelemetry(SimulatedNvml(spec)).inventory().gpus]
+    return [gpu.uuid for gpu in NvmlTelemetry(simulated_driver(spec)).inventory().gpus]
 
 
 def pod(*ids: str, resource: str = "nvidia.com/gpu") -> SimulatedPod:
@@ -191,8 +192,8 @@ def test_all_well(tree: Tree, kubelet: SimulatedKubelet, capsys: pytest.CaptureF
         "ok    counters    NVIDIA H100 80GB HBM3 gives all 26\n"
         "ok    profiling   NVIDIA H100 80GB HBM3: GPM works, so DCGM_FI_PROF_* need no DCGM\n"
         "ok    privileges  uid 0; root is needed for the kubelet's socket alone, capabilities for nothing\n"
-        "ok    sharing     GPUs that containers share are told apart by the driver's samples, each given whole to one"
-        " process; --usage-from switches or exact tell them better\n"
+        "ok    sharing     the time of shared GPUs is divided by the driver's samples, each given whole to one"
+        " process; --usage-from switches or exact divide it better\n"
         f"ok    kubelet     {kubelet.socket} answers (v1): 2 pods, 1 with GPUs, 2 assignments\n"
         "ok    processes   0 assignments\n"
         "ok    mapping     2 assignments, every id names a device here\n"
@@ -425,7 +426,7 @@ def test_an_empty_proc_is_no_error(tree: Tree, driver: SimulatedNvml, clock: Clo
         ("nvidia0", "no GPU has the minor number 0 (nvidia3 is GPU 0, nvidia5 is GPU 1)"),
         ("nvidia3/gi7", "GPU 0 is not in MIG mode"),
         ("MIG-99999999-1111-2222-3333-444444444444", "no GPU here is in MIG mode"),
-        ("gibberish", "no form of id that podgpu can read"),
+        ("gibberish", "podgpu cannot read ids of this form"),
     ],
 )
 def test_an_id_that_names_nothing_is_explained(
@@ -524,7 +525,7 @@ def test_a_dead_kubelet_and_a_file_in_its_place(
     kubelet.start()
     kubelet.stop(leave_socket=True)
     found = only(examined(driver, clock, kubelet=KubeletAllocation(socket)), "kubelet")
-    assert found.text == f"{socket}: nobody answers"
+    assert found.text == f"{socket}: nothing answers"
     os.replace(socket, f"{socket}.old")
     Path(socket).touch()
     found = only(examined(driver, clock, kubelet=KubeletAllocation(socket)), "kubelet")
@@ -564,15 +565,15 @@ CLAIM = {"device_id": "gpu.nvidia.com/pool/gpu-0", "resource": "claim ns/c"}
             "kubectl get resourceslices",
         ),
         (unmapped("kubelet", "unknown_claim_device", **CLAIM), Level.WRONG, "no device of that name", "delete the pod"),
-        (unmapped("kubelet", "claim_device_without_uuid", **CLAIM), Level.WRONG, "tells no UUID", "update the DRA"),
+        (unmapped("kubelet", "claim_device_without_uuid", **CLAIM), Level.WRONG, "has no UUID", "update the DRA"),
         (
             unmapped("kubelet", "ambiguous_mig_device", **CLAIM),
             Level.NOTE,
             "several MIG instances",
-            "its checkpoint tells",
+            "its checkpoint says",
         ),
         (unmapped("kubelet", "slices_not_synced", **CLAIM), Level.WRONG, "were not read yet", "may list and watch"),
-        (unmapped("kubelet", "claim_without_device_name", **CLAIM), Level.NOTE, "does not tell which", "from 1.31 on"),
+        (unmapped("kubelet", "claim_without_device_name", **CLAIM), Level.NOTE, "does not say which", "from 1.31 on"),
         (
             Unmapped("processes", "not_permitted", "GPU-x", "pid", Workload()),
             Level.WRONG,
@@ -590,7 +591,12 @@ CLAIM = {"device_id": "gpu.nvidia.com/pool/gpu-0", "resource": "claim ns/c"}
         (Unmapped("hpc", "permission_denied", "0", "hpc", Workload()), Level.WRONG, "may not be read", "runAsUser"),
         (unmapped("podlist", "unknown_device", STRANGER), Level.WRONG, "no GPU of this node has this UUID", "replaced"),
         (unmapped("podlist", "unknown_device", "7"), Level.WRONG, "no GPU has the minor number 7", "minor numbers"),
-        (unmapped("podlist", "unrecognised_id", "a card"), Level.WRONG, "no form of id", "report the id"),
+        (
+            unmapped("podlist", "unrecognised_id", "a card"),
+            Level.WRONG,
+            "cannot read ids of this form",
+            "report the id",
+        ),
         (unmapped("annotations", "something_new"), Level.WRONG, "(something_new)", "log"),
     ],
     ids=lambda value: f"{value.source}-{value.reason}" if isinstance(value, Unmapped) else "",
@@ -608,6 +614,7 @@ def test_every_source_that_auto_takes_is_examined(
     tree: Tree, kubelet: SimulatedKubelet, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """koordinator's podlist says other than the kubelet, a job file is astray, a pod's annotation is no JSON."""
+    monkeypatch.setenv("NODE_NAME", "gpu-7")
     first, second = uuids("2xH100")
     kubelet.pods = (pod(second),)
     folder = Path(kubelet.socket).parent
@@ -617,7 +624,6 @@ def test_every_source_that_auto_takes_is_examined(
     (folder / "jobs" / "7").write_text("4711\n")
     annotations = {"scheduling.koordinator.sh/device-allocated": "no JSON"}
     body = {"metadata": {"namespace": "ns", "name": "bad", "annotations": annotations}, "spec": {"nodeName": "gpu-7"}}
-    monkeypatch.setenv("NODE_NAME", "gpu-7")
     with SimulatedApiServer() as api:
         api.put("pods", body, {"metadata": {"namespace": "ns", "name": "train"}, "spec": {"nodeName": "gpu-7"}})
         (folder / "kubeconfig").write_text(kubeconfig(api.url))

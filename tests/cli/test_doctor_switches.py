@@ -155,12 +155,12 @@ def test_samples_are_said_to_be_samples(make: Callable[..., Bench]) -> None:
 def test_exact_where_it_is_exact(make: Callable[..., Bench]) -> None:
     bench = make("2xH200")
     (one,) = bench.examine()
-    assert (one.level, one.text) == (OK, "GPUs 0, 1: told apart exactly, by context switches and busy samples")
+    assert (one.level, one.text) == (OK, "GPUs 0, 1: divided exactly, by context switches and busy samples")
 
 
 @pytest.mark.fault(
     "--usage-from exact, and the container has no CAP_SYS_ADMIN",
-    "shared GPUs are told apart by context switches, with bounds; `podgpu doctor` says what is missing, and the remedy",
+    "shared GPUs are divided by context switches, with bounds; `podgpu doctor` says what is missing, and the remedy",
 )
 def test_the_capability_is_missing(make: Callable[..., Bench]) -> None:
     (one,) = make(privileged=False).examine()
@@ -172,7 +172,7 @@ def test_the_capability_is_missing(make: Callable[..., Bench]) -> None:
 def test_an_architecture_that_nobody_measured_can_be_probed(make: Callable[..., Bench]) -> None:
     found = make("1xH200,1xB200").examine()
     assert [one.level for one in found] == [OK, NOTE]
-    assert found[1].text.startswith("GPU 1: told apart by context switches, with bounds and not exactly: nobody has")
+    assert found[1].text.startswith("GPU 1: divided by context switches, with bounds and not exactly: nobody has")
     assert "--probe-switches" in found[1].advice
 
 

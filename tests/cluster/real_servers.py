@@ -6,11 +6,13 @@ import contextlib
 import shutil
 import socket
 import subprocess
+import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -79,6 +81,33 @@ def victoria_metrics(folder: Path, points: Iterable[Point] = (), configuration: 
             _ask(f"{url}/api/v1/import/prometheus", text.encode())
             _ask(f"{url}/internal/force_flush")
         yield url
+
+
+@contextlib.contextmanager
+def pages_at(pages: Mapping[str, str]) -> Iterator[str]:
+    """HOST:PORT that has each page at /NAME, as an exporter's."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = pages[self.path.strip("/")].encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "text/plain; version=0.0.4")
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+    thread.start()
+    try:
+        yield f"127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
 
 
 def exposition(points: Iterable[Point]) -> str:

@@ -77,7 +77,7 @@ def test_an_empty_label_is_not_there() -> None:
 
 @pytest.mark.parametrize("value", [[1, 2], [1], ["1", "2"], [1, "2_0"], [1, None], "1", [None, "1"]])
 def test_a_value_of_another_shape_is_refused(value: Any) -> None:
-    with pytest.raises(SourceError, match="no known shape"):
+    with pytest.raises(SourceError, match="an unknown shape"):
         parse_answer(body([{"metric": {}, "value": value}]), "x")
 
 

@@ -99,11 +99,11 @@ REPLIES: dict[str, tuple[Callable[[Asked], Reply], str, str]] = {
     "401": (lambda asked: Reply(b"", 401), "unauthorized", "--prometheus-token-file"),
     "403": (lambda asked: error(403, "no"), "unauthorized", "--prometheus-username"),
     "404": (lambda asked: Reply(b"404 page not found", 404, "text/plain"), "http_404", "is the path right?"),
-    "a redirect": (lambda asked: Reply(b"", 302, headers={"Location": "/graph"}), "http_302", "not followed"),
+    "a redirect": (lambda asked: Reply(b"", 302, headers={"Location": "/graph"}), "http_302", "does not follow"),
     "a web page": (lambda asked: Reply(b"<!DOCTYPE html>", 200, "text/html"), "not_prometheus", "a web page"),
     "half an answer": (lambda asked: Reply(b'{"status":"succ', claimed_length=900), "truncated", "too early"),
     "half JSON": (lambda asked: Reply(b'{"status":"success","data":{"resul'), "malformed", "no whole JSON"),
-    "other JSON": (lambda asked: Reply(b'["success"]'), "not_prometheus", "not as Prometheus does"),
+    "other JSON": (lambda asked: Reply(b'["success"]'), "not_prometheus", "does not answer as Prometheus does"),
     "an error with 200": (
         lambda asked: Reply(b'{"status":"error","error":"no luck"}'),
         *("query_failed", "no luck"),
@@ -114,7 +114,7 @@ REPLIES: dict[str, tuple[Callable[[Asked], Reply], str, str]] = {
     ),
     "a sample of another shape": (
         lambda asked: Reply(b'{"status":"success","data":{"resultType":"vector","result":[{"value":[1]}]}}'),
-        *("malformed", "no known shape"),
+        *("malformed", "an unknown shape"),
     ),
     "no time": (lambda asked: vector([], 1.0), "malformed", "time()"),
     "no such time": (lambda asked: vector([({}, "1e308")], 1.0), "malformed", "time()"),
@@ -384,8 +384,8 @@ def test_owners_from_elsewhere_where_kube_state_metrics_is_missing(double: Prome
         ({"match": "cluster"}, {}, "--match: at character 8"),
         ({"node_labels": ("a-b",)}, {}, "--node-label"),
         ({"node_labels": ()}, {}, "--node-label"),
-        ({"url": "nowhere"}, {}, "URL"),
-        ({}, {"used_field": "DCGM_FI_DEV_GPU_TEMP"}, "no utilisation"),
+        ({"url": "nowhere"}, {}, "HOST:PORT"),
+        ({}, {"used_field": "DCGM_FI_DEV_GPU_TEMP"}, "not a utilisation"),
         ({}, {"used_field": "DCGM_FI_DEV_MEM_COPY_UTI"}, "DCGM_FI_DEV_MEM_COPY_UTIL"),
     ],
 )

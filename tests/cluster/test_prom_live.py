@@ -22,6 +22,7 @@ from podgpu.cluster.settings import ViewSettings
 from podgpu.figures.device import DeviceFigures
 from tests.cluster.real_servers import needs, prometheus, victoria_metrics, wait_for
 from tests.nodes.node import FIXTURES
+from tests.two_names import renamed
 
 NODES = FIXTURES.parent / "nodes"
 SETTINGS = ViewSettings(interval=1.0, window=5.0)
@@ -37,9 +38,10 @@ class Exporter:
 
 
 OWN_POD = {"namespace": "monitoring", "pod": "exporter", "container": "exporter"}
+H200 = (FIXTURES / "h200" / "dcp_pod.prom").read_text()
 EXPORTERS = {
     # dcgm-exporter as the GPU operator has it scraped: the pods' names become exported_*.
-    "dcgm": Exporter((FIXTURES / "h200" / "dcp_pod.prom").read_text(), honor_labels=False, copies=[OWN_POD]),
+    "dcgm": Exporter(H200, honor_labels=False, copies=[OWN_POD]),
     # The same without a pod on its GPU: all that is left is its own.
     "dcgm-free": Exporter((FIXTURES / "h200" / "default.prom").read_text(), honor_labels=False, copies=[OWN_POD]),
     # podgpu's, over an HA pair.
@@ -49,6 +51,25 @@ EXPORTERS = {
     ),
     "podgpu-mig": Exporter((NODES / "usage-mig" / "expected.prom").read_text(), copies=[OWN_POD]),
     "old-names": Exporter((FIXTURES / "h200" / "old.prom").read_text(), copies=[OWN_POD]),
+    # dcgm-exporter 4.9's names and labels, and a podgpu that has both generations' while dashboards move.
+    "new-names": Exporter(renamed(H200, "4.9"), honor_labels=False, copies=[OWN_POD]),
+    "both-names": Exporter(renamed(H200, "both"), copies=[OWN_POD]),
+    "both-mig": Exporter(renamed((NODES / "mig" / "expected.prom").read_text(), "both"), copies=[OWN_POD]),
+    # One GPU lost, one that hangs, one with an XID; and a node without its driver, whose last GPU was held.
+    "broken": Exporter((NODES / "faulty" / "expected.prom").read_text(), copies=[OWN_POD]),
+    "no-driver": Exporter(
+        'podgpu_exporter_build_info{version="1",python_version="3"} 1\n'
+        'podgpu_device_count{state="lost",Hostname="vm"} 2\n'
+        'podgpu_exporter_source_up{source="nvml"} 0\n'
+        + "".join(
+            f'podgpu_device_condition_since_timestamp_seconds{{gpu="{n}",UUID="GPU-{n}",modelName="H100",Hostname="vm",'
+            f'condition="{condition}",detail="{detail}"}} 1700000000.25\n'
+            for n, condition, detail in ((0, "driver_away", "driver_not_loaded"), (1, "lost", ""))
+        )
+        + 'podgpu_device_last_holder_info{gpu="1",UUID="GPU-1",modelName="H100",namespace="ns",pod="p"} 1\n',
+        honor_labels=False,
+        copies=[OWN_POD],
+    ),
 }
 SERVERS = {
     "prometheus": pytest.param(prometheus, marks=needs("prometheus")),
@@ -61,7 +82,7 @@ def page_of(name: str) -> str:
     """Each exporter on a node and with GPUs of its own: the pages were recorded on one machine, or simulated alike."""
     page = EXPORTERS[name].page
     for host in ("vm", "node-1"):
-        page = page.replace(f'Hostname="{host}"', f'Hostname="{name}"')
+        page = page.replace(f'ostname="{host}"', f'ostname="{name}"')
     return page.replace('UUID="GPU-', f'UUID="GPU-{name}-').replace('uuid="GPU-', f'uuid="GPU-{name}-')
 
 
@@ -166,7 +187,9 @@ def in_order(node: NodeReading) -> list[DeviceFigures]:
 
 def test_the_same_as_reading_the_pages(live: Live) -> None:
     """Every figure, every holder and every counter, each once."""
-    nodes = live.settled().nodes
+    reading = live.settled()
+    nodes = reading.nodes
+    assert [outcome.error for outcome in reading.outcomes] == [""], "every query was answered"
     assert sorted(node.node for node in nodes) == sorted(EXPORTERS)
     for node in nodes:
         expected = directly(node.node)
@@ -174,6 +197,7 @@ def test_the_same_as_reading_the_pages(live: Live) -> None:
         assert in_order(node) == in_order(expected)
         assert sorted(node.namespaces) == sorted(expected.namespaces)
         assert node.notes == expected.notes
+        assert node.trouble == expected.trouble
         assert node.taken_at == expected.taken_at
 
 
@@ -185,6 +209,8 @@ def test_averages_of_pages_that_stand_still_are_theirs(live: Live) -> None:
     wait_for(lambda: (live.turn().rolling or {}).get(Scope("cluster")) == expected, f"the average is {expected}")
     rolling = live.turn().rolling or {}
     assert rolling[Scope("node", node="dcgm")] == pytest.approx(0.09)
+    assert rolling[Scope("node", node="new-names")] == pytest.approx(0.09), "hostname, and a ratio"
+    assert rolling[Scope("node", node="both-names")] == pytest.approx(0.09)
     assert rolling[Scope("namespace", "research")] > 0
     assert Scope("namespace", "monitoring") not in rolling
 

@@ -120,20 +120,35 @@ def test_looks_cover_the_window() -> None:
 
 
 def used(**labels: str) -> ParsedSample:
-    return ParsedSample("X", labels, 1.0)
+    return ParsedSample("DCGM_FI_DEV_MEM_COPY_UTIL", labels, 1.0)
+
+
+FIELD = 204
+OLD_ONLY, BOTH = (True, False), (True, True)
 
 
 def test_spellings_in_use() -> None:
     memory = SpellingMemory(("Hostname", "node"), window=300)
-    found = memory.take([used(UUID="a", Hostname="n", pod="p"), used(uuid="b", node="m")], ["X"], 1000)
-    assert found == Spellings(("UUID", "uuid"), ("Hostname", "node"), ("pod",), has_allocations=False)
+    found = memory.take([used(UUID="a", Hostname="n", pod="p"), used(uuid="b", node="m")], FIELD, 1000)
+    assert found == Spellings(
+        ("UUID", "uuid"), ("Hostname", "node"), ("pod",), has_allocations=False, generations=OLD_ONLY
+    )
     own = ParsedSample("podgpu_allocation_info", {"UUID": "a", "exported_pod": "p"}, 1.0)
-    found = memory.take([used(UUID="a", Hostname="n"), own], ["X"], 1200)
-    assert found == Spellings(("UUID", "uuid"), ("Hostname", "node"), ("exported_pod", "pod"), has_allocations=True)
-    found = memory.take([used(UUID="a", Hostname="n")], ["X"], 1400)
-    assert found == Spellings(("UUID",), ("Hostname",), ("exported_pod",), has_allocations=True)
+    found = memory.take([used(UUID="a", Hostname="n"), own], FIELD, 1200)
+    assert found == Spellings(("UUID", "uuid"), ("Hostname", "node"), ("exported_pod", "pod"), True, OLD_ONLY)
+    found = memory.take([used(UUID="a", Hostname="n")], FIELD, 1400)
+    assert found == Spellings(("UUID",), ("Hostname",), ("exported_pod",), True, OLD_ONLY)
 
 
 def test_without_data_every_spelling_is_tried() -> None:
-    found = SpellingMemory(("Hostname",), window=300).take([], ["X"], 0)
+    found = SpellingMemory(("Hostname",), window=300).take([], FIELD, 0)
     assert (found.uuids, found.nodes) == (("UUID", "uuid"), ("Hostname",))
+    assert found.generations == BOTH
+
+
+def test_names_of_either_generation_are_remembered_for_the_window() -> None:
+    memory = SpellingMemory(("Hostname",), window=300)
+    new = ParsedSample("DCGM_FI_DEV_MEMORY_UTIL_RATIO", {"UUID": "b", "hostname": "m"}, 0.5)
+    assert memory.take([new], FIELD, 1000).generations == (False, True)
+    assert memory.take([used(UUID="a")], FIELD, 1200).generations == BOTH
+    assert memory.take([used(UUID="a")], FIELD, 1400).generations == OLD_ONLY

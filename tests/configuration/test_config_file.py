@@ -80,7 +80,7 @@ def test_retention_is_inherited_part_by_part() -> None:
         ("{}", "c.yaml:1:1", "version: is required"),
         ("version: 3", "c.yaml:1:10", "podgpu knows 1 and 2, not 3"),
         ("version: '2'", "c.yaml:1:10", "whole number"),
-        ("version: 2\nversion: 2", "c.yaml:2:1", "version stands twice"),
+        ("version: 2\nversion: 2", "c.yaml:2:1", "version is there twice"),
         ("version: 2\nmetric: {}", "c.yaml:2:1", "metric: there is no such key"),
         ("version: 2\ncollection: {interval: 1s}", "c.yaml:2:13", "belongs to version 1"),
         ("version: 1\ncollections: []", "c.yaml:2:14", "belongs to version 2"),
@@ -107,7 +107,7 @@ def test_retention_is_inherited_part_by_part() -> None:
             "  - {name: DCGM_FI_DEV_GPU_TEMP, prometheusType: gauge, help: t}\n"
             "  - {name: DCGM_FI_DEV_GPU_TEMP, prometheusType: gauge, help: t}",
             "c.yaml:5:12",
-            "stands twice",
+            "is there twice",
         ),
         ("version: 2\ncollections: []", "c.yaml:2:14", "is empty"),
         ("version: 2\ncollections: {a: b}", "c.yaml:2:14", "not a list"),
@@ -119,12 +119,12 @@ def test_retention_is_inherited_part_by_part() -> None:
             for every, why in (
                 ("0", "out of range"),
                 ("0s", "out of range"),
-                ("-1s", "no duration"),
+                ("-1s", "not a duration"),
                 ("99ms", "out of range"),
                 ("100.5ms", "whole milliseconds"),
                 ("25h", "out of range"),
-                ("30", "no duration"),
-                ("soon", "no duration"),
+                ("30", "not a duration"),
+                ("soon", "not a duration"),
                 ("[1s]", "not a text"),
             )
         ),
@@ -132,7 +132,7 @@ def test_retention_is_inherited_part_by_part() -> None:
             "version: 2\ncollections:\n- {name: a, every: 1s, metrics: {include: [A]}}\n"
             "- {name: a, every: 1s, metrics: {include: [B]}}",
             "c.yaml:4:10",
-            "stands twice",
+            "is there twice",
         ),
         (
             "version: 2\ncollections:\n- {name: a, every: 1s, metrics: {include: ['*']}}\n"
@@ -235,10 +235,10 @@ def test_a_name_of_another_dcgm_is_the_same_field() -> None:
     [
         ([("DCGM_FI_DEV_NVLINK_*",)], "none of the configured fields"),
         ([("DCGM_FI_DEV_GPU_TEMP",), ("DCGM_FI_DEV_GPU_*",)], "is in the collection c0 too"),
-        ([("DCGM_[",)], "is no pattern"),
-        ([("DCGM_[z-a]",)], "is no pattern"),
-        ([("DCGM_\\",)], "is no pattern"),
-        ([("*" * 5000,)], "is no pattern"),
+        ([("DCGM_[",)], "is not a pattern"),
+        ([("DCGM_[z-a]",)], "is not a pattern"),
+        ([("DCGM_\\",)], "is not a pattern"),
+        ([("*" * 5000,)], "is not a pattern"),
     ],
 )
 def test_what_cannot_be_divided_is_said(collections: list[tuple[str, ...]], words: str) -> None:

@@ -46,13 +46,13 @@ def test_the_documented_file() -> None:
         ("currency: EUR\nmodels: {a: {}}", "models.a: has neither gpu_hour nor kwh"),
         ('currency: EUR\nmodels: {"a\\nb": {}}', r"models.a\nb: has neither gpu_hour nor kwh"),
         ("currency: EUR\nmodels: {a: {gpu-hour: 1}}", "models.a.gpu-hour: there is no such key"),
-        ("currency: EUR\nmodels: {a: {kwh: 1}, a: {kwh: 2}}", "models: a stands twice, again in line 2"),
+        ("currency: EUR\nmodels: {a: {kwh: 1}, a: {kwh: 2}}", "models: a is there twice, again in line 2"),
         *(
             (f"currency: EUR\nmodels: {{a: {{gpu_hour: {wrong}}}}}", "models.a.gpu_hour: is not a number of 0 or more")
             for wrong in WRONG_AMOUNTS
         ),
         ("currency: EUR\nmodels: {a: {kwh: 1}", "not YAML"),
-        ("currency: \"a\\nb\"\nmodels: {a: {kwh: 1}}", "currency: is missing or no name"),
+        ("currency: \"a\\nb\"\nmodels: {a: {kwh: 1}}", "currency: is missing or not the name"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_refused_with_its_place(content: str, complaint: str) -> None:

@@ -44,6 +44,11 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "virtual gpus": {"exporter": {"kubernetes": {"virtualGpus": True, "resourceNames": ["a.com/gpu", "b.com/gpu"]}}},
     "podlist": {"exporter": {"kubernetes": {"podlistDirectory": "/run/koordinator"}}},
     "hpc": {"exporter": {"hpcJobMappingDir": "/run/jobs"}},
+    "history on the host": {"exporter": {"historyDir": "/var/lib/podgpu"}},
+    "history of the cluster": {
+        "exporter": {"historyDir": "emptyDir"},
+        "cluster": {"enabled": True, "historyDir": "claim:podgpu-history"},
+    },
     "counters by value": {"exporter": {"counters": {"csv": "DCGM_FI_DEV_GPU_UTIL, gauge, GPU utilization (in %).\n"}}},
     "shipped counters": {"exporter": {"counters": {"set": "dcp"}}},
     "4.9 names": {"exporter": {"dcgmNames": 4.9}},

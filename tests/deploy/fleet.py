@@ -29,7 +29,8 @@ from podgpu.accounting.containers import ContainerFinder
 from podgpu.agent.loop import Agent, Settings
 from podgpu.allocation.identity import IdentityReader
 from podgpu.allocation.kubelet import KubeletAllocation
-from podgpu.catalog.counters import shipped_counters
+from podgpu.catalog.named_counters import Naming
+from podgpu.catalog.names import NameSet
 from podgpu.join import Policy
 from podgpu.serve.sockets import Address
 from podgpu.simulate.driver import SimulatedNvml
@@ -92,8 +93,17 @@ def _seconds(duration: str) -> int:
 class Node:
     """One GPU node: driver, kubelet, /proc, log directories, and the exporter that looks at them."""
 
-    def __init__(self, name: str, gpus: str, root: Path, tenants: Callable[[SimulatedNvml], list[Tenant]]) -> None:
+    def __init__(
+        self,
+        name: str,
+        gpus: str,
+        root: Path,
+        tenants: Callable[[SimulatedNvml], list[Tenant]],
+        names: NameSet = "4.8",
+    ) -> None:
+        """`names`: as in --dcgm-names."""
         self.name = name
+        self._naming = Naming(names)
         self.driver = SimulatedNvml(gpus, seed=sum(name.encode()))
         self.tenants = tenants(self.driver)
         place_loads(self.driver, self.tenants)
@@ -114,7 +124,11 @@ class Node:
                 interval=0.3,
                 allocation_interval=0.3,
                 usage_interval=0.3,
-                policy=Policy(counters=shipped_counters("default") or (), hostname=self.name),
+                policy=Policy(
+                    counters=self._naming.shipped("default") or (),
+                    hostname=self.name,
+                    hostname_labels=self._naming.host_labels,
+                ),
             ),
             identities=names.read,
             containers=ContainerFinder(str(root / "proc")),
@@ -268,7 +282,9 @@ class Fleet:
         return {
             (
                 labels["alertname"],
-                labels.get("Hostname", instances.get(labels.get("instance", ""), labels.get("node", ""))),
+                labels.get("Hostname")
+                or labels.get("hostname")
+                or instances.get(labels.get("instance", ""), labels.get("node", "")),
                 labels.get("gpu", ""),
                 labels.get("pod", ""),
             )
@@ -298,11 +314,13 @@ def wait_until(condition: Callable[[], object], what: str, meanwhile: Callable[[
 
 
 @contextmanager
-def fleet_in(folder: Path, more_jobs: Sequence[Mapping[str, Any]] = ()) -> Iterator[Fleet]:
-    """Everything up, every node scraped. `more_jobs`: scrape jobs beside the exporters'."""
+def fleet_in(
+    folder: Path, more_jobs: Sequence[Mapping[str, Any]] = (), names: tuple[NameSet, NameSet] = ("4.8", "4.8")
+) -> Iterator[Fleet]:
+    """Everything up, every node scraped. `more_jobs`: scrape jobs beside the exporters'. `names`: of each node."""
     nodes = [
-        Node("node-1", "4xH100", folder / "node-1", _first_tenants),
-        Node("node-2", "1xA100,1xH100/2x1g.10gb", folder / "node-2", _second_tenants),
+        Node("node-1", "4xH100", folder / "node-1", _first_tenants, names[0]),
+        Node("node-2", "1xA100,1xH100/2x1g.10gb", folder / "node-2", _second_tenants, names[1]),
     ]
     with ExitStack() as stack:
         for node in nodes:

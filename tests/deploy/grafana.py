@@ -70,7 +70,7 @@ def everything_chosen(dashboard: Mapping[str, Any], single: Mapping[str, str]) -
 
 def as_sent(expr: str, chosen: Mapping[str, str]) -> str:
     """With every variable replaced. One that is not known is an error here; Grafana would send its name."""
-    values = {**TIMES, **chosen}
+    values = {**TIMES, **chosen, "1": "$1"}  # the last is label_replace's, and no variable
     return re.sub(r"\$(?:\{(\w+)(?::\w+)?\}|(\w+))", lambda m: values[m[1] or m[2]], expr)
 
 
@@ -79,8 +79,13 @@ def several(values: Sequence[str]) -> str:
     return "({})".format("|".join(re.escape(value).replace("\\", "\\\\") for value in values))
 
 
-def label_values(definition: str) -> tuple[str, str]:
-    """`label_values(series, label)` taken apart."""
-    match = re.fullmatch(r"label_values\((.+), (\w+)\)", definition)
-    assert match is not None, definition
-    return match[1], match[2]
+def label_values(variable: Mapping[str, Any]) -> tuple[str, str]:
+    """A query that has an element for each value of a variable, and the label that the value is in."""
+    definition = variable["definition"]
+    if match := re.fullmatch(r"label_values\((.+), (\w+)\)", definition):
+        return f"group by ({match[2]}) ({match[1]})", match[2]
+    query = re.fullmatch(r"query_result\((.+)\)", definition)
+    label = re.fullmatch(r'/(\w+)="\(\[\^"\]\+\)"/', variable["regex"])
+    assert query is not None, definition
+    assert label is not None, variable["regex"]
+    return query[1], label[1]

@@ -362,3 +362,28 @@ def test_the_exporter_reads_what_the_hook_writes() -> None:
     named = VARIANTS["hook with all"]
     assert env(named)["PODGPU_ALLOCATION"].startswith("podlist:/etc/podgpu/podlist/podlist.json,")
     assert host_paths(named)["podlist"] == host_paths(named, "hook")["podlist"]
+
+
+# --- history
+
+
+def test_history_is_kept_in_memory_unless_a_place_is_named() -> None:
+    assert "/var/lib/podgpu/history" not in mounts(None)
+    assert "PODGPU_HISTORY_DIR" not in str(container(None)["env"])
+
+
+def test_history_on_the_host_outlives_the_pod() -> None:
+    values = VARIANTS["history on the host"]
+    assert mounts(values)["/var/lib/podgpu/history"] == "history"
+    assert host_paths(values)["history"] == "/var/lib/podgpu"
+    assert {"name": "PODGPU_HISTORY_DIR", "value": "/var/lib/podgpu/history"} in container(values)["env"]
+
+
+def test_history_of_the_cluster_on_a_claim() -> None:
+    """The old pod goes before the new one comes: they cannot both have the volume."""
+    values = VARIANTS["history of the cluster"]
+    assert "--history-dir=/var/lib/podgpu/history" in container(values, "cluster")["args"]
+    spec = pod(values, "cluster")
+    assert {"name": "history", "persistentVolumeClaim": {"claimName": "podgpu-history"}} in spec["volumes"]
+    assert spec["securityContext"]["fsGroup"] == spec["securityContext"]["runAsUser"] == 65534
+    assert {"name": "history", "emptyDir": {"sizeLimit": "64Mi"}} in pod(values)["volumes"]

@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 
 from podgpu.catalog.cluster_families import AVERAGE, CLUSTER_FAMILIES
-from podgpu.catalog.counters import shipped_counters
 from podgpu.catalog.families import OWN_FAMILIES
+from podgpu.catalog.named_counters import Naming
 from podgpu.cli.main import COMMANDS
 from tests.deploy.cluster_process import cluster_process
 from tests.deploy.fleet import ROOT, Fleet, fleet_in, needs_servers, wait_until
@@ -56,11 +56,14 @@ UNITS = {"none", "percent", "percentunit", "bytes", "Bps", "watt", "celsius", "h
 
 @pytest.fixture(scope="module")
 def fleet() -> Iterator[Fleet]:
-    """With something to see in every panel: an error, an alert that stays, a source that failed, an idle holder."""
+    """With something to see in every panel: an error, an alert that stays, a source that failed, an idle holder.
+
+    The first node has dcgm-exporter 4.8's names, the second 4.9's.
+    """
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pg", dir="/tmp")))
         cluster = stack.enter_context(cluster_process(folder))
-        running = stack.enter_context(fleet_in(folder, cluster.scrape_jobs))
+        running = stack.enter_context(fleet_in(folder, cluster.scrape_jobs, ("4.8", "4.9")))
         cluster.start([node.instance for node in running.nodes])
         first = running.nodes[0]
         first.driver.faults.raise_xid(0, 31)
@@ -103,14 +106,38 @@ def test_every_variable_has_values(fleet: Fleet, name: str) -> None:
     single = {"node": "node-1"}
     for variable in variables(DASHBOARDS[name]).values():
         if variable["type"] == "query":
-            series, label = label_values(variable["definition"])
-            matching = as_sent(series, everything_chosen(DASHBOARDS[name], single))
-            wait_until(lambda m=matching, n=label: _values(fleet, m, n), variable["definition"])
+            query, label = label_values(variable)
+            asked = as_sent(query, everything_chosen(DASHBOARDS[name], single))
+            wait_until(lambda q=asked, n=label: _values(fleet, q, n), variable["definition"])
 
 
-def _values(fleet: Fleet, series: str, label: str) -> list[str]:
-    found: list[str] = fleet.prometheus.get(f"/api/v1/label/{label}/values", **{"match[]": series})["data"]
-    return found
+def _values(fleet: Fleet, query: str, label: str) -> set[str]:
+    return {one.labels[label] for one in fleet.prometheus.ask(query) if one.labels.get(label)}
+
+
+@needs_servers
+def test_nodes_and_their_gpus_are_found_under_either_label(fleet: Fleet) -> None:
+    dashboard = DASHBOARDS["podgpu-node"]
+    query, label = label_values(variables(dashboard)["node"])
+    wait_until(lambda: _values(fleet, as_sent(query, {}), label) == {"node-1", "node-2"}, "both nodes can be chosen")
+    query, label = label_values(variables(dashboard)["gpu"])
+    for node, gpus in (("node-1", {"0", "1", "2", "3"}), ("node-2", {"0", "1"})):
+        assert _values(fleet, as_sent(query, {"node": node}), label) == gpus
+
+
+@needs_servers
+def test_figures_of_a_node_do_not_go_by_its_names(fleet: Fleet) -> None:
+    """In the units of the panels, each GPU once."""
+    node_2 = {gpu.uuid: n for n, gpu in enumerate(fleet.nodes[1].driver.machine.gpus)}
+    for row, panel in panels(DASHBOARDS["podgpu-node"]):
+        for target in panel["targets"] if row in ("Work", "Health") else ():
+            answer = fleet.prometheus.ask(as_sent(target["expr"], {"node": "node-2", "gpu": ".*"}))
+            one_each = [(one.labels.get("gpu"), one.labels.get("GPU_I_ID"), one.labels.get("reason")) for one in answer]
+            assert len(one_each) == len(set(one_each)) <= 10 * len(node_2), target["expr"]
+            top = panel["fieldConfig"]["defaults"].get("max")
+            assert all(0 <= one.value <= (top or 1e12) for one in answer), target["expr"]
+            if panel["title"] == "SM clock":
+                assert all(1e8 < one.value < 1e10 for one in answer)
 
 
 @needs_servers
@@ -227,7 +254,7 @@ def test_a_thousand_nodes_do_not_become_a_thousand_lines(name: str) -> None:
 
 
 def test_families_of_podgpu_cluster_are_asked_for_only_where_it_says_so() -> None:
-    own = {family.name for family in OWN_FAMILIES} | {c.field.name for c in shipped_counters("default") or ()}
+    own = {family.name for family in OWN_FAMILIES} | {c.name for c in Naming("both").shipped("default") or ()}
     more = {family.name for family in (*CLUSTER_FAMILIES, AVERAGE)}
     for asked in queries():
         named = set(re.findall(r"\b(?:podgpu_[a-z0-9_]+|DCGM_FI_[A-Z0-9_]+|avg_GPU_utilization)", asked.expr))

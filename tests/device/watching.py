@@ -162,9 +162,9 @@ def uuid() -> str:
 
 
 def simulated_uuid(spec: str) -> str:
-    from podgpu.simulate.driver import SimulatedNvml
+    from podgpu.compose.telemetries import simulated_driver
 
-    return str(SimulatedNvml(spec).machine.gpus[0].uuid)
+    return str(simulated_driver(spec).machine.gpus[0].uuid)
 
 
 @contextmanager

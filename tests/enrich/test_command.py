@@ -1,4 +1,4 @@
-"""`podgpu enrich` from the command line, with a real kubelet socket and a page that goes bad and well again."""
+"""`podgpu enrich` from the command line, with a real kubelet socket and a page that goes bad and works again."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_without_a_kubelet_the_figures_come_without_pods(page: Path, out: Path, 
     ran = enrich(page, out, str(folder / "nothing.sock"), "--once")
     assert ran.code == 1, "whoever runs it by a timer is told"
     assert "written without pod labels" in ran.err
-    assert "stands for a minute" not in ran.err, "nothing was ever known"
+    assert "counts for another minute" not in ran.err, "nothing was ever known"
     assert series(out.read_text()) == series(BARE)
     assert "kubelet: " in ran.err
 
@@ -118,7 +118,7 @@ def test_a_disk_that_takes_nothing_is_the_exit_code(page: Path, out: Path, socke
     ("more", "word"),
     [
         (["--in", ""], "--in"),
-        (["--out", "/"], "is no file"),
+        (["--out", "/"], "is not a file"),
         (["--mode", "rw"], "--mode"),
         (["--owner", "root"], "--owner"),
         (["--interval", "soon"], "--interval"),
@@ -162,7 +162,7 @@ def test_a_loop_until_it_is_told_to_end(page: Path, out: Path, socket: str) -> N
         process.kill()
     assert process.returncode == 0
     assert said.count("is a web page") == 1
-    assert "well again" in said
+    assert "works again" in said
     assert os.listdir(out.parent) == ["gpu.prom"]
 
 

@@ -9,11 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from podgpu.catalog.names import NameSet
 from podgpu.enrich.relabel import relabel
+from podgpu.exposition.parse import ParsedFamily
 from podgpu.exposition.text import encode_parsed
 from podgpu.join import Policy
 from podgpu.model import Assignment, Workload
 from podgpu.telemetry.exposition import parse_page
+from tests.two_names import renamed
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 GOLDENS = Path(__file__).parent / "goldens"
@@ -111,3 +114,18 @@ def test_every_figure_that_comes_out_went_in(
     series = [(s.name, s.labels["gpu"]) for family in result.families for s in family.samples]
     assert len(set(series)) == len(series)
     assert len(series) + result.ambiguous == len({(name, gpu) for name, gpu, _, _ in rows})
+
+
+@pytest.mark.parametrize("names", ["4.9", "both"])
+@pytest.mark.parametrize("name", ["default", "replaced", "copies-to-one-holder", "copies-to-two-holders"])
+def test_the_same_under_dcgm_exporter_4_9s_names(name: str, names: NameSet) -> None:
+    """Holders go on by UUID, whatever the families are called; every figure stays as it came."""
+    file, assignments, policy = CASES[name]
+    page = (FIXTURES / file).read_text(encoding="utf-8")
+    found = parse_page(enriched(renamed(page, names).encode(), assignments, policy).encode(), "page")
+    expected = parse_page(renamed(enriched(page.encode(), assignments, policy), names).encode(), "page")
+    assert [_sorted(family) for family in found.families] == [_sorted(family) for family in expected.families]
+
+
+def _sorted(family: ParsedFamily) -> tuple[str, str, list[tuple[str, list[tuple[str, str]], float]]]:
+    return family.name, family.type, sorted((s.name, sorted(s.labels.items()), s.value) for s in family.samples)

@@ -106,7 +106,7 @@ def test_old_nodes_are_named_in_the_notes() -> None:
 
 @pytest.mark.parametrize("body", [b"", b"<html>", b"[]", b"{}", b'{"api": "other"}', b"[" * 100_000, b"\xff"])
 def test_what_is_no_view_is_refused(body: bytes) -> None:
-    with pytest.raises(SourceError, match="is no answer of podgpu's /api/v1/view"):
+    with pytest.raises(SourceError, match="is not an answer of podgpu's /api/v1/view"):
         parse_view(body)
 
 

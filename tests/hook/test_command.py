@@ -155,7 +155,7 @@ def test_a_link_is_refused(folder: Path, podlist: Path) -> None:
     ("more", "environment", "said"),
     [
         (["--podlist", "/nowhere/podlist.json"], {}, "there is no directory /nowhere; make or mount it"),
-        (["--podlist", "/"], {}, "--podlist /: is no file"),
+        (["--podlist", "/"], {}, "--podlist /: is not a file"),
         (["--plugin-index", "7"], {}, "--plugin-index '7': write two digits, such as 90"),
         (["--plugin-name", "a b"], {}, "--plugin-name 'a b': letters, digits, and _ . + - only"),
         (["-a", "nonsense"], {}, "'nonsense': not an address"),

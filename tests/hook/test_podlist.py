@@ -160,7 +160,7 @@ def test_a_read_only_directory(
         remount("ro")
         assert runtime.create(gpu_pod(2)) == {}
         until(lambda: errors(hook).get("not_written"))
-        assert "Read-only file system); the one before stands" in caplog.text
+        assert "Read-only file system); the previous one is still there" in caplog.text
         assert podlist.read_bytes() == was
         remount("rw")
         written(runtime, podlist)
@@ -182,7 +182,7 @@ def test_a_directory_that_is_gone_for_a_while(
         runtime.create(gpu_pod(2))
         until(lambda: errors(hook).get("not_written"))
         assert not hook.state.is_up_to_date
-        assert "the one before stands" in caplog.text
+        assert "the previous one is still there" in caplog.text
         found = read_podlist(away / "podlist.json")
         assert isinstance(found, list)
         assert len(found) == 1

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podgpu.catalog.counters import parse_counters, shipped_counters
+from podgpu.catalog.named_counters import Naming
 from podgpu.exposition.text import encode
 from podgpu.join import Policy, join
 from podgpu.model import (
@@ -42,7 +43,9 @@ assignments = st.lists(
     unique_by=lambda a: (a.device, a.holder),
 )
 values = st.dictionaries(
-    st.sampled_from([c.field.id for c in COUNTERS if c.field.type != "text"]), st.integers(0, 100), max_size=8
+    st.sampled_from([c.field.id for c in Naming("both").shipped("dcp") or () if c.field.type != "text"]),
+    st.integers(0, 100),
+    max_size=8,
 )
 
 
@@ -58,9 +61,22 @@ def series(page: bytes) -> list[str]:
     return [line.rsplit(" ", 1)[0] for line in page.decode().splitlines() if not line.startswith("#")]
 
 
-@given(snapshots(), st.booleans(), st.booleans())
-def test_no_series_twice_and_one_head_per_family(snapshot: Snapshot, old: bool, copy: bool) -> None:
-    policy = Policy(COUNTERS, "h", old_namespace=old, copy_parent_values=copy)
+OWN_COLLECTORS = "DCGM_EXP_XID_ERRORS_COUNT,gauge,n\nDCGM_EXP_XID_ERRORS_TOTAL,counter,n\n"
+NAMINGS = [Naming("4.8"), Naming("4.9"), Naming("both")]
+
+
+@given(snapshots(), st.booleans(), st.booleans(), st.booleans(), st.sampled_from(NAMINGS))
+def test_no_series_twice_and_one_head_per_family(
+    snapshot: Snapshot, old: bool, copy: bool, virtual: bool, naming: Naming
+) -> None:
+    policy = Policy(
+        (naming.shipped("dcp") or ()) + naming.parse(OWN_COLLECTORS, "test"),
+        "h",
+        naming.host_labels,
+        old_namespace=old,
+        copy_parent_values=copy,
+        virtual_gpus=virtual,
+    )
     page = encode(join(snapshot, policy))
     assert not [s for s, n in Tally(series(page)).items() if n > 1]
     heads = [line for line in page.decode().splitlines() if line.startswith("# TYPE")]

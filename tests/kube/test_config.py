@@ -230,7 +230,7 @@ def test_complaints_name_file_and_field(tmp_path: Path, cluster: Any, user: Any,
         ("current-context: !!int ''", "current-context is not set"),
         ("current-context: !!python/object:os.system {}", "current-context: is not a text"),
         ("current-context: !!binary eA==", "current-context: is not a text"),
-        ("<<: 3\ncurrent-context: x", "what << takes in is no mapping"),
+        ("<<: 3\ncurrent-context: x", "what << includes is not a mapping"),
         ("[" * 3000, "not YAML"),
     ],
 )

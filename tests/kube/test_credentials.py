@@ -225,13 +225,13 @@ def test_without_an_expiry_a_plugin_runs_once(tmp_path: Path) -> None:
         ("import sys\nsys.stderr.write('x' * 100000 + '\\nend')\nsys.exit(1)", "code 1: end"),
         ("print('x' * 2000000)", "more than 1 MiB"),
         ("print('secret')", "is not JSON"),
-        ("print('[]')", "is no ExecCredential"),
+        ("print('[]')", "is not an ExecCredential"),
         ('print(\'{"kind": "ExecCredential", "apiVersion": "v0"}\')', "not of the version"),
         (printing("None"), "has no status"),
         (printing("{}"), "neither a token nor a certificate"),
         (printing("{'clientKeyData': 'secret'}"), "neither a token nor a certificate"),
         (printing("{'token': 7}"), "other than a text"),
-        (printing("{'token': 'secret', 'expirationTimestamp': 'soon'}"), "is no time"),
+        (printing("{'token': 'secret', 'expirationTimestamp': 'soon'}"), "is not a time"),
     ],
 )
 def test_a_plugin_that_fails(tmp_path: Path, code: str, says: str) -> None:

@@ -31,8 +31,8 @@ def test_a_server_of_the_right_authority(certificates: Certificates) -> None:
 @pytest.mark.parametrize(
     ("shown", "believed", "says"),
     [
-        ("server", "stranger", "comes from an authority that podgpu was not given"),
-        ("elsewhere", "ca", "is made out to another address"),
+        ("server", "stranger", "is signed by a CA that podgpu does not trust"),
+        ("elsewhere", "ca", "is for another address"),
         ("expired", "ca", "has expired"),
     ],
 )
@@ -77,7 +77,7 @@ def test_a_server_that_speaks_no_tls(server: SimulatedApiServer, config: ApiConf
             Pem(),
             Pem(text="no certificate"),
             Pem(text="no key"),
-            "the client certificate and its key are no certificate and key in PEM",
+            "the client certificate and its key are not a certificate and key in PEM",
         ),
     ],
 )

@@ -107,7 +107,7 @@ def test_a_socket_nobody_can_connect_to_is_named(folder: Path) -> None:
         datagrams.bind(("127.0.0.1", 0))
         with started([first, datagrams], log=log) as process:
             assert process.wait(PATIENCE) == 2
-    assert "descriptor 4 is no socket to accept connections from: the unit needs ListenStream=" in log.read_text()
+    assert "descriptor 4 is not a socket that accepts connections: the unit needs ListenStream=" in log.read_text()
 
 
 def test_the_variable_does_the_same(folder: Path) -> None:

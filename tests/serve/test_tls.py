@@ -388,7 +388,7 @@ def test_an_open_connection_gets_500_while_the_file_is_bad(
         (PAIR | {"cert_file": "nowhere.crt"}, "nowhere.crt is not there"),
         (PAIR | {"key_file": "."}, "is a directory"),
         (PAIR | {"key_file": "other.key"}, "do not belong together"),
-        (PAIR | {"cert_file": "tls.key"}, "no certificate and key in PEM"),
+        (PAIR | {"cert_file": "tls.key"}, "not a certificate and key in PEM"),
         (PAIR | {"key_file": "locked.key"}, "without a password"),
         (MUTUAL | {"client_ca_file": "nowhere.crt"}, "nowhere.crt is not there"),
         (MUTUAL | {"client_ca_file": "tls.key"}, "no certificates in PEM"),

@@ -203,8 +203,8 @@ def test_what_is_wrong_is_named(sections: dict[str, Any], names: list[str]) -> N
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("rate_limit: {}\nrate_limit: {}\n", "rate_limit stands twice, again in line 2"),
-        ("basic_auth_users:\n  bob: x\n  bob: y\n", "basic_auth_users: bob stands twice, again in line 3"),
+        ("rate_limit: {}\nrate_limit: {}\n", "rate_limit is there twice, again in line 2"),
+        ("basic_auth_users:\n  bob: x\n  bob: y\n", "basic_auth_users: bob is there twice, again in line 3"),
         ("- a\n", "not a mapping"),
         ("? [a]\n: b\n", "the key in line 1 is not a text"),
         ("a: 1\n---\nb: 2\n", "not YAML"),

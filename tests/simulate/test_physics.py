@@ -241,3 +241,19 @@ def test_there_must_be_room(start: Start) -> None:
         driver.place(SimulatedLoad(0, 12, memory=14 * 1024**3))
     with pytest.raises(ValueError, match="no simulated process"):
         driver.remove(12)
+
+
+@given(st.floats(0, 1), st.floats(0, 1), st.floats(1, 100), st.floats(0, 1000), st.floats(0.1, 60))
+def test_a_load_that_sways_stays_within_bounds_around_its_mean(
+    duty: float, sway: float, period: float, start: float, seconds: float
+) -> None:
+    load = SimulatedLoad(0, 1, duty=duty, sway=sway, sway_period=period)
+    assert -1e-9 <= load.demand(start, start + seconds) <= 1
+    if duty * (1 + sway) <= 1:
+        assert load.demand(start, start + period) == pytest.approx(duty, abs=1e-6)
+
+
+def test_a_load_has_no_impossible_sway() -> None:
+    for wrong in ({"sway": 1.5}, {"sway_period": 0.0}):
+        with pytest.raises(ValueError, match="a simulated load"):
+            SimulatedLoad(0, 1, **wrong)  # type: ignore[arg-type]

@@ -8,7 +8,9 @@ import pytest
 
 from podgpu.agent.loop import Agent, Settings
 from podgpu.catalog.counters import shipped_counters
-from podgpu.catalog.fields import Field, field_named
+from podgpu.catalog.fields import Field, field_named, fields
+from podgpu.catalog.named_counters import Naming
+from podgpu.catalog.names import NameSet
 from podgpu.errors import DeviceLost, SourceError, Unsupported
 from podgpu.exposition.parse import ParsedSample, parse_text
 from podgpu.join import Policy
@@ -17,6 +19,7 @@ from podgpu.simulate.driver import SimulatedNvml
 from podgpu.telemetry.exporter import ExporterTelemetry
 from podgpu.telemetry.nvml import NvmlTelemetry
 from tests.cli.test_option_table import execute
+from tests.two_names import renamed
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 H200 = "GPU-11111111-2222-3333-4444-555555555555"
@@ -53,9 +56,9 @@ TEMPERATURE, UTILISATION, MEMORY = map(field, ("DCGM_FI_DEV_GPU_TEMP", "DCGM_FI_
 ENGINE, POWER = field("DCGM_FI_PROF_GR_ENGINE_ACTIVE"), field("DCGM_FI_DEV_POWER_USAGE")
 
 
-def values(page: Page, *fields: Field) -> dict[str, dict[int, object]]:
+def values(page: Page, *wanted: Field) -> dict[str, dict[int, object]]:
     telemetry = ExporterTelemetry(page)
-    answers = [telemetry.read(gpu, fields) for gpu in telemetry.inventory().gpus]
+    answers = [telemetry.read(gpu, wanted) for gpu in telemetry.inventory().gpus]
     return {r.device.key: dict(r.values) for answer in answers for r in answer.readings}
 
 
@@ -201,6 +204,44 @@ def test_an_xid_is_an_event_when_it_changes() -> None:
 
 
 # Turns
+
+
+OLD = tuple(c.field for c in shipped_counters("dcp") or ())
+NEW = tuple(c.field for c in Naming("4.9").shipped("dcp") or ())
+
+
+@pytest.mark.parametrize("wanted", [OLD, NEW], ids=["4.8 wanted", "4.9 wanted"])
+@pytest.mark.parametrize("names", ["4.9", "both"])
+def test_values_do_not_go_by_the_names_of_the_page(wanted: tuple[Field, ...], names: NameSet) -> None:
+    page = fixture("h200/dcp_pod.prom")
+    (old,) = values(page, *wanted).values()
+    (new,) = values(Page(renamed(str(page.text), names)), *wanted).values()
+    assert len(old) > 20
+    assert old.pop(1) == new.pop(1) == "580.159.04", "the driver's label"
+    assert new == pytest.approx(old, rel=1e-4), "4.9 has whole joules"
+    assert [type(value) for value in new.values()] == [type(value) for value in old.values()]
+
+
+def test_units_belong_to_the_field_that_is_wanted() -> None:
+    of = '{gpu="0",UUID="GPU-0"}'
+    page = Page(
+        f"DCGM_FI_DEV_GPU_UTIL{of} 94\nDCGM_FI_DEV_FB_USED_BYTES{of} 1073741999\nDCGM_FI_DEV_SM_CLOCK{of} 1980\n"
+    )
+    wanted = [fields()[i] for i in (203, 1613, 252, 1627, 100, 1603)]
+    assert values(page, *wanted) == {
+        "GPU-0": {203: 94, 1613: 0.94, 252: 1024, 1627: 1_073_741_999, 100: 1980, 1603: 1_980_000_000}
+    }
+
+
+def test_percent_under_a_ratios_name_is_percent() -> None:
+    pages = [Page(f'DCGM_FI_DEV_GPU_UTIL_RATIO{{gpu="0",UUID="GPU-0"}} {value}\n') for value in ("94", "0.94")]
+    assert [values(page, fields()[203], fields()[1613])["GPU-0"] for page in pages] == 2 * [{203: 94, 1613: 0.94}]
+
+
+@pytest.mark.parametrize("blank", ["9223372036854775794", "NaN", "+Inf", "-1"])
+def test_a_blank_is_no_value_in_the_other_unit_either(blank: str) -> None:
+    page = Page(f'DCGM_FI_DEV_FB_USED_BYTES{{gpu="0",UUID="GPU-0"}} {blank}\n')
+    assert values(page, MEMORY) == {"GPU-0": {}}
 
 
 class Holder:

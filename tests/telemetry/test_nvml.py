@@ -9,7 +9,7 @@ import pynvml
 import pytest
 
 from podgpu.catalog.counters import shipped_counters
-from podgpu.catalog.fields import Field, field_named
+from podgpu.catalog.fields import Field, field_named, fields
 from podgpu.errors import DeviceLost, DriverGone, SourceError
 from podgpu.simulate.driver import SimulatedNvml
 from podgpu.simulate.workload import SimulatedLoad
@@ -104,6 +104,18 @@ def test_rates_and_profiling_need_two_readings(bench: Bench) -> None:
     second = bench.read().readings[0].values
     assert profiling in second
     assert bandwidth in second
+
+
+def test_a_rate_in_bytes_is_made_of_the_same_sample_and_not_cut_off(bench: Bench) -> None:
+    """DCGM's MB/s are KiB/s over 1000, its bytes KiB/s times 1024: neither is made of the other."""
+    bench.driver.place(SimulatedLoad(gpu=0, pid=7, duty=0.5, memory=1024**3))
+    both = fields()[449], fields()[1648]
+    gpu = bench.telemetry.inventory().gpus[0]
+    for _ in range(2):
+        bench.pass_time()
+        values = bench.telemetry.read(gpu, both).readings[0].values
+    assert values[449] == int(int(values[1648]) / 1_024_000)
+    assert int(values[1648]) % 1_024_000, "to the byte"
 
 
 def test_two_gpm_samples_closer_than_nvml_allows_give_nothing(bench: Bench) -> None:

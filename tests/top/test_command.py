@@ -15,7 +15,7 @@ from podgpu.cli.main import run
 from podgpu.cli.option_table import EXPORTER_OPTIONS
 from podgpu.cli.top import TOP_OPTIONS
 from podgpu.compose.allocations import SOURCES
-from podgpu.simulate.driver import SimulatedNvml
+from podgpu.compose.telemetries import simulated_driver
 from podgpu.simulate.kubelet import SimulatedKubelet
 from podgpu.simulate.node import furnish, pods, tenants
 from tests.top.scene import HEADER
@@ -34,7 +34,7 @@ def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
     """The arguments that make it this node."""
     host: Path = tmp_path_factory.mktemp("host")
-    on_node = tenants(SimulatedNvml(GPUS))
+    on_node = tenants(simulated_driver(GPUS))
     furnish(host, on_node)
     socket = f"/tmp/pgtop{os.getpid()}.sock"
     with SimulatedKubelet(socket, pods(on_node)):
@@ -125,9 +125,9 @@ def test_without_a_driver(capsys: pytest.CaptureFixture[str]) -> None:
         (["--telemetry", "simulated:1xH100", "--devices", "x"], "x"),
         (["--telemetry", "simulated:1xH100", "--devices", "g:7"], "7"),
         (["--url", "node"], "--url"),
-        (["--url", "http://n", "--processes"], "--processes is for the local driver"),
-        (["--url", "http://n", "--telemetry", "nvml"], "--telemetry is for the local driver"),
-        (["--url", "http://n", "-k"], "--kubernetes is for the local driver"),
+        (["--url", "http://n", "--processes"], "--processes is for this node's driver"),
+        (["--url", "http://n", "--telemetry", "nvml"], "--telemetry is for this node's driver"),
+        (["--url", "http://n", "-k"], "--kubernetes is for this node's driver"),
         (["--no-such-option"], "--no-such-option"),
     ],
 )

@@ -209,9 +209,9 @@ def texts(of: Frame) -> list[str]:
 def test_title_header_body_keys() -> None:
     shown = texts(frame(seen(30)))
     assert shown[0] == "podgpu top  n  30 GPUs, 1 holder, by GPU"
-    assert shown[1].startswith("GPU MODEL")
-    assert shown[2].startswith("0 ")
-    assert shown[-1].endswith("9/30")
+    assert shown[2].startswith("GPU MODEL")
+    assert shown[3].startswith("0 ")
+    assert shown[-1].endswith("8/30")
 
 
 def styles(printed: Printed) -> set[str]:
@@ -220,9 +220,9 @@ def styles(printed: Printed) -> set[str]:
 
 def test_the_row_of_the_cursor_is_seen_with_and_without_colours() -> None:
     coloured = frame(seen(3), Controls(cursor=1)).printed
-    assert ["cursor" in styles(row) for row in coloured[2:5]] == [False, True, False]
+    assert ["cursor" in styles(row) for row in coloured[3:6]] == [False, True, False]
     plain = texts(frame(seen(3), Controls(cursor=1), glyphs=ASCII))
-    assert [line[0] for line in plain[1:5]] == [" ", " ", ">", " "]
+    assert [line[0] for line in plain[2:6]] == [" ", " ", ">", " "]
 
 
 def test_details_of_the_row_of_the_cursor() -> None:
@@ -231,7 +231,7 @@ def test_details_of_the_row_of_the_cursor() -> None:
     assert shown[rule + 1].startswith("GPU 2  L4  on n  GPU-2")
     assert "held by research/train/main" in shown[rule:]
     whole = texts(frame(seen(9), Controls(cursor=2, pane="whole"), size=(80, 24)))
-    assert whole[2].startswith("GPU 2  L4  on n  GPU-2")
+    assert whole[3].startswith("GPU 2  L4  on n  GPU-2")
 
 
 def test_details_that_do_not_fit_say_so() -> None:
@@ -260,20 +260,20 @@ def test_broken_gpus_come_first_in_words_and_red() -> None:
     broken = Seen(tuple(lines_of(shown, History(), 1000.0)), shown, 100.0, None, Watched({}), 1000.0)
     for controls in (Controls(), Controls(order="utilisation"), Controls(wanted="broken")):
         drawn = frame(broken, controls)
-        assert texts(drawn)[2].startswith("7 ")
-        assert texts(drawn)[3] == "  ! lost for 1m40s: GPU 7 has fallen off the bus"
-        assert {"cursor", "bad"} & styles(drawn.printed[2])
-        assert styles(drawn.printed[3]) == {"bad"}
+        assert texts(drawn)[3].startswith("7 ")
+        assert texts(drawn)[4] == "  ! lost for 1m40s: GPU 7 has fallen off the bus"
+        assert {"cursor", "bad"} & styles(drawn.printed[3])
+        assert styles(drawn.printed[4]) == {"bad"}
 
 
 def test_scrolled() -> None:
-    assert texts(frame(seen(30), Controls(scroll=5, cursor=7)))[2].startswith("5 ")
+    assert texts(frame(seen(30), Controls(scroll=5, cursor=7)))[3].startswith("5 ")
 
 
 def test_an_error_is_shown_with_the_age_of_what_is_seen() -> None:
     shown = texts(frame(seen(3, SourceError("x", "http://n: nothing listens there")), now=112.0))
     assert shown[-2] == "http://n: nothing listens there; the figures are 12s old"
-    assert shown[2].startswith("0 ")
+    assert shown[3].startswith("0 ")
 
 
 def test_a_long_error_keeps_the_age_in_sight() -> None:
@@ -282,10 +282,10 @@ def test_a_long_error_keeps_the_age_in_sight() -> None:
 
 def test_notes_filter_and_help() -> None:
     assert texts(frame(seen(3, notes=("kubelet: not there",))))[-2] == "kubelet: not there"
-    assert texts(frame(seen(3), Controls(wanted="zzz")))[2] == "nothing has this text"
+    assert texts(frame(seen(3), Controls(wanted="zzz")))[3] == "nothing has this text"
     assert texts(frame(seen(3), Controls(wanted="zz", typing=True)))[-1] == "filter: zz_"
     assert texts(frame(seen(3), Controls(wanted="zz")))[-1].startswith("filter: zz (Esc clears)")
-    assert texts(frame(seen(3), Controls(helping=True)))[2].startswith("q ")
+    assert texts(frame(seen(3), Controls(helping=True)))[3].startswith("q ")
 
 
 @pytest.mark.parametrize("size", [(1, 1), (5, 3), (20, 5), (80, 24), (300, 100)])

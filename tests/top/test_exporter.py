@@ -133,13 +133,13 @@ def test_nothing_is_sent_on_to_another_host() -> None:
         (answer(PAGE[:-5]), "malformed", "the page ends in the middle of this line"),
         (HEAD + b"Content-Length: 99999\r\n\r\n" + PAGE, "truncated", "the answer ended too early"),
         (HEAD + b"Transfer-Encoding: chunked\r\n\r\nffff\r\n" + PAGE[:99], "truncated", "ended too early"),
-        (HEAD + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n", "unreachable", "its answer is no HTTP"),
+        (HEAD + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n", "unreachable", "its answer is not HTTP"),
         (answer(b"\xff\xfe\n"), "malformed", "byte 0 is not UTF-8"),
-        (answer(b"what is this\n"), "malformed", "is not a page of metrics: line 1: the value is no number: 'is'"),
+        (answer(b"what is this\n"), "malformed", "is not a page of metrics: line 1: the value is not a number: 'is'"),
         (answer(b"up 1\n"), "no_gpu", "has no GPU on its page: is it a GPU exporter?"),
         (answer(b'podgpu_exporter_source_up{source="nvml"} 0\n'), "no_gpu", "the exporter cannot read: nvml"),
-        (b"SSH-2.0-OpenSSH_9.2\r\n", "unreachable", "its answer is no HTTP: is the port right?"),
-        (b"", "unreachable", "it hung up without an answer"),
+        (b"SSH-2.0-OpenSSH_9.2\r\n", "unreachable", "its answer is not HTTP: is the port right?"),
+        (b"", "unreachable", "it closed the connection without an answer"),
     ],
 )
 def test_bad_answers(reply: bytes, reason: str, said: str) -> None:

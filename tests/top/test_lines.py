@@ -174,7 +174,7 @@ def test_as_wide_as_it_takes() -> None:
         "                      batch/embed/worker  ####......  35%  9.0          –         2      –",
         "                      serving/chat/engine ##........  15%  5.0          –         1   busy",
         "2    L4             -                     ..........   0%    –/–        –    –    –",
-        "3    H100 80GB HBM3 1 of 2 instances held               –    –/–     200W  40C    –",
+        "3    H100 80GB HBM3 1 of 2 instances held ###.......  30%    –/–     200W  40C    –",
         "3/7  1g.10gb          batch/embed/worker  ######....  60%  2.0/10.0     –         –      –",
         "3/11 1g.10gb          -                   ..........   0%  2.0/10.0     –         –",
     ]

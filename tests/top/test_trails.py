@@ -64,13 +64,23 @@ def test_who_is_gone_is_forgotten() -> None:
 def test_a_server_remembers_what_was_before() -> None:
     trails = Trails()
     trails.note({ROW: 0.5, OTHER: 0.1}, 100_000.0)
-    remembered = bytes([0, 50, 100, 150, 200, NO_DATA])
+    remembered = bytes([0, 0, 50, 100, 150, 200, NO_DATA])
     trails.remember(ServerHistory(15.0, {("GPU-a", ""): remembered}), {ROW: ("GPU-a", "")}, 100_001.0)
     assert trails.span == 15.0 * POINTS
-    assert known(trails) == [0.0, 0.25, 0.5, 0.75, 1.0, 0.5]  # the last is its own
+    assert known(trails) == [0.0, 0.0, 0.25, 0.5, 0.75, 1.0, 0.5]  # the last is its own
     assert known(trails, OTHER) == [0.1]
     trails.note({ROW: 1.0, OTHER: 0.1}, 100_016.0)
     assert known(trails)[-2:] == [0.5, 1.0]
+
+
+def test_a_server_that_has_hardly_begun_is_not_listened_to_yet() -> None:
+    trails = Trails()
+    trails.note({ROW: 0.5}, 1000.0)
+    few = ServerHistory(60.0, {("GPU-a", ""): bytes([NO_DATA] * 55 + [100] * 5)})
+    trails.remember(few, {ROW: ("GPU-a", "")}, 1000.0)
+    assert (trails.span, trails.remembers, known(trails)) == (60.0, False, [0.5])
+    trails.remember(ServerHistory(60.0, {("GPU-a", ""): bytes([100] * 6)}), {ROW: ("GPU-a", "")}, 1000.0)
+    assert (trails.span, trails.remembers, len(known(trails))) == (3600.0, True, 6)
 
 
 def test_more_points_than_are_shown_are_the_last_of_them() -> None:

@@ -154,7 +154,7 @@ def require_host_pid_namespace(proc: str) -> None:
     if is_hosts is None:
         raise SourceError(
             "pid_namespace_unknown",
-            f"{proc}/self/ns/pid cannot be read, so processes on the GPUs cannot be told: mount /proc",
+            f"{proc}/self/ns/pid cannot be read, so processes on the GPUs cannot be found: mount /proc",
         )
     if not is_hosts:
         raise SourceError(

@@ -67,8 +67,8 @@ class ProcessOwners:
         if self._last.untold and not self._last.workloads and NO_NAME in self._last.untold.values():
             raise SourceError(
                 NO_NAME,
-                "which pods the processes on the GPUs belong to cannot be told: mount the host's /var/log read-only"
-                " (names of files only are read; see --path-varlog), or give podgpu access to the API server",
+                "podgpu cannot find out which pods the processes on the GPUs belong to: mount the host's /var/log"
+                " read-only (names of files only are read; see --path-varlog), or give podgpu access to the API server",
             )
 
     def _whereabouts(self, pid: int, seen: Whereabouts) -> Whereabouts:

@@ -13,6 +13,7 @@ from podgpu.allocation.identity import Identities
 from podgpu.allocation.keeping import KEEP_SECONDS, Keeper, Signs, no_signs
 from podgpu.allocation.merge import Complete, merge
 from podgpu.allocation.source import AllocationSource
+from podgpu.errors import few_of
 from podgpu.isolate import Isolation, Result
 from podgpu.model import Allocation, Assignment, ContainerUsage, Device, Outcome, VcudaRequest
 
@@ -133,7 +134,7 @@ class AllocationTurn:
             keeper.hear(result.value, now)
             if keeper.forgotten:
                 _log.info(
-                    "%s was started anew and does not name %d containers that held a GPU: kept for up to %.0f s, and"
+                    "%s was restarted and does not name %d containers that held a GPU: kept for up to %.0f s, and"
                     " for longer while they are seen on the node",
                     *(name, keeper.forgotten, KEEP_SECONDS),
                 )
@@ -175,7 +176,7 @@ def without_crowds(part: AllocationPart) -> tuple[AllocationPart, Counter[tuple[
     left_out = len(part.allocation.assignments) - len(kept)
     if not left_out:
         return part, Counter()
-    crowded = ", ".join(f"{device} ({number})" for device, number in held.items() if number > MOST_HOLDERS)
+    crowded = few_of(f"{device} ({number})" for device, number in held.items() if number > MOST_HOLDERS)
     message = f"more holders than podgpu names ({MOST_HOLDERS} of one device), the others are left out: {crowded}"
     reason = "too_many_holders"
     return replace(

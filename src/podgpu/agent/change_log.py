@@ -10,6 +10,7 @@ from collections.abc import Callable
 from podgpu.allocation.unmapped import explain, statement
 from podgpu.catalog.fields import fields
 from podgpu.clock import Faults
+from podgpu.errors import few_of
 from podgpu.model import Outcome, Snapshot, Unmapped
 
 _log = logging.getLogger("podgpu")
@@ -60,7 +61,7 @@ class ChangeLog:
                 new[field_id].append(key)
         self._unsupported.update(snapshot.unsupported)
         for field_id, keys in new.items():
-            _log.warning("%s: not given by %s; it has no series there", fields()[field_id].name, ", ".join(keys))
+            _log.warning("%s: %s does not provide it, so it has no series there", fields()[field_id].name, few_of(keys))
 
     def _report_unmapped(self, snapshot: Snapshot) -> None:
         unmapped = frozenset(snapshot.unmapped)

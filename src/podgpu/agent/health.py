@@ -36,7 +36,7 @@ def alerts(published: Published, node: str) -> list[str]:
 def live(agent: Agent) -> tuple[bool, str]:
     """A missing driver is no reason to restart us; a loop that stands still is."""
     if not agent.turns:
-        return False, "the tick loop stands still\n"
+        return False, "podgpu does not read the GPUs any more (its loop is stuck)\n"
     lines = [*alerts(agent.published, node_of(agent)), *degraded(agent)]
     return True, "\n".join(["degraded", *lines, ""]) if lines else "OK\n"
 
@@ -44,7 +44,7 @@ def live(agent: Agent) -> tuple[bool, str]:
 def ready(agent: Agent) -> tuple[bool, str]:
     published = agent.published
     if not agent.is_fresh(published):
-        return False, "nothing fresh to serve\n"
+        return False, "the figures are too old to be shown\n"
     if not published.snapshot.readings:
         lines = [*alerts(published, node_of(agent)), *degraded(agent)]
         return False, "\n".join(["no GPU has been read", *lines, ""])

@@ -37,7 +37,7 @@ from podgpu.device_selection import Selection
 from podgpu.errors import StartError
 from podgpu.isolate import Isolation
 from podgpu.join import Policy
-from podgpu.model import Outcome, PodLabels, Snapshot
+from podgpu.model import Outcome, PodLabels, Snapshot, Value
 from podgpu.telemetry.source import Lane, Telemetry
 
 _log = logging.getLogger(__name__)
@@ -298,9 +298,9 @@ class Agent:
         except StartError as e:
             self.fatal = e
         except Exception as e:  # noqa: BLE001 - the edge: where a thread of its own begins
-            _log.exception("the %s loop met an unexpected error, please report it", name)
+            _log.exception("unexpected error in the %s loop, please report it", name)
             self.fatal = StartError(
-                f"the {name} loop ended by a bug ({type(e).__name__}: {e}); exiting to be started anew"
+                f"the {name} loop ended by a bug ({type(e).__name__}: {e}); exiting, to be restarted"
             )
         if self.fatal is not None:
             on_fatal()
@@ -341,6 +341,11 @@ class Agent:
             self._telemetry_turn.drop_values()
         self._publish()
         return True
+
+    def details(self, uuid: str) -> tuple[Mapping[int, Value], int | None]:
+        """Of one GPU: what only its own view shows, by field id, and how many of its NVLinks are up."""
+        part = self._telemetry_part
+        return part.details.get(uuid, {}), part.links_up.get(uuid)
 
     def forget(self, uuid: str) -> Forgotten | None:
         """An operator has seen to a GPU that is gone, or to the XIDs of one that is here. None: no such GPU."""

@@ -47,6 +47,8 @@ class TelemetryPart:
     """UUIDs of GPUs that were here, or are said to be, and that the driver does not list; among the devices."""
     links_up: Mapping[str, int] = field(default_factory=dict)
     """UUID -> how many of its NVLinks are."""
+    details: Mapping[str, Mapping[int, Value]] = field(default_factory=dict)
+    """UUID -> what only the GPU's own view shows."""
     mute: frozenset[str] = frozenset()
     """UUIDs of GPUs that were read, and whose XIDs nobody hears."""
 
@@ -231,6 +233,7 @@ class TelemetryTurn:
             dropped=dict(self._dropped),
             absent=frozenset(self._absent),
             links_up=links,
+            details={a.readings[0].device.uuid: a.details for a in answers if a.readings and a.details},
             mute=frozenset(a.readings[0].device.uuid for a in answers if a.readings and not a.tells_errors),
         )
 
@@ -255,10 +258,9 @@ class TelemetryTurn:
 
     def _shown(self) -> frozenset[str]:
         """What `-d` chose, by key. Of instances it goes by their number among those that are here."""
-        shown = self._selection.of(self._listed())
-        if self._selection.kind == "i" and self._selection.ids:
-            return shown
-        return shown | self._selection.of([d for devices in self._absent.values() for d in devices])
+        absent = [d for devices in self._absent.values() for d in devices]
+        parts = (part for part in self._selection.parts if absent and not (part.kind == "i" and part.ids))
+        return self._selection.of(self._listed()).union(*(part.of(absent) for part in parts))
 
     def _listed(self) -> tuple[Device, ...]:
         return tuple(d for gpu in self._inventory.gpus for d in self._known.get(gpu.uuid, (gpu,)))
@@ -299,14 +301,13 @@ def merged_answer(newest: Sequence[GpuAnswer], every: Iterable[GpuAnswer]) -> Gp
             others.setdefault((other.kind, other.labels), {}).update(other.values)
     last = newest[-1]
     keys = {reading.device.key for reading in last.readings}
-    return GpuAnswer(
-        tuple(Reading(r.device, values[r.device.key], r.details) for r in last.readings),
+    return replace(
+        last,
+        readings=tuple(Reading(r.device, values[r.device.key], r.details) for r in last.readings),
         unsupported=tuple(dict.fromkeys(u for a in answers for u in a.unsupported if u[0] in keys)),
         dropped=tuple(i for a in newest for i in a.dropped),
         errors=tuple(e for a in newest for e in a.errors),
         others=tuple(OtherReading(kind, labels, found) for (kind, labels), found in others.items()),
-        tells_errors=last.tells_errors,
-        links_up=last.links_up,
     )
 
 

@@ -13,6 +13,8 @@ WHILE_SECONDS = 60.0
 """So long it has to last: a GPU that is throttled for a moment does what it is made to do."""
 BEGINS, ENDS = 0.5, 0.1
 """Part of that time: from here on it is throttled, below that it is not any more."""
+_LEAST_SECONDS = 5.0
+"""Between two samples, however often the GPU is read."""
 _CLOCK_EVENTS = 112
 _NS = 1e9
 
@@ -38,21 +40,23 @@ class Throttling:
 
     _samples: deque[tuple[float, dict[int, float]]] = field(default_factory=deque)
     _held: set[str] = field(default_factory=set)
+    _last: dict[str, float | None] = field(default_factory=dict)
 
     def look(self, values: Mapping[int, Value], now: float) -> dict[str, float | None]:
         """Condition -> for how many seconds it has lasted at least; None: it is not there. What is not known yet, or
         cannot be, is left out."""
         known = {i: float(v) for i in _FIELDS if isinstance(v := values.get(i), int | float)}
         samples = self._samples
-        if samples and now <= samples[-1][0]:
-            return {}
+        if samples and now - samples[-1][0] < _LEAST_SECONDS:
+            return self._last
         samples.append((now, known))
         while len(samples) > 2 and now - samples[1][0] >= WHILE_SECONDS:
             samples.popleft()
         lasted = now - samples[0][0]
-        if lasted < WHILE_SECONDS:
-            return {}
-        return {name: self._judge(name, ratio, lasted) for name in _KINDS if (ratio := self._ratio(name)) is not None}
+        if lasted >= WHILE_SECONDS:
+            ratios = {name: ratio for name in _KINDS if (ratio := self._ratio(name)) is not None}
+            self._last = {name: self._judge(name, ratio, lasted) for name, ratio in ratios.items()}
+        return self._last
 
     def _judge(self, name: str, ratio: float, lasted: float) -> float | None:
         if ratio >= BEGINS or (name in self._held and ratio >= ENDS):

@@ -17,6 +17,8 @@ if TYPE_CHECKING:  # loaded when it is first looked, so that an exporter comes u
     from podgpu.figures.waste_rows import Source
 
 LOOK_SECONDS = 5.0
+LOOKS_MISSED = 3
+"""After so many, nobody knows what was between: a machine that slept was not idle."""
 _STOP_SECONDS = 2.0
 _SAY_SECONDS = 3600.0
 _log = logging.getLogger(__name__)
@@ -55,7 +57,8 @@ class WasteWatch:
             if agent.is_fresh(published):
                 tags = PriceTags(prices) if prices.currency else None
                 found = holdings("", view.devices, set(), now, tags=tags)
-                ledger.turn(found, now, agent.settings.stale_after, prices=prices)
+                longest = max(agent.settings.stale_after, LOOKS_MISSED * LOOK_SECONDS)
+                ledger.turn(found, now, longest, prices=prices)
             statement = ledger.statement(now, wall, self._since + wall - now)
             self._told = statement, Source(prices.source if prices.currency else "", view.simulated)
             return self._told
@@ -77,7 +80,7 @@ class WasteWatch:
                 self.look()
             except Exception:  # noqa: BLE001 - the edge: figures are served without this too
                 if self._faults.fails("bug", "bug"):
-                    _log.exception("the count of waste met an unexpected error and goes on, please report it")
+                    _log.exception("unexpected error while counting waste, please report it; podgpu goes on")
 
     def reload(self) -> None:
         """Prices are read again with every look."""

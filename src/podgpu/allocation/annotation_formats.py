@@ -83,7 +83,7 @@ class BadAnnotation(SourceError):
         super().__init__(
             "bad_annotation",
             f"the annotation {_one_line(key)} of pod {_one_line(pod.namespace)}/{_one_line(pod.name)} cannot be"
-            f" understood ({_one_line(what)}): its GPUs are given to nobody until what writes it is put right",
+            f" understood ({_one_line(what)}): its GPUs have no holder until whatever writes the annotation is fixed",
         )
         self.key = key
 

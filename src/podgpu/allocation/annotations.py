@@ -108,7 +108,7 @@ def _not_read(error: SourceError | None) -> SourceError:
         return SourceError(error.reason, str(error))
     return SourceError(
         "not_synced",
-        "the pods were not read from the API server yet: it is asked; if this lasts, see that it can be reached",
+        "the pods have not been read from the API server yet; if this lasts, see that it can be reached",
     )
 
 

@@ -45,7 +45,7 @@ class Contradiction(SourceError):
 
     def __init__(self, workload: Workload, what: str) -> None:
         parts = ", ".join(f"{part} {getattr(workload, part)}" for part in PARTS if getattr(workload, part))
-        super().__init__("identity_conflict", f"two sources disagree ({parts}; but {what}): it is given to nobody")
+        super().__init__("identity_conflict", f"two sources disagree ({parts}; but {what}), so it has no holder")
 
 
 @lru_cache(maxsize=4096)  # most names are those of the last reading
@@ -313,6 +313,6 @@ def list_names(directory: str) -> list[str]:
         raise SourceError(
             "too_large",
             f"{directory} has more than {MOST_ENTRIES} entries, and none are used: uids and container ids are missing"
-            " where the API server does not tell them; see why the kubelet removes none",
+            " unless the API server gives them; find out why the kubelet removes none",
         )
     return names

@@ -185,7 +185,7 @@ def _explain(error: CallFailed, path: str, deadline: float) -> SourceError:
     if code == "UNIMPLEMENTED":
         return SourceError(
             "error",
-            f"what answers on {path} knows no pod-resources API ({code}: {details}): name the kubelet's"
+            f"whatever answers on {path} does not have the pod-resources API ({code}: {details}): name the kubelet's"
             f" pod-resources socket with {OPTION}",
         )
     return SourceError("error", f"the kubelet failed List on {path} ({code}: {details}): look at the kubelet's log")

@@ -37,31 +37,31 @@ _OF_CLAIMS = {
         f"{_SLICES}: if the driver published the pool anew, delete the pod so that its claim is allocated again",
     ),
     "claim_device_without_uuid": Explanation(
-        "its ResourceSlice tells no UUID",
+        "its ResourceSlice has no UUID",
         "such a device (one lent to a virtual machine, say) cannot be mapped; if it is a GPU, update the DRA driver",
     ),
     "ambiguous_mig_device": Explanation(
-        "its ResourceSlice tells no UUID, and several MIG instances of that profile are in use on the GPU",
-        "mount the DRA driver's directory plugins/gpu.nvidia.com beside the kubelet's socket: its checkpoint tells"
-        " which of them it made; one alone on its GPU is mapped without it",
+        "its ResourceSlice has no UUID, and several MIG instances of that profile are in use on the GPU",
+        "mount the DRA driver's directory plugins/gpu.nvidia.com beside the kubelet's socket: its checkpoint says"
+        " which of them it made; an instance that is alone on its GPU is mapped without it",
         harmless=True,
     ),
     "claim_without_device_name": Explanation(
-        "the kubelet does not tell which device that is",
-        "nothing to mend: Kubernetes tells it from 1.31 on",
+        "the kubelet does not say which device that is",
+        "nothing to fix: Kubernetes says it from 1.31 on",
         harmless=True,
     ),
 }
 _OF_IDENTITIES = {
     "contradicted": Explanation(
-        "a more trusted source says that it holds others, and stands",
+        "a more trusted source says that it holds other GPUs, and that source counts",
         "nothing to do where a scheduler (HAMi, say) hands out other GPUs than the kubelet notes; if this source is"
         " right, put it first in --allocation",
         harmless=True,
     ),
     "identity_conflict": Explanation(
-        "the parts of that name belong to different pods, so it is given to nobody",
-        "nothing to do if a pod of that name was just made anew; if it lasts, compare the names under /var/log/pods and"
+        "the parts of that name belong to different pods, so it has no holder",
+        "nothing to do if a pod of that name was just recreated; if it lasts, compare the names under /var/log/pods and"
         " /var/log/containers with the pods of this node",
     ),
 }
@@ -71,7 +71,8 @@ _OF_JOB_FILES = {
         f"files are named by nvidia-smi's index, or index.instance (2.1): {_PROLOG}",
     ),
     "bad_job_id": Explanation(
-        "a line of it is no job id (more than 256 characters, or some that cannot be printed) and is left out", _PROLOG
+        "a line of it is not a job id (more than 256 characters, or some that cannot be printed) and is left out",
+        _PROLOG,
     ),
     "too_many_jobs": Explanation("it has more than 64 jobs, and the others are left out", _PROLOG),
     "permission_denied": Explanation(
@@ -95,11 +96,11 @@ _OF_IDS = {
         "podgpu doctor says more: a GPU that was replaced or does not answer, or a MIG layout that was changed",
     ),
     "unrecognised_id": Explanation(
-        "that is no form of id that podgpu can read",
+        "podgpu cannot read ids of this form",
         "nothing to do if the resource carries no GPUs; else report the id and the device plugin that makes it",
     ),
     "bad_annotation": Explanation(
-        "it cannot be understood, so the pod's GPUs are given to nobody",
+        "it cannot be understood, so the pod's GPUs have no holder",
         "see kubectl get pod -o yaml, and the version of the scheduler that writes it",
     ),
 }

@@ -59,7 +59,7 @@ def _nodes(scene: Scene, asked: Asked) -> list[tuple[Described, Answer]]:
 def _selected_nodes(scene: Scene, asked: Asked) -> Iterator[str]:
     labels = scene.node_labels
     if asked.selector.requirements and labels is None:
-        raise no_data("the API server has not told which labels nodes have: may podgpu list and watch nodes?")
+        raise no_data("the API server has not yet said which labels nodes have: may podgpu list and watch nodes?")
     for name in scene.nodes:
         if not asked.selector.requirements or (labels and asked.selector.matches(dict(labels.get(name, ())))):
             yield name

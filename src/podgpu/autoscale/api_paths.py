@@ -101,7 +101,7 @@ def custom_attributes(version: str, path: str) -> Attributes:
     if len(parts) == 3:
         return Attributes("get", CUSTOM, version, parts[0], parts[2], "", parts[1])
     raise not_found(
-        f"{quoted(path)} is no path of this API: write namespaces/NAMESPACE/pods/*/METRIC, "
+        f"{quoted(path)} is not a path of this API: write namespaces/NAMESPACE/pods/*/METRIC, "
         "namespaces/NAMESPACE/deployments.apps/NAME/METRIC, namespaces/NAMESPACE/metrics/METRIC or nodes/NAME/METRIC"
     )
 
@@ -132,7 +132,7 @@ def external_attributes(path: str) -> Attributes:
     parts = _parts(path)
     if len(parts) == 3 and parts[0] == "namespaces":
         return Attributes("list", EXTERNAL, EXTERNAL_VERSION, parts[2], "", parts[1])
-    raise not_found(f"{quoted(path)} is no path of this API: write namespaces/NAMESPACE/METRIC")
+    raise not_found(f"{quoted(path)} is not a path of this API: write namespaces/NAMESPACE/METRIC")
 
 
 def parse_external(attributes: Attributes, query: Mapping[str, str], longest_window: float) -> Asked:
@@ -174,5 +174,5 @@ def _given(text: str, known: tuple[str, ...]) -> dict[str, str]:
 def _parts(path: str) -> list[str]:
     parts = path.strip("/").split("/")
     if len(path) > _LONGEST or not all(parts) or not path.isprintable():
-        raise not_found(f"{quoted(path)} is no path of this API")
+        raise not_found(f"{quoted(path)} is not a path of this API")
     return parts

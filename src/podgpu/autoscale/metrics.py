@@ -46,7 +46,7 @@ POWER = Metric(
     "W",
     3,
     "power that the pod's GPUs draw, and of shared ones its part",
-    "the exporter must tell power or energy (docs/usage.md)",
+    "the exporter must provide power or energy (docs/usage.md)",
 )
 SM = Metric(
     "gpu_sm_activity",

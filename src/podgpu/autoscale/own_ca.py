@@ -149,7 +149,7 @@ class BundleKeeper:
         except SourceError as error:
             conflict = isinstance(error, Refused) and "409" in str(error)
             if not conflict and self._faults.fails(name, error.reason):
-                _log.warning("the APIService %s cannot be told of podgpu's authority: %s", name, error)
+                _log.warning("podgpu's CA cannot be written into the APIService %s: %s", name, error)
             return False
 
     async def _keep(self, name: str, authorities: Sequence[str]) -> bool:
@@ -170,7 +170,7 @@ class BundleKeeper:
         wanted = merged(bundle, authorities, self._clock.wall())
         if set(certificates_in(wanted)) != set(certificates_in(bundle)):
             await self._client.submit("PATCH", f"{_PATH}{name}", _patch(metadata, wanted), _MERGE)
-            _log.info("the APIService %s was told of podgpu's authority", name)
+            _log.info("the APIService %s has podgpu's CA now", name)
         self._faults.answers(name)
         return True
 

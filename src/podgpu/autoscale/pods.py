@@ -114,7 +114,7 @@ class PodFeed:
         """For one thread to call. While the API server is away, the pods are as they last were: pods that are gone by
         then have no figures, and what has none is not answered."""
         if not self._watcher.synced:
-            return index_pods((), f"the API server has not told which pods there are: {_why(self._watcher.error)}")
+            return index_pods((), f"the API server has not yet said which pods there are: {_why(self._watcher.error)}")
         version = self._watcher.version
         if version != self._version:
             self._index, self._version = index_pods(self._watcher.items()), version

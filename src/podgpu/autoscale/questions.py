@@ -191,9 +191,9 @@ def _no_scope(scene: Scene, scope: ScopeKey, metric: Metric) -> Refusal:
                 f"node {name} was not heard of for {scene.old_nodes[name]:.0f} s: see that its exporter runs"
             )
         if not scene.scope_rings.values(scope, metric.column, scene.number, 1):
-            return not_found(f"no exporter tells of a node {name}: see that podgpu's exporter runs there")
+            return not_found(f"no exporter has figures of node {name}: see that podgpu's exporter runs there")
     what = {"node": f"node {name}", "namespace": f"namespace {name}"}.get(kind, "the cluster")
-    return no_data(f"nobody tells {metric.name} of {what}: {metric.needs}{_notes(scene)}")
+    return no_data(f"no exporter provides {metric.name} of {what}: {metric.needs}{_notes(scene)}")
 
 
 # Each pod
@@ -257,9 +257,11 @@ def _without(scene: Scene, whom: Whom, pods: Sequence[PodSeen], found: _Sorted, 
         )
     if found.lacking:
         names = some_of(pod.name for pod in found.lacking)
-        return no_data(f"{whom.text}: nobody tells {metric.name} of {names}: {metric.needs}")
+        return no_data(f"{whom.text}: no exporter provides {metric.name} of {names}: {metric.needs}")
     if found.starting:
-        return no_data(f"{whom.text}: its pods have just begun, and no exporter has told of them yet: ask again soon")
+        return no_data(
+            f"{whom.text}: its pods have just begun, and no exporter has figures of them yet: ask again soon"
+        )
     return not_found(f"{whom.text}: none of its {len(pods)} running pods holds a GPU{_notes(scene)}")
 
 

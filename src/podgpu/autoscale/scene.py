@@ -133,7 +133,7 @@ class Store:
         late = wall - scene.ends_at
         if late > self.settings.stale_after + 2 * interval:
             raise no_data(
-                f"podgpu autoscale's last round ended {late:.0f} s ago: it does not get on with reading the nodes; "
+                f"podgpu autoscale's last round ended {late:.0f} s ago: it is too slow at reading the nodes; "
                 "see its log"
             )
         return scene

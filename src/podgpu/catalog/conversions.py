@@ -147,7 +147,7 @@ def value_of(field: Field, raw: Any) -> Value:
     return _number(field, raw, converted)
 
 
-def value_on_page(field: Field, number: float) -> Value:
+def value_on_page(field: Field, number: float) -> int | float:
     """The field's value from a number DCGM has printed; raises Blank when it printed that there is none.
 
     dcgm-exporter 2.x prints the blanks themselves. Those of 64 bits are no floats: they read as 2 to the 63rd.

@@ -6,7 +6,8 @@ A unit belongs to a field's id, never to its name: `DCGM_FI_DEV_FB_USED` is fiel
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
@@ -22,6 +23,10 @@ HOST_LABELS: Mapping[NameSet, tuple[str, ...]] = MappingProxyType(
 )
 _DECIMALS = 9
 """Of a number that was converted: more than dcgm-exporter prints, fewer than binary fractions show."""
+_CLOSE = 1e-6
+"""To a whole number from below: the trace of a binary fraction."""
+_MOST_OF_RATIO = 1.01
+"""A counter read a moment too late tells a little more than everything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,13 +105,60 @@ class Meaning(NamedTuple):
 def meaning(name: str) -> Meaning | None:
     """Of any name of any generation; None: no field has it.
 
-    `DCGM_FI_DEV_GPU_UTIL_RATIO` is a ratio here, as from DCGM 4.7 on. dcgm-exporter 4.8.3 and 4.8.4 print percent under
-    it, for who asks for it in a counter file.
+    `DCGM_FI_DEV_GPU_UTIL_RATIO` is a ratio here, as from DCGM 4.7 on: see `names_meant_as_in_4_6`.
     """
     field = field_named(name)
     if field is None:
         return None
     return Meaning(field, 1.0) if field.legacy is None else Meaning(fields()[field.legacy], field.factor)
+
+
+def names_meant_as_in_4_6(printed: Iterable[tuple[str, float]]) -> frozenset[str]:
+    """Of a page's names with their numbers: those under which there can only be what DCGM 4.6 calls so.
+
+    That is percent under a ratio's name: dcgm-exporter 4.8.3 and 4.8.4 print it for who asks for the name.
+    """
+    doubtful = doubtful_names()
+    return frozenset(name for name, number in printed if name in doubtful and number > _MOST_OF_RATIO)
+
+
+@cache
+def doubtful_names() -> frozenset[str]:
+    """That mean one field in DCGM 4.6 and another from 4.7 on."""
+    return frozenset(field.name_in_4_6 for field in fields().values() if field.name_in_4_6)
+
+
+def converted(field: Field, number: int | float, factor: float) -> int | float:
+    """A number times a factor, as the field has it: what is whole is cut off as DCGM cuts it off, not rounded up."""
+    exact = number * factor
+    if field.type != "int":
+        return round(exact, _DECIMALS)
+    return math.floor(exact + _CLOSE) if factor < 1 else round(exact)
+
+
+def in_legacy_units(values: Mapping[int, float]) -> dict[int, float]:
+    """By field, with what is there in a base unit only under the older field's id too."""
+    found = dict(values)
+    for number, value in values.items():
+        known = _legacy().get(number)
+        if known is not None:
+            legacy, factor = known
+            found.setdefault(legacy, round(value / factor, _DECIMALS))
+    return found
+
+
+@cache
+def _legacy() -> Mapping[int, tuple[int, float]]:
+    return {new.id: (old, new.factor) for old, new in successors().items()}
+
+
+@cache
+def generations(field_id: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The names of a figure by generation: 4.8's with those before it, and 4.9's. A page may have one of each."""
+    names = names_of(field_id)
+    rename = rename_of(fields()[field_id].name)
+    new = () if rename is None else (rename.new_name,)
+    return tuple(name for name in names if name not in new), new
 
 
 @cache

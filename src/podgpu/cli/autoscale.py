@@ -38,7 +38,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     """Scale on GPUs: KEDA's external scaler and the custom metrics API, from the figures of all nodes.
 
     Asks a Prometheus server, or scrapes the exporters itself: exactly one of --prometheus, --scrape and
-    --discover-kubernetes. Needs the API server, which tells which pods run.
+    --discover-kubernetes. Needs the API server, which knows which pods run.
     """
     share_one_heap()
     look_for_cycles_seldom()

@@ -37,7 +37,7 @@ KEDA_OPTIONS: tuple[Option, ...] = (
         "127.0.0.1:9411",
         "Address of KEDA's external scaler (gRPC); none: it is off. Beyond this machine only with client certificates.",
     ),
-    _option("keda-cert-file", "", "Certificate of that listener (PEM); read anew when it changes."),
+    _option("keda-cert-file", "", "Certificate of that listener (PEM); read again when it changes."),
     _option("keda-key-file", "", "Its key."),
     _option("keda-client-ca-file", "", "Authorities of the certificates that KEDA has to show."),
     _option("keda-client-name", "", "A certificate must have one of these names, NAME,NAME,…; without: any of them."),
@@ -45,7 +45,7 @@ KEDA_OPTIONS: tuple[Option, ...] = (
 )
 API_OPTIONS: tuple[Option, ...] = (
     _option("api-address", "none", "Address of the custom metrics API (HTTPS), such as :6443; none: it is off."),
-    _option("api-cert-file", "", "Its certificate (PEM), for SERVICE.NAMESPACE.svc; read anew when it changes."),
+    _option("api-cert-file", "", "Its certificate (PEM), for SERVICE.NAMESPACE.svc; read again when it changes."),
     _option("api-key-file", "", "Its key."),
     _option(
         "api-service",

@@ -17,7 +17,7 @@ from podgpu.cluster.loop import Cluster
 from podgpu.cluster.publish import Publisher
 from podgpu.cluster.reading import MakeBackend
 from podgpu.cluster.settings import ViewSettings, check_settings
-from podgpu.compose.cluster import prometheus_backend, scrape_backend
+from podgpu.compose.cluster import prometheus_backend, prometheus_history, scrape_backend
 from podgpu.compose.histories import cluster_with_keeper, history_of
 from podgpu.compose.process import (
     configure_logging,
@@ -73,17 +73,19 @@ def command(ctx: click.Context, /, **options: Any) -> None:
         with naming_variable(ctx, "history_dir"):
             cluster, beside, history = _with_history(options, make_backend, publisher)
         protection = _protection(options["web_config_file"], at_the_end)
-        listeners = cluster_listeners(cluster, address, probe_address, protection, history)
+        listeners = cluster_listeners(
+            cluster, address, probe_address, protection, history, options["web_enable_lifecycle"]
+        )
         look_past_what_stays()
         run(Several([cluster, *beside]), listeners, lambda bound: _announce(bound[0]))
 
 
 def _with_history(
     options: dict[str, Any], make_backend: MakeBackend, publisher: Publisher
-) -> tuple[Cluster, list[Served], History | None]:
+) -> tuple[Cluster, list[Served], History]:
     """Prometheus has the past already; the exporters have to be watched for it."""
     if options["prometheus"]:
-        return Cluster(make_backend, publisher), [], None
+        return Cluster(make_backend, publisher), [], prometheus_history(options)
     cluster, keeper = cluster_with_keeper(make_backend, publisher, directory=options["history_dir"])
     return cluster, [keeper], history_of(keeper)
 
@@ -140,9 +142,10 @@ def chosen_backend(
     anything is asked."""
     chosen = [name for name in _BACKENDS if options[name]]
     if len(chosen) != 1:
-        given = " and ".join(f"--{name.replace('_', '-')}" for name in chosen) or "nobody"
+        flags = " and ".join(f"--{name.replace('_', '-')}" for name in chosen)
+        problem = f"{flags} do not go together" if chosen else "podgpu cluster needs somewhere to read from"
         raise UsageError(
-            f"{given} to be asked: give exactly one of --prometheus URL, --scrape URL,… and "
+            f"{problem}: give exactly one of --prometheus HOST:9090, --scrape HOST:9400,… and "
             "--discover-kubernetes SELECTOR"
         )
     if chosen == ["prometheus"]:

@@ -5,11 +5,14 @@ from __future__ import annotations
 from podgpu.cli.option_table import EXPORTER_PAGE_OPTIONS, PRICES_HELP, exporter_options
 from podgpu.cli.params import Option
 
-_SHARED = ("kubeconfig", "web-config-file", "probe-address", "debug", "log-format")
+_SHARED = ("kubeconfig", "web-config-file", "probe-address", "web-enable-lifecycle", "debug", "log-format")
 _OTHERWISE = {
     "probe-address": {
-        "help": "A plain address for /livez, /ready and /health alone, such as :9402: what --web-config-file asks for, "
-        "the kubelet's probes cannot show."
+        "help": "A plain address for /livez, /ready and /health alone, such as :9402: the kubelet's probes cannot send "
+        "the logins or certificates of --web-config-file."
+    },
+    "web-enable-lifecycle": {
+        "help": "Answer POST /-/forget, which only somebody on this machine may ask for (docs/security.md)."
     },
 }
 
@@ -21,12 +24,12 @@ def _option(flag: str, default: str, text: str, kind: str = "text", short: str =
 PROMETHEUS_OPTIONS: tuple[Option, ...] = (
     _option("prometheus", "", "Ask this server, which speaks Prometheus' HTTP API: HOST:9090, or its whole URL."),
     _option("match", "", 'Label matchers added to every selector, such as cluster="a".'),
-    _option("prometheus-ca-file", "", "Authorities that may vouch for the server at https://… (PEM)."),
-    _option("prometheus-insecure-skip-verify", "false", "Take any certificate of the server.", "bool"),
+    _option("prometheus-ca-file", "", "CA certificates (PEM) to verify the server's certificate with."),
+    _option("prometheus-insecure-skip-verify", "false", "Do not verify the server's certificate.", "bool"),
     _option("prometheus-username", "", "Basic auth at the server; with --prometheus-password-file."),
     _option("prometheus-password-file", "", "File with the password of --prometheus-username; read at every query."),
     _option("prometheus-token-file", "", "File with a bearer token for the server; read at every query."),
-    _option("prometheus-tenant", "", "Tenant, sent as X-Scope-OrgID (Mimir, Cortex, Loki's kin)."),
+    _option("prometheus-tenant", "", "Tenant, sent as X-Scope-OrgID (Mimir, Cortex and the like)."),
     _option("prometheus-timeout", "10s", "How long a query may take.", "duration"),
 )
 
@@ -47,16 +50,18 @@ SCRAPE_OPTIONS: tuple[Option, ...] = (
 
 VIEW_OPTIONS: tuple[Option, ...] = (
     _option(
-        "node-label", "Hostname,hostname,node,instance", "A node's name is the first of these labels that is there."
+        "node-label",
+        "Hostname,hostname,node,instance",
+        "Labels to take a node's name from; the first one present counts.",
     ),
-    _option("interval", "15s", "How often the cluster is looked at.", "duration"),
+    _option("interval", "15s", "How often the nodes are read.", "duration"),
     _option(
         "stale-after",
         "45s",
-        "A node not heard of for this long is marked old and left out of averages. Not said: 3 intervals.",
+        "A node without news for this long is marked old and left out of averages. Default: 3 intervals.",
         "duration",
     ),
-    _option("drop-after", "5m", "A node not heard of for this long is dropped.", "duration"),
+    _option("drop-after", "5m", "A node without news for this long is dropped.", "duration"),
     _option(
         "used-means",
         "busy",
@@ -69,8 +74,8 @@ VIEW_OPTIONS: tuple[Option, ...] = (
     _option(
         "owners",
         "auto",
-        "What made each pod, where kube_pod_owner does not tell: ask the API server, or nobody. auto: ask it in a "
-        "cluster, with --discover-kubernetes and with --kubeconfig, and do without where it may not be asked.",
+        "Where the owners of pods come from if kube_pod_owner is missing: the API server, or nowhere. auto: ask it in "
+        "a cluster, with --discover-kubernetes and with --kubeconfig, and go without if it refuses.",
         "choice:auto|api|none",
     ),
     _option("prices", "", PRICES_HELP),

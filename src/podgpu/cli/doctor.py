@@ -35,7 +35,7 @@ from podgpu.errors import SourceError, UsageError
 from podgpu.model import Device
 from podgpu.telemetry.source import Telemetry
 
-_OTHERWISE = {"kubernetes": {"help": "Pod labels are wanted. Not said: the kubelet is asked where its socket exists."}}
+_OTHERWISE = {"kubernetes": {"help": "Pod labels are wanted. Default: the kubelet is asked if its socket exists."}}
 
 _CONFIGMAP = (
     "see that it is there (kubectl get configmap), and that podgpu's service account may list and watch configmaps in"
@@ -48,7 +48,7 @@ DOCTOR_OPTIONS = (
     Option(
         "probe-switches",
         default="false",
-        help="Measure whether a GPU's busy register tells the truth (what --usage-from exact goes by): two loads of its"
+        help="Measure whether a GPU's busy register is right (--usage-from exact relies on it): two loads of its"
         " own share one idle GPU of every architecture for half a minute. Needs CAP_SYS_ADMIN, and PyTorch or"
         " cuda-python.",
         kind="bool",

@@ -67,12 +67,12 @@ ENRICH_OPTIONS = (
     Option(
         "stale-after",
         default="75s",
-        help="Take figures away that could not be renewed for this long. Not said: 5 intervals; with --once never.",
+        help="Remove figures that could not be renewed for this long. Default: 5 intervals; with --once never.",
         kind="duration",
         ours=True,
     ),
     Option("mode", default="0644", help="Permissions of the file, in octal.", ours=True),
-    Option("owner", help="UID or UID:GID of the file, in numbers. Default: who runs podgpu.", ours=True),
+    Option("owner", help="UID or UID:GID of the file, in numbers. Default: the user who runs podgpu.", ours=True),
     Option("self-metrics", default="true", help="Write podgpu_exporter_* about the sources too.", kind="bool"),
     *exporter_options(_SHARED, _OTHERWISE),
     *EXPORTER_PAGE_OPTIONS,
@@ -164,7 +164,7 @@ def _run_once(enricher: Enricher) -> None:
         raise StartError(str(e)) from e
     if outcomes and not any(outcome.ok for outcome in outcomes):
         reasons = "; ".join(f"{outcome.source}: {outcome.message}" for outcome in outcomes)
-        raise StartError(f"written without pod labels, because nobody could say who holds what: {reasons}")
+        raise StartError(f"written without pod labels, because no source could say who holds what: {reasons}")
 
 
 def _run(enricher: Enricher, interval: float) -> None:

@@ -23,7 +23,7 @@ from podgpu.compose.histories import history_of, node_keeper
 from podgpu.compose.process import configure_logging, look_past_what_stays, print_out, share_one_heap, take_turns_often
 from podgpu.compose.servers import SOON_SECONDS, ApiAccess
 from podgpu.device_selection import parse_selection
-from podgpu.errors import StartError, UsageError
+from podgpu.errors import MOST_NAMED, StartError, UsageError
 from podgpu.serve.app import GPU_MANAGER_OPTION, PROBE_OPTION, Bounds, serve
 from podgpu.serve.sockets import Address, parse_address, systemd_sockets
 from podgpu.snapshot_json import dump_snapshot
@@ -178,7 +178,9 @@ def _print_once(agent: Agent, dump: str) -> None:
         print_out(published.fresh.plain)
         failed = [o for o in published.snapshot.outcomes if not o.ok]
         if not published.snapshot.readings:
-            raise StartError("no GPU could be read: " + ("; ".join(o.message for o in failed) or "there is none here"))
+            raise StartError(
+                "no GPU could be read: " + ("; ".join(o.message for o in failed[:MOST_NAMED]) or "there is none here")
+            )
     finally:
         agent.stop()
 

@@ -29,10 +29,11 @@ _WITHOUT_EFFECT = "Without effect (accepted for dcgm-exporter's sake)"
 GROUPS: dict[str, tuple[str, ...]] = {
     "Common": (
         *("url", "cluster", "prometheus", "scrape", "discover-kubernetes", "in", "out", "socket", "podlist"),
-        *("address", "cluster-address", "gpus", "kubernetes", "telemetry", "collectors", "devices", "collect-interval"),
+        *("address", "cluster-address", "gpus", "calm", "kubernetes", "config-file", "telemetry", "collectors"),
+        *("devices", "collect-interval"),
         *("interval", "sort", "filter", "processes", "prices", "idle-after", "stale-after", "drop-after", "json"),
         *("once", "dump-snapshot", "probe-switches", "mode", "owner", "self-metrics", "inject", "plugin-name"),
-        *("plugin-index", "log-format", "debug", "help"),
+        *("plugin-index", "to", "expr", "in-place", "force", "log-format", "debug", "help"),
     ),
     "Kubernetes": (
         *("allocation", "allocation-interval", "kubernetes-enable-pod-labels", "kubernetes-pod-label-allowlist-regex"),
@@ -47,11 +48,12 @@ GROUPS: dict[str, tuple[str, ...]] = {
     ),
     "Usage accounting": (
         *("container-usage", "usage-interval", "usage-from", "used-means", "used-field", "window"),
-        *("mig-copy-parent-values", "gpu-manager-metrics", "gpu-manager-address", "legacy-map-metrics", "match"),
-        *("path-proc", "path-sysfs"),
+        *("history-dir", "mig-copy-parent-values", "gpu-manager-metrics"),
+        *("gpu-manager-address", "legacy-map-metrics", "match", "path-proc", "path-sysfs"),
     ),
     "Access (TLS, logins, probes, other servers)": (
-        *("web-config-file", "web-systemd-socket", "probe-address", "web-enable-lifecycle", "scrape-timeout"),
+        *("web-config-file", "web-systemd-socket", "probe-address", "web-enable-lifecycle", "web-read-timeout"),
+        *("web-write-timeout", "max-concurrent-scrapes", "scrape-timeout"),
         *("scrape-concurrency", "exporter-ca-file", "exporter-insecure-skip-verify", "exporter-username"),
         *("exporter-password-file", "exporter-token-file", "exporter-max-age", "prometheus-ca-file"),
         *("prometheus-insecure-skip-verify", "prometheus-username", "prometheus-password-file"),
@@ -59,8 +61,9 @@ GROUPS: dict[str, tuple[str, ...]] = {
     ),
     "DCGM compatibility": (
         *("remote-hostengine-info", "switch-devices", "cpu-devices", "enable-dcgm-log", "dcgm-log-level"),
-        *("use-old-namespace", "hostname-label", "no-hostname", "replace-blanks-in-model-name"),
+        *("dcgm-names", "use-old-namespace", "hostname-label", "no-hostname", "replace-blanks-in-model-name"),
         *("xid-count-window-size", "clock-events-count-window-size", "kubernetes-gpu-id-type"),
+        *("watch-max-keep-age", "watch-max-keep-samples", "enable-exporter-metrics"),
     ),
     _WITHOUT_EFFECT: tuple(option.flag for option in EXPORTER_OPTIONS if not option.works),
 }

@@ -26,7 +26,7 @@ _log = logging.getLogger("podgpu")
 _SWITCH_SECONDS = 0.0005
 """A pod waits for the thread that answers; the one that writes the file gives way sooner than Python's 5 ms."""
 _SHARED = ("path-proc", "debug", "log-format")
-_OTHERWISE = {"path-proc": {"help": "Where the host's /proc is: driver/nvidia in it tells which GPU has which number."}}
+_OTHERWISE = {"path-proc": {"help": "Where the host's /proc is: driver/nvidia in it says which GPU has which number."}}
 
 HOOK_OPTIONS = (
     Option("socket", "", "PODGPU_NRI_SOCKET", "/var/run/nri/nri.sock", "The runtime's NRI socket.", ours=True),
@@ -88,7 +88,7 @@ HOOK_OPTIONS = (
 @with_options(HOOK_OPTIONS)
 @click.pass_context
 def command(ctx: click.Context, /, **options: Any) -> None:
-    """Keep podlist.json: which container was given which GPU, told by the container runtime (NRI) as it happens.
+    """Keep podlist.json: which container was given which GPU, as the container runtime (NRI) reports it.
 
     Connects to the runtime's NRI socket, or takes the connection of a runtime that started it (NRI_PLUGIN_SOCKET).
     Only watches, unless --inject is given.

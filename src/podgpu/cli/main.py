@@ -20,9 +20,10 @@ COMMANDS = {
     "cluster": "Look at every node: which pod is on which GPU, used and idle ones, cost; with a page.",
     "autoscale": "Tell KEDA and the HPA how busy a workload's GPUs are, straight from the exporters.",
     "enrich": "Put pod labels on an existing dcgm-exporter's metrics, into a file for node_exporter.",
-    "hook": "Keep podlist.json: which container was given which GPU, told by the container runtime (NRI).",
+    "hook": "Keep podlist.json: which container was given which GPU, as the container runtime (NRI) reports it.",
     "top": "Show GPUs, who uses them and how much, live in the terminal: this node's, an exporter's, a cluster's.",
     "doctor": "Check this node: driver, permissions, kubelet, mapping; say what is wrong and what to do.",
+    "migrate": "Rewrite dashboards, rules and queries for dcgm-exporter 4.9's names and units, or back.",
     "demo": "Run exporters and the cluster view on simulated GPUs.",
 }
 

@@ -22,7 +22,7 @@ NEWER_OPTIONS: tuple[Option, ...] = (
         "",
         "DCGM_EXPORTER_CONFIG_FILE",
         "",
-        "YAML file with counters and with intervals of their own for some fields, version 1 or 2 (docs/options.md). "
+        "YAML file with counters, and intervals of their own for some fields; version 1 or 2 (docs/config-file.md). "
         "Read at start; flags and variables go before it.",
     ),
     Option(

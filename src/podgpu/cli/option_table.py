@@ -22,12 +22,12 @@ PRICES_HELP = "Prices per GPU-hour and kWh: a YAML file (docs/cluster.md), or ex
 EXPORTER_PAGE_OPTIONS: tuple[Option, ...] = tuple(
     Option(f"exporter-{name}", "", f"PODGPU_EXPORTER_{name.replace('-', '_').upper()}", default, text, kind, ours=True)
     for name, default, kind, text in (
-        ("ca-file", "", "text", "Authorities that may vouch for the exporter's page at https://… (PEM)."),
-        ("insecure-skip-verify", "false", "bool", "Take any certificate for the exporter's page."),
+        ("ca-file", "", "text", "CA certificates (PEM) to verify the exporter's certificate with."),
+        ("insecure-skip-verify", "false", "bool", "Do not verify the exporter's certificate."),
         ("username", "", "text", "Basic auth at the exporter's page; with --exporter-password-file."),
         ("password-file", "", "text", "File with the password of --exporter-username; read at every fetch."),
         ("token-file", "", "text", "File with a bearer token for the exporter's page; read at every fetch."),
-        ("max-age", "5m", "duration", "A file of the exporter's that was not written for this long is not believed."),
+        ("max-age", "5m", "duration", "A file of the exporter that was not written for this long is too old to use."),
     )
 )
 """How another exporter's page is reached, where it feeds podgpu."""
@@ -86,7 +86,7 @@ EXPORTER_OPTIONS: tuple[Option, ...] = (
         "DCGM_REMOTE_HOSTENGINE_INFO",
         "localhost:5555",
         "A running host engine (nv-hostengine) to read from: HOST:PORT, [IPV6]:PORT, unix:///path or vsock://CID:PORT. "
-        "Said, it means --telemetry dcgm; not said, none is used.",
+        "If given, it means --telemetry dcgm; without it none is used.",
         acts_when_named=True,
     ),
     Option(
@@ -125,7 +125,7 @@ EXPORTER_OPTIONS: tuple[Option, ...] = (
         "d",
         "DCGM_EXPORTER_DEVICES_STR",
         "f",
-        "What to show: f (GPUs and their MIG instances), g[:ids] (GPUs), i[:ids] (MIG instances); ids as 0,2-4.",
+        "What to show: f (GPUs and MIG instances), g[:ids] (GPUs), i[:ids] (instances), g:0+i:1 (both); ids as 0,2-4.",
     ),
     Option("no-hostname", "n", "DCGM_EXPORTER_NO_HOSTNAME", "false", "Leave the host label out.", "bool"),
     Option(
@@ -308,7 +308,7 @@ EXPORTER_OPTIONS: tuple[Option, ...] = (
         "",
         "PODGPU_PATH_VARLOG",
         "/var/log",
-        "Where the host's /var/log is: the names in its pods and containers tell whose uid and container id is whose.",
+        "Where the host's /var/log is: uids and container ids are found by the names in its pods and containers.",
         ours=True,
     ),
     Option(
@@ -334,7 +334,7 @@ EXPORTER_OPTIONS: tuple[Option, ...] = (
         "",
         "PODGPU_USAGE_FROM",
         "samples",
-        "How busy time on a shared GPU is told apart: samples (the driver's, each given whole to one process), switches"
+        "How busy time on a shared GPU is divided: samples (the driver's, each given whole to one process), switches"
         " (its context switches: who was on the GPU, and bounds) or exact (these and busy samples; CAP_SYS_ADMIN).",
         "choice:samples|switches|exact",
         ours=True,
@@ -371,8 +371,8 @@ EXPORTER_OPTIONS: tuple[Option, ...] = (
         "",
         "PODGPU_PROBE_ADDRESS",
         "",
-        "A plain address for /livez, /ready and /health alone, such as :9401: what --web-config-file asks for, the "
-        "kubelet's probes cannot show.",
+        "A plain address for /livez, /ready and /health alone, such as :9401: the kubelet's probes cannot send "
+        "the logins or certificates of --web-config-file.",
         ours=True,
     ),
     Option(
@@ -380,7 +380,7 @@ EXPORTER_OPTIONS: tuple[Option, ...] = (
         "",
         "PODGPU_WEB_ENABLE_LIFECYCLE",
         "true",
-        "Answer POST /-/release, which only somebody on this machine may ask for (docs/security.md).",
+        "Answer POST /-/release and /-/forget, which only somebody on this machine may ask for (docs/security.md).",
         "bool",
         ours=True,
     ),

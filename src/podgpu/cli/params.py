@@ -81,7 +81,7 @@ class _Duration(click.ParamType):  # type: ignore[type-arg]
         if m is None and go is None:
             where = _from(param, ctx)
             self.fail(
-                f"{value!r} is no duration; write milliseconds (5000) or a unit (5s, 500ms, 1m){where}", param, ctx
+                f"{value!r} is not a duration; write milliseconds (5000) or a unit (5s, 500ms, 1m){where}", param, ctx
             )
         seconds = float(go or 0) if m is None else float(m[1]) * _UNIT_SECONDS[m[2]]
         if not 0.1 <= seconds <= _MOST_SECONDS:
@@ -101,7 +101,7 @@ class _Age(click.ParamType):  # type: ignore[type-arg]
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         seconds = parse_go_duration(str(value).strip())
         if seconds is None:
-            self.fail(f"{value!r} is no duration; write it as in 10m, 90s or 0s{_from(param, ctx)}", param, ctx)
+            self.fail(f"{value!r} is not a duration; write it as in 10m, 90s or 0s{_from(param, ctx)}", param, ctx)
         return float(seconds)
 
 

@@ -39,7 +39,7 @@ _LOCAL = (
     "path-proc",
     "path-varlog",
 )
-_OTHERWISE = {"kubernetes": {"help": "Name holders by pod. Not said: where the kubelet's socket can be opened."}}
+_OTHERWISE = {"kubernetes": {"help": "Name holders by pod. Default: if the kubelet's socket can be opened."}}
 
 
 TOP_OPTIONS = (
@@ -65,7 +65,8 @@ TOP_OPTIONS = (
 def command(ctx: click.Context, /, **options: Any) -> int:
     """A live table of GPUs and who uses them: this node's by its driver, another's by its exporter's URL, or all.
 
-    Keys: q quits, h shows the others. Where standard output is no terminal one plain table is printed, as with --once.
+    Keys: q quits, Enter shows details, h shows the others. If standard output is not a terminal, one plain table is
+    printed, as with --once. --url and --cluster take HOST:PORT or a URL.
     """
     if options["url"] or options["cluster"]:
         _refuse_local_options(ctx, options)
@@ -83,11 +84,11 @@ def command(ctx: click.Context, /, **options: Any) -> int:
 def _refuse_local_options(ctx: click.Context, options: dict[str, Any]) -> None:
     """Those from variables are left alone: they may be set for the exporter."""
     if options["url"] and options["cluster"]:
-        raise UsageError("--url and --cluster: only one of them can be asked")
+        raise UsageError("--url and --cluster: give only one of them")
     said = [flag for flag in _LOCAL if _said(ctx, flag)] + (["processes"] if options["processes"] else [])
-    asked = "--url an exporter" if options["url"] else "--cluster podgpu cluster"
+    asked = "--url" if options["url"] else "--cluster"
     if said:
-        raise UsageError(f"--{said[0]} is for the local driver: with {asked} is asked, which has its own")
+        raise UsageError(f"--{said[0]} is for this node's driver; it does not go with {asked}")
 
 
 def _said(ctx: click.Context, flag: str) -> bool:

@@ -43,7 +43,7 @@ class ChangeLog:
         nodes = frozenset(node.name for node in view.nodes)
         new = [f"{node.name}: seen" for node in view.nodes if node.name not in self._nodes]
         old = [
-            f"{node.name}: marked old, nothing new came from it"
+            f"{node.name}: marked old: no news from it"
             for node in view.nodes
             if node.old and self._old.fails(node.name, "old")
         ]

@@ -6,12 +6,12 @@ One is forgotten for as long as it is away. When it is back it is a GPU like any
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import Literal
 
 from podgpu.cluster.nodes import NodeView, Settled
-from podgpu.figures.device import DeviceFigures
+from podgpu.figures.device import Trouble
 
 MOST = 1024
 """The last so many."""
@@ -53,6 +53,14 @@ def state_of(nodes: Iterable[NodeView], uuid: str) -> Found:
     return found
 
 
-def _without(node: NodeView, uuids: Iterable[str]) -> NodeView:
-    left: tuple[DeviceFigures, ...] = tuple(device for device in node.devices if device.uuid not in uuids)
-    return node if len(left) == len(node.devices) else replace(node, devices=left)
+def _without(node: NodeView, uuids: Collection[str]) -> NodeView:
+    """Nor does anything else tell of them."""
+    gone = {device.uuid: f"gpu{device.index}" for device in node.devices if device.uuid in uuids}
+    if not gone:
+        return node
+    down = tuple(source for source in node.trouble.down if source not in gone.values())
+    return replace(
+        node,
+        devices=tuple(device for device in node.devices if device.uuid not in gone),
+        trouble=Trouble(down, max(0, node.trouble.lost - len(gone))),
+    )

@@ -9,14 +9,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from podgpu.clock import Clock
 from podgpu.cluster.change_log import ChangeLog
+from podgpu.cluster.forgotten import Found, state_of
 from podgpu.cluster.publish import Publisher
-from podgpu.cluster.reading import Backend, ClusterReading, MakeBackend
-from podgpu.errors import StartError
+from podgpu.cluster.reading import AsksExporters, Backend, ClusterReading, MakeBackend
+from podgpu.errors import SourceError, StartError
 from podgpu.figures.page_state import PageState
 
 LOOK_SECONDS = 1.0
@@ -45,6 +46,8 @@ class Cluster:
         self.published = publisher.nothing_yet(self.clock.wall())
         self._changes = ChangeLog(self.clock.monotonic)
         self._looked_at = float("-inf")
+        self._asked: tuple[Backend, asyncio.AbstractEventLoop] | None = None
+        """Who is asked, and on whose loop."""
         self._turned_at = float("-inf")
         self._loop: asyncio.AbstractEventLoop | None = None
         self._wake = asyncio.Event()
@@ -55,6 +58,7 @@ class Cluster:
 
     async def round(self, backend: Backend) -> None:
         """One round; what it finds is published while it lasts, and at its end."""
+        self._asked = backend, asyncio.get_running_loop()
         turn = asyncio.create_task(backend.turn())
         try:
             while not turn.done():
@@ -79,6 +83,28 @@ class Cluster:
         """What the web page draws."""
         self._looked_at = self.clock.monotonic()
         return self.published.page()
+
+    async def ask_exporter(self, target: str, path: Sequence[str]) -> bytes:
+        """What a node's exporter answers at another path than its metrics'; from any loop. Raises SourceError."""
+        backend, loop = self._asked or (None, None)
+        if loop is None or not isinstance(backend, AsksExporters):
+            raise SourceError("not_asked", "the figures are Prometheus', the exporters themselves are not asked")
+        asking = backend.ask(target, path)
+        try:
+            future = asyncio.run_coroutine_threadsafe(asking, loop)
+        except RuntimeError as error:  # the loop is closed: podgpu ends
+            asking.close()
+            raise SourceError("not_asked", "the rounds have ended") from error
+        return await asyncio.wrap_future(future)
+
+    def forget(self, uuid: str) -> Found:
+        """An operator has seen to a GPU that is lost, or whose node is gone: it is left out from the next round on,
+        until it is back."""
+        found = state_of(self.published.view.nodes, uuid)
+        if found == "away":
+            self._publisher.forget(uuid)
+            self.reload()
+        return found
 
     async def _rounds(self) -> None:
         self._task, self._loop = asyncio.current_task(), asyncio.get_running_loop()
@@ -112,7 +138,7 @@ class Cluster:
         except StartError as e:
             self.fatal = e
         except Exception as e:  # noqa: BLE001 - the edge: where a thread of its own begins
-            _log.exception("the cluster's loop met an unexpected error, please report it")
+            _log.exception("unexpected error in the cluster's loop, please report it")
             self.fatal = StartError(f"the cluster's loop ended by a bug ({type(e).__name__}: {e}); exiting")
         if self.fatal is not None:
             on_fatal()

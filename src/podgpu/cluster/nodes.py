@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from podgpu.catalog.conditions import NODE_GONE
 from podgpu.cluster.reading import NodeReading, TargetOutcome
 from podgpu.cluster.settings import ViewSettings
+from podgpu.errors import few_of
 from podgpu.figures.device import Condition, DeviceFigures, Trouble, has_identity
 
 AHEAD_SECONDS = 5.0
@@ -249,13 +250,13 @@ def _notes(
         if outcome is not None and outcome.error:
             notes.append(f"{told.target}: {outcome.message or outcome.error}")
     if siblings:
-        others = ", ".join(sibling.target for sibling in siblings)
-        notes.append(f"read from {reading.target}; also told of by {others}, which counts for nothing")
+        others = few_of(sibling.target for sibling in siblings)
+        notes.append(f"read from {reading.target}; also reported by {others}, which is ignored")
     if reading.listed is False:
         notes.append(f"{reading.target} is no longer in the list of exporters")
     skew = reading.skew_seconds
     if not reading.dated:
-        notes.append("its snapshot is not of today, by its own clock: it does not count as fresh; set the node's clock")
+        notes.append("its snapshot is not of today, by its own clock, so it counts as old; set the node's clock")
     elif skew is not None and skew > AHEAD_SECONDS:
         notes.append(f"its clock is {skew:.0f} s ahead")
     elif skew is not None and skew < -BEHIND_SECONDS:

@@ -61,6 +61,10 @@ class Publisher:
         """Before the first round."""
         return self._render(ClusterView(self.settings, wall), float("-inf"))
 
+    def forget(self, uuid: str) -> None:
+        """A GPU that is away; from any thread."""
+        self._memory.forgotten.add(uuid)
+
     def publish(self, reading: ClusterReading, now: float, wall: float, whole_round: bool) -> Published:
         """`whole_round`: a round has ended, and counts as one where rounds are counted."""
         prices, notes = self._prices()

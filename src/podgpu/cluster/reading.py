@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from podgpu.figures.device import DeviceFigures, Owner, Trouble
 
@@ -109,6 +109,14 @@ class Backend(Protocol):
         """The state now, also in the middle of a round."""
 
     async def close(self) -> None: ...
+
+
+@runtime_checkable
+class AsksExporters(Protocol):
+    """A backend that reaches the exporters themselves."""
+
+    async def ask(self, target: str, path: Sequence[str]) -> bytes:
+        """What the exporter of this target answers at another of its paths. Raises SourceError."""
 
 
 MakeBackend = Callable[[], Backend]

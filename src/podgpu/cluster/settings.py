@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from podgpu.catalog.fields import field_named, nearest_names
+from podgpu.catalog.fields import nearest_names
+from podgpu.catalog.names import meaning
 from podgpu.errors import UsageError
 
 UsedMeans = Literal["busy", "allocated", "processes"]
@@ -34,7 +35,7 @@ class ViewSettings:
 
     @property
     def full(self) -> float:
-        """What the used field reads on a device that is busy all the time: 100 of %, 1 of a ratio."""
+        """What the used field reads on a device that is busy all the time: 100 of %, 1 of a ratio that has no %."""
         return full_scale(self.used_field)
 
 
@@ -56,15 +57,17 @@ def check_settings(settings: ViewSettings) -> ViewSettings:
 
 def full_scale(field: str) -> float:
     """Raises UsageError for a field that is no utilisation."""
-    known = field_named(field)
+    known = meaning(field)
     if known is None:
         near = nearest_names(field)
         raise UsageError(f"--used-field {field}: there is no such field{f'; is it {near[0]}?' if near else ''}")
-    if known.unit.startswith("%"):
+    if known.field.unit.startswith("%"):
         return 100.0
-    if known.unit.startswith("ratio"):
+    if known.field.unit.startswith("ratio"):
         return 1.0
-    raise UsageError(f"--used-field {field} is no utilisation: take one in % or a ratio, such as DCGM_FI_DEV_GPU_UTIL")
+    raise UsageError(
+        f"--used-field {field} is not a utilisation: choose a field in % or a ratio, such as DCGM_FI_DEV_GPU_UTIL"
+    )
 
 
 def duration_text(seconds: float) -> str:

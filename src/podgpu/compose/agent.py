@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from podgpu.accounting.containers import ContainerFinder
 from podgpu.agent.loop import Agent, Settings
-from podgpu.catalog.counters import SHIPPED, Counter
+from podgpu.catalog.counters import SHIPPED, Counter, make_counter
 from podgpu.catalog.named_counters import Naming as DcgmNaming
 from podgpu.compose.allocations import SOURCES, Holders, Sources, Surroundings, make_holders
 from podgpu.compose.process import node_name
@@ -191,7 +191,9 @@ def choose_counters(options: Options) -> tuple[tuple[Counter, ...], CounterFeed 
     """Those that stand in the configuration file, else those of `-f`."""
     config: ConfigFile | None = options.get("config")
     if config is not None and config.counters is not None:
-        return dcgm_naming(options).of_user(config.counters), None
+        naming = dcgm_naming(options)
+        written = (make_counter(c.name, c.type, c.help, naming.as_in_4_6) for c in config.counters)
+        return naming.of_user(tuple(written)), None
     return read_counters(options["collectors"], dcgm_naming(options))
 
 

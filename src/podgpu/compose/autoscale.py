@@ -66,7 +66,7 @@ def assemble_autoscale(
     api_address = _address(options["api_address"], API_OPTION)
     _check_api(options, api_address)
     if keda is None and api_address is None:
-        raise UsageError(f"{KEDA_OPTION} and {API_OPTION} are both none: nobody could ask anything")
+        raise UsageError(f"{KEDA_OPTION} and {API_OPTION} are both none: nothing could be asked")
     config = api_config(options["kubeconfig"])
     pods, nodes = PodFeed(config), NodeFeed(config)
     at_the_end.callback(pods.close)
@@ -138,7 +138,7 @@ def _check_api(options: Mapping[str, Any], address: Address | None) -> None:
             raise UsageError(f"{(*given, '--api-service', '--external-metrics')[0]} needs {API_OPTION}, which is none")
         return
     if len(given) == 1:
-        raise UsageError(f"{given[0]} alone is no certificate: give --api-cert-file and --api-key-file")
+        raise UsageError(f"{given[0]} alone is not enough: give --api-cert-file and --api-key-file")
     if given and service:
         raise UsageError(f"{given[0]} and --api-service: a certificate is given, or podgpu makes its own; keep one")
     if not given and not service:

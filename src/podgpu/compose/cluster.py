@@ -14,9 +14,11 @@ from podgpu.compose.servers import access_by
 from podgpu.errors import SourceError, UsageError
 
 if TYPE_CHECKING:
+    from podgpu.cluster.prom.backend import PrometheusPlace
     from podgpu.cluster.scraping.backend import Targets
     from podgpu.cluster.scraping.owners_api import ApiOwners
     from podgpu.fetch.access import Credentials
+    from podgpu.history.asking import History
     from podgpu.kube.access import ApiConfig
 
 _log = logging.getLogger("podgpu")
@@ -26,16 +28,9 @@ _MOST_AT_A_TIME = 1000
 
 def prometheus_backend(options: Mapping[str, Any], settings: ViewSettings, at_the_end: ExitStack) -> MakeBackend:
     """Raises UsageError."""
-    from podgpu.cluster.prom.backend import PrometheusBackend, PrometheusPlace
+    from podgpu.cluster.prom.backend import PrometheusBackend
 
-    tenant = options["prometheus_tenant"]
-    place = PrometheusPlace(
-        url=options["prometheus"],
-        access=access_by(options, "prometheus", "Prometheus", {"X-Scope-OrgID": tenant} if tenant else {}),
-        match=options["match"],
-        node_labels=_names(options["node_label"]),
-        timeout=options["prometheus_timeout"],
-    )
+    place = _prometheus_place(options)
     owners = _owners(options, at_the_end)
 
     def make() -> Backend:
@@ -44,6 +39,27 @@ def prometheus_backend(options: Mapping[str, Any], settings: ViewSettings, at_th
     with _naming("--prometheus"):
         make()  # whatever is wrong with the options is said at once
     return make
+
+
+def prometheus_history(options: Mapping[str, Any]) -> History:
+    """Whoever has the present from the server has the past from there, too. Raises UsageError."""
+    from podgpu.cluster.prom.history import PrometheusHistory
+
+    with _naming("--prometheus"):
+        return PrometheusHistory(_prometheus_place(options))
+
+
+def _prometheus_place(options: Mapping[str, Any]) -> PrometheusPlace:
+    from podgpu.cluster.prom.backend import PrometheusPlace
+
+    tenant = options["prometheus_tenant"]
+    return PrometheusPlace(
+        url=options["prometheus"],
+        access=access_by(options, "prometheus", "Prometheus", {"X-Scope-OrgID": tenant} if tenant else {}),
+        match=options["match"],
+        node_labels=_names(options["node_label"]),
+        timeout=options["prometheus_timeout"],
+    )
 
 
 def scrape_backend(options: Mapping[str, Any], settings: ViewSettings, at_the_end: ExitStack) -> MakeBackend:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from podgpu.catalog.named_counters import Naming
 from podgpu.configuration.counter_feeds import CONFIGMAP_KEY, ConfigMapCounters
-from podgpu.errors import SourceError, UsageError
+from podgpu.errors import SourceError, UsageError, few_of
 from podgpu.fetch.access import Access
 from podgpu.fetch.endpoint import DEADLINE
 from podgpu.fetch.page import MAX_AGE, PageSource, open_page_source
@@ -173,7 +173,7 @@ class ApiHealth:
         if passed:
             raise SourceError(
                 passed[0],
-                f"a watch failed since the last reading ({', '.join(passed)}) and goes on again: nothing to do,"
+                f"a watch failed since the last reading ({few_of(passed)}) and goes on again: nothing to do,"
                 " unless it happens again and again",
             )
         return Allocation()

@@ -13,6 +13,7 @@ from podgpu.fetch.access import without_secrets
 from podgpu.telemetry.source import Telemetry
 
 if TYPE_CHECKING:
+    from podgpu.simulate.driver import SimulatedNvml
     from podgpu.telemetry.nvml.switches.opening import Opening
 
 _log = logging.getLogger(__name__)
@@ -36,12 +37,18 @@ def _opening(options: Options, **how: Any) -> Opening:
     return Opening(options.get("usage_from", "samples"), **how)
 
 
-def _simulated(argument: str, options: Options) -> Telemetry:
+def simulated_driver(spec: str = "") -> SimulatedNvml:
+    """With GPUs that no other node has."""
     from podgpu.simulate.driver import SimulatedNvml
+
+    return SimulatedNvml(spec or DEFAULT_SPEC, node=node_name())
+
+
+def _simulated(argument: str, options: Options) -> Telemetry:
     from podgpu.simulate.node import place_loads, tenants
     from podgpu.telemetry.nvml import NvmlTelemetry
 
-    driver = SimulatedNvml(argument or DEFAULT_SPEC, node=node_name())
+    driver = simulated_driver(argument)
     place_loads(driver, tenants(driver))
     count = len(driver.machine.gpus)
     opening = _opening(

@@ -89,9 +89,7 @@ class BoundedPattern:
         if kind in _REPEATS:
             least, most, items = value
             return self._repeat(least, most, items, flags, after)
-        raise re.error(
-            "looking ahead or back, groups that come again and possessive repeats are not taken", self._pattern
-        )
+        raise re.error("look-around, back-references and possessive repeats are not allowed", self._pattern)
 
     def _repeat(self, least: int, most: Any, items: Sequence[tuple[Any, Any]], flags: int, after: int) -> int:
         first = after

@@ -64,7 +64,7 @@ def _matcher(pattern: str, collection: Collection) -> Callable[[str], bool]:
         return BoundedPattern(rf"\A(?:{_as_regex(pattern)})\Z").is_in
     except (re.error, ValueError, OverflowError):
         raise UsageError(
-            f"{collection.place}: {collection.name}: {pattern[:80]!a} is no pattern: * ? and [A-Z] stand for letters"
+            f"{collection.place}: {collection.name}: {pattern[:80]!a} is not a pattern: * ? and [A-Z] stand for letters"
         ) from None
 
 

@@ -112,7 +112,7 @@ def _fields(metrics: PlacedMapping) -> tuple[Counter, ...]:
                 raise row.complaint(key, "is required")
         name = row.text("name")
         if name in chosen:
-            raise row.complaint("name", f"{_short(name)} stands twice: each field once")
+            raise row.complaint("name", f"{_short(name)} is there twice: name each field once")
         try:
             chosen[name] = make_counter(name, row.text("prometheusType"), " ".join(row.text("help").split()))
         except UsageError as e:
@@ -194,7 +194,7 @@ def _named(
         if not name:
             raise row.complaint("name", "is required")
         if name in names:
-            raise row.complaint("name", f"{_short(name)} stands twice: each has a name of its own")
+            raise row.complaint("name", f"{_short(name)} is there twice: give each a name of its own")
         names.add(name)
         made = make(row)
         yield Collection(made.name, made.every, made.include, made.retention, row.place_of("name"))
@@ -252,7 +252,7 @@ def _duration(mapping: PlacedMapping, key: str) -> Fraction:
     text = mapping.text(key)
     seconds = parse_go_duration(text)
     if seconds is None:
-        raise mapping.complaint(key, f"{_short(text)!r} is no duration: write it as in 30s, 1m30s or 500ms")
+        raise mapping.complaint(key, f"{_short(text)!r} is not a duration: write it as in 30s, 1m30s or 500ms")
     return seconds
 
 

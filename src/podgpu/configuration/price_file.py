@@ -27,7 +27,7 @@ def parse_prices(content: bytes, file: str) -> Prices:
     top.allow(("currency", "models"))
     currency, models = top.text("currency"), top.mapping("models")
     if not currency or len(currency) > 16 or not currency.isprintable():
-        raise top.complaint("currency", "is missing or no name of a currency: write one such as EUR")
+        raise top.complaint("currency", "is missing or not the name of a currency: write one such as EUR")
     if not models.names():
         raise top.complaint("models", "names no model: write one, or * for all others")
     return Prices(currency, {name: _price(models, name) for name in models.names()})

@@ -8,6 +8,7 @@ from podgpu.catalog.counters import Counter
 from podgpu.catalog.fields import Field, Gpm, fields
 from podgpu.doctor.findings import Finding, note, ok
 from podgpu.doctor.gpus import DRIVER_VERSION, NVML_VERSION, Gpus
+from podgpu.errors import few_of
 from podgpu.telemetry.source import GpuAnswer
 
 _GR_ENGINE_ACTIVE = 1001
@@ -64,7 +65,7 @@ def _judge_fields(
     model: str,
     missing: Sequence[str],
     wanted: int,
-    advice: str = "nothing to mend: they have no series on it, the others do",
+    advice: str = "nothing to fix: they have no series on it, the others do",
 ) -> list[Finding]:
     if not wanted:
         return [ok("counters", "none wanted (-f none)")]
@@ -93,5 +94,4 @@ def _judge_gpm(model: str, has_gpm: bool, missing: Sequence[str]) -> Finding:
 
 
 def _listed(names: Sequence[str]) -> str:
-    more = len(names) - _MOST_NAMES
-    return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+    return few_of(names, _MOST_NAMES)

@@ -163,8 +163,8 @@ def _explain_no_driver(error: SourceError | StartError | None, host: Host) -> Fi
         return wrong(
             "driver",
             f"libnvidia-ml here and the driver in the kernel are of different versions{what}",
-            "the driver was upgraded under us: delete the pod so that it is made anew; on a host reload the nvidia"
-            " modules or reboot",
+            "the driver was upgraded while podgpu ran: delete the pod so that it is recreated; on a host reload the"
+            " nvidia modules or reboot",
         )
     if reason not in ("library_not_found", "driver_not_loaded"):
         return wrong("driver", _unanswered(error), _advice(error))
@@ -222,7 +222,7 @@ def judge_page(telemetry: ExporterTelemetry, gpus: Gpus) -> list[Finding]:
     models = Counter(gpu.model or "GPU of an unknown model" for gpu in inventory.gpus)
     listed = ", ".join(f"{number} × {model}" for model, number in models.items())
     return [
-        ok("exporter", f"{telemetry.shown} tells of {plural(len(inventory.gpus), 'GPU')}: {listed}"),
+        ok("exporter", f"{telemetry.shown} has {plural(len(inventory.gpus), 'GPU')}: {listed}"),
         *(wrong("exporter", str(error)) for error in gpus.failures.values()),
         *_judge_copies(gpus),
         *judge_mig(gpus),
@@ -235,8 +235,8 @@ def _judge_copies(gpus: Gpus) -> list[Finding]:
         note(
             "exporter",
             f"GPU {index}: {plural(number, 'figure')} left out, because the page has different ones for its holders",
-            "an exporter that splits a GPU's figures among pods (KUBERNETES_VIRTUAL_GPUS) does that: let it tell the"
-            " GPU's own, or read the driver (--telemetry nvml)",
+            "an exporter that splits a GPU's figures among pods (KUBERNETES_VIRTUAL_GPUS) does that: let it export"
+            " the GPU's own, or read the driver (--telemetry nvml)",
         )
         for index, number in unsure.items()
     ]

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from podgpu.doctor.findings import Finding, note, ok, plural, wrong
+from podgpu.errors import few_of
 from podgpu.telemetry.pci import count_pci_gpus
 
 _HOST_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO: the first PID namespace has this inode on every Linux
@@ -111,7 +112,7 @@ def judge_device_files(host: Host) -> list[Finding]:
         return [
             wrong(
                 "device files",
-                f"this process may not open {', '.join(closed)}",
+                f"this process may not open {few_of(closed)}",
                 "let the NVIDIA runtime hand them in (runtimeClassName: nvidia), or allow this user to read and write",
             )
         ]
@@ -124,7 +125,7 @@ def judge_pid_namespace(host: Host) -> list[Finding]:
     if host.pid_namespace == _HOST_PID_NAMESPACE:
         return [ok("pid namespace", "the host's")]
     if not host.pid_namespace:
-        return [note("pid namespace", "cannot be told: /proc/self/ns/pid cannot be read", "mount /proc")]
+        return [note("pid namespace", "not known: /proc/self/ns/pid cannot be read", "mount /proc")]
     return [
         note(
             "pid namespace",

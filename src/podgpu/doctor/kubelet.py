@@ -27,7 +27,7 @@ _ADVICE = {
         " needed",
     ),
     "deadline": ("{socket}: no answer in time", "the kubelet hangs or is overloaded: look at its log on the host"),
-    "unavailable": ("{socket}: nobody answers", "the kubelet is stopped or restarting: look at its log on the host"),
+    "unavailable": ("{socket}: nothing answers", "the kubelet is stopped or restarting: look at its log on the host"),
 }
 """Reason -> what to say and what to do; other messages of the source speak for themselves."""
 

@@ -10,6 +10,7 @@ from podgpu.allocation.unmapped import explain, name, statement
 from podgpu.device_selection import Selection
 from podgpu.doctor.findings import Finding, note, ok, plural, wrong
 from podgpu.doctor.gpus import Gpus
+from podgpu.errors import few_of
 from podgpu.model import Allocation, Device, Unmapped
 
 _GPU_RESOURCES = ("nvidia.com/gpu", "nvidia.com/mig-")
@@ -17,7 +18,7 @@ _RELAYOUT = (
     "the MIG layout was changed after the pod got it: delete the pod, and restart the device plugin so that it offers"
     " the new instances"
 )
-_SICK = ("it may be a GPU that does not answer", "mend that first: see what is said of the GPUs")
+_SICK = ("it may be a GPU that does not answer", "fix that first: see the findings about the GPUs")
 
 
 def judge_mapping(
@@ -30,7 +31,7 @@ def judge_mapping(
     """`resources`: everything the kubelet says is held, GPUs or not."""
     if gpus.inventory is None:
         given = plural(len(allocation.unmapped), "assignment")
-        return [note("mapping", f"{given}; which GPUs they name cannot be told without the driver")]
+        return [note("mapping", f"{given}; which GPUs they name cannot be known without the driver")]
     findings = [_explain(unmapped, gpus, resource_names) for unmapped in allocation.unmapped]
     if not findings:
         findings.append(_all_mapped(allocation, resources))
@@ -43,7 +44,7 @@ def _all_mapped(allocation: Allocation, resources: frozenset[str]) -> Finding:
     if resources:
         return note(
             "mapping",
-            f"no pod holds a GPU that podgpu recognises; devices are held of {', '.join(sorted(resources))}",
+            f"no pod holds a GPU that podgpu recognises; devices are held of {few_of(sorted(resources))}",
             "if one of these carries GPUs, name it with --nvidia-resource-names",
         )
     return ok("mapping", "no pod holds a GPU now")
@@ -58,8 +59,8 @@ def _judge_nameless(allocation: Allocation) -> list[Finding]:
         note(
             "mapping",
             f"{plural(len(nameless), 'assignment')} of pods whose names are not known ({first})",
-            "the names under the host's /var/log/pods and /var/log/containers tell: mount /var/log and name it with"
-            " --path-varlog where it is elsewhere",
+            "podgpu finds them by the names under the host's /var/log/pods and /var/log/containers: mount /var/log, and"
+            " name it with --path-varlog where it is elsewhere",
         )
     ]
 
@@ -72,7 +73,7 @@ def _judge_hidden(allocation: Allocation, devices: Sequence[Device], selection: 
     return [
         note(
             "mapping",
-            f"{plural(len(hidden), 'assignment')} on devices that -d {selection} leaves out: these pods have no series",
+            f"{plural(len(hidden), 'assignment')} on devices that -d {selection.shown} leaves out: they have no series",
             "use -d f to show everything",
         )
     ]
@@ -96,7 +97,7 @@ def _explain_unrecognised(unmapped: Unmapped, said: str, resource_names: frozens
     if unmapped.source != "kubelet" or resource in resource_names or resource.startswith(_GPU_RESOURCES):
         return wrong(
             "mapping",
-            f"{said}: no form of id that podgpu can read",
+            f"{said}: podgpu cannot read ids of this form",
             "report the id and what makes it (device plugin, scheduler); the pod has no labels on its GPU until then",
         )
     return note("mapping", f"{said}: names no GPU", "nothing to do unless this resource carries GPUs")
@@ -113,7 +114,7 @@ def explain_unknown(device_id: DeviceId, gpus: Gpus) -> tuple[str, str]:
     if device_id.minor is not None:
         return _explain_minor(device_id.minor, whole, gpus)
     if device_id.gpu_uuid is None:
-        return "there is no GPU here it could mean", "see what is said of the driver and the GPUs"
+        return "there is no GPU here it could mean", "see the findings about the driver and the GPUs"
     if not gpus.are_all_known:
         return _SICK
     return (
@@ -150,10 +151,10 @@ def _explain_minor(minor: int, whole: Sequence[Device], gpus: Gpus) -> tuple[str
         return _SICK
     if all(g.minor is None for g in whole):
         return (
-            "the driver tells no minor numbers here, and the id is one",
+            "the driver gives no minor numbers here, and the id is one",
             "such ids cannot be mapped on this node; NVIDIA's device plugin gives out UUIDs, which can",
         )
-    known = ", ".join(f"nvidia{g.minor} is GPU {g.index}" for g in whole if g.minor is not None)
+    known = few_of(f"nvidia{g.minor} is GPU {g.index}" for g in whole if g.minor is not None)
     return (
         f"no GPU has the minor number {minor} ({known})",
         "such ids are minor numbers (/dev/nvidia<N>), not nvidia-smi's indices; if the GPU is gone, restart the device"

@@ -210,7 +210,7 @@ def judge(gpu: Device, outlook: Outlook, found: Measured) -> list[Finding]:
         faults.append(f"{100 * found.unknown / max(1, found.window):.0f} % of the time nobody is said to be resident")
     if found.lead_ns is None or not 0 <= found.lead_ns <= _LONGEST_LEAD_NS:
         said = "not seen" if found.lead_ns is None else f"{found.lead_ns / 1e3:.0f} µs"
-        faults.append(f"what a stay begins with before any work cannot be told ({said})")
+        faults.append(f"what a stay begins with before any work is not known ({said})")
     if faults:
         return [ok(SUBJECT, seen), wrong(SUBJECT, f"GPU {gpu.index}: not to be trusted: {'; '.join(faults)}", _REPORT)]
     known = "" if outlook.architecture not in MEASURED else ", as is known of it already"

@@ -82,7 +82,7 @@ class ProbeLoad:
             moment, worked = self._line(_ANSWER_SECONDS).split()
             return float(moment), float(worked)
         except (OSError, ValueError) as e:
-            raise NoLoad(f"the load does not do what it is told: {e}") from e
+            raise NoLoad(f"the load does not do what it should: {e}") from e
 
     def stop(self) -> None:
         self._process.kill()

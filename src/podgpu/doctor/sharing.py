@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from podgpu.doctor.findings import Finding, note, ok, wrong
+from podgpu.errors import few_of
 from podgpu.isolate import Isolation
 from podgpu.model import Device, UsageMethod
 from podgpu.telemetry.nvml import NvmlTelemetry
@@ -36,8 +37,8 @@ def judge_sharing(
         return [
             ok(
                 SUBJECT,
-                "GPUs that containers share are told apart by the driver's samples, each given whole to one process;"
-                " --usage-from switches or exact tell them better",
+                "the time of shared GPUs is divided by the driver's samples, each given whole to one process;"
+                " --usage-from switches or exact divide it better",
             )
         ]
     if not isinstance(telemetry, NvmlTelemetry):
@@ -53,24 +54,24 @@ def judge_sharing(
 
 def judge_outlook(outlook: Outlook, gpu: Device) -> Finding:
     if outlook.doubt is not None:
-        text = f"told apart by the driver's samples, since its context switches cannot be read: {outlook.doubt}"
+        text = f"divided by the driver's samples, since its context switches cannot be read: {outlook.doubt}"
         return wrong(SUBJECT, text, _ADVICE.get(outlook.doubt.reason, _OF_DRIVER))
     if outlook.method == "exact":
-        return ok(SUBJECT, "told apart exactly, by context switches and busy samples")
+        return ok(SUBJECT, "divided exactly, by context switches and busy samples")
     if outlook.wanted == "exact":
         return _judge_unsampled(outlook, gpu)
     if outlook.privileged:
-        return ok(SUBJECT, "told apart by context switches, with bounds (exact would add busy samples)")
+        return ok(SUBJECT, "divided by context switches, with bounds (exact would add busy samples)")
     return note(
         SUBJECT,
-        "told apart by context switches, with bounds; while processes of another user run on it, by samples, since"
+        "divided by context switches, with bounds; while processes of another user run on it, by samples, since"
         " without CAP_SYS_ADMIN those are hidden",
         ADD_CAPABILITY,
     )
 
 
 def _judge_unsampled(outlook: Outlook, gpu: Device) -> Finding:
-    text = "told apart by context switches, with bounds and not exactly"
+    text = "divided by context switches, with bounds and not exactly"
     if not outlook.privileged:
         return wrong(SUBJECT, f"{text}: CAP_SYS_ADMIN is missing", ADD_CAPABILITY)
     if gpu.mig_enabled:
@@ -83,8 +84,8 @@ def _judge_unsampled(outlook: Outlook, gpu: Device) -> Finding:
 
 
 def _unknown(why: str) -> Finding:
-    return wrong(SUBJECT, f"cannot be told: {why}", _OF_DRIVER)
+    return wrong(SUBJECT, f"not known: {why}", _OF_DRIVER)
 
 
 def _name(numbers: Sequence[str]) -> str:
-    return f"GPU {numbers[0]}" if len(numbers) == 1 else f"GPUs {', '.join(numbers)}"
+    return f"GPU {numbers[0]}" if len(numbers) == 1 else f"GPUs {few_of(numbers)}"

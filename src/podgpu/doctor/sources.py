@@ -70,7 +70,7 @@ def judge_node(node: str, of_kubelet: frozenset[tuple[str, str]], of_api: frozen
     return [
         wrong(
             "node name",
-            f"NODE_NAME is not this node: {what}, so nothing the API server says is of use here",
+            f"NODE_NAME is not this node: {what}, so nothing the API server says can be used here",
             "set it from spec.nodeName by the downward API; outside a pod to the name in `kubectl get nodes`",
         )
     ]

@@ -129,7 +129,7 @@ class Enricher:
         self._write(nothing + self._about_itself((failure,), Held(), 0.0))
         self._written_at = None
         if had_figures:
-            _log.warning("%s: its figures are too old, and are taken away", self._file.path)
+            _log.warning("%s: its figures are too old and are removed", self._file.path)
 
     def _is_stale(self) -> bool:
         patience = self._settings.stale_after
@@ -174,13 +174,15 @@ class Enricher:
             elif self._failing.get(outcome.source) != outcome.error:
                 self._failing[outcome.source] = outcome.error
                 known = (
-                    "what it knew stands for a minute" if outcome.source in self._answered else "it has told nothing"
+                    "what it said last counts for another minute"
+                    if outcome.source in self._answered
+                    else "it has said nothing yet"
                 )
                 _log.warning("%s: %s; %s", outcome.source, outcome.message, known)
 
     def _answers(self, source: str) -> None:
         if self._failing.pop(source, None) is not None:
-            _log.info("%s: well again", source)
+            _log.info("%s: works again", source)
 
 
 def _named(family: Family, file: str) -> Family:

@@ -358,14 +358,14 @@ def _number(text: str) -> float:
             return value
     elif _NO_FINITE_NUMBER.fullmatch(text):
         return float(text)
-    raise _Refused(f"the value is no number: {_shown(text)}")
+    raise _Refused(f"the value is not a number: {_shown(text)}")
 
 
 def _milliseconds(text: str | None) -> int | None:
     if text is None:
         return None
     if not _INTEGER.fullmatch(text) or not _LEAST_TIMESTAMP <= int(text) <= _MOST_TIMESTAMP:
-        raise _Refused(f"the timestamp is no whole number of milliseconds: {_shown(text)}")
+        raise _Refused(f"the timestamp is not a whole number of milliseconds: {_shown(text)}")
     return int(text)
 
 

@@ -64,7 +64,9 @@ class Endpoint:
         """With the port, where the URL has one."""
         self._credentials = credentials
         if self._login and self._credentials.has_login:
-            raise UsageError(f"{self.shown}: a login in the URL and one by option; keep one, better not in the URL")
+            raise UsageError(
+                f"{self.shown}: a login in the URL and another by option: keep one, better not that in the URL"
+            )
         self._is_https = parts.scheme == "https"
         self.deadline = deadline
         self._largest = largest
@@ -109,12 +111,12 @@ class Endpoint:
         status, shown = answer.status, self.shown
         if status in (401, 403):
             advice = self._credentials.access.login_advice()
-            return SourceError(
-                "unauthorized", f"{shown} lets nobody in without the right credentials ({status}): {advice}"
-            )
+            return SourceError("unauthorized", f"{shown} needs other credentials ({status}): {advice}")
         if 300 <= status < 400:
             target = without_secrets(answer.location)
-            return SourceError(f"http_{status}", f"{shown} sends on to {target}, which is not followed: name that URL")
+            return SourceError(
+                f"http_{status}", f"{shown} redirects to {target}, which podgpu does not follow: name that URL"
+            )
         if status == 503:
             return SourceError("http_503", f"{shown} answers 503: it is not ready, or its figures are too old")
         words = f"{shown} answers {status} {answer.reason}".rstrip()

@@ -77,8 +77,8 @@ class FilePage:
         if age > self._max_age:
             raise SourceError(
                 "stale",
-                f"{self.path} was last written {age:.0f} s ago, and after {self._max_age:g} s its figures are not"
-                " taken for today's: see that its writer runs",
+                f"{self.path} was last written {age:.0f} s ago, and after {self._max_age:g} s its figures count"
+                " as too old: see that its writer runs",
             )
         content = self._reader.read(self.path)
         if not content.endswith(b"\n"):
@@ -136,6 +136,12 @@ class UrlPage:
         if answer.content_type == "text/html" or looks_like_web_page(answer.body):
             raise not_prometheus(self.shown)
         return answer.body
+
+
+def above_metrics(url: str) -> str:
+    """Where the server of this page has everything else: what its path has before /metrics, without a query."""
+    base = re.split(r"[?#]", url, maxsplit=1)[0].rstrip("/")
+    return base.removesuffix("/metrics")
 
 
 def looks_like_web_page(body: bytes) -> bool:

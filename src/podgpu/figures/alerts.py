@@ -14,8 +14,8 @@ from podgpu.figures.device import Alert, Condition, DeviceFigures, Trouble
 
 MOST_ALERTS = 200
 """Nobody reads more, and a page has to carry them."""
-TELEMETRY = frozenset({"nvml", "dcgm", "exporter", "simulated"})
-"""What an exporter's sources of figures are called."""
+OF_DRIVER = frozenset({"nvml", "dcgm", "exporter", "simulated", "usage", "switches"})
+"""What those of an exporter's sources are called that are nothing without a driver."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ def _unnamed(node: str, lost: int) -> str:
 
 def _unread(node: str, down: Iterable[str], broken: Sequence[DeviceFigures], away: bool) -> Iterator[Alert]:
     """Sources that fail; those left out whose failure was told as a GPU's condition."""
-    told = {f"gpu{gpu.index}" for gpu in broken} | (TELEMETRY if away else frozenset())
+    told = {f"gpu{gpu.index}" for gpu in broken} | (OF_DRIVER if away else frozenset())
     left = [source for source in down if source not in told]
     if left:
         yield Alert("warning", f"node {node}: podgpu cannot read {', '.join(left)}: its log says why", node)

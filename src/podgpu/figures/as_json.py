@@ -8,13 +8,14 @@ from dataclasses import replace
 from typing import Any
 
 from podgpu.catalog.mig import slices_of_gpu
-from podgpu.figures.device import Alert, Condition, DeviceFigures, HolderFigures
+from podgpu.figures.device import Alert, Condition, DeviceFigures, HolderFigures, Owner
 from podgpu.figures.parts import physical_gpus
 from podgpu.figures.picture import NamespacePicture, NodePicture, Picture
-from podgpu.figures.totals import Totals, totals_of
+from podgpu.figures.totals import Totals, pod_totals, totals_of
 from podgpu.model import Workload
 
 JSON = dict[str, Any]
+_OF_A_POD = ("allocated", "used", "idle", "unknown", "cost_per_hour", "wasted_per_hour")
 
 
 def encode_picture(picture: Picture) -> bytes:
@@ -61,17 +62,33 @@ def totals_json(of: Totals) -> JSON:
 def pod_json(picture: Picture, namespace: str, pod: str) -> JSON | None:
     """`/api/v1/pods/NAMESPACE/POD`: the devices it holds, with everybody who holds them. None: it holds none."""
     found = [(node, [d for d in node.devices if _holds(d, namespace, pod)]) for node in picture.nodes]
-    nodes = [node_json(replace(node, devices=tuple(devices))) for node, devices in found if devices]
+    nodes = [node_json(replace(node, devices=tuple(devices)), whole=False) for node, devices in found if devices]
     if not nodes:
         return None
+    there = replace(picture, nodes=tuple(node for node, devices in found if devices))
+    held = totals_json(pod_totals(there, namespace, pod))
     return _known(
         api="podgpu/v1",
         taken_at=picture.taken_at,
         simulated=picture.simulated or None,
         namespace=namespace,
         pod=pod,
+        owner=_pods_owner(there, namespace, pod),
+        currency=picture.currency or None,
+        prices=picture.prices or None,
+        totals={name: held[name] for name in _OF_A_POD if name in held},
         nodes=nodes,
     )
+
+
+def _pods_owner(picture: Picture, namespace: str, pod: str) -> JSON | None:
+    holders = (of for node in picture.nodes for device in node.devices for of in device.holders)
+    owners = (of.owner for of in holders if (of.holder.namespace, of.holder.pod) == (namespace, pod))
+    return next((owner_json(owner) for owner in owners if owner is not None), None)
+
+
+def owner_json(of: Owner) -> JSON:
+    return {"kind": of.kind, "name": of.name}
 
 
 def _holds(device: DeviceFigures, namespace: str, pod: str) -> bool:
@@ -94,7 +111,8 @@ def namespace_json(of: NamespacePicture) -> JSON:
     )
 
 
-def node_json(node: NodePicture) -> JSON:
+def node_json(node: NodePicture, whole: bool = True) -> JSON:
+    """`whole`: False where not all of its devices are here: then nothing can be said of a GPU by its instances."""
     return _known(
         name=node.name,
         old=node.old or None,
@@ -102,11 +120,11 @@ def node_json(node: NodePicture) -> JSON:
         age_seconds=_rounded(node.age_seconds, 1),
         notes=list(node.notes) or None,
         simulated=node.simulated or None,
-        gpus=list(_gpus(node.devices)),
+        gpus=list(_gpus(node.devices, whole)),
     )
 
 
-def _gpus(devices: Iterable[DeviceFigures]) -> Iterable[JSON]:
+def _gpus(devices: Iterable[DeviceFigures], whole: bool) -> Iterable[JSON]:
     """Instances inside their GPU, whether or not the GPU itself has figures."""
     for gpu in physical_gpus(sorted(devices, key=lambda d: d.place)):
         first = gpu.devices[0]
@@ -114,7 +132,7 @@ def _gpus(devices: Iterable[DeviceFigures]) -> Iterable[JSON]:
         if not gpu.instances:
             yield device_json(own)
         else:
-            own = replace(own, utilization=gpu.utilization)
+            own = replace(own, utilization=gpu.utilization) if whole else own
             yield device_json(own) | {"instances": [_instance(instance) for instance in gpu.instances]}
 
 
@@ -155,7 +173,7 @@ def holder_json(of: HolderFigures) -> JSON:
         idle_seconds=_rounded(of.idle_seconds, 1),
         energy_joules=_rounded(of.energy_joules, 1),
         idle_since=_rounded(of.idle_since, 0),
-        owner=None if of.owner is None else {"kind": of.owner.kind, "name": of.owner.name},
+        owner=None if of.owner is None else owner_json(of.owner),
         cost_per_hour=_rounded(of.cost_per_hour),
     )
 

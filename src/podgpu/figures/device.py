@@ -115,9 +115,9 @@ class DeviceFigures:
     temperature: float | None = None
     energy_joules: float | None = None
     measured: float | None = None
-    """The field that used-GPU utilisation is about, where one was asked for: as the page has it, in % or as a ratio."""
+    """The field that used-GPU utilisation is about, where one was asked for: in %, or a ratio where DCGM knows no %."""
     beside: tuple[tuple[int, float], ...] = ()
-    """Other fields that were asked for and have a value, by number: as the page has them."""
+    """Other fields that were asked for and have a value, by number, in the same way."""
     holders: tuple[HolderFigures, ...] = ()
     conditions: tuple[Condition, ...] = ()
     """What is wrong with it; a device with any is broken."""

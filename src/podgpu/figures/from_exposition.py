@@ -10,8 +10,9 @@ from sys import intern
 from typing import NamedTuple
 
 from podgpu.catalog import families as f
-from podgpu.catalog.conditions import FIELD_CONDITIONS, XID, XID_FIELD, conditions, xid_needs_action
-from podgpu.catalog.fields import field_named, fields
+from podgpu.catalog.conditions import FIELD_CONDITIONS, XID, conditions, xid_needs_action
+from podgpu.catalog.names import meaning
+from podgpu.errors import few_of
 from podgpu.exposition.parse import ParsedFamily, ParsedSample
 from podgpu.figures.alerts import NodeState, alerts_of
 from podgpu.figures.device import (
@@ -30,6 +31,7 @@ from podgpu.figures.device import (
     nameless_uuid,
     utilization_of,
 )
+from podgpu.figures.figure_names import HEALTH_FIELDS, UNKNOWN_FIELD, field_names, names_on_page
 from podgpu.model import Who, Workload
 
 NODE_LABELS = ("Hostname", "hostname", "node", "instance")
@@ -58,14 +60,13 @@ _OTHERS = frozenset(
         *(f.CONDITION_SINCE, f.LAST_HOLDER),
     )
 )
-_HEALTH_FIELDS = (*FIELD_CONDITIONS, XID_FIELD)
 """What tells that a GPU is broken where nobody says so in words: on dcgm-exporter's pages."""
 _MOST_DIGITS = 9
 _MOST = 1e18
 """Of anything: an exabyte, 30 billion years. What says more is a broken counter."""
 _MOST_LOST = 1e6
 _DCGM_BLANK = 0x7FFFFFF0
-"""From here on DCGM's marks for "no value" begin. No field here, in %, MiB, W or degrees, has so much."""
+"""From here on DCGM's marks for "no value" begin. No field here, in %, MiB, W or degrees, has so much of it."""
 Labels = Mapping[str, str]
 
 
@@ -96,7 +97,7 @@ def figures_of(
     one."""
     builder = _Builder(samples, measured, beside)
     nodes = tuple(dict.fromkeys(filter(None, (first_label(labels, node_labels) for labels in builder.hosts()))))
-    notes = (f"the exporter cannot read: {', '.join(builder.down)}",) if builder.down else ()
+    notes = (f"the exporter cannot read: {few_of(builder.down)}",) if builder.down else ()
     devices = tuple(builder.devices(node_labels, nodes[0] if nodes else address))
     trouble = Trouble(tuple(builder.down), builder.lost)
     view = View(devices, notes, simulated=builder.simulated, trouble=trouble)
@@ -106,23 +107,7 @@ def figures_of(
 @lru_cache(maxsize=16)
 def figure_names(measured: str = "", beside: tuple[int, ...] = ()) -> frozenset[str]:
     """Of all series that figures are made of; `measured` is a field's name of any generation, or any other series'."""
-    return frozenset(_field_names(measured, beside)) | _HOLDER_FIGURES.keys() | _OTHERS
-
-
-@lru_cache(maxsize=16)
-def _field_names(measured: str, beside: tuple[int, ...]) -> dict[str, tuple[int, bool]]:
-    """Name -> field and whether MIG instances have their own."""
-    wanted = [fields()[number] for number in (*FIELDS, *_HEALTH_FIELDS, *beside)]
-    known = field_named(measured)
-    if known is not None:
-        wanted.append(known)
-    found = {name: (one.id, one.per_instance) for one in wanted for name in one.names}
-    if measured and known is None:
-        found[measured] = (_UNKNOWN_FIELD, True)
-    return found
-
-
-_UNKNOWN_FIELD = 0
+    return frozenset(field_names(measured, beside)) | _HOLDER_FIGURES.keys() | _OTHERS
 
 
 def samples_named(families: Iterable[ParsedFamily], names: frozenset[str]) -> list[ParsedSample]:
@@ -163,6 +148,8 @@ class _Found:
     """As the exporter says."""
     told: dict[str, Condition] = field(default_factory=dict)
     """As its fields say."""
+    given: set[Who] = field(default_factory=set)
+    """Those of the holders who were given it, whether or not they work on it."""
     last_holders: list[Workload] = field(default_factory=list)
 
 
@@ -176,10 +163,10 @@ class _Spot(NamedTuple):
 
 class _Builder:
     def __init__(self, samples: Sequence[ParsedSample], measured: str, beside: tuple[int, ...]) -> None:
-        self._fields = _field_names(measured, beside)
+        self._fields = names_on_page(samples, measured, beside)
         self._beside = beside
-        known = field_named(measured)
-        self._measured = known.id if known else _UNKNOWN_FIELD
+        known = meaning(measured)
+        self._measured = known.field.id if known else UNKNOWN_FIELD
         self._found: dict[tuple[str, str, str], _Found] = {}
         self._spots: dict[int, _Spot] = {}
         self._hosts: list[Labels] = []
@@ -194,8 +181,8 @@ class _Builder:
 
     def _take(self, name: str, labels: Labels, value: float | None) -> None:
         if name in self._fields:
-            number, per_instance = self._fields[name]
-            if number in _HEALTH_FIELDS and number != self._measured:
+            number, per_instance, unit = self._fields[name]
+            if number in HEALTH_FIELDS and number != self._measured:
                 self._take_health(number, labels, value)
                 return
             spot = self._spot(labels)
@@ -203,7 +190,11 @@ class _Builder:
             if spot.is_instance and not per_instance:
                 # dcgm-exporter repeats a GPU's own figures on its MIG instances: they stay the GPU's.
                 device, who = self._gpu(labels), ()
-            device.fields.setdefault(number, {})[who] = value
+            if unit is not None and value is not None:
+                value = unit.value(value)
+            known = device.fields.setdefault(number, {})
+            if value is not None or who not in known:  # the same figure may stand there under two names
+                known[who] = value
         elif name in _HOLDER_FIGURES:
             if self._places[id(labels)].holder is not None:
                 place = _HOLDER_FIGURES[name]
@@ -236,7 +227,8 @@ class _Builder:
             if holder is not None:
                 self._gpu(labels).last_holders.append(holder)
         elif name == f.ALLOCATION_INFO.name and self._places[id(labels)].holder is not None:
-            self._spot(labels)
+            spot = self._spot(labels)
+            spot.device.given.add(spot.who)
 
     def _take_health(self, number: int, labels: Labels, value: float | None) -> None:
         """podgpu says it in words, and since when: `_conditions` leaves this out there."""
@@ -293,6 +285,8 @@ class _Builder:
         broken = self._conditions()
         for (uuid, instance, model), found in self._found.items():
             labels, wrong = found.labels, broken.get(uuid, ())
+            present = not wrong or is_there(wrong)
+            holders = found.holders if present else {who: of for who, of in found.holders.items() if who in found.given}
             index = labels.get("gpu", "")
             values = ((number, self._value(found, number)) for number in FIELDS)
             known = {number: value for number, value in values if value is not None}
@@ -312,9 +306,9 @@ class _Builder:
                 found.energy,
                 self._value(found, self._measured),
                 tuple(self._values_beside(found)),
-                tuple([HolderFigures(holder, *figures) for holder, figures in found.holders.values()]),  # type: ignore[arg-type]
+                tuple([HolderFigures(holder, *figures) for holder, figures in holders.values()]),  # type: ignore[arg-type]
                 wrong,
-                is_there(wrong),
+                present,
                 tuple(found.last_holders),
             )
 

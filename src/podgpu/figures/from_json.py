@@ -11,7 +11,7 @@ from podgpu.errors import SourceError
 from podgpu.figures.device import Alert, Condition, DeviceFigures, HolderFigures, Owner, View
 from podgpu.model import Workload
 
-_NOT_OURS = "is no answer of podgpu's /api/v1/view"
+_NOT_OURS = "is not an answer of podgpu's /api/v1/view"
 _OF_ITS_OWN = {"utilization_ratio", "power_watts", "conditions", "absent"}
 """What a GPU that is cut into MIG instances may have beside them."""
 
@@ -21,7 +21,7 @@ def parse_view(body: bytes) -> View:
     try:
         document = json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise SourceError("malformed", f"{_NOT_OURS}: no JSON") from error
+        raise SourceError("malformed", f"{_NOT_OURS}: it is not JSON") from error
     if not isinstance(document, dict) or document.get("api") != "podgpu/v1":
         raise SourceError("malformed", _NOT_OURS)
     devices: list[DeviceFigures] = []

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from podgpu.catalog.conditions import LOST
+from podgpu.catalog.names import in_legacy_units
 from podgpu.figures.alerts import NodeState, alerts_of
 from podgpu.figures.device import (
     POWER,
@@ -19,7 +21,7 @@ from podgpu.figures.device import (
     memory_of,
     utilization_of,
 )
-from podgpu.model import ContainerUsage, Device, DeviceHealth, DeviceTotals, Snapshot, Value, Who
+from podgpu.model import ContainerUsage, Device, DeviceHealth, DeviceTotals, Snapshot, Value, Who, physical
 
 _NS = 1_000_000_000
 _MJ = 1000
@@ -92,7 +94,10 @@ def _holders(snapshot: Snapshot) -> dict[str, dict[Who, HolderFigures]]:
     for assignment in snapshot.assignments:
         if who := assignment.holder.who:
             found.setdefault(assignment.device, {})[who] = HolderFigures(assignment.holder, share=assignment.share)
+    lost = {h.device.uuid for h in snapshot.health if any(finding.condition == LOST for finding in h.findings)}
     for usage in snapshot.usage.containers:
+        if physical(usage.device) in lost:
+            continue  # it works on nothing, whatever it used before
         if who := usage.holder.who:
             of_device = found.setdefault(usage.device, {})
             given = of_device.get(who)
@@ -119,7 +124,7 @@ def _idle_since(usage: ContainerUsage, taken_at: float) -> float | None:
 
 
 def _numbers(values: Mapping[int, Value]) -> dict[int, float]:
-    return {field: value for field, value in values.items() if not isinstance(value, str)}
+    return in_legacy_units({field: value for field, value in values.items() if not isinstance(value, str)})
 
 
 def _divided(value: int | None, by: int) -> float | None:

@@ -49,7 +49,8 @@ class PhysicalGpu:
         """Each instance with its part of the GPU; the GPU itself with what is not cut off."""
         left = WHOLE
         if self.instances:
-            wanted = [_slices(device) for device in self.instances]
+            model = (self.own or self.instances[0]).model
+            wanted = [_slices(device.profile, model) for device in self.instances]
             for device, part in zip(self.instances, divide(wanted, WHOLE), strict=True):
                 left -= part
                 yield device, part
@@ -105,6 +106,6 @@ def divide(wanted: Sequence[int | None], whole: int) -> list[int]:
     return found
 
 
-def _slices(device: DeviceFigures) -> int | None:
-    slices, of_gpu = slices_of_profile(device.profile), slices_of_gpu(device.model)
+def _slices(profile: str, model: str) -> int | None:
+    slices, of_gpu = slices_of_profile(profile), slices_of_gpu(model)
     return None if slices is None else WHOLE * min(slices, of_gpu) // of_gpu

@@ -7,7 +7,7 @@ ones are among all of these. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from math import fsum
 from typing import Literal
@@ -15,6 +15,7 @@ from typing import Literal
 from podgpu.figures.device import DeviceFigures, HolderFigures
 from podgpu.figures.parts import WHOLE, PhysicalGpu, holder_parts, physical_gpus_once
 from podgpu.figures.picture import NamespacePicture, NodePicture, Picture
+from podgpu.model import Workload
 
 Use = Literal["used", "idle", "unknown"]
 BLIND = frozenset({"lost", "unreadable", "driver_away", "node_gone"})
@@ -102,13 +103,20 @@ class Tally:
 
 
 class Tallies:
-    """Nodes as far as they were counted, and what each namespace holds of them."""
+    """Nodes as far as they were counted, and what each group of holders has of them: each namespace, unless told
+    otherwise."""
 
-    def __init__(self, watched: bool = False) -> None:
+    def __init__(self, watched: bool = False, group: Callable[[Workload], str] = lambda who: who.namespace) -> None:
+        """`group`: the name of the group a holder is in, empty: of none."""
         self.whole = Tally()
-        self.namespaces: dict[str, Tally] = {}
+        self.groups: dict[str, Tally] = {}
         self._watched = watched
+        self._group = group
         self._counted: set[str] = set()
+
+    def add_nodes(self, nodes: Iterable[NodePicture]) -> None:
+        for node in nodes:
+            self.add_node(node.devices, node.old)
 
     def add_node(self, devices: Iterable[DeviceFigures], old: bool = False) -> None:
         """`old`: what is known of it is not of now."""
@@ -126,13 +134,13 @@ class Tallies:
             for of, share in holder_parts(device.holders, part) if device.holders else ():
                 use: Use = "unknown" if blind else use_of(device, of, self._watched)
                 whole.hold(share, use, of.cost_per_hour)
-                if namespace := of.holder.namespace:
-                    self._of(namespace).hold(share, use, of.cost_per_hour)
+                if group := self._group(of.holder):
+                    self._of(group).hold(share, use, of.cost_per_hour)
 
-    def _of(self, namespace: str) -> Tally:
-        tally = self.namespaces.get(namespace)
+    def _of(self, group: str) -> Tally:
+        tally = self.groups.get(group)
         if tally is None:
-            tally = self.namespaces[namespace] = Tally()
+            tally = self.groups[group] = Tally()
         return tally
 
 
@@ -147,21 +155,26 @@ def gpu_is_blind(gpu: PhysicalGpu) -> bool:
 
 
 def totals_of(picture: Picture) -> Totals:
-    tallies = _tallies(picture.nodes, picture.idle_after_seconds is not None)
+    tallies = Tallies(picture.idle_after_seconds is not None)
+    tallies.add_nodes(picture.nodes)
     return tallies.whole.totals(bool(picture.currency))
+
+
+def pod_totals(picture: Picture, namespace: str, pod: str) -> Totals:
+    """Of what one pod holds. `gpus`, `free` and `broken` are no pod's: 0."""
+    tallies = Tallies(
+        picture.idle_after_seconds is not None,
+        lambda who: "it" if (who.namespace, who.pod) == (namespace, pod) else "",
+    )
+    tallies.add_nodes(picture.nodes)
+    return tallies.groups.get("it", Tally()).totals(bool(picture.currency))
 
 
 def namespace_totals(nodes: Iterable[NodePicture], *, watched: bool, priced: bool) -> Mapping[str, Totals]:
     """Of each namespace that holds anything. `gpus`, `free` and `broken` are no namespace's: 0."""
-    tallies = _tallies(nodes, watched)
-    return {name: tally.totals(priced) for name, tally in tallies.namespaces.items()}
-
-
-def _tallies(nodes: Iterable[NodePicture], watched: bool) -> Tallies:
     tallies = Tallies(watched)
-    for node in nodes:
-        tallies.add_node(node.devices, node.old)
-    return tallies
+    tallies.add_nodes(nodes)
+    return {name: tally.totals(priced) for name, tally in tallies.groups.items()}
 
 
 def totals_of_devices(

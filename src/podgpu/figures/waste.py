@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from fractions import Fraction
+from functools import lru_cache
 from typing import NamedTuple
 
 from podgpu.figures.device import DeviceFigures, HolderFigures, Owner, has_identity
@@ -27,6 +29,9 @@ MOST_LEFT = 20_000
 """Owners of pods that have no row any more; past that the longest unchanged are forgotten."""
 _Place = tuple[str, str, str, Who]
 """Node (empty where the UUID says it all), UUID, instance, holder."""
+
+
+_NOBODY: Mapping[Who, float] = {}
 
 
 class Pod(NamedTuple):
@@ -71,13 +76,19 @@ def holdings(
             if not device.holders:
                 continue
             price, named = None if tags is None else tags.hour(device), "" if has_identity(device.uuid) else node
-            resting = None if idle is None else idle.get(id(device), {})
+            resting = None if idle is None else idle.get(id(device), _NOBODY)
+            whole = (part or 1) if device.instance else WHOLE
             for of, share in holder_parts(device.holders, part):
                 use, since = ("unknown", None) if blind else _use(device, of, resting)
-                whole = (part or 1) if device.instance else WHOLE
-                rate = None if price is None else round(price * share * _MONEY / whole)
+                rate = None if price is None else _rate(price, share, whole)
                 place = named, device.uuid, device.instance, of.who
                 yield Holding(place, of.holder, share, use, since, rate, read_at)
+
+
+@lru_cache(maxsize=1024)
+def _rate(price: Fraction, share: int, whole: int) -> int:
+    """An hour of a part of a device in units of `_MONEY`: most holders of a cluster have the same few parts."""
+    return round(price * share * _MONEY / whole)
 
 
 def _use(device: DeviceFigures, of: HolderFigures, resting: Mapping[Who, float] | None) -> tuple[Use, float | None]:
@@ -161,12 +172,27 @@ class WasteStatement:
 
 @dataclass(slots=True)
 class _Account:
+    """Its amounts are apart: they grow with every reading of every holder."""
+
     owner: Owner | None = None
-    amounts: Amounts = NOTHING
+    allocated: int = 0
+    idle: int = 0
+    wasted: int | None = None
     holdings: list[Holding] = field(default_factory=list)
     """As of the last turn; empty: it ended."""
     ended: float | None = None
     """Monotonic."""
+
+    @property
+    def amounts(self) -> Amounts:
+        return Amounts(self.allocated, self.idle, self.wasted)
+
+    def charge(self, holding: Holding, ns: int) -> None:
+        self.allocated += holding.part * ns
+        if holding.use == "idle":
+            self.idle += holding.part * ns
+        if holding.price is not None:
+            self.wasted = (self.wasted or 0) + (holding.price * ns if holding.use == "idle" else 0)
 
 
 class WasteLedger:
@@ -199,33 +225,26 @@ class WasteLedger:
             before = self._seen.get(holding.place)
             seen[holding.place] = holding.read_at
             pod = pod_of(holding.workload)
-            there.setdefault(pod, []).append(holding)
+            held = there.get(pod)
+            if held is None:
+                there[pod] = [holding]
+            else:
+                held.append(holding)
             account = self._accounts.get(pod)
             if account is None:
                 account = self._accounts[pod] = _Account()
-            if before is not None and 0 < holding.read_at - before <= longest_gap:
-                account.amounts = account.amounts.plus(_charged(holding, round((holding.read_at - before) * NS)))
-            elif holding.price is not None and account.amounts.wasted is None:
-                account.amounts = account.amounts._replace(wasted=0)
+            seconds = 0.0 if before is None else holding.read_at - before
+            account.charge(holding, round(seconds * NS) if 0 < seconds <= longest_gap else 0)
         self._seen = seen
         for pod, account in self._accounts.items():
-            self._note(pod, account, there.get(pod, []), now, owners or {})
+            account.holdings = there.get(pod, [])
+            if account.holdings:
+                account.ended = None
+                if owners:
+                    account.owner = owners.get(pod[:2], account.owner)
+            elif account.ended is None:
+                account.ended = now
         self._forget(now)
-
-    def _note(
-        self,
-        pod: Pod,
-        account: _Account,
-        held: list[Holding],
-        now: float,
-        owners: Mapping[tuple[str, str], Owner],
-    ) -> None:
-        account.holdings = held
-        if held:
-            account.ended = None
-            account.owner = owners.get((pod.namespace, pod.pod), account.owner)
-        elif account.ended is None:
-            account.ended = now
 
     def statement(self, now: float, wall: float, counting_since: float | None) -> WasteStatement:
         pods = tuple([_stated(pod, account, wall - now) for pod, account in self._accounts.items()])
@@ -251,7 +270,7 @@ class WasteLedger:
     def _forget_money(self) -> None:
         """Amounts of one currency are nothing in another."""
         for account in self._accounts.values():
-            account.amounts = account.amounts._replace(wasted=None)
+            account.wasted = None
         self._left = {left: amounts._replace(wasted=None) for left, amounts in self._left.items()}
 
 
@@ -261,17 +280,16 @@ def pod_of(workload: Workload) -> Pod:
     return Pod(workload.namespace, "", workload.job, workload.uid, workload.container_id)
 
 
-def _charged(holding: Holding, ns: int) -> Amounts:
-    idle = holding.use == "idle"
-    wasted = None if holding.price is None else (holding.price * ns if idle else 0)
-    return Amounts(holding.part * ns, holding.part * ns if idle else 0, wasted)
-
-
 def _stated(pod: Pod, account: _Account, wall_ahead: float) -> PodWaste:
     held = account.holdings
     if not held:
         ended_at = None if account.ended is None else account.ended + wall_ahead
         return PodWaste(pod, account.owner, account.amounts, ended_at=ended_at)
+    if len(held) == 1:
+        (_, _, part, use, since, price, _) = held[0]
+        if use != "idle":
+            return PodWaste(pod, account.owner, account.amounts, part, 0, price)
+        return PodWaste(pod, account.owner, account.amounts, part, part, price, price or 0, since)
     idle = [one for one in held if one.use == "idle"]
     known = [one.idle_since for one in idle if one.idle_since is not None]
     prices = [one.price for one in held if one.price is not None]

@@ -45,7 +45,7 @@ class Directory:
         """Raises UsageError for what cannot be a directory."""
         self.path = Path(path)
         if self.path.exists() and not self.path.is_dir():
-            raise UsageError(f"{OPTION} {path}: is no directory; name one that podgpu may write to")
+            raise UsageError(f"{OPTION} {path}: is not a directory; name one that podgpu may write to")
         self._lock: int | None = None
         self._growing: dict[Period, _Growing] = {}
         self._newest: dict[Path, float] = {}

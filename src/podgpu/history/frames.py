@@ -121,11 +121,11 @@ def load_segment(content: bytes) -> Segment:
     found = _ANY_HEAD.match(content)
     if content[: len(_HEAD)] != _HEAD:
         if found is None:
-            raise SourceError("malformed", "is no file of podgpu's history")
+            raise SourceError("malformed", "is not a file of podgpu's history")
         version, order = found[1].decode(), found[2].decode()
         if int(version) != VERSION:
             raise SourceError("other_version", f"is of version {version}; this podgpu reads version {VERSION}")
-        raise SourceError("other_machine", f"was written on a {order}-endian machine, and this is none")
+        raise SourceError("other_machine", f"was written on a {order}-endian machine, and this one is not")
     segment, names = Segment(), dict[int, Name]()
     for kind, payload in _frames(content, segment):
         try:

@@ -6,15 +6,16 @@ When the wall clock was set, everything is written anew, once: moments in files 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from podgpu.history import columns, frames
 from podgpu.history.asking import COARSE, STEP
 from podgpu.history.directory import Directory, Period
 from podgpu.history.frames import Column, Name, Segment
 from podgpu.history.ring import Ring
-from podgpu.history.rows import Key, Row
+from podgpu.history.rows import Key
 from podgpu.history.spans import MOST_SPANS, Span
 
 _MOST_COLUMNS: Mapping[Period, int] = {"hour": 120, "day": 24}
@@ -29,6 +30,19 @@ _NAMED_SECONDS = 9000.0
 """For so long may columns follow in a file after a name: who was seen then may have been seen until then."""
 _ANEW_SECONDS = 60.0
 """Everything is written anew no more often than this, however often the clock is set."""
+
+
+@dataclass(frozen=True, slots=True)
+class _News:
+    """What is to be written of one period."""
+
+    is_file: bool
+    """A new one."""
+    newest: float
+    """Unix time of the last column; -inf: there is none."""
+    columns: int
+    names: dict[int, Key]
+    frames: list[bytes]
 
 
 class Journal:
@@ -86,12 +100,18 @@ class Journal:
             self._wrote_anew = now
         with self._ring.lock:
             kept: dict[Period, dict[int, bytes]] = {"hour": dict(self._ring.fine), "day": dict(self._ring.coarse)}
-            rows = [(key, replace(row)) for key, row in self._ring.rows]
             self._remember(self._ring.spans.changes())
-            spans = self._ring.spans.everything() if self._anew else self._ring.spans.lasting()
-        for period, its_columns in kept.items():
-            self._write(period, its_columns, rows, spans, ahead)
-        self._anew, self._ahead = False, ahead
+            news = {period: self._news(period, its_columns, ahead) for period, its_columns in kept.items()}
+        for period, new in news.items():
+            if new.is_file:
+                self._directory.begin(period, [frames.head(), *new.frames], new.newest, alone=self._anew)
+                self._columns[period], self._named[period] = 0, {}
+            elif new.frames:
+                self._directory.add(period, new.frames, new.newest)
+            self._columns[period] += new.columns
+            self._named[period] |= new.names
+            self._saved[period] = kept[period]
+        self._changes, self._anew, self._ahead = [], False, ahead
 
     def _remember(self, changes: list[tuple[Key, Span]] | None) -> None:
         if changes is None or len(self._changes) + len(changes) > MOST_SPANS:
@@ -99,38 +119,30 @@ class Journal:
         else:
             self._changes += changes
 
-    def _write(
-        self,
-        period: Period,
-        kept: Mapping[int, bytes],
-        rows: Iterable[tuple[Key, Row]],
-        spans: Iterable[tuple[Key, Span]],
-        ahead: float,
-    ) -> None:
-        step, saved = _STEPS[period], self._saved[period]
+    def _news(self, period: Period, kept: Mapping[int, bytes], ahead: float) -> _News:
+        saved, step, ring = self._saved[period], _STEPS[period], self._ring
+        is_file = self._anew or self._columns[period] >= _MOST_COLUMNS[period] or not self._directory.grows(period)
         new = kept if self._anew else {n: column for n, column in kept.items() if saved.get(n) is not column}
-        newest = max(new, default=0) * step + ahead if new else float("-inf")
-        content = [frames.column_frame(_KINDS[period], n * step + ahead, new[n]) for n in sorted(new)]
-        is_full = self._columns[period] >= _MOST_COLUMNS[period]
-        if self._anew or is_full or not self._directory.grows(period):
-            told = [frames.spans_frame(_unix((*self._changes, *spans), ahead))] if period == "day" else []
-            named = frames.names_frame(_names(rows, ahead))
-            self._directory.begin(period, [frames.head(), named, *told, *content], newest, alone=self._anew)
-            self._columns[period] = 0
-        else:
-            named_before = self._named[period]
-            others = [(key, row) for key, row in rows if named_before.get(row.place) != key]
-            changes = self._changes if period == "day" else []
-            before = [frames.names_frame(_names(others, ahead))] if others else []
-            if changes:
-                before.append(frames.spans_frame(_unix(changes, ahead)))
-            if before or content:
-                self._directory.add(period, [*before, *content], newest)
-        self._saved[period] = dict(kept)
-        self._named[period] = {row.place: key for key, row in rows}
-        self._columns[period] += len(content)
-        if period == "day":
-            self._changes = []
+        named = {} if is_file else self._named[period]
+        names = [
+            Name(row.place, key, row.node, row.index, row.seen + ahead)
+            for key, row in ring.rows
+            if named.get(row.place) != key
+        ]
+        spans = self._changes if period == "day" else []
+        if is_file and period == "day":
+            spans = [*spans, *(ring.spans.everything() if self._anew else ring.spans.lasting())]
+        return _News(
+            is_file,
+            max(new, default=-math.inf) * step + ahead,
+            len(new),
+            {name.place: name.key for name in names},
+            [
+                *([frames.names_frame(names)] if names else ()),
+                *([frames.spans_frame((key, _shifted(span, ahead)) for key, span in spans)] if spans else ()),
+                *(frames.column_frame(_KINDS[period], n * step + ahead, new[n]) for n in sorted(new)),
+            ],
+        )
 
     def tidy(self, unix: float) -> None:
         """Now and then."""
@@ -139,15 +151,6 @@ class Journal:
 
     def close(self) -> None:
         self._directory.close()
-
-
-def _names(rows: Iterable[tuple[Key, Row]], ahead: float) -> Iterator[Name]:
-    for key, row in rows:
-        yield Name(row.place, key, row.node, row.index, row.seen + ahead)
-
-
-def _unix(spans: Iterable[tuple[Key, Span]], ahead: float) -> Iterator[tuple[Key, Span]]:
-    return ((key, _shifted(span, ahead)) for key, span in spans)
 
 
 def _shifted(span: Span, seconds: float) -> Span:

@@ -151,7 +151,7 @@ class Keeper:
             return act()
         except Exception:  # noqa: BLE001 - the edge: figures are served without a past too
             if self._faults.fails("bug", "bug"):
-                _log.exception("history met an unexpected error and goes on, please report it")
+                _log.exception("unexpected error in the history, please report it; podgpu goes on")
             return None
 
     def reload(self) -> None:

@@ -45,6 +45,8 @@ class Ring:
         self.coarse: dict[int, bytes] = {}
         """Number of the step since the beginning of time -> column."""
         self.lock = threading.RLock()
+        self._apart: set[Key] = set()
+        """Devices whose holders have rows of their own."""
         self._tidied = -1
         """The window in which was last looked for what is too old."""
 
@@ -63,8 +65,9 @@ class Ring:
                     continue
                 row.node, row.index = device.node, device.index
                 samples.append((row.place, _sample(device)))
-                samples += self._of_holders(key, device, at)
-                self.spans.holders(key, at, tuple([of.holder for of in device.holders if of.who]))
+                if device.holders:
+                    samples += self._of_holders(key, device, at)
+                self.spans.holders(key, at, tuple([of.holder for of in device.holders]))
                 self.spans.conditions(key, at, device.conditions, ahead)
             for key, device in old.items():
                 if key in self.rows:
@@ -82,13 +85,15 @@ class Ring:
                     kept[number] = columns.without(column, blank)
 
     def _of_holders(self, key: Key, device: DeviceFigures, at: float) -> list[tuple[int, Sample]]:
+        """Once what a holder uses is kept apart on a device, it is as long as the device is there."""
+        if key not in self._apart:
+            if len(device.holders) == 1 and not _differs(device, device.holders[0]):
+                return []
+            self._apart.add(key)
         found: list[tuple[int, Sample]] = []
         for of in device.holders:
-            if of.utilization is None and of.memory is None:
-                continue
-            own = Key(key.uuid, key.instance, of.who)
-            if of.who and (len(device.holders) > 1 or own in self.rows or _differs(device, of)):
-                row = self.rows.take(own, at)
+            if of.who and (of.utilization is not None or of.memory is not None):
+                row = self.rows.take(Key(key.uuid, key.instance, of.who), at)
                 if row is not None:
                     found.append((row.place, Sample(of.utilization, of.memory)))
         return found
@@ -103,6 +108,7 @@ class Ring:
             self.coarse = {n: column for n, column in self.coarse.items() if window - PER_DAY < n <= window}
             self.spans.forget(at - _DAY, at)
             self.rows.drop_unseen(at - _DAY - 2 * COARSE)
+            self._apart = {key for key in self._apart if key in self.rows}
         self.fine = {n: column for n, column in self.fine.items() if newest - PER_HOUR < n <= newest}
 
     def _of_window(self, window: int) -> list[bytes]:

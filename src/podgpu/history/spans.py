@@ -77,7 +77,7 @@ class Spans:
         if story.holders == holders:
             return
         story.holders = holders
-        by_who = {holder.who: holder for holder in holders}
+        by_who = {holder.who: holder for holder in holders if holder.who}
         for gone in story.holding.keys() - by_who.keys():
             self._close(key, story, story.holding.pop(gone), now)
         for who, holder in by_who.items():

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
-from podgpu.errors import SourceError
+from podgpu.errors import SourceError, few_of
 from podgpu.files import read_bounded
 
 _log = logging.getLogger("podgpu")
@@ -64,7 +64,7 @@ class Cards:
 
     @property
     def said(self) -> str:
-        return ", ".join(f"minor {card.minor} is index {index}" for index, card in enumerate(self.cards))
+        return few_of(f"minor {card.minor} is index {index}" for index, card in enumerate(self.cards))
 
 
 def read_cards(proc: str) -> Cards:

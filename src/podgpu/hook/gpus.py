@@ -24,6 +24,7 @@ from podgpu.allocation.annotation_formats import (
     read_grants,
 )
 from podgpu.allocation.podlist import parse_gpu
+from podgpu.errors import few_of
 from podgpu.hook.cards import Cards
 from podgpu.hook.sandboxes import MOUNTED_DEVICES, VISIBLE_DEVICES, ContainerFacts, Sandbox
 from podgpu.kube.pods import ContainerRecord, PodRecord
@@ -206,7 +207,7 @@ def _disagreements(sandbox: Sandbox, cards: Cards) -> Iterator[Note]:
         if named and {one.lower() for one in named} != {one.lower() for one in given}:
             text = (
                 f"pod {sandbox.namespace}/{sandbox.name}, container {container.name}: koordinator gave it"
-                f" {', '.join(given)}, but {VISIBLE_DEVICES}={(container.visible or '')[:200]} means {', '.join(named)}"
+                f" {few_of(given)}, but {VISIBLE_DEVICES}={(container.visible or '')[:200]} means {few_of(named)}"
                 " to the container toolkit, which reads indices where koordinator writes minors: podlist.json has what"
                 " koordinator gave; --inject puts the variable right for containers to come"
             )

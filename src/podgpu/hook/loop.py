@@ -171,10 +171,10 @@ def _explain(error: OSError, path: str) -> SourceError:
         return SourceError(
             "no_socket",
             f"there is no NRI socket {path}: mount the host's directory that holds it, and see that NRI is switched on"
-            " in the runtime (in containerd 1.7 it is not unless told so)",
+            " in the runtime (in containerd 1.7 it is off by default)",
         )
     if error.errno == errno.ECONNREFUSED:
-        return SourceError("no_runtime", f"nobody listens at {path}: the runtime is away, or starting")
+        return SourceError("no_runtime", f"nothing listens at {path}: the runtime is stopped, or starting")
     if error.errno in (errno.EACCES, errno.EPERM):
         return SourceError("permission_denied", f"not allowed to connect to {path}: it is root's (runAsUser: 0)")
     return SourceError("no_connection", f"cannot connect to {path} ({error.strerror or error})")

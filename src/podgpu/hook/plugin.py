@@ -87,14 +87,14 @@ class Plugin:
         containers += told.containers
         if len(pods) > MOST_CONTAINERS or len(containers) > MOST_CONTAINERS:
             self._told = ([], [])
-            raise SourceError("too_many", f"the runtime tells of more than {MOST_CONTAINERS:,} containers at once")
+            raise SourceError("too_many", f"the runtime lists more than {MOST_CONTAINERS:,} containers at once")
         if told.more:
             return _bytes(nri_pb2.SynchronizeResponse(more=True))
         self._told = ([], [])
         self._sandboxes = synchronised(pods, containers)
         self.is_synchronised = True
         self._tallies.synchronised()
-        _log.info("the runtime told of all its containers, %d of them", self.containers)
+        _log.info("the runtime has listed all its containers: %d", self.containers)
         self._changed()
         return b""
 

@@ -142,7 +142,7 @@ class Sandboxes:
             self.drop(container.id)
             return
         if not container.id or not pod.id:
-            raise SourceError("nameless", "the runtime tells of a container without an id, or in no sandbox")
+            raise SourceError("nameless", "the runtime names a container without an id, or in no sandbox")
         if len(self._sandbox_of) >= MOST_CONTAINERS and container.id not in self._sandbox_of:
             raise _too_many()
         before = self._know(pod)
@@ -170,7 +170,7 @@ class Sandboxes:
 
 
 def _too_many() -> SourceError:
-    what = f"the runtime tells of more than {MOST_CONTAINERS:,} containers: the rest is not followed"
+    what = f"the runtime has more than {MOST_CONTAINERS:,} containers: the rest is not followed"
     return SourceError("too_many", what)
 
 

@@ -112,7 +112,7 @@ class Session:
         try:
             answer = nri_pb2.Response.FromString(data)
         except DecodeError as error:
-            raise BadFrame("the answer to the registration is no message of ttrpc") from error
+            raise BadFrame("the answer to the registration is not a ttrpc message") from error
         if answer.status.code:
             raise SourceError(
                 "refused",
@@ -185,7 +185,7 @@ class _Worker:
     def answer(self, method: str, payload: bytes, patience: float) -> bytes | None:
         """None: there is no such method. Without an adjustment when the plugin takes too long."""
         if self._waiting.qsize() > _MOST_WAITING:
-            raise SourceError("hung", "the plugin hangs: the connection is made anew, and everything told again")
+            raise SourceError("hung", "the plugin hangs: it connects again, and the runtime lists everything again")
         asked = _Asked(method, payload)
         self._waiting.put(asked)
         is_behind = self._late is not None and not self._late.done.is_set()
@@ -211,7 +211,7 @@ class _Worker:
         except NoSuchMethod:
             return None
         except DecodeError:
-            self._failed(asked, "bad_request", "what the runtime sent is no message of NRI")
+            self._failed(asked, "bad_request", "what the runtime sent is not an NRI message")
         except SourceError as error:
             self._failed(asked, error.reason, str(error))
         except Exception as error:  # noqa: BLE001 - the edge: a bug here must not cost a pod its start

@@ -45,15 +45,15 @@ class Failure(NamedTuple):
         return self.kind in (Kind.UNTRUSTED, Kind.MISNAMED, Kind.OUT_OF_DATE, Kind.TLS)
 
 
-_STRANGER = Failure(Kind.UNTRUSTED, "its certificate comes from an authority that podgpu was not given")
+_STRANGER = Failure(Kind.UNTRUSTED, "its certificate is signed by a CA that podgpu does not trust")
 _CERTIFICATES = {
     9: Failure(Kind.OUT_OF_DATE, "its certificate is not valid yet: compare the clocks of both machines"),
     10: Failure(Kind.OUT_OF_DATE, "its certificate has expired: renew it, or compare the clocks of both machines"),
-    18: Failure(Kind.UNTRUSTED, "its certificate is self-signed, and none that podgpu was given"),
+    18: Failure(Kind.UNTRUSTED, "its certificate is self-signed, and podgpu does not trust it"),
     19: _STRANGER,
     20: _STRANGER,
-    62: Failure(Kind.MISNAMED, "its certificate is made out to another name"),
-    64: Failure(Kind.MISNAMED, "its certificate is made out to another address"),
+    62: Failure(Kind.MISNAMED, "its certificate is for another name"),
+    64: Failure(Kind.MISNAMED, "its certificate is for another address"),
 }
 """By OpenSSL's verify codes."""
 
@@ -79,7 +79,7 @@ def explain(error: Exception) -> Failure:
     if isinstance(error, aiohttp.ClientPayloadError):
         return Failure(Kind.CUT_SHORT, "the answer ended too early")
     if isinstance(error, aiohttp.ClientResponseError):
-        return Failure(Kind.NO_HTTP, "its answer is no HTTP: is the port right?")
+        return Failure(Kind.NO_HTTP, "its answer is not HTTP: is the port right?")
     return _unreachable(error)
 
 
@@ -90,11 +90,11 @@ def _unreachable(error: Exception) -> Failure:
     if isinstance(cause, socket.gaierror):
         return Failure(Kind.UNREACHABLE, "there is no host of this name")
     if isinstance(error, aiohttp.ServerDisconnectedError):
-        return Failure(Kind.UNREACHABLE, "it hung up without an answer")
+        return Failure(Kind.UNREACHABLE, "it closed the connection without an answer")
     if isinstance(cause, OSError) and cause.errno is not None and cause.errno > 0:
         return Failure(Kind.UNREACHABLE, os.strerror(cause.errno))  # asyncio's text tells the address instead
     if isinstance(error, ValueError):
-        return Failure(Kind.NO_URL, "it is no address")  # its own text may be the whole URL
+        return Failure(Kind.NO_URL, "it is not an address")  # its own text may be the whole URL
     return Failure(Kind.UNREACHABLE, _one_line(str(error)) or type(error).__name__)
 
 

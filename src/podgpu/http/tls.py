@@ -96,7 +96,7 @@ def load_pair(context: ssl.SSLContext, certificate: bytes, key: bytes, names: st
             problem = f"{names} do not belong together: the key is another certificate's"
             raise SourceError("tls", problem) from error
         why = f" ({reason.lower().replace('_', ' ')})" if reason else ""
-        problem = f"{names} are no certificate and key in PEM, without a password, for OpenSSL{why}"
+        problem = f"{names} are not a certificate and key in PEM, without a password, that OpenSSL reads{why}"
         raise SourceError("tls", problem) from error
 
 

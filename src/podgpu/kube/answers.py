@@ -47,10 +47,10 @@ def explain_status(
         return Refused("not_found", f"the API server has no {path}{quoted}")
     if status == 410:
         return Refused(
-            "gone", f"the API server has forgotten the version asked for of {path}{quoted}: it is listed anew"
+            "gone", f"the API server no longer has the version asked for of {path}{quoted}: podgpu lists it again"
         )
     if status == 429:
-        return Refused("throttled", f"the API server has too much to do for {path}{quoted}: asked again later", wait)
+        return Refused("throttled", f"the API server is too busy for {path}{quoted}: asked again later", wait)
     if status >= 500:
         return Refused("server_error", f"the API server failed on {path} with status {status}{quoted}", wait)
     if 300 <= status < 400:
@@ -106,7 +106,9 @@ def explain_failure(failure: Failure, server: str, path: str) -> SourceError:
             "timeout", f"no answer from {server} for {path} in time: it hangs, or a firewall swallows what is sent"
         )
     if failure.kind is Kind.NO_URL:
-        return SourceError("bad_kubeconfig", f"{server} is no URL that can be asked: check clusters[].cluster.server")
+        return SourceError(
+            "bad_kubeconfig", f"{server} is not a URL that can be asked: check clusters[].cluster.server"
+        )
     if failure.kind is Kind.NO_HTTP:
         return SourceError("bad_answer", f"what answers at {server} does not speak HTTP as an API server does")
     if failure.kind is Kind.CUT_SHORT:

@@ -34,7 +34,7 @@ def load_config(
     config = _find(kubeconfig, context, environ, service_account)
     if not config.verify:
         _log.warning(
-            "%s: insecure-skip-tls-verify is set: whoever answers at %s is believed, and is given the credentials",
+            "%s: insecure-skip-tls-verify is set: podgpu trusts whatever answers at %s, and sends it the credentials",
             config.origin,
             config.server,
         )

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from sys import intern
 from typing import Any, NamedTuple
 
+from podgpu.errors import few_of
+
 GROUP_PATH = "/apis/discovery.k8s.io/v1"
 ANY_PORT = "metrics"
 """The port's name where nobody says another: a Service with only one port need not have named it so."""
@@ -129,7 +131,7 @@ def _choose(ports: tuple[SlicePort, ...], wanted: str) -> SlicePort | None:
 
 
 def _unclear(record: EndpointSliceRecord, wanted: str) -> str:
-    there = ", ".join(f"{port.name or 'unnamed'} ({port.number})" for port in record.ports) or "none"
+    there = few_of(f"{port.name or 'unnamed'} ({port.number})" for port in record.ports)
     return (
         f"the Service {record.namespace}/{record.service} has no port {wanted!r}; it has {there}: "
         "name one with --discover-port"

@@ -58,7 +58,7 @@ def parse_event(line: bytes) -> Event:
     except (ValueError, RecursionError) as error:
         raise SourceError("bad_answer", "a line of the watch is not JSON") from error
     if not isinstance(event, dict) or not isinstance(event.get("object"), dict):
-        raise SourceError("bad_answer", "a line of the watch is no event")
+        raise SourceError("bad_answer", "a line of the watch is not an event")
     kind, body = event.get("type"), event["object"]
     if kind == "ERROR":
         raise _error(body)
@@ -70,8 +70,10 @@ def parse_event(line: bytes) -> Event:
 def _error(status: Object) -> Refused:
     sentence = api_sentence(json.dumps(status).encode())
     if status.get("code") == 410 or status.get("reason") in ("Expired", "Gone"):
-        return Refused("gone", f"the API server has forgotten the version watched from ({sentence}): it is listed anew")
-    return Refused("server_error", f"the API server ended the watch ({sentence}): it is listed anew")
+        return Refused(
+            "gone", f"the API server no longer has the version watched from ({sentence}): podgpu lists it again"
+        )
+    return Refused("server_error", f"the API server ended the watch ({sentence}): podgpu lists it again")
 
 
 class Listed(NamedTuple):

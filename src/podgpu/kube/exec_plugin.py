@@ -127,7 +127,7 @@ def parse_credential(output: bytes, plugin: ExecPlugin) -> PluginCredential:
     except (ValueError, RecursionError):
         raise _bad(plugin, "is not JSON") from None
     if not isinstance(answer, dict) or answer.get("kind") != "ExecCredential":
-        raise _bad(plugin, "is no ExecCredential")
+        raise _bad(plugin, "is not an ExecCredential")
     if answer.get("apiVersion") != plugin.api_version:
         raise _bad(plugin, f"is not of the version the kubeconfig asks for, {plugin.api_version}")
     status = answer.get("status")
@@ -152,7 +152,7 @@ def _unix_time(text: str, plugin: ExecPlugin) -> float:
         moment = datetime.fromisoformat(text)
         return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
     except (ValueError, OverflowError):
-        raise _bad(plugin, "has an expirationTimestamp that is no time") from None
+        raise _bad(plugin, "has an expirationTimestamp that is not a time") from None
 
 
 def _bad(plugin: ExecPlugin, problem: str) -> SourceError:

@@ -171,7 +171,7 @@ class Follower(Generic[T]):
         if self._doubted and self._kept.version != before:
             self._kept.count("deaf_watch")
             _log.warning(
-                "watching %s: the watch told nothing and yet things had changed: they are listed again and again;"
+                "watching %s: the watch was silent although things had changed: podgpu lists them again and again;"
                 " does a proxy or load balancer hold the API server's answers back?",
                 self._path,
             )

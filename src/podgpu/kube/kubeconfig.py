@@ -65,7 +65,7 @@ def read_sections(file: str) -> Section:
         reason = getattr(error, "strerror", None) or error
         raise SourceError("bad_kubeconfig", f"cannot read the kubeconfig {file}: {reason}") from error
     if len(content) > _LARGEST_FILE:
-        raise SourceError("bad_kubeconfig", f"{file} is larger than 8 MiB: it is no kubeconfig")
+        raise SourceError("bad_kubeconfig", f"{file} is larger than 8 MiB: it is not a kubeconfig")
     return parse_sections(content, file)
 
 
@@ -179,7 +179,7 @@ def _plugin(plugin: Section, cluster: Section) -> ExecPlugin:
         raise plugin.complaint("command", "is missing")
     if plugin.text("interactiveMode") == "Always":
         raise plugin.complaint(
-            "interactiveMode", "is Always: podgpu has nobody to ask; use a plugin that needs no terminal"
+            "interactiveMode", "is Always: podgpu cannot ask anybody; use a plugin that needs no terminal"
         )
     return ExecPlugin(
         # A bare name is looked for in $PATH, anything with a slash beside the kubeconfig.

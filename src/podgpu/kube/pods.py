@@ -186,7 +186,7 @@ def parse_quantity(text: str) -> Fraction:
     """A quantity as Kubernetes writes it: `50`, `500m`, `8Gi`, `1e3`. ValueError for anything else, and below zero."""
     match = _QUANTITY.fullmatch(text)
     if match is None or not (match["whole"] or match["part"]):
-        raise ValueError(f"{text[:40]!a} is no quantity")
+        raise ValueError(f"{text[:40]!a} is not a quantity")
     digits = match["part"] or ""
     number = Fraction(int(match["whole"] + digits), 10 ** len(digits))
     return number * _UNITS.get(match["unit"], Fraction(1)) * Fraction(10) ** int(match["power"] or 0)

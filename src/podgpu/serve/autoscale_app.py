@@ -126,7 +126,10 @@ class Autoscale:
     def _ready(self) -> tuple[bool, str]:
         """I can answer. Whether there are figures is each metric's own answer."""
         if self.api is not None and self.api.trust() is None:
-            return False, "the API server has not told whom to trust (ConfigMap extension-apiserver-authentication)\n"
+            return (
+                False,
+                "the API server has not yet said whom to trust (ConfigMap extension-apiserver-authentication)\n",
+            )
         if self._keeper is not None and not self._keeper.are_known:
             return False, "the APIServices do not know podgpu's authority yet\n"
         return True, "OK\n"

@@ -14,6 +14,8 @@ from podgpu.figures.waste import WasteStatement
 from podgpu.figures.waste_rows import Source
 from podgpu.serve.answers import Handler, exposition, probe
 from podgpu.serve.app import Listener, make_application, probe_listener
+from podgpu.serve.gpu_routes import cluster_gpu
+from podgpu.serve.lifecycle import forget, forget_of_cluster
 from podgpu.serve.page_routes import page_routes
 from podgpu.serve.sockets import Address
 
@@ -32,8 +34,10 @@ def cluster_listeners(
     probe_address: Address | None,
     protection: Protection | None,
     history: History | None = None,
+    lifecycle: bool = True,
 ) -> list[Listener]:
-    app = cluster_application(cluster, protection, history)
+    """`lifecycle`: POST /-/forget is answered."""
+    app = cluster_application(cluster, protection, history, lifecycle)
     listeners = [Listener(app, address, tls=protection.tls if protection else None)]
     if probe_address is not None:
         listeners.append(probe_listener(_probe_routes(cluster), probe_address))
@@ -41,13 +45,18 @@ def cluster_listeners(
 
 
 def cluster_application(
-    cluster: Cluster, protection: Protection | None = None, history: History | None = None
+    cluster: Cluster,
+    protection: Protection | None = None,
+    history: History | None = None,
+    lifecycle: bool = True,
 ) -> web.Application:
     return make_application(
         [
             web.get("/metrics", _metrics(cluster)),
             web.get("/metrics/nodes", _node_metrics(cluster)),
             *_probe_routes(cluster),
+            web.post("/-/forget", forget(forget_of_cluster(cluster), lifecycle)),
+            cluster_gpu(cluster),
             *page_routes(cluster.page, _LINKS, history, lambda: _wasted(cluster.published.view)),
         ],
         protection,
@@ -85,7 +94,7 @@ def _node_metrics(cluster: Cluster) -> Handler:
 def _live(cluster: Cluster) -> tuple[bool, str]:
     """Exporters that are away are no reason to restart us; a loop that stands still is."""
     if not cluster.turns:
-        return False, "the rounds stand still\n"
+        return False, "podgpu does not read the nodes any more (its loop is stuck)\n"
     ills = _ills(cluster.published.view)
     return True, "\n".join(["degraded", *ills, ""]) if ills else "OK\n"
 

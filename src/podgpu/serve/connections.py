@@ -193,7 +193,7 @@ class Connection(web.RequestHandler):
         """Rubbish is answered and not logged: it is not podgpu's fault, and there may be much of it."""
         if status >= 500:
             return super().handle_error(request, status, exc, message)
-        answer = web.Response(status=status, text="this is no request that podgpu understands\n")
+        answer = web.Response(status=status, text="podgpu does not understand this request\n")
         answer.force_close()
         return answer
 
@@ -240,7 +240,7 @@ class Places:
     def reads_slowly(self, connection: Connection) -> None:
         self._slow[connection] = None
         while len(self._slow) > 1 and sum(connection.unread for connection in self._slow) > self.limits.unread_bytes:
-            _log.warning("clients read their answers too slowly: the slowest are let go")
+            _log.warning("clients read their answers too slowly: the slowest are disconnected")
             next(iter(self._slow)).drop()
 
     def reads_again(self, connection: Connection) -> None:

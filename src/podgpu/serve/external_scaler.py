@@ -144,7 +144,7 @@ class ExternalScaler(grpc.GenericRpcHandler):  # type: ignore[misc]
         if _OLD_PREFIX.sub("", request.metricName) not in ("", name):
             raise bad_request(
                 f"the metric {quoted(request.metricName)} is asked for and the trigger's is {name}: "
-                "the ScaledObject has changed, KEDA will ask anew"
+                "the ScaledObject has changed, KEDA will ask again"
             )
         value = figure_of(self._store.scene(), trigger.whom, trigger.metric, trigger.over).value
         # KEDA before 2.17 reads the whole number alone, and later ones the other only where it is above 0.

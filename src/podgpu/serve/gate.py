@@ -17,7 +17,9 @@ from podgpu.autoscale.trust import MASTERS, Caller, NotTrusted, Shown, Trust, id
 from podgpu.errors import SourceError
 from podgpu.serve.metrics_api import Rejection
 
-_NOBODY = Rejection(401, "Unauthorized", "nobody is known who asks: ask through the API server, or with a token of it")
+_NOBODY = Rejection(
+    401, "Unauthorized", "podgpu does not know who asks: ask through the API server, or with a token of it"
+)
 
 
 class ApiGate:

@@ -38,7 +38,7 @@ def _live(hook: Hook) -> tuple[bool, str]:
 def _ready(hook: Hook) -> tuple[bool, str]:
     state = hook.state
     if not state.is_synchronised:
-        return False, "the runtime has not told of its containers\n"
+        return False, "the runtime has not listed its containers yet\n"
     if not state.is_up_to_date:
         return False, "podlist.json is not up to date\n"
     return True, "OK\n"

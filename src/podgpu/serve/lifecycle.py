@@ -1,4 +1,5 @@
-"""Owns what somebody on this machine may ask of a running exporter (POST /-/release), and the guard of such requests.
+"""Owns what somebody on this machine may ask of a running podgpu (POST /-/release, /-/forget), and the guard of such
+requests.
 
 A browser on this machine, a sidecar and a proxy all come from a loopback address. The guard tells them from the people
 and programs that mean podgpu: they say so in a header that no page can make a browser send to us.
@@ -9,11 +10,15 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from aiohttp import web
 
 from podgpu.agent.loop import Agent
+
+if TYPE_CHECKING:
+    from podgpu.cluster.loop import Cluster
 
 REQUEST_HEADER = "X-Podgpu-Request"
 DEFAULT_RELEASE_SECONDS = 60.0
@@ -31,12 +36,16 @@ def refusal(request: web.Request, action: str) -> web.Response | None:
     if any(name in request.headers for name in _OF_PROXIES):
         return _refused("only from this machine, not through a proxy")
     if not _is_ours(request.headers.get("Host", "")):
-        return _refused("ask for localhost, 127.0.0.1 or [::1]: this name is another's")
+        return _refused("ask for localhost, 127.0.0.1 or [::1], not for another name")
     if not _is_same_site(request):
         return _refused("not from a web page of another site")
     if request.headers.get(REQUEST_HEADER) != action:
         return _refused(f"send the header {REQUEST_HEADER}: {action}, which says that you mean it")
     return None
+
+
+def _refusal(request: web.Request, action: str, allowed: bool) -> web.Response | None:
+    return refusal(request, action) if allowed else _refused("turned off by --web-enable-lifecycle=false")
 
 
 def _refused(why: str) -> web.Response:
@@ -70,9 +79,7 @@ def release(agent: Agent, allowed: bool) -> Callable[[web.Request], Awaitable[we
     """Lets go of the driver so that it can be unloaded."""
 
     async def handle(request: web.Request) -> web.Response:
-        if not allowed:
-            return _refused("turned off by --web-enable-lifecycle=false")
-        if (refused := refusal(request, "release")) is not None:
+        if (refused := _refusal(request, "release", allowed)) is not None:
             return refused
         asked = request.query.get("seconds", str(DEFAULT_RELEASE_SECONDS))
         try:
@@ -87,3 +94,47 @@ def release(agent: Agent, allowed: bool) -> Callable[[web.Request], Awaitable[we
         return web.Response(text=f"driver let go for {seconds:g} s\n")
 
     return handle
+
+
+Forget = Callable[[str], tuple[int, str]]
+"""Given a UUID: the status of the answer, and its words."""
+_LONGEST_UUID = 256
+
+
+def forget(act: Forget, allowed: bool) -> Callable[[web.Request], Awaitable[web.Response]]:
+    """Leaves out a GPU that is gone, once an operator has said so."""
+
+    async def handle(request: web.Request) -> web.Response:
+        if (refused := _refusal(request, "forget", allowed)) is not None:
+            return refused
+        uuid = request.query.get("gpu", "")
+        if not uuid or len(uuid) > _LONGEST_UUID or not uuid.isprintable():
+            return web.Response(status=400, text="say which GPU: POST /-/forget?gpu=UUID\n")
+        status, words = await asyncio.to_thread(act, uuid)
+        return web.Response(status=status, text=f"{words}\n")
+
+    return handle
+
+
+def forget_of_node(agent: Agent) -> Forget:
+    def act(uuid: str) -> tuple[int, str]:
+        forgotten = agent.forget(uuid)
+        if forgotten is None:
+            return 404, f"there is no GPU {uuid} here, nor was there one"
+        if forgotten == "nothing":
+            return 409, f"{uuid} is here and has had no XID: there is nothing to forget"
+        return 200, f"{uuid} is forgotten" if forgotten == "gpu" else f"the XIDs of {uuid} are forgotten"
+
+    return act
+
+
+def forget_of_cluster(cluster: Cluster) -> Forget:
+    def act(uuid: str) -> tuple[int, str]:
+        found = cluster.forget(uuid)
+        if found == "unknown":
+            return 404, f"no node has a GPU {uuid}, nor had one"
+        if found == "here":
+            return 409, f"{uuid} is here, and so is its node: there is nothing to forget"
+        return 200, f"{uuid} is forgotten here until it is back; its exporter forgets it by POST /-/forget there"
+
+    return act

@@ -119,5 +119,5 @@ async def nothing_here(request: web.Request) -> web.Response:
     """For scripts: what is wrong is JSON too."""
     if request.method not in ("GET", "HEAD"):
         return json_error(405, f"{request.method} {request.path}: only GET and HEAD", Allow="GET, HEAD")
-    there = "/api/v1/view, /api/v1/pods/NAMESPACE/POD, /api/v1/history and /api/v1/waste"
+    there = "/api/v1/view, /api/v1/gpus/UUID, /api/v1/pods/NAMESPACE/POD, /api/v1/history and /api/v1/waste"
     return json_error(404, f"no such path: {request.path}; there are {there}")

@@ -21,7 +21,8 @@ from podgpu.agent.loop import Agent
 from podgpu.agent.publish import PageName, Published
 from podgpu.exposition.body import NO_METRICS, Exposition
 from podgpu.serve.answers import Handler, exposition, probe
-from podgpu.serve.lifecycle import release
+from podgpu.serve.gpu_routes import node_gpu
+from podgpu.serve.lifecycle import forget, forget_of_node, release
 from podgpu.serve.page_routes import page_routes
 
 if TYPE_CHECKING:  # an exporter that nobody looks at does not load it
@@ -44,13 +45,16 @@ def routes(
 ) -> list[web.RouteDef]:
     """The page's own among them: it is made of what is published, like everything here."""
     theirs = [web.get("/metric", gpu_manager_metrics(agent))] if agent.settings.policy.gpu_manager else []
+    page = NodePage(agent, prices)
     links = ["metrics", *(["metric"] if theirs else []), "health", "ready"]
     return [
         web.get("/metrics", at_most(scrapes, metrics(agent))),
         *theirs,
         *probe_routes(agent),
         web.post("/-/release", release(agent, lifecycle)),
-        *page_routes(NodePage(agent, prices).latest, links, history, wasted),
+        web.post("/-/forget", forget(forget_of_node(agent), lifecycle)),
+        node_gpu(agent, page.latest),
+        *page_routes(page.latest, links, history, wasted),
     ]
 
 

@@ -88,10 +88,10 @@ def _taken_over(descriptor: int) -> socket.socket:
         found = socket.socket(fileno=descriptor)
         listens = bool(found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
     except OSError as e:
-        raise UsageError(f"{SYSTEMD_OPTION}: descriptor {descriptor} is no socket: {e.strerror}") from e
+        raise UsageError(f"{SYSTEMD_OPTION}: descriptor {descriptor} is not a socket: {e.strerror}") from e
     if found.type != socket.SOCK_STREAM or not listens:
         raise UsageError(
-            f"{SYSTEMD_OPTION}: descriptor {descriptor} is no socket to accept connections from: the unit needs "
+            f"{SYSTEMD_OPTION}: descriptor {descriptor} is not a socket that accepts connections: the unit needs "
             "ListenStream= and Accept=no"
         )
     found.setblocking(False)

@@ -211,7 +211,7 @@ def _named(section: StrictMapping, key: str, word: str, known: Mapping[str, T]) 
     if word in _NOT_CARRIED_OUT.get(key, ()):
         raise section.complaint(key, f"{word} {_NOT_CARRIED_OUT[key][word]}")
     if word not in known:
-        raise section.complaint(key, f"{word[:60]!r} is none of {', '.join(known)}")
+        raise section.complaint(key, f"{word[:60]!r} is not one of {', '.join(known)}")
     return known[word]
 
 
@@ -283,7 +283,7 @@ class Complaint:
 
     def say(self, problem: str) -> None:
         if problem != self._said:
-            _log.error("%s; %s until that is mended", problem, self._consequence)
+            _log.error("%s; %s until that is fixed", problem, self._consequence)
         self._said = problem
 
     def is_over(self) -> None:
@@ -298,7 +298,7 @@ class WebConfigFile:
     def __init__(self, path: str) -> None:
         self._path = path
         self._content = ReadOnChange(parse_web_config, _LARGEST_FILE)
-        self._complaint = Complaint("requests are answered with 500 and TLS handshakes fail")
+        self._complaint = Complaint("podgpu answers requests with 500 and refuses TLS handshakes")
 
     def read(self) -> WebConfig:
         try:

@@ -6,7 +6,8 @@ one that holds its GPU and does nothing, a busy one, and a GPU nobody holds.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -19,6 +20,8 @@ from podgpu.simulate.workload import SimulatedLoad
 
 _GIB = 1024**3
 _FIRST_PID = 4000
+_SWAY_SECONDS, _SWAYS_APART = 30, 37
+"""Loads that sway do so in 30 to 66 s, each in its own time."""
 _NAMES = UUID("6f1f4ffc-0b8c-4d53-9b1e-6b2d0f9b8a10")
 
 
@@ -85,33 +88,55 @@ def place_loads(driver: SimulatedNvml, on: list[Tenant]) -> None:
     """Who works has a process on its device."""
     for number, tenant in enumerate(on):
         if tenant.duty:
-            room = driver.machine.gpus[tenant.gpu].model.memory // 2
-            driver.place(
-                SimulatedLoad(
-                    gpu=tenant.gpu,
-                    pid=_pid(number),
-                    duty=tenant.duty,
-                    gi_id=tenant.gi_id,
-                    memory=min(tenant.memory, room),
-                    phase=number * 0.013,
-                )
-            )
+            driver.place(load_of(tenant, driver, pid_of(number), phase=number * 0.013))
+
+
+def load_of(tenant: Tenant, driver: SimulatedNvml, pid: int, phase: float = 0.0, sway: float = 0.0) -> SimulatedLoad:
+    room = driver.machine.gpus[tenant.gpu].model.memory // 2
+    return SimulatedLoad(
+        gpu=tenant.gpu,
+        pid=pid,
+        duty=tenant.duty,
+        gi_id=tenant.gi_id,
+        memory=min(tenant.memory, room),
+        phase=phase,
+        sway=sway,
+        sway_period=_SWAY_SECONDS + pid % _SWAYS_APART,
+    )
 
 
 def furnish(root: Path, of: list[Tenant]) -> None:
     """What the host's files say of them: /proc/<pid> of each process, and the kubelet's log directories."""
     proc = SimulatedProc(root / "proc")
     for number, tenant in enumerate(of):
-        uid, container_id = _uid(tenant), _container_id(tenant)
-        if tenant.duty:
-            proc.add(_pid(number), container_cgroup(uid, container_id), "python3")
-        (root / "pods" / f"{tenant.namespace}_{tenant.pod}_{uid}").mkdir(parents=True, exist_ok=True)
-        (root / "containers").mkdir(exist_ok=True)
-        log = f"{tenant.pod}_{tenant.namespace}_{tenant.container}-{container_id}.log"
-        (root / "containers" / log).touch()
+        furnish_one(root, proc, tenant, pid_of(number))
 
 
-def _pid(number: int) -> int:
+def furnish_one(root: Path, proc: SimulatedProc, tenant: Tenant, pid: int) -> None:
+    if tenant.duty:
+        proc.add(pid, container_cgroup(_uid(tenant), _container_id(tenant)), "python3")
+    pod, container = _log_paths(root, tenant)
+    pod.mkdir(parents=True, exist_ok=True)
+    container.parent.mkdir(exist_ok=True)
+    container.touch()
+
+
+def clear_one(root: Path, proc: SimulatedProc, tenant: Tenant, pid: int) -> None:
+    """The tenant is gone, and so is what the host's files said of it."""
+    if tenant.duty:
+        proc.remove(pid)
+    pod, container = _log_paths(root, tenant)
+    container.unlink(missing_ok=True)
+    with suppress(OSError):  # another container of the pod has removed it already
+        pod.rmdir()
+
+
+def _log_paths(root: Path, tenant: Tenant) -> tuple[Path, Path]:
+    log = f"{tenant.pod}_{tenant.namespace}_{tenant.container}-{_container_id(tenant)}.log"
+    return root / "pods" / f"{tenant.namespace}_{tenant.pod}_{_uid(tenant)}", root / "containers" / log
+
+
+def pid_of(number: int) -> int:
     return _FIRST_PID + number
 
 
@@ -123,7 +148,7 @@ def _container_id(tenant: Tenant) -> str:
     return sha256(f"{tenant.namespace}/{tenant.pod}/{tenant.container}".encode()).hexdigest()
 
 
-def pods(of: list[Tenant]) -> list[SimulatedPod]:
+def pods(of: Iterable[Tenant]) -> list[SimulatedPod]:
     """As the kubelet lists them: a pod once, with every container and every device id."""
     held: dict[tuple[str, str], dict[str, dict[str, list[str]]]] = {}
     for tenant in of:

@@ -37,27 +37,37 @@ class SimulatedLoad:
     encoder: float = 0.0
     decoder: float = 0.0
     kind: Literal["compute", "graphics", "mps"] = "compute"
+    sway: float = 0.0
+    """How far a steady level swings up and down, as a part of it: users come and go."""
+    sway_period: float = 60.0
+    """Seconds of one swing."""
     bursts: bool = False
     """Takes turns on the engine burst by burst (`engine.py`), and is sampled as a driver samples: at one moment."""
 
     def __post_init__(self) -> None:
-        for name in ("duty", "tensor", "dram", "encoder", "decoder"):
+        for name in ("duty", "tensor", "dram", "encoder", "decoder", "sway"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} of a simulated load is a part of 1, not {getattr(self, name)}")
-        if not self.period > 0 or self.memory < 0:
-            raise ValueError("a simulated load has a period above 0 and no negative memory")
+        if not self.period > 0 or not self.sway_period > 0 or self.memory < 0:
+            raise ValueError("a simulated load has periods above 0 and no negative memory")
 
     def demand(self, start: float, end: float) -> float:
         """Mean of its on-off wave between two moments."""
         duty, period = self.duty, self.period
         if period <= STEADY_PERIOD:
-            return duty
+            return min(1.0, max(0.0, duty * (1 + self.sway * self._swing(start, end)))) if self.sway else duty
         first, into_first = divmod((start + self.phase) / period, 1.0)
         last, into_last = divmod((end + self.phase) / period, 1.0)
         # Busy periods gone by, and the busy part of the one each moment lies in.
         gone = (last - first) * duty + min(into_last, duty) - min(into_first, duty)
         # Rounding must not make rest a little less than none.
         return max(0.0, gone * period / (end - start))
+
+    def _swing(self, start: float, end: float) -> float:
+        """Mean of a sine between two moments."""
+        turn = math.tau / self.sway_period
+        first, last = turn * (start + self.phase), turn * (end + self.phase)
+        return (math.cos(first) - math.cos(last)) / (last - first)
 
 
 class Share(NamedTuple):

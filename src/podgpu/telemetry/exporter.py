@@ -12,7 +12,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from podgpu.catalog.conversions import Blank, value_on_page
-from podgpu.catalog.fields import Field, fields
+from podgpu.catalog.fields import Field, field_named, fields
+from podgpu.catalog.names import converted, counterpart, names_meant_as_in_4_6
 from podgpu.errors import DeviceLost, SourceError
 from podgpu.exposition.parse import ParsedSample
 from podgpu.fetch.page import PageSource
@@ -130,6 +131,7 @@ class _PageTurn:
                 device = page.device_of(sample)
                 if device is not None and is_of_device(sample.labels):
                     self._series[device.key][sample.name].append(sample)
+        self._as_in_4_6 = names_meant_as_in_4_6((s.name, s.value) for family in page.families for s in family.samples)
         self._instances: dict[str, list[str]] = defaultdict(list)
         for device in devices.values():
             if device.is_instance:
@@ -167,6 +169,16 @@ class _PageTurn:
         return values
 
     def _number(self, device: Device, wanted: Field) -> Value | None:
+        """Under a name of its own, else from the field that has the same figure in another unit."""
+        value = self._printed(device, wanted)
+        other = counterpart(wanted) if value is None else None
+        if other is None:
+            return value
+        field, factor = other
+        value = self._printed(device, field)
+        return None if value is None else converted(wanted, value, factor)
+
+    def _printed(self, device: Device, wanted: Field) -> int | float | None:
         copies = self._copies(device, wanted)
         if not copies:
             return None
@@ -197,4 +209,8 @@ class _PageTurn:
 
     def _named(self, key: str, wanted: Field) -> list[ParsedSample]:
         series = self._series.get(key, {})
-        return next((series[name] for name in wanted.names if name in series), [])
+        names = (name for name in (*wanted.names, wanted.name_in_4_6) if name in series)
+        return next((series[name] for name in names if self._field_of(name) == wanted), [])
+
+    def _field_of(self, name: str) -> Field | None:
+        return field_named(name, in_4_6=name in self._as_in_4_6)

@@ -6,12 +6,12 @@ how it names parts of a GPU) stays in that maker's folder beside this file.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, runtime_checkable
 
 from podgpu.catalog.fields import Field
-from podgpu.model import Device, DeviceUsage, OtherReading, ProcessUsage, Reading
+from podgpu.model import Device, DeviceUsage, OtherReading, ProcessUsage, Reading, Value
 
 Lack = Literal["no_process_utilization", "no_energy", "no_memory", "no_instance_utilization", "no_process_list"]
 """Of a GPU's usage, what there may be no figure for: the reason word under which that is counted."""
@@ -42,6 +42,8 @@ class GpuAnswer:
     """Reason words of single calls that failed this time; the rest of the reading stands."""
     others: tuple[OtherReading, ...] = ()
     """Of what belongs to the GPU and is none: its links."""
+    details: Mapping[int, Value] = field(default_factory=dict)
+    """Field id -> what it said lately of what only the GPU's own view shows; it is asked seldom."""
     tells_errors: bool = True
     """Whether its errors (XIDs) would be heard of."""
     links_up: int | None = None

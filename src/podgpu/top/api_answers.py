@@ -9,11 +9,12 @@ import binascii
 import json
 import math
 from base64 import b64decode
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from podgpu.errors import SourceError
+from podgpu.figures.gpu_view import parse_details
 
 FULL = 200
 """One byte a point: so much is a utilisation of 1."""
@@ -77,12 +78,12 @@ def parse_history(body: bytes) -> ServerHistory:
 
 def parse_gpu_facts(body: bytes) -> GpuFacts:
     """Of `/api/v1/gpus/UUID`. Raises SourceError."""
-    document = _document(body)
+    details = parse_details(body)
     return GpuFacts(
-        fields=tuple(_field(of) for of in _objects(document.get("fields")) if _text(of.get("name"))),
-        xids=tuple(_xid(of) for of in _objects(document.get("xids")) if _number(of.get("xid")) is not None),
-        sources=tuple(_source(of) for of in _objects(document.get("sources")) if _text(of.get("source"))),
-        method=_text(document.get("method")),
+        fields=tuple(_field(of) for of in details.get("fields", ()) if _text(of.get("name"))),
+        xids=tuple(_xid(of) for of in details.get("xids", ()) if _number(of.get("xid")) is not None),
+        sources=tuple(_source(of) for of in details.get("sources", ()) if _text(of.get("source"))),
+        method=details.get("method", ""),
     )
 
 
@@ -131,10 +132,6 @@ def _document(body: bytes) -> dict[str, Any]:
     if not isinstance(document, dict) or document.get("api") != "podgpu/v1":
         raise SourceError("malformed", "does not answer as podgpu does")
     return document
-
-
-def _objects(value: object) -> Iterator[dict[str, Any]]:
-    return (item for item in value if isinstance(item, dict)) if isinstance(value, list) else iter(())
 
 
 def _text(value: object) -> str:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import replace
 from typing import Literal
 
+from podgpu.catalog.conditions import DRIVER_AWAY, NODE_GONE
 from podgpu.top.lines import Line
 
 Order = Literal["gpu", "utilisation", "memory", "power", "idle"]
@@ -15,7 +16,23 @@ _FIRST = {"bad": 0, "warn": 1, "": 2}
 def arrange(lines: Iterable[Line], order: Order, wanted: str = "") -> list[Line]:
     """Those that match `wanted`: the broken ones first, then the largest; `gpu` is the order of GPUs."""
     kept = [kept for line in lines if (kept := _matching(line, wanted.casefold())) is not None]
-    return sorted(_sorted(kept, order), key=lambda line: _FIRST[line.severity])
+    return list(_said_once(sorted(_sorted(kept, order), key=lambda line: _FIRST[line.severity])))
+
+
+def _said_once(lines: Iterable[Line]) -> Iterator[Line]:
+    """What all of a node's GPUs share stands beneath the first of them; the others are red all the same."""
+    said: set[tuple[str, str]] = set()
+    for line in lines:
+        shared = {(line.node, c.name) for c in line.conditions if c.name in (DRIVER_AWAY, NODE_GONE)}
+        repeated = {name for node, name in shared & said}
+        said |= shared
+        yield replace(line, beneath=tuple(_without(line.beneath, repeated))) if repeated else line
+
+
+def _without(beneath: Iterable[Line], repeated: Container[str]) -> Iterator[Line]:
+    for line in beneath:
+        if line.kind != "condition" or line.conditions[0].name not in repeated:
+            yield replace(line, beneath=tuple(_without(line.beneath, repeated))) if line.beneath else line
 
 
 def _matching(line: Line, wanted: str) -> Line | None:

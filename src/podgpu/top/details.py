@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from podgpu.errors import few_of
 from podgpu.figures.device import Condition, DeviceFigures, HolderFigures, holder_text
 from podgpu.top import cells
 from podgpu.top.api_answers import NO_DATA, FieldFact, GpuFacts, XidFact
@@ -115,7 +116,7 @@ def _holders(subject: Subject, width: int, glyphs: Glyphs) -> Iterator[Printed]:
         yield from _wrapped(f"held by {holder_text(holder.holder)}{owner}", width, "title")
         yield from _facts(_use(holder, idle, subject, glyphs), width, _INDENT)
     if device.last_holders:
-        names = ", ".join(holder_text(workload) for workload in device.last_holders)
+        names = few_of(holder_text(workload) for workload in device.last_holders)
         yield from _wrapped(f"last held by {names}", width)
     elif not device.holders:
         yield from _wrapped("held by nobody", width)
@@ -149,7 +150,7 @@ def _more(more: More, width: int, glyphs: Glyphs) -> Iterator[Printed]:
     if more.error:
         yield from _wrapped(f"what follows could not be renewed: {more.error}", width, "warn")
     if more.facts.method:
-        yield from _wrapped(f"busy time is told apart by {more.facts.method}", width, "dim")
+        yield from _wrapped(f"busy time is divided by {more.facts.method}", width, "dim")
     yield from _fields(more.facts.fields, width, glyphs)
 
 

@@ -11,11 +11,13 @@ from typing import Protocol
 from podgpu.clock import Clock
 from podgpu.errors import SourceError, StartError
 from podgpu.figures.device import View
+from podgpu.figures.totals import Totals
 from podgpu.isolate import Isolation
 from podgpu.top.api import PodgpuApi
 from podgpu.top.api_answers import ServerHistory
 from podgpu.top.history import History
 from podgpu.top.lines import Line, flatten, lines_of
+from podgpu.top.summary import totals_of_view
 from podgpu.top.table import Watched
 from podgpu.top.trails import POINTS, Trails
 
@@ -23,6 +25,8 @@ WARM_UP_SECONDS = 1.0
 """Rates need two readings: the second comes this soon, whatever the interval."""
 _REMEMBER_AGAIN_SECONDS = 300.0
 """Devices come, and top may have been stopped for a while."""
+_REMEMBER_SOON_SECONDS = 30.0
+"""While the server remembers too little, or nothing."""
 
 
 class Source(Protocol):
@@ -54,6 +58,8 @@ class Seen:
     watched: Watched | None = None
     wall: float | None = None
     """Unix time of the reading, by the source's clock where it has one."""
+
+    totals: Totals = field(default_factory=Totals)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -96,9 +102,13 @@ class Feed:
             return self.seen
         now, view = self._clock.monotonic(), result.value
         wall = self._clock.wall() if view.taken_at is None else view.taken_at
+        before = self.seen
+        is_same = view.taken_at is not None and view.taken_at == before.view.taken_at and bool(before.lines)
         self._history.note(view, now)
-        lines = tuple(lines_of(view, self._history, wall))
-        self.seen = Seen(lines, view, now, watched=self._watch(lines, now), wall=wall)
+        # A cluster is looked at more often than it looks itself: thousands of lines are not made anew for that.
+        lines = before.lines if is_same else tuple(lines_of(view, self._history, wall))
+        totals = before.totals if is_same else totals_of_view(view)
+        self.seen = Seen(lines, view, now, watched=self._watch(lines, now), wall=wall, totals=totals)
         return self.seen
 
     def _watch(self, lines: tuple[Line, ...], now: float) -> Watched:
@@ -140,7 +150,8 @@ class Feed:
         """Beside the readings: a history that takes its time holds up none of them."""
         while True:
             self.ask_history()
-            if self._stopped.wait(_REMEMBER_AGAIN_SECONDS):
+            wait = _REMEMBER_AGAIN_SECONDS if self._trails.remembers else _REMEMBER_SOON_SECONDS
+            if self._stopped.wait(wait):
                 return
 
     def ask_history(self) -> None:

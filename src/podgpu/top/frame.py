@@ -13,7 +13,7 @@ from podgpu.top.feed import Seen
 from podgpu.top.history import Idle
 from podgpu.top.lines import Line, flatten
 from podgpu.top.summary import totals_line
-from podgpu.top.table import Printed, Table, table_of
+from podgpu.top.table import Printed, Span, Table, table_of
 
 _KEYS = "q quit  Enter details  / filter  sort: u utilisation  m memory  p power  i idle  g GPU  h help"
 _BY = {"gpu": "GPU", "utilisation": "utilisation", "memory": "memory", "power": "power", "idle": "idle time"}
@@ -59,7 +59,7 @@ def live_table(seen: Seen, controls: Controls, width: int, glyphs: Glyphs) -> Ta
 def frame_of(of: Screenful, controls: Controls, ask: AskMore = lambda _uuid: None) -> Frame:
     width, height = of.size
     trouble = _trouble(of.seen, of.now, width, of.glyphs)
-    totals = [totals_line(of.seen.view, width, of.glyphs)] if height >= _LOW else []
+    totals = [totals_line(of.seen.totals, of.seen.view.currency, width, of.glyphs)] if height >= _LOW else []
     room = max(1, height - _AROUND + 1 - len(totals) - len(trouble))
     rows = of.table.about
     controls = controls.within(Seat(rows, room))
@@ -166,7 +166,20 @@ def _trouble(seen: Seen, now: float, width: int, glyphs: Glyphs) -> list[Printed
         age = f"; the figures are {duration(max(0.0, now - seen.read_at))} old"
         why = fit_start(printable(str(seen.error)), width - len(age), glyphs).rstrip()
         return [[(fit(why + age, width, glyphs), "bad")]]
-    return [[(fit_start(printable(note), width, glyphs), "warn")] for note in seen.notes[:_MOST_NOTES]]
+    shown = _notes(seen)
+    more: list[Span] = []
+    if len(shown) > _MOST_NOTES:
+        hidden = len(shown) - _MOST_NOTES + 1
+        shown, more = shown[: _MOST_NOTES - 1], [(f"and {hidden} notes more: podgpu top --once prints them", "dim")]
+    return [[(fit_start(printable(text), width, glyphs), style)] for text, style in (*shown, *more)]
+
+
+def _notes(seen: Seen) -> list[Span]:
+    """The worst first. What is wrong with a single GPU stands beneath its line already."""
+    of_gpus = {alert.text for alert in seen.view.alerts if alert.uuid}
+    styles = {alert.text: "bad" if alert.severity == "broken" else "warn" for alert in seen.view.alerts}
+    shown = [(note, styles.get(note, "warn")) for note in seen.notes if note not in of_gpus]
+    return sorted(shown, key=lambda note: note[1] != "bad")
 
 
 def _footer(controls: Controls, width: int, glyphs: Glyphs, lines: int, room: int) -> Printed:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from podgpu.errors import few_of
 from podgpu.figures.device import Condition, DeviceFigures, HolderFigures, ProcessFigures, View, holder_text
 from podgpu.figures.parts import PhysicalGpu, physical_gpus
 from podgpu.figures.totals import is_blind
@@ -81,7 +82,8 @@ class _Builder:
     def gpu_line(self, of: PhysicalGpu) -> Line:
         first = of.devices[0]
         gpu = of.own or DeviceFigures(first.uuid, first.index, first.model, first.node)
-        gpu = replace(gpu, utilization=of.utilization)
+        if of.instances:
+            gpu = replace(gpu, utilization=of.utilization)
         parts = tuple(self._device_line(instance, gpu) for instance in of.instances)
         line = self._device_line(gpu, gpu)
         if not parts:
@@ -186,7 +188,7 @@ def without_figures(device: DeviceFigures) -> DeviceFigures:
 
 def _not_held(device: DeviceFigures) -> str:
     if device.last_holders:
-        return f"last held by {', '.join(holder_text(holder) for holder in device.last_holders[:2])}"
+        return f"last held by {few_of((holder_text(holder) for holder in device.last_holders), most=1)}"
     return NOBODY if device.present else "not there"
 
 

@@ -9,7 +9,7 @@ from podgpu.accounting.containers import ContainerFinder
 from podgpu.agent.allocation_turn import ReadIdentities
 from podgpu.agent.loop import Agent
 from podgpu.catalog.fields import Field
-from podgpu.errors import SourceError
+from podgpu.errors import MOST_NAMED, SourceError
 from podgpu.figures.device import ProcessFigures, View
 from podgpu.figures.from_snapshot import view_of_snapshot
 from podgpu.model import Device, DeviceUsage, ProcessUsage, Workload
@@ -125,7 +125,7 @@ class LocalSource:
         snapshot = self._agent.published.snapshot
         if not snapshot.readings:
             failed = [o.message for o in snapshot.outcomes if not o.ok]
-            why = "; ".join(failed) or "there is none here"
+            why = "; ".join(failed[:MOST_NAMED]) or "there is none here"
             raise SourceError("no_gpu", f"no GPU could be read: {why}. Another machine's: --url, or --cluster")
         return view_of_snapshot(snapshot, self._node, self._processes.read() if self._processes else None)
 

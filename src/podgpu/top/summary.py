@@ -17,9 +17,12 @@ _LEFT_OUT = ("free", "used", "allocated", "unknown")
 _GAP = "  "
 
 
-def totals_line(view: View, width: int, glyphs: Glyphs) -> Printed:
-    totals = totals_of_devices(view.devices, watched=view.watched, priced=bool(view.currency), old_nodes=view.old_nodes)
-    parts = _parts(totals, view.currency, glyphs)
+def totals_of_view(view: View) -> Totals:
+    return totals_of_devices(view.devices, watched=view.watched, priced=bool(view.currency), old_nodes=view.old_nodes)
+
+
+def totals_line(totals: Totals, currency: str, width: int, glyphs: Glyphs) -> Printed:
+    parts = _parts(totals, currency, glyphs)
     for name in _LEFT_OUT:
         if _width(parts) > width:
             parts.pop(name, None)
@@ -32,7 +35,7 @@ def totals_line(view: View, width: int, glyphs: Glyphs) -> Printed:
 def _parts(totals: Totals, currency: str, glyphs: Glyphs) -> dict[str, Span]:
     """By name, in the order in which they are shown."""
     parts = {
-        "allocated": (f"{_gpus(totals.allocated)} of {totals.gpus} allocated", ""),
+        "allocated": (f"{_gpus(totals.allocated)}/{totals.gpus} allocated", ""),
         "used": (f"{_gpus(totals.used)} used", ""),
         "idle": (f"{_gpus(totals.idle)} idle", "warn" if totals.idle else ""),
         "unknown": (f"{_gpus(totals.unknown)} not known", ""),

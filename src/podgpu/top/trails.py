@@ -14,6 +14,8 @@ from podgpu.top.lines import Row
 
 POINTS = 60
 _LONGEST_STEP = 60.0
+_LEAST_REMEMBERED = 6
+"""Points, with which a sparkline says something."""
 
 
 class _Trail:
@@ -51,6 +53,11 @@ class Trails:
         self._remembered = False
 
     @property
+    def remembers(self) -> bool:
+        """A server's memory was taken up."""
+        return self._remembered
+
+    @property
     def span(self) -> float:
         """Seconds that all points together stand for."""
         return self.step * POINTS
@@ -66,8 +73,11 @@ class Trails:
                 trail.add(ratio)
 
     def remember(self, history: ServerHistory, rows: Mapping[Row, tuple[str, str]], now: float) -> None:
-        """What the server saw before top did. `rows`: the device that each row is about."""
+        """What the server saw before top did. `rows`: the device that each row is about. A server that has hardly
+        begun remembers less than top sees by itself: it is asked again later."""
         self._advance(now)
+        if max(map(_known_points, history.devices.values()), default=0) < _LEAST_REMEMBERED:
+            return
         self._space_out(history.step)
         self._remembered = True
         for row, device in rows.items():
@@ -112,6 +122,10 @@ def _respace(trail: _Trail, head: int, step: float, new_head: int, new_step: flo
         trail.points[POINTS - 1 - ago] = round(sum(points) / len(points))
     now = found.get(0, [])
     trail.total, trail.count = sum(now) / FULL, len(now)
+
+
+def _known_points(points: bytes) -> int:
+    return len(points) - points.count(NO_DATA)
 
 
 def _fill(own: bytearray, remembered: bytes) -> None:

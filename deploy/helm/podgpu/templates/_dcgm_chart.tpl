@@ -61,6 +61,7 @@ tolerations: gpuNodes.tolerations
 - {flags: [container-usage], env: PODGPU_CONTAINER_USAGE, value: exporter.containerUsage.enabled}
 - {flags: [usage-from], env: PODGPU_USAGE_FROM, value: exporter.usage.from}
 - {flags: [hpc-job-mapping-dir], env: DCGM_HPC_JOB_MAPPING_DIR, value: exporter.hpcJobMappingDir}
+- {flags: [history-dir], env: PODGPU_HISTORY_DIR, value: exporter.historyDir}
 - {flags: [pod-resources-kubelet-socket], env: DCGM_POD_RESOURCES_KUBELET_SOCKET, value: kubeletRoot}
 - {flags: [web-config-file], env: DCGM_EXPORTER_WEB_CONFIG_FILE, value: exporter.webConfig.secretName}
 - {flags: [probe-address], env: PODGPU_PROBE_ADDRESS, value: exporter.webConfig.probePort}

@@ -15,7 +15,7 @@
 {{- if and $exporter.enabled $exporter.kubernetes.podUid (not $exporter.containerUsage.enabled) -}}
 {{- $reasons = append $reasons "hostPath (pod uids)" -}}
 {{- end -}}
-{{- if and $exporter.enabled (or $exporter.extraHostVolumes $exporter.hpcJobMappingDir $exporter.kubernetes.podlistDirectory) -}}
+{{- if and $exporter.enabled (or $exporter.extraHostVolumes $exporter.hpcJobMappingDir $exporter.kubernetes.podlistDirectory (hasPrefix "/" $exporter.historyDir)) -}}
 {{- $reasons = append $reasons "hostPath (directories you named)" -}}
 {{- end -}}
 {{- if and $exporter.enabled $exporter.hostNetwork -}}

@@ -13,7 +13,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from podgpu.catalog.fields import Field, field_named
+from podgpu.catalog.fields import Field
+from podgpu.catalog.names import meaning
 from podgpu.cluster.prom import promql
 from podgpu.cluster.prom.answer import MOST_NOTES, Vector
 from podgpu.cluster.prom.client import PrometheusClient
@@ -127,7 +128,7 @@ class PrometheusBackend:
             owners=self._owners.known(self._owners_of),
             idle_for=self._idle.idle_for(of.at),
         )
-        return self._spelt.take(samples, self._field.names, of.at)
+        return self._spelt.take(samples, self._field.id, of.at)
 
     # What is asked
 
@@ -138,7 +139,7 @@ class PrometheusBackend:
         between = (before + self._clock()) / 2
         told = moment(answer.samples[0].value) if answer.samples else None
         if told is None:
-            raise SourceError("malformed", f"{self._client.shown} does not tell the time when asked for time()")
+            raise SourceError("malformed", f"{self._client.shown} does not answer the query time()")
         round_.at = told
         return Round(round_.at, between, self._node_labels, self._field, self._settings.fields_beside)
 
@@ -304,15 +305,16 @@ def check_node_labels(names: Sequence[str]) -> tuple[str, ...]:
     """The same, each once. Raises UsageError."""
     for name in names:
         if not promql.is_label(name):
-            raise UsageError(f"--node-label: {name!r} is no name of a label; write Hostname,node,instance")
+            raise UsageError(f"--node-label: {name!r} is not the name of a label; write Hostname,node,instance")
     if not names:
         raise UsageError("--node-label names no label: write Hostname,node,instance")
     return tuple(dict.fromkeys(names))
 
 
 def _used_field(name: str) -> Field:
+    """In the older unit where there are two."""
     full_scale(name)
-    found = field_named(name)
+    found = meaning(name)
     if found is None:  # full_scale has refused it
         raise UsageError(f"--used-field {name}: there is no such field")
-    return found
+    return found.field

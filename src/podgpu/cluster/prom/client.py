@@ -6,13 +6,13 @@ import asyncio
 
 import aiohttp
 
-from podgpu.cluster.prom.answer import Vector, parse_answer, parse_error
+from podgpu.cluster.prom.answer import Matrix, Vector, parse_answer, parse_error, parse_matrix
 from podgpu.errors import SourceError
 from podgpu.fetch.access import Access
 from podgpu.fetch.endpoint import Answer, Endpoint
 from podgpu.http.exchange import open_session
 
-_PATH = "/api/v1/query"
+_INSTANT, _RANGE = "/api/v1/query", "/api/v1/query_range"
 LARGEST_ANSWER = 128 * 1024 * 1024
 AT_A_TIME = 4
 """A fifth of the 20 queries a Prometheus works on at a time, unless told otherwise."""
@@ -33,23 +33,31 @@ class PrometheusClient:
 
     async def ask(self, query: str, at: float | None = None) -> Vector:
         """The samples at that time; without one, now by the server's clock. Raises SourceError."""
+        form = {} if at is None else {"time": f"{at:.3f}"}
+        return parse_answer(await self._answer(_INSTANT, query, form), self.shown)
+
+    async def ask_range(self, query: str, start: float, end: float, step: float) -> Matrix:
+        """The same at every step from one time to another; read in a thread. Raises SourceError."""
+        form = {"start": f"{start:.3f}", "end": f"{end:.3f}", "step": f"{step:g}"}
+        body = await self._answer(_RANGE, query, form)
+        return await asyncio.to_thread(parse_matrix, body, self.shown)
+
+    async def _answer(self, path: str, query: str, form: dict[str, str]) -> bytes:
         # VictoriaMetrics would else answer for half a minute ago; to others the word means nothing.
-        form = {"query": query, "timeout": self._timeout, "nocache": "1"}
-        if at is not None:
-            form["time"] = f"{at:.3f}"
+        form = {"query": query, "timeout": self._timeout, "nocache": "1", **form}
         if self._session is None or self._turns is None:
             self._session, self._turns = open_session(), asyncio.Semaphore(AT_A_TIME)
         async with self._turns:
-            answer = await self._send(self._session, form)
+            answer = await self._send(self._session, path, form)
         if answer.status != 200:
             raise self._refused(answer)
-        return parse_answer(answer.body, self.shown)
+        return answer.body
 
-    async def _send(self, session: aiohttp.ClientSession, form: dict[str, str]) -> Answer:
+    async def _send(self, session: aiohttp.ClientSession, path: str, form: dict[str, str]) -> Answer:
         """A query may be longer than a URL can be, so it is posted; some proxies let only GET through."""
-        answer = await self._endpoint.ask(session, self._method, _PATH, form, "application/json")
+        answer = await self._endpoint.ask(session, self._method, path, form, "application/json")
         if answer.status == 405 and self._method == "POST":
-            answer = await self._endpoint.ask(session, "GET", _PATH, form, "application/json")
+            answer = await self._endpoint.ask(session, "GET", path, form, "application/json")
             if answer.status == 200:
                 self._method = "GET"
         return answer

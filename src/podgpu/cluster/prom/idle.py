@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from podgpu.catalog.fields import fields
+from podgpu.catalog.names import generations, names_of
 from podgpu.cluster.prom import promql
 from podgpu.cluster.prom.promql import Matcher, by, has, is_
 from podgpu.cluster.reading import NodeReading
@@ -41,20 +41,26 @@ class IdleQuery:
 
     def text(self) -> str:
         """The engine's activity counts for MIG instances, and for GPUs whose exporters give no GPU_UTIL."""
-        gpus = tuple(fields()[UTIL].names)
-        engines = tuple(fields()[GR_ENGINE].names)
-        busy = promql.selector(gpus, *self.match)
-        whole = promql.selector(engines, is_("GPU_I_ID"), *self.match)
-        instances = promql.selector(engines, has("GPU_I_ID"), *self.match)
-        without = f"{self._idle(whole, _GPU)} unless on ({', '.join(_GPU)}) {busy}"
-        return f"{self._idle(busy, _GPU)} or ({without}) or {self._idle(instances, _INSTANCE)}"
+        busy = promql.selector(names_of(UTIL), *self.match)
+        without = f"{self._idle(GR_ENGINE, _GPU, is_('GPU_I_ID'))} unless on ({', '.join(_GPU)}) {busy}"
+        instances = self._idle(GR_ENGINE, _INSTANCE, has("GPU_I_ID"))
+        return f"{self._idle(UTIL, _GPU)} or ({without}) or {instances}"
 
-    def _idle(self, series: str, keys: tuple[str, ...]) -> str:
-        """`group` over each look's instant is 1 where there is data: as many of them as looks, or there was a gap."""
+    def _idle(self, field: int, keys: tuple[str, ...], *matchers: Matcher) -> str:
+        """`group` over each look's instant is 1 where there is data: as many of them as looks, or there was a gap.
+
+        What is over time has no name any more: a page with a figure under two names would have two series alike.
+        """
         window, step = promql.milliseconds(self.window), promql.milliseconds(self.step)
         short = promql.milliseconds(self.window - 0.001)
+        series = promql.selector(names_of(field), *matchers, *self.match)
         looks = f"count_over_time((group{by(*keys)} ({series}))[{short}:{step}])"
-        never_used = f"max{by(*keys)} (max_over_time({series}[{window}])) == 0"
+        most = " or ".join(
+            f"max_over_time({promql.selector(names, *matchers, *self.match)}[{window}])"
+            for names in generations(field)
+            if names
+        )
+        never_used = f"max{by(*keys)} ({most}) == 0"
         return f"(({never_used}) and on ({', '.join(keys)}) ({looks} >= {self.looks}))"
 
     @property

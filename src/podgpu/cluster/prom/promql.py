@@ -106,7 +106,7 @@ def _as_text(value: str, text: str, at: int) -> str:
     try:
         return value.encode("utf-8", "surrogateescape").decode("utf-8")
     except UnicodeError:
-        raise _wrong(text, at, "this value is no UTF-8") from None
+        raise _wrong(text, at, "this value is not UTF-8") from None
 
 
 def _past_blanks(text: str, at: int) -> int:

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from podgpu.catalog import families as f
 from podgpu.catalog.conditions import FIELD_CONDITIONS, XID_FIELD
 from podgpu.catalog.families import EXPORTED, JOB_LABEL, NAMELESS_LABELS, OLD_POD_LABELS, POD_LABELS, FamilySpec
-from podgpu.catalog.fields import Field, fields
+from podgpu.catalog.fields import Field
+from podgpu.catalog.names import names_of
 from podgpu.cluster.prom import promql
 from podgpu.cluster.prom.promql import Matcher
 from podgpu.figures.device import (
@@ -30,11 +31,11 @@ _IDENTITY = (
     *("job", "instance", "UUID", "uuid", "gpu_uuid", "gpu"),
     *("GPU_I_ID", "GPU_I_PROFILE", "modelName", "model_name"),
 )
-_HOLDER = (
+HOLDER_LABELS = (
     *(*POD_LABELS, *EXPORTED.values(), *OLD_POD_LABELS),
     *(JOB_LABEL, *NAMELESS_LABELS, "vgpu"),
 )
-SAMPLE_LABELS = ("__name__", *_IDENTITY, *_HOLDER)
+SAMPLE_LABELS = ("__name__", *_IDENTITY, *HOLDER_LABELS)
 _TARGET = ("job", "instance")
 
 _TIMED = (UTIL, GR_ENGINE, TEMPERATURE)
@@ -64,7 +65,7 @@ class Queries:
     beside: tuple[int, ...] = ()
 
     def parts(self) -> tuple[Part, ...]:
-        utilisation = dict.fromkeys((*_names(UTIL, GR_ENGINE), *self.used_field.names, *_names(*self.beside)))
+        utilisation = dict.fromkeys(_names(UTIL, GR_ENGINE, self.used_field.id, *self.beside))
         return (
             Part("GPUs", (*utilisation, *_names(TEMPERATURE)), needed=True),
             Part("holders", _own(f.ALLOCATION_INFO, f.ALLOCATION_SHARE, f.CONTAINER_PROCESSES), needed=True),
@@ -108,7 +109,7 @@ def _timed() -> tuple[str, ...]:
 
 
 def _names(*ids: int) -> tuple[str, ...]:
-    return tuple(name for number in ids for name in fields()[number].names)
+    return tuple(name for number in ids for name in names_of(number))
 
 
 def _own(*specs: FamilySpec) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ from podgpu.catalog import families as f
 from podgpu.catalog.families import EXPORTED, OLD_POD_LABELS, POD_LABELS
 from podgpu.catalog.fields import Field
 from podgpu.catalog.mig import billed_name
+from podgpu.catalog.names import generations, names_of, successors
 from podgpu.cluster.prom import promql
 from podgpu.cluster.prom.promql import Matcher, by, has, is_
 from podgpu.cluster.prom.spellings import Spellings
@@ -149,7 +150,7 @@ class RollingQueries:
     def _held(self) -> str:
         """Devices that somebody holds."""
         own = (f.ALLOCATION_INFO.name, f.CONTAINER_PROCESSES.name) if self.spelt.has_allocations else ()
-        holding = [*map(self._own, own), *(self._of_pods(self.used_field.names, label) for label in self.spelt.pods)]
+        holding = [*map(self._own, own), *(self._of_pods(self._names_of_field, label) for label in self.spelt.pods)]
         if not holding:
             holding = [self._own(f.ALLOCATION_INFO.name)]
         each = " or ".join(f"group{by('uuid', *self._keys)} ({series})" for series in holding)
@@ -158,7 +159,7 @@ class RollingQueries:
     def _held_from(self) -> str:
         """Devices and the namespaces they are held from, each with the value 1."""
         own = (f.ALLOCATION_INFO.name,) if self.spelt.has_allocations else ()
-        names = (*self.used_field.names, *own)
+        names = (*self._names_of_field, *own)
         spelt = [label for label in self.spelt.pods if label in _NAMESPACE_OF] or ["pod"]
         each = " or ".join(
             _copied(
@@ -178,8 +179,22 @@ class RollingQueries:
         series = self._series(names, has("pod"), is_(EXPORTED["pod"]))
         return f"({series} unless on (job, instance, namespace, pod) {up})"
 
+    @property
+    def _names_of_field(self) -> tuple[str, ...]:
+        return names_of(self.used_field.id)
+
     def _field(self, *matchers: Matcher) -> str:
-        return self._series(self.used_field.names, *matchers)
+        """In the field's own unit, whichever of its names a node has. Where one has both, the series are alike."""
+        each = [
+            self._in_own_unit(names, self._series(names, *matchers))
+            for names, used in zip(generations(self.used_field.id), self.spelt.generations, strict=True)
+            if names and used
+        ]
+        return each[0] if len(each) == 1 else f"({' or '.join(each)})"
+
+    def _in_own_unit(self, names: tuple[str, ...], series: str) -> str:
+        new = successors().get(self.used_field.id)
+        return series if new is None or new.name not in names else f"({series} / {new.factor:g})"
 
     def _own(self, name: str) -> str:
         return self._series((name,))

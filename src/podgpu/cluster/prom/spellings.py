@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from podgpu.catalog import families as f
+from podgpu.catalog.names import generations, names_of
 from podgpu.exposition.parse import ParsedSample
 
 UUIDS = ("UUID", "uuid")
@@ -26,6 +27,8 @@ class Spellings:
     pods: tuple[str, ...] = PODS
     has_allocations: bool = True
     """podgpu says who holds what, whatever the fields' own labels say."""
+    generations: tuple[bool, bool] = (True, True)
+    """Whether the field has names of dcgm-exporter 4.8 and before, and of 4.9."""
 
 
 @dataclass(slots=True)
@@ -37,12 +40,14 @@ class SpellingMemory:
     _seen: dict[str, float] = field(default_factory=dict)
     """Label, or name of a family -> the server's time at which it was last met."""
 
-    def take(self, samples: Iterable[ParsedSample], fields: Sequence[str], at: float) -> Spellings:
-        """`fields`: names of the measured field. `at`: now, by the server's clock."""
+    def take(self, samples: Iterable[ParsedSample], field_id: int, at: float) -> Spellings:
+        """`field_id`: the measured field. `at`: now, by the server's clock."""
         own = (f.ALLOCATION_INFO.name, f.CONTAINER_PROCESSES.name)
+        fields = names_of(field_id)
         for sample in samples:
             labels = sample.labels
             if sample.name in fields:
+                self._seen[sample.name] = at
                 for names in (UUIDS, self.node_labels, PODS):
                     first = next((name for name in names if name in labels), None)
                     if first is not None:
@@ -58,7 +63,12 @@ class SpellingMemory:
             self._of(self.node_labels) or self.node_labels,
             self._of(PODS),
             own[0] in self._seen,
+            self._of_generations(field_id),
         )
+
+    def _of_generations(self, field_id: int) -> tuple[bool, bool]:
+        old, new = (any(name in self._seen for name in names) for names in generations(field_id))
+        return (old, new) if old or new else (True, True)
 
     def _of(self, names: Sequence[str]) -> tuple[str, ...]:
         return tuple(name for name in names if _key(names, name) in self._seen)

@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
 import aiohttp
@@ -24,7 +26,8 @@ from podgpu.cluster.scraping.exposition import USED_FIELD, PageReader, Shelf
 from podgpu.cluster.scraping.lanes import Lane, allow_connections
 from podgpu.errors import SourceError, UsageError
 from podgpu.fetch.access import Credentials
-from podgpu.fetch.page import UrlPage
+from podgpu.fetch.endpoint import Endpoint
+from podgpu.fetch.page import UrlPage, above_metrics
 from podgpu.figures.device import Owner
 from podgpu.figures.from_exposition import NODE_LABELS
 from podgpu.http.exchange import KEEP_ALIVE_SECONDS, open_session
@@ -35,6 +38,9 @@ _USUAL_PAGE = 1024 * 1024
 _LARGE_AT_A_TIME = 4
 """Pages larger than usual are in memory at a time."""
 _ROUNDS_TO_ASK_FAILED = 4
+_ASIDE = 2.5
+"""Seconds for what somebody who looks waits for."""
+_PLAIN = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 _log = logging.getLogger(__name__)
 _NO_OWNERS: Mapping[tuple[str, str], Owner] = {}
 
@@ -100,12 +106,13 @@ class FixedTargets:
 class _Target:
     """One exporter, and what it said last."""
 
-    __slots__ = ("_large", "_page", "asked_at", "bug", "node", "outcome", "reader")
+    __slots__ = ("_beside", "_large", "_page", "asked_at", "bug", "node", "outcome", "reader")
 
     def __init__(self, url: str, credentials: Credentials, settings: ScrapeSettings) -> None:
         """Raises UsageError for what is no URL."""
         self._page = UrlPage(url, credentials, settings.deadline, min(_USUAL_PAGE, settings.largest))
         self._large = UrlPage(url, credentials, settings.deadline, settings.largest)
+        self._beside = partial(Endpoint, above_metrics(url), credentials, deadline=_ASIDE, largest=_USUAL_PAGE)
         self.reader = PageReader(
             self.shown, self._page.host, settings.used_field, settings.node_labels, settings.fields_beside
         )
@@ -122,6 +129,16 @@ class _Target:
     @property
     def failed(self) -> bool:
         return self.outcome is not None and bool(self.outcome.error)
+
+    async def beside(self, session: aiohttp.ClientSession, path: Sequence[str]) -> bytes:
+        """What else its server has. Raises SourceError."""
+        if not all(_PLAIN.fullmatch(part) and part.strip(".") for part in path):
+            raise SourceError("unaskable", f"{self.shown} cannot be asked for {'/'.join(path)[:64]!r}")
+        endpoint = self._beside()
+        answer = await endpoint.ask(session, path="/".join(path), accept="application/json")
+        if answer.status != 200:
+            raise endpoint.refused(answer)
+        return answer.body
 
     async def fetch(self, session: aiohttp.ClientSession, large: asyncio.Semaphore) -> bytes:
         """Its page. Raises SourceError."""
@@ -221,6 +238,13 @@ class ScrapeBackend:
             self._room = room
             self._session = open_session(0.0 if room else KEEP_ALIVE_SECONDS)
         return self._session
+
+    async def ask(self, target: str, path: Sequence[str]) -> bytes:
+        """What the exporter of this target answers at another of its paths. Raises SourceError."""
+        found = next((t for t in self._targets.values() if t.shown == target), None)
+        if found is None:
+            raise SourceError("not_listed", f"{target} is no longer in the list of exporters")
+        return await found.beside(await self._open(), path)
 
     async def _scrape(self, target: _Target, session: aiohttp.ClientSession) -> None:
         began = target.asked_at = self._clock.monotonic()

@@ -107,7 +107,7 @@ class KubernetesTargets:
         if error is not None:
             return (f"the list of exporters may be out of date: {error}", *self._found.problems)
         if not self._watcher.synced:
-            return ("the API server has not yet told where the exporters are",)
+            return ("the API server has not yet said where the exporters are",)
         if not self._found.urls and not self._found.problems:
             return (f"no Service with the labels {self._selection} has an endpoint",)
         return self._found.problems

@@ -102,7 +102,7 @@ class PageReader:
         return samples_named(families, figure_names(self._measured, self._beside) | _OWN_NAMES)
 
     def _malformed(self, why: str) -> SourceError:
-        return SourceError("malformed", f"{self._target} is no page of metrics: {why}")
+        return SourceError("malformed", f"{self._target} is not a page of metrics: {why}")
 
     # Bounds
 
@@ -130,7 +130,7 @@ class PageReader:
         return SourceError(
             "too_much",
             f"{self._target}: the page of node {node[:LONGEST_NAME]} has {count:,} {what}, and at most {most:,}"
-            " are taken from one page; none of it counts: see what answers there",
+            " are accepted from one page; the whole page is ignored: see what answers there",
         )
 
 

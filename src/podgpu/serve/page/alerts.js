@@ -46,6 +46,7 @@ export class Alerts {
     this.lines.length = shown.length;
     this.more.hidden = alerts.length <= few;
     setAttribute(this.more, "aria-expanded", String(this.isOpen));
+    if (this.more.hidden) return;
     setText(this.more, this.isOpen ? "Show fewer" : `Show ${count(alerts.length - few)} more`);
   }
 

@@ -24,6 +24,7 @@ const MOST_TILES = 400; // more than that, and squares say more
 const WRITE_AFTER_MS = 150;
 const HISTORY_POINTS = 60;
 const AWAY_STEPS = 2; // nobody looked for longer than so many steps of a line: it has a hole that the server can fill
+const YOUNG_SECONDS = 600;
 const TABLES = ["namespaces", "waste"];
 
 class Page {
@@ -70,8 +71,10 @@ class Page {
 
   // Lines are full from the first moment on, where the server keeps a history.
   async fillHistory() {
+    this.filledAt = this.feed.now();
     const { state, data } = await answerOf(`api/v1/history?points=${HISTORY_POINTS}`, AbortSignal.timeout(20_000));
-    if (state !== "ready" || !this.history.seed(data) || !this.feed.picture) return;
+    this.hasHistory = state === "ready" && this.history.seed(data);
+    if (!this.hasHistory || !this.feed.picture) return;
     this.history.add(this.feed.now(), this.devices);
     this.render(false);
   }
@@ -81,10 +84,11 @@ class Page {
     this.devices = devicesOf(picture, picture.taken_at);
     this.nodes = new Map((picture.nodes ?? []).map((node) => [node.name, node]));
     const now = this.feed.now();
-    const away = now - (this.takenAt ?? now);
+    const away = now - (this.takenAt ?? now) > Math.max(AWAY_STEPS * this.history.step, 3 * picture.interval_seconds);
+    const isYoung = !this.hasHistory && now - this.filledAt > YOUNG_SECONDS; // by now it may have one
     this.takenAt = now;
     this.history.add(now, this.devices);
-    if (away > Math.max(AWAY_STEPS * this.history.step, 3 * picture.interval_seconds)) this.fillHistory();
+    if (away || isYoung) this.fillHistory();
     this.priced = Boolean(picture.currency);
     this.overview.show(picture, totalsOf(this.devices, this.priced), this.devices);
     this.filters.offerFrom(this.devices, picture, this.criteria);

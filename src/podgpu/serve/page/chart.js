@@ -21,13 +21,14 @@ export class Chart {
     this.element = h("figure", { class: "chart" }, head, h("div", { class: "chart-body" }, scale, this.svg));
   }
 
-  // `axis`: from, to and step in seconds. `lines`: name and values, a number or null for each step from `from` on.
-  show(axis, lines, marks, ticks) {
+  // `axis`: from, to and step in seconds. `lines`: name and values, a number or null for each step from `from` on. `top`:
+  // all that there can be, where that is known.
+  show(axis, lines, marks, ticks, top) {
     this.lines = lines;
     const known = lines.flatMap(({ values }) => values.filter((value) => Number.isFinite(value)));
     this.element.hidden = !known.length;
     if (!known.length) return;
-    const most = this.most(known) || 1;
+    const most = top > 0 && known.every((value) => value <= top) ? top : this.most(known) || 1;
     setText(this.top, this.write(most));
     setText(this.bottom, this.write(0));
     const x = (at) => ((at - axis.from) / (axis.to - axis.from)) * WIDTH;

@@ -18,6 +18,8 @@ const TITLES = {
 };
 const GRAVE = new Set(["lost", "unreadable", "xid", "row_remap_failure", "ecc", "nvlink", "driver_away", "node_gone"]);
 
+const NOTHING = []; // of nearly every GPU
+
 export function conditionTitle(name) {
   return TITLES[name] ?? String(name).replaceAll("_", " ");
 }
@@ -29,7 +31,8 @@ export function severityOf(conditions) {
 }
 
 export function conditionsOf(told) {
-  const found = (told.conditions ?? []).map((one) => ({
+  if (!told.conditions?.length) return NOTHING;
+  const found = told.conditions.map((one) => ({
     name: String(one.condition),
     since: one.since,
     says: one.says ?? "",
@@ -40,6 +43,7 @@ export function conditionsOf(told) {
 
 // Of a GPU and of its instances, each once: what they all say is not said seven times.
 export function gathered(lists) {
+  if (lists.every((list) => !list.length)) return NOTHING;
   const found = new Map();
   for (const one of lists.flat()) {
     const key = `${one.name}\n${one.says}`;

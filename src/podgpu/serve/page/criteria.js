@@ -1,5 +1,7 @@
 // What is asked for, as it stands in the address after #, so that a link shows others the same; filtering and sorting.
 
+import { textOf } from "./devices.js";
+
 export const STATES = [
   ["", "Any state"],
   ["held", "Allocated"],
@@ -78,7 +80,7 @@ export function matching(devices, criteria) {
       (!model || one.model === model) &&
       (!state || one[state]) &&
       (!ns || one.holders.some((holder) => holder.namespace === ns)) &&
-      words.every((word) => one.text.includes(word)),
+      words.every((word) => textOf(one).includes(word)),
   );
 }
 

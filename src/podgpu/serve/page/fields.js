@@ -1,7 +1,7 @@
 // Everything that is known of one GPU, in groups, in words and with units, and which source says it.
 
 import { h, plain } from "./dom.js";
-import { energy, memory, moment, UNKNOWN } from "./format.js";
+import { duration, energy, memory, moment, UNKNOWN } from "./format.js";
 
 const GROUPS = [
   ["Errors", /XID|PCIE_REPLAY/],
@@ -16,7 +16,8 @@ const GROUPS = [
   ["Utilisation", /UTIL|PROF_|ACTIVE|OCCUPANCY/],
 ];
 const REST = "Identity and modes";
-const UNITS = { celsius: "\u00b0C", c: "\u00b0C", percent: "%", count: "", string: "", ratio: "", mhz: "MHz", w: "W" };
+const BARE = /^(count|number|string|enum|index|id|code|event|packed|bitmask|bitmap|gen\b|binary|$)/; // a number says it all
+const SECONDS = { ns: 1e-9, us: 1e-6, ms: 1e-3, s: 1 };
 const NUMBER = new Intl.NumberFormat("en", { maximumFractionDigits: 3 });
 
 // Sections, in the order in which people look for what is wrong.
@@ -35,28 +36,43 @@ function groupOf(name) {
 function section(name, fields) {
   const rows = fields.map((field) => {
     const source = field.source ? h("span", { class: "field-source" }, plain(field.source)) : undefined;
-    const words = field.help ? plain(field.help) : plain(field.name);
-    const title = h("dt", { title: plain(field.name) }, words, field.help ? h("code", {}, plain(field.name)) : undefined);
+    const title = h("dt", {}, wordsOf(field), h("code", {}, plain(field.name)));
     return h("div", { class: "field" }, title, h("dd", {}, h("bdi", {}, valueText(field)), source));
   });
   return h("section", { class: "field-group" }, h("h3", {}, name), h("dl", {}, ...rows));
 }
 
-export function valueText({ value, unit = "" }) {
+export function valueText({ name = "", value, unit = "" }) {
   if (value === undefined || value === null || value === "") return UNKNOWN;
+  if (typeof value === "boolean" || unit === "bool") return value && value !== "0" ? "yes" : "no";
   if (typeof value !== "number") return plain(value);
-  if (/^(bytes|b)$/i.test(unit)) return memory(value);
-  if (/^mib$/i.test(unit)) return memory(value * 1024 ** 2);
-  if (/^m?j(oules)?$/i.test(unit)) return energy(/^m/i.test(unit) ? value / 1000 : value);
-  if (/^ratio$/i.test(unit)) return `${NUMBER.format(value * 100)}\u202f%`;
-  const sign = UNITS[unit.toLowerCase()] ?? plain(unit);
-  return sign ? `${NUMBER.format(value)}\u00a0${sign}` : NUMBER.format(value);
+  if (unit === "packed" && name.includes("CAPABILITY")) return `${value >>> 16}.${value & 0xffff}`;
+  if (BARE.test(unit)) return NUMBER.format(value);
+  if (unit === "bytes" || unit === "B") return memory(value);
+  if (unit === "MiB") return memory(value * 1024 ** 2);
+  if (unit === "mJ" || unit === "J") return energy(unit === "J" ? value : value / 1000);
+  if (unit in SECONDS) return timeText(value * SECONDS[unit]);
+  if (unit.startsWith("ratio")) return `${NUMBER.format(value * 100)}\u202f%`;
+  if (unit.startsWith("%")) return `${NUMBER.format(value)}\u202f%`;
+  return `${NUMBER.format(value)}\u00a0${unit === "C" || unit === "celsius" ? "\u00b0C" : plain(unit)}`;
+}
+
+function timeText(seconds) {
+  return seconds < 60 ? `${NUMBER.format(seconds)}\u00a0s` : duration(seconds);
+}
+
+// Of a field that nobody described: DCGM_FI_DEV_PCIE_LINK_GEN is "pcie link gen".
+function wordsOf({ name, help }) {
+  if (help) return plain(help).replace(/\.$/, "");
+  return plain(name).replace(/^DCGM_FI_(DEV_)?/, "").replaceAll("_", " ").toLowerCase();
 }
 
 export function xidRows(xids) {
   return xids.map((one) => {
     const badge = h("span", { class: "badge badge-broken" }, `XID ${plain(one.xid)}`);
-    const kind = one.class ? h("span", { class: "field-source" }, plain(one.class)) : undefined;
+    const times = one.total > 1 ? `${NUMBER.format(one.total)} times` : "";
+    const more = [one.class, times].filter(Boolean).join(", ");
+    const kind = more ? h("span", { class: "field-source" }, plain(more)) : undefined;
     const when = one.at === undefined ? undefined : h("span", { class: "mark-when" }, moment(one.at));
     return h("li", {}, when, badge, h("span", { class: "mark-says" }, plain(one.says ?? "")), kind);
   });

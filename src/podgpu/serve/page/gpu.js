@@ -17,6 +17,7 @@ export class GpuView {
     this.context = context;
     this.past = new Question(onAnswer);
     this.known = new Question(onAnswer);
+    this.drawn = null;
     this.back = h("a", { href: "#", class: "back" }, "All GPUs");
     this.name = h("span");
     this.model = h("bdi", { class: "title-more" });
@@ -44,7 +45,7 @@ export class GpuView {
   leave() {
     this.past.forget();
     this.known.forget();
-    this.drawn = undefined;
+    this.drawn = null;
   }
 
   // `back`: where "All GPUs" leads.
@@ -95,7 +96,7 @@ export class GpuView {
     this.timeline.showRange(range, criteria);
     const part = instance ? `&instance=${encodeURIComponent(instance)}` : "";
     const { state, data, message } = this.past.want(`api/v1/history/gpus/${encodeURIComponent(uuid)}?range=${range}${part}`, EVERY_SECONDS);
-    if (state === "ready") this.timeline.show(data, [{ name: one?.name ?? "GPU", series: data.series }]);
+    if (state === "ready") this.timeline.show(data, [{ name: one?.name ?? "GPU", series: data.series }], one?.memoryTotal);
     else this.timeline.showNone(noneText(state, message, NO_HISTORY));
   }
 

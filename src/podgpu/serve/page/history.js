@@ -8,6 +8,9 @@ const SCALE = 200; // as the server writes it: a byte is round(ratio * 200)
 const OWN_SLOTS = 120;
 const OWN_STEP = 5;
 const MOST_SLOTS = 1000;
+const FEWEST_STEPS = 5; // a server that has just started knows less than this tab soon does
+const SHORTEST_LINE = 24; // steps: until there are more, a line begins where something is known
+const LOOKED_AT = 200; // devices that say since when anything is kept
 const WIDTH = 120;
 const HEIGHT = 28;
 
@@ -23,16 +26,21 @@ export class History {
     this.step = step;
     this.rings = new Map();
     this.number = undefined;
+    this.first = undefined; // the oldest step of which anything is known
   }
 
-  // `told`: the answer of api/v1/history. Everything begins anew with it.
+  // `told`: the answer of api/v1/history. Everything begins anew with it; false: there is next to nothing in it.
   seed(told) {
     const step = Number(told.step_seconds);
     const slots = Number(told.points);
     if (!(step > 0) || !(slots > 1) || slots > MOST_SLOTS) return false;
+    const seeds = new Map(Object.entries(told.devices ?? {}));
+    const empty = emptyAtFirst(seeds, slots);
+    if (slots - empty < FEWEST_STEPS) return false;
     this.start(slots, step);
-    this.seeds = new Map(Object.entries(told.devices ?? {}));
+    this.seeds = seeds;
     this.seededFrom = Math.round(Number(told.from) / step);
+    this.first = this.seededFrom + empty;
     return true;
   }
 
@@ -40,7 +48,7 @@ export class History {
   add(time, devices) {
     this.turnTo(Math.floor(time / this.step));
     for (const one of devices) {
-      this.put(one.key, one.utilization, one);
+      this.put(one.key, one.utilization);
       if (one.holders.length < 2) continue;
       for (const holder of one.holders) this.put(holderKey(one, holder), ownUtilization(one, holder));
     }
@@ -52,22 +60,23 @@ export class History {
   // The steps that nobody saw are empty; a clock that went back begins anew.
   turnTo(number) {
     const passed = this.number === undefined ? 0 : number - this.number;
-    if (passed < 0) this.start(this.slots, this.step);
-    if (passed > 0) {
+    if (passed < 0) this.start(this.slots, this.step); // seeds keep their own time
+    if (passed > 0 && this.rings.size) {
       const empty = Math.min(passed, this.slots);
       for (const ring of this.rings.values()) {
         for (let i = 0; i < empty; i += 1) ring.values[(number - i) % this.slots] = NONE;
       }
     }
     this.number = number;
+    this.first ??= number;
   }
 
   // Within a step it is the mean of what was seen.
-  put(key, value, one) {
+  put(key, value) {
     let ring = this.rings.get(key);
     if (!ring) {
-      if (value === undefined && !one) return;
-      ring = { values: one ? this.seededRing(one) : new Uint8Array(this.slots).fill(NONE), sum: 0, count: 0 };
+      if (value === undefined) return;
+      ring = { values: new Uint8Array(this.slots).fill(NONE), sum: 0, count: 0 };
       this.rings.set(key, ring);
     }
     ring.seen = this.number;
@@ -78,24 +87,36 @@ export class History {
     ring.values[this.number % this.slots] = Math.min(SCALE, Math.round((ring.sum / ring.count) * SCALE));
   }
 
-  seededRing(one) {
-    const values = new Uint8Array(this.slots).fill(NONE);
+  // Oldest first: a ratio, or undefined, for each step. `interval`: how often there is news; till then a value holds.
+  ofDevice(one, interval) {
     const told = this.told(one.uuid) ?? this.toldOfParts(one);
-    for (let i = 0; told && i < this.slots; i += 1) {
-      const number = this.seededFrom + i;
-      if (number <= this.number && number > this.number - this.slots) values[number % this.slots] = told[i] ?? NONE;
-    }
-    return values;
+    return this.drawn(this.rings.get(one.key), interval, told);
   }
 
+  ofHolder(one, holder, interval) {
+    return this.drawn(this.rings.get(holderKey(one, holder)), interval);
+  }
+
+  // What this tab did not see itself is as the server has it.
+  drawn(ring, interval, told) {
+    if (!ring && !told) return [];
+    const longest = Math.ceil((2 * interval) / this.step);
+    let held;
+    let since = 0;
+    const length = Math.min(this.slots, Math.max(SHORTEST_LINE, this.number - this.first + 1));
+    return Array.from({ length }, (_, i) => {
+      const number = this.number - length + 1 + i;
+      let byte = ring?.values[number % this.slots] ?? NONE;
+      if (byte === NONE) byte = told?.[number - this.seededFrom] ?? NONE;
+      since = byte === NONE ? since + 1 : 0;
+      if (byte !== NONE) held = Math.min(1, byte / SCALE);
+      return since > longest ? undefined : held;
+    });
+  }
+
+  // Only of what is drawn: thousands are not.
   told(key) {
-    const text = this.seeds.get(key);
-    if (typeof text !== "string") return undefined;
-    try {
-      return Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
-    } catch {
-      return undefined; // no base64: nothing is known of it
-    }
+    return bytesOf(this.seeds.get(key));
   }
 
   // A GPU in MIG mode has no utilisation of its own: the mean of its instances, by compute slices.
@@ -108,28 +129,28 @@ export class History {
       return slices ? Math.round(known.reduce((sum, [row, weight]) => sum + row[i] * weight, 0) / slices) : NONE;
     });
   }
+}
 
-  // Oldest first: a ratio, or undefined, for each step. `interval`: how often there is news; till then a value holds.
-  values(key, interval) {
-    const ring = this.rings.get(key);
-    if (!ring) return [];
-    const longest = Math.ceil((2 * interval) / this.step);
-    let held;
-    let since = 0;
-    return Array.from({ length: this.slots }, (_, i) => {
-      const byte = ring.values[(this.number + 1 + i) % this.slots];
-      since = byte === NONE ? since + 1 : 0;
-      if (byte !== NONE) held = byte / SCALE;
-      return since > longest ? undefined : held;
-    });
-  }
-
-  get seconds() {
-    return this.slots * this.step;
+function bytesOf(text) {
+  if (typeof text !== "string") return undefined;
+  try {
+    return Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+  } catch {
+    return undefined; // no base64: nothing is known of it
   }
 }
 
-export function holderKey(one, holder) {
+// How many steps nothing is known of, from the oldest on.
+function emptyAtFirst(seeds, slots) {
+  let fewest = slots;
+  for (const text of [...seeds.values()].slice(0, LOOKED_AT)) {
+    const known = bytesOf(text)?.findIndex((byte) => byte !== NONE) ?? -1;
+    if (known >= 0) fewest = Math.min(fewest, known);
+  }
+  return fewest;
+}
+
+function holderKey(one, holder) {
   return `${one.key} ${holder.part?.id ?? ""} ${holder.name} ${holder.container}`;
 }
 

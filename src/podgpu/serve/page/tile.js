@@ -4,7 +4,7 @@ import { conditionTitle } from "./conditions.js";
 import { gpuHash } from "./criteria.js";
 import { h, place, plain, setAttribute, setClass, setText } from "./dom.js";
 import { celsius, count, duration, memoryOf, moment, percent, perHour, watts } from "./format.js";
-import { holderKey, ownUtilization, Sparkline } from "./history.js";
+import { ownUtilization, Sparkline } from "./history.js";
 import { holderText, Rows, showText, TINTS } from "./rows.js";
 
 export class Tile {
@@ -77,8 +77,8 @@ export class Tile {
     this.price.element.hidden = currency === undefined || one.price === undefined || isSaid;
     this.price.show(perHour(one.price, currency));
     this.gaugeFill.style.width = `${100 * Math.min(1, one.memoryUsed / one.memoryTotal || 0)}%`;
-    const key = own ? holderKey(one, own) : one.key;
-    this.spark.draw(this.context.history.values(key, this.context.interval()));
+    const { history, interval } = this.context;
+    this.spark.draw(own ? history.ofHolder(one, own, interval()) : history.ofDevice(one, interval()));
   }
 
   updateBadge(one, now) {

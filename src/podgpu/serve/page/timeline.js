@@ -10,6 +10,8 @@ import { celsius, clock, duration, memory, moment, percent, watts } from "./form
 export const NO_HISTORY = "This server keeps no history: its podgpu is older than this page.";
 const TICK_SECONDS = [60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 14400, 21600, 43200];
 const MOST_TICKS = 7;
+const FEWEST_STEPS = 20;
+const MOSTLY_EMPTY = 0.5;
 const MOST_HOLDERS = 12;
 const MOST_MARKS = 100;
 const KINDS = {
@@ -20,7 +22,7 @@ const KINDS = {
 };
 
 export class Timeline {
-  // `onRange(range)`: the address that shows another range.
+  // `hashOf(criteria)`: what stands in the address beside the range.
   constructor(hashOf) {
     this.hashOf = hashOf;
     this.ways = RANGES.map((range) => h("a", {}, range));
@@ -61,21 +63,25 @@ export class Timeline {
     this.told = undefined;
   }
 
-  // `told`: from, to, step_seconds, marks and maybe holders. `devices`: name and series of each.
-  show(told, devices) {
-    if (told === this.told) return;
-    this.told = told;
+  // `answer`: from, to, step_seconds, marks and maybe holders. `answered`: name and series of each device. `memoryTotal`:
+  // all that there is, where that is one GPU.
+  show(answer, answered, memoryTotal) {
+    if (answer === this.told) return;
+    this.told = answer;
+    const [told, devices] = trimmed(answer, answered);
     this.axisOf = { from: told.from, to: told.to, step: told.step_seconds };
     if (!(told.to > told.from) || !(told.step_seconds > 0)) return this.showNone("No history yet.");
     const marks = (told.marks ?? []).map((mark) => markOf(mark, told));
     const ticks = ticksOf(told);
     for (const [name, chart] of Object.entries(this.charts)) {
       const lines = devices.map((one) => ({ name: one.name, values: one.series?.[name] ?? [] }));
-      chart.show(this.axisOf, lines.filter(({ values }) => values.some(Number.isFinite)), marks, ticks);
+      const top = name === "memory_used_bytes" ? memoryTotal : undefined;
+      chart.show(this.axisOf, lines.filter(({ values }) => values.some(Number.isFinite)), marks, ticks, top);
     }
     const isEmpty = Object.values(this.charts).every((chart) => chart.element.hidden) && !told.holders?.length;
     this.plot.hidden = isEmpty;
-    setText(this.about, isEmpty ? "No history yet." : `One value every ${duration(told.step_seconds)}`);
+    const since = told === answer ? "" : `, since ${moment(told.from)}: nothing older is known`;
+    setText(this.about, isEmpty ? "No history yet." : `One value every ${duration(told.step_seconds)}${since}`);
     this.showHolders(told.holders ?? []);
     this.showAxis(ticks);
     this.showMarks(marks);
@@ -160,6 +166,21 @@ export class Timeline {
     const said = texts.filter(([, text]) => text).map(([name, text]) => `${name} ${text}`);
     setText(this.spoken, [time, ...said].join(", "));
   }
+}
+
+// A server that has just started knows the last minutes of a day: they have the whole width.
+function trimmed(told, devices) {
+  const all = devices.flatMap(({ series }) => Object.values(series ?? {}).filter(Array.isArray));
+  const steps = largest(all.map((values) => values.length));
+  const first = all.reduce((least, values) => {
+    const known = values.findIndex(Number.isFinite);
+    return known < 0 ? least : Math.min(least, known);
+  }, steps);
+  const skipped = Math.min(first, steps - FEWEST_STEPS);
+  if (first === steps || skipped < MOSTLY_EMPTY * steps) return [told, devices];
+  const short = (series) => Object.fromEntries(Object.entries(series ?? {}).map(([name, values]) => [name, values.slice?.(skipped)]));
+  const from = told.from + skipped * told.step_seconds;
+  return [{ ...told, from }, devices.map((one) => ({ ...one, series: short(one.series) }))];
 }
 
 function largest(values) {

@@ -68,7 +68,7 @@ export function totalsOf(devices, priced) {
     totals.gpus += 1;
     for (const use of USES) totals[use] += one.amounts[use];
     totals.broken += one.broken;
-    totals.old += one.old;
+    totals.old += one.old && !one.gone; // who is gone is broken
     if (one.broken) totals.freeBroken += one.amounts.free;
     else if (one.mayWork) totals.freeBusy += 1; // nobody is known to hold it, but something works there
     if (!one.old) power.add(one.power);

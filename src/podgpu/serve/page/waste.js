@@ -78,7 +78,7 @@ async function written(text) {
 function matching(rows, { q, ns }) {
   const words = wordsOf(q);
   return rows.filter((row) => {
-    const text = [row.namespace, row.pod, ownerText(row)].filter(Boolean).join("\n").toLowerCase();
+    const text = [row.namespace, podText(row), ownerText(row)].filter(Boolean).join("\n").toLowerCase();
     return (!ns || row.namespace === ns) && words.every((word) => text.includes(word));
   });
 }
@@ -89,7 +89,7 @@ function ownerText(row) {
 }
 
 function keyOf(row) {
-  return JSON.stringify([row.namespace, row.pod, ownerText(row)]);
+  return JSON.stringify([row.namespace, podText(row), ownerText(row)]);
 }
 
 function firstOrder(columns) {
@@ -141,11 +141,18 @@ function nameColumn(by) {
   if (by === "namespace") {
     return { name: "namespace", title: "Namespace", value: (row) => row.namespace, link: (row) => writeHash({ ns: row.namespace }) };
   }
-  if (by === "owner") {
-    const link = (row) => writeHash({ ns: row.namespace, q: ownerText(row) });
-    return { name: "owner", title: "Owner", value: (row) => ownerText(row) ?? "no owner", link };
-  }
-  return { name: "pod", title: "Pod", value: (row) => row.pod, link: (row) => podHash(row.namespace ?? "", row.pod ?? "") };
+  const pod = (row) => (row.pod ? podHash(row.namespace ?? "", row.pod) : undefined);
+  if (by === "pod") return { name: "pod", title: "Pod", value: podText, link: pod };
+  const owner = (row) => (ownerText(row) ? writeHash({ ns: row.namespace, q: ownerText(row) }) : pod(row));
+  return { name: "owner", title: "Owner", value: (row) => ownerText(row) ?? podText(row), link: owner };
+}
+
+// A pod that nothing made stands for itself, and so does what is no pod.
+function podText(row) {
+  if (row.pod) return row.pod;
+  if (row.job) return `job ${row.job}`;
+  if (row.container_id) return `container ${row.container_id.slice(0, 12)}`;
+  return row.uid ? `pod ${row.uid}` : undefined;
 }
 
 function idlePart(row) {

@@ -22,6 +22,7 @@ from podgpu.telemetry.dcgm.health import HEALTH_FIELD, Judgement, set_health
 from podgpu.telemetry.dcgm.others import SWITCH_LINK, gpu_links, node_parts
 from podgpu.telemetry.dcgm.session import Address, DcgmSession
 from podgpu.telemetry.dcgm.structs import EntityGroup
+from podgpu.telemetry.dcgm.substitutes import Asked, asked_of
 from podgpu.telemetry.dcgm.values import Entity, Freshness, Latest, read_latest
 from podgpu.telemetry.dcgm.watches import Wanted, Watches
 from podgpu.telemetry.dcgm.xids import KEEP_SECONDS, XidSamples, xid_field
@@ -217,7 +218,7 @@ class DcgmTelemetry:
             entities.setdefault(part.kind, []).append(part.entity)
         wanted = {
             _watch_name(kind, lane, lanes): Wanted(
-                tuple(some), _of_level(lane.fields, kind), lane.keep_age, lane.interval, lane.keep_samples
+                tuple(some), _of_level(self._asked(lane).fields, kind), lane.keep_age, lane.interval, lane.keep_samples
             )
             for lane in lanes
             for kind, some in entities.items()
@@ -256,14 +257,19 @@ class DcgmTelemetry:
         patience = _STALE_INTERVALS * lane.interval
         freshness = self._freshness.setdefault((whose, patience), Freshness(patience, self._clock))
         answer = Latest({entity: {} for entity in kinds})
+        of_engine = self._asked(lane)
         for kind in dict.fromkeys(kinds.values()):
             entities = [e for e, k in kinds.items() if k == kind]
             refused = self._watches.refused(_watch_name(kind, lane, self._lanes))
-            asked = [f for f in _of_level(lane.fields, kind) if f.id not in refused]
+            asked = [f for f in _of_level(of_engine.fields, kind) if f.id not in refused]
             answer.unsupported += [(entity, i) for entity in entities for i in refused]
             if asked:
                 answer.add(read_latest(self._session, entities, asked, freshness))
+        of_engine.complete(answer)
         return answer
+
+    def _asked(self, lane: Lane) -> Asked:
+        return asked_of(min(self.versions), lane.fields)
 
     # -- beside --------------------------------------------------------------------------------------------------
 

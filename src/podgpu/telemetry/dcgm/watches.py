@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import count
 
 from podgpu.catalog.fields import Field
-from podgpu.errors import DeviceLost, DriverGone, SourceError
+from podgpu.errors import DeviceLost, DriverGone, SourceError, few_of
 from podgpu.telemetry.dcgm import structs as s
 from podgpu.telemetry.dcgm.session import DcgmSession
 from podgpu.telemetry.dcgm.values import Entity, chunks
@@ -79,7 +79,7 @@ class Watches:
 
     def _report(self, kind: str, refused: Mapping[int, str]) -> None:
         for reason in sorted(set(refused.values())):
-            ids = ", ".join(str(i) for i, why in refused.items() if why == reason)
+            ids = few_of(i for i, why in refused.items() if why == reason)
             _log.warning("DCGM does not watch these fields of %s (%s): %s", kind, reason, ids)
 
     def _drop(self, kind: str) -> None:

@@ -29,7 +29,7 @@ _LOST = {pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED}
 _GONE = {
     pynvml.NVML_ERROR_UNINITIALIZED: (
         "driver_not_loaded",
-        "the driver went away under us",
+        "the driver was unloaded while podgpu used it",
     ),
     pynvml.NVML_ERROR_DRIVER_NOT_LOADED: (
         "driver_not_loaded",
@@ -180,6 +180,6 @@ def translate(code: int, function: str) -> SourceError | StartError:
     if code == pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH:
         return VersionMismatch(
             "libnvidia-ml here and the driver in the kernel are of different versions (was the driver upgraded?); "
-            "this container must be made anew: exiting so that it is"
+            "this container must be recreated: exiting so that it is"
         )
     return SourceError(_REASONS.get(code, f"nvml_{code}"), f"{function}: {text}")

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from podgpu.catalog.details import detail_fields
 from podgpu.catalog.fields import Field
 from podgpu.errors import DeviceLost, DriverGone, SourceError, Unsupported
-from podgpu.model import Device, DeviceUsage, ProcessUsage, Reading
+from podgpu.model import Device, DeviceUsage, ProcessUsage, Reading, Value
 from podgpu.telemetry.nvml.driver import Grip, NvmlDriver
 from podgpu.telemetry.nvml.energy import EnergyCounter
 from podgpu.telemetry.nvml.links import LinkStates
@@ -28,6 +29,7 @@ from podgpu.telemetry.nvml.xid_watch import XidWatch, address_in
 from podgpu.telemetry.source import GpuAnswer
 
 _log = logging.getLogger(__name__)
+_DETAIL_SECONDS = 60.0
 
 
 def meet(driver: NvmlDriver, index: int) -> tuple[Any, Device]:
@@ -76,6 +78,9 @@ class Gpu:
         self._asked: dict[int, Sequence[Field]] = {}
         """By their identity, the sets of fields there are plans for: each has its own rates and samples."""
         self._plans: dict[tuple[int, str], DevicePlan] = {}
+        self._details: DevicePlan | None = None
+        self._detailed_at = float("-inf")
+        self._told_details: Mapping[int, Value] = {}
         self._process_layout = MigLayout(driver, grip)
         self._process_list = ProcessList(driver, grip, device.uuid)
         self._energy = EnergyCounter(driver, grip, clock)
@@ -112,6 +117,7 @@ class Gpu:
             unsupported=tuple((key, i) for key, plan in plans.items() for i in sorted(plan.unsupported)),
             dropped=tuple(i for plan in plans.values() for i in plan.dropped),
             errors=tuple(e for plan in plans.values() for e in plan.errors),
+            details=self._read_details(now) if fields else {},
             tells_errors=self._tells_xids,
             links_up=self._links.read() if fields else None,
         )
@@ -181,7 +187,7 @@ class Gpu:
         try:
             self._tells_xids = self._xids.register(self.device.uuid, self._grip)
         except Unsupported:
-            _log.info("GPU %d (%s) tells no XID errors", self.device.index, self.device.uuid)
+            _log.info("GPU %d (%s) reports no XID errors", self.device.index, self.device.uuid)
         except SourceError as e:
             if not self._watch_failed:
                 _log.warning("XID errors of GPU %d (%s) cannot be watched: %s", self.device.index, self.device.uuid, e)
@@ -204,6 +210,16 @@ class Gpu:
             plan = self._plans[id(fields), device.key] = self._make_plan(device, handle, fields)
         return Reading(device, plan.read(now))
 
+    def _read_details(self, now: float) -> Mapping[int, Value]:
+        """Some fifty calls of a few microseconds, of which many are made once; the others once a minute."""
+        if self._details is None:
+            self._details = DevicePlan(self._driver, self._grip, self._take_gpm, detail_fields())
+            self._detailed_at = float("-inf")
+        if now - self._detailed_at >= _DETAIL_SECONDS:
+            self._detailed_at = now
+            self._told_details = self._details.read(now)
+        return self._told_details
+
     def _make_plan(self, device: Device, handle: Any, fields: Sequence[Field]) -> DevicePlan:
         if device.gi_id is None:
             return DevicePlan(self._driver, handle, self._take_gpm, fields, self._energy)
@@ -222,6 +238,7 @@ class Gpu:
         kept = {id(fields) for fields in but}
         for key in [key for key in self._plans if key[0] not in kept]:
             self._plans.pop(key).close()
+        self._details = None
         self._asked = {number: fields for number, fields in self._asked.items() if number in kept}
 
     def close(self) -> None:

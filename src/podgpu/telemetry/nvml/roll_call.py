@@ -102,7 +102,7 @@ class RollCall:
     def _why(self, call: _Call) -> str:
         if call.error is not None:
             return str(call.error)
-        return f"the driver has not said who it is for {self._clock() - call.began:.0f} s"
+        return f"the driver has not named it for {self._clock() - call.began:.0f} s"
 
     def _ask(self, index: int, call: _Call) -> None:
         threading.Thread(target=self._meet, args=(index, call), name=f"meet-gpu{index}", daemon=True).start()

@@ -113,7 +113,7 @@ class XidWatch:
             self._said[what] = (said_at, since + 1)
             return
         self._said[what] = (now, 0)
-        more = f" (and {since} times more since it was last said)" if since else ""
+        more = f" (and {since} times more since it was last logged)" if since else ""
         _log.warning("XID %d on %s: %s%s", event.code, event.device, xid_text(event.code), more)
 
 

@@ -62,6 +62,9 @@
 {{- with $cluster.interval }}
 - {{ printf "--interval=%s" . | quote }}
 {{- end }}
+{{- if $cluster.historyDir }}
+- --history-dir=/var/lib/podgpu/history
+{{- end }}
 {{- if $cluster.prices }}
 - --prices=/etc/podgpu/prices/prices.yaml
 {{- end }}
@@ -76,6 +79,9 @@
 
 {{- define "podgpu.cluster.mounts" -}}
 {{- $cluster := .Values.cluster -}}
+{{- if $cluster.historyDir }}
+- {name: history, mountPath: /var/lib/podgpu/history}
+{{- end }}
 {{- if $cluster.prices }}
 - {name: prices, mountPath: /etc/podgpu/prices, readOnly: true}
 {{- end }}
@@ -95,6 +101,13 @@
 
 {{- define "podgpu.cluster.volumes" -}}
 {{- $cluster := .Values.cluster -}}
+{{- with $cluster.historyDir }}
+{{- if eq . "emptyDir" }}
+- {name: history, emptyDir: {sizeLimit: 512Mi}}
+{{- else }}
+- {name: history, persistentVolumeClaim: {claimName: {{ trimPrefix "claim:" . }}}}
+{{- end }}
+{{- end }}
 {{- if $cluster.prices }}
 - {name: prices, configMap: {name: {{ include "podgpu.component" (list . "prices") }}}}
 {{- end }}
@@ -115,6 +128,12 @@
 {{/* What the schema cannot say. */}}
 {{- define "podgpu.cluster.check" -}}
 {{- $cluster := .Values.cluster -}}
+{{- if and $cluster.historyDir $cluster.prometheus.url -}}
+{{- fail "cluster.historyDir: with cluster.prometheus.url the past is Prometheus'; leave one of them out" -}}
+{{- end -}}
+{{- if and (hasPrefix "claim:" $cluster.historyDir) (gt (int $cluster.replicas) 1) -}}
+{{- fail "cluster.historyDir: a claim is written to by one replica; set cluster.replicas to 1, or take emptyDir" -}}
+{{- end -}}
 {{- range $name, $access := dict "prometheus" $cluster.prometheus "exporterAccess" $cluster.exporterAccess -}}
 {{- $keys := compact (list $access.secret.tokenKey $access.secret.passwordKey $access.secret.caKey) -}}
 {{- if and $keys (not $access.secret.name) -}}

@@ -109,6 +109,9 @@ refused where they are not switched on; and it does not know where podlist.json 
 {{- with $exporter.hpcJobMappingDir }}
 - {name: DCGM_HPC_JOB_MAPPING_DIR, value: {{ . | quote }}}
 {{- end }}
+{{- if $exporter.historyDir }}
+- {name: PODGPU_HISTORY_DIR, value: /var/lib/podgpu/history}
+{{- end }}
 {{- if $exporter.webConfig.secretName }}
 - {name: DCGM_EXPORTER_WEB_CONFIG_FILE, value: {{ printf "/etc/podgpu/web/%s" $exporter.webConfig.key | quote }}}
 - {name: PODGPU_PROBE_ADDRESS, value: {{ printf ":%v" $exporter.webConfig.probePort | quote }}}
@@ -142,6 +145,9 @@ refused where they are not switched on; and it does not know where podlist.json 
 {{- with $exporter.hpcJobMappingDir }}
 - {name: hpc-jobs, mountPath: {{ . }}, readOnly: true}
 {{- end }}
+{{- if $exporter.historyDir }}
+- {name: history, mountPath: /var/lib/podgpu/history}
+{{- end }}
 {{- if $exporter.counters.csv }}
 - {name: counters, mountPath: /etc/podgpu/counters, readOnly: true}
 {{- end }}
@@ -173,6 +179,13 @@ refused where they are not switched on; and it does not know where podlist.json 
 {{- end }}
 {{- with $exporter.hpcJobMappingDir }}
 - {name: hpc-jobs, hostPath: {path: {{ . }}, type: Directory}}
+{{- end }}
+{{- with $exporter.historyDir }}
+{{- if eq . "emptyDir" }}
+- {name: history, emptyDir: {sizeLimit: 64Mi}}
+{{- else }}
+- {name: history, hostPath: {path: {{ . }}, type: DirectoryOrCreate}}
+{{- end }}
 {{- end }}
 {{- if $exporter.counters.csv }}
 - {name: counters, configMap: {name: {{ include "podgpu.component" (list . "counters") }}}}

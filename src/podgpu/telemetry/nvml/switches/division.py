@@ -123,7 +123,7 @@ class BusyDivision:
         """Small doubts cost a window, others the log for a while: one that is broken is not asked every second."""
         self.doubts.append(doubt.reason)
         if self._fallback_reason != doubt.reason:
-            _log.warning("%s: who keeps it busy is told by the driver's samples for now: %s", self._name, doubt)
+            _log.warning("%s: for now the driver's samples say who keeps it busy: %s", self._name, doubt)
         self._fallback_reason, self.fallback = doubt.reason, f"{self._name}: {doubt}"
         if isinstance(doubt, _OfOneWindow):
             return
@@ -185,7 +185,7 @@ def _check(residency: Residency, window_ns: int, listed: Collection[int]) -> Non
     if resident.get(HIDDEN_PID, 0) * _HIDDEN_PART > window_ns:
         raise _OfOneWindow(
             "hidden_process",
-            "processes of other users run on it, and who they are is told to CAP_SYS_ADMIN only"
+            "processes of other users run on it, and only CAP_SYS_ADMIN can see who they are"
             " (chart: exporter.usage.from: exact)",
         )
     unlisted = sum(ns for pid, ns in resident.items() if pid not in listed and pid not in (HIDDEN_PID, KERNEL_PID))

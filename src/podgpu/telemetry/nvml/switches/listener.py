@@ -101,7 +101,7 @@ class Listener:
     def close(self) -> None:
         with self._lock:
             if self._doubt is None:
-                self._end(Doubt("closed", "the context-switch log is no longer listened to"))
+                self._end(Doubt("closed", "the context-switch log is no longer read"))
 
     def _listen(self) -> None:
         """At moments that nobody can foresee: evenly spaced ones would lock to loads that are evenly spaced."""
@@ -140,7 +140,7 @@ class Listener:
 
     def _check_taken(self) -> None:
         if self._clock() - self._taken_at > _LONGEST_UNTAKEN_SECONDS:
-            raise Doubt("not_taken", "nobody asked for what the context-switch log tells")
+            raise Doubt("not_taken", "nobody asked for what the context-switch log says")
 
     def _timeline(self, instance: int) -> Timeline:
         return self._timelines.setdefault(instance, Timeline(self._began, self._lead))

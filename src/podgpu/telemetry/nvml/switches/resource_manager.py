@@ -289,4 +289,4 @@ def _parse_bus_id(bus_id: str) -> tuple[int, int, int]:
         domain, bus, rest = bus_id.split(":")
         return int(domain, 16), int(bus, 16), int(rest.split(".")[0], 16)
     except ValueError as e:
-        raise Doubt("gpu_not_found", f"{bus_id!r} is no place on the PCI bus") from e
+        raise Doubt("gpu_not_found", f"{bus_id!r} is not a place on the PCI bus") from e

@@ -1,0 +1,66 @@
+"""Makes a query that asks for dcgm-exporter 4.8's names ask for 4.9's too, so that one panel serves every exporter.
+
+Panels are written in 4.8's names and units, with `Hostname`. Each series becomes "this, or the same figure under its
+other name, in the same unit", and where the node matters, "with Hostname, or with hostname, called Hostname". Where an
+exporter has both names their series are otherwise alike, and `or` takes one.
+"""
+
+from __future__ import annotations
+
+import re
+
+from podgpu.catalog.families import OWN_FAMILIES
+from podgpu.catalog.names import rename_of
+
+_SERIES = re.compile(
+    r"(?P<call>\b(?:rate|increase|last_over_time)\()?"
+    r"\b(?P<name>DCGM_FI_[A-Z0-9_]+|podgpu_[a-z0-9_]+|ALERTS)\b"
+    r"(?:\{(?P<matchers>[^{}]*)\})?(?P<range>\[[^\]]+\])?(?(call)\))"
+)
+_NODE = re.compile(r"\bHostname(?==~|=)")
+_WITH_NODE = {family.name for family in OWN_FAMILIES if "Hostname" in family.labels} | {"ALERTS"}
+
+
+def either(expr: str) -> str:
+    by_node = "Hostname" in expr
+    return _SERIES.sub(lambda series: _either(series, by_node), expr)
+
+
+def choice_query(series: str, label: str) -> tuple[str, str]:
+    """What a variable asks for, and the pattern that finds its values in the answer; empty: none is needed."""
+    asked = either(series if label != "Hostname" else f"{series} Hostname").removesuffix(" Hostname")
+    if asked == series:
+        return f"label_values({series}, {label})", ""
+    return f"query_result(count by ({label}) ({asked}))", f'/{label}="([^"]+)"/'
+
+
+def _either(series: re.Match[str], by_node: bool) -> str:
+    name = series["name"]
+    rename = rename_of(name)
+    names = [(name, "")] if rename is None else [(name, ""), (rename.new_name, _in_old_unit(rename.factor))]
+    has_node = by_node and (name in _WITH_NODE or name.startswith("DCGM_"))
+    each = [text for one, unit in names for text in _variants(series, one, unit, has_node)]
+    return series[0] if len(each) == 1 else f"({' or '.join(each)})"
+
+
+def _variants(series: re.Match[str], name: str, unit: str, has_node: bool) -> list[str]:
+    matchers = series["matchers"] or ""
+    if not has_node:
+        return [_written(series, name, matchers) + unit]
+    upper = ",".join(filter(None, (matchers, 'hostname=""')))
+    lower = ",".join(filter(None, (_NODE.sub("hostname", matchers), 'hostname!=""')))
+    renamed = f'label_replace({_written(series, name, lower)}, "Hostname", "$1", "hostname", "(.+)")'
+    return [_written(series, name, upper) + unit, renamed + unit]
+
+
+def _written(series: re.Match[str], name: str, matchers: str) -> str:
+    call, range_ = series["call"] or "", series["range"] or ""
+    braces = f"{{{matchers}}}" if matchers else ""
+    return f"{call}{name}{braces}{range_}{')' if call else ''}"
+
+
+def _in_old_unit(factor: float) -> str:
+    """Of a number in the new unit."""
+    if factor == 1.0:
+        return ""
+    return f" / {factor:.10g}" if factor > 1 else f" * {1 / factor:.10g}"

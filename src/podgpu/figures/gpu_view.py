@@ -1,0 +1,137 @@
+"""This module makes a GPU's own view, `/api/v1/gpus/UUID`: as in the picture, with everything podgpu knows of it. Pure.
+
+An exporter adds the fields it reads, the XIDs it heard and its sources; the cluster has these from the GPU's exporter,
+whose answer is checked member by member: any server may have written it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from podgpu.catalog.conditions import xid_class
+from podgpu.catalog.details import CLOCK_EVENTS_FIELD, clock_events_in_words, detail_helps
+from podgpu.catalog.fields import fields, xid_text
+from podgpu.errors import SourceError
+from podgpu.figures.as_json import node_json
+from podgpu.figures.picture import NodePicture, Picture
+from podgpu.model import Outcome, Snapshot, Value, physical
+
+JSON = dict[str, Any]
+MOST_FIELDS, MOST_XIDS, MOST_SOURCES = 1024, 256, 64
+_LONGEST = 512
+_MEMBERS: Mapping[str, tuple[int, frozenset[str]]] = {
+    "fields": (MOST_FIELDS, frozenset({"name", "help", "unit", "value", "source"})),
+    "xids": (MOST_XIDS, frozenset({"xid", "says", "class", "at", "total"})),
+    "sources": (MOST_SOURCES, frozenset({"source", "ok", "error", "message"})),
+}
+
+
+def gpu_json(picture: Picture, uuid: str) -> JSON | None:
+    """The GPU as the picture has it. None: there is none."""
+    found = node_with(picture, uuid)
+    if found is None:
+        return None
+    (gpu,) = (gpu for gpu in node_json(found)["gpus"] if gpu["uuid"] == uuid)
+    answer: JSON = {"api": "podgpu/v1", "node": found.name, "gpu": gpu}
+    if picture.taken_at is not None:
+        answer["taken_at"] = picture.taken_at
+    if found.simulated:
+        answer["simulated"] = True
+    return answer
+
+
+def node_with(picture: Picture, uuid: str) -> NodePicture | None:
+    """Where it is; where several say they have it, one that answers."""
+    nodes = [node for node in picture.nodes if any(device.uuid == uuid for device in node.devices)]
+    return min(nodes, key=lambda node: (node.gone, node.old, node.name), default=None)
+
+
+# What an exporter knows
+
+
+def details_json(snapshot: Snapshot, uuid: str, details: Mapping[int, Value], links_up: int | None) -> JSON:
+    """`details`: what is read for this view alone, by field id."""
+    read = next((r.values for r in snapshot.readings if r.device.key == uuid), {})
+    index = next((d.index for d in snapshot.devices if d.key == uuid), -1)
+    source = snapshot.outcomes[0].source if snapshot.outcomes else ""
+    answer: JSON = {
+        "fields": list(_fields({**details, **read}, source, links_up)),
+        "xids": list(_xids(snapshot, uuid)),
+        "sources": [_source(o) for o in snapshot.outcomes if _concerns(o, uuid, index)],
+    }
+    method = next((t.method for t in snapshot.usage.devices if t.device == uuid), None)
+    return answer if method is None else {**answer, "method": method}
+
+
+def _fields(values: Mapping[int, Value], source: str, links_up: int | None) -> Iterator[JSON]:
+    helps = detail_helps()
+    for number in sorted(values, key=lambda i: (list(helps).index(i) if i in helps else len(helps), i)):
+        known, value = fields()[number], values[number]
+        if number == CLOCK_EVENTS_FIELD and isinstance(value, int):
+            value = clock_events_in_words(value)
+        yield {"name": known.name, "help": helps.get(number, ""), "unit": known.unit, "value": value, "source": source}
+    if links_up is not None:
+        help_text = "NVLinks that are up."
+        yield {"name": "nvlinks_up", "help": help_text, "unit": "links", "value": links_up, "source": source}
+
+
+def _xids(snapshot: Snapshot, uuid: str) -> Iterator[JSON]:
+    """The newest first."""
+    for tally in sorted(snapshot.xids, key=lambda t: (-t.last_seen, t.xid)):
+        if physical(tally.device) == uuid:
+            said = {"xid": tally.xid, "says": xid_text(tally.xid), "class": xid_class(tally.xid)}
+            yield {**said, "at": round(tally.last_seen, 3), "total": tally.total}
+
+
+def _concerns(outcome: Outcome, uuid: str, index: int) -> bool:
+    """Not those of other GPUs."""
+    if outcome.device:
+        return outcome.device == uuid
+    is_gpu = outcome.source.startswith("gpu") and outcome.source[3:].isdecimal()
+    return not is_gpu or outcome.source == f"gpu{index}"
+
+
+def _source(outcome: Outcome) -> JSON:
+    if outcome.ok:
+        return {"source": outcome.source, "ok": True}
+    return {"source": outcome.source, "ok": False, "error": outcome.error, "message": outcome.message}
+
+
+# What the cluster takes of it
+
+
+def parse_details(body: bytes) -> JSON:
+    """Fields, XIDs, sources and method of an exporter's answer; what is not of their shape is left out. Raises
+    SourceError for what is no such JSON."""
+    try:
+        document = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise SourceError("malformed", "is not an answer of podgpu's /api/v1/gpus: it is not JSON") from error
+    if not isinstance(document, dict) or document.get("api") != "podgpu/v1":
+        raise SourceError("malformed", "is not an answer of podgpu's /api/v1/gpus")
+    found: JSON = {}
+    for name, (most, members) in _MEMBERS.items():
+        rows = document.get(name)
+        if isinstance(rows, list):
+            found[name] = [_row(row, members) for row in rows[:most] if isinstance(row, dict)]
+    if isinstance(document.get("method"), str):
+        found["method"] = document["method"][:_LONGEST]
+    return found
+
+
+def _row(row: Mapping[str, Any], members: frozenset[str]) -> JSON:
+    return {name: plain for name in sorted(members & row.keys()) if (plain := _plain(row[name])) is not None}
+
+
+def _plain(value: object) -> str | int | float | bool | None:
+    """Text or a number; None: neither."""
+    if isinstance(value, str):
+        return value[:_LONGEST].encode("utf-8", "replace").decode()
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, int):
+        return value if abs(value) < 2**64 else None
+    return value if isinstance(value, float) and math.isfinite(value) else None

@@ -1,0 +1,200 @@
+"""Rewrites a Grafana dashboard in place: only the strings that change are touched, every other letter stays. Pure."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from podgpu.errors import UsageError
+from podgpu.migrate.direction import Direction
+from podgpu.migrate.result import Change, Migrated, gather
+from podgpu.migrate.rewrite import PromqlError, Rewritten, rewrite_expression, rewrite_query
+
+_DEEPEST = 200
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*+"')
+_SPACE = re.compile(r"[ \t\r\n]*+")
+_PLAIN = re.compile(r"[^,\]}\s]++")
+_PROSE = frozenset({"title", "description", "content", "text", "label", "name", "displayName", "uid", "tags"})
+_LEGENDS = frozenset({"legendFormat", "titleFormat", "textFormat"})
+_PRINTED_LABEL = re.compile(r"\b[A-Za-z_]\w*(?==)")
+_TEMPLATE = re.compile(r"\{\{\s*(\w+)\s*\}\}|\$\{__(?:field\.labels|data\.fields)\.(\w+)\b")
+
+
+@dataclass(frozen=True, slots=True)
+class _Text:
+    """One string of the file, a key or a value, with the way to it."""
+
+    path: tuple[str | int, ...]
+    value: str
+    start: int
+    end: int
+    is_key: bool = False
+
+    @property
+    def key(self) -> str:
+        """The nearest name on the way, numbers left out."""
+        return next((str(part) for part in reversed(self.path) if isinstance(part, str)), "")
+
+    @property
+    def shown(self) -> str:
+        parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in self.path)
+        return "".join(parts).lstrip(".")
+
+
+def migrate_dashboard(text: str, origin: str, direction: Direction) -> Migrated:
+    """Raises UsageError for what is no JSON."""
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{origin}: not JSON: {getattr(error, 'msg', 'nested too deep')}{_place(error)}") from None
+    if not isinstance(document, dict):
+        raise UsageError(f"{origin}: not a dashboard: a JSON object was expected")
+    texts = list(_texts(text, origin))
+    rewritten = {one: made for one in texts if (made := _rewritten(one, direction)) is not None}
+    settled = {_owner(one) for one, made in rewritten.items() if made.asks_both}
+    """Panels and variables that read either name: what stands beside their queries goes with those."""
+    theirs = {_owner(one) for one, made in rewritten.items() if made.is_theirs} - settled
+    """Those whose labels are the exporter's: legends, columns and patterns there name these."""
+    for one in texts:
+        if _owner(one) in theirs and one not in rewritten:
+            rewritten[one] = _beside_query(one, direction)
+    found = ((one, made) for one, made in rewritten.items() if _owner(one) not in settled)
+    return gather(text, [change for one, made in found if (change := _change(one, made, text)) is not None])
+
+
+def _owner(one: _Text) -> tuple[str | int, ...]:
+    """The panel or the variable that a string belongs to."""
+    for length in range(len(one.path), 0, -1):
+        if isinstance(one.path[length - 1], int) and length > 1 and one.path[length - 2] in ("panels", "list"):
+            return one.path[:length]
+    return one.path
+
+
+def _place(error: Exception) -> str:
+    if isinstance(error, json.JSONDecodeError):
+        return f", at {error.lineno}:{error.colno}"
+    return ""
+
+
+def _change(one: _Text, rewritten: Rewritten, text: str) -> Change | None:
+    if rewritten.text == one.value and not rewritten.left and not rewritten.notes:
+        return None
+    new = text[one.start : one.end]
+    if rewritten.text != one.value:
+        new = json.dumps(rewritten.text, ensure_ascii=new.isascii() or "\\u" in new)
+    return Change(one.start, one.end, new, one.shown, rewritten)
+
+
+def _rewritten(one: _Text, direction: Direction) -> Rewritten | None:
+    """By itself: queries, and names of metrics where there should be none."""
+    if one.key == "expr" and not one.is_key:
+        return _as_promql(one, direction)
+    if one.path[:1] == ("templating",) and one.key in ("query", "definition") and not one.is_key:
+        return _as_variable(one, direction)
+    names = direction.mentions(one.value)
+    if not names:
+        return None
+    if one.key in _PROSE or one.path[:1] == ("templating",):
+        return Rewritten(one.value, notes=(f"{', '.join(names)}: named in a text, which stays as it is",))
+    return Rewritten(one.value, (f"{', '.join(names)}: named outside of a query: look at it yourself",))
+
+
+def _beside_query(one: _Text, direction: Direction) -> Rewritten:
+    """In the panel or variable of a query: legends, columns by their labels' names, patterns of printed series."""
+    if one.key == "regex" and not one.is_key:
+        return _as_pattern(one.value, direction)
+    if one.key in _LEGENDS or "${__" in one.value:
+        return _as_template(one.value, direction)
+    if one.is_key or one.key not in _PROSE:
+        return Rewritten(direction.label(one.value) or one.value)
+    return Rewritten(one.value)
+
+
+def _as_promql(one: _Text, direction: Direction) -> Rewritten | None:
+    try:
+        return rewrite_expression(one.value, direction)
+    except PromqlError as error:
+        return _unread(one, direction, error)
+
+
+def _as_variable(one: _Text, direction: Direction) -> Rewritten | None:
+    """What is no query (a list of values, a data source) is no PromQL either."""
+    try:
+        return rewrite_query(one.value, direction)
+    except PromqlError as error:
+        return _unread(one, direction, error)
+
+
+def _unread(one: _Text, direction: Direction, error: PromqlError) -> Rewritten | None:
+    names = direction.mentions(one.value)
+    return Rewritten(one.value, (f"{', '.join(names)}: not PromQL that can be read: {error}",)) if names else None
+
+
+def _as_template(value: str, direction: Direction) -> Rewritten:
+    def renamed(match: re.Match[str]) -> str:
+        label = match[1] or match[2]
+        return match[0].replace(label, direction.label(label) or label)
+
+    return Rewritten(_TEMPLATE.sub(renamed, value))
+
+
+def _as_pattern(value: str, direction: Direction) -> Rewritten:
+    """A variable's regex works on series as they are printed: `Hostname="…"`."""
+    return Rewritten(_PRINTED_LABEL.sub(lambda match: direction.label(match[0]) or match[0], value))
+
+
+# Where the strings stand
+
+
+def _texts(text: str, origin: str) -> Iterator[_Text]:
+    """Every string of JSON that was read before: it is well formed."""
+    found: list[_Text] = []
+    path: list[str | int] = []
+
+    def skip(at: int) -> int:
+        match = _SPACE.match(text, at)
+        return match.end() if match else at
+
+    def string(at: int, *, is_key: bool) -> tuple[str, int]:
+        match = _STRING.match(text, at)
+        assert match is not None
+        value = json.loads(match[0], strict=False)
+        found.append(_Text(tuple(path), value, at, match.end(), is_key))
+        return value, match.end()
+
+    def value(at: int, depth: int) -> int:
+        if depth > _DEEPEST:
+            raise UsageError(f"{origin}: nested too deep for a dashboard")
+        at = skip(at)
+        if text[at] == '"':
+            return string(at, is_key=False)[1]
+        if text[at] == "{":
+            return members(skip(at + 1), depth)
+        if text[at] == "[":
+            return items(skip(at + 1), depth)
+        match = _PLAIN.match(text, at)
+        assert match is not None
+        return match.end()
+
+    def members(at: int, depth: int) -> int:
+        while text[at] != "}":
+            key, at = string(skip(at), is_key=True)
+            path.append(key)
+            at = skip(value(skip(at) + 1, depth + 1))
+            path.pop()
+            at = skip(at + 1) if text[at] == "," else at
+        return at + 1
+
+    def items(at: int, depth: int) -> int:
+        number = 0
+        while text[at] != "]":
+            path.append(number)
+            at = skip(value(at, depth + 1))
+            path.pop()
+            at, number = (skip(at + 1) if text[at] == "," else at), number + 1
+        return at + 1
+
+    value(0, 0)
+    yield from found

@@ -1,0 +1,69 @@
+"""Answers what an expression reads: which series, under which names, with which labels. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from podgpu.migrate.syntax import Aggregation, Binary, Call, Literal, Node, Paren, Selector, Subquery, Unary, Word
+from podgpu.migrate.tokens import unquoted
+
+NAME = "__name__"
+LABEL_ARGUMENTS = {"label_replace": (1, 3), "label_join": (1, 3)}
+"""Function -> the first argument that names a label, and where those begin that name the others."""
+
+
+def children(node: Node) -> Sequence[Node]:
+    match node:
+        case Call() | Aggregation():
+            return node.arguments
+        case Binary():
+            return (node.left, node.right)
+        case Subquery() | Unary() | Paren():
+            return (node.of,)
+    return ()
+
+
+def selectors(node: Node) -> Iterator[Selector]:
+    if isinstance(node, Selector):
+        yield node
+    for child in children(node):
+        yield from selectors(child)
+
+
+def every_node(node: Node) -> Iterator[Node]:
+    yield node
+    for child in children(node):
+        yield from every_node(child)
+
+
+def labels_in(tree: Node) -> Iterator[str]:
+    for node in every_node(tree):
+        match node:
+            case Aggregation() | Binary():
+                yield from (word.text for word in node.labels)
+            case Selector():
+                yield from (matcher.label.text for matcher in node.matchers)
+            case Call() if node.function in LABEL_ARGUMENTS:
+                yield from (unquoted(a.text) for a in node.arguments if isinstance(a, Literal) and a.kind == "string")
+
+
+def name_of(node: Selector) -> Word | None:
+    """Where the metric's name stands: before the braces, or as __name__ inside."""
+    if node.name is not None:
+        return node.name
+    for matcher in node.matchers:
+        if matcher.label.text == NAME and matcher.operator == "=":
+            value = matcher.value
+            return Word(unquoted(value.text), value.start + 1, value.end - 1)
+    return None
+
+
+def name_in(node: Selector) -> str:
+    word = name_of(node)
+    return "" if word is None else word.text
+
+
+def makes_label(call: Call, label: str) -> bool:
+    """Of label_replace and label_join: the label that they put on."""
+    named = call.arguments[1] if len(call.arguments) > 1 else call
+    return isinstance(named, Literal) and named.kind == "string" and unquoted(named.text) == label

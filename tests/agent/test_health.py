@@ -1,0 +1,388 @@
+"""What is wrong with a GPU, as the exporter tells it: in the metric, the JSON and /health, in the same words."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pynvml
+import pytest
+
+from podgpu.agent.health_watch import XID_SECONDS
+from podgpu.catalog.conditions import conditions
+from tests.agent.gpu_bench import GpuBench, bench_of
+
+FORGET = {"X_Podgpu_Request": "forget"}
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[GpuBench]:
+    with bench_of(tmp_path, "4xH100", 0, 1, 2, 3) as made:
+        yield made
+
+
+def view(bench: GpuBench) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(bench.client.ask("/api/v1/view").body)
+    return found
+
+
+def gpu(bench: GpuBench, number: int) -> dict[str, Any]:
+    (found,) = (g for g in view(bench)["nodes"][0]["gpus"] if g["uuid"] == bench.uuid(number))
+    return dict(found)
+
+
+def broken(bench: GpuBench, number: int) -> list[str]:
+    """By the JSON; the metric and /health must say the same."""
+    of = gpu(bench, number)
+    found = [c["condition"] for c in of.get("conditions", ())]
+    for name in conditions():
+        value = bench.value("podgpu_device_health", number, f'condition="{name}"')
+        assert (value == 1) == (name in found), f"{name}: the metric says {value}, the JSON {found}"
+    health = bench.client.ask("/health").text.splitlines()
+    told = [a["text"] for a in view(bench)["alerts"] if a.get("uuid") == bench.uuid(number)]
+    assert [text for text in told if text not in health] == []
+    assert (health == ["OK"]) == (not view(bench)["alerts"])
+    return found
+
+
+def known(bench: GpuBench, number: int, condition: str) -> bool:
+    return bench.value("podgpu_device_health", number, f'condition="{condition}"') is not None
+
+
+def test_a_gpu_that_is_well(bench: GpuBench) -> None:
+    assert broken(bench, 0) == []
+    assert "conditions" not in gpu(bench, 0)
+    assert view(bench)["alerts"] == []
+    assert not known(bench, 0, "thermal"), "it was not watched for a minute yet"
+    bench.turn(0, 1, 2, 3, seconds=61.0)
+    for condition in conditions():
+        assert known(bench, 0, condition) == (condition != "node_gone"), condition
+    assert broken(bench, 0) == []
+
+
+@pytest.mark.fault(
+    "A GPU falls off the bus, and the driver does not list it any more",
+    "It stays on the page, in the JSON and in podgpu_device_health as lost: with its number, its holder for as long as"
+    " the kubelet names it, since when, and what to do; /health says the same words; when it is back it is well",
+)
+def test_a_lost_gpu_stays_until_it_is_back(bench: GpuBench) -> None:
+    lost_at = bench.wall() + 1.0
+    bench.faults.lose(1)
+    bench.turn(0, 2, 3)
+    assert broken(bench, 1) == ["lost"]
+    bench.faults.lose(1, enumerated=False)
+    bench.expected = 3
+    for _ in range(30):
+        bench.turn(seconds=5.0)
+    assert bench.driver.calls["nvmlInit"] > 1, "the driver does not list it any more"
+    found = gpu(bench, 1)
+    assert broken(bench, 1) == ["lost"]
+    assert (found["index"], found["model"], found["absent"]) == (1, "NVIDIA H100 80GB HBM3", True)
+    assert found["conditions"][0]["since"] == pytest.approx(lost_at, abs=1.0)
+    assert [h["pod"] for h in found["holders"]] == ["p1"], "the kubelet still says so"
+    assert "utilization_ratio" not in found
+    assert "utilization_ratio" not in found["holders"][0]
+    assert 'namespace="ns",pod="p1"' in bench.page
+    totals = view(bench)["totals"]
+    assert (totals["gpus"], totals["allocated"], totals["broken"]) == (4, 4, 1)
+    assert totals["allocated"] == totals["used"] + totals["idle"] + totals["unknown"]
+    bench.expected = 4
+    bench.faults.recover(1)
+    for _ in range(30):
+        bench.turn(seconds=5.0)
+    assert broken(bench, 1) == []
+    assert "absent" not in gpu(bench, 1)
+
+
+@pytest.mark.fault(
+    "A GPU that is lost is not held any more",
+    "Who held it last stays beside it, until it is back or an operator has podgpu forget it (POST /-/forget)",
+)
+def test_the_last_holder_of_a_lost_gpu_and_forgetting_it(bench: GpuBench) -> None:
+    bench.faults.lose(1, enumerated=False)
+    bench.expected = 3
+    for _ in range(8):
+        bench.turn(seconds=5.0)
+    assert [h["pod"] for h in gpu(bench, 1)["holders"]] == ["p1"]
+    bench.crowd(1, 0)
+    bench.turn(seconds=5.0)
+    found = gpu(bench, 1)
+    assert "holders" not in found
+    assert "podgpu_container_gpu_processes" not in "".join(
+        line for line in bench.page.splitlines() if bench.uuid(1) in line
+    )
+    assert [h["pod"] for h in found["last_holders"]] == ["p1"]
+    last = bench.value("podgpu_device_last_holder_info", 1, 'pod="p1"')
+    assert last == 1
+    path = f"/-/forget?gpu={bench.uuid(1)}"
+    assert bench.client.ask(path, "POST").status == 403, "it has to be meant"
+    answer = bench.client.ask(path, "POST", **FORGET)
+    assert (answer.status, answer.text) == (200, f"{bench.uuid(1)} is forgotten\n")
+    assert [g["index"] for g in view(bench)["nodes"][0]["gpus"]] == [0, 1, 2]
+    for _ in range(3):
+        bench.turn(seconds=5.0)
+    assert bench.uuid(1) not in bench.page
+    assert bench.client.ask("/health").text == "OK\n"
+    assert bench.client.ask(path, "POST", **FORGET).status == 404
+
+
+def test_what_cannot_be_forgotten(bench: GpuBench) -> None:
+    ask = bench.client.ask
+    unknown = ask("/-/forget?gpu=GPU-nobody", "POST", **FORGET)
+    assert (unknown.status, unknown.text) == (404, "there is no GPU GPU-nobody here, nor was there one\n")
+    here = ask(f"/-/forget?gpu={bench.uuid(0)}", "POST", **FORGET)
+    words = f"{bench.uuid(0)} is here and has had no XID: there is nothing to forget\n"
+    assert (here.status, here.text) == (409, words)
+    for query in ("", "?gpu=", f"?gpu={'x' * 300}", "?gpu=a%0ab"):
+        assert ask(f"/-/forget{query}", "POST", **FORGET).status == 400, query
+    assert ask(f"/-/forget?gpu={bench.uuid(0)}", "POST", X_Podgpu_Request="release").status == 403
+    assert ask("/-/forget?gpu=a", "POST", X_Forwarded_For="10.0.0.1", **FORGET).status == 403
+    assert ask(f"/-/forget?gpu={bench.uuid(0)}").status == 405
+
+
+def test_another_gpu_that_takes_over_the_number_is_another(bench: GpuBench) -> None:
+    """GPU 1 is gone for good: GPU 2 is number 1 now. Neither is the other."""
+    bench.faults.lose(1, enumerated=False)
+    bench.expected = 3
+    for _ in range(8):
+        bench.turn(seconds=5.0)
+    assert broken(bench, 1) == ["lost"]
+    assert broken(bench, 2) == []
+    assert (gpu(bench, 1)["index"], gpu(bench, 2)["index"]) == (1, 1)
+    assert [h["pod"] for h in gpu(bench, 1)["holders"]] == ["p1"]
+    assert [h["pod"] for h in gpu(bench, 2)["holders"]] == ["p2"]
+
+
+@pytest.mark.fault(
+    "The driver is unloaded under podgpu, or its library is gone",
+    "Every GPU that was known stays, with the condition driver_away; one alert tells of all of them; when the driver is"
+    " back they are well",
+)
+def test_the_driver_goes_away(bench: GpuBench) -> None:
+    bench.faults.unload_driver()
+    for _ in range(4):
+        bench.turn(seconds=5.0)
+    assert [broken(bench, n) for n in range(4)] == [["driver_away"]] * 4
+    assert "absent" not in gpu(bench, 0)
+    assert [h["pod"] for h in gpu(bench, 0)["holders"]] == ["p0"]
+    (alert,) = view(bench)["alerts"]
+    assert alert["text"].startswith("node h: no driver answers for its 4 GPUs (driver_not_loaded): ")
+    assert alert["text"] in bench.client.ask("/health").text.splitlines()
+    bench.faults.load_driver()
+    for _ in range(30):
+        bench.turn(seconds=5.0)
+    assert [broken(bench, n) for n in range(4)] == [[]] * 4
+
+
+def test_a_gpu_that_hangs_is_unreadable(bench: GpuBench) -> None:
+    bench.faults.hang("nvmlDeviceGetTemperature", 2)
+    bench.turn(0, 1, 3)
+    assert broken(bench, 2) == ["unreadable"]
+    (condition,) = gpu(bench, 2)["conditions"]
+    assert condition["says"] == "it does not answer the driver (hung)"
+    assert not known(bench, 2, "ecc"), "nobody knows"
+    assert broken(bench, 0) == []
+
+
+@pytest.mark.parametrize(
+    ("function", "answer", "condition"),
+    [
+        ("nvmlDeviceGetRemappedRows", (0, 1, 0, 1), "row_remap_failure"),
+        ("nvmlDeviceGetRemappedRows", (0, 1, 1, 0), "row_remap_pending"),
+        ("nvmlDeviceGetTotalEccErrors", 2, "ecc"),
+    ],
+)
+def test_memory_that_fails(bench: GpuBench, function: str, answer: object, condition: str) -> None:
+    bench.faults.answer(function, answer, 1)
+    bench.turn(0, 1, 2, 3)
+    assert broken(bench, 1) == [condition]
+    assert broken(bench, 0) == []
+    bench.faults.unsupported(function, 1)
+    bench.turn(0, 1, 2, 3)
+    assert not known(bench, 1, condition), "a GPU that cannot tell is not said to be well"
+    bench.faults.clear(function, 1)
+
+
+def test_nvlinks_that_are_down(bench: GpuBench) -> None:
+    bench.faults.cut_link(1, 3)
+    bench.faults.cut_link(1, 4)
+    bench.turn(0, 1, 2, 3, seconds=30.0)
+    assert broken(bench, 1) == ["nvlink"]
+    assert gpu(bench, 1)["conditions"][0]["says"] == "2 of its 18 NVLinks are down"
+    assert broken(bench, 0) == []
+
+
+def test_links_that_were_down_before_podgpu_started(tmp_path: Path) -> None:
+    """Four GPUs on one board are wired alike."""
+    with bench_of(tmp_path, "4xH100", 0, 1, 2, 3, before=lambda faults: faults.cut_link(2, 0)) as bench:
+        assert broken(bench, 2) == ["nvlink"]
+        assert broken(bench, 0) == []
+
+
+def test_a_gpu_without_nvlink_says_nothing_of_it(tmp_path: Path) -> None:
+    with bench_of(tmp_path, "1xH100", 0) as bench:
+        assert not known(bench, 0, "nvlink")
+
+
+@pytest.mark.parametrize(("field", "condition"), [(270, "thermal"), (271, "power_brake")])
+def test_throttled_for_a_while(bench: GpuBench, field: int, condition: str) -> None:
+    """For half of a minute at least: a moment is nothing."""
+    held = 0
+    for second in range(0, 60, 10):
+        held += 2 * 10**9
+        bench.faults.answer(field, held, 1)
+        bench.turn(seconds=10.0)
+        assert broken(bench, 1) == [], f"after {second} s"
+    for _ in range(8):
+        held += 8 * 10**9
+        bench.faults.answer(field, held, 1)
+        bench.turn(seconds=10.0)
+    assert broken(bench, 1) == [condition]
+    since = gpu(bench, 1)["conditions"][0]["since"]
+    for _ in range(3):
+        held += 3 * 10**9
+        bench.faults.answer(field, held, 1)
+        bench.turn(seconds=10.0)
+    assert broken(bench, 1) == [condition], "it does not flap"
+    assert gpu(bench, 1)["conditions"][0]["since"] == since
+    for _ in range(8):
+        bench.turn(seconds=10.0)
+    assert broken(bench, 1) == []
+
+
+# XIDs
+
+
+@pytest.mark.parametrize("xid", [13, 31, 43, 45, 63, 94, 999])
+def test_an_application_s_fault_breaks_no_gpu(bench: GpuBench, xid: int) -> None:
+    raise_xid(bench, 1, xid)
+    assert broken(bench, 1) == []
+    assert known(bench, 1, "xid")
+
+
+def raise_xid(bench: GpuBench, number: int, xid: int) -> None:
+    bench.faults.raise_xid(number, xid)
+    for _ in range(200):
+        bench.turn(seconds=0.05)
+        if bench.value("podgpu_xid_errors_total", number, f'xid="{xid}"'):
+            return
+    raise AssertionError("the XID was never heard of")
+
+
+@pytest.mark.fault(
+    "A GPU tells of an XID that needs somebody's hands (48, 64, 74, 79, 95, 119 and the like)",
+    "It is broken, in the XID's words and with what to do, until it is reset, its driver is loaded anew, an operator"
+    " has podgpu forget it, or a day after the last one",
+)
+def test_an_xid_that_needs_action_stays_until_the_gpu_is_reset(bench: GpuBench) -> None:
+    raise_xid(bench, 1, 48)
+    raise_xid(bench, 1, 119)
+    assert broken(bench, 1) == ["xid"]
+    (condition,) = gpu(bench, 1)["conditions"]
+    assert condition["says"] == "it reported XID 48 (double-bit ECC error), XID 119 (GSP RPC timeout)"
+    assert "reset the GPU" in condition["do"]
+    bench.turn(seconds=3600.0)
+    assert broken(bench, 1) == ["xid"]
+    assert gpu(bench, 1)["conditions"][0]["since"] == condition["since"]
+    bench.faults.reset(1)
+    for _ in range(3):
+        bench.turn(seconds=5.0)
+    assert broken(bench, 1) == []
+
+
+def test_an_operator_forgets_an_xid(bench: GpuBench) -> None:
+    raise_xid(bench, 1, 79)
+    assert broken(bench, 1) == ["xid"]
+    answer = bench.client.ask(f"/-/forget?gpu={bench.uuid(1)}", "POST", **FORGET)
+    assert (answer.status, answer.text) == (200, f"the XIDs of {bench.uuid(1)} are forgotten\n")
+    assert broken_by_json(bench, 1) == []
+    raise_xid(bench, 1, 95)
+    assert broken(bench, 1) == ["xid"], "another is another"
+
+
+def broken_by_json(bench: GpuBench, number: int) -> list[str]:
+    return [c["condition"] for c in gpu(bench, number).get("conditions", ())]
+
+
+def test_an_xid_ends_after_a_day(bench: GpuBench) -> None:
+    raise_xid(bench, 1, 74)
+    bench.turn(seconds=XID_SECONDS - 60.0)
+    assert broken(bench, 1) == ["xid"]
+    bench.turn(seconds=120.0)
+    assert broken(bench, 1) == []
+
+
+def test_a_driver_that_tells_no_xids_is_not_said_to_have_none(tmp_path: Path) -> None:
+    def refuse(faults: Any) -> None:
+        faults.fail("nvmlDeviceRegisterEvents", pynvml.NVML_ERROR_NOT_SUPPORTED, 0)
+
+    with bench_of(tmp_path, "2xH100", 0, 1, before=refuse) as bench:
+        assert not known(bench, 0, "xid")
+        assert known(bench, 1, "xid")
+
+
+# Time
+
+
+def test_a_clock_that_jumps_moves_no_beginning(bench: GpuBench) -> None:
+    bench.faults.answer("nvmlDeviceGetTotalEccErrors", 1, 1)
+    bench.turn()
+    raise_xid(bench, 2, 62)
+    ago = {n: bench.wall() - gpu(bench, n)["conditions"][0]["since"] for n in (1, 2)}
+    for seconds in (7200.0, -86_400.0, 30.0):
+        bench.leap(seconds)
+        bench.turn(seconds=0.5)
+        for number in (1, 2):
+            passed = bench.wall() - gpu(bench, number)["conditions"][0]["since"] - ago[number]
+            assert 0 <= passed < 3.0, f"GPU {number} after a leap of {seconds:g} s"
+
+
+# A GPU's own view
+
+
+def test_everything_that_is_known_of_a_gpu(bench: GpuBench) -> None:
+    raise_xid(bench, 1, 48)
+    raise_xid(bench, 1, 13)
+    bench.faults.hang("nvmlDeviceGetTemperature", 2)
+    bench.turn()
+    calls = dict(bench.driver.calls)
+    answer = bench.client.ask(f"/api/v1/gpus/{bench.uuid(1)}")
+    assert dict(bench.driver.calls) == calls, "no request asks the driver"
+    found = json.loads(answer.body)
+    assert (answer.status, found["api"], found["node"]) == (200, "podgpu/v1", "h")
+    assert found["gpu"] == gpu(bench, 1)
+    fields = {field["name"]: field for field in found["fields"]}
+    assert fields["DCGM_FI_DEV_MAX_SM_CLOCK"]["value"] == 1980
+    assert fields["DCGM_FI_DEV_ENFORCED_POWER_LIMIT"] == {
+        "name": "DCGM_FI_DEV_ENFORCED_POWER_LIMIT",
+        "help": "Power limit that is in force.",
+        "unit": "W",
+        "value": 700,
+        "source": "nvml",
+    }
+    assert fields["DCGM_FI_DEV_ECC_DBE_VOL_TOTAL"]["value"] == 0
+    assert fields["DCGM_FI_DEV_CLOCKS_EVENT_REASONS"]["value"] in ("nothing", "power_cap", "gpu_idle")
+    assert fields["nvlinks_up"]["value"] == 18
+    assert [(x["xid"], x["class"], x["says"], x["total"]) for x in found["xids"]] == [
+        (13, "application", "graphics engine exception", 1),
+        (48, "hardware", "double-bit ECC error", 1),
+    ]
+    sources = {source["source"]: source["ok"] for source in found["sources"]}
+    assert sources["nvml"]
+    assert sources["gpu1"]
+    assert sources["kubelet"]
+    assert "gpu2" not in sources, "that is another's trouble"
+    assert found["method"] == "samples"
+
+
+def test_a_lost_gpu_has_a_view_too(bench: GpuBench) -> None:
+    bench.faults.lose(1)
+    bench.turn()
+    found = json.loads(bench.client.ask(f"/api/v1/gpus/{bench.uuid(1)}").body)
+    assert found["gpu"]["absent"]
+    assert [(s["ok"], s["error"]) for s in found["sources"] if s["source"] == "gpu1"] == [(False, "gpu_lost")]
+    for path in ("GPU-nobody", "%2e%2e%2fview", "x" * 1000):
+        answer = bench.client.ask(f"/api/v1/gpus/{path}")
+        assert (answer.status, list(json.loads(answer.body))) == (404, ["error"]), path

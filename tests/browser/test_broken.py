@@ -1,0 +1,195 @@
+"""What is broken, as the page says it: in the head, in words, on tiles that stay, on the map, and by a click."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from podgpu.figures.device import Condition
+from podgpu.figures.picture import NodePicture
+from tests.browser.chromium import Tab
+from tests.browser.pictures import Showing, gpu, held, picture, three_nodes
+from tests.browser.records import ALERTS, TEXTS, troubled, troubled_showing, with_alerts
+
+TILES = "document.querySelectorAll('main .tile[data-key]').length"
+STATUS = "document.querySelector('#status').dataset"
+LOST = "GPU-gpu-a-01-0003-4c5e-9d3f-000000000000"
+
+
+@pytest.fixture
+def shown() -> Showing:
+    return troubled_showing()
+
+
+@pytest.fixture
+def url(shown: Showing) -> Iterator[str]:
+    with shown.served() as client:
+        yield client.address.url
+
+
+def opened(tab: Tab, url: str, hash: str = "") -> None:
+    tab.open("about:blank")
+    tab.open(f"{url}/{hash}")
+    tab.wait_for(f"{STATUS}.state === 'live'", "the page is live")
+
+
+def tile(tab: Tab, name: str) -> str:
+    """The text of the first tile whose label begins so."""
+    found = f"[...document.querySelectorAll('main .tile')].find(t => t.ariaLabel.startsWith({name!r}))"
+    return " ".join(str(tab.evaluate(f"({found})?.innerText ?? ''")).split())
+
+
+# -- the head --------------------------------------------------------------------------------------------------------
+
+
+def test_broken_is_counted_and_filters_by_a_click(tab: Tab, url: str) -> None:
+    opened(tab, url)
+    assert tab.texts(".total-broken .total-value") == ["9"]
+    tab.click(".total-broken")
+    tab.wait_for(f"{TILES} === 9", "the nine")
+    assert tab.evaluate("location.hash") == "#state=broken"
+    assert tab.evaluate("document.querySelector('.total-broken').ariaPressed") == "true"
+    tab.evaluate("location.reload()")
+    tab.wait_for(f"{TILES} === 9", "the address says it")
+    tab.evaluate("history.back()")
+    tab.wait_for(f"{TILES} === 24", "back to all")
+
+
+def test_the_dot_is_green_only_while_nothing_is_wrong(tab: Tab, url: str, shown: Showing) -> None:
+    dot = "getComputedStyle(document.querySelector('.dot')).backgroundColor"
+    opened(tab, url)
+    tab.wait_for(f"{STATUS}.health === 'broken'")
+    red = tab.evaluate(dot)
+    assert tab.text("#status-text").startswith("9 broken. Live")
+    assert tab.evaluate("document.title").startswith("(9 broken)")
+    hot = Condition("thermal", time.time() - 60, "slowed down by heat", "Look after the fans.")
+    device = gpu(0, "n1", utilization=0.5, conditions=(hot,))
+    shown.more, shown.picture = None, picture(NodePicture("n1", (device, gpu(1, "n1", utilization=0.0))))
+    tab.look_again()
+    tab.wait_for(f"{STATUS}.health === 'warning'", "heat is no more than a warning")
+    amber = tab.evaluate(dot)
+    assert tab.text("#status-text").startswith("1 broken. Live")
+    shown.picture = picture(NodePicture("n1", (replace(device, conditions=()),)))
+    tab.look_again()
+    tab.wait_for(f"{STATUS}.health === ''", "nothing is wrong")
+    assert tab.text("#status-text").startswith("Live")
+    assert tab.count("#alerts") == 0
+    assert len({red, amber, tab.evaluate(dot)}) == 3
+
+
+def test_an_alert_alone_is_enough(tab: Tab, url: str, shown: Showing) -> None:
+    calm = three_nodes()
+    for severity, words in (("warning", "1 warning. Live"), ("broken", "1 alert. Live")):
+        alert = {"severity": severity, "text": "the kubelet has not answered for 10 min"}
+        shown.more, shown.picture = (lambda view, alert=alert: {**view, "alerts": [alert]}), replace(calm)  # type: ignore[misc]
+        opened(tab, url)
+        assert tab.evaluate(f"{STATUS}.health") == severity
+        assert tab.text("#status-text").startswith(words)
+
+
+def test_serious_notes_are_open_and_the_others_folded(tab: Tab, url: str) -> None:
+    opened(tab, url)
+    assert tab.texts(".alert-text") == [t for t, a in zip(TEXTS, ALERTS, strict=True) if a["severity"] == "broken"]
+    assert set(tab.texts(".alert-word")) == {"Broken"}, "in words, not in colour alone"
+    assert tab.texts("#alerts-more") == ["Show 1 more"]
+    tab.click("#alerts-more")
+    assert tab.texts(".alert.is-warning .alert-text") == ["gpu-a-01: GPU 6 is throttled"]
+    assert not tab.evaluate("document.querySelector('#notes').open")
+    assert tab.text("#notes-summary") == "1 note", "what is open is not folded once more"
+    tab.click(".alert-link")
+    tab.wait_for(f"{TILES} === 4", "the node that is gone")
+    tab.evaluate("history.back()")
+    tab.wait_for(f"{TILES} === 24")
+    tab.click(".alert:nth-child(2) .alert-link")
+    tab.wait_for("document.querySelector('.uuid')?.textContent", "the GPU's own view")
+    assert tab.text(".uuid") == LOST
+
+
+def test_a_server_that_says_no_alerts_has_them_gathered(tab: Tab, url: str, shown: Showing) -> None:
+    shown.more = lambda view: {k: v for k, v in with_alerts(view).items() if k != "alerts"}
+    opened(tab, url)
+    tab.click("#alerts-more")
+    said = tab.texts(".alert-text")
+    assert said[0] == "gpu-b-02 is gone, last seen 3 min ago: 4 GPUs went with it"
+    assert "gpu-a-01: GPU 5: XID 48: double-bit ECC error" in said
+    assert len(said) == 6
+
+
+# -- tiles -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.fault("A GPU falls off the bus", "Its tile stays on the page: what, since when, who held it, what to do")
+def test_a_lost_gpu_stays_with_its_holder_and_what_to_do(tab: Tab, url: str, shown: Showing) -> None:
+    opened(tab, url)
+    held_one = tile(tab, "GPU 3 of gpu-a-01")
+    assert held_one.startswith("GPU 3 H100 80GB HBM3 Lost GPU 3 has fallen off the bus since ")
+    assert "for 1 h 6 min" in held_one
+    assert "Drain the node and power-cycle it." in held_one
+    assert held_one.endswith("research/ llm-pretrain-gpu-a-01 trainer")
+    assert "%" not in held_one, "no figure of what is not there"
+    loose = tile(tab, "GPU 7 of gpu-a-02")
+    assert loose.endswith("last held by notebooks/ jupyter-linus notebook")
+    shown.picture = troubled(1)
+    tab.look_again()
+    tab.evaluate("new Promise(done => setTimeout(done, 500))")
+    assert tile(tab, "GPU 3 of gpu-a-01").startswith("GPU 3"), "it stays"
+
+
+def test_a_broken_gpu_that_works_shows_both(tab: Tab, url: str) -> None:
+    opened(tab, url, "#q=xid")
+    tab.wait_for(f"{TILES} === 1", "words find what is wrong")
+    text = tile(tab, "GPU 5 of gpu-a-01")
+    assert "XID 48: double-bit ECC error" in text
+    assert "96 %" in text
+
+
+def test_a_node_that_is_gone_says_how_many_went_with_it(tab: Tab, url: str) -> None:
+    opened(tab, url, "#node=gpu-b-02")
+    assert tab.texts(".node.is-gone .badge-broken")[0] == "gone, last seen 3 min ago: 4 GPUs went with it"
+    assert tab.texts(".tile .badge") == ["Node gone"] * 4
+    assert "asr-0" in tile(tab, "GPU 0 of gpu-b-02")
+
+
+def test_broken_first_and_on_the_map(tab: Tab, url: str) -> None:
+    opened(tab, url, "#sort=broken")
+    severities = tab.evaluate(
+        "[...document.querySelectorAll('main .tile')].map(t => t.className.match(/has-(broken|w\\w+)/)?.[1])"
+    )
+    assert severities[:9] == ["broken"] * 7 + ["warning"] * 2
+    opened(tab, url, "#show=map")
+    assert tab.count(".square.is-broken") == 9
+    assert tab.evaluate("document.querySelector('.square.is-broken').ariaLabel").startswith("GPU 3 of gpu-a-01, H100")
+    assert "broken: Lost" in tab.evaluate("document.querySelector('.square.is-broken').ariaLabel")
+    tab.point_at(".square.is-broken")
+    tab.wait_for("!document.querySelector('.card').hidden")
+    assert "has fallen off the bus" in tab.text(".card")
+
+
+def test_a_condition_of_a_newer_server_is_shown_by_its_name(tab: Tab, url: str, shown: Showing) -> None:
+    new = Condition("coolant_leak", None, "", "")
+    shown.more, shown.picture = None, picture(NodePicture("n1", (gpu(0, "n1", utilization=0.1, conditions=(new,)),)))
+    opened(tab, url)
+    assert tab.texts(".tile .badge") == ["coolant leak"]
+    assert tab.evaluate(f"{STATUS}.health") == "warning"
+
+
+# -- idle ------------------------------------------------------------------------------------------------------------
+
+
+def test_idle_for_less_than_idle_after_is_idle_and_muted(tab: Tab, url: str, shown: Showing) -> None:
+    now = time.time()
+    just = held("a", "just", utilization=0.0, processes=1, idle_since=now - 100)
+    long = held("a", "long", utilization=0.0, processes=1, idle_since=now - 9000)
+    devices = (gpu(0, "n1", utilization=0.0, holders=(just,)), gpu(1, "n1", utilization=0.0, holders=(long,)))
+    shown.more, shown.picture = None, picture(NodePicture("n1", devices), idle_after_seconds=1800.0)
+    opened(tab, url)
+    assert tab.texts(".total-idle .total-value") == ["2"]
+    assert tab.texts(".badge-resting") == ["idle 1 min"]
+    assert tab.texts(".badge-idle") == ["idle 2 h 30 min"]
+    assert tab.count(".tile.is-resting") == 1
+    tab.click(".total-idle")
+    tab.wait_for("location.hash === '#state=idle'")
+    assert tab.evaluate(TILES) == 2

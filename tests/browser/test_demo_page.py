@@ -1,0 +1,85 @@
+"""The faults of `podgpu demo` in a real browser: seen within two rounds, in words, filtered by a click; they stay."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from tests.browser.chromium import Tab
+from tests.cli.test_demo import STEP, Demo
+
+TILES = "document.querySelectorAll('main .tile[data-key]').length"
+
+
+@pytest.fixture
+def demo() -> Iterator[Demo]:
+    with ExitStack() as opened:
+        yield Demo(opened)
+
+
+def after(tab: Tab, demo: Demo, at: float) -> str:
+    """What the page says of what is wrong, once the demo has come so far."""
+    told = demo.go_to(at)["totals"]
+    tab.look_again()
+    for name, number in (("broken", told["broken"]), ("held", told["allocated"]), ("idle", told["idle"])):
+        text = f"document.querySelector('.total-{name} .total-value')?.innerText"
+        tab.wait_for(f"Math.abs(Number({text}) - {number}) < 0.011", f"{number} {name} at {at} s")
+    return " ".join(tab.texts(".alert-text"))
+
+
+@pytest.mark.fault(
+    "A GPU has an XID, another is lost, a node dies, a driver is unloaded",
+    "The page says each in words within two rounds, filters them by a click, and keeps them until they are well",
+)
+def test_each_fault_is_seen_within_two_rounds_and_stays(tab: Tab, demo: Demo) -> None:
+    tab.open(demo.page.address.url)
+    assert after(tab, demo, 14.0) == "", "nothing is wrong yet"
+    assert tab.evaluate("document.querySelector('#status').dataset.health") == ""
+    assert "XID 48" in after(tab, demo, 14.0 + 2 * STEP)
+    assert tab.text("#status-text").startswith("1 broken.")
+    said = after(tab, demo, 20.0 + 2 * STEP)
+    assert "GPU 3 of node node-2" in said
+    assert "the driver does not list it any more" in said
+    assert tab.texts(".total-broken .total-value") == ["2"]
+    said = after(tab, demo, 30.0 + 6.0 + 2 * STEP)
+    assert "node node-3 does not answer; 4 GPUs went with it" in said
+    tab.click(".total-broken")
+    tab.wait_for(f"{TILES} === 6", "one with an XID, one lost, four of the node")
+    badges = tab.texts("main .tile .badge")
+    assert sorted(badges) == ["Lost", *["Node gone"] * 4, "XID error"]
+    lost = tab.evaluate("document.querySelector('.tile.has-broken[data-key*=\"node-2\"]').innerText")
+    assert "To do" not in lost or "see dmesg on the node" in lost
+    after(tab, demo, 80.0)
+    assert sorted(tab.texts("main .tile .badge")) == sorted(badges), "they stay, for as long as nobody mends them"
+    after(tab, demo, 130.0)
+    tab.wait_for("document.querySelector('main').innerText.includes('No GPU is broken')", "all is well again")
+    assert tab.evaluate("document.querySelector('#status').dataset.health") == ""
+
+
+def test_a_driver_that_is_away(tab: Tab, demo: Demo) -> None:
+    tab.open(demo.page.address.url)
+    after(tab, demo, 12.0)
+    demo.nodes[0].driver.faults.unload_driver()
+    said = after(tab, demo, 12.0 + 2 * STEP)
+    assert "driver" in said
+    assert tab.texts(".total-broken .total-value") == ["8"]
+    tab.click(".total-broken")
+    tab.wait_for(f"{TILES} === 8")
+    assert set(tab.texts("main .tile .badge")) == {"Driver away"}
+
+
+def test_money_and_owners_are_there_from_the_start(tab: Tab, demo: Demo) -> None:
+    tab.open(demo.page.address.url)
+    after(tab, demo, 14.0)
+    told = demo.ask("/api/v1/view")["totals"]
+    said = dict(zip(tab.texts(".total-name"), tab.texts(".total-value"), strict=True))
+    assert said["Cost/h"] == f"${told['cost_per_hour']:.2f}"
+    assert said["Wasted/h"] == f"${told['wasted_per_hour']:.2f}"
+    assert tab.texts("#simulated") == ["Simulated"]
+    tab.evaluate("location.hash = '#view=waste&by=owner'")
+    tab.wait_for("document.querySelector('.waste tbody th')?.innerText === 'Notebook/jupyter-ada'", "who wastes most")
+    link = tab.evaluate("document.querySelector('.waste-head a[download]').href")
+    csv = demo.page.ask(link.removeprefix(demo.page.address.url)).text
+    assert "jupyter-ada" in csv

@@ -1,0 +1,330 @@
+"""What was before the page was opened: full lines, a GPU's and a pod's own view with a time axis; a page left open."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from podgpu.figures.picture import NodePicture
+from tests.browser.chromium import Tab
+from tests.browser.pictures import Records, Showing, gpu, held, picture
+from tests.browser.records import FIELDS, records_of, troubled, troubled_showing
+
+STATE = "document.querySelector('#status').dataset.state"
+ILL = "GPU-gpu-a-01-0005-4c5e-9d3f-000000000000"
+CUT = "GPU-gpu-a-02-0004-4c5e-9d3f-000000000000"
+CHARTS = "[...document.querySelectorAll('.chart')].filter(c => !c.hidden).length"
+
+
+@pytest.fixture
+def shown() -> Showing:
+    return troubled_showing()
+
+
+@pytest.fixture
+def url(shown: Showing) -> Iterator[str]:
+    with shown.served() as client:
+        yield client.address.url
+
+
+def opened(tab: Tab, url: str, hash: str = "") -> None:
+    tab.open("about:blank")
+    tab.open(f"{url}/{hash}")
+    tab.wait_for(f"{STATE} === 'live'", "the page is live")
+
+
+def point_at(tab: Tab, ratio: float) -> None:
+    """With the mouse, at this part of the time axis."""
+    box = "document.querySelector('.cursor-area').getBoundingClientRect()"
+    x, y = tab.evaluate(f"(b => [b.left + b.width * {ratio}, b.top + 80])({box})")
+    tab.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+
+
+# -- lines on tiles --------------------------------------------------------------------------------------------------
+
+
+def test_lines_are_full_when_the_page_opens(tab: Tab, url: str) -> None:
+    opened(tab, url, "#node=gpu-a-01")
+    points = "document.querySelector('main .spark-line').getAttribute('d').split('L').length"
+    tab.wait_for(f"{points} > 50", "an hour of points, with a hole in it")
+    assert tab.evaluate("document.querySelector('main .spark-line').getAttribute('d').split('M').length - 1") == 2
+    opened(tab, url, f"#q={CUT}")
+    tab.wait_for(f"{points} > 50", "one in MIG mode has the mean of its instances")
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"from": 0, "step_seconds": 0, "points": 60, "devices": {}},
+        {"from": "x", "step_seconds": "y", "points": 1e9, "devices": None},
+        {"from": time.time(), "step_seconds": 60, "points": 60, "devices": {ILL: "no base64 !", CUT: 7}},
+        {"from": -1e18, "step_seconds": 60, "points": 60, "devices": {ILL: "AAAA"}},
+    ],
+)
+def test_a_history_that_makes_no_sense_leaves_the_page_whole(
+    tab: Tab, url: str, shown: Showing, told: Mapping[str, Any]
+) -> None:
+    shown.records = lambda path, query: told if path == "history" else None
+    opened(tab, url)
+    assert tab.count("main .tile[data-key]") == 24
+    shown.picture = troubled(1)
+    tab.look_again()
+    tab.wait_for("document.querySelector('main .spark-line').getAttribute('d')", "a line of this tab's own")
+
+
+# -- a GPU's own view ------------------------------------------------------------------------------------------------
+
+
+def test_a_gpu_has_a_view_of_its_own(tab: Tab, url: str) -> None:
+    opened(tab, url, "#node=gpu-a-01")
+    tab.click(".tile.has-broken:nth-child(6) .tile-name")
+    tab.wait_for(f"{CHARTS} === 4", "its history")
+    assert tab.evaluate("location.hash") == f"#gpu={ILL}"
+    assert tab.text(".pod-title").split("\n")[:3] == ["GPU 5", "H100 80GB HBM3", "on gpu-a-01"]
+    assert "Drain the node and reset the GPU." in tab.text(".gpu > .troubles")
+    assert tab.texts(".chart-name") == ["Utilisation", "Memory used", "Power", "Temperature"]
+    assert tab.texts(".lane-name") == ["batch/nightly-0/main", "research/llm-pretrain-gpu-a-01/trainer"]
+    assert len(tab.texts(".axis span")) >= 5
+    assert tab.texts(".timeline .marks .badge") == ["XID error", "Throttled by heat"]
+    assert tab.evaluate("document.querySelectorAll('.chart .mark').length") == 8, "both in every chart"
+    tab.evaluate("history.back()")
+    tab.wait_for("document.querySelectorAll('main .tile[data-key]').length === 8", "back to the node")
+
+
+def test_everything_that_is_known_is_said_in_groups(tab: Tab, url: str) -> None:
+    opened(tab, url, f"#gpu={ILL}")
+    tab.wait_for("document.querySelectorAll('.field').length", "fields")
+    assert tab.count(".field") == len(FIELDS)
+    groups = tab.texts(".field-group h3")
+    assert {"Clocks", "ECC and memory health", "Throttling", "NVLink and fabric", "Power and energy"} <= set(groups)
+    said = tab.texts(".field")
+    assert "Power limit DCGM_FI_DEV_POWER_MGMT_LIMIT 700 W nvml" in said
+    assert "Framebuffer used DCGM_FI_DEV_FB_USED 64.9 GiB nvml" in said
+    assert "Why clocks are held down DCGM_FI_DEV_CLOCKS_EVENT_REASONS software power cap nvml" in said
+    assert any("GPU has fallen off the bus hardware" in text for text in tab.texts(".known .marks li")), "XIDs in words"
+    assert tab.texts(".known .marks li")[-1] == "fails kubelet no answer within 5 s", "which source does not answer"
+
+
+def test_values_are_read_by_pointing_and_by_keyboard(tab: Tab, url: str) -> None:
+    opened(tab, url, f"#gpu={ILL}")
+    tab.wait_for(f"{CHARTS} === 4")
+    assert tab.texts(".chart-value")[0].startswith("mean ")
+    tab.evaluate("document.querySelector('.plot').scrollIntoView({block: 'center'})")
+    point_at(tab, 0.8)
+    tab.wait_for("!document.querySelector('.cursor').hidden", "the cursor")
+    pointed = tab.texts(".chart-value")
+    assert pointed[0].endswith("%")
+    assert pointed[2].endswith("W")
+    point_at(tab, 0.345)
+    assert tab.texts(".chart-value")[0] == "\u2013", "nothing is known there"
+    tab.call("Input.dispatchMouseEvent", type="mouseMoved", x=2, y=2)
+    tab.wait_for("document.querySelector('.cursor').hidden", "no cursor")
+    tab.evaluate("document.querySelector('.plot').focus()")
+    tab.press("Home", "ArrowRight")
+    assert tab.evaluate("document.querySelector('.timeline .announced').textContent").count(",") == 4, "spoken"
+    at = tab.text(".cursor-time")
+    tab.press("ArrowRight")
+    assert tab.text(".cursor-time") != at
+
+
+def test_the_range_stands_in_the_address(tab: Tab, url: str) -> None:
+    opened(tab, url, f"#gpu={ILL}")
+    tab.wait_for(f"{CHARTS} === 4")
+    hours = tab.texts(".axis span")
+    tab.click(".timeline-head a:nth-child(3)")
+    tab.wait_for("location.hash.includes('range=24h')")
+    tab.wait_for("document.querySelector('.timeline .about').innerText.includes('every 5')", "a day")
+    day = tab.texts(".axis span")
+    assert day != hours
+    tab.evaluate("location.reload()")
+    tab.wait_for(f"{CHARTS} === 4")
+    assert tab.evaluate("document.querySelector('.timeline-head a[aria-current]').innerText") == "24h"
+    tab.evaluate("history.back()")
+    tab.wait_for("document.querySelector('.timeline-head a[aria-current]')?.innerText === '1h'", "back to an hour")
+
+
+def test_an_instance_has_a_history_of_its_own(tab: Tab, url: str, shown: Showing) -> None:
+    asked: list[Mapping[str, str]] = []
+    records = shown.records
+    assert records is not None
+
+    def noting(path: str, query: Mapping[str, str]) -> Mapping[str, Any] | None:
+        asked.append(query)
+        return records(path, query)
+
+    shown.records = noting
+    opened(tab, url, f"#gpu={CUT}")
+    tab.wait_for("document.querySelectorAll('.gpu > .tabs a').length === 5", "the GPU and its four instances")
+    tab.click(".gpu > .tabs a:nth-child(2)")
+    tab.wait_for(f"location.hash === '#gpu={CUT}/1'")
+    tab.wait_for(f"{CHARTS} === 4")
+    assert any(query.get("instance") == "1" for query in asked)
+
+
+def test_a_lost_gpu_has_its_view_too(tab: Tab, url: str) -> None:
+    opened(tab, url, "#gpu=GPU-gpu-a-02-0007-4c5e-9d3f-000000000000")
+    tab.wait_for("document.querySelector('.pod-title')")
+    assert "Lost" in tab.text(".pod-title")
+    assert "jupyter-linus" in tab.text(".gpu > section")
+
+
+@pytest.mark.parametrize("view", [f"#gpu={ILL}", "#pod=serving/rerank"])
+def test_without_a_history_the_rest_is_there_and_says_so(tab: Tab, url: str, shown: Showing, view: str) -> None:
+    shown.records = None
+    opened(tab, url, view)
+    tab.wait_for("document.querySelector('.timeline').innerText.includes('no history')", "why")
+    assert tab.count(".facts > div") > 3
+    assert not tab.evaluate("document.querySelector('.plot').checkVisibility()")
+
+
+def test_a_gpu_that_nobody_knows(tab: Tab, url: str) -> None:
+    opened(tab, url, "#gpu=GPU-nowhere")
+    tab.wait_for("document.querySelector('.pod-title')?.innerText.includes('not there now')")
+
+
+# -- a pod's view ----------------------------------------------------------------------------------------------------
+
+
+def test_a_pod_has_a_line_for_each_gpu(tab: Tab, url: str) -> None:
+    opened(tab, url, "#pod=research/diffusion-sweep-7&range=6h")
+    tab.wait_for(f"{CHARTS} === 4")
+    lines = "document.querySelector('.chart svg').querySelectorAll('.line').length"
+    assert tab.evaluate(lines) == 2
+    tab.evaluate("document.querySelector('.plot').scrollIntoView({block: 'center'})")
+    point_at(tab, 0.9)
+    tab.wait_for("document.querySelector('.chart-value').innerText.startsWith('GPU 0 ')", "which GPU, and how much")
+    opened(tab, url, "#pod=research/llm-pretrain-gpu-a-01")
+    tab.wait_for(f"{CHARTS} === 4")
+    assert tab.evaluate(f"{lines} > 6"), "more than four are one colour, with their mean"
+
+
+def test_hostile_records_are_only_text(tab: Tab, url: str, shown: Showing) -> None:
+    name = "<img src=x onerror=alert(1)>"
+    now = time.time()
+    past = {
+        **{
+            "from": now - 3600,
+            "to": now,
+            "step_seconds": 60,
+            "series": {"utilization_ratio": [0.5, None, "x", 1e300] * 15},
+        },
+        "holders": [{"from": now - 100, "namespace": name, "pod": name, "container": name}],
+        "marks": [{"at": now - 200, "condition": name, "says": name}],
+    }
+    field = {"name": name, "help": name, "unit": name, "value": name, "source": name}
+    known = {"fields": [field], "xids": [{"xid": name, "says": name}], "sources": [{"source": name, "ok": False}]}
+    answers: Records = lambda path, query: {"history": past, "gpus": known}.get(path.split("/")[0])  # noqa: E731
+    shown.records = answers
+    opened(tab, url, f"#gpu={ILL}")
+    tab.wait_for("document.querySelector('.lane-name')")
+    tab.wait_for("document.querySelector('.field')")
+    assert tab.evaluate("document.images.length") == 0
+    assert name in tab.text(".lane-name")
+    assert name in tab.text(".marks")
+
+
+# -- a page that stays open ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.fault(
+    "The page is open for a day while nodes come and go", "It keeps nothing of what is gone, and its memory is bounded"
+)
+def test_a_page_open_for_a_day_keeps_nothing_of_what_is_gone(tab: Tab, url: str, shown: Showing) -> None:
+    """A day of pictures at ten times the speed at which it asks, each with other nodes, GPUs and pods."""
+    opened(tab, url)
+    sizes = []
+    for part in range(4):
+        tab.evaluate(f"({_FEED})({part * 400}, 400)")
+        tab.call("HeapProfiler.collectGarbage")
+        sizes.append(tab.call("Runtime.getHeapUsage")["usedSize"])
+    assert max(sizes[1:]) < sizes[0] * 1.5 + 2_000_000, sizes
+
+
+_FEED = """async (first, turns) => {
+  const load = (name) => import(new URL(`page/${name}.js`, location));
+  const {devicesOf} = await load('devices');
+  const {totalsOf} = await load('totals');
+  const {History} = await load('history');
+  const {Tiles} = await load('tiles');
+  const {HeatMap} = await load('heatmap');
+  const {Card} = await load('card');
+  window.kept ??= (() => {
+    const history = new History();
+    const context = {history, now: () => 1e9, interval: () => 5, prices: () => '', currency: () => undefined};
+    const tiles = new Tiles(context);
+    const map = new HeatMap(context, new Card(context));
+    document.querySelector('main').append(tiles.element, map.element);
+    return {history, tiles, map};
+  })();
+  const {history, tiles, map} = window.kept;
+  for (let turn = first; turn < first + turns; turn += 1) {
+    const gpu = (node, i) => ({uuid: `GPU-${node}-${i}`, index: i, model: 'H100', utilization_ratio: (turn % 7) / 7,
+      holders: [{namespace: 'a', pod: `pod-${turn}-${i}`}, {namespace: 'a', pod: `other-${turn}`}]});
+    const nodes = Array.from({length: 12}, (_, n) => `node-${Math.floor(turn / 3)}-${n}`)
+      .map((name) => ({name, gpus: Array.from({length: 8}, (_, i) => gpu(name, i))}));
+    const devices = devicesOf({nodes}, 1e9);
+    history.add(1e9 + turn * 54, devices);
+    totalsOf(devices, false);
+    const named = new Map(nodes.map((node) => [node.name, node]));
+    tiles.show(devices, named, true, true);
+    map.show(devices, named, true, {width: 1400, top: 0});
+    if (turn % 50 === 0) await new Promise((done) => setTimeout(done));
+  }
+  return history.rings.size;
+}"""
+
+
+def test_rings_are_no_more_than_what_was_seen_of_late(tab: Tab, url: str) -> None:
+    opened(tab, url)
+    rings = tab.evaluate(f"({_FEED})(0, 600)")
+    assert rings <= 120 * 96 * 3, "of the last two minutes by the line's own steps, and no more"
+    again = tab.evaluate(f"({_FEED})(600, 600)")
+    assert again <= rings * 1.1
+
+
+def test_live_pictures_of_nodes_that_come_and_go(tab: Tab, url: str, shown: Showing) -> None:
+    """Through the feed itself: what is gone is gone from the page, its filters and its choices."""
+    dice = random.Random(7)
+    shown.more = None
+    names: list[str] = []
+    for turn in range(15):
+        names = [f"node-{dice.randint(0, 10**6)}" for _ in range(5)]
+        nodes = (NodePicture(n, (gpu(0, n, utilization=0.5, holders=(held("a", f"pod-{turn}-{n}"),)),)) for n in names)
+        shown.picture = replace(picture(*nodes), notes=(f"turn {turn}",))
+        if turn == 0:
+            opened(tab, url)
+        tab.look_again()
+        tab.wait_for(f"document.querySelector('#notes-list').textContent.includes('turn {turn}')")
+    assert tab.count("main .tile[data-key]") == 5
+    assert sorted(tab.evaluate("[...document.querySelector('select[name=node]').options].map(o => o.value)")) == [
+        "",
+        *sorted(names),
+    ]
+    assert tab.evaluate("document.querySelectorAll('*').length") < 1500
+
+
+def test_records_follow_the_picture(tab: Tab, url: str, shown: Showing) -> None:
+    """An answer is asked for again once it is old, and not at all when nobody looks at it."""
+    asked: list[str] = []
+    records = records_of(shown.picture)
+
+    def noting(path: str, query: Mapping[str, str]) -> Mapping[str, Any] | None:
+        asked.append(path)
+        return records(path, query)
+
+    shown.records = noting
+    opened(tab, url, f"#gpu={ILL}")
+    tab.wait_for(f"{CHARTS} === 4")
+    tab.press("Escape")
+    tab.wait_for("document.querySelectorAll('main .tile[data-key]').length === 24")
+    before = len(asked)
+    for turn in range(3):
+        shown.picture = troubled(turn)
+        tab.look_again()
+        tab.evaluate("new Promise(done => setTimeout(done, 300))")
+    assert asked[before:] == []

@@ -1,0 +1,250 @@
+"""One PromQL expression from dcgm-exporter 4.8's names to 4.9's and back: names, labels, units, and what cannot be."""
+
+from __future__ import annotations
+
+import pytest
+
+from podgpu.migrate.direction import Direction
+from podgpu.migrate.rewrite import PromqlError, rewrite_expression, rewrite_query
+from podgpu.migrate.syntax import parse_promql
+
+NEW, OLD = Direction("4.9"), Direction("4.8")
+UTIL, UTIL_RATIO = "DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_DEV_GPU_UTIL_RATIO"
+USED, USED_BYTES = "DCGM_FI_DEV_FB_USED", "DCGM_FI_DEV_FB_USED_BYTES"
+ENERGY, JOULES = "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", "DCGM_FI_DEV_GPU_ENERGY_JOULES_TOTAL"
+TEMP, CELSIUS = "DCGM_FI_DEV_GPU_TEMP", "DCGM_FI_DEV_GPU_TEMP_CELSIUS"
+
+BOTH_WAYS = [
+    # names only
+    (TEMP, CELSIUS),
+    (f'{TEMP}{{gpu="0"}} offset 5m', f'{CELSIUS}{{gpu="0"}} offset 5m'),
+    (f'{{__name__="{TEMP}",gpu="0"}}', f'{{__name__="{CELSIUS}",gpu="0"}}'),
+    (f"rate({TEMP}[5m])", f"rate({CELSIUS}[5m])"),
+    # units
+    (f"{UTIL} > 90", f"({UTIL_RATIO} * 100) > 90"),
+    (f"90 < {UTIL}", f"90 < ({UTIL_RATIO} * 100)"),
+    (f"{UTIL}>bool 90", f"({UTIL_RATIO} * 100)>bool 90"),
+    (f'{USED}{{gpu=~"$gpu"}}', f'({USED_BYTES}{{gpu=~"$gpu"}} / 1048576)'),
+    (f"{USED} offset 1d", f"({USED_BYTES} offset 1d / 1048576)"),
+    (f"{USED} @ end() offset -1h", f"({USED_BYTES} @ end() offset -1h / 1048576)"),
+    (f"-{UTIL}", f"-({UTIL_RATIO} * 100)"),
+    (f"{UTIL} ^ 2", f"({UTIL_RATIO} * 100) ^ 2"),
+    (f"sum({UTIL}) by (gpu)", f"sum(({UTIL_RATIO} * 100)) by (gpu)"),
+    (f"topk(3, {UTIL})", f"topk(3, ({UTIL_RATIO} * 100))"),
+    (f"quantile(0.5, {UTIL})", f"quantile(0.5, ({UTIL_RATIO} * 100))"),
+    (
+        f"{USED} / ({USED} + DCGM_FI_DEV_FB_FREE)",
+        f"({USED_BYTES} / 1048576) / (({USED_BYTES} / 1048576) + (DCGM_FI_DEV_FB_FREE_BYTES / 1048576))",
+    ),
+    # a range cannot be multiplied: what the function makes of it is
+    (f"rate({ENERGY}[5m])", f"(rate({JOULES}[5m]) * 1000)"),
+    (f"sum by (gpu) (rate({ENERGY}[5m])) / 1000", f"sum by (gpu) ((rate({JOULES}[5m]) * 1000)) / 1000"),
+    (f"avg_over_time({UTIL}[$__range])", f"(avg_over_time({UTIL_RATIO}[$__range]) * 100)"),
+    (f"quantile_over_time(0.9, {UTIL}[5m])", f"(quantile_over_time(0.9, {UTIL_RATIO}[5m]) * 100)"),
+    (f"predict_linear({USED}[1h], 3600)", f"(predict_linear({USED_BYTES}[1h], 3600) / 1048576)"),
+    (f"stdvar_over_time({UTIL}[1h])", f"(stdvar_over_time({UTIL_RATIO}[1h]) * 10000)"),
+    (f"max_over_time({UTIL}[1h:1m])", f"max_over_time(({UTIL_RATIO} * 100)[1h:1m])"),
+    (
+        f"max_over_time(rate({ENERGY}[5m])[1h:1m])",
+        f"max_over_time((rate({JOULES}[5m]) * 1000)[1h:1m])",
+    ),
+    # nobody looks at how large it is
+    (f"count({UTIL})", f"count({UTIL_RATIO})"),
+    (f'absent({UTIL}{{gpu="1"}})', f'absent({UTIL_RATIO}{{gpu="1"}})'),
+    (f"timestamp({USED})", f"timestamp({USED_BYTES})"),
+    (f"changes({UTIL}[5m])", f"changes({UTIL_RATIO}[5m])"),
+    (f"up and on (instance) {UTIL}", f"up and on (instance) {UTIL_RATIO}"),
+    # labels
+    (f'{TEMP}{{Hostname=~"$node"}}', f'{CELSIUS}{{hostname=~"$node"}}'),
+    (f"max by (Hostname, gpu) ({TEMP})", f"max by (hostname, gpu) ({CELSIUS})"),
+    (f"max without (DCGM_FI_DRIVER_VERSION) ({TEMP})", f"max without (DCGM_FI_SYSTEM_DRIVER_VERSION) ({CELSIUS})"),
+    (
+        f"{TEMP} * on (Hostname) group_left (Hostname) podgpu_device_count",
+        f"{CELSIUS} * on (hostname) group_left (hostname) podgpu_device_count",
+    ),
+    (
+        f'label_replace({TEMP}, "node", "$1", "Hostname", "(.*)")',
+        f'label_replace({CELSIUS}, "node", "$1", "hostname", "(.*)")',
+    ),
+    (
+        f'{TEMP} * on (Hostname) label_replace(kube_node_info, "Hostname", "$1", "node", "(.*)")',
+        f'{CELSIUS} * on (hostname) label_replace(kube_node_info, "hostname", "$1", "node", "(.*)")',
+    ),
+    ('sum by (Hostname) (ALERTS{alertname=~"Podgpu.*"})', 'sum by (hostname) (ALERTS{alertname=~"Podgpu.*"})'),
+    # the text stays as it is written
+    (f"{UTIL}  # busy\n  >   90", f"({UTIL_RATIO} * 100)  # busy\n  >   90"),
+    (f"( {TEMP}\n)", f"( {CELSIUS}\n)"),
+]
+
+
+@pytest.mark.parametrize(("old", "new"), BOTH_WAYS)
+def test_there_and_back(old: str, new: str) -> None:
+    there = rewrite_expression(old, NEW)
+    assert (there.text, there.left) == (new, ())
+    back = rewrite_expression(new, OLD)
+    assert (back.text, back.left) == (old, ())
+
+
+@pytest.mark.parametrize(("old", "new"), BOTH_WAYS)
+def test_what_is_new_already_stays(old: str, new: str) -> None:
+    assert rewrite_expression(new, NEW).text == new
+    assert rewrite_expression(old, OLD).text == old
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("DCGM_FI_DEV_SM_CLOCK * 1000000", "DCGM_FI_DEV_SM_CLOCK_HERTZ"),
+        ("1e6 * DCGM_FI_DEV_SM_CLOCK", "DCGM_FI_DEV_SM_CLOCK_HERTZ"),
+        (f"{UTIL} / 100", UTIL_RATIO),
+        (f"sum({USED} * 1048576)", f"sum({USED_BYTES})"),
+        (f"rate({ENERGY}[5m]) / 1000", f"rate({JOULES}[5m])"),
+        (f"{UTIL} / 10", f"({UTIL_RATIO} * 100) / 10"),
+        (f"100 / {UTIL}", f"100 / ({UTIL_RATIO} * 100)"),
+        ("DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL", "(DCGM_FI_DEV_NVLINK_THROUGHPUT_BYTES_PER_SECOND / 1024000)"),
+    ],
+)
+def test_a_conversion_that_is_there_already_is_taken_away(old: str, new: str) -> None:
+    assert rewrite_expression(old, NEW).text == new
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "sum(up)",
+        "histogram_quantile(0.9, sum by (le) (rate(x_bucket[5m])))",
+        "DCGM_FI_PROF_PCIE_TX_BYTES",
+        "1 + 1",
+        '"x"',
+    ],
+)
+def test_what_is_equal_in_both_is_untouched(text: str) -> None:
+    assert rewrite_expression(text, NEW).text == text
+    assert rewrite_expression(text, OLD).text == text
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{__name__=~"DCGM_FI_DEV_GPU_.*"}', "by a pattern of names"),
+        (f'{TEMP} or {{__name__!="x",gpu="1"}}', "by a pattern of names"),
+        ('$metric{gpu="0"}', "is a variable"),
+        ("rate(DCGM_FI_DEV_${what}[5m])", "is a variable"),
+        (f"{UTIL}[5m]", "a range by itself"),
+        (f"own_function({UTIL}[5m])", "is not known"),
+        (f"avg by (__name__) ({UTIL})", "groups by __name__"),
+        (f'label_replace({UTIL}, "x", "$1", "__name__", "(.*)")', "works on __name__"),
+        (f"{UTIL} * on (Hostname) kube_node_info", "joins by Hostname"),
+        ("sum by (Hostname) (gpu:util:avg)", "not clear whose"),
+        (f'{TEMP} + on (gpu) foo{{Hostname="a"}}', "look whose it is"),
+        ("metrics(DCGM_FI_DEV_.*)", "by a pattern"),
+    ],
+)
+def test_what_cannot_be_rewritten_is_said_and_nothing_is_half_done(text: str, words: str) -> None:
+    rewritten = rewrite_query(text, NEW)
+    assert rewritten.text == text
+    assert words in " ".join(rewritten.left)
+
+
+def test_a_plain_range_of_a_renamed_metric_is_rewritten() -> None:
+    assert rewrite_expression(f"{TEMP}[5m]", NEW).text == f"{CELSIUS}[5m]"
+
+
+def test_queries_of_variables() -> None:
+    assert rewrite_query(f'label_values({UTIL}{{Hostname=~"$node"}}, gpu)', NEW).text == (
+        f'label_values({UTIL_RATIO}{{hostname=~"$node"}}, gpu)'
+    )
+    assert rewrite_query(f"label_values({TEMP}, Hostname)", NEW).text == f"label_values({CELSIUS}, hostname)"
+    assert rewrite_query(f"query_result(max({UTIL}))", NEW).text == f"query_result(max(({UTIL_RATIO} * 100)))"
+    assert rewrite_query("label_names()", NEW).text == "label_names()"
+
+
+def test_a_counter_that_is_no_default_one_is_noted() -> None:
+    rewritten = rewrite_expression("DCGM_FI_DEV_POWER_VIOLATION", NEW)
+    assert rewritten.text == "(DCGM_FI_DEV_GPU_POWER_THROTTLE_SECONDS_TOTAL * 1000000000)"
+    assert "counter file" in rewritten.notes[0]
+    inferred = rewrite_expression("DCGM_FI_DEV_THERMAL_VIOLATION", NEW)
+    assert any("inferred" in note for note in inferred.notes), inferred.notes
+
+
+# What is no PromQL
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "sum(",
+        "a b",
+        "a{b}",
+        'a{b="c"',
+        "a[5m",
+        "a[x]",
+        "a offset",
+        "a @",
+        ")",
+        "a +",
+        "by (x) a",
+        'a{b="c" d="e"}',
+        "a{b=c}",
+        "SELECT 1 FROM t",
+        "a ~ b",
+        '"unclosed',
+        "(" * 300 + "a" + ")" * 300,
+        "a" + " + a" * 1000,
+        "-" * 1000 + "a",
+        "a" + " ^ a" * 1000,
+        "x" * 100_000,
+    ],
+    ids=lambda text: text[:20],
+)
+def test_what_cannot_be_read_is_said_in_one_line(text: str) -> None:
+    with pytest.raises(PromqlError) as raised:
+        parse_promql(text)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a:b:c{}",
+        'a{b="c",}',
+        "sum by () (a)",
+        "a == bool on (b) group_right () c",
+        "a[1h30m:]",
+        "a[${range}:$step] offset $o",
+        "a[[[range]]]",
+        "1e-3 + 0x1F + Inf + NaN + .5",
+        "a @ 1609746000 offset -5m",
+        '{"quoted.name", "label.x"="y"}',
+        "avg(a) BY (b) > 1 AND b UNLESS c OR d",
+        "a atan2 b % c",
+        "((((((((((((((((((((((((((((((a))))))))))))))))))))))))))))))",
+        'count_values("v", a)',
+    ],
+)
+def test_what_prometheus_and_grafana_write_is_read(text: str) -> None:
+    parse_promql(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{UTIL} or {UTIL_RATIO} * 100",
+        f"max by (Hostname, hostname) ({TEMP})",
+        f'label_replace({TEMP}, "Hostname", "$1", "hostname", "(.+)")',
+    ],
+)
+def test_what_asks_for_either_already_stays(text: str) -> None:
+    for direction in (NEW, OLD):
+        rewritten = rewrite_expression(text, direction)
+        assert (rewritten.text, rewritten.left, rewritten.asks_both) == (text, (), True)
+
+
+def test_hostname_of_others_is_theirs_on_the_way_back() -> None:
+    """`hostname` is a common label: only the exporter's own becomes `Hostname`."""
+    for text in ("sum by (hostname) (node_load1)", 'up{hostname="a"}'):
+        rewritten = rewrite_expression(text, OLD)
+        assert (rewritten.text, rewritten.left) == (text, ())
+    mixed = rewrite_expression(f'{CELSIUS}{{hostname="a"}} + on (gpu) other{{hostname="b"}}', OLD)
+    assert mixed.text == f'{TEMP}{{Hostname="a"}} + on (gpu) other{{hostname="b"}}'

@@ -1,0 +1,148 @@
+"""A real Prometheus with the same GPUs under 4.8's names and under 4.9's: rewritten queries return the same figures."""
+
+from __future__ import annotations
+
+import json
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+
+import pytest
+
+from podgpu.agent.loop import Agent, Settings
+from podgpu.catalog.named_counters import Naming
+from podgpu.catalog.names import NameSet
+from podgpu.clock import Clock
+from podgpu.exposition.parse import parse_text
+from podgpu.join import Policy
+from podgpu.migrate.direction import Direction
+from podgpu.migrate.rewrite import rewrite_expression, rewrite_query
+from podgpu.simulate.driver import SimulatedNvml
+from podgpu.simulate.workload import SimulatedLoad
+from podgpu.telemetry.nvml import NvmlTelemetry
+from tests.cluster.real_servers import Point, needs, prometheus
+from tests.deploy.grafana import as_sent, several
+from tests.deploy.test_dashboards import NVIDIA_12239
+from tests.nodes.clock import FakeClock
+
+NEW, OLD = Direction("4.9"), Direction("4.8")
+STEP, TURNS = 15.0, 41
+GIB = 1024**3
+MORE = [
+    "DCGM_FI_DEV_GPU_UTIL > 50",
+    "sum by (Hostname) (rate(DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION[5m])) / 1000",
+    "avg_over_time(DCGM_FI_DEV_GPU_UTIL[5m])",
+    "quantile_over_time(0.5, DCGM_FI_DEV_FB_USED[5m])",
+    "max_over_time(DCGM_FI_DEV_GPU_UTIL[5m:30s])",
+    "stddev_over_time(DCGM_FI_DEV_GPU_UTIL[10m])",
+    "stdvar_over_time(DCGM_FI_DEV_GPU_UTIL[10m])",
+    "DCGM_FI_DEV_FB_USED / (DCGM_FI_DEV_FB_USED + DCGM_FI_DEV_FB_FREE + DCGM_FI_DEV_FB_RESERVED)",
+    "DCGM_FI_DEV_FB_USED offset 1m",
+    "delta(DCGM_FI_DEV_FB_USED[5m])",
+    "count by (Hostname) (DCGM_FI_DEV_GPU_UTIL > 10)",
+    "topk(1, DCGM_FI_DEV_GPU_UTIL)",
+    "DCGM_FI_DEV_POWER_USAGE and on (UUID) DCGM_FI_DEV_GPU_UTIL",
+    'absent(DCGM_FI_DEV_GPU_UTIL{gpu="99"})',
+    "DCGM_FI_DEV_MEM_CLOCK * 1e6 + DCGM_FI_DEV_SM_CLOCK",
+    "max by (DCGM_FI_DRIVER_VERSION) (DCGM_FI_DEV_GPU_TEMP)",
+    "changes(DCGM_FI_DEV_GPU_UTIL[10m])",
+]
+
+
+def pages(names: NameSet) -> Iterator[Point]:
+    """What an exporter of these names says of two GPUs, turn by turn: the same in every run, whichever names it has."""
+    clock, naming = FakeClock(), Naming(names)
+    driver = SimulatedNvml("2xH100", clock=clock.monotonic, wall=clock.wall, unrest=0)
+    agent = Agent(
+        NvmlTelemetry(driver, "nvml", lambda: 2, clock.monotonic, clock.wall),
+        settings=Settings(
+            policy=Policy(
+                counters=naming.shipped("default") or (), hostname="node-1", hostname_labels=naming.host_labels
+            )
+        ),
+        clock=Clock(clock.monotonic, clock.wall),
+    )
+    driver.place(SimulatedLoad(0, 4000, duty=0.57, memory=9 * GIB))
+    for turn in range(TURNS):
+        if turn == TURNS // 2:
+            driver.place(SimulatedLoad(1, 4001, duty=0.31, memory=5 * GIB))
+        clock.advance(STEP)
+        agent.read_telemetry()
+        for family in parse_text(agent.published.fresh.plain.decode()):
+            for sample in family.samples:
+                yield Point(sample.name, {**sample.labels, "instance": "node-1:9400"}, sample.value, clock.wall())
+    agent.stop()
+
+
+class Answers:
+    def __init__(self, url: str, at: float) -> None:
+        self._url = url
+        self._at = at
+
+    def ask(self, query: str) -> dict[tuple[tuple[str, str], ...], float]:
+        """By labels, those that are renamed under one name."""
+        arguments = urllib.parse.urlencode({"query": query, "time": self._at})
+        with urllib.request.urlopen(f"{self._url}/api/v1/query?{arguments}", timeout=30) as answer:
+            found = json.load(answer)["data"]
+        assert found["resultType"] == "vector", query
+        return {_key(one["metric"]): float(one["value"][1]) for one in found["result"]}
+
+
+def _key(labels: dict[str, str]) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted((NEW.label(name) or name, value) for name, value in labels.items() if name != "__name__"))
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Answers]:
+    folder = tmp_path_factory.mktemp("prom")
+    by_time = sorted((*pages("4.8"), *pages("4.9")), key=lambda point: (point.name, point.at))
+    with prometheus(folder, _each_once(by_time)) as url:
+        yield Answers(url, max(point.at for point in by_time))
+
+
+def _each_once(points: list[Point]) -> Iterator[Point]:
+    """What has one name in both, the same figure under the same labels but for the host's, is told once."""
+    told: set[tuple[object, ...]] = set()
+    for point in points:
+        key = point.name, tuple(sorted(point.labels.items())), point.at
+        if key not in told:
+            told.add(key)
+            yield point
+
+
+def same(answers: Answers, old: str, new: str) -> None:
+    expected, found = answers.ask(old), answers.ask(new)
+    assert expected, f"nothing is returned by {old}"
+    assert found.keys() == expected.keys(), new
+    for key, value in expected.items():
+        assert found[key] == pytest.approx(value, rel=2e-3, abs=1e-6), f"{old}\n{new}\n{key}"
+
+
+@needs("prometheus", "promtool")
+@pytest.mark.parametrize("title", NVIDIA_12239)
+def test_nvidias_dashboard_rewritten_returns_the_same_figures(answers: Answers, title: str) -> None:
+    picked = {"instance": several(["node-1:9400"]), "gpu": several(["0", "1"])}
+    rewritten = rewrite_expression(NVIDIA_12239[title], NEW)
+    assert rewritten.left == ()
+    assert rewritten.text != NVIDIA_12239[title]
+    same(answers, as_sent(NVIDIA_12239[title], picked), as_sent(rewritten.text, picked))
+
+
+@needs("prometheus", "promtool")
+def test_its_variables_have_the_same_values(answers: Answers) -> None:
+    for label in ("instance", "gpu"):
+        new = rewrite_query(f"label_values(DCGM_FI_DEV_GPU_TEMP, {label})", NEW).text
+        assert new == f"label_values(DCGM_FI_DEV_GPU_TEMP_CELSIUS, {label})"
+        same(
+            answers, f"count by ({label}) (DCGM_FI_DEV_GPU_TEMP)", f"count by ({label}) (DCGM_FI_DEV_GPU_TEMP_CELSIUS)"
+        )
+
+
+@needs("prometheus", "promtool")
+@pytest.mark.parametrize("query", MORE)
+def test_rewritten_queries_return_the_same_figures(answers: Answers, query: str) -> None:
+    rewritten = rewrite_expression(query, NEW)
+    assert rewritten.left == ()
+    same(answers, query, rewritten.text)
+    back = rewrite_expression(rewritten.text, OLD)
+    same(answers, query, back.text)

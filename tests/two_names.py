@@ -1,0 +1,46 @@
+"""An exporter's page under other names: as dcgm-exporter 4.9 prints what 4.8 does, or as a podgpu with both."""
+
+from __future__ import annotations
+
+import re
+
+from podgpu.catalog.names import NameSet, rename_of
+
+_SAMPLE = re.compile(r"(?P<name>DCGM_\w+)\{(?P<labels>.*)\} (?P<value>\S+)")
+_COMMENT = re.compile(r"# (?P<kind>HELP|TYPE) (?P<name>DCGM_\w+) (?P<rest>.*)")
+
+
+def renamed(page: str, names: NameSet) -> str:
+    """A page of 4.8's names with others."""
+    if names == "4.8":
+        return page
+    return "".join(f"{line}\n" for old in page.splitlines() for line in _lines(old, keep=names == "both"))
+
+
+def _lines(line: str, keep: bool) -> list[str]:
+    if comment := _COMMENT.fullmatch(line):
+        new = _new_name(comment["name"])
+        written = f"# {comment['kind']} {new} {comment['rest']}"
+        return [line, written] if keep and new != comment["name"] else [written]
+    if sample := _SAMPLE.fullmatch(line):
+        name, labels = sample["name"], _labels(sample["labels"], keep)
+        new, value = _new_name(name), _value(name, sample["value"])
+        both = keep and new != name
+        return [f"{name}{{{labels}}} {sample['value']}"] * both + [f"{new}{{{labels}}} {value}"]
+    return [_labels(line, keep)]
+
+
+def _new_name(name: str) -> str:
+    rename = rename_of(name)
+    return name if rename is None else rename.new_name
+
+
+def _value(name: str, text: str) -> str:
+    rename = rename_of(name)
+    return text if rename is None or rename.factor == 1.0 else repr(round(float(text) * rename.factor, 6))
+
+
+def _labels(labels: str, keep: bool) -> str:
+    for old, new in (("Hostname", "hostname"), ("DCGM_FI_DRIVER_VERSION", "DCGM_FI_SYSTEM_DRIVER_VERSION")):
+        labels = re.sub(rf'\b{old}=("[^"]*")', rf"{old}=\1,{new}=\1" if keep else rf"{new}=\1", labels)
+    return labels
