@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 from podgpu.agent.loop import Agent
-from podgpu.cluster.loop import Cluster
 from podgpu.errors import SourceError
 from podgpu.exposition.body import Body
 from podgpu.serve.answers import JSON_HEADERS, Handler, json_error, prepared
 
 if TYPE_CHECKING:  # an exporter that nobody looks at does not load it
+    from podgpu.cluster.loop import Cluster
     from podgpu.figures.page_state import PageState
 
 JSON = dict[str, Any]
