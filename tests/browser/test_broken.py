@@ -13,6 +13,7 @@ from podgpu.figures.picture import NodePicture
 from tests.browser.chromium import Tab
 from tests.browser.pictures import Showing, gpu, held, picture, three_nodes
 from tests.browser.records import ALERTS, TEXTS, troubled, troubled_showing, with_alerts
+from tests.browser.test_cluster_page import CONTRAST
 
 TILES = "document.querySelectorAll('main .tile[data-key]').length"
 STATUS = "document.querySelector('#status').dataset"
@@ -193,3 +194,25 @@ def test_idle_for_less_than_idle_after_is_idle_and_muted(tab: Tab, url: str, sho
     tab.click(".total-idle")
     tab.wait_for("location.hash === '#state=idle'")
     assert tab.evaluate(TILES) == 2
+
+
+# -- small, dark -----------------------------------------------------------------------------------------------------
+
+VIEWS = ("", "#state=broken", "#show=map", "#cost=1", f"#gpu={LOST}", "#pod=serving/rerank", "#view=waste")
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_nothing_is_wider_than_a_phone(tab: Tab, url: str, view: str) -> None:
+    tab.look(360, 800)
+    opened(tab, url, view)
+    tab.evaluate("new Promise(done => setTimeout(done, 300))")
+    assert tab.evaluate("document.documentElement.scrollWidth") <= 360
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_what_is_wrong_stands_out_from_its_ground(tab: Tab, url: str, theme: str) -> None:
+    tab.look(theme=theme)
+    for view in VIEWS:
+        opened(tab, url, view)
+        tab.evaluate("new Promise(done => setTimeout(done, 300))")
+        assert tab.evaluate(CONTRAST) == [], view
