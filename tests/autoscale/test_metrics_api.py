@@ -195,7 +195,7 @@ def test_discovery_at_once_as_newer_api_servers_ask_for_it() -> None:
         ("namespaces/none/pods/*/gpu_utilization", 404, "no running pod"),
         ("namespaces/serving/pods/a/gpu_sm_activity", 503, "DCGM_FI_PROF_SM_ACTIVE"),
         ("namespaces/serving/ingresses.networking.k8s.io/main/gpu_power", 404, "podgpu has no metrics of"),
-        ("nodes/n9/gpu_power", 404, "no exporter tells of a node n9"),
+        ("nodes/n9/gpu_power", 404, "no exporter has figures of node n9"),
         ("nodes/*/gpu_power?labelSelector=zone%3Dz", 404, "no node with a GPU matches"),
         ("pods/a/gpu_power", 404, "podgpu has no metrics of"),
         ("namespaces/serving", 404, "not a path of this API"),
