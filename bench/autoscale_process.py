@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from functools import cache
+from sys import intern
 
 from aiohttp import web
 
@@ -49,7 +51,7 @@ def _pods(count: int) -> list[PodSeen]:
     return [
         PodSeen(
             "serving",
-            f"pod-{number}",
+            intern(f"pod-{number}"),
             f"node-{number // GPUS}",
             _BEGAN - 3600,
             "Deployment",
@@ -70,13 +72,17 @@ def _reading(count: int, turn: int, now: float) -> ClusterReading:
     return ClusterReading(tuple(nodes))
 
 
+@cache
+def _holder(number: int) -> Workload:
+    """Names are kept once however many rounds name them, as of pages that are read."""
+    return Workload("serving", intern(f"pod-{number}"), "main")
+
+
 def _device(number: int, turn: int) -> DeviceFigures:
     ratio = (number * 7 + turn * 13) % 100 / 100
-    holder = HolderFigures(
-        Workload("serving", f"pod-{number}", "main"), ratio, 10**10, 1, turn * 15 * ratio, 0.0, turn * 5000.0, 1.0
-    )
+    holder = HolderFigures(_holder(number), ratio, 10**10, 1, turn * 15 * ratio, 0.0, turn * 5000.0, 1.0)
     return DeviceFigures(
-        f"GPU-{number}",
+        intern(f"GPU-{number}"),
         number % GPUS,
         "NVIDIA H100 80GB HBM3",
         utilization=ratio,
@@ -101,6 +107,7 @@ def _filled(count: int) -> tuple[Store, float]:
         began = loop_time()
         store.take(view)
         seconds = loop_time() - began
+        del view  # a backend replaces one node's reading after the other
     _Time.now += settings.interval / 2
     return store, seconds
 

@@ -40,14 +40,14 @@ def _logging_as_it_was() -> Iterator[None]:
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        ([], "give exactly one of --prometheus URL"),
+        ([], "podgpu autoscale needs somewhere to read from: give exactly one of"),
         ([*SCRAPE, "--keda-address", ":9411"], "can be reached by others"),
         ([*SCRAPE, "--keda-address", "0.0.0.0:9411", "--keda-namespaces", "a"], "can be reached by others"),
         ([*SCRAPE, "--keda-cert-file", "/x"], "need all of --keda-cert-file"),
         ([*SCRAPE, "--keda-client-name", "keda"], "need all of --keda-cert-file"),
-        ([*SCRAPE, "--keda-address", "none"], "nobody could ask anything"),
+        ([*SCRAPE, "--keda-address", "none"], "nothing could be asked"),
         ([*SCRAPE, "--api-address", ":6443"], "needs a certificate"),
-        ([*SCRAPE, "--api-address", ":6443", "--api-cert-file", "/x"], "alone is no certificate"),
+        ([*SCRAPE, "--api-address", ":6443", "--api-cert-file", "/x"], "alone is not enough"),
         ([*SCRAPE, "--api-address", ":6443", "--api-service", "a/b", *CERTIFICATE], "keep one"),
         (
             [*SCRAPE, "--api-address", ":6443", "--api-service", "b", "--kubeconfig", "KUBECONFIG"],

@@ -22,7 +22,8 @@ from podgpu.kube.pods import Pairs
 
 MOST_PODS = 50_000
 _MOST_SCOPES = 20_000
-_SCENES = 3
+_SCENES = 2
+"""The one that is answered from, and the one that will be in a moment."""
 _SETTLED = 1 / 3
 """Part of an interval after a round's instant from which on it is answered from."""
 _STARTING_SECONDS = 30.0

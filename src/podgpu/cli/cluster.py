@@ -143,7 +143,7 @@ def chosen_backend(
     chosen = [name for name in _BACKENDS if options[name]]
     if len(chosen) != 1:
         flags = " and ".join(f"--{name.replace('_', '-')}" for name in chosen)
-        problem = f"{flags} do not go together" if chosen else "podgpu cluster needs somewhere to read from"
+        problem = f"{flags} do not go together" if chosen else f"podgpu {ctx.command.name} needs somewhere to read from"
         raise UsageError(
             f"{problem}: give exactly one of --prometheus HOST:9090, --scrape HOST:9400,… and "
             "--discover-kubernetes SELECTOR"
