@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from podgpu.errors import SourceError
 from podgpu.figures.as_json import encode_picture, picture_json
-from podgpu.figures.device import DeviceFigures, HolderFigures
+from podgpu.figures.device import Condition, DeviceFigures, HolderFigures
 from podgpu.figures.from_json import parse_view
 from podgpu.figures.picture import NamespacePicture, NodePicture, Picture
 from podgpu.model import Workload
@@ -139,3 +139,12 @@ def test_a_view_of_nothing_that_was_ever_read() -> None:
 def test_the_used_field_stands_beside_its_mean() -> None:
     said = picture_json(Picture("cluster", 1.0, 1.0, used_utilization=0.19, used_field="DCGM_FI_DEV_MEM_COPY_UTIL"))
     assert (said["used_utilization_ratio"], said["used_field"]) == (0.19, "DCGM_FI_DEV_MEM_COPY_UTIL")
+
+
+def test_a_gpu_with_instances_keeps_its_own_holder_and_what_is_wrong_with_it() -> None:
+    """It was cut while somebody held the whole of it, and nobody knows a figure of it."""
+    own = DeviceFigures("GPU-a", 0, "H100", "n", holders=(HolderFigures(Workload("ns", "pod", "c")),))
+    lost = replace(own, uuid="GPU-b", index=1, holders=(), conditions=(Condition.of("lost", 5.0),))
+    parts = tuple(DeviceFigures(of.uuid, of.index, "H100", "n", "7", "1g.10gb") for of in (own, lost))
+    picture = Picture("node", 1.0, 1.0, (NodePicture("n", (own, lost, *parts)),))
+    assert set(parse_view(encode_picture(picture)).devices) == {own, lost, *parts}

@@ -12,8 +12,8 @@ from podgpu.figures.device import Alert, Condition, DeviceFigures, HolderFigures
 from podgpu.model import Workload
 
 _NOT_OURS = "is not an answer of podgpu's /api/v1/view"
-_OF_ITS_OWN = {"utilization_ratio", "power_watts", "conditions", "absent"}
-"""What a GPU that is cut into MIG instances may have beside them."""
+_NAMES = {"uuid", "index", "model", "instances"}
+"""All that a GPU has of which only its MIG instances are known."""
 
 
 def parse_view(body: bytes) -> View:
@@ -50,7 +50,7 @@ def parse_view(body: bytes) -> View:
 def _devices(node: dict[str, Any], name: str) -> Iterator[DeviceFigures]:
     for gpu in _objects(node.get("gpus")):
         instances = list(_objects(gpu.get("instances")))
-        if not instances or _OF_ITS_OWN & gpu.keys():
+        if not instances or gpu.keys() - _NAMES:
             yield _device(gpu, gpu, name)
         for instance in instances:
             yield _device(gpu, instance, name)
