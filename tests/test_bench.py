@@ -67,6 +67,7 @@ def _quiet() -> Iterator[None]:
         "largest",
         "memory",
         "cluster",
+        "autoscale",
         "page",
         "hook",
         "history",
