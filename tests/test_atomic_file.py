@@ -47,7 +47,7 @@ def test_a_file_that_cannot_be_written_whole_leaves_the_one_before(tmp_path: Pat
     path = tmp_path / "gpu.prom"
     path.write_bytes(b"old 1\n")
     done = subprocess.run([sys.executable, "-c", WRITE, path], capture_output=True, text=True, check=False)
-    assert "the one before stands" in done.stderr
+    assert "the previous one is still there" in done.stderr
     assert path.read_bytes() == b"old 1\n"
     assert os.listdir(tmp_path) == ["gpu.prom"]
 

@@ -100,7 +100,7 @@ def test_holders_stay_while_their_containers_are_plainly_there(folder: Path, cap
             assert 'podgpu_exporter_source_up{source="kubelet"} 1' in kubelet.page
         kubelet.node.kubelet.pods = PODS
         assert kubelet.turn() == ["serve", "train"]
-        (said,) = (message for message in caplog.messages if "started anew" in message)
+        (said,) = (message for message in caplog.messages if "was restarted" in message)
         assert "does not name 2 containers that held a GPU" in said
 
 

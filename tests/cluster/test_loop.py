@@ -161,7 +161,7 @@ def test_a_target_that_flaps_does_not_fill_the_log(caplog: pytest.LogCaptureFixt
     assert rounds("") == ["answers again"]
     assert rounds(*(["timeout", ""] * 120)) == ["timeout", "answers again"] * 6, "an hour"
     assert rounds(*(["timeout"] * 41)) == ["timeout"], "what has come to stay is said in the end"
-    assert seen(*([False, True] * 20)) == ["a: seen", "a: marked old", "a: fresh again"]
+    assert seen(*([False, True] * 20)) == ["a: seen", "a: marked old: no news from it", "a: fresh again"]
 
 
 def test_a_thousand_failures_are_not_a_thousand_lines(caplog: pytest.LogCaptureFixture) -> None:

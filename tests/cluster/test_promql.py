@@ -82,7 +82,7 @@ def test_values_as_go_quotes_them(text: str, matcher: Matcher) -> None:
         ('cluster="a', r"character 9 .* not closed"),
         (r'c="\d"', r"character 4 .* backslash"),
         ('c="a\nb"', r"character 5 .* line break"),
-        (r'c="\xff"', "no UTF-8"),
+        (r'c="\xff"', "not UTF-8"),
         (r'c="\ud800"', "no such character"),
         ('__name__="up"', "podgpu's to choose"),
         (',c="a"', "character 1 .* label's name"),

@@ -108,7 +108,7 @@ def test_fields() -> None:
     assert full_scale("DCGM_FI_PROF_DRAM_ACTIVE") == 1
     with pytest.raises(UsageError, match="is it DCGM_FI_DEV_GPU_UTIL"):
         full_scale("DCGM_FI_DEV_GPU_UTL")
-    with pytest.raises(UsageError, match="is no utilisation"):
+    with pytest.raises(UsageError, match="is not a utilisation"):
         full_scale("DCGM_FI_DEV_GPU_TEMP")
 
 

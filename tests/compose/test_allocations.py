@@ -271,7 +271,7 @@ def refuse(code: int) -> Callable[[Node], None]:
         (refuse(401), "unauthorized", "renew or replace them"),
         (refuse(403), "forbidden", "add to podgpu's ClusterRole the rule"),
         (refuse(500), "server_error", "API server"),
-        (say_gone, "gone", "listed anew|nothing to do"),
+        (say_gone, "gone", "lists it again|nothing to do"),
     ],
     ids=["401", "403", "500", "410"],
 )

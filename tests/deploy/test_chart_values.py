@@ -157,6 +157,15 @@ def test_a_wrong_value_is_refused_by_name(values: Mapping[str, Any], said: str) 
         ),
         ({"hook": {"enabled": True, "arguments": ["-a", ":1"]}}, "use hook.port"),
         (
+            {"cluster": {"enabled": True, "historyDir": "emptyDir", "prometheus": {"url": "http://prometheus:9090"}}},
+            "with cluster.prometheus.url the past is Prometheus'",
+        ),
+        (
+            {"cluster": {"enabled": True, "historyDir": "claim:history", "replicas": 2}},
+            "a claim is written to by one replica",
+        ),
+        ({"exporter": {"arguments": ["--history-dir=/tmp"]}}, "use the value exporter.historyDir"),
+        (
             {"hook": {"enabled": True, "extraEnv": [{"name": "PODGPU_HOOK_INJECT", "value": "true"}]}},
             "hook.extraEnv: PODGPU_HOOK_INJECT is set by the chart",
         ),

@@ -101,7 +101,7 @@ def test_a_full_disk(small_disk: Path, tmp_path: Path) -> None:
     assert files == ["gpu.prom"]
     assert said.count("No space left on device") == 1
     assert said.count("it is removed") == 1
-    assert said.count("well again") == 1
+    assert said.count("works again") == 1
 
 
 def test_a_disk_that_takes_nothing(tmp_path: Path) -> None:

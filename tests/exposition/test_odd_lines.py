@@ -44,9 +44,9 @@ REFUSED = [
     ("#\tTYPE\tx\tgauge", "a second TYPE of x"),
     ('{a="b"} 1', "no metric name"),
     ("\ufeffx 1", "no metric name"),
-    ('x{a="b"} # 1', "the value is no number"),
+    ('x{a="b"} # 1', "the value is not a number"),
     ('x{a="b"} 1 # {} 1', "more than a value"),
-    ('x{a="b"} #', "the value is no number"),
+    ('x{a="b"} #', "the value is not a number"),
 ]
 
 SAMPLES = ['x{a="b"}2', 'x {a="b"} 2', ' x{a="b"} 2', 'x\t{ a = "b" , }\t2\t', 'x{a="b"} +2.0e0', 'x{a="b"} 2 17']

@@ -110,7 +110,7 @@ def test_what_is_refused(send: Answer, reason: str) -> None:
 
 def test_a_refusal_names_line_and_reason() -> None:
     with serving(answer(b"a 1\nb one\n")) as url:
-        assert "line 2: the value is no number" in str(refusal(UrlPage(url)))
+        assert "line 2: the value is not a number" in str(refusal(UrlPage(url)))
 
 
 def test_a_compressed_answer() -> None:

@@ -164,7 +164,7 @@ def test_a_damaged_file_is_read_as_far_as_it_can_be(
     readable = {"torn": 19, "middle": 19, "garbage at the end": 20, "empty": 0, "zeros": 0}[harm]
     assert len([value for value in (after.line() if readable else []) if value == 0.5]) == readable
     assert f"{hour}" in caplog.text
-    assert ("is damaged" if readable else "is no file of podgpu's history") in caplog.text
+    assert ("is damaged" if readable else "is not a file of podgpu's history") in caplog.text
     after.tell(gpu(0, 0.25), times=2)
     assert after.line()[-2:] == [0.25, 0.25]
     assert after.keeper.notes() == ()
@@ -277,7 +277,7 @@ def test_a_directory_that_cannot_be_made(tmp_path: Path, hand: HandClock) -> Non
     keeper = Keeper(tuple, hand.clock, str(file / "h"))
     keeper.write()
     assert f"{file / 'h'} cannot be written to (Not a directory)" in keeper.notes()[0]
-    with pytest.raises(UsageError, match="is no directory"):
+    with pytest.raises(UsageError, match="is not a directory"):
         Keeper(tuple, hand.clock, str(file))
 
 

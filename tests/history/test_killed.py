@@ -96,6 +96,6 @@ def test_an_exporter_says_that_its_directory_cannot_be_used(tmp_path: Path) -> N
     with podgpu([*EXPORTER, "--history-dir", str(tmp_path / "file" / "h")], tmp_path) as exporter:
         wait_until(lambda: "history is kept in memory only" in exporter.client.ask("/health").text, "it is said")
         assert exporter.client.ask("/health").status == 200
-        assert exporter.client.ask("/ready").status == 200
+        wait_until(lambda: exporter.client.ask("/ready").status == 200, "it is ready all the same")
         assert any("history is kept" in note for note in get(exporter, "/api/v1/view")["notes"])
         assert "Traceback" not in exporter.log

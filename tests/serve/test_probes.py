@@ -43,7 +43,7 @@ def test_not_live_once_the_loop_stands_still(node: Node, client: Client, path: s
     node.clock.advance(PAST_STALE)
     answer = client.ask(path)
     assert answer.status == 503
-    assert "stands still" in answer.text
+    assert "loop is stuck" in answer.text
 
 
 def test_not_ready_before_the_first_reading(node: Node, client: Client) -> None:

@@ -150,7 +150,7 @@ def test_the_calls_that_sleep_are_never_made(bench: Bench) -> None:
         bench.pass_time()
     assert not bench.driver.calls["nvmlDeviceGetPcieThroughput"]
     assert not bench.driver.calls["nvmlDeviceGetInforomConfigurationChecksum"]
-    assert bench.driver.calls["nvmlDeviceGetFieldValues"] == 4, "in one batch, and all links in one"
+    assert bench.driver.calls["nvmlDeviceGetFieldValues"] == 5, "in one batch, all links in one, and their states in one"
 
 
 def test_one_failing_call_costs_only_its_fields(bench: Bench) -> None:
@@ -229,7 +229,7 @@ def test_without_the_library_it_says_what_to_do(bench: Bench) -> None:
 
 def test_library_and_driver_apart_ends_the_process(bench: Bench) -> None:
     bench.driver.faults.mismatch_versions()
-    with pytest.raises(VersionMismatch, match="made anew"):
+    with pytest.raises(VersionMismatch, match="must be recreated"):
         bench.telemetry.inventory()
 
 

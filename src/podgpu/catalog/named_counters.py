@@ -66,7 +66,7 @@ class Naming:
 @cache
 def _added() -> tuple[Counter, ...]:
     """What 4.9 has in its default file and 4.8 has not."""
-    text = files("podgpu.catalog").joinpath("counters", _ADDED).read_text(encoding="utf-8")
+    text = files("podgpu.catalog").joinpath(_ADDED).read_text(encoding="utf-8")
     return parse_counters(text, _ADDED)
 
 

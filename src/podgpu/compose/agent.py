@@ -214,10 +214,7 @@ def read_counters(
 def _read_counter_file(path: Path, naming: DcgmNaming) -> tuple[tuple[Counter, ...], CounterFeed | None]:
     feed = FileCounters(str(path), naming)
     try:
-        counters = feed.read()
-        for sentence in naming.remarks(counters):
-            _log.info("%s: %s", path, sentence)
-        return counters, feed
+        return feed.read(), feed
     except SourceError as e:
         ours = naming.shipped(path.name) if str(path.parent) == _COUNTERS_DIRECTORY else None
         if e.reason != "file_missing":

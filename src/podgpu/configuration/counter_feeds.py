@@ -68,8 +68,11 @@ class ConfigMapCounters:
 
 def _parse(naming: Naming, content: bytes, origin: str) -> tuple[Counter, ...]:
     try:
-        return naming.parse(content.decode("utf-8"), origin)
+        counters = naming.parse(content.decode("utf-8"), origin)
     except UnicodeDecodeError as e:
         raise SourceError("malformed", f"{origin} is not UTF-8 text; is it a counters CSV?") from e
     except UsageError as e:
         raise SourceError("malformed", str(e)) from e
+    for sentence in naming.remarks(counters):
+        _log.info("%s: %s", origin, sentence)
+    return counters

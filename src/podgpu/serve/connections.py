@@ -63,6 +63,14 @@ def limits_for(listeners: int) -> Limits:
     return Limits(strangers=min(usual.strangers, places), known=min(usual.known, places))
 
 
+WHEN_ANSWERED = "podgpu.when_answered"
+"""What a handler puts here of a request is called once its answer is sent, or cannot be."""
+
+
+def _nothing() -> None:
+    pass
+
+
 class OnceAMinute(logging.Filter):
     """Lets the same kind of line through once a minute, with the number of those that were held back."""
 
@@ -181,7 +189,10 @@ class Connection(web.RequestHandler):
         self.deadline = self._places.clock() + self._places.limits.answer_seconds
 
     async def finish_response(self, request: Any, resp: Any, start_time: Any) -> Any:
-        done = await super().finish_response(request, resp, start_time)
+        try:
+            done = await super().finish_response(request, resp, start_time)
+        finally:
+            request.get(WHEN_ANSWERED, _nothing)()
         limits, self._answering = self._places.limits, False
         wait = limits.headers_seconds if self._received else limits.idle_seconds
         self.deadline = self._places.clock() + wait

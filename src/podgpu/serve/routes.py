@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -21,6 +20,7 @@ from podgpu.agent.loop import Agent
 from podgpu.agent.publish import PageName, Published
 from podgpu.exposition.body import NO_METRICS, Exposition
 from podgpu.serve.answers import Handler, exposition, probe
+from podgpu.serve.connections import WHEN_ANSWERED
 from podgpu.serve.gpu_routes import node_gpu
 from podgpu.serve.lifecycle import forget, forget_of_node, release
 from podgpu.serve.page_routes import page_routes
@@ -108,12 +108,15 @@ def at_most(number: int, handler: Handler) -> Handler:
         answering += 1
         try:
             response = await handler(request)
-            with suppress(ConnectionError):  # gone already: the connection's own affair
-                await response.prepare(request)
-                await response.write_eof()
-            return response
-        finally:
-            answering -= 1
+        except BaseException:
+            answered()
+            raise
+        request[WHEN_ANSWERED] = answered
+        return response
+
+    def answered() -> None:
+        nonlocal answering
+        answering -= 1
 
     return handle
 

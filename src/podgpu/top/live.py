@@ -101,4 +101,4 @@ class _LiveView:
         if self._table is None or self._lines is not seen.lines or self._made_of != made_of:
             self._lines, self._made_of = seen.lines, made_of
             self._table = live_table(seen, controls, width, self._glyphs)
-        return self._table
+        return self._table.watching(seen.watched)

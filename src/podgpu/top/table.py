@@ -38,8 +38,10 @@ class Table:
     lines: Sequence[tuple[int, Line]]
     """Depth and line of each row."""
     print_row: Callable[[int], Printed]
-    about: Sequence[Row] = ()
+    about: Sequence[Row]
     """What each row is about."""
+    watching: Callable[[Watched | None], Table]
+    """The same lines with other sparklines, for little."""
 
     @property
     def body(self) -> list[Printed]:
@@ -58,8 +60,13 @@ def table_of(
     texts = [[_cell(column, line, glyphs) for column in COLUMNS] for _, line in flat]
     left_out = [] if len({line.node for _, line in flat}) > 1 else [NODE]
     layout = lay_out(texts, _holder_widths(flat), width, left_out if watched else [*left_out, HISTORY])
-    print_row = _Row(flat, texts, layout, glyphs, width, watched).printed
-    return Table(_header(layout, order, glyphs, watched), flat, print_row, [line.row for _, line in flat])
+    about = [line.row for _, line in flat]
+
+    def watching(watched: Watched | None) -> Table:
+        print_row = _Row(flat, texts, layout, glyphs, width, watched).printed
+        return Table(_header(layout, order, glyphs, watched), flat, print_row, about, watching)
+
+    return watching(watched)
 
 
 def as_text(printed: Printed) -> str:
