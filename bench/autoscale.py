@@ -45,6 +45,7 @@ def measure(pods: int = PODS, queries: int = 20, polls: int = 4) -> list[Figure]
         one = [_cost(pid, connection, f"{_PATH}/metrics/gpu_utilization", 1) for _ in range(queries)]
         cost = [_poll(pid, connection, started["grpc"]) for _ in range(polls)]
         rss = memory_of(pid).rss
+        connection.close()
         process.stdin.close()
     return [
         Figure(f"each of {pods} pods, by label", median(each), "ms", MOST_QUERY_MS),

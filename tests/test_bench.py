@@ -10,6 +10,7 @@ import pytest
 from bench import __main__ as command
 from bench import (
     allocation,
+    autoscale,
     cluster,
     history,
     hook,
@@ -50,6 +51,7 @@ def _quiet() -> Iterator[None]:
         (lambda: largest.measure(SMALL, ticks=5), 0),
         (lambda: memory.measure(first=5, last=10, scrape_every=5), 3),
         (lambda: cluster.measure(nodes=3, rounds=2, firsts=1), 4),
+        (lambda: autoscale.measure(pods=100, queries=1, polls=1), 4),
         (lambda: page.measure(turns=2, nodes=20), 2 if chromium() else 0),
         (lambda: hook.measure(creations=5, bursts=2), 5),
         (lambda: history.measure(gpus=20, windows=5, steps=5), 3),
@@ -65,6 +67,7 @@ def _quiet() -> Iterator[None]:
         "largest",
         "memory",
         "cluster",
+        "autoscale",
         "page",
         "hook",
         "history",
