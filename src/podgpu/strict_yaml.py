@@ -50,7 +50,7 @@ class StrictMapping:
     @staticmethod
     def error(message: str) -> PodgpuError:
         """What is raised: a wrong option, unless it is somebody else's file."""
-        return UsageError(message)
+        return UsageError(one_line(message))
 
     @staticmethod
     def place(file: str, _node: yaml.Node | None) -> str:
@@ -60,7 +60,7 @@ class StrictMapping:
     def complaint(self, name: str, problem: str) -> PodgpuError:
         """About what is written under a name; about the whole where the name is not there."""
         node = self._entries.get(name) or self._keys.get(name) or self._node
-        return self.error(one_line(f"{self.place(self.file, node)}: {self._path(name)}: {problem}"))
+        return self.error(f"{self.place(self.file, node)}: {self._path(name)}: {problem}")
 
     def names(self) -> tuple[str, ...]:
         return tuple(self._entries)

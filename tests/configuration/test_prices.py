@@ -45,6 +45,7 @@ def test_the_documented_file() -> None:
         ("currency: EUR\nmodels: {a: 2.5}", "models.a: not a mapping"),
         ("currency: EUR\nmodels: {a: {}}", "models.a: has neither gpu_hour nor kwh"),
         ('currency: EUR\nmodels: {"a\\nb": {}}', r"models.a\nb: has neither gpu_hour nor kwh"),
+        ('currency: EUR\nmodels: {"a\\nb": 1}', r"models.a\nb: not a mapping"),
         ("currency: EUR\nmodels: {a: {gpu-hour: 1}}", "models.a.gpu-hour: there is no such key"),
         ("currency: EUR\nmodels: {a: {kwh: 1}, a: {kwh: 2}}", "models: a is there twice, again in line 2"),
         *(

@@ -150,7 +150,7 @@ def test_the_calls_that_sleep_are_never_made(bench: Bench) -> None:
         bench.pass_time()
     assert not bench.driver.calls["nvmlDeviceGetPcieThroughput"]
     assert not bench.driver.calls["nvmlDeviceGetInforomConfigurationChecksum"]
-    assert bench.driver.calls["nvmlDeviceGetFieldValues"] == 5, "in one batch, all links in one, and their states in one"
+    assert bench.driver.calls["nvmlDeviceGetFieldValues"] == 5, "in one batch, links in one, and their states in one"
 
 
 def test_one_failing_call_costs_only_its_fields(bench: Bench) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
-from podgpu.errors import SourceError
+from podgpu.errors import SourceError, one_line
 from podgpu.http.tls import Pem
 from podgpu.kube.access import ApiConfig, ExecPlugin
 from podgpu.strict_yaml import StrictMapping, parse_mapping
@@ -41,7 +41,7 @@ class Section(StrictMapping):
 
     @staticmethod
     def error(message: str) -> SourceError:
-        return SourceError("bad_kubeconfig", message)
+        return SourceError("bad_kubeconfig", one_line(message))
 
     def path(self, name: str) -> str:
         """A file named in this file is looked for beside it."""

@@ -63,14 +63,6 @@ def limits_for(listeners: int) -> Limits:
     return Limits(strangers=min(usual.strangers, places), known=min(usual.known, places))
 
 
-WHEN_ANSWERED = "podgpu.when_answered"
-"""What a handler puts here of a request is called once its answer is sent, or cannot be."""
-
-
-def _nothing() -> None:
-    pass
-
-
 class OnceAMinute(logging.Filter):
     """Lets the same kind of line through once a minute, with the number of those that were held back."""
 
@@ -99,7 +91,7 @@ _log.addFilter(OnceAMinute())
 class Connection(web.RequestHandler):
     """aiohttp's, which also knows since when it waits for what."""
 
-    __slots__ = ("_answering", "_beginning", "_line", "_places", "_received", "answers", "deadline")
+    __slots__ = ("_answering", "_beginning", "_line", "_places", "_received", "answers", "deadline", "when_answered")
 
     def __init__(self, places: Places, server: web.Server) -> None:
         limits = places.limits
@@ -116,6 +108,8 @@ class Connection(web.RequestHandler):
         self._answering = False
         self._received = 0
         self.answers = 0
+        self.when_answered: Callable[[], object] | None = None
+        """What a handler wants to have done once its answer is sent, or cannot be."""
         self.deadline = places.clock() + limits.headers_seconds
 
     def begins(self, task: asyncio.Task[None]) -> None:
@@ -192,7 +186,9 @@ class Connection(web.RequestHandler):
         try:
             done = await super().finish_response(request, resp, start_time)
         finally:
-            request.get(WHEN_ANSWERED, _nothing)()
+            when_answered, self.when_answered = self.when_answered, None
+            if when_answered is not None:
+                when_answered()
         limits, self._answering = self._places.limits, False
         wait = limits.headers_seconds if self._received else limits.idle_seconds
         self.deadline = self._places.clock() + wait

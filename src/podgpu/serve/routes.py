@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,7 @@ from podgpu.agent.loop import Agent
 from podgpu.agent.publish import PageName, Published
 from podgpu.exposition.body import NO_METRICS, Exposition
 from podgpu.serve.answers import Handler, exposition, probe
-from podgpu.serve.connections import WHEN_ANSWERED
+from podgpu.serve.connections import Connection
 from podgpu.serve.gpu_routes import node_gpu
 from podgpu.serve.lifecycle import forget, forget_of_node, release
 from podgpu.serve.page_routes import page_routes
@@ -106,13 +107,13 @@ def at_most(number: int, handler: Handler) -> Handler:
         if answering >= number:
             return web.Response(status=503, text="scrape concurrency limit reached\n")
         answering += 1
-        try:
+        with ExitStack() as unless_answered:
+            unless_answered.callback(answered)
             response = await handler(request)
-        except BaseException:
-            answered()
-            raise
-        request[WHEN_ANSWERED] = answered
-        return response
+            connection: object = request.protocol
+            if isinstance(connection, Connection):
+                connection.when_answered = unless_answered.pop_all().close
+            return response
 
     def answered() -> None:
         nonlocal answering
