@@ -56,9 +56,9 @@ def simulated_driver(shape: NodeShape, clock: TickClock) -> SimulatedNvml:
     return driver
 
 
-def pods(shape: NodeShape) -> list[SimulatedPod]:
-    """What the kubelet lists: every pod, those without a GPU too."""
-    places = _places(SimulatedNvml(shape.gpus))
+def pods(shape: NodeShape, node: str = "") -> list[SimulatedPod]:
+    """What the kubelet of that node lists: every pod, those without a GPU too."""
+    places = _places(SimulatedNvml(shape.gpus, node=node))
     return [_pod(number, places[number] if number < len(places) else None) for number in range(shape.pods)]
 
 

@@ -21,6 +21,7 @@ from tests.faults.exporter import AILING, ROOT, environment, running, words
 from tests.nodes.clock import wait_until
 
 TEMPERATURE, ENERGY = "DCGM_FI_DEV_GPU_TEMP", "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION"
+NODE = "gpu-1"
 needs_dev_full = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full here")
 
 
@@ -34,8 +35,10 @@ def test_the_largest_node_fits_the_charts_limit(folder: Path) -> None:
     socket = str(folder / "kubelet.sock")
     arguments = ("-k", "--allocation", "kubelet", "--pod-resources-kubelet-socket", socket, "-f", "dcp")
     with (
-        SimulatedKubelet(socket, pods(LARGEST)),
-        running(folder, "--telemetry", f"simulated:{LARGEST.gpus}", *arguments) as exporter,
+        SimulatedKubelet(socket, pods(LARGEST, NODE)),
+        running(
+            folder, "--telemetry", f"simulated:{LARGEST.gpus}", *arguments, variables={"NODE_NAME": NODE}
+        ) as exporter,
     ):
         pages = [exporter.get() for _ in range(10)]
         wait_until(lambda: exporter.get()[1].count("podgpu_allocation_info{") >= 112, "every pod is on the page")
