@@ -34,8 +34,8 @@ MIG = {"job": "mig", "instance": "10.0.0.3:9400", "Hostname": "node-c", "gpu": "
 HELD = {"namespace": "research", "pod": "train", "container": "main"}
 OTHER = {"namespace": "vision", "pod": "infer", "container": "main"}
 EXPORTED = {"exported_namespace": "research", "exported_pod": "old-train", "exported_container": "main"}
-NOW = time.time() // 15 * 15
-"""Blocks are made for it before the server starts; asked is what the server calls now."""
+NOW = 0.0
+"""Set when blocks are made, before the server starts; asked is what the server calls now."""
 
 
 def points() -> Iterator[Point]:
@@ -97,6 +97,8 @@ class Asked:
     ],
 )
 def asked(request: pytest.FixtureRequest) -> Iterator[Asked]:
+    global NOW
+    NOW = time.time() // 15 * 15  # not when this was imported: others may be tested for minutes first
     serve: Callable[..., Any] = request.param
     told = sorted(points(), key=lambda point: (point.name, sorted(point.labels.items()), point.at))
     with tempfile.TemporaryDirectory(prefix="pg") as folder, serve(Path(folder), told) as url:
