@@ -149,12 +149,12 @@ def build_agent(
 
 def with_host_engine(ctx: click.Context, options: dict[str, Any]) -> dict[str, Any]:
     """The options, with DCGM's checked. A host engine counts only where it was named: there is none by default."""
-    from podgpu.telemetry.dcgm.session import parse_address
-
     rows = {option.flag: option for option in EXPORTER_OPTIONS}
     engine = None
     with naming_variable(ctx, "remote_hostengine_info"):
         if given(ctx, rows["remote-hostengine-info"]) and options["remote_hostengine_info"]:
+            from podgpu.telemetry.dcgm.session import parse_address  # all of DCGM's, for those who have it only
+
             engine = parse_address(options["remote_hostengine_info"])
     for parameter, letter in (("switch_devices", "-s"), ("cpu_devices", "-p")):
         if parameter in options:
