@@ -27,6 +27,7 @@ from podgpu.compose.histories import history_of, node_keeper
 from podgpu.exposition.text import CONTENT_TYPE
 from podgpu.serve.app import Listener, application, listening
 from podgpu.serve.connections import Limits
+from podgpu.serve.routes import BesideFigures
 from podgpu.serve.sockets import Address
 
 TICKS_PER_ALLOCATION = 5
@@ -71,7 +72,7 @@ async def run(shape: NodeShape, socket: str) -> None:
     agent = bench_agent(driver, len(driver.machine.gpus), [KubeletAllocation(socket)], clock)
     ticker = Ticker(agent, clock)
     ticker.tick(TICKS_PER_ALLOCATION)
-    app = application(agent, history=history_of(ticker.keeper))
+    app = application(agent, shown=BesideFigures(history_of(ticker.keeper)))
     app.add_routes(constant_routes(agent))
     try:
         async with listening(Listener(app, Address("127.0.0.1", 0)), Limits()) as bound:

@@ -20,6 +20,7 @@ from podgpu.history.ring import Told
 from podgpu.history.rows import Key
 from podgpu.serve.app import application, make_application
 from podgpu.serve.history_routes import history_routes
+from podgpu.serve.routes import BesideFigures
 from tests.history.figures import MIB, HandClock, gpu, holder, pod, wrong
 from tests.nodes.node import Node
 from tests.serve.conftest import UUID
@@ -50,7 +51,7 @@ class Told15:
     @contextmanager
     def served(self, node: Node) -> Iterator[Client]:
         history = RingHistory(self.keeper.ring, self.keeper.clock)
-        with running(node.agent, app=lambda agent: application(agent, history=history)) as client:
+        with running(node.agent, app=lambda agent: application(agent, shown=BesideFigures(history))) as client:
             yield client
 
 
@@ -66,7 +67,7 @@ def test_an_exporter_keeps_what_its_page_shows(node: Node) -> None:
     keeper = node_keeper(node.agent)
     node.take_turns()
     keeper.take()
-    with running(node.agent, app=lambda agent: application(agent, history=history_of(keeper))) as client:
+    with running(node.agent, app=lambda agent: application(agent, shown=BesideFigures(history_of(keeper)))) as client:
         shown = json.loads(client.ask("/api/v1/view").body)["nodes"][0]["gpus"][0]
         said = get(client, f"/api/v1/history/gpus/{UUID}")
         lines = get(client, "/api/v1/history?points=60")

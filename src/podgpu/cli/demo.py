@@ -38,6 +38,7 @@ from podgpu.history.keeper import Keeper
 from podgpu.join import Policy
 from podgpu.serve.app import Listener, Several, application, run
 from podgpu.serve.cluster_app import cluster_application
+from podgpu.serve.routes import BesideFigures
 from podgpu.serve.sockets import Address, parse_address
 from podgpu.simulate.scenario import CYCLE_SECONDS, Act, Play, acts
 from podgpu.simulate.stage import StageNode, owner_of
@@ -160,7 +161,7 @@ class Exporter(NamedTuple):
 
     def application(self) -> web.Application:
         """Whoever asks it while its node is dead finds the connection broken."""
-        app = application(self.agent, history=history_of(self.keeper), prices=self.prices, wasted=self.waste.wasted)
+        app = application(self.agent, shown=BesideFigures(history_of(self.keeper), self.prices, self.waste.wasted))
 
         @web.middleware
         async def unless_dead(

@@ -25,6 +25,7 @@ from podgpu.compose.servers import SOON_SECONDS, ApiAccess
 from podgpu.device_selection import parse_selection
 from podgpu.errors import MOST_NAMED, StartError, UsageError
 from podgpu.serve.app import GPU_MANAGER_OPTION, PROBE_OPTION, Bounds, serve
+from podgpu.serve.routes import BesideFigures
 from podgpu.serve.sockets import Address, parse_address, systemd_sockets
 from podgpu.snapshot_json import dump_snapshot
 from podgpu.telemetry.source import Telemetry
@@ -74,13 +75,11 @@ def command(ctx: click.Context, /, **options: Any) -> None:
             look_past_what_stays()
             serve(
                 *(agent, address, _announce, gpu_manager_address, probe_address, protection, sockets, lifecycle),
-                history=history_of(keeper),
+                shown=BesideFigures(history_of(keeper), prices, waste.wasted),
                 beside=[keeper, waste],
-                prices=prices,
                 bounds=Bounds(
                     options["web_read_timeout"], options["web_write_timeout"], options["max_concurrent_scrapes"]
                 ),
-                wasted=waste.wasted,
             )
     finally:
         api.close()

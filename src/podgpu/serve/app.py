@@ -18,14 +18,11 @@ from podgpu.agent.loop import Agent
 from podgpu.errors import StartError
 from podgpu.serve.connections import Entrance, Limits, MakeContext, OnceAMinute, limits_for, note_request
 from podgpu.serve.lifecycle import DEFAULT_RELEASE_SECONDS
-from podgpu.serve.routes import gpu_manager_routes, probe_routes, routes
+from podgpu.serve.routes import NOTHING_BESIDE, BesideFigures, gpu_manager_routes, probe_routes, routes
 from podgpu.serve.sockets import ADDRESS_OPTION, Address, address_of, bind
 
 if TYPE_CHECKING:  # the last brings YAML and bcrypt, for those who have a web config only
-    from podgpu.figures.prices import ReadPrices
-    from podgpu.history.asking import History
     from podgpu.serve.protection import Protection
-    from podgpu.serve.waste_routes import TellWaste
 
 GPU_MANAGER_OPTION = "--gpu-manager-address"
 PROBE_OPTION = "--probe-address"
@@ -111,21 +108,19 @@ def serve(
     protection: Protection | None = None,
     sockets: Sequence[socket.socket] = (),
     lifecycle: bool = True,
-    history: History | None = None,
+    shown: BesideFigures = NOTHING_BESIDE,
     beside: Sequence[Served] = (),
-    prices: ReadPrices | None = None,
     bounds: Bounds | None = None,
-    wasted: TellWaste | None = None,
 ) -> None:
     """Start the agent and answer requests until SIGINT, SIGTERM or a fatal error of the agent.
 
     `gpu_manager_address`: a second one, for gpu-manager's metrics alone. `probe_address`: one for the kubelet's probes
     alone, which `protection` leaves plain: a probe can show neither a password nor a certificate. `sockets`: bound
-    already, in place of the address. `lifecycle`: POST /-/release is answered. `history`: whoever knows what was
-    before. `beside`: what runs as long as the agent does. `prices`, `wasted`: for the page.
+    already, in place of the address. `lifecycle`: POST /-/release is answered. `shown`: on the page. `beside`: what
+    runs as long as the agent does.
     """
     bounds = bounds or Bounds()
-    app = application(agent, protection, lifecycle, history, prices, bounds.scrapes, wasted)
+    app = application(agent, protection, lifecycle, shown, bounds.scrapes)
     tls = protection.tls if protection else None
     listeners = [Listener(app, address, tls=tls, sockets=sockets)]
     if gpu_manager_address is not None:
@@ -220,12 +215,10 @@ def application(
     agent: Agent,
     protection: Protection | None = None,
     lifecycle: bool = True,
-    history: History | None = None,
-    prices: ReadPrices | None = None,
+    shown: BesideFigures = NOTHING_BESIDE,
     scrapes: int = 16,
-    wasted: TellWaste | None = None,
 ) -> web.Application:
-    return make_application(routes(agent, lifecycle, history, prices, scrapes, wasted), protection)
+    return make_application(routes(agent, lifecycle, shown, scrapes), protection)
 
 
 def gpu_manager_application(agent: Agent, protection: Protection | None = None) -> web.Application:

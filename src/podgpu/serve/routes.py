@@ -10,6 +10,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -36,17 +37,24 @@ _TOO_OLD = "the figures are too old to be shown: the driver has not been read in
 _NONE_YET = "there are no figures yet: the driver has never been read"
 
 
+@dataclass(frozen=True, slots=True)
+class BesideFigures:
+    """What the page shows beside the figures of now; None: nobody keeps it."""
+
+    history: History | None = None
+    prices: ReadPrices | None = None
+    wasted: TellWaste | None = None
+
+
+NOTHING_BESIDE = BesideFigures()
+
+
 def routes(
-    agent: Agent,
-    lifecycle: bool = True,
-    history: History | None = None,
-    prices: ReadPrices | None = None,
-    scrapes: int = 16,
-    wasted: TellWaste | None = None,
+    agent: Agent, lifecycle: bool = True, shown: BesideFigures = NOTHING_BESIDE, scrapes: int = 16
 ) -> list[web.RouteDef]:
     """The page's own among them: it is made of what is published, like everything here."""
     theirs = [web.get("/metric", gpu_manager_metrics(agent))] if agent.settings.policy.gpu_manager else []
-    page = NodePage(agent, prices)
+    page = NodePage(agent, shown.prices)
     links = ["metrics", *(["metric"] if theirs else []), "health", "ready"]
     return [
         web.get("/metrics", at_most(scrapes, metrics(agent))),
@@ -55,7 +63,7 @@ def routes(
         web.post("/-/release", release(agent, lifecycle)),
         web.post("/-/forget", forget(forget_of_node(agent), lifecycle)),
         node_gpu(agent, page.latest),
-        *page_routes(page.latest, links, history, wasted),
+        *page_routes(page.latest, links, shown.history, shown.wasted),
     ]
 
 
