@@ -109,7 +109,7 @@ _HERE: Mapping[str, str] = {
     "collectors": "The names `default`, `dcp`, `1.x` and `none` too. NVIDIA's three file names find podgpu's own copy"
     " where the image has none",
     "collect-interval": "100 ms at least; `5s` and `1m` too",
-    "kubernetes": "Asks every source of holders that is present, not the kubelet alone: [schedulers.md](schedulers.md)",
+    "kubernetes": "Asks every source of holders that is present, not the kubelet alone: [holders.md](holders.md)",
     "cpu-devices": "With `--telemetry dcgm` or `-r` only",
     "switch-devices": "With `--telemetry dcgm` or `-r` only",
     "configmap-data": "`list` and `watch` on that ConfigMap. Changes are taken up; while it cannot be read the counters"

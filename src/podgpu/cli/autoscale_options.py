@@ -29,7 +29,7 @@ def _as_ours(options: Iterable[Option]) -> tuple[Option, ...]:
 
 
 AUTOSCALE_PROMETHEUS = _as_ours(PROMETHEUS_OPTIONS)
-AUTOSCALE_SCRAPE = _as_ours(SCRAPE_OPTIONS)
+AUTOSCALE_SCRAPE = _as_ours(option for option in SCRAPE_OPTIONS if option.flag != "history-dir")
 
 KEDA_OPTIONS: tuple[Option, ...] = (
     _option(

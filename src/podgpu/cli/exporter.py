@@ -40,7 +40,7 @@ _log = logging.getLogger("podgpu")
 @podgpu_command(
     "exporter",
     ("podgpu exporter -k", "serve this node's GPUs with pod labels on :9400/metrics, as dcgm-exporter does"),
-    ("podgpu exporter -k --once", "read once, print what Prometheus would get, exit"),
+    ("podgpu exporter -k --once", "print what Prometheus would get, exit"),
     ("podgpu exporter --telemetry simulated:2xH100 -a 127.0.0.1:9400", "try it without a GPU, for this machine only"),
 )
 @with_options(EXPORTER_OPTIONS)

@@ -84,8 +84,9 @@ class _Grouped(click.Command):
         options = {_flag(p): p for p in self.get_params(ctx) if isinstance(p, click.Option) and not p.hidden}
         for title, members in grouped(options):
             _write_section(formatter, title, (line for flag in members for line in _entry(options[flag], formatter)))
-        formatter.write_paragraph()
-        formatter.write("".join(f"{line}\n" for line in textwrap.wrap(_SWITCHES, formatter.width)))
+        if any(option.flag_value == "true" for option in options.values()):  # click's own flags take no value
+            formatter.write_paragraph()
+            formatter.write("".join(f"{line}\n" for line in textwrap.wrap(_SWITCHES, formatter.width)))
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         write_examples(formatter, self.examples)
