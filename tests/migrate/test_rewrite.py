@@ -231,14 +231,32 @@ def test_what_prometheus_and_grafana_write_is_read(text: str) -> None:
     "text",
     [
         f"{UTIL} or {UTIL_RATIO} * 100",
-        f"max by (Hostname, hostname) ({TEMP})",
-        f'label_replace({TEMP}, "Hostname", "$1", "hostname", "(.+)")',
+        f"max by (Hostname, hostname) ({TEMP} or {CELSIUS})",
+        "max by (Hostname, hostname) (podgpu_device_count)",
+        'label_replace(podgpu_device_count, "Hostname", "$1", "hostname", "(.+)")',
     ],
 )
 def test_what_asks_for_either_already_stays(text: str) -> None:
     for direction in (NEW, OLD):
         rewritten = rewrite_expression(text, direction)
         assert (rewritten.text, rewritten.left, rewritten.asks_both) == (text, (), True)
+
+
+@pytest.mark.parametrize(
+    ("text", "alone"),
+    [
+        (f'label_replace({TEMP}, "hostname", "$1", "Hostname", "(.*)")', TEMP),
+        (f"max by (Hostname, hostname) ({TEMP})", TEMP),
+        (f"({UTIL} or {UTIL_RATIO} * 100) > 50 and {USED} > 1000", USED),
+        (f"max by (Hostname) ({UTIL} or {UTIL_RATIO} * 100)", "Hostname"),
+    ],
+)
+def test_what_is_asked_for_under_one_name_beside_both_is_said(text: str, alone: str) -> None:
+    rewritten = rewrite_expression(text, NEW)
+    assert (rewritten.text, rewritten.asks_both) == (text, False)
+    assert [left.split(": ")[0] for left in rewritten.left] == [alone]
+    assert "under one name only" in rewritten.left[0]
+    assert rewrite_expression(text, OLD).asks_both
 
 
 def test_hostname_of_others_is_theirs_on_the_way_back() -> None:

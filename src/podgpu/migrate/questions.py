@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from podgpu.migrate.direction import Direction
 from podgpu.migrate.syntax import Aggregation, Binary, Call, Literal, Node, Paren, Selector, Subquery, Unary, Word
 from podgpu.migrate.tokens import unquoted
 
@@ -45,6 +46,15 @@ def labels_in(tree: Node) -> Iterator[str]:
                 yield from (matcher.label.text for matcher in node.matchers)
             case Call() if node.function in LABEL_ARGUMENTS:
                 yield from (unquoted(a.text) for a in node.arguments if isinstance(a, Literal) and a.kind == "string")
+
+
+def asked_for(tree: Node, direction: Direction) -> tuple[bool, list[str]]:
+    """Whether something is there under both names, which somebody has thought of; and what is under the one only."""
+    metrics = dict.fromkeys(name_in(selector) for selector in selectors(tree))
+    labels = dict.fromkeys(labels_in(tree))
+    has_new = {name: new.name in metrics for name in metrics if (new := direction.metric(name)) is not None}
+    has_new |= {label: name in labels for label in labels if (name := direction.label(label)) is not None}
+    return any(has_new.values()), [name for name, has in has_new.items() if not has]
 
 
 def name_of(node: Selector) -> Word | None:

@@ -14,8 +14,8 @@ from podgpu.migrate.direction import Direction, conversion
 from podgpu.migrate.questions import (
     LABEL_ARGUMENTS,
     NAME,
+    asked_for,
     every_node,
-    labels_in,
     makes_label,
     name_in,
     name_of,
@@ -92,8 +92,10 @@ class _Work:
 def rewrite_expression(text: str, direction: Direction, carriers: frozenset[str] = frozenset()) -> Rewritten:
     """`carriers`: recorded metrics that have the exporter's labels. Raises PromqlError for what cannot be read."""
     tree = parse_promql(text)
-    if _asks_both(tree, direction):
-        return Rewritten(text, asks_both=True)
+    both, alone = asked_for(tree, direction)
+    if both:
+        said = "under one name only, beside what is asked for under both: rewrite it by hand"
+        return Rewritten(text, tuple(f"{name}: {said}" for name in alone), asks_both=not alone)
     work = _Work(text, direction, carriers)
     is_theirs = any(work.carries(name_in(s)) for s in selectors(tree))
     if is_theirs:
@@ -104,15 +106,6 @@ def rewrite_expression(text: str, direction: Direction, carriers: frozenset[str]
         return Rewritten(text, tuple(dict.fromkeys(work.left)), is_theirs=is_theirs)
     edits = tuple(edit for edit in work.edits if edit[0] != edit[1] or edit[2])
     return Rewritten(edited(text, edits), notes=tuple(dict.fromkeys(work.notes)), edits=edits, is_theirs=is_theirs)
-
-
-def _asks_both(tree: Node, direction: Direction) -> bool:
-    """One figure under both names, or a label under both: whoever wrote that has thought of it."""
-    metrics = {name_in(selector) for selector in selectors(tree)}
-    if any((new := direction.metric(name)) is not None and new.name in metrics for name in metrics):
-        return True
-    labels = set(labels_in(tree))
-    return any(direction.label(label) in labels for label in labels)
 
 
 def rewrite_query(text: str, direction: Direction) -> Rewritten:
