@@ -177,6 +177,21 @@ def test_columns_and_legends_of_others_are_theirs() -> None:
     assert second == others
 
 
+def test_other_queries_beside_one_that_reads_either_name_are_said() -> None:
+    either = {"expr": "DCGM_FI_DEV_GPU_UTIL or DCGM_FI_DEV_GPU_UTIL_RATIO * 100", "legendFormat": "{{Hostname}}"}
+    others = [{"expr": "DCGM_FI_DEV_GPU_TEMP"}, {"expr": "rate(DCGM_FI_DEV_${x}[5m])"}, {"expr": "up"}]
+    text = json.dumps({"panels": [{"targets": [either, *others]}, {"targets": [{"expr": "DCGM_FI_DEV_GPU_TEMP"}]}]})
+    migrated = migrate_dashboard(text, "d.json", NEW)
+    settled, plain = json.loads(migrated.text)["panels"]
+    assert settled == {"targets": [either, *others]}
+    assert plain["targets"] == [{"expr": "DCGM_FI_DEV_GPU_TEMP_CELSIUS"}]
+    first, second = migrated.left
+    assert first.startswith("panels[0].targets[1].expr: ")
+    assert "reads either name" in first
+    assert second.startswith("panels[0].targets[2].expr: ")
+    assert "is a variable" in second
+
+
 def test_what_is_named_elsewhere_in_a_dashboard_is_said() -> None:
     document = {
         "panels": [

@@ -60,8 +60,10 @@ def migrate_dashboard(text: str, origin: str, direction: Direction) -> Migrated:
     for one in texts:
         if _owner(one) in theirs and one not in rewritten:
             rewritten[one] = _beside_query(one, direction)
-    found = ((one, made) for one, made in rewritten.items() if _owner(one) not in settled)
-    return gather(text, [change for one, made in found if (change := _change(one, made, text)) is not None])
+    for one in [one for one in rewritten if _owner(one) in settled]:
+        rewritten[one] = _beside_either(one, rewritten[one])
+    changes = (_change(one, made, text) for one, made in rewritten.items())
+    return gather(text, [change for change in changes if change is not None])
 
 
 def _owner(one: _Text) -> tuple[str | int, ...]:
@@ -89,16 +91,19 @@ def _change(one: _Text, rewritten: Rewritten, text: str) -> Change | None:
 
 def _rewritten(one: _Text, direction: Direction) -> Rewritten | None:
     """By itself: queries, and names of metrics where there should be none."""
-    if one.key == "expr" and not one.is_key:
-        return _as_promql(one, direction)
-    if one.path[:1] == ("templating",) and one.key in ("query", "definition") and not one.is_key:
-        return _as_variable(one, direction)
+    if _is_query(one):
+        return _as_promql(one, direction) if one.key == "expr" else _as_variable(one, direction)
     names = direction.mentions(one.value)
     if not names:
         return None
     if one.key in _PROSE or one.path[:1] == ("templating",):
         return Rewritten(one.value, notes=(f"{', '.join(names)}: named in a text, which stays as it is",))
     return Rewritten(one.value, (f"{', '.join(names)}: named outside of a query: look at it yourself",))
+
+
+def _is_query(one: _Text) -> bool:
+    of_variable = one.path[:1] == ("templating",) and one.key in ("query", "definition")
+    return not one.is_key and (one.key == "expr" or of_variable)
 
 
 def _beside_query(one: _Text, direction: Direction) -> Rewritten:
@@ -110,6 +115,14 @@ def _beside_query(one: _Text, direction: Direction) -> Rewritten:
     if one.is_key or one.key not in _PROSE:
         return Rewritten(direction.label(one.value) or one.value)
     return Rewritten(one.value)
+
+
+def _beside_either(one: _Text, made: Rewritten) -> Rewritten:
+    """In a panel or variable that reads either name: legends and columns are shared, so another query stays as well."""
+    if not _is_query(one):
+        return Rewritten(one.value)
+    said = "stands beside a query that reads either name: rewrite it by hand"
+    return Rewritten(one.value, made.left or ((said,) if made.text != one.value else ()))
 
 
 def _as_promql(one: _Text, direction: Direction) -> Rewritten | None:
