@@ -6,6 +6,7 @@ import pytest
 
 from podgpu.migrate.direction import Direction
 from podgpu.migrate.rewrite import PromqlError, rewrite_expression, rewrite_query
+from podgpu.migrate.rules import migrate_rules
 from podgpu.migrate.syntax import parse_promql
 
 NEW, OLD = Direction("4.9"), Direction("4.8")
@@ -99,6 +100,9 @@ def test_what_is_new_already_stays(old: str, new: str) -> None:
         (f"{UTIL} / 100", UTIL_RATIO),
         (f"sum({USED} * 1048576)", f"sum({USED_BYTES})"),
         (f"rate({ENERGY}[5m]) / 1000", f"rate({JOULES}[5m])"),
+        (f"up and({UTIL} / 100)", f"up and {UTIL_RATIO}"),
+        (f"({UTIL} / 100)and(rate({ENERGY}[5m]) / 1000)or up", f"{UTIL_RATIO} and rate({JOULES}[5m]) or up"),
+        (f"up >bool({UTIL} / 100)", f"up >bool {UTIL_RATIO}"),
         (f"{UTIL} / 10", f"({UTIL_RATIO} * 100) / 10"),
         (f"100 / {UTIL}", f"100 / ({UTIL_RATIO} * 100)"),
         ("DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL", "(DCGM_FI_DEV_NVLINK_THROUGHPUT_BYTES_PER_SECOND / 1024000)"),
@@ -202,6 +206,28 @@ def test_what_cannot_be_read_is_said_in_one_line(text: str) -> None:
     with pytest.raises(PromqlError) as raised:
         parse_promql(text)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("number", ["1e999999999", "1e-999999999", "1" * 50_000, "0", "Inf", "NaN", "0x64"])
+def test_numbers_that_are_no_conversion_stay(number: str) -> None:
+    assert rewrite_expression(f"{UTIL} / {number}", NEW).text == f"({UTIL_RATIO} * 100) / {number}"
+
+
+def test_what_would_be_no_promql_afterwards_stays_and_is_said() -> None:
+    text = " + ".join([UTIL] * 100) + " " * (64 * 1024 - 100 * (len(UTIL) + 3))
+    rewritten = rewrite_expression(text, NEW)
+    assert rewritten.text == text
+    assert "would be no PromQL: longer than" in rewritten.left[0]
+
+
+def test_operators_in_a_row_deeper_than_the_stack_are_said() -> None:
+    levels = ("*", "+", ">", "and", "or")
+    text = UTIL + "".join(f" {operator} a" * 199 for operator in levels)
+    with pytest.raises(PromqlError, match="nested too deep"):
+        rewrite_expression(text, NEW)
+    rules = f"groups:\n- rules:\n  - record: deep\n    expr: {text}\n"
+    (left,) = migrate_rules(rules, "r.yaml", NEW).left
+    assert "nested too deep" in left
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from fractions import Fraction
 
 from podgpu.migrate.direction import Direction
 from podgpu.migrate.syntax import Aggregation, Binary, Call, Literal, Node, Paren, Selector, Subquery, Unary, Word
 from podgpu.migrate.tokens import unquoted
 
 NAME = "__name__"
+_LONGEST_NUMBER = 40
+_LARGEST_NUMBER = 1e30
 LABEL_ARGUMENTS = {"label_replace": (1, 3), "label_join": (1, 3)}
 """Function -> the first argument that names a label, and where those begin that name the others."""
 
@@ -25,16 +28,15 @@ def children(node: Node) -> Sequence[Node]:
 
 
 def selectors(node: Node) -> Iterator[Selector]:
-    if isinstance(node, Selector):
-        yield node
-    for child in children(node):
-        yield from selectors(child)
+    return (found for found in every_node(node) if isinstance(found, Selector))
 
 
 def every_node(node: Node) -> Iterator[Node]:
-    yield node
-    for child in children(node):
-        yield from every_node(child)
+    """In the order of the text. No recursion: a tree is deeper than Python's stack where it has operators in a row."""
+    waiting = [node]
+    while waiting:
+        yield (found := waiting.pop())
+        waiting += reversed(children(found))
 
 
 def labels_in(tree: Node) -> Iterator[str]:
@@ -77,3 +79,14 @@ def makes_label(call: Call, label: str) -> bool:
     """Of label_replace and label_join: the label that they put on."""
     named = call.arguments[1] if len(call.arguments) > 1 else call
     return isinstance(named, Literal) and named.kind == "string" and unquoted(named.text) == label
+
+
+def value_of(number: str) -> Fraction | None:
+    """None for what no conversion is: zero, infinite, hexadecimal, or so large that it would fill the memory."""
+    try:
+        size = abs(float(number))
+    except ValueError:
+        return None
+    if len(number) > _LONGEST_NUMBER or not 1 / _LARGEST_NUMBER < size < _LARGEST_NUMBER:
+        return None
+    return Fraction(number.replace("_", ""))

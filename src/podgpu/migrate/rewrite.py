@@ -20,6 +20,7 @@ from podgpu.migrate.questions import (
     name_in,
     name_of,
     selectors,
+    value_of,
 )
 from podgpu.migrate.syntax import (
     Aggregation,
@@ -91,6 +92,13 @@ class _Work:
 
 def rewrite_expression(text: str, direction: Direction, carriers: frozenset[str] = frozenset()) -> Rewritten:
     """`carriers`: recorded metrics that have the exporter's labels. Raises PromqlError for what cannot be read."""
+    try:
+        return _rewritten(text, direction, carriers)
+    except RecursionError:  # operators in a row are a tree as deep as they are many
+        raise PromqlError("nested too deep") from None
+
+
+def _rewritten(text: str, direction: Direction, carriers: frozenset[str]) -> Rewritten:
     tree = parse_promql(text)
     both, alone = asked_for(tree, direction)
     if both:
@@ -105,7 +113,12 @@ def rewrite_expression(text: str, direction: Direction, carriers: frozenset[str]
     if work.left:
         return Rewritten(text, tuple(dict.fromkeys(work.left)), is_theirs=is_theirs)
     edits = tuple(edit for edit in work.edits if edit[0] != edit[1] or edit[2])
-    return Rewritten(edited(text, edits), notes=tuple(dict.fromkeys(work.notes)), edits=edits, is_theirs=is_theirs)
+    made = edited(text, edits)
+    try:
+        parse_promql(made)
+    except PromqlError as error:
+        return Rewritten(text, (f"{_shown(tree, work)}: would be no PromQL: {error}",), is_theirs=is_theirs)
+    return Rewritten(made, notes=tuple(dict.fromkeys(work.notes)), edits=edits, is_theirs=is_theirs)
 
 
 def rewrite_query(text: str, direction: Direction) -> Rewritten:
@@ -301,7 +314,7 @@ def _undone(node: Node, work: _Work, whole: Node) -> bool:
     if not isinstance(number, Literal) or number.kind != "number":
         return False
     selector = _converted(figure)
-    factor = _value(number.text)
+    factor = value_of(number.text)
     if selector is None or factor is None or selector.is_variable:
         return False
     power = 2 if isinstance(figure, Call) and figure.function in _SQUARE else 1
@@ -311,14 +324,19 @@ def _undone(node: Node, work: _Work, whole: Node) -> bool:
     before, after = work.text[whole.start : figure.start], work.text[figure.end : whole.end]
     if "#" in before + after:
         return False
-    work.edits.append((whole.start, figure.start, ""))
+    work.edits.append((whole.start, figure.start, _apart(before, work.text[whole.start - 1 : whole.start])))
     if isinstance(figure, Call):
         for argument in figure.arguments:
             if argument is not selector:
                 _rewrite(argument, work)
     _rewrite_selector(selector, work, wrap=None)
-    work.edits.append((figure.end, whole.end, ""))
+    work.edits.append((figure.end, whole.end, _apart(after, work.text[whole.end : whole.end + 1])))
     return True
+
+
+def _apart(taken: str, neighbour: str) -> str:
+    """What stands instead of what is taken away: a blank where a word came right up to it, as in `and(X / 100)`."""
+    return " " if taken and (neighbour.isalnum() or neighbour in ("_", ":", "$")) else ""
 
 
 def _converted(figure: Node) -> Selector | None:
@@ -328,14 +346,6 @@ def _converted(figure: Node) -> Selector | None:
         ranges = [a for a in figure.arguments if isinstance(a, Selector) and a.is_range]
         return ranges[0] if len(ranges) == 1 else None
     return None
-
-
-def _value(text: str) -> Fraction | None:
-    try:
-        value = Fraction(text.replace("_", ""))
-    except (ValueError, ZeroDivisionError):
-        return None
-    return value or None
 
 
 # Expressions that read nothing of the exporter's by name

@@ -141,7 +141,10 @@ def _unexpected(token: Token, why: str) -> PromqlError:
 def parse_promql(text: str) -> Node:
     """The tree of one expression. Raises PromqlError."""
     reader = _Reader(tokens_of(text))
-    tree = _expression(reader, 0)
+    try:
+        tree = _expression(reader, 0)
+    except RecursionError:  # whoever calls may be deep in the stack already
+        raise PromqlError("nested too deep") from None
     if reader.next.kind != "end":
         raise _unexpected(reader.next, "an operator or the end was expected")
     return tree
