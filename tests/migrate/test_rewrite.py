@@ -134,6 +134,17 @@ def test_what_is_equal_in_both_is_untouched(text: str) -> None:
         (f'{TEMP} or {{__name__!="x",gpu="1"}}', "by a pattern of names"),
         ('$metric{gpu="0"}', "is a variable"),
         ("rate(DCGM_FI_DEV_${what}[5m])", "is a variable"),
+        ("avg(DCGM_FI_DEV_$metric)", "is a variable"),
+        (f"{TEMP} + ${{prefix}}_total", "is a variable"),
+        ('{__name__="DCGM_FI_DEV_$m"}', "is a variable"),
+        ('{__name__="DCGM_FI_DEV_[[m]]", gpu="0"}', "is a variable"),
+        ('{__name__="$metric"}', "is a variable"),
+        ("{__name__=$metric}", "is a variable"),
+        ('{"DCGM_FI_DEV_${m}"}', "is a variable"),
+        ("label_values(DCGM_FI_DEV_$m, gpu)", "is a variable"),
+        ("label_values(Hostname)", "not clear whose"),
+        ('label_values({job="dcgm-exporter"}, Hostname)', "not clear whose"),
+        ("label_values($metric, Hostname)", "not clear whose"),
         (f"{UTIL}[5m]", "a range by itself"),
         (f"own_function({UTIL}[5m])", "is not known"),
         (f"avg by (__name__) ({UTIL})", "groups by __name__"),
@@ -160,6 +171,15 @@ def test_queries_of_variables() -> None:
     )
     assert rewrite_query(f"label_values({TEMP}, Hostname)", NEW).text == f"label_values({CELSIUS}, hostname)"
     assert rewrite_query(f"query_result(max({UTIL}))", NEW).text == f"query_result(max(({UTIL_RATIO} * 100)))"
+    for text in (
+        "label_values(gpu)",
+        "label_values(hostname)",
+        "$metric",
+        "avg($metric) > $threshold",
+        "label_values()",
+    ):
+        rewritten = rewrite_query(text, NEW)
+        assert (rewritten.text, rewritten.left) == (text, ())
     assert rewrite_query("label_names()", NEW).text == "label_names()"
 
 

@@ -7,11 +7,12 @@ from fractions import Fraction
 
 from podgpu.migrate.direction import Direction
 from podgpu.migrate.syntax import Aggregation, Binary, Call, Literal, Node, Paren, Selector, Subquery, Unary, Word
-from podgpu.migrate.tokens import unquoted
+from podgpu.migrate.tokens import has_variable, is_variable, unquoted
 
 NAME = "__name__"
 _LONGEST_NUMBER = 40
 _LARGEST_NUMBER = 1e30
+LABEL_VALUES = "label_values"
 LABEL_ARGUMENTS = {"label_replace": (1, 3), "label_join": (1, 3)}
 """Function -> the first argument that names a label, and where those begin that name the others."""
 
@@ -59,6 +60,15 @@ def asked_for(tree: Node, direction: Direction) -> tuple[bool, list[str]]:
     return any(has_new.values()), [name for name, has in has_new.items() if not has]
 
 
+def asked_label(node: Node) -> Sequence[Word]:
+    """Of label_values(…): the label whose values are asked for."""
+    if isinstance(node, Call) and node.function == LABEL_VALUES and node.arguments:
+        label = node.arguments[-1]
+        if isinstance(label, Selector) and label.name is not None:
+            return (label.name,)
+    return ()
+
+
 def name_of(node: Selector) -> Word | None:
     """Where the metric's name stands: before the braces, or as __name__ inside."""
     if node.name is not None:
@@ -66,8 +76,18 @@ def name_of(node: Selector) -> Word | None:
     for matcher in node.matchers:
         if matcher.label.text == NAME and matcher.operator == "=":
             value = matcher.value
+            if value.text[0] not in "\"'`":
+                return value  # a variable of Grafana's, quotes and all
             return Word(unquoted(value.text), value.start + 1, value.end - 1)
     return None
+
+
+def is_named_by_variable(node: Selector) -> bool:
+    """`DCGM_FI_DEV_$what`. One that stands alone may be a number, or its metrics are seen in the variable's list."""
+    name = name_in(node)
+    if node.is_variable and is_variable(name):
+        return bool(node.matchers) or node.is_range
+    return has_variable(name)
 
 
 def name_in(node: Selector) -> str:

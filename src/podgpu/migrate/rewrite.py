@@ -13,9 +13,12 @@ from fractions import Fraction
 from podgpu.migrate.direction import Direction, conversion
 from podgpu.migrate.questions import (
     LABEL_ARGUMENTS,
+    LABEL_VALUES,
     NAME,
     asked_for,
+    asked_label,
     every_node,
+    is_named_by_variable,
     makes_label,
     name_in,
     name_of,
@@ -201,7 +204,7 @@ def _has(node: Node, label: str, work: _Work) -> bool:
 
 
 def _rewrite_call(node: Call, work: _Work) -> None:
-    if node.function == "label_values":
+    if node.function == LABEL_VALUES:
         _rewrite_label_values(node, work)
         return
     if node.function in LABEL_ARGUMENTS:
@@ -228,11 +231,9 @@ def _rewrite_range(call: Call, selector: Selector, work: _Work) -> None:
 
 
 def _rewrite_label_values(node: Call, work: _Work) -> None:
-    *series, label = node.arguments or [Literal(node.start, node.end, "number", "")]
-    for argument in series:
-        _rewrite_operand(argument, work, blind=True)
-    if isinstance(label, Selector) and label.name is not None:
-        _rewrite_labels((label.name,), work)
+    for series in node.arguments[:-1]:
+        _rewrite_operand(series, work, blind=True)
+    _rewrite_labels(asked_label(node), work)
 
 
 def _rewrite_label_arguments(node: Call, work: _Work) -> None:
@@ -257,8 +258,8 @@ def _rewrite_labels(words: Sequence[Word], work: _Work) -> None:
 
 
 def _rewrite_selector(node: Selector, work: _Work, wrap: Node | None, power: int = 1) -> None:
-    if node.is_variable:
-        _judge_variable(node, work)
+    if is_named_by_variable(node):
+        work.left.append(_by_variable(node, work))
         return
     for matcher in node.matchers:
         if matcher.label.text == NAME and matcher.operator != "=":
@@ -286,10 +287,8 @@ def _rewrite_selector(node: Selector, work: _Work, wrap: Node | None, power: int
         work.left.append(f"{_shown(node, work)}: has a label that is the exporter's elsewhere; look whose it is")
 
 
-def _judge_variable(node: Selector, work: _Work) -> None:
-    """One that stands alone is a number, or a metric whose name stands in the variable's own list, where it is seen."""
-    if node.matchers or node.is_range:
-        work.left.append(f"{_shown(node, work)}: the metric's name is a variable of the dashboard's")
+def _by_variable(node: Selector, work: _Work) -> str:
+    return f"{_shown(node, work)}: the metric's name is a variable of the dashboard's, in whole or in part"
 
 
 def _worth(node: Selector, work: _Work) -> Fraction:
@@ -357,10 +356,12 @@ def _look_for_labels(tree: Node, work: _Work) -> None:
         words: Sequence[Word] = ()
         if isinstance(node, Aggregation | Binary):
             words = node.labels
+        elif isinstance(node, Call):
+            words = asked_label(node)
         elif isinstance(node, Selector):
             words = [m.label for m in node.matchers]
-            if node.is_variable:
-                _judge_variable(node, work)
+            if is_named_by_variable(node):
+                work.left.append(_by_variable(node, work))
             if any(m.label.text == NAME and m.operator != "=" and "DCGM" in m.value.text for m in node.matchers):
                 work.left.append(f"{_shown(node, work)}: chooses metrics by a pattern of names: rewrite it by hand")
         for word in words:

@@ -79,6 +79,15 @@ def _with_variables(text: str, token: Token) -> Token:
     return token
 
 
+def has_variable(text: str) -> bool:
+    return _VARIABLE.search(text) is not None
+
+
+def is_variable(text: str) -> bool:
+    """It is one and nothing else."""
+    return _VARIABLE.fullmatch(text) is not None
+
+
 def unquoted(literal: str) -> str:
     """What a string stands for, but for letters written as numbers, which no name has."""
     if literal.startswith("`"):
