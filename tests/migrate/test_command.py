@@ -177,6 +177,16 @@ def test_columns_and_legends_of_others_are_theirs() -> None:
     assert second == others
 
 
+def test_a_variable_of_the_dashboards_called_as_a_label_keeps_its_name() -> None:
+    of_variables = {"repeat": "Hostname", "scopedVars": {"Hostname": {"text": "Hostname", "value": "Hostname"}}}
+    panel = {"targets": [{"expr": 'DCGM_FI_DEV_GPU_TEMP{Hostname="$Hostname"}'}], "sort": "Hostname", **of_variables}
+    migrated = migrate_dashboard(json.dumps({"panels": [panel]}), "d.json", NEW)
+    (found,) = json.loads(migrated.text)["panels"]
+    assert {key: found[key] for key in of_variables} == of_variables
+    assert found["targets"] == [{"expr": 'DCGM_FI_DEV_GPU_TEMP_CELSIUS{hostname="$Hostname"}'}]
+    assert found["sort"] == "hostname"
+
+
 def test_other_queries_beside_one_that_reads_either_name_are_said() -> None:
     either = {"expr": "DCGM_FI_DEV_GPU_UTIL or DCGM_FI_DEV_GPU_UTIL_RATIO * 100", "legendFormat": "{{Hostname}}"}
     others = [{"expr": "DCGM_FI_DEV_GPU_TEMP"}, {"expr": "rate(DCGM_FI_DEV_${x}[5m])"}, {"expr": "up"}]

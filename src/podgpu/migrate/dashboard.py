@@ -17,6 +17,8 @@ _STRING = re.compile(r'"(?:[^"\\]|\\.)*+"')
 _SPACE = re.compile(r"[ \t\r\n]*+")
 _PLAIN = re.compile(r"[^,\]}\s]++")
 _PROSE = frozenset({"title", "description", "content", "text", "label", "name", "displayName", "uid", "tags"})
+_OF_VARIABLES = frozenset({"repeat", "scopedVars"})
+"""What stands under these names the dashboard's variables, one of which may be called as a label is."""
 _LEGENDS = frozenset({"legendFormat", "titleFormat", "textFormat"})
 _PRINTED_LABEL = re.compile(r"\b[A-Za-z_]\w*(?==)")
 _TEMPLATE = re.compile(r"\{\{\s*(\w+)\s*\}\}|\$\{__(?:field\.labels|data\.fields)\.(\w+)\b")
@@ -108,6 +110,8 @@ def _is_query(one: _Text) -> bool:
 
 def _beside_query(one: _Text, direction: Direction) -> Rewritten:
     """In the panel or variable of a query: legends, columns by their labels' names, patterns of printed series."""
+    if not _OF_VARIABLES.isdisjoint(one.path):
+        return Rewritten(one.value)
     if one.key == "regex" and not one.is_key:
         return _as_pattern(one.value, direction)
     if one.key in _LEGENDS or "${__" in one.value:
