@@ -118,6 +118,15 @@ def test_our_rules_ask_for_either_and_stay(path: Path) -> None:
         assert (migrated.text, migrated.left) == (text, ())
 
 
+@pytest.mark.parametrize("style", ["", ">-\n      ", "|\n      ", "'", '"'], ids=["plain", "folded", "block", "'", '"'])
+def test_brackets_taken_away_leave_the_words_apart(style: str) -> None:
+    quote = style if style in ("'", '"') else ""
+    text = f"groups:\n- rules:\n  - alert: A\n    expr: {style}up and(DCGM_FI_DEV_GPU_UTIL / 100)or up{quote}\n"
+    migrated = migrate_rules(text, "r.yaml", NEW)
+    assert migrated.text == text.replace("(DCGM_FI_DEV_GPU_UTIL / 100)", " DCGM_FI_DEV_GPU_UTIL_RATIO ")
+    assert migrated.left == ()
+
+
 def test_several_documents_anchors_and_what_is_no_rule() -> None:
     text = (
         "kind: PrometheusRule\nspec:\n  groups:\n  - rules:\n    - alert: A\n      expr: &e DCGM_FI_DEV_GPU_TEMP > 80\n"

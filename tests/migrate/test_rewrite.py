@@ -295,6 +295,7 @@ def test_what_asks_for_either_already_stays(text: str) -> None:
         (f"max by (Hostname, hostname) ({TEMP})", TEMP),
         (f"({UTIL} or {UTIL_RATIO} * 100) > 50 and {USED} > 1000", USED),
         (f"max by (Hostname) ({UTIL} or {UTIL_RATIO} * 100)", "Hostname"),
+        (f"label_values({UTIL} or {UTIL_RATIO}, Hostname)", "Hostname"),
     ],
 )
 def test_what_is_asked_for_under_one_name_beside_both_is_said(text: str, alone: str) -> None:

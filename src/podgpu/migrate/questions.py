@@ -49,6 +49,8 @@ def labels_in(tree: Node) -> Iterator[str]:
                 yield from (matcher.label.text for matcher in node.matchers)
             case Call() if node.function in LABEL_ARGUMENTS:
                 yield from (unquoted(a.text) for a in node.arguments if isinstance(a, Literal) and a.kind == "string")
+            case Call():
+                yield from (word.text for word in asked_label(node))
 
 
 def asked_for(tree: Node, direction: Direction) -> tuple[bool, list[str]]:
