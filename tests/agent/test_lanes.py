@@ -7,17 +7,22 @@ from pathlib import Path
 
 import pytest
 
+from podgpu.agent.lanes import fields_to_read
 from podgpu.agent.loop import Agent, Settings
+from podgpu.agent.telemetry_turn import TelemetryTurn
 from podgpu.catalog.counters import Counter as MetricCounter
 from podgpu.catalog.counters import parse_counters
 from podgpu.clock import Clock
 from podgpu.configuration.config_file import Collection
 from podgpu.configuration.counter_feeds import FileCounters
+from podgpu.device_selection import Selection
 from podgpu.errors import UsageError
+from podgpu.isolate import Isolation
 from podgpu.join import Policy
 from podgpu.simulate.driver import SimulatedNvml
 from podgpu.simulate.workload import SimulatedLoad
 from podgpu.telemetry.nvml import NvmlTelemetry
+from podgpu.telemetry.source import Lane
 from tests.nodes.clock import FakeClock, wait_until
 
 CSV = (
@@ -28,6 +33,7 @@ CSV = (
     "DCGM_FI_PROF_GR_ENGINE_ACTIVE,gauge,g\n"
 )
 TEMP, POWER, CLOCK = "nvmlDeviceGetTemperature", "nvmlDeviceGetPowerUsage", "nvmlDeviceGetClockInfo"
+GPU_TEMP = 150
 FIELD_VALUES, GPM = "nvmlDeviceGetFieldValues", "nvmlGpmSampleGet"
 QUICK = Collection("quick", 2.0, ("DCGM_FI_DEV_POWER_USAGE",), place="c.yaml:1:1")
 
@@ -223,6 +229,26 @@ def test_plans_of_lanes_that_are_gone_are_closed(tmp_path: Path) -> None:
         bench.run(2)
     calls = bench.driver.calls
     assert calls["nvmlGpmSampleAlloc"] - calls["nvmlGpmSampleFree"] <= 2
+
+
+def test_lanes_that_are_followed_no_more_leave_nothing_behind() -> None:
+    """What an old lane said would stand over what the new ones say, for ever: nobody reads it again."""
+    bench = Bench()
+    old, new = (Lane(fields_to_read(Policy(counters=counters())), 30.0) for _ in range(2))
+    nvml = NvmlTelemetry(bench.driver, "simulated", lambda: 1, bench.clock.monotonic, bench.clock.wall)
+    isolation = Isolation(bench.clock.monotonic)
+    turn = TelemetryTurn(nvml, [old], Selection(), isolation, 5.0)
+    try:
+        turn.collect([old])
+        turn.follow([new])
+        turn.collect()
+        assert turn.collect([old]).lanes == (new,)  # they were due when counters changed
+        bench.driver.faults.answer(TEMP, 77)
+        (reading,) = turn.collect([new]).readings
+    finally:
+        isolation.close()
+        nvml.release(1.0)
+    assert reading.values[GPU_TEMP] == 77
 
 
 def test_the_loop_itself_keeps_both_intervals() -> None:

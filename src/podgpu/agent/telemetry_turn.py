@@ -106,11 +106,11 @@ class TelemetryTurn:
         self._answers = {}
 
     def collect(self, due: Sequence[Lane] | None = None) -> TelemetryPart:
-        """Reads the lanes that are due, all of them unless said.
+        """Reads the lanes that are due, all of them unless said, or unless it follows others by now.
 
         Raises StartError only where the process cannot go on (library and driver apart).
         """
-        lanes = self._lanes if due is None else tuple(due)
+        lanes = tuple(lane for lane in self._lanes if due is None or lane in due) or self._lanes
         inventory = self._read_inventory()
         if not inventory.ok:
             self._lose(self._answers, lanes)
