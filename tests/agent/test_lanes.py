@@ -231,6 +231,13 @@ def test_plans_of_lanes_that_are_gone_are_closed(tmp_path: Path) -> None:
     assert calls["nvmlGpmSampleAlloc"] - calls["nvmlGpmSampleFree"] <= 2
 
 
+@pytest.mark.parametrize(("interval", "seconds"), [(0.1, 1.0), (2.0, 2.0), (30.0, 5.0)])
+@pytest.mark.parametrize("every", [0.1, 50.0])
+def test_a_collection_leaves_a_slow_driver_its_time(interval: float, seconds: float, every: float) -> None:
+    collection = Collection("c", every, ("DCGM_FI_DEV_POWER_USAGE",), place="c.yaml:1:1")
+    assert Settings(interval=interval, collections=(collection,)).deadline == seconds
+
+
 def test_lanes_that_are_followed_no_more_leave_nothing_behind() -> None:
     """What an old lane said would stand over what the new ones say, for ever: nobody reads it again."""
     bench = Bench()
