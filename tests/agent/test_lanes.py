@@ -78,7 +78,9 @@ class Bench:
         return self.agent.published.fresh.plain.decode()
 
     def value(self, family: str) -> float | None:
-        lines = [line for line in self.page.splitlines() if line.startswith(f"{family}{{")]
+        """Of the first series of a family, or of one that begins so."""
+        start = family if "{" in family else f"{family}{{"
+        lines = [line for line in self.page.splitlines() if line.startswith(start)]
         return float(lines[0].rpartition(" ")[2]) if lines else None
 
 
@@ -159,6 +161,34 @@ def test_a_lost_gpu_loses_its_slow_fields_too_and_has_them_back(bench: Bench) ->
     bench.driver.faults.recover(0)
     bench.run(40)
     assert bench.value("DCGM_FI_DEV_GPU_TEMP") is not None
+
+
+@pytest.mark.fault(
+    "A GPU fails for one turn, while some of its fields are read far more seldom than others",
+    "Nothing it said before is told again; all its fields are read as soon as it answers, whatever their interval",
+)
+@pytest.mark.parametrize("seconds_before", [10, 28])  # in the middle of the slow interval, and when that is over
+def test_a_gpu_that_failed_once_is_read_whole_as_soon_as_it_answers(seconds_before: int) -> None:
+    bench = Bench(QUICK, gpus="2xH100")
+    bench.run(3)
+    bench.run(seconds_before)
+    bench.driver.faults.answer(TEMP, 77)
+    bench.driver.faults.lose(0)
+    bench.run(2)
+    assert bench.value('DCGM_FI_DEV_GPU_TEMP{gpu="0"') is None
+    bench.driver.faults.recover(0)
+    calls = bench.run(2)
+    assert calls[TEMP] == 1  # the other GPU's is not due
+    assert bench.value('DCGM_FI_DEV_GPU_TEMP{gpu="0"') == 77
+    assert bench.value('DCGM_FI_DEV_SM_CLOCK{gpu="0"') is not None
+    assert bench.run(2)[TEMP] == 0
+
+
+def test_all_is_read_when_the_driver_is_taken_up_again(bench: Bench) -> None:
+    assert bench.agent.release(3.0)
+    bench.run(6)
+    for counter in counters(CSV.rpartition("DCGM_FI_PROF")[0]):  # a mean takes two readings
+        assert bench.value(counter.name) is not None, counter.name
 
 
 def test_a_new_gpu_instance_has_all_its_fields_at_once() -> None:
