@@ -21,6 +21,7 @@ from podgpu.model import Device, DeviceCount, OtherReading, Outcome, Reading, Va
 from podgpu.telemetry.source import FollowsSchedule, GpuAnswer, Inventory, Lane, ReadsOthers, Telemetry
 
 _OTHERS = "others"
+_Read = Callable[[Sequence[Field]], GpuAnswer]
 MOST_ABSENT = 64
 """GPUs that are gone are remembered, the last so many of them."""
 
@@ -127,7 +128,7 @@ class TelemetryTurn:
                 absent=frozenset(self._absent),
             )
         gpus = self._chosen_gpus()
-        reads = {_worker(g): partial(self._telemetry.read, g) for g in gpus}
+        reads: dict[str, _Read] = {_worker(g): partial(self._telemetry.read, g) for g in gpus}
         if self._others is not None:
             reads[_OTHERS] = self._others.read_others
         jobs = {worker: partial(_read_lanes, read, self._missing(worker, lanes)) for worker, read in reads.items()}
@@ -284,7 +285,7 @@ class TelemetryTurn:
         return Outcome(source, result.seconds, result.error.reason, str(result.error), device)
 
 
-def _read_lanes(read: Callable[[Sequence[Field]], GpuAnswer], lanes: Sequence[Lane]) -> dict[Lane, GpuAnswer]:
+def _read_lanes(read: _Read, lanes: Sequence[Lane]) -> dict[Lane, GpuAnswer]:
     return {lane: read(lane.fields) for lane in lanes}
 
 
