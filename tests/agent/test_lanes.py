@@ -7,17 +7,22 @@ from pathlib import Path
 
 import pytest
 
+from podgpu.agent.lanes import fields_to_read
 from podgpu.agent.loop import Agent, Settings
+from podgpu.agent.telemetry_turn import TelemetryTurn
 from podgpu.catalog.counters import Counter as MetricCounter
 from podgpu.catalog.counters import parse_counters
 from podgpu.clock import Clock
 from podgpu.configuration.config_file import Collection
 from podgpu.configuration.counter_feeds import FileCounters
+from podgpu.device_selection import Selection
 from podgpu.errors import UsageError
+from podgpu.isolate import Isolation
 from podgpu.join import Policy
 from podgpu.simulate.driver import SimulatedNvml
 from podgpu.simulate.workload import SimulatedLoad
 from podgpu.telemetry.nvml import NvmlTelemetry
+from podgpu.telemetry.source import Lane
 from tests.nodes.clock import FakeClock, wait_until
 
 CSV = (
@@ -28,6 +33,7 @@ CSV = (
     "DCGM_FI_PROF_GR_ENGINE_ACTIVE,gauge,g\n"
 )
 TEMP, POWER, CLOCK = "nvmlDeviceGetTemperature", "nvmlDeviceGetPowerUsage", "nvmlDeviceGetClockInfo"
+GPU_TEMP = 150
 FIELD_VALUES, GPM = "nvmlDeviceGetFieldValues", "nvmlGpmSampleGet"
 QUICK = Collection("quick", 2.0, ("DCGM_FI_DEV_POWER_USAGE",), place="c.yaml:1:1")
 
@@ -72,7 +78,9 @@ class Bench:
         return self.agent.published.fresh.plain.decode()
 
     def value(self, family: str) -> float | None:
-        lines = [line for line in self.page.splitlines() if line.startswith(f"{family}{{")]
+        """Of the first series of a family, or of one that begins so."""
+        start = family if "{" in family else f"{family}{{"
+        lines = [line for line in self.page.splitlines() if line.startswith(start)]
         return float(lines[0].rpartition(" ")[2]) if lines else None
 
 
@@ -155,6 +163,34 @@ def test_a_lost_gpu_loses_its_slow_fields_too_and_has_them_back(bench: Bench) ->
     assert bench.value("DCGM_FI_DEV_GPU_TEMP") is not None
 
 
+@pytest.mark.fault(
+    "A GPU fails for one turn, while some of its fields are read far more seldom than others",
+    "Nothing it said before is told again; all its fields are read as soon as it answers, whatever their interval",
+)
+@pytest.mark.parametrize("seconds_before", [10, 28])  # in the middle of the slow interval, and when that is over
+def test_a_gpu_that_failed_once_is_read_whole_as_soon_as_it_answers(seconds_before: int) -> None:
+    bench = Bench(QUICK, gpus="2xH100")
+    bench.run(3)
+    bench.run(seconds_before)
+    bench.driver.faults.answer(TEMP, 77)
+    bench.driver.faults.lose(0)
+    bench.run(2)
+    assert bench.value('DCGM_FI_DEV_GPU_TEMP{gpu="0"') is None
+    bench.driver.faults.recover(0)
+    calls = bench.run(2)
+    assert calls[TEMP] == 1  # the other GPU's is not due
+    assert bench.value('DCGM_FI_DEV_GPU_TEMP{gpu="0"') == 77
+    assert bench.value('DCGM_FI_DEV_SM_CLOCK{gpu="0"') is not None
+    assert bench.run(2)[TEMP] == 0
+
+
+def test_all_is_read_when_the_driver_is_taken_up_again(bench: Bench) -> None:
+    assert bench.agent.release(3.0)
+    bench.run(6)
+    for counter in counters(CSV.rpartition("DCGM_FI_PROF")[0]):  # a mean takes two readings
+        assert bench.value(counter.name) is not None, counter.name
+
+
 def test_a_new_gpu_instance_has_all_its_fields_at_once() -> None:
     bench = Bench(QUICK, gpus="1xH100/1x3g.40gb")
     bench.run(2)
@@ -223,6 +259,33 @@ def test_plans_of_lanes_that_are_gone_are_closed(tmp_path: Path) -> None:
         bench.run(2)
     calls = bench.driver.calls
     assert calls["nvmlGpmSampleAlloc"] - calls["nvmlGpmSampleFree"] <= 2
+
+
+@pytest.mark.parametrize(("interval", "seconds"), [(0.1, 1.0), (2.0, 2.0), (30.0, 5.0)])
+@pytest.mark.parametrize("every", [0.1, 50.0])
+def test_a_collection_leaves_a_slow_driver_its_time(interval: float, seconds: float, every: float) -> None:
+    collection = Collection("c", every, ("DCGM_FI_DEV_POWER_USAGE",), place="c.yaml:1:1")
+    assert Settings(interval=interval, collections=(collection,)).deadline == seconds
+
+
+def test_lanes_that_are_followed_no_more_leave_nothing_behind() -> None:
+    """What an old lane said would stand over what the new ones say, for ever: nobody reads it again."""
+    bench = Bench()
+    old, new = (Lane(fields_to_read(Policy(counters=counters())), 30.0) for _ in range(2))
+    nvml = NvmlTelemetry(bench.driver, "simulated", lambda: 1, bench.clock.monotonic, bench.clock.wall)
+    isolation = Isolation(bench.clock.monotonic)
+    turn = TelemetryTurn(nvml, [old], Selection(), isolation, 5.0)
+    try:
+        turn.collect([old])
+        turn.follow([new])
+        turn.collect()
+        assert turn.collect([old]).lanes == (new,)  # they were due when counters changed
+        bench.driver.faults.answer(TEMP, 77)
+        (reading,) = turn.collect([new]).readings
+    finally:
+        isolation.close()
+        nvml.release(1.0)
+    assert reading.values[GPU_TEMP] == 77
 
 
 def test_the_loop_itself_keeps_both_intervals() -> None:

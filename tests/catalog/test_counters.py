@@ -55,6 +55,7 @@ def refusal(text: str) -> str:
         pytest.param(f"{TEMP}_CELSIUS,gauge,x", [(f"{TEMP}_CELSIUS", "gauge", "x")], id="name since 4.6"),
         pytest.param(f"{TEMP},histogram,x", [(TEMP, "gauge", "x")], id="histogram becomes gauge"),
         pytest.param(f"{TEMP},summary,x", [(TEMP, "gauge", "x")], id="summary becomes gauge"),
+        pytest.param(f"{TEMP},untyped,x", [(TEMP, "untyped", "x")], id="untyped stays so"),
         pytest.param(f"{TEMP},label,x", [(TEMP, "label", "x")], id="number as label"),
         pytest.param("DCGM_FI_DRIVER_VERSION,label,x", [("DCGM_FI_DRIVER_VERSION", "label", "x")], id="text"),
         pytest.param(
@@ -79,6 +80,7 @@ def test_accepts(text: str, expected: list[tuple[str, str, str]]) -> None:
         ("gauge", "gauge"),
         ("counter", "counter"),
         ("label", "label"),
+        ("untyped", "untyped"),
         ("histogram", "gauge"),
         ("apple", "gauge"),
     ],
@@ -111,7 +113,8 @@ def test_own_collectors_rows_take_any_type(asked: str, given_type: str) -> None:
         pytest.param(f'#\n{TEMP},gauge,"a\n{CLOCK},gauge,b\n', 2, "never closed", id="open quote"),
         pytest.param(f'{TEMP},gauge,"a""', 1, "never closed", id="open quote after an escaped one"),
         pytest.param("DCGM_FI_DRIVER_VERSION,gauge,x", 1, "use label as its type", id="text as gauge"),
-        pytest.param("DCGM_FI_DRIVER_VERSION,counter,x", 1, "cannot be a counter", id="text as counter"),
+        pytest.param("DCGM_FI_DRIVER_VERSION,counter,x", 1, "cannot be of type counter", id="text as counter"),
+        pytest.param("DCGM_FI_DRIVER_VERSION,untyped,x", 1, "cannot be of type untyped", id="text, untyped"),
         pytest.param("DCGM_FI_DRIVER_VERSION,summary,x", 1, "use label as its type", id="text as summary"),
         pytest.param("DCGM_FI_GPU_TOPOLOGY_PCI,gauge,x", 1, "cannot be exported", id="blob"),
         pytest.param("DCGM_FI_GPU_TOPOLOGY_PCI,label,x", 1, "cannot be exported", id="blob as label"),
@@ -235,14 +238,14 @@ def test_any_text_gives_counters_or_a_usage_error(text: str) -> None:
     assert re.fullmatch(r"my\.csv:\d+: \S.*", refused) if refused else counters
     ids = [c.field.id for c in counters]
     assert len(set(ids)) == len(ids)
-    assert {c.type for c in counters} <= {"gauge", "counter", "label"}
+    assert {c.type for c in counters} <= {"gauge", "counter", "untyped", "label"}
 
 
 @given(
     st.lists(
         st.tuples(
             st.sampled_from(NUMBERS),
-            st.sampled_from(["gauge", "counter", "label"]),
+            st.sampled_from(["gauge", "counter", "untyped", "label"]),
             st.text(st.characters(exclude_characters="\r", codec="utf-8"), max_size=30).map(lambda s: s.strip(" \t")),
         ),
         min_size=1,

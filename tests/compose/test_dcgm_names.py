@@ -5,11 +5,14 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Sequence
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
 
+from podgpu.catalog.counters import SHIPPED
 from podgpu.catalog.named_counters import Naming
+from podgpu.catalog.names import NameSet
 from podgpu.compose.agent import read_counters
 from tests.nodes.node import Description, node_of
 from tests.serve.server import running
@@ -95,3 +98,27 @@ def test_rows_that_keep_their_old_names_are_told_of(tmp_path: Path, caplog: pyte
         assert caplog.text == ""
         read_counters(str(file), Naming("4.9"))
     assert "mine.csv: 2 rows have dcgm-exporter 4.8's names (DCGM_FI_DEV_GPU_UTIL, ...) and keep them" in caplog.text
+
+
+@pytest.mark.parametrize("names", ["4.8", "4.9", "both"])
+@pytest.mark.parametrize("short", ["default", "dcp", "1.x"])
+def test_a_copy_of_a_shipped_file_follows_as_the_file_does(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, names: NameSet, short: str
+) -> None:
+    """As in podgpu's image, where the copies are in /etc/dcgm-exporter."""
+    file = tmp_path / SHIPPED[short]
+    text = files("podgpu.catalog").joinpath("counters", file.name).read_text(encoding="utf-8")
+    file.write_text(text, encoding="utf-8")
+    with caplog.at_level(logging.INFO):
+        counters, _ = read_counters(str(file), Naming(names))
+    assert counters == read_counters(short, Naming(names))[0]
+    assert caplog.text == ""
+
+
+def test_one_row_more_makes_it_the_users(tmp_path: Path) -> None:
+    file = tmp_path / SHIPPED["default"]
+    text = files("podgpu.catalog").joinpath("counters", file.name).read_text(encoding="utf-8")
+    file.write_text(f"{text}\n{BYTES},gauge,mine\n", encoding="utf-8")
+    written = read_counters(str(file), Naming("4.9"))[0]
+    assert written == (*read_counters("default", Naming("4.8"))[0], written[-1])
+    assert written[-1].name == BYTES

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from podgpu.catalog.counters import Counter, parse_counters
+from podgpu.catalog.names import renames
 from podgpu.configuration.collections import collection_of_fields
 from podgpu.configuration.config_file import Collection, ConfigFile, Retention, parse_go_duration
 from podgpu.configuration.config_yaml import parse_config_file
@@ -228,6 +229,34 @@ def test_names_and_patterns() -> None:
 
 def test_a_name_of_another_dcgm_is_the_same_field() -> None:
     assert chosen(("DCGM_FI_DEV_GPU_TEMP_CELSIUS",)) == {"DCGM_FI_DEV_GPU_TEMP": "c0"}
+
+
+@pytest.mark.parametrize(
+    ("patterns", "names"),
+    [
+        (("DCGM_FI_DEV_FB_USED",), {"DCGM_FI_DEV_FB_USED_BYTES"}),
+        (("DCGM_FI_DEV_FB_USE?",), {"DCGM_FI_DEV_FB_USED_BYTES"}),
+        (("DCGM_FI_PROF_SM_ACTIVE", "DCGM_FI_DEV_GPU_UTIL"), {"DCGM_FI_DEV_GPU_UTIL_RATIO"}),
+        (
+            ("DCGM_FI_DEV_GPU_UTIL_RATIO", "DCGM_FI_DEV_FB_USED", "DCGM_FI_DEV_GPU_TEMP"),
+            {"DCGM_FI_DEV_GPU_UTIL_RATIO", "DCGM_FI_DEV_FB_USED_BYTES", "DCGM_FI_DEV_GPU_TEMP_CELSIUS"},
+        ),
+        (("DCGM_FI_DEV_*_UTIL*",), {"DCGM_FI_DEV_GPU_UTIL_RATIO"}),
+    ],
+)
+def test_each_name_of_4_8_is_the_figure_of_4_9(patterns: tuple[str, ...], names: set[str]) -> None:
+    rows = ("DCGM_FI_DEV_GPU_UTIL_RATIO", "DCGM_FI_DEV_FB_USED_BYTES", "DCGM_FI_DEV_GPU_TEMP_CELSIUS")
+    counters = parse_counters("".join(f"{name},gauge,x\n" for name in rows), "counters.csv")
+    assert chosen(patterns, counters=counters).keys() == names
+
+
+def test_every_figure_is_found_under_its_other_name() -> None:
+    """Beside one that is found as it is written."""
+    beside = "DCGM_FI_DEV_VGPU_LICENSE_STATUS"
+    for rename in (r for r in renames() if r.old.type in ("int", "float")):
+        for written, asked in ((rename.old_name, rename.new_name), (rename.new_name, rename.old_name)):
+            counters = parse_counters(f"{written},gauge,x\n{beside},gauge,x\n", "counters.csv")
+            assert chosen((beside, asked), counters=counters) == {written: "c0", beside: "c0"}
 
 
 @pytest.mark.parametrize(

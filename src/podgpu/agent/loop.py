@@ -38,7 +38,7 @@ from podgpu.errors import StartError
 from podgpu.isolate import Isolation
 from podgpu.join import Policy
 from podgpu.model import Outcome, PodLabels, Snapshot, Value
-from podgpu.telemetry.source import Lane, Telemetry
+from podgpu.telemetry.source import Telemetry
 
 _log = logging.getLogger(__name__)
 Forgotten = Literal["gpu", "xids", "nothing"]
@@ -62,8 +62,9 @@ class Settings:
 
     @property
     def deadline(self) -> float:
-        """How long a turn waits for a source: enough for a slow driver, never a whole default interval."""
-        return min(5.0, max(1.0, min(self.interval, *(c.every for c in self.collections), 5.0)))
+        """How long a turn waits for a source: enough for a slow driver, never a whole default interval. Of all fields:
+        a quick collection does not make the driver quicker."""
+        return min(5.0, max(1.0, self.interval))
 
     @property
     def stale_after(self) -> float:
@@ -139,21 +140,20 @@ class Agent:
 
     # -- turns ---------------------------------------------------------------------------------------------------
 
-    def read_telemetry(self, due: Sequence[Lane] | None = None) -> None:
-        """One telemetry turn, published: of all fields, or of the lanes that are due. Raises StartError when the
-        process cannot go on."""
-        with self._turn:
+    def read_telemetry(self, *, only_due: bool = False) -> None:
+        """One telemetry turn, published: of all fields, or of the lanes whose time has come; none, if it has for none.
+        Raises StartError when the process cannot go on."""
+        with self._turn:  # held throughout: counters that change in between would leave lanes that nobody follows
+            due = self._schedule.take_due(self.clock.monotonic()) if only_due else None
+            if due == ():
+                return
             if self.clock.monotonic() >= self._released_until:
                 self._take(self._telemetry_turn.collect(due))
             self._read_at = self.clock.monotonic()
         self._publish()
 
     def read_due_telemetry(self) -> None:
-        """A telemetry turn of the lanes whose time has come; none, if it has for none."""
-        with self._turn:
-            due = self._schedule.take_due(self.clock.monotonic())
-        if due:
-            self.read_telemetry(due)
+        self.read_telemetry(only_due=True)
 
     def _take(self, part: TelemetryPart) -> None:
         self._clock_counts = self._clock_events.note(_clock_event_masks(part), self.clock.monotonic())

@@ -1,6 +1,7 @@
 """TelemetryTurn asks for the inventory, then every GPU in its own worker, all under one deadline.
 
-Of fields that are not due this time the last values stand, for as long as the device answers.
+Of fields that are not due this time the last values stand, for as long as the device answers. When it has not, all it
+said is forgotten, and all is read of it as soon as it answers again.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from podgpu.model import Device, DeviceCount, OtherReading, Outcome, Reading, Va
 from podgpu.telemetry.source import FollowsSchedule, GpuAnswer, Inventory, Lane, ReadsOthers, Telemetry
 
 _OTHERS = "others"
+_Read = Callable[[Sequence[Field]], GpuAnswer]
 MOST_ABSENT = 64
 """GPUs that are gone are remembered, the last so many of them."""
 
@@ -42,7 +44,7 @@ class TelemetryPart:
     dropped: Mapping[int, int] = field(default_factory=dict)
     """The same of values refused, by field id."""
     lanes: tuple[Lane, ...] = ()
-    """What was read in this turn; other values are of an earlier one."""
+    """What was due in this turn; other values may be of an earlier one."""
     absent: frozenset[str] = frozenset()
     """UUIDs of GPUs that were here, or are said to be, and that the driver does not list; among the devices."""
     links_up: Mapping[str, int] = field(default_factory=dict)
@@ -106,14 +108,14 @@ class TelemetryTurn:
         self._answers = {}
 
     def collect(self, due: Sequence[Lane] | None = None) -> TelemetryPart:
-        """Reads the lanes that are due, all of them unless said.
+        """Reads the lanes that are due, all of them unless said, or unless it follows others by now.
 
         Raises StartError only where the process cannot go on (library and driver apart).
         """
-        lanes = self._lanes if due is None else tuple(due)
+        lanes = tuple(lane for lane in self._lanes if due is None or lane in due) or self._lanes
         inventory = self._read_inventory()
         if not inventory.ok:
-            self._lose(self._answers, lanes)
+            self.drop_values()
             devices, shown = self._devices(), self._shown()
             return TelemetryPart(
                 devices,
@@ -126,29 +128,28 @@ class TelemetryTurn:
                 absent=frozenset(self._absent),
             )
         gpus = self._chosen_gpus()
-        jobs = {_worker(g): partial(_read_lanes, partial(self._telemetry.read, g), lanes) for g in gpus}
+        reads: dict[str, _Read] = {_worker(g): partial(self._telemetry.read, g) for g in gpus}
         if self._others is not None:
-            jobs[_OTHERS] = partial(_read_lanes, self._others.read_others, lanes)
+            reads[_OTHERS] = self._others.read_others
+        jobs = {worker: partial(_read_lanes, read, self._missing(worker, lanes)) for worker, read in reads.items()}
         results = self._isolation.run(jobs, self._deadline)
-        merged = {worker: self._with_earlier(worker, result, lanes) for worker, result in results.items()}
+        merged = {worker: self._with_earlier(worker, result) for worker, result in results.items()}
         part = self._gather(inventory, {g: merged[_worker(g)] for g in gpus}, merged.get(_OTHERS))
         return replace(part, lanes=lanes)
 
-    def _with_earlier(
-        self, worker: str, result: Result[dict[Lane, GpuAnswer]], lanes: Sequence[Lane]
-    ) -> Result[GpuAnswer]:
-        """One answer of those of all lanes. What failed this time has no values until it is read again."""
+    def _missing(self, worker: str, due: Sequence[Lane]) -> tuple[Lane, ...]:
+        """What is due, and what there is no answer to: it is new, or has failed."""
+        answers = self._answers.get(worker, {})
+        return tuple(lane for lane in self._lanes if lane in due or lane not in answers)
+
+    def _with_earlier(self, worker: str, result: Result[dict[Lane, GpuAnswer]]) -> Result[GpuAnswer]:
+        """One answer of those of all lanes."""
         if result.value is None:
-            self._lose([worker], lanes)
+            self._answers.pop(worker, None)
             return Result(None, result.error, result.seconds)
         answers = self._answers.setdefault(worker, {})
         answers.update(result.value)
         return Result(merged_answer(list(result.value.values()), answers.values()), None, result.seconds)
-
-    def _lose(self, workers: Iterable[str], lanes: Sequence[Lane]) -> None:
-        for worker in workers:
-            for lane in lanes:
-                self._answers.get(worker, {}).pop(lane, None)
 
     def _read_inventory(self) -> Outcome:
         name = self._telemetry.name
@@ -161,7 +162,8 @@ class TelemetryTurn:
         gone = {g.uuid for g in self._inventory.gpus} - {g.uuid for g in inventory.gpus}
         workers = [_worker(g) for g in self._inventory.gpus if g.uuid in gone]
         self._isolation.forget(workers)
-        self._lose(workers, self._lanes)
+        for worker in workers:
+            self._answers.pop(worker, None)
         left = {uuid: self._known.pop(uuid) for uuid in gone if uuid in self._known}
         for gpu in inventory.gpus:
             self._known.setdefault(gpu.uuid, (gpu,))
@@ -283,7 +285,7 @@ class TelemetryTurn:
         return Outcome(source, result.seconds, result.error.reason, str(result.error), device)
 
 
-def _read_lanes(read: Callable[[Sequence[Field]], GpuAnswer], lanes: Sequence[Lane]) -> dict[Lane, GpuAnswer]:
+def _read_lanes(read: _Read, lanes: Sequence[Lane]) -> dict[Lane, GpuAnswer]:
     return {lane: read(lane.fields) for lane in lanes}
 
 

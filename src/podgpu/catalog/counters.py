@@ -31,6 +31,7 @@ MOST_ROWS = 5_000
 _PRINTED_AS = {
     "gauge": "gauge",
     "counter": "counter",
+    "untyped": "untyped",
     "label": "label",
     "histogram": "gauge",
     "summary": "gauge",
@@ -47,7 +48,7 @@ class Counter:
     name: str
     """As the row writes it: the metric's name, or the label's."""
     type: str
-    """gauge, counter or label."""
+    """gauge, counter, untyped or label."""
     help: str
 
     @property
@@ -186,12 +187,12 @@ def make_counter(name: str, asked: str, help_text: str, in_4_6: bool = False) ->
         printed = "gauge"  # dcgm-exporter does not look at the type of its own collectors' rows
     if printed is None:
         raise UsageError(
-            f"{name} has the unknown type {_shown(asked)}: use gauge, counter, histogram, summary or label"
+            f"{name} has the unknown type {_shown(asked)}: use gauge, counter, untyped, histogram, summary or label"
         )
     if field.type in ("blob", "time"):
         raise UsageError(f"{name} cannot be exported, its values are not numbers or text: remove the row")
     if field.type == "text" and printed != "label":
-        raise UsageError(f"{name} is a text and cannot be a {asked}: use label as its type")
+        raise UsageError(f"{name} is a text and cannot be of type {asked}: use label as its type")
     return Counter(field, name, printed, help_text)
 
 

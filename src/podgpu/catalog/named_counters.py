@@ -1,7 +1,8 @@
 """This module prints counters under the names the user chose: dcgm-exporter 4.8's, 4.9's, or each under both. Pure.
 
-The files podgpu ships are written in 4.8's names and follow the choice. A row of a user's file asks for a name and gets
-it: what it stands for is printed under that name, in that field's unit. With `both` its other name stands beside it.
+The files podgpu ships are written in 4.8's names and follow the choice, wherever a copy of them lies. A row of a user's
+file asks for a name and gets it: what it stands for is printed under that name, in that field's unit. With `both` its
+other name stands beside it.
 """
 
 from __future__ import annotations
@@ -45,8 +46,12 @@ class Naming:
         return _each_name_once((*renamed, *_added()))
 
     def parse(self, text: str, origin: str) -> tuple[Counter, ...]:
-        """The counters of a user's file. Raises UsageError."""
-        return self.of_user(parse_counters(text, origin, in_4_6=self.as_in_4_6))
+        """The counters of a file, be it a user's or a copy of one podgpu ships, as its image has. Raises UsageError."""
+        counters = parse_counters(text, origin, in_4_6=self.as_in_4_6)
+        name = origin.rpartition("/")[2]
+        if counters == shipped_counters(name):
+            return self.shipped(name) or counters
+        return self.of_user(counters)
 
     def of_user(self, counters: tuple[Counter, ...]) -> tuple[Counter, ...]:
         """Those the user wrote, as they are printed."""

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 
 from podgpu.catalog.counters import Counter
-from podgpu.catalog.names import rename_of
+from podgpu.catalog.names import names_of, rename_of
 from podgpu.configuration.bounded_pattern import BoundedPattern
 from podgpu.configuration.config_file import Collection
 from podgpu.errors import UsageError
@@ -20,14 +20,13 @@ def collection_of_fields(
     """Field id -> its collection; those of none are read with all the others.
 
     Patterns go by the names as the counters write them, as in dcgm-exporter; one that fits none of these is tried on
-    the fields' other names, so that a file written for 4.8's names does not end a 4.9. Raises UsageError where a
-    collection has no field, unless such are passed over, or two have the same one.
+    every name of the same figures, so that a file written for 4.8's names has the same fields in a 4.9. Raises
+    UsageError where a collection has no field, unless such are passed over, or two have the same one.
     """
     found: dict[int, Collection] = {}
     for collection in collections:
         fits = [_matcher(pattern, collection) for pattern in collection.include]
-        chosen = _chosen(counters, fits, lambda counter: (counter.name,))
-        chosen = chosen or _chosen(counters, fits, lambda counter: counter.field.names)
+        chosen = [counter for fit in fits for counter in _chosen(counters, fit)]
         if not chosen and not pass_over:
             raise UsageError(
                 f"{collection.place}: {collection.name}: none of the configured fields is called"
@@ -49,12 +48,9 @@ def _with_other_names(chosen: Sequence[Counter], counters: Sequence[Counter]) ->
     return [counter for counter in counters if counter in chosen or rename_of(counter.name) in figures]
 
 
-def _chosen(
-    counters: Sequence[Counter],
-    fits: Sequence[Callable[[str], bool]],
-    names: Callable[[Counter], Sequence[str]],
-) -> list[Counter]:
-    return [c for c in counters if any(fit(name) for name in names(c) for fit in fits)]
+def _chosen(counters: Sequence[Counter], fits: Callable[[str], bool]) -> list[Counter]:
+    as_written = [counter for counter in counters if fits(counter.name)]
+    return as_written or [counter for counter in counters if any(map(fits, names_of(counter.field.id)))]
 
 
 def _matcher(pattern: str, collection: Collection) -> Callable[[str], bool]:
