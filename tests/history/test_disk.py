@@ -14,46 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from podgpu.errors import UsageError
-from podgpu.figures.device import DeviceFigures
-from podgpu.history.answering import RingHistory
 from podgpu.history.asking import JSON, RANGES
 from podgpu.history.keeper import Keeper
-from podgpu.history.ring import Told
-from podgpu.history.rows import Key
-from tests.history.figures import MIB, HandClock, gpu, holder, pod, wrong
-
-
-class Run:
-    """One life of a process that keeps history; it ends without saying so."""
-
-    def __init__(self, directory: Path, hand: HandClock) -> None:
-        self.hand = hand
-        self._now: list[Told] = []
-        self.keeper = Keeper(lambda: self._now, hand.clock, str(directory))
-        self.keeper.write()
-
-    def tell(self, *devices: DeviceFigures, times: int = 1, pause: float = 15) -> None:
-        for _ in range(times):
-            self.hand.pass_(pause)
-            self._now = [Told(devices)]
-            self.keeper.take()
-            self.keeper.write()
-
-    def gpu(self, number: int = 0, asked: str = "1h") -> JSON | None:
-        return RingHistory(self.keeper.ring, self.keeper.clock).gpu_now(Key(f"GPU-{number}"), RANGES[asked])
-
-    def pod(self, name: str, asked: str = "1h") -> JSON | None:
-        return RingHistory(self.keeper.ring, self.keeper.clock).pod_now("research", name, RANGES[asked])
-
-    def line(self, number: int = 0, asked: str = "1h") -> list[float | None]:
-        found = self.gpu(number, asked)
-        assert found is not None
-        values: list[float | None] = found["series"]["utilization_ratio"]
-        return values
-
-    def dies(self) -> None:
-        """What the kernel does for a process that is killed: its locks go with it."""
-        self.keeper.stop()
+from tests.history.figures import MIB, HandClock, Run, gpu, holder, pod, wrong
 
 
 @pytest.fixture

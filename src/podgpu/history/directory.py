@@ -123,6 +123,8 @@ class Directory:
         self._newest[path] = newest
         if alone:
             self._remove(before)
+            for path in before:  # one that cannot be removed says nothing new
+                self._newest.pop(path, None)
 
     def add(self, period: Period, frames: Iterable[bytes], newest: float) -> None:
         """To the segment that grows. Raises OutputError, and then what was there before is there, and nothing else."""

@@ -21,6 +21,7 @@ from podgpu.history.spans import MOST_SPANS, Span
 _MOST_COLUMNS: Mapping[Period, int] = {"hour": 120, "day": 24}
 """In a segment that grows: half an hour, and two hours. Beyond, another is begun, so that old ones can go."""
 _MANY_FILES = 24
+"""More than a day takes: beyond, everything is written anew, and the others go."""
 _KINDS: Mapping[Period, frames.Kind] = {"hour": "fine", "day": "coarse"}
 _STEPS: Mapping[Period, int] = {"hour": STEP, "day": COARSE}
 _SET_SECONDS = 60.0
@@ -93,6 +94,8 @@ class Journal:
         """Raises OutputError; what was not written is tried again the next time."""
         self._directory.open()
         if self._ahead is not None and abs(ahead - self._ahead) >= _SAME:
+            self._anew = True
+        if self._directory.files > _MANY_FILES:  # as when GPUs come and go all the time, and make room for each other
             self._anew = True
         if self._anew:
             if now - self._wrote_anew < _ANEW_SECONDS:
