@@ -105,3 +105,14 @@ class Run:
     def dies(self) -> None:
         """What the kernel does for a process that is killed: its locks go with it."""
         self.keeper.stop()
+
+
+def fill(disk: Path) -> Path:
+    """A file that takes all there is left of it."""
+    ballast = disk / "ballast"
+    with ballast.open("wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(b"x" * 4096)
+        except OSError:
+            return ballast

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from podgpu.history.asking import RANGES, STEP
 from podgpu.history.directory import Directory
 from podgpu.history.journal import Journal
 from podgpu.history.ring import Ring, Told
 from podgpu.history.rows import Key
-from tests.history.figures import NOON, gpu
+from tests.history.figures import NOON, HandClock, Run, fill, gpu
 
 
 def test_gpus_that_make_room_for_each_other_all_the_time_leave_few_files(tmp_path: Path) -> None:
@@ -29,3 +31,39 @@ def test_gpus_that_make_room_for_each_other_all_the_time_leave_few_files(tmp_pat
     assert Journal(Directory(str(tmp_path)), again).load(at, 0.0) == []
     newest, asked = Key(f"GPU-{turn}"), RANGES["1h"]
     assert again.keep_of(newest, asked, at) == ring.keep_of(newest, asked, at)
+
+
+@pytest.mark.fault(
+    "the history directory's disk is full, and history's own old files are on it",
+    "they go when they are old although nothing new can be written, and their room is used",
+)
+def test_a_full_disk_is_freed_of_what_is_old(small_disk: Path, hand: HandClock) -> None:
+    run = Run(small_disk / "h", hand)
+    many = [gpu(number, 0.25) for number in range(500)]
+    run.tell(*many, times=130)
+    first, second = sorted((small_disk / "h").glob("hour-*.history"))
+    fill(small_disk)
+    run.tell(*many, times=20)
+    assert "No space left on device" in run.keeper.notes()[0]
+    assert first.exists()
+    assert second.exists()
+    run.tell(*many, times=20, pause=300)
+    assert not first.exists()
+    assert run.keeper.notes() == (), "there was room again"
+    run.dies()
+
+
+def test_files_are_not_old_because_the_clock_was_set(small_disk: Path, hand: HandClock) -> None:
+    """It is set forward by days while the disk is full: what is there stays until it can be written anew."""
+    run = Run(small_disk / "h", hand)
+    run.tell(gpu(0, 0.5), *[gpu(number, 0.25) for number in range(1, 500)], times=20)
+    run.dies()
+    run = Run(small_disk / "h", hand)
+    run.tell(gpu(0, 0.5))
+    before = sorted((small_disk / "h").glob("*.history"))
+    fill(small_disk)
+    hand.jump(5 * 86_400.0)
+    run.tell(gpu(0, 0.5), times=8)
+    assert "No space left on device" in run.keeper.notes()[0]
+    assert sorted((small_disk / "h").glob("*.history")) == before
+    run.dies()

@@ -147,10 +147,12 @@ class Journal:
             ],
         )
 
-    def tidy(self, unix: float) -> None:
-        """Now and then."""
+    def tidy(self, now: float, ahead: float) -> None:
+        """Now and then. Raises OutputError when the directory is not ours. Files are as old as they are by the clock
+        they were written by: when it was set since, they are needed until everything is written anew."""
+        self._directory.open()
         self._directory.sync()
-        self._directory.remove_old(unix)
+        self._directory.remove_old(now + (ahead if self._ahead is None else self._ahead))
 
     def close(self) -> None:
         self._directory.close()

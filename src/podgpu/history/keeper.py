@@ -93,10 +93,10 @@ class Keeper:
         if now < self._retry_at:
             return
         try:
-            self._journal.save(now, ahead)
             if now - self._tidied_at >= _TIDY_SECONDS:
+                self._journal.tidy(now, ahead)  # before anything is written: on a full disk it makes room
                 self._tidied_at = now
-                self._journal.tidy(now + ahead)
+            self._journal.save(now, ahead)
         except OutputError as error:
             self._retry_at = now + self._wait
             self._wait = min(2 * self._wait, _LONGEST_AGAIN)
