@@ -11,7 +11,7 @@ from podgpu.history.directory import Directory
 from podgpu.history.journal import Journal
 from podgpu.history.ring import Ring, Told
 from podgpu.history.rows import Key
-from tests.history.figures import NOON, HandClock, Run, fill, gpu
+from tests.history.figures import NOON, HandClock, Run, fill, gpu, holder, pod, wrong
 
 
 def test_gpus_that_make_room_for_each_other_all_the_time_leave_few_files(tmp_path: Path) -> None:
@@ -66,4 +66,29 @@ def test_files_are_not_old_because_the_clock_was_set(small_disk: Path, hand: Han
     run.tell(gpu(0, 0.5), times=8)
     assert "No space left on device" in run.keeper.notes()[0]
     assert sorted((small_disk / "h").glob("*.history")) == before
+    run.dies()
+
+
+def test_short_lives_keep_who_held_what_and_what_was_wrong(tmp_path: Path, hand: HandClock) -> None:
+    """Lives of less than five minutes leave files without a column of them; what ended in one is known in the next."""
+    for name in ("a", "b"):
+        run = Run(tmp_path / "h", hand)
+        run.tell(gpu(0, 0.5, holder(pod(name)), conditions=(wrong(says=f"XID of {name}"),)), times=3)
+        run.tell(gpu(0, 0.0))
+        run.dies()
+    for _ in range(3):
+        run = Run(tmp_path / "h", hand)
+        run.tell(gpu(0, 0.0))
+        found = run.gpu()
+        assert found is not None
+        assert [(held["pod"], held["to"] - held["from"]) for held in found["holders"]] == [("a", 45), ("b", 45)]
+        assert [(mark["says"], mark["until"] - mark["at"]) for mark in found["marks"]] == [
+            ("XID of a", 45),
+            ("XID of b", 45),
+        ]
+        run.dies()
+    hand.pass_(2 * 86_400)
+    run = Run(tmp_path / "h", hand)
+    run.tell(gpu(0, 0.0))
+    assert len(list((tmp_path / "h").glob("*.history"))) == 2, "what is old goes all the same"
     run.dies()

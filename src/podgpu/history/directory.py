@@ -54,7 +54,7 @@ class Directory:
     # Reading
 
     def read(self) -> tuple[list[Segment], list[str]]:
-        """What can be read, and what to say of the rest."""
+        """What can be read, those of a period in the order they were written; and what to say of the rest."""
         segments: list[Segment] = []
         words: list[str] = []
         try:
@@ -151,7 +151,7 @@ class Directory:
                 os.fdatasync(growing.descriptor)
 
     def remove_old(self, now: float) -> None:
-        """Files whose last column is too old to be asked for."""
+        """Files of which even the last column, holder and mark are too old to be asked for."""
         growing = {growing.path for growing in self._growing.values()}
         for period, seconds in PERIODS.items():
             old = [path for path, newest in self._newest.items() if newest < now - seconds - 600.0]

@@ -70,9 +70,18 @@ class Segment:
     """Bytes that could not be read."""
 
     @property
-    def newest(self) -> float:
-        """-inf: it has no column."""
+    def last_column(self) -> float:
+        """Unix time; -inf: there is none."""
         return max((column.at for column in self.columns), default=-math.inf)
+
+    @property
+    def newest(self) -> float:
+        """Unix time of the last thing it tells of; -inf: there is none."""
+        return max(self.last_column, newest_of(span for _, span in self.spans.values()))
+
+
+def newest_of(spans: Iterable[Span]) -> float:
+    return max((span.start if span.end is None else span.end for span in spans), default=-math.inf)
 
 
 # Writing

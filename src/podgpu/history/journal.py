@@ -40,7 +40,7 @@ class _News:
     is_file: bool
     """A new one."""
     newest: float
-    """Unix time of the last column; -inf: there is none."""
+    """Unix time of the last column or span; -inf: there is none."""
     columns: int
     names: dict[int, Key]
     frames: list[bytes]
@@ -65,7 +65,8 @@ class Journal:
         """Takes what the files have into the ring. `now`: the ring's time, `ahead`: of it, Unix time. What to say of
         files that cannot be read, or that are not of today."""
         segments, words = self._directory.read()
-        newest = max((segment.newest for segment in segments), default=now)
+        newest = max((segment.last_column for segment in segments), default=-math.inf)
+        last_known = max((segment.newest for segment in segments), default=now + ahead)
         back = max(0.0, newest - now - ahead) if newest > now + ahead + _SET_SECONDS else 0.0
         if back:
             words.append(
@@ -74,15 +75,11 @@ class Journal:
             )
         self._anew = bool(back) or self._directory.files > _MANY_FILES
         with self._ring.lock:
-            for segment in sorted(segments, key=lambda s: s.newest, reverse=True):
+            for segment in sorted(segments, key=lambda s: s.last_column, reverse=True):
                 _Taking(self._ring, now, ahead + back).take(segment)
-            spans = {
-                name: span
-                for segment in sorted(segments, key=lambda s: s.newest)
-                for name, span in segment.spans.items()
-            }
+            spans = {name: span for segment in segments for name, span in segment.spans.items()}
             shifted = [(key, _shifted(span, -ahead - back)) for key, span in spans.values()]
-            self._ring.spans.restore(shifted, min(now, newest - ahead - back + STEP))
+            self._ring.spans.restore(shifted, min(now, last_known - ahead - back + STEP))
             self._ring.spans.watch()
             if not self._anew:
                 self._saved["hour"], self._saved["day"] = dict(self._ring.fine), dict(self._ring.coarse)
@@ -137,7 +134,7 @@ class Journal:
             spans = [*spans, *(ring.spans.everything() if self._anew else ring.spans.lasting())]
         return _News(
             is_file,
-            max(new, default=-math.inf) * step + ahead,
+            max(max(new, default=-math.inf) * step, frames.newest_of(span for _, span in spans)) + ahead,
             len(new),
             {name.place: name.key for name in names},
             [
