@@ -92,3 +92,50 @@ def test_short_lives_keep_who_held_what_and_what_was_wrong(tmp_path: Path, hand:
     run.tell(gpu(0, 0.0))
     assert len(list((tmp_path / "h").glob("*.history"))) == 2, "what is old goes all the same"
     run.dies()
+
+
+@pytest.mark.fault(
+    "the history directory cannot be read when podgpu starts, and can later",
+    "that is said, nothing in it is touched, and once it can be read its history is there, with what was taken since",
+)
+def test_a_directory_that_cannot_be_read_at_the_start(tmp_path: Path, hand: HandClock) -> None:
+    run = Run(tmp_path / "h", hand)
+    run.tell(gpu(0, 0.5, holder(pod("a"))), times=10)
+    run.tell(gpu(0, 0.0))
+    run.dies()
+    (tmp_path / "h").rename(tmp_path / "away")
+    files = {path: path.read_bytes() for path in (tmp_path / "away").iterdir()}
+    (tmp_path / "h").symlink_to("h")
+    run = Run(tmp_path / "h", hand)
+    run.tell(gpu(0, 0.75, holder(pod("b"))), times=3)
+    (note,) = run.keeper.notes()
+    assert f"{tmp_path / 'h'} cannot be read (Too many levels of symbolic links)" in note
+    assert {path: path.read_bytes() for path in (tmp_path / "away").iterdir()} == files
+    (tmp_path / "h").unlink()
+    (tmp_path / "away").rename(tmp_path / "h")
+    run.tell(gpu(0, 0.25, holder(pod("c"))), times=10)
+    assert run.keeper.notes() == ()
+    expected = [0.5] * 10 + [0.0] + [0.75] * 3 + [0.25] * 10
+    run.dies()
+    for life in (run, Run(tmp_path / "h", hand)):
+        assert [value for value in life.line() if value is not None] == expected
+        found = life.gpu()
+        assert found is not None
+        assert [held["pod"] for held in found["holders"]] == ["a", "b", "c"]
+
+
+def test_a_disk_that_is_mounted_after_the_start_loses_nothing(tmp_path: Path, hand: HandClock) -> None:
+    run = Run(tmp_path / "disk", hand)
+    run.tell(gpu(0, 0.5), times=3)
+    run.dies()
+    files = {path.name: path.read_bytes() for path in (tmp_path / "disk").glob("*.history")}
+    directory = Directory(str(tmp_path / "h"))
+    assert directory.read() == ([], [])
+    (tmp_path / "disk").rename(tmp_path / "h")
+    directory.open()
+    directory.begin("hour", [b"new"], NOON)
+    directory.begin("day", [b"new"], NOON)
+    directory.close()
+    now = {path.name: path.read_bytes() for path in (tmp_path / "h").glob("*.history")}
+    assert files.items() <= now.items()
+    assert len(now) == len(files) + 2

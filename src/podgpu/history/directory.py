@@ -54,15 +54,16 @@ class Directory:
     # Reading
 
     def read(self) -> tuple[list[Segment], list[str]]:
-        """What can be read, those of a period in the order they were written; and what to say of the rest."""
+        """What can be read, those of a period in the order they were written; and what to say of the rest. Raises
+        OutputError when it cannot be known what is there: then nothing may be written either."""
         segments: list[Segment] = []
         words: list[str] = []
         try:
             names = sorted(name for name in os.listdir(self.path) if _NAME.fullmatch(name))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):  # it is made before the first file is
             return [], []
         except OSError as error:
-            return [], [f"{self.path} cannot be read ({error.strerror})"]
+            raise OutputError(f"{self.path} cannot be read ({error.strerror})") from error
         for name in names[-_MOST_FILES:]:
             path = self.path / name
             self._next = max(self._next, int(name[-16:-8]) + 1)
@@ -108,7 +109,8 @@ class Directory:
     def begin(self, period: Period, frames: Iterable[bytes], newest: float, alone: bool = False) -> None:
         """A new segment that is added to from now on. `alone`: it has all that is known, so that those before it go.
         Raises OutputError, and then nothing has changed."""
-        path = self.path / f"{period}-{self._next:08d}.history"
+        while os.path.lexists(path := self.path / f"{period}-{self._next:08d}.history"):
+            self._next += 1  # of a disk that was mounted after the start
         try:
             AtomicFile(str(path), mode=0o600, option=OPTION).write(b"".join(frames))
             descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW)

@@ -63,7 +63,7 @@ class Journal:
 
     def load(self, now: float, ahead: float) -> list[str]:
         """Takes what the files have into the ring. `now`: the ring's time, `ahead`: of it, Unix time. What to say of
-        files that cannot be read, or that are not of today."""
+        files that cannot be read, or that are not of today. Raises OutputError; it can be tried again."""
         segments, words = self._directory.read()
         newest = max((segment.last_column for segment in segments), default=-math.inf)
         last_known = max((segment.newest for segment in segments), default=now + ahead)
@@ -73,8 +73,9 @@ class Journal:
                 f"the history in {self._directory.path} ends {back:.0f} s from now: the clock was set back since; it is"
                 " shown as if it had ended just now"
             )
-        self._anew = bool(back) or self._directory.files > _MANY_FILES
         with self._ring.lock:
+            has_unwritten = bool(self._ring.fine or len(self._ring.spans))  # taken while the disk did not answer
+            self._anew = bool(back) or has_unwritten or self._directory.files > _MANY_FILES
             for segment in sorted(segments, key=lambda s: s.last_column, reverse=True):
                 _Taking(self._ring, now, ahead + back).take(segment)
             spans = {name: span for segment in segments for name, span in segment.spans.items()}
