@@ -1,11 +1,17 @@
-"""Devices with figures of a moment, and a clock moved by hand."""
+"""Devices with figures of a moment, a clock moved by hand, and a process that keeps history."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from podgpu.clock import Clock
 from podgpu.figures.device import Condition, DeviceFigures, HolderFigures
+from podgpu.history.answering import RingHistory
+from podgpu.history.asking import JSON, RANGES
+from podgpu.history.keeper import Keeper
+from podgpu.history.ring import Told
+from podgpu.history.rows import Key
 from podgpu.model import Workload
 
 NOON = 1_794_744_000.0
@@ -66,3 +72,47 @@ def gpu(
 
 def wrong(name: str = "xid", since: float | None = None, says: str = "XID 79") -> Condition:
     return Condition(name, since, says, "reset it")
+
+
+class Run:
+    """One life of a process that keeps history; it ends without saying so."""
+
+    def __init__(self, directory: Path, hand: HandClock) -> None:
+        self.hand = hand
+        self._now: list[Told] = []
+        self.keeper = Keeper(lambda: self._now, hand.clock, str(directory))
+        self.keeper.write()
+
+    def tell(self, *devices: DeviceFigures, times: int = 1, pause: float = 15) -> None:
+        for _ in range(times):
+            self.hand.pass_(pause)
+            self._now = [Told(devices)]
+            self.keeper.take()
+            self.keeper.write()
+
+    def gpu(self, number: int = 0, asked: str = "1h") -> JSON | None:
+        return RingHistory(self.keeper.ring, self.keeper.clock).gpu_now(Key(f"GPU-{number}"), RANGES[asked])
+
+    def pod(self, name: str, asked: str = "1h") -> JSON | None:
+        return RingHistory(self.keeper.ring, self.keeper.clock).pod_now("research", name, RANGES[asked])
+
+    def line(self, number: int = 0, asked: str = "1h") -> list[float | None]:
+        found = self.gpu(number, asked)
+        assert found is not None
+        values: list[float | None] = found["series"]["utilization_ratio"]
+        return values
+
+    def dies(self) -> None:
+        """What the kernel does for a process that is killed: its locks go with it."""
+        self.keeper.stop()
+
+
+def fill(disk: Path) -> Path:
+    """A file that takes all there is left of it."""
+    ballast = disk / "ballast"
+    with ballast.open("wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(b"x" * 4096)
+        except OSError:
+            return ballast

@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -14,51 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from podgpu.errors import UsageError
-from podgpu.figures.device import DeviceFigures
-from podgpu.history.answering import RingHistory
 from podgpu.history.asking import JSON, RANGES
 from podgpu.history.keeper import Keeper
-from podgpu.history.ring import Told
-from podgpu.history.rows import Key
-from tests.history.figures import MIB, HandClock, gpu, holder, pod, wrong
-
-
-class Run:
-    """One life of a process that keeps history; it ends without saying so."""
-
-    def __init__(self, directory: Path, hand: HandClock) -> None:
-        self.hand = hand
-        self._now: list[Told] = []
-        self.keeper = Keeper(lambda: self._now, hand.clock, str(directory))
-        self.keeper.write()
-
-    def tell(self, *devices: DeviceFigures, times: int = 1, pause: float = 15) -> None:
-        for _ in range(times):
-            self.hand.pass_(pause)
-            self._now = [Told(devices)]
-            self.keeper.take()
-            self.keeper.write()
-
-    def gpu(self, number: int = 0, asked: str = "1h") -> JSON | None:
-        return RingHistory(self.keeper.ring, self.keeper.clock).gpu_now(Key(f"GPU-{number}"), RANGES[asked])
-
-    def pod(self, name: str, asked: str = "1h") -> JSON | None:
-        return RingHistory(self.keeper.ring, self.keeper.clock).pod_now("research", name, RANGES[asked])
-
-    def line(self, number: int = 0, asked: str = "1h") -> list[float | None]:
-        found = self.gpu(number, asked)
-        assert found is not None
-        values: list[float | None] = found["series"]["utilization_ratio"]
-        return values
-
-    def dies(self) -> None:
-        """What the kernel does for a process that is killed: its locks go with it."""
-        self.keeper.stop()
-
-
-@pytest.fixture
-def hand() -> HandClock:
-    return HandClock()
+from tests.history.figures import MIB, HandClock, Run, fill, gpu, holder, pod, wrong
 
 
 def killed_copy(directory: Path, to: Path) -> Path:
@@ -205,18 +162,6 @@ def test_files_of_another_version_are_left_alone(
 # What cannot be written
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A directory on a file system of 2 MiB, where one can be mounted here."""
-    place = tmp_path / "small"
-    place.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(place)]
-    if subprocess.run(mount, capture_output=True, check=False).returncode != 0:
-        pytest.skip("nothing can be mounted here")
-    yield place
-    subprocess.run(["umount", "-l", str(place)], check=True)
-
-
 @pytest.mark.fault(
     "the history directory's disk is full",
     "history goes on in memory, the page and /health say so, what was written stays, and it is written again once"
@@ -225,13 +170,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_full_disk(small_disk: Path, hand: HandClock, caplog: pytest.LogCaptureFixture) -> None:
     run = Run(small_disk / "h", hand)
     run.tell(gpu(0, 0.5), times=4)
-    ballast = small_disk / "ballast"
-    with ballast.open("wb", buffering=0) as file:
-        try:
-            while True:
-                file.write(b"x" * 4096)
-        except OSError:
-            pass
+    ballast = fill(small_disk)
     many = [gpu(number, 0.25) for number in range(1000)]
     with caplog.at_level(logging.INFO):
         run.tell(*many, times=4)

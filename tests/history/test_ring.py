@@ -177,6 +177,22 @@ def test_more_devices_than_are_kept() -> None:
     assert ring.rows.end == 10
 
 
+@pytest.mark.parametrize("count", [11, 25])
+def test_more_live_devices_than_are_kept_do_not_throw_each_other_out(count: int) -> None:
+    """Those that have a place keep it and their past, turn after turn, whoever else finds none."""
+    ring = Ring(most_rows=10)
+    ring.record(BEGIN, [Told([gpu(0, 0.6, holder(pod("a"), 0.3), holder(pod("b"), 0.3))])])
+    devices = [gpu(n, 0.5, holder(pod(f"a{n}"), 0.25), holder(pod(f"b{n}"), 0.25)) for n in range(count)]
+    ring.record(BEGIN + STEP, [Told(devices)])
+    known, columns = {key: row.place for key, row in ring.rows}, dict(ring.fine)
+    assert sorted(key.uuid for key in known) == sorted(f"GPU-{n}" for n in range(10))
+    for turn in range(2, 8):
+        ring.record(BEGIN + turn * STEP, [Told(devices)])
+        assert {key: row.place for key, row in ring.rows} == known
+    assert all(ring.fine[number] is column for number, column in columns.items()), "nothing was blanked"
+    assert [s.utilization for s in kept(ring, BEGIN + 7 * STEP, "GPU-9").samples[-8:]] == [None] + [0.5] * 7
+
+
 def test_holders_make_room_before_devices_do() -> None:
     rows = Rows(most=3)
     for key in (Key("GPU-0"), Key("GPU-0", "", ("pod", "a"))):

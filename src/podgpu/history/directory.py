@@ -54,15 +54,16 @@ class Directory:
     # Reading
 
     def read(self) -> tuple[list[Segment], list[str]]:
-        """What can be read, and what to say of the rest."""
+        """What can be read, those of a period in the order they were written; and what to say of the rest. Raises
+        OutputError when it cannot be known what is there: then nothing may be written either."""
         segments: list[Segment] = []
         words: list[str] = []
         try:
             names = sorted(name for name in os.listdir(self.path) if _NAME.fullmatch(name))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):  # it is made before the first file is
             return [], []
         except OSError as error:
-            return [], [f"{self.path} cannot be read ({error.strerror})"]
+            raise OutputError(f"{self.path} cannot be read ({error.strerror})") from error
         for name in names[-_MOST_FILES:]:
             path = self.path / name
             self._next = max(self._next, int(name[-16:-8]) + 1)
@@ -108,7 +109,8 @@ class Directory:
     def begin(self, period: Period, frames: Iterable[bytes], newest: float, alone: bool = False) -> None:
         """A new segment that is added to from now on. `alone`: it has all that is known, so that those before it go.
         Raises OutputError, and then nothing has changed."""
-        path = self.path / f"{period}-{self._next:08d}.history"
+        while os.path.lexists(path := self.path / f"{period}-{self._next:08d}.history"):
+            self._next += 1  # of a disk that was mounted after the start
         try:
             AtomicFile(str(path), mode=0o600, option=OPTION).write(b"".join(frames))
             descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -123,6 +125,8 @@ class Directory:
         self._newest[path] = newest
         if alone:
             self._remove(before)
+            for path in before:  # one that cannot be removed says nothing new
+                self._newest.pop(path, None)
 
     def add(self, period: Period, frames: Iterable[bytes], newest: float) -> None:
         """To the segment that grows. Raises OutputError, and then what was there before is there, and nothing else."""
@@ -149,7 +153,7 @@ class Directory:
                 os.fdatasync(growing.descriptor)
 
     def remove_old(self, now: float) -> None:
-        """Files whose last column is too old to be asked for."""
+        """Files of which even the last column, holder and mark are too old to be asked for."""
         growing = {growing.path for growing in self._growing.values()}
         for period, seconds in PERIODS.items():
             old = [path for path, newest in self._newest.items() if newest < now - seconds - 600.0]

@@ -56,7 +56,7 @@ class Column:
     """Unix time at which its step began."""
     samples: bytes
     names: dict[int, Name]
-    """By place; columns under the same names share them."""
+    """By place; columns under the same names share them. Of places beyond its own it may say anything."""
 
 
 @dataclass(slots=True)
@@ -70,9 +70,18 @@ class Segment:
     """Bytes that could not be read."""
 
     @property
-    def newest(self) -> float:
-        """-inf: it has no column."""
+    def last_column(self) -> float:
+        """Unix time; -inf: there is none."""
         return max((column.at for column in self.columns), default=-math.inf)
+
+    @property
+    def newest(self) -> float:
+        """Unix time of the last thing it tells of; -inf: there is none."""
+        return max(self.last_column, newest_of(span for _, span in self.spans.values()))
+
+
+def newest_of(spans: Iterable[Span]) -> float:
+    return max((span.start if span.end is None else span.end for span in spans), default=-math.inf)
 
 
 # Writing
@@ -157,7 +166,7 @@ def _frames(content: bytes, segment: Segment) -> Iterator[tuple[bytes, bytes]]:
 def _take(segment: Segment, names: dict[int, Name], kind: bytes, payload: bytes) -> dict[int, Name]:
     """The names that count from here on."""
     if kind == _NAMES:
-        return names | {name.place: name for name in _each(segment, payload, _name)}
+        return _renamed(segment, names, {name.place: name for name in _each(segment, payload, _name)})
     if kind == _SPANS:
         for key, word, span in _each(segment, payload, _span):
             segment.spans[key, word, span.start] = key, span
@@ -166,6 +175,19 @@ def _take(segment: Segment, names: dict[int, Name], kind: bytes, payload: bytes)
         if len(samples) % SAMPLE_BYTES or len(samples) > SAMPLE_BYTES * MOST_ROWS:
             raise ValueError("column")
         segment.columns.append(Column("fine" if kind == _FINE else "coarse", at, samples, names))
+    return names
+
+
+def _renamed(segment: Segment, names: dict[int, Name], new: dict[int, Name]) -> dict[int, Name]:
+    """Only where columns that were read under these names would say something else are they copied: a place goes to
+    another, or is named that was nobody's in them."""
+    if segment.columns and segment.columns[-1].names is names:
+        end = max(len(column.samples) for column in segment.columns) // SAMPLE_BYTES
+        for place, name in new.items():
+            known = names.get(place)
+            if known.key != name.key if known else place < end:
+                return names | new
+    names.update(new)
     return names
 
 

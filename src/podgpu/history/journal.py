@@ -21,6 +21,7 @@ from podgpu.history.spans import MOST_SPANS, Span
 _MOST_COLUMNS: Mapping[Period, int] = {"hour": 120, "day": 24}
 """In a segment that grows: half an hour, and two hours. Beyond, another is begun, so that old ones can go."""
 _MANY_FILES = 24
+"""More than a day takes: beyond, everything is written anew, and the others go."""
 _KINDS: Mapping[Period, frames.Kind] = {"hour": "fine", "day": "coarse"}
 _STEPS: Mapping[Period, int] = {"hour": STEP, "day": COARSE}
 _SET_SECONDS = 60.0
@@ -39,7 +40,7 @@ class _News:
     is_file: bool
     """A new one."""
     newest: float
-    """Unix time of the last column; -inf: there is none."""
+    """Unix time of the last column or span; -inf: there is none."""
     columns: int
     names: dict[int, Key]
     frames: list[bytes]
@@ -62,26 +63,24 @@ class Journal:
 
     def load(self, now: float, ahead: float) -> list[str]:
         """Takes what the files have into the ring. `now`: the ring's time, `ahead`: of it, Unix time. What to say of
-        files that cannot be read, or that are not of today."""
+        files that cannot be read, or that are not of today. Raises OutputError; it can be tried again."""
         segments, words = self._directory.read()
-        newest = max((segment.newest for segment in segments), default=now)
+        newest = max((segment.last_column for segment in segments), default=-math.inf)
+        last_known = max((segment.newest for segment in segments), default=now + ahead)
         back = max(0.0, newest - now - ahead) if newest > now + ahead + _SET_SECONDS else 0.0
         if back:
             words.append(
                 f"the history in {self._directory.path} ends {back:.0f} s from now: the clock was set back since; it is"
                 " shown as if it had ended just now"
             )
-        self._anew = bool(back) or self._directory.files > _MANY_FILES
         with self._ring.lock:
-            for segment in sorted(segments, key=lambda s: s.newest, reverse=True):
+            has_unwritten = bool(self._ring.fine or len(self._ring.spans))  # taken while the disk did not answer
+            self._anew = bool(back) or has_unwritten or self._directory.files > _MANY_FILES
+            for segment in sorted(segments, key=lambda s: s.last_column, reverse=True):
                 _Taking(self._ring, now, ahead + back).take(segment)
-            spans = {
-                name: span
-                for segment in sorted(segments, key=lambda s: s.newest)
-                for name, span in segment.spans.items()
-            }
+            spans = {name: span for segment in segments for name, span in segment.spans.items()}
             shifted = [(key, _shifted(span, -ahead - back)) for key, span in spans.values()]
-            self._ring.spans.restore(shifted, min(now, newest - ahead - back + STEP))
+            self._ring.spans.restore(shifted, min(now, last_known - ahead - back + STEP))
             self._ring.spans.watch()
             if not self._anew:
                 self._saved["hour"], self._saved["day"] = dict(self._ring.fine), dict(self._ring.coarse)
@@ -93,6 +92,8 @@ class Journal:
         """Raises OutputError; what was not written is tried again the next time."""
         self._directory.open()
         if self._ahead is not None and abs(ahead - self._ahead) >= _SAME:
+            self._anew = True
+        if self._directory.files > _MANY_FILES:  # as when GPUs come and go all the time, and make room for each other
             self._anew = True
         if self._anew:
             if now - self._wrote_anew < _ANEW_SECONDS:
@@ -134,7 +135,7 @@ class Journal:
             spans = [*spans, *(ring.spans.everything() if self._anew else ring.spans.lasting())]
         return _News(
             is_file,
-            max(new, default=-math.inf) * step + ahead,
+            max(max(new, default=-math.inf) * step, frames.newest_of(span for _, span in spans)) + ahead,
             len(new),
             {name.place: name.key for name in names},
             [
@@ -144,10 +145,12 @@ class Journal:
             ],
         )
 
-    def tidy(self, unix: float) -> None:
-        """Now and then."""
+    def tidy(self, now: float, ahead: float) -> None:
+        """Now and then. Raises OutputError when the directory is not ours. Files are as old as they are by the clock
+        they were written by: when it was set since, they are needed until everything is written anew."""
+        self._directory.open()
         self._directory.sync()
-        self._directory.remove_old(unix)
+        self._directory.remove_old(now + (ahead if self._ahead is None else self._ahead))
 
     def close(self) -> None:
         self._directory.close()

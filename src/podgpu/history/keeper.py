@@ -86,23 +86,23 @@ class Keeper:
         if self._journal is None:
             return
         now, ahead = self.clock.now(), self.clock.ahead()
-        if not self._loaded:
-            self._loaded = True
-            for words in self._journal.load(now, ahead):
-                _log.warning("history: %s", words)
         if now < self._retry_at:
             return
         try:
-            self._journal.save(now, ahead)
+            if not self._loaded:
+                for words in self._journal.load(now, ahead):
+                    _log.warning("history: %s", words)
+                self._loaded = True
             if now - self._tidied_at >= _TIDY_SECONDS:
+                self._journal.tidy(now, ahead)  # before anything is written: on a full disk it makes room
                 self._tidied_at = now
-                self._journal.tidy(now + ahead)
+            self._journal.save(now, ahead)
         except OutputError as error:
             self._retry_at = now + self._wait
             self._wait = min(2 * self._wait, _LONGEST_AGAIN)
             self._words = (
                 f"{error}: history is kept in memory only, and is lost when podgpu ends; see that the directory of"
-                " --history-dir is writable and has room"
+                " --history-dir can be read and written and has room"
             )
             if self._faults.fails("disk", str(error)):
                 _log.warning("history: %s", self._words)

@@ -58,9 +58,10 @@ class Ring:
         now, old = _split(told)
         with self.lock:
             self._make_room(now, at)
+            # All devices before any holder: one that took the place of a device would have to give it back each time.
+            rows = [self.rows.take(key, at) for key in now]
             samples: list[tuple[int, Sample]] = []
-            for key, device in now.items():
-                row = self.rows.take(key, at)
+            for (key, device), row in zip(now.items(), rows, strict=True):
                 if row is None:
                     continue
                 row.node, row.index = device.node, device.index

@@ -105,13 +105,18 @@ class Rows:
         self._drop(gone)
         return gone
 
-    def make_room(self, new: Iterable[Key], now: float) -> list[int]:
-        """Lets go of rows that were not seen now, as many as keys that are new and find no place: the places that must
-        be blanked."""
-        wanted = len(self._rows) + sum(key not in self._rows for key in new) - self._most
+    def make_room(self, coming: Iterable[Key], now: float) -> list[int]:
+        """Lets go of rows that were not seen now and are not about to be, as many as keys that come find no place: the
+        places that must be blanked."""
+        coming = set(coming)
+        wanted = len(self._rows) + sum(key not in self._rows for key in coming) - self._most
         if wanted <= 0:
             return []
-        idle = [(not key.who, row.seen, row.place, key) for key, row in self._rows.items() if row.seen < now]
+        idle = [
+            (not key.who, row.seen, row.place, key)
+            for key, row in self._rows.items()
+            if row.seen < now and key not in coming
+        ]
         going = sorted(idle)[: min(wanted, _MOST_AT_ONCE)]
         self._drop(key for *_, key in going)
         return [place for _, _, place, _ in going]
