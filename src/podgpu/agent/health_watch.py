@@ -183,10 +183,11 @@ class HealthWatch:
                 told[condition] = None if lasted is None else ""
                 since[condition] = wall - (lasted or 0.0)
             up = part.links_up.get(device.uuid)
-            if up is not None:
+            if up is not None and not device.mig_enabled:  # in MIG mode its links are not used
                 gpu.links = max(gpu.links, up)
-                wired = max(gpu.links, usual_links)
-                told[NVLINK] = f"{wired - up}/{wired}" if up < wired else None
+                if gpu.links:  # one without a bridge never has any
+                    wired = max(gpu.links, usual_links)
+                    told[NVLINK] = f"{wired - up}/{wired}" if up < wired else None
         found = {condition: detail for condition, detail in told.items() if detail is not None}
         kept = {c: moment for c, moment in gpu.since.items() if c in found or c not in told}
         gpu.since = {c: since.get(c, wall) for c in found} | kept
