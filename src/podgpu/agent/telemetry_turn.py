@@ -272,7 +272,12 @@ class TelemetryTurn:
     def _count(self, visible: int) -> DeviceCount:
         expected = self._telemetry.expected
         baseline = expected if expected is not None else self._most_seen
-        return DeviceCount(expected, visible, max(0, baseline - visible))
+        lost = max(0, baseline - visible)
+        # The bus may go on showing what an operator has had forgotten; what is known not to answer is not that.
+        # What is gone and what cannot say what it is are often the same.
+        unlisted = max(len(self._absent), len(self._inventory.unreachable))
+        silent = len(self._inventory.gpus) - visible + unlisted
+        return DeviceCount(expected, visible, max(lost - len(self._forgotten), min(lost, silent)))
 
     def _outcome(self, source: str, result: Result[Any], device: str = "") -> Outcome:
         if isinstance(result.error, StartError):
