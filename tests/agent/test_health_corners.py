@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from podgpu.clock import Clock
 from podgpu.simulate.faults import Faults
 from tests.agent.gpu_bench import GpuBench, bench_of
 from tests.agent.told_health import FORGET, broken, known, view
@@ -62,3 +64,25 @@ def test_a_forgotten_gpu_that_the_bus_still_shows(bench: GpuBench) -> None:
     turns(bench, 30)
     assert [alert["uuid"] for alert in view(bench)["alerts"]] == [bench.uuid(3)]
     assert 'podgpu_device_count{state="lost",Hostname="h"} 1' in bench.page
+
+
+def test_forgetting_in_the_middle_of_a_turn(bench: GpuBench) -> None:
+    """The turn's own look at the clock is when somebody asks: what the turn began with does not bring the GPU back."""
+    bench.faults.lose(1, enumerated=False)
+    bench.expected = 3
+    turns(bench, 8)
+    answers: list[int] = []
+    asks = threading.Thread(target=lambda: answers.append(forget(bench, 1)))
+
+    def wall() -> float:
+        if asks.ident is None:
+            asks.start()
+            asks.join(0.3)  # it has to wait for the turn, which waits for it here
+        return bench.wall()
+
+    bench.agent.clock = Clock(lambda: bench.time, wall)
+    bench.agent.read_telemetry()
+    asks.join()
+    assert answers == [200]
+    assert bench.uuid(1) not in bench.client.ask("/metrics").text
+    assert bench.client.ask("/health").text == "OK\n"

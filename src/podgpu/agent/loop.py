@@ -349,16 +349,16 @@ class Agent:
 
     def forget(self, uuid: str) -> Forgotten | None:
         """An operator has seen to a GPU that is gone, or to the XIDs of one that is here. None: no such GPU."""
-        known = {d.uuid for d in self._telemetry_part.devices}
-        if self._telemetry_turn.forget(uuid):
-            self._health.forget(uuid)
-            with self._turn:
+        with self._turn:  # a turn in between would bring back what it began with
+            known = {d.uuid for d in self._telemetry_part.devices}
+            if self._telemetry_turn.forget(uuid):
+                self._health.forget(uuid)
                 self._telemetry_part = self._telemetry_part.without(uuid)
-            forgotten: Forgotten = "gpu"
-        elif uuid not in known:
-            return None
-        else:
-            forgotten = "xids" if self._health.forget_xids(uuid) else "nothing"
+                forgotten: Forgotten = "gpu"
+            elif uuid not in known:
+                return None
+            else:
+                forgotten = "xids" if self._health.forget_xids(uuid) else "nothing"
         self._publish()
         return forgotten
 
