@@ -11,7 +11,7 @@ import pytest
 from podgpu.clock import Clock
 from podgpu.simulate.faults import Faults
 from tests.agent.gpu_bench import GpuBench, bench_of
-from tests.agent.told_health import FORGET, broken, known, view
+from tests.agent.told_health import FORGET, broken, gpu, known, view
 
 A30_LINKS = 4
 
@@ -56,6 +56,7 @@ def test_a_forgotten_gpu_that_the_bus_still_shows(bench: GpuBench) -> None:
     turns(bench, 8)
     assert broken(bench, 1) == ["lost"]
     assert forget(bench, 1) == 200
+    assert view(bench)["alerts"] == []
     turns(bench, 2)
     assert view(bench)["alerts"] == []
     assert bench.client.ask("/health").text == "OK\n"
@@ -86,3 +87,54 @@ def test_forgetting_in_the_middle_of_a_turn(bench: GpuBench) -> None:
     assert answers == [200]
     assert bench.uuid(1) not in bench.client.ask("/metrics").text
     assert bench.client.ask("/health").text == "OK\n"
+
+
+def numbers(bench: GpuBench) -> list[int]:
+    return [shown["index"] for shown in view(bench)["nodes"][0]["gpus"]]
+
+
+def test_a_lost_gpu_that_the_driver_still_lists_keeps_its_last_holder(bench: GpuBench) -> None:
+    bench.faults.lose(1)
+    turns(bench, 2)
+    assert [h["pod"] for h in gpu(bench, 1)["holders"]] == ["p1"]
+    bench.crowd(1, 0)
+    turns(bench, 3)
+    assert "holders" not in gpu(bench, 1)
+    assert [h["pod"] for h in gpu(bench, 1)["last_holders"]] == ["p1"]
+    bench.faults.recover(1)
+    turns(bench, 3)
+    assert broken(bench, 1) == []
+    assert "last_holders" not in gpu(bench, 1)
+
+
+def test_a_lost_gpu_that_the_driver_still_lists_is_forgotten_until_it_answers(bench: GpuBench) -> None:
+    bench.faults.lose(1)
+    turns(bench, 2)
+    assert broken(bench, 1) == ["lost"]
+    assert forget(bench, 1) == 200
+    assert numbers(bench) == [0, 2, 3]
+    turns(bench, 5)
+    assert numbers(bench) == [0, 2, 3]
+    assert f'podgpu_device_health{{gpu="1",UUID="{bench.uuid(1)}"' not in bench.page
+    assert bench.client.ask("/health").text == "OK\n"
+    assert forget(bench, 1) == 404
+    bench.faults.recover(1)
+    turns(bench, 3)
+    assert numbers(bench) == [0, 1, 2, 3]
+    assert broken(bench, 1) == []
+
+
+def test_a_forgotten_gpu_that_leaves_the_driver_s_list_stays_forgotten(bench: GpuBench) -> None:
+    bench.faults.lose(1)
+    turns(bench, 2)
+    assert forget(bench, 1) == 200
+    bench.faults.lose(1, enumerated=False)
+    bench.expected = 3
+    turns(bench, 8)
+    assert bench.driver.calls["nvmlInit"] > 1, "the driver does not list it any more"
+    assert bench.uuid(1) not in bench.page
+    assert bench.client.ask("/health").text == "OK\n"
+    bench.expected = 4
+    bench.faults.recover(1)
+    turns(bench, 30)
+    assert numbers(bench) == [0, 1, 2, 3]

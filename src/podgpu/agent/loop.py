@@ -351,9 +351,9 @@ class Agent:
         """An operator has seen to a GPU that is gone, or to the XIDs of one that is here. None: no such GPU."""
         with self._turn:  # a turn in between would bring back what it began with
             known = {d.uuid for d in self._telemetry_part.devices}
-            if self._telemetry_turn.forget(uuid):
+            if part := self._telemetry_turn.forget(self._telemetry_part, uuid, self._health.is_lost(uuid)):
+                self._telemetry_part = part
                 self._health.forget(uuid)
-                self._telemetry_part = self._telemetry_part.without(uuid)
                 forgotten: Forgotten = "gpu"
             elif uuid not in known:
                 return None

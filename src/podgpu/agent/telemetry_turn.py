@@ -57,10 +57,12 @@ class TelemetryPart:
         """The devices that the driver knows of."""
         return tuple(d for d in self.devices if d.uuid not in self.absent) if self.absent else self.devices
 
-    def without(self, uuid: str) -> TelemetryPart:
-        """Less a GPU that is absent."""
-        devices, selected = (tuple(d for d in some if d.uuid != uuid) for some in (self.devices, self.selected))
-        return replace(self, devices=devices, selected=selected, absent=self.absent - {uuid})
+    def without(self, uuids: Collection[str]) -> TelemetryPart:
+        """Less GPUs of which nothing was read."""
+        devices, selected = (tuple(d for d in some if d.uuid not in uuids) for some in (self.devices, self.selected))
+        outcomes = tuple(o for o in self.outcomes if o.device not in uuids)
+        absent = self.absent.difference(uuids)
+        return replace(self, devices=devices, selected=selected, outcomes=outcomes, absent=absent)
 
 
 class TelemetryTurn:
@@ -86,6 +88,8 @@ class TelemetryTurn:
         """By UUID, those that were here and are not, or are said to be here."""
         self._remembering = threading.Lock()
         self._forgotten: tuple[str, ...] = ()
+        self._left_out: frozenset[str] = frozenset()
+        """UUIDs of forgotten ones that the driver still lists, until they answer or leave the list."""
         self._most_seen = 0
         self._errors: Counter[tuple[str, str]] = Counter()
         self._dropped: Counter[int] = Counter()
@@ -115,7 +119,7 @@ class TelemetryTurn:
         if not inventory.ok:
             self._lose(self._answers, lanes)
             devices, shown = self._devices(), self._shown()
-            return TelemetryPart(
+            part = TelemetryPart(
                 devices,
                 tuple(d for d in devices if d.key in shown),
                 outcomes=(inventory,),
@@ -125,6 +129,7 @@ class TelemetryTurn:
                 lanes=lanes,
                 absent=frozenset(self._absent),
             )
+            return part.without(self._left_out)
         gpus = self._chosen_gpus()
         jobs = {_worker(g): partial(_read_lanes, partial(self._telemetry.read, g), lanes) for g in gpus}
         if self._others is not None:
@@ -132,7 +137,7 @@ class TelemetryTurn:
         results = self._isolation.run(jobs, self._deadline)
         merged = {worker: self._with_earlier(worker, result, lanes) for worker, result in results.items()}
         part = self._gather(inventory, {g: merged[_worker(g)] for g in gpus}, merged.get(_OTHERS))
-        return replace(part, lanes=lanes)
+        return replace(part, lanes=lanes).without(self._left_out)
 
     def _with_earlier(
         self, worker: str, result: Result[dict[Lane, GpuAnswer]], lanes: Sequence[Lane]
@@ -162,12 +167,14 @@ class TelemetryTurn:
         workers = [_worker(g) for g in self._inventory.gpus if g.uuid in gone]
         self._isolation.forget(workers)
         self._lose(workers, self._lanes)
+        self._forgotten = (*self._forgotten, *sorted(self._left_out & gone))[-MOST_ABSENT:]
         left = {uuid: self._known.pop(uuid) for uuid in gone if uuid in self._known}
         for gpu in inventory.gpus:
             self._known.setdefault(gpu.uuid, (gpu,))
         here = {g.uuid for g in inventory.gpus}
         self._forgotten = tuple(uuid for uuid in self._forgotten if uuid not in here)
-        self._remember(left, here)
+        self._remember(left, here | self._left_out)
+        self._left_out &= here
         self._inventory = inventory
         self._most_seen = max(self._most_seen, len(inventory.gpus) + len(inventory.unreachable))
 
@@ -184,13 +191,17 @@ class TelemetryTurn:
             self._remember(new)
         return bool(new)
 
-    def forget(self, uuid: str) -> bool:
-        """A GPU that is gone, for good: who goes on naming it is not heard. False: it is not gone."""
-        if uuid not in self._absent:
-            return False
-        self._forgotten = (*self._forgotten, uuid)[-MOST_ABSENT:]
-        self._remember({}, {uuid})
-        return True
+    def forget(self, part: TelemetryPart, uuid: str, lost: bool) -> TelemetryPart | None:
+        """The last turn's part without a GPU that is gone, for good: who goes on naming it is not heard. One that is
+        `lost` and still listed is left out until it answers. None: it is neither."""
+        if uuid in self._absent:
+            self._forgotten = (*self._forgotten, uuid)[-MOST_ABSENT:]
+            self._remember({}, {uuid})
+        elif lost and uuid in self._known:
+            self._left_out |= {uuid}
+        else:
+            return None
+        return replace(part.without({uuid}), device_count=self._count(part.device_count.visible))
 
     def _remember(self, more: Mapping[str, tuple[Device, ...]], back: Collection[str] = ()) -> None:
         """Others read it meanwhile: it is replaced, never changed."""
@@ -216,6 +227,7 @@ class TelemetryTurn:
             if result.value is not None:
                 answers.append(result.value)
                 self._known[gpu.uuid] = tuple(r.device for r in result.value.readings)
+                self._left_out -= {gpu.uuid}
                 self._dropped.update(result.value.dropped)
                 self._errors.update((f"gpu{gpu.index}", reason) for reason in result.value.errors)
                 if result.value.links_up is not None:
@@ -274,10 +286,11 @@ class TelemetryTurn:
         baseline = expected if expected is not None else self._most_seen
         lost = max(0, baseline - visible)
         # The bus may go on showing what an operator has had forgotten; what is known not to answer is not that.
-        # What is gone and what cannot say what it is are often the same.
-        unlisted = max(len(self._absent), len(self._inventory.unreachable))
-        silent = len(self._inventory.gpus) - visible + unlisted
-        return DeviceCount(expected, visible, max(lost - len(self._forgotten), min(lost, silent)))
+        # What is gone, or forgotten, and what cannot say which it is are often the same.
+        unlisted = max(len(self._absent), len(self._inventory.unreachable) - len(self._forgotten))
+        silent = len(self._inventory.gpus) - len(self._left_out) - visible + unlisted
+        forgotten = len(self._forgotten) + len(self._left_out)
+        return DeviceCount(expected, visible, max(lost - forgotten, min(lost, silent)))
 
     def _outcome(self, source: str, result: Result[Any], device: str = "") -> Outcome:
         if isinstance(result.error, StartError):
