@@ -182,8 +182,8 @@ class TelemetryTurn:
 
     def hear_of(self, uuids: Iterable[str]) -> bool:
         """Somebody gives away, or holds, GPUs of these UUIDs: whether any is new, and so is taken for lost. Says
-        nothing before the driver has once said what it lists."""
-        if not self._inventory.gpus and not self._inventory.unreachable:
+        nothing before the driver has once said what it lists, nor while it has not named one that may be of these."""
+        if self._inventory.hung or not (self._inventory.gpus or self._inventory.unreachable):
             return False
         known = {uuid.lower() for uuid in (*self._known, *self._absent, *self._forgotten)}
         new = {uuid: (Device(-1, uuid, "", ""),) for uuid in sorted(uuids) if uuid.lower() not in known}
