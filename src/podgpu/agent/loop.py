@@ -109,7 +109,7 @@ class Agent:
         self._usage_turn = (
             None
             if containers is None
-            else UsageTurn(telemetry, containers, self._isolation, self.settings.deadline, self.clock.monotonic)
+            else UsageTurn(telemetry, containers, self._isolation, self.settings.deadline, self.clock)
         )
         self._usage_part = UsagePart()
         self._health = HealthWatch()
