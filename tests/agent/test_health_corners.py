@@ -47,6 +47,17 @@ def test_a_gpu_that_has_no_bridge_while_two_others_have(tmp_path: Path) -> None:
         assert broken(bench, 1) == ["nvlink"]
 
 
+def test_links_that_nobody_uses_in_mig_mode(bench: GpuBench) -> None:
+    assert known(bench, 1, "nvlink")
+    bench.faults.relayout(1, ["1g.10gb"])
+    bench.faults.cut_link(1, 3)
+    bench.turn(seconds=30.0)
+    bench.turn(seconds=30.0)
+    assert "conditions" not in gpu(bench, 1)
+    assert not known(bench, 1, "nvlink")
+    assert known(bench, 0, "nvlink")
+
+
 def test_a_forgotten_gpu_that_the_bus_still_shows(bench: GpuBench) -> None:
     """Somebody has seen to it: the node is well, until another is lost."""
     bench.faults.lose(1, enumerated=False)
