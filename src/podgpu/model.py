@@ -1,7 +1,6 @@
 """The words podgpu thinks in, as frozen dataclasses. Imports nothing of podgpu and nothing of the world.
 
-Readers (telemetry, allocation) make them, the tick gathers them into one `Snapshot`, the join turns a snapshot
-into `Family` objects, the encoder turns families into bytes.
+Readers make them, the tick gathers them into one `Snapshot`, the join makes `Family` objects of it, the encoder bytes.
 """
 
 from __future__ import annotations
@@ -265,11 +264,12 @@ class NamespaceTotals:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """The ledger's statement at one moment."""
+    """The ledger's statement at one moment: `at`, in Unix time; 0: not told."""
 
     containers: tuple[ContainerUsage, ...] = ()
     devices: tuple[DeviceTotals, ...] = ()
     namespaces: tuple[NamespaceTotals, ...] = ()
+    at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,6 +107,7 @@ def _usage(plain: Mapping[str, Any]) -> Usage:
         tuple(ContainerUsage(**{**c, "holder": Workload(**c["holder"])}) for c in plain["containers"]),
         tuple(DeviceTotals(**t) for t in plain["devices"]),
         tuple(NamespaceTotals(**t) for t in plain["namespaces"]),
+        plain.get("at", 0.0),
     )
 
 

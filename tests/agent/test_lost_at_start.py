@@ -16,6 +16,7 @@ from podgpu.join import Policy
 from podgpu.simulate.driver import SimulatedNvml
 from podgpu.simulate.kubelet import SimulatedKubelet, SimulatedPod
 from podgpu.telemetry.nvml import NvmlTelemetry
+from tests.nodes.clock import wait_until
 from tests.serve.server import Client, running
 
 GPU = "nvidia.com/gpu"
@@ -129,3 +130,18 @@ def test_it_comes_back(restarted: Restarted) -> None:
     assert lost_in(view) == []
     assert [g["index"] for g in view["nodes"][0]["gpus"]] == [0, 1, 2]
     assert restarted.client.ask("/health").text == "OK\n"
+
+
+def test_a_gpu_that_is_slow_to_say_its_name_is_not_lost(restarted: Restarted) -> None:
+    """The kubelet gives it away; the driver lists it, and has not named it yet."""
+    restarted.driver.faults.recover(1)
+    hang = restarted.driver.faults.hang("nvmlDeviceGetUUID", 1)
+    restarted.kubelet.allocatable = {GPU: restarted.uuids}
+    restarted.kubelet.pods = (SimulatedPod("ns", "train", {"main": {GPU: [restarted.uuids[1]]}}),)
+    view = restarted.turns(3)
+    assert lost_in(view) == []
+    assert restarted.uuids[1] not in "".join(alert["text"] for alert in view["alerts"])
+    hang.release()
+    wait_until(lambda: len(restarted.turns(1)["nodes"][0]["gpus"]) == 3, "it is met late")
+    assert lost_in(restarted.turns(1)) == []
+    assert [h["pod"] for h in restarted.turns(1)["nodes"][0]["gpus"][1]["holders"]] == ["train"]

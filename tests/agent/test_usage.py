@@ -13,6 +13,7 @@ from podgpu.agent.loop import Agent, Settings
 from podgpu.allocation.identity import Identities
 from podgpu.catalog.counters import shipped_counters
 from podgpu.clock import Clock
+from podgpu.figures.from_snapshot import view_of_snapshot
 from podgpu.join import Policy
 from podgpu.model import Assignment, Workload
 from podgpu.simulate.driver import SimulatedNvml
@@ -193,3 +194,23 @@ def test_a_gpu_that_hangs_costs_its_own_usage_only(node: Node) -> None:
         "the counter stands, it does not vanish"
     )
     node.driver.faults.release_all()
+
+
+def test_the_beginning_of_being_idle_stays_where_it_is_between_telemetry_turns(node: Node) -> None:
+    """Usage is read every second, telemetry every thirty as a rule."""
+    shared(node)
+
+    def idle_since() -> float:
+        (device,) = view_of_snapshot(node.agent.published.snapshot, "n").devices
+        (since,) = (of.idle_since for of in device.holders if of.holder.pod == "idle")
+        assert since is not None
+        return since
+
+    first = idle_since()
+    for _ in range(25):
+        node.time += 1.0
+        node.agent.read_usage()
+        assert idle_since() == pytest.approx(first, abs=1.0)
+    node.time += 1.0
+    node.agent.read_telemetry()
+    assert idle_since() == pytest.approx(first, abs=1.0), "nor does a telemetry turn move it"

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from podgpu.cluster.reading import ClusterReading, TargetOutcome
 from podgpu.cluster.settings import ViewSettings
 from podgpu.cluster.view import ClusterView, Memory, assemble
+from podgpu.figures.device import Condition, DeviceFigures, Trouble
 from podgpu.model import Workload
 from tests.cluster.view_readings import (
     WALL,
@@ -100,6 +101,26 @@ def test_a_gpu_that_moved_is_where_it_was_seen_last() -> None:
     assert view.nodes[0].old
     assert view.nodes[0].notes == ("GPU-0 is on n2 now",)
     assert view.nodes[1].notes == ("GPU-0 was on n1 before",)
+
+
+def lost(index: int) -> DeviceFigures:
+    return gpu(index, conditions=(Condition.of("lost", 1.0),), present=False)
+
+
+@pytest.mark.parametrize(("first", "then"), [("n1", "n2"), ("n2", "n1")])
+def test_a_gpu_that_one_node_misses_is_where_it_answers(first: str, then: str) -> None:
+    """It was put into another machine; the exporter of the first remembers it until it is told to forget."""
+    view = view_of(node(first, lost(0), gpu(1), trouble=Trouble(lost=1)), node(then, gpu(0, holder("a"))))
+    assert devices(view) == {first: ["GPU-1"], then: ["GPU-0"]}
+    notes = {n.name: n.notes for n in view.nodes}
+    assert notes == {first: (f"GPU-0 is on {then} now",), then: (f"GPU-0 was on {first} before",)}
+    assert view.alerts == (), "nor is it missed"
+
+
+def test_a_gpu_that_both_nodes_miss_is_broken_on_both() -> None:
+    view = view_of(node("n1", lost(0)), node("n2", lost(0)))
+    assert devices(view) == {"n1": ["GPU-0"], "n2": ["GPU-0"]}
+    assert view.nodes[0].notes == ("GPU-0 is on n2 too, it says",)
 
 
 def test_a_gpu_that_two_fresh_nodes_claim_stays_on_both_and_counts_once() -> None:

@@ -98,13 +98,13 @@ class HealthWatch:
                     gpu.xids.setdefault(event.code, _Xid(event.at, now)).last = now
 
     def hold(self, assignments: Sequence[Assignment], absent: frozenset[str]) -> None:
-        """Who holds what now. Of a GPU that is gone its last holders stay."""
+        """Who holds what now. Of a GPU that is gone, or lost and still listed, its last holders stay."""
         held: dict[str, dict[Workload, None]] = {}
         for assignment in assignments:
             held.setdefault(physical(assignment.device), {})[assignment.holder] = None
         with self._lock:
             for uuid, gpu in self._gpus.items():
-                if uuid in held or uuid not in absent:
+                if uuid in held or not (uuid in absent or LOST in gpu.since):
                     gpu.holders = tuple(held.get(uuid, ()))
 
     def forget_xids(self, uuid: str) -> bool:
@@ -115,6 +115,11 @@ class HealthWatch:
                 return False
             gpu.xids.clear()
             return True
+
+    def is_lost(self, uuid: str) -> bool:
+        with self._lock:
+            gpu = self._gpus.get(uuid)
+            return gpu is not None and LOST in gpu.since
 
     def forget(self, uuid: str) -> None:
         with self._lock:
@@ -183,10 +188,11 @@ class HealthWatch:
                 told[condition] = None if lasted is None else ""
                 since[condition] = wall - (lasted or 0.0)
             up = part.links_up.get(device.uuid)
-            if up is not None:
+            if up is not None and not device.mig_enabled:  # in MIG mode its links are not used
                 gpu.links = max(gpu.links, up)
-                wired = max(gpu.links, usual_links)
-                told[NVLINK] = f"{wired - up}/{wired}" if up < wired else None
+                if gpu.links:  # one without a bridge never has any
+                    wired = max(gpu.links, usual_links)
+                    told[NVLINK] = f"{wired - up}/{wired}" if up < wired else None
         found = {condition: detail for condition, detail in told.items() if detail is not None}
         kept = {c: moment for c, moment in gpu.since.items() if c in found or c not in told}
         gpu.since = {c: since.get(c, wall) for c in found} | kept

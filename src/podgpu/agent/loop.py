@@ -110,7 +110,7 @@ class Agent:
         self._usage_turn = (
             None
             if containers is None
-            else UsageTurn(telemetry, containers, self._isolation, self.settings.deadline, self.clock.monotonic)
+            else UsageTurn(telemetry, containers, self._isolation, self.settings.deadline, self.clock)
         )
         self._usage_part = UsagePart()
         self._health = HealthWatch()
@@ -349,16 +349,16 @@ class Agent:
 
     def forget(self, uuid: str) -> Forgotten | None:
         """An operator has seen to a GPU that is gone, or to the XIDs of one that is here. None: no such GPU."""
-        known = {d.uuid for d in self._telemetry_part.devices}
-        if self._telemetry_turn.forget(uuid):
-            self._health.forget(uuid)
-            with self._turn:
-                self._telemetry_part = self._telemetry_part.without(uuid)
-            forgotten: Forgotten = "gpu"
-        elif uuid not in known:
-            return None
-        else:
-            forgotten = "xids" if self._health.forget_xids(uuid) else "nothing"
+        with self._turn:  # a turn in between would bring back what it began with
+            known = {d.uuid for d in self._telemetry_part.devices}
+            if part := self._telemetry_turn.forget(self._telemetry_part, uuid, self._health.is_lost(uuid)):
+                self._telemetry_part = part
+                self._health.forget(uuid)
+                forgotten: Forgotten = "gpu"
+            elif uuid not in known:
+                return None
+            else:
+                forgotten = "xids" if self._health.forget_xids(uuid) else "nothing"
         self._publish()
         return forgotten
 

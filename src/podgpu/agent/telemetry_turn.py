@@ -59,10 +59,12 @@ class TelemetryPart:
         """The devices that the driver knows of."""
         return tuple(d for d in self.devices if d.uuid not in self.absent) if self.absent else self.devices
 
-    def without(self, uuid: str) -> TelemetryPart:
-        """Less a GPU that is absent."""
-        devices, selected = (tuple(d for d in some if d.uuid != uuid) for some in (self.devices, self.selected))
-        return replace(self, devices=devices, selected=selected, absent=self.absent - {uuid})
+    def without(self, uuids: Collection[str]) -> TelemetryPart:
+        """Less GPUs of which nothing was read."""
+        devices, selected = (tuple(d for d in some if d.uuid not in uuids) for some in (self.devices, self.selected))
+        outcomes = tuple(o for o in self.outcomes if o.device not in uuids)
+        absent = self.absent.difference(uuids)
+        return replace(self, devices=devices, selected=selected, outcomes=outcomes, absent=absent)
 
 
 class TelemetryTurn:
@@ -88,6 +90,8 @@ class TelemetryTurn:
         """By UUID, those that were here and are not, or are said to be here."""
         self._remembering = threading.Lock()
         self._forgotten: tuple[str, ...] = ()
+        self._left_out: frozenset[str] = frozenset()
+        """UUIDs of forgotten ones that the driver still lists, until they answer or leave the list."""
         self._most_seen = 0
         self._errors: Counter[tuple[str, str]] = Counter()
         self._dropped: Counter[int] = Counter()
@@ -117,7 +121,7 @@ class TelemetryTurn:
         if not inventory.ok:
             self.drop_values()
             devices, shown = self._devices(), self._shown()
-            return TelemetryPart(
+            part = TelemetryPart(
                 devices,
                 tuple(d for d in devices if d.key in shown),
                 outcomes=(inventory,),
@@ -127,6 +131,7 @@ class TelemetryTurn:
                 lanes=lanes,
                 absent=frozenset(self._absent),
             )
+            return part.without(self._left_out)
         gpus = self._chosen_gpus()
         reads: dict[str, _Read] = {_worker(g): partial(self._telemetry.read, g) for g in gpus}
         if self._others is not None:
@@ -135,7 +140,7 @@ class TelemetryTurn:
         results = self._isolation.run(jobs, self._deadline)
         merged = {worker: self._with_earlier(worker, result) for worker, result in results.items()}
         part = self._gather(inventory, {g: merged[_worker(g)] for g in gpus}, merged.get(_OTHERS))
-        return replace(part, lanes=lanes)
+        return replace(part, lanes=lanes).without(self._left_out)
 
     def _missing(self, worker: str, due: Sequence[Lane]) -> tuple[Lane, ...]:
         """What is due, and what there is no answer to: it is new, or has failed."""
@@ -164,12 +169,14 @@ class TelemetryTurn:
         self._isolation.forget(workers)
         for worker in workers:
             self._answers.pop(worker, None)
+        self._forgotten = (*self._forgotten, *sorted(self._left_out & gone))[-MOST_ABSENT:]
         left = {uuid: self._known.pop(uuid) for uuid in gone if uuid in self._known}
         for gpu in inventory.gpus:
             self._known.setdefault(gpu.uuid, (gpu,))
         here = {g.uuid for g in inventory.gpus}
         self._forgotten = tuple(uuid for uuid in self._forgotten if uuid not in here)
-        self._remember(left, here)
+        self._remember(left, here | self._left_out)
+        self._left_out &= here
         self._inventory = inventory
         self._most_seen = max(self._most_seen, len(inventory.gpus) + len(inventory.unreachable))
 
@@ -177,8 +184,8 @@ class TelemetryTurn:
 
     def hear_of(self, uuids: Iterable[str]) -> bool:
         """Somebody gives away, or holds, GPUs of these UUIDs: whether any is new, and so is taken for lost. Says
-        nothing before the driver has once said what it lists."""
-        if not self._inventory.gpus and not self._inventory.unreachable:
+        nothing before the driver has once said what it lists, nor while it has not named one that may be of these."""
+        if self._inventory.hung or not (self._inventory.gpus or self._inventory.unreachable):
             return False
         known = {uuid.lower() for uuid in (*self._known, *self._absent, *self._forgotten)}
         new = {uuid: (Device(-1, uuid, "", ""),) for uuid in sorted(uuids) if uuid.lower() not in known}
@@ -186,13 +193,17 @@ class TelemetryTurn:
             self._remember(new)
         return bool(new)
 
-    def forget(self, uuid: str) -> bool:
-        """A GPU that is gone, for good: who goes on naming it is not heard. False: it is not gone."""
-        if uuid not in self._absent:
-            return False
-        self._forgotten = (*self._forgotten, uuid)[-MOST_ABSENT:]
-        self._remember({}, {uuid})
-        return True
+    def forget(self, part: TelemetryPart, uuid: str, lost: bool) -> TelemetryPart | None:
+        """The last turn's part without a GPU that is gone, for good: who goes on naming it is not heard. One that is
+        `lost` and still listed is left out until it answers. None: it is neither."""
+        if uuid in self._absent:
+            self._forgotten = (*self._forgotten, uuid)[-MOST_ABSENT:]
+            self._remember({}, {uuid})
+        elif lost and uuid in self._known:
+            self._left_out |= {uuid}
+        else:
+            return None
+        return replace(part.without({uuid}), device_count=self._count(part.device_count.visible))
 
     def _remember(self, more: Mapping[str, tuple[Device, ...]], back: Collection[str] = ()) -> None:
         """Others read it meanwhile: it is replaced, never changed."""
@@ -218,6 +229,7 @@ class TelemetryTurn:
             if result.value is not None:
                 answers.append(result.value)
                 self._known[gpu.uuid] = tuple(r.device for r in result.value.readings)
+                self._left_out -= {gpu.uuid}
                 self._dropped.update(result.value.dropped)
                 self._errors.update((f"gpu{gpu.index}", reason) for reason in result.value.errors)
                 if result.value.links_up is not None:
@@ -274,7 +286,13 @@ class TelemetryTurn:
     def _count(self, visible: int) -> DeviceCount:
         expected = self._telemetry.expected
         baseline = expected if expected is not None else self._most_seen
-        return DeviceCount(expected, visible, max(0, baseline - visible))
+        lost = max(0, baseline - visible)
+        # The bus may go on showing what an operator has had forgotten; what is known not to answer is not that.
+        # What is gone, or forgotten, and what cannot say which it is are often the same.
+        unlisted = max(len(self._absent), len(self._inventory.unreachable) - len(self._forgotten))
+        silent = len(self._inventory.gpus) - len(self._left_out) - visible + unlisted
+        forgotten = len(self._forgotten) + len(self._left_out)
+        return DeviceCount(expected, visible, max(lost - forgotten, min(lost, silent)))
 
     def _outcome(self, source: str, result: Result[Any], device: str = "") -> Outcome:
         if isinstance(result.error, StartError):

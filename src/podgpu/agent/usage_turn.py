@@ -12,6 +12,7 @@ from typing import TypeVar
 from podgpu.accounting.containers import ContainerFinder
 from podgpu.accounting.ledger import MOST_NAMESPACES, Ledger
 from podgpu.accounting.owners import Complete, Owners, ProcessOwners
+from podgpu.clock import Clock
 from podgpu.errors import SourceError
 from podgpu.isolate import Isolation, Result
 from podgpu.model import Assignment, ContainerUsage, Device, DeviceUsage, Outcome, Usage, physical
@@ -44,7 +45,7 @@ class UsageTurn:
         finder: ContainerFinder,
         isolation: Isolation,
         deadline: float,
-        clock: Callable[[], float],
+        clock: Clock,
     ) -> None:
         self._telemetry = telemetry
         self._processes = ProcessOwners(finder)
@@ -75,7 +76,7 @@ class UsageTurn:
         """
         gpus = [d for d in devices if not d.is_instance]
         self._forget(gpus)
-        began = self._clock()
+        began, began_at = self._clock.monotonic(), self._clock.wall()
         results = self._isolation.run({_worker(g): partial(self._read, g) for g in gpus}, self._deadline)
         usages = [u for result in results.values() if result.value is not None for u in result.value[0]]
         self._count(results)
@@ -88,9 +89,11 @@ class UsageTurn:
         self._statement = with_power_parts(self._statement, self._ledger.statement(), pending)
         self._count_forgotten()
         failed = {g.uuid: error for g in gpus if (error := results[_worker(g)].error) is not None}
-        outcome = self._outcome(self._clock() - began, owners, {g: e for g, e in failed.items() if g not in sick})
+        outcome = self._outcome(
+            self._clock.monotonic() - began, owners, {g: e for g, e in failed.items() if g not in sick}
+        )
         outcomes = (outcome, *_switches_outcome(results))
-        return UsagePart(self._statement, outcomes, dict(self._errors))
+        return UsagePart(replace(self._statement, at=began_at), outcomes, dict(self._errors))
 
     def _read(self, gpu: Device) -> tuple[tuple[DeviceUsage, ...], UsageFlaws]:
         return self._telemetry.usage(gpu, self._shared), self._telemetry.usage_flaws(gpu)

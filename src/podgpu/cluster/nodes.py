@@ -116,7 +116,7 @@ def settle(
                     notes,
                     simulated=reading.simulated,
                     gone=gone,
-                    trouble=reading.trouble,
+                    trouble=claims.trouble_left(name, reading),
                 )
             )
     return Settled(tuple(nodes), chosen, siblings, claims.same, frozenset(claims.contested))
@@ -161,8 +161,12 @@ class _Claims:
         self._lost: dict[str, set[str]] = {}
         self._settings = settings
         self._now = now
-        for uuid, names in sorted(_claimed_twice(chosen).items()):
-            self._judge(uuid, sorted((chosen[name] for name in names), key=self._best_first))
+        twice = _claimed_twice(chosen)
+        here = {name: _present(chosen[name]) for name in frozenset().union(*twice.values())}
+        for uuid, names in sorted(twice.items()):
+            missing = frozenset(name for name in names if uuid not in here[name])
+            claimants = sorted((chosen[name] for name in names), key=lambda r: self._best_first(r, missing))
+            self._judge(uuid, claimants, missing)
 
     def left(self, name: str, reading: NodeReading) -> tuple[DeviceFigures, ...]:
         """The node's devices, less those that are another's."""
@@ -170,14 +174,23 @@ class _Claims:
         devices = reading.devices
         return in_order(tuple(d for d in devices if d.uuid not in lost) if lost else devices)
 
-    def _judge(self, uuid: str, claimants: Sequence[NodeReading]) -> None:
+    def trouble_left(self, name: str, reading: NodeReading) -> Trouble:
+        """A GPU that is another's now is not one that nobody can name."""
+        lost = self._lost.get(name)
+        if not lost or not reading.trouble.lost:
+            return reading.trouble
+        missed = lost - _present(reading)
+        return replace(reading.trouble, lost=max(0, reading.trouble.lost - len(missed)))
+
+    def _judge(self, uuid: str, claimants: Sequence[NodeReading], missing: frozenset[str]) -> None:
+        """`missing`: those that say that they had it, and that it is gone."""
         best = claimants[0]
         for other in claimants[1:]:
             if not (best.named and other.named):
                 self._lose(uuid, other.node)
                 self.same[other.node] = best.node
                 self._note(best.node, f"also read as {other.node}: the same GPUs under another address")
-            elif self._is_old(other) or best.read_at - other.read_at > self._settings.stale_after:
+            elif self._is_gone_from(other, best, missing) or best.read_at - other.read_at > self._settings.stale_after:
                 self._lose(uuid, other.node)
                 self._note(best.node, f"{uuid} was on {other.node} before")
                 self._note(other.node, f"{uuid} is on {best.node} now")
@@ -186,11 +199,15 @@ class _Claims:
                 self._note(best.node, f"{uuid} is on {other.node} too, it says")
                 self._note(other.node, f"{uuid} is on {best.node} too, it says")
 
-    def _best_first(self, reading: NodeReading) -> tuple[bool, bool, float, str]:
-        """Fresh before old, named before not, newer before older. All fresh ones are equally new: the name decides
-        among them, the same way in every round."""
+    def _is_gone_from(self, other: NodeReading, best: NodeReading, missing: frozenset[str]) -> bool:
+        return self._is_old(other) or (other.node in missing and best.node not in missing)
+
+    def _best_first(self, reading: NodeReading, missing: frozenset[str]) -> tuple[bool, bool, bool, float, str]:
+        """Fresh before old, named before not, who has it before who misses it, newer before older. All fresh ones are
+        equally new: the name decides among them, the same way in every round."""
         is_old = self._is_old(reading)
-        return is_old, not reading.named, -reading.read_at if is_old else 0.0, reading.node
+        newest = -reading.read_at if is_old else 0.0
+        return is_old, not reading.named, reading.node in missing, newest, reading.node
 
     def _is_old(self, reading: NodeReading) -> bool:
         return not reading.dated or self._now - reading.read_at > self._settings.stale_after
@@ -202,6 +219,10 @@ class _Claims:
         notes = self.notes.setdefault(node, [])
         if note not in notes:
             notes.append(note)
+
+
+def _present(reading: NodeReading) -> frozenset[str]:
+    return frozenset(device.uuid for device in reading.devices if device.present)
 
 
 def _claimed_twice(chosen: Mapping[str, NodeReading]) -> dict[str, set[str]]:

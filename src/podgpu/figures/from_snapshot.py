@@ -94,6 +94,7 @@ def _holders(snapshot: Snapshot) -> dict[str, dict[Who, HolderFigures]]:
     for assignment in snapshot.assignments:
         if who := assignment.holder.who:
             found.setdefault(assignment.device, {})[who] = HolderFigures(assignment.holder, share=assignment.share)
+    told_at = snapshot.usage.at or snapshot.taken_at
     lost = {h.device.uuid for h in snapshot.health if any(finding.condition == LOST for finding in h.findings)}
     for usage in snapshot.usage.containers:
         if physical(usage.device) in lost:
@@ -101,11 +102,11 @@ def _holders(snapshot: Snapshot) -> dict[str, dict[Who, HolderFigures]]:
         if who := usage.holder.who:
             of_device = found.setdefault(usage.device, {})
             given = of_device.get(who)
-            of_device[who] = _holder_figures(usage, given.share if given else None, snapshot.taken_at)
+            of_device[who] = _holder_figures(usage, given.share if given else None, told_at)
     return found
 
 
-def _holder_figures(usage: ContainerUsage, share: float | None, taken_at: float) -> HolderFigures:
+def _holder_figures(usage: ContainerUsage, share: float | None, told_at: float) -> HolderFigures:
     return HolderFigures(
         usage.holder,
         usage.utilization,
@@ -115,12 +116,13 @@ def _holder_figures(usage: ContainerUsage, share: float | None, taken_at: float)
         _divided(usage.idle_ns, _NS),
         _divided(usage.energy_mj, _MJ),
         share,
-        _idle_since(usage, taken_at),
+        _idle_since(usage, told_at),
     )
 
 
-def _idle_since(usage: ContainerUsage, taken_at: float) -> float | None:
-    return taken_at - usage.idle_run_ns / _NS if usage.idle_run_ns else None
+def _idle_since(usage: ContainerUsage, told_at: float) -> float | None:
+    """By when usage was told: telemetry may be read much more rarely."""
+    return told_at - usage.idle_run_ns / _NS if usage.idle_run_ns else None
 
 
 def _numbers(values: Mapping[int, Value]) -> dict[int, float]:

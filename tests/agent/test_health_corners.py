@@ -1,0 +1,151 @@
+"""GPUs of which less is known, or that answer less, than the plain cases of test_health: nothing is made up of them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from podgpu.clock import Clock
+from podgpu.simulate.faults import Faults
+from tests.agent.gpu_bench import GpuBench, bench_of
+from tests.agent.told_health import FORGET, broken, gpu, known, view
+
+A30_LINKS = 4
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[GpuBench]:
+    with bench_of(tmp_path, "4xH100", 0, 1, 2, 3) as made:
+        yield made
+
+
+def forget(bench: GpuBench, number: int) -> int:
+    return bench.client.ask(f"/-/forget?gpu={bench.uuid(number)}", "POST", **FORGET).status
+
+
+def turns(bench: GpuBench, number: int) -> None:
+    for _ in range(number):
+        bench.turn(seconds=5.0)
+
+
+def test_a_gpu_that_has_no_bridge_while_two_others_have(tmp_path: Path) -> None:
+    """Three GPUs, and one bridge for two of them."""
+
+    def without_bridge(faults: Faults) -> None:
+        for link in range(A30_LINKS):
+            faults.cut_link(2, link)
+
+    with bench_of(tmp_path, "3xA30", before=without_bridge) as bench:
+        assert broken(bench, 2) == []
+        assert not known(bench, 2, "nvlink"), "it never had a link: nothing is said of it"
+        assert known(bench, 0, "nvlink")
+        bench.faults.cut_link(1, 3)
+        bench.turn(seconds=30.0)
+        assert broken(bench, 1) == ["nvlink"]
+
+
+def test_links_that_nobody_uses_in_mig_mode(bench: GpuBench) -> None:
+    assert known(bench, 1, "nvlink")
+    bench.faults.relayout(1, ["1g.10gb"])
+    bench.faults.cut_link(1, 3)
+    bench.turn(seconds=30.0)
+    bench.turn(seconds=30.0)
+    assert "conditions" not in gpu(bench, 1)
+    assert not known(bench, 1, "nvlink")
+    assert known(bench, 0, "nvlink")
+
+
+def test_a_forgotten_gpu_that_the_bus_still_shows(bench: GpuBench) -> None:
+    """Somebody has seen to it: the node is well, until another is lost."""
+    bench.faults.lose(1, enumerated=False)
+    bench.expected = 3
+    turns(bench, 8)
+    bench.expected = 4
+    turns(bench, 8)
+    assert broken(bench, 1) == ["lost"]
+    assert forget(bench, 1) == 200
+    assert view(bench)["alerts"] == []
+    turns(bench, 2)
+    assert view(bench)["alerts"] == []
+    assert bench.client.ask("/health").text == "OK\n"
+    assert 'podgpu_device_count{state="lost",Hostname="h"} 0' in bench.page
+    bench.faults.lose(3)
+    turns(bench, 30)
+    assert [alert["uuid"] for alert in view(bench)["alerts"]] == [bench.uuid(3)]
+    assert 'podgpu_device_count{state="lost",Hostname="h"} 1' in bench.page
+
+
+def test_forgetting_in_the_middle_of_a_turn(bench: GpuBench) -> None:
+    """The turn's own look at the clock is when somebody asks: what the turn began with does not bring the GPU back."""
+    bench.faults.lose(1, enumerated=False)
+    bench.expected = 3
+    turns(bench, 8)
+    answers: list[int] = []
+    asks = threading.Thread(target=lambda: answers.append(forget(bench, 1)))
+
+    def wall() -> float:
+        if asks.ident is None:
+            asks.start()
+            asks.join(0.3)  # it has to wait for the turn, which waits for it here
+        return bench.wall()
+
+    bench.agent.clock = Clock(lambda: bench.time, wall)
+    bench.agent.read_telemetry()
+    asks.join()
+    assert answers == [200]
+    assert bench.uuid(1) not in bench.client.ask("/metrics").text
+    assert bench.client.ask("/health").text == "OK\n"
+
+
+def numbers(bench: GpuBench) -> list[int]:
+    return [shown["index"] for shown in view(bench)["nodes"][0]["gpus"]]
+
+
+def test_a_lost_gpu_that_the_driver_still_lists_keeps_its_last_holder(bench: GpuBench) -> None:
+    bench.faults.lose(1)
+    turns(bench, 2)
+    assert [h["pod"] for h in gpu(bench, 1)["holders"]] == ["p1"]
+    bench.crowd(1, 0)
+    turns(bench, 3)
+    assert "holders" not in gpu(bench, 1)
+    assert [h["pod"] for h in gpu(bench, 1)["last_holders"]] == ["p1"]
+    bench.faults.recover(1)
+    turns(bench, 3)
+    assert broken(bench, 1) == []
+    assert "last_holders" not in gpu(bench, 1)
+
+
+def test_a_lost_gpu_that_the_driver_still_lists_is_forgotten_until_it_answers(bench: GpuBench) -> None:
+    bench.faults.lose(1)
+    turns(bench, 2)
+    assert broken(bench, 1) == ["lost"]
+    assert forget(bench, 1) == 200
+    assert numbers(bench) == [0, 2, 3]
+    turns(bench, 5)
+    assert numbers(bench) == [0, 2, 3]
+    assert f'podgpu_device_health{{gpu="1",UUID="{bench.uuid(1)}"' not in bench.page
+    assert bench.client.ask("/health").text == "OK\n"
+    assert forget(bench, 1) == 404
+    bench.faults.recover(1)
+    turns(bench, 3)
+    assert numbers(bench) == [0, 1, 2, 3]
+    assert broken(bench, 1) == []
+
+
+def test_a_forgotten_gpu_that_leaves_the_driver_s_list_stays_forgotten(bench: GpuBench) -> None:
+    bench.faults.lose(1)
+    turns(bench, 2)
+    assert forget(bench, 1) == 200
+    bench.faults.lose(1, enumerated=False)
+    bench.expected = 3
+    turns(bench, 8)
+    assert bench.driver.calls["nvmlInit"] > 1, "the driver does not list it any more"
+    assert bench.uuid(1) not in bench.page
+    assert bench.client.ask("/health").text == "OK\n"
+    bench.expected = 4
+    bench.faults.recover(1)
+    turns(bench, 30)
+    assert numbers(bench) == [0, 1, 2, 3]
