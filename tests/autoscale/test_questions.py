@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from podgpu.autoscale.metrics import METRICS, Aggregate, metric_named, parse_aggregate
-from podgpu.autoscale.questions import Over, Whom, is_active, of_pods, of_scope, of_workload
+from podgpu.autoscale.questions import Over, Whom, figure_of, is_active, of_pods, of_scope, of_workload
 from podgpu.autoscale.refusal import Kind, Refusal
 from podgpu.autoscale.selectors import parse_selector
 from podgpu.cluster.settings import ViewSettings
@@ -135,7 +135,7 @@ def test_used_utilisation_leaves_out_what_is_not_in_use() -> None:
     stage.turn(n1=(gpu(0, holder("a"), measured=80.0), gpu(1, holder("b"), measured=0.0)))
     assert figure(stage, "avg_GPU_utilization") == pytest.approx(80)
     stage.turn(n1=(gpu(0, holder("a"), measured=0.0), gpu(1, holder("b"), measured=0.0)))
-    assert figure(stage, "avg_GPU_utilization", window=15.0) == 0
+    assert figure(stage, "avg_GPU_utilization", window=15.0) == 0.001
     assert figure(stage, "avg_GPU_utilization", window=30.0) == pytest.approx(40)
 
 
@@ -148,6 +148,31 @@ def test_used_utilisation_of_a_namespace_a_node_and_the_cluster() -> None:
     scene, used = stage.scene(), metric_named("avg_GPU_utilization")
     for scope, value in ((("namespace", "serving"), 80), (("node", "n2"), 20), (("cluster", ""), 50)):
         assert of_scope(scene, scope, used, 60.0).value == pytest.approx(value)
+
+
+@pytest.mark.parametrize("namespace", ["serving", ""])
+def test_used_utilisation_of_a_scope_is_refused_while_one_of_its_nodes_is_dark(namespace: str) -> None:
+    stage, used = Stage([pod("a"), pod("b", node="n2")]), metric_named("avg_GPU_utilization")
+    idle = gpu(0, holder("a"), measured=0.0)
+    stage.turn(n1=(idle,), n2=(gpu(1, holder("b"), measured=90.0),))
+    stage.turns(8, n1=(idle,))
+    with pytest.raises(Refusal, match="b on n2, not heard of for") as raised:
+        figure_of(stage.scene(), Whom(namespace), used, Over(window=15.0))
+    assert raised.value.kind is Kind.NO_DATA
+    assert figure_of(stage.scene(), Whom(namespace), used, Over(window=15.0, leave_out=True)).value == 0.001
+    stage.trouble = "the API server is away"
+    stage.turn(n1=(idle,))
+    with pytest.raises(Refusal, match="the API server is away"):
+        figure_of(stage.scene(), Whom(namespace), used, Over(window=15.0))
+
+
+@pytest.mark.parametrize("whom", [INFERENCE, Whom("serving")])
+def test_of_used_utilisation_there_is_no_aggregate_but_the_mean(whom: Whom) -> None:
+    stage = Stage([pod("a")])
+    stage.turn(n1=(gpu(0, holder("a"), measured=80.0),))
+    with pytest.raises(Refusal, match="aggregate p90") as raised:
+        figure_of(stage.scene(), whom, metric_named("avg_GPU_utilization"), Over(aggregate=parse_aggregate("p90")))
+    assert raised.value.kind is Kind.BAD_REQUEST
 
 
 def test_a_ratio_as_the_used_field_is_told_in_per_cent() -> None:
@@ -260,6 +285,17 @@ def test_zero_is_told_only_of_the_surely_idle() -> None:
     stage.turns(8, n1=(busy("a", 0.0, 0),))
     assert figure(stage, idle_for=300.0) == 0.001
     assert figure(stage, idle_for=60.0) == 0
+
+
+@pytest.mark.parametrize("metric", [metric.name for metric in METRICS])
+def test_no_metric_is_zero_of_a_workload_that_is_not_surely_idle(metric: str) -> None:
+    stage = Stage([pod("a")])
+    nothing = {"measured": 0.0, "power_watts": 0.0, "memory_used": 0, "memory_total": 100}
+    for _ in range(8):
+        of = holder("a", utilization=0.0, busy_seconds=5.0)
+        stage.turn(n1=(gpu(0, of, utilization=0.0, beside=((1002, 0.0), (1004, 0.0), (1005, 0.0)), **nothing),))
+    assert figure(stage, metric, idle_for=300.0, window=60.0) == 0.001
+    assert of_scope(stage.scene(), ("node", "n1"), metric_named(metric), 60.0).value == 0.001
 
 
 def test_a_workload_is_idle_when_each_of_its_pods_surely_is() -> None:
