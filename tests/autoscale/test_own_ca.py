@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from podgpu.autoscale.own_ca import MOST_IN_BUNDLE, OVERLAP_SECONDS, BundleKeeper, OwnCa, Served, merged
+from podgpu.autoscale.own_ca import LOOK_SECONDS, MOST_IN_BUNDLE, OVERLAP_SECONDS, BundleKeeper, OwnCa, Served, merged
 from podgpu.autoscale.x509 import Issued, certificates_in, issue, parse_validity
 from podgpu.clock import Clock
 from podgpu.http.tls import load_pair
@@ -179,3 +179,34 @@ def test_while_the_bundle_cannot_be_changed_the_last_certificate_is_shown() -> N
 
     asyncio.run(run())
     assert hands.ca.shown == first
+
+
+@pytest.mark.fault(
+    "somebody deletes podgpu's APIServices",
+    "a replica that starts then is ready, and puts its CA in when they are back",
+)
+def test_an_apiservice_that_is_not_there_is_waited_for_and_keeps_nobody_from_being_ready() -> None:
+    api, hands, slept, known = ApiDouble(services={NAMES[0]: api_service()}), Hands(), [], []
+
+    class Enough(Exception):
+        pass
+
+    async def run() -> None:
+        async with api.running() as client:
+
+            async def sleep(seconds: float) -> None:
+                slept.append(seconds)
+                known.append(keeper.are_known)
+                if len(slept) == 2:
+                    api.services[NAMES[1]] = api_service()
+                elif len(slept) == 3:
+                    raise Enough
+
+            keeper = BundleKeeper(client, hands.ca, NAMES, SERVED, hands.clock, sleep)
+            with pytest.raises(Enough):
+                await keeper.run()
+
+    asyncio.run(run())
+    assert known == [True, True, True]
+    assert slept == [LOOK_SECONDS / 15, LOOK_SECONDS / 15, LOOK_SECONDS]
+    assert [name for name, _ in api.patches] == list(NAMES)

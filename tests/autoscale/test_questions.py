@@ -327,6 +327,17 @@ def test_a_dark_pod_is_remembered_by_what_it_held_when_its_resource_is_unheard_o
     assert not is_active(stage.scene(), INFERENCE, 120.0)
 
 
+def test_what_a_dark_pod_held_is_not_forgotten_while_nobody_knows_which_pods_run() -> None:
+    stage = Stage([pod("a"), pod("b", node="n2", asks=False)])
+    stage.turns(10, n1=(busy("a", 0.0, 0),), n2=(busy("b", 0.9, 1),))
+    pods, stage.pods, stage.trouble = stage.pods, [], "which pods run is not known any more"
+    stage.turns(10, n1=(busy("a", 0.0, 0),))
+    stage.pods, stage.trouble = pods, ""
+    stage.turn(n1=(busy("a", 0.0, 0),))
+    with pytest.raises(Refusal, match="b on n2"):
+        is_active(stage.scene(), INFERENCE, 120.0)
+
+
 def test_a_pod_that_has_just_begun_is_at_work() -> None:
     stage = Stage([pod("a"), pod("b", started=140.0)])
     stage.turns(10, n1=(busy("a", 0.0, 0),))

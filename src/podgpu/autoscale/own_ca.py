@@ -128,12 +128,15 @@ class BundleKeeper:
         self._sleep = sleep
         self._faults: Faults[str] = Faults(self._clock.monotonic, _SAID_AGAIN_SECONDS)
         self.are_known = False
-        """Every APIService that is ours has our authority, at least once."""
+        """Every APIService that is ours and there has our authority, at least once."""
+        self._missing: set[str] = set()
+        """APIServices that are not there."""
 
     async def run(self) -> None:
         while True:
             await self.turn()
-            await self._sleep(LOOK_SECONDS if self.are_known else LOOK_SECONDS / 15)
+            is_settled = self.are_known and not self._missing
+            await self._sleep(LOOK_SECONDS if is_settled else LOOK_SECONDS / 15)
 
     async def turn(self) -> None:
         authorities = self._ca.authorities()
@@ -144,9 +147,16 @@ class BundleKeeper:
 
     async def _look_at(self, name: str, authorities: Sequence[str]) -> bool:
         """Whether there is nothing left to do about this one."""
+        self._missing.discard(name)
         try:
             return await self._keep(name, authorities)
         except SourceError as error:
+            if isinstance(error, Refused) and error.reason == "not_found":
+                # Somebody has removed it, which is the documented way out: a replica that starts now is to be ready.
+                self._missing.add(name)
+                if self._faults.fails(name, error.reason):
+                    _log.warning("the APIService %s is not there: nobody asks podgpu for its metrics", name)
+                return True
             conflict = isinstance(error, Refused) and "409" in str(error)
             if not conflict and self._faults.fails(name, error.reason):
                 _log.warning("podgpu's CA cannot be written into the APIService %s: %s", name, error)
