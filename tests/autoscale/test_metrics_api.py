@@ -58,7 +58,7 @@ def cluster() -> Stage:
         [pod("a"), pod("b", node="n2"), pod("web", asks=False), pod("x", namespace="other", owner="", node="n2")],
         node_labels={"n1": (("zone", "a"),), "n2": (("zone", "b"),)},
     )
-    for _ in range(2):
+    for _ in range(4):
         stage.turn(
             n1=(gpu(0, holder("a", utilization=0.5), utilization=0.5, power_watts=400.25, measured=50.0),),
             n2=(
@@ -112,11 +112,11 @@ def test_both_versions_in_their_own_words() -> None:
     (_, old), (_, new) = get(cluster(), f"{CUSTOM}/v1beta1/{path}", f"{V2}/{path}")
     assert old["items"][0] == {
         "describedObject": {"kind": "Pod", "namespace": "serving", "name": "a", "apiVersion": "/v1"},
-        **{"metricName": "gpu_utilization", "timestamp": "2023-11-14T22:15:30Z", "window": 30},
+        **{"metricName": "gpu_utilization", "timestamp": "2023-11-14T22:16:00Z", "window": 60},
         **{"value": "50", "selector": None},
     }
     assert new["items"][0]["metric"] == {"name": "gpu_utilization", "selector": None}
-    assert new["items"][0]["windowSeconds"] == 30
+    assert new["items"][0]["windowSeconds"] == 60
     assert (old["apiVersion"], new["apiVersion"]) == ("custom.metrics.k8s.io/v1beta1", "custom.metrics.k8s.io/v1beta2")
 
 

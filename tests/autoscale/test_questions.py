@@ -16,7 +16,9 @@ INFERENCE = Whom("serving", owner=("Deployment", "inference"))
 
 
 def figure(stage: Stage, metric: str = "gpu_utilization", whom: Whom = INFERENCE, **over: object) -> float:
-    return of_workload(stage.scene(), whom, metric_named(metric), Over(**over)).value  # type: ignore[arg-type]
+    """Of the last round, unless a window is given."""
+    how = Over(**{"window": INTERVAL, **over})  # type: ignore[arg-type]
+    return of_workload(stage.scene(), whom, metric_named(metric), how).value
 
 
 def busy(name: str, ratio: float, index: int, **more: object) -> DeviceFigures:
@@ -56,9 +58,25 @@ def test_the_window_is_over_each_pods_rounds() -> None:
 
 
 def test_the_window_told_is_the_one_that_was_had() -> None:
-    stage = three_pods()
-    answer = of_workload(stage.scene(), INFERENCE, metric_named("gpu_utilization"), Over(window=300.0))
-    assert (answer.window, answer.at) == (INTERVAL, BEGIN + INTERVAL)
+    stage = Stage([pod("a")])
+    stage.turns(5, n1=(busy("a", 0.2, 0),))
+    answer = of_workload(stage.scene(), INFERENCE, metric_named("gpu_utilization"), Over(window=150.0))
+    assert (answer.window, answer.at) == (5 * INTERVAL, BEGIN + 5 * INTERVAL)
+
+
+def test_less_than_half_of_a_window_is_no_figure() -> None:
+    """After a restart of ours: two replicas would answer differently, and one sample is no mean."""
+    stage, whole = Stage([pod("a")]), {"window": 10 * INTERVAL}
+    metric, node = metric_named("gpu_utilization"), ("node", "n1")
+    stage.turns(4, n1=(busy("a", 0.2, 0),))
+    assert "not yet for half of the window" in str(refused(stage, **whole))
+    assert of_pods(stage.scene(), stage.pods, metric, 10 * INTERVAL) == []
+    with pytest.raises(Refusal, match="4 of the window's 10 rounds"):
+        of_scope(stage.scene(), node, metric, 10 * INTERVAL)
+    assert figure(stage, window=4 * INTERVAL) == pytest.approx(20)
+    stage.turn(n1=(busy("a", 0.2, 0),))
+    assert figure(stage, **whole) == pytest.approx(20)
+    assert of_scope(stage.scene(), node, metric, 10 * INTERVAL).value == pytest.approx(20)
 
 
 def test_a_younger_pod_of_the_same_name_has_none_of_the_old_ones_rounds() -> None:
@@ -147,7 +165,7 @@ def test_used_utilisation_of_a_namespace_a_node_and_the_cluster() -> None:
     )
     scene, used = stage.scene(), metric_named("avg_GPU_utilization")
     for scope, value in ((("namespace", "serving"), 80), (("node", "n2"), 20), (("cluster", ""), 50)):
-        assert of_scope(scene, scope, used, 60.0).value == pytest.approx(value)
+        assert of_scope(scene, scope, used, INTERVAL).value == pytest.approx(value)
 
 
 @pytest.mark.parametrize("namespace", ["serving", ""])
@@ -188,15 +206,15 @@ def test_a_node_is_the_mean_of_its_gpus_held_or_not() -> None:
     stage = Stage()
     stage.turn(n1=(busy("a", 1.0, 0, power_watts=500.0), gpu(1, utilization=0.0, power_watts=100.0)))
     scene = stage.scene()
-    assert of_scope(scene, ("node", "n1"), metric_named("gpu_utilization"), 60.0).value == pytest.approx(50)
-    assert of_scope(scene, ("node", "n1"), metric_named("gpu_power"), 60.0).value == pytest.approx(600)
+    assert of_scope(scene, ("node", "n1"), metric_named("gpu_utilization"), INTERVAL).value == pytest.approx(50)
+    assert of_scope(scene, ("node", "n1"), metric_named("gpu_power"), INTERVAL).value == pytest.approx(600)
 
 
 def test_a_gpu_in_mig_mode_is_its_instances() -> None:
     stage = Stage()
     slices = [gpu(0, uuid="GPU-0", instance=str(n), utilization=ratio) for n, ratio in enumerate((0.2, 0.6))]
     stage.turn(n1=(gpu(0, uuid="GPU-0"), *slices))
-    answer = of_scope(stage.scene(), ("node", "n1"), metric_named("gpu_utilization"), 60.0)
+    answer = of_scope(stage.scene(), ("node", "n1"), metric_named("gpu_utilization"), INTERVAL)
     assert answer.value == pytest.approx(40)
 
 
@@ -206,7 +224,7 @@ def test_a_gpu_in_mig_mode_is_its_instances() -> None:
 def test_of_a_shared_gpu_each_has_its_own_part() -> None:
     stage = Stage([pod("a"), pod("b")])
     stage.turn(n1=(gpu(0, holder("a", utilization=0.1), holder("b", utilization=0.6), utilization=0.7),))
-    assert [p.value for p in of_pods(stage.scene(), stage.pods, metric_named("gpu_utilization"), 60.0)] == [
+    assert [p.value for p in of_pods(stage.scene(), stage.pods, metric_named("gpu_utilization"), INTERVAL)] == [
         pytest.approx(10),
         pytest.approx(60),
     ]
@@ -295,7 +313,7 @@ def test_no_metric_is_zero_of_a_workload_that_is_not_surely_idle(metric: str) ->
         of = holder("a", utilization=0.0, busy_seconds=5.0)
         stage.turn(n1=(gpu(0, of, utilization=0.0, beside=((1002, 0.0), (1004, 0.0), (1005, 0.0)), **nothing),))
     assert figure(stage, metric, idle_for=300.0, window=60.0) == 0.001
-    assert of_scope(stage.scene(), ("node", "n1"), metric_named(metric), 60.0).value == 0.001
+    assert of_scope(stage.scene(), ("node", "n1"), metric_named(metric), 4 * INTERVAL).value == 0.001
 
 
 def test_a_workload_is_idle_when_each_of_its_pods_surely_is() -> None:

@@ -103,7 +103,15 @@ class _Sorted(NamedTuple):
 
 
 def _pod_mean(scene: Scene, pod: PodSeen, metric: Metric, window: float) -> tuple[float, int] | None:
-    return scene.pod_rings.mean(pod.key, metric.column, scene.number, scene.rounds_of(pod, window))
+    """None, too, where less than half of the window is known: after a restart of ours one sample is no mean."""
+    rounds = scene.rounds_of(pod, window)
+    found = scene.pod_rings.mean(pod.key, metric.column, scene.number, rounds)
+    return found if found is not None and _is_enough(found[1], rounds) else None
+
+
+def _is_enough(known_rounds: int, rounds: int) -> bool:
+    """The first round of a counter tells no rate."""
+    return 2 * known_rounds >= rounds - 1
 
 
 def _sort(scene: Scene, pods: Iterable[PodSeen], metric: Metric, window: float) -> _Sorted:
@@ -198,6 +206,11 @@ def of_scope(scene: Scene, scope: ScopeKey, metric: Metric, window: float) -> An
         found = [s / d if d else 0.0 for s, d in zip(values, devices, strict=True) if s == s]
     else:
         found = known(values)
+    if not _is_enough(len(found), rounds):
+        raise no_data(
+            f"{metric.name} of {_name_of(scope)} is known for {len(found)} of the window's {rounds} rounds, less than "
+            "half of them: ask again soon, or for a shorter window"
+        )
     value = math.fsum(found) / len(found)
     return Answer(max(value, LEAST) if scope[0] == "node" else value, scene.ends_at, len(found) * scene.interval)
 
@@ -211,8 +224,12 @@ def _no_scope(scene: Scene, scope: ScopeKey, metric: Metric) -> Refusal:
             )
         if not scene.scope_rings.values(scope, metric.column, scene.number, 1):
             return not_found(f"no exporter has figures of node {name}: see that podgpu's exporter runs there")
-    what = {"node": f"node {name}", "namespace": f"namespace {name}"}.get(kind, "the cluster")
-    return no_data(f"no exporter provides {metric.name} of {what}: {metric.needs}{_notes(scene)}")
+    return no_data(f"no exporter provides {metric.name} of {_name_of(scope)}: {metric.needs}{_notes(scene)}")
+
+
+def _name_of(scope: ScopeKey) -> str:
+    kind, name = scope
+    return f"{kind} {name}" if name else "the cluster"
 
 
 # Each pod
@@ -276,7 +293,10 @@ def _without(scene: Scene, whom: Whom, pods: Sequence[PodSeen], found: _Sorted, 
         )
     if found.lacking:
         names = some_of(pod.name for pod in found.lacking)
-        return no_data(f"{whom.text}: no exporter provides {metric.name} of {names}: {metric.needs}")
+        return no_data(
+            f"{whom.text}: no exporter provides {metric.name} of {names}, or not yet for half of the window: "
+            f"{metric.needs}"
+        )
     if found.starting:
         return no_data(
             f"{whom.text}: its pods have just begun, and no exporter has figures of them yet: ask again soon"
