@@ -218,6 +218,20 @@ def test_a_gpu_in_mig_mode_is_its_instances() -> None:
     assert answer.value == pytest.approx(40)
 
 
+def test_a_nodes_busy_time_is_the_mean_of_its_gpus_shared_ones_and_those_in_mig_mode_too() -> None:
+    stage = Stage()
+    for step in range(2):
+        full, half = (15.0 * step, 7.5 * step)
+        shared = gpu(0, holder("a", busy_seconds=full), holder("b", busy_seconds=full))
+        slices = [
+            gpu(1, holder(f"m{n}", busy_seconds=seconds), uuid="GPU-1", instance=str(n))
+            for n, seconds in enumerate((full, half))
+        ]
+        stage.turn(n1=(shared, gpu(1, uuid="GPU-1"), *slices, gpu(2)))
+    answer = of_scope(stage.scene(), ("node", "n1"), metric_named("gpu_busy"), INTERVAL)
+    assert answer.value == pytest.approx((100 + 75 + 0) / 3)
+
+
 # Shared GPUs
 
 

@@ -181,11 +181,11 @@ def sample_round(view: ClusterView, rates: Rates) -> Round:
         if node.old:
             continue
         read_at = view.taken_at - node.age
-        busy_of_node: list[float | None] = []
+        busy_of: dict[int, float | None] = {}
         for device in node.devices:
             own: dict[PodKey, list[HolderFigures]] = {}
             rate_of = {id(of): rates.of(device, of, read_at) for of in device.holders}
-            busy_of_node.append(_sum(rate.busy for rate in rate_of.values()))
+            busy_of[id(device)] = _sum(rate.busy for rate in rate_of.values())
             for of in device.holders:
                 if of.holder.pod:
                     own.setdefault((of.holder.namespace, of.holder.pod), []).append(of)
@@ -200,7 +200,7 @@ def sample_round(view: ClusterView, rates: Rates) -> Round:
                 nodes[pod] = node.name
                 began = [idle.get((node.name, *device.key, of.who)) for of in holders]
                 since[pod] = _latest([since[pod], *began] if pod in since else began)
-        scopes["node", node.name] = _node_row(node.devices, busy_of_node, view, node.name)
+        scopes["node", node.name] = _node_row(node.devices, busy_of, view, node.name)
     rates.next_round()
     holding = {pod: Holding(nodes[pod], since[pod]) for pod in parts}
     return Round(holding, {pod: _row(of) for pod, of in parts.items()}, {**scopes, **_used_scopes(view)})
@@ -213,7 +213,7 @@ def _latest(moments: Sequence[float | None]) -> float | None:
 
 
 def _node_row(
-    devices: Sequence[DeviceFigures], busy: Sequence[float | None], view: ClusterView, name: str
+    devices: Sequence[DeviceFigures], busy: Mapping[int, float | None], view: ClusterView, name: str
 ) -> tuple[float, ...]:
     """A GPU in MIG mode is its instances where they have the figure and it has none."""
     row = [NAN] * m.COLUMNS
@@ -224,8 +224,7 @@ def _node_row(
     if gpus:
         watts = _sum(d.power_watts for d in gpus)
         row[m.POWER.column] = NAN if watts is None else watts
-        total_busy = _sum(busy)
-        row[m.BUSY.column] = NAN if total_busy is None else min(100.0, 100 * total_busy / len(gpus))
+    row[m.BUSY.column] = _percent(_busy_gpus(devices, busy))
     for metric, field in _FRACTION:
         row[metric.column] = _percent(_each(devices, {id(d): _ratio(dict(d.beside).get(field)) for d in devices}))
     _put_used(row, view, Scope("node", node=name))
@@ -235,6 +234,19 @@ def _node_row(
 def _each(devices: Sequence[DeviceFigures], values: Mapping[int, float | None]) -> list[float | None]:
     cut = {device.uuid for device in devices if device.instance and values[id(device)] is not None}
     return [values[id(d)] for d in devices if (bool(d.instance) if d.uuid in cut else not d.instance)]
+
+
+def _busy_gpus(devices: Sequence[DeviceFigures], busy: Mapping[int, float | None]) -> list[float | None]:
+    """Of each GPU what its holders do together, no more than all of it. One in MIG mode is the mean of its instances:
+    nobody holds the GPU itself, which says nothing of them."""
+    gpus: dict[tuple[str, int], list[float | None]] = {}
+    cut = {(device.uuid, device.index) for device in devices if device.instance}
+    for device in devices:
+        gpu = device.uuid, device.index
+        if device.instance or gpu not in cut:
+            part = busy[id(device)]
+            gpus.setdefault(gpu, []).append(None if part is None else min(1.0, part))
+    return [None if (total := _sum(parts)) is None else total / len(parts) for parts in gpus.values()]
 
 
 def _used_scopes(view: ClusterView) -> dict[ScopeKey, tuple[float, ...]]:
