@@ -5,31 +5,11 @@ from __future__ import annotations
 import pytest
 
 from podgpu.autoscale.metrics import METRICS, Aggregate, metric_named, parse_aggregate
-from podgpu.autoscale.questions import Over, Whom, figure_of, is_active, of_pods, of_scope, of_workload
+from podgpu.autoscale.questions import Over, Whom, figure_of, of_pods, of_scope, of_workload
 from podgpu.autoscale.refusal import Kind, Refusal
 from podgpu.autoscale.selectors import parse_selector
 from podgpu.cluster.settings import ViewSettings
-from podgpu.figures.device import DeviceFigures
-from tests.autoscale.scenes import BEGIN, INTERVAL, Stage, gpu, holder, pod
-
-INFERENCE = Whom("serving", owner=("Deployment", "inference"))
-
-
-def figure(stage: Stage, metric: str = "gpu_utilization", whom: Whom = INFERENCE, **over: object) -> float:
-    """Of the last round, unless a window is given."""
-    how = Over(**{"window": INTERVAL, **over})  # type: ignore[arg-type]
-    return of_workload(stage.scene(), whom, metric_named(metric), how).value
-
-
-def busy(name: str, ratio: float, index: int, **more: object) -> DeviceFigures:
-    return gpu(index, holder(name, utilization=ratio), utilization=ratio, **more)
-
-
-def refused(stage: Stage, metric: str = "gpu_utilization", whom: Whom = INFERENCE, **over: object) -> Refusal:
-    with pytest.raises(Refusal) as raised:
-        figure(stage, metric, whom, **over)
-    return raised.value
-
+from tests.autoscale.scenes import BEGIN, INFERENCE, INTERVAL, Stage, busy, figure, gpu, holder, pod, refused
 
 # Over pods and over time
 
@@ -110,8 +90,8 @@ def test_busy_time_and_energy_are_rates_of_counters() -> None:
     for step in range(3):
         shared = gpu(
             0,
-            holder("a", busy_seconds=100 + 3.0 * step, energy_joules=1500.0 * step),
-            holder("b", busy_seconds=7.5 * step, energy_joules=3000.0 * step),
+            holder("a", utilization=0.2, busy_seconds=100 + 3.0 * step, energy_joules=1500.0 * step),
+            holder("b", utilization=0.5, busy_seconds=7.5 * step, energy_joules=3000.0 * step),
             power_watts=300.0,
         )
         stage.turn(n1=(shared,))
@@ -123,7 +103,7 @@ def test_busy_time_and_energy_are_rates_of_counters() -> None:
 def test_a_counter_that_fell_tells_no_rate() -> None:
     stage = Stage([pod("a")])
     for seconds in (10.0, 12.0, 0.5):
-        stage.turn(n1=(gpu(0, holder("a", busy_seconds=seconds)),))
+        stage.turn(n1=(gpu(0, holder("a", utilization=0.1, busy_seconds=seconds)),))
     assert refused(stage, "gpu_busy").kind is Kind.NO_DATA
 
 
@@ -222,9 +202,9 @@ def test_a_nodes_busy_time_is_the_mean_of_its_gpus_shared_ones_and_those_in_mig_
     stage = Stage()
     for step in range(2):
         full, half = (15.0 * step, 7.5 * step)
-        shared = gpu(0, holder("a", busy_seconds=full), holder("b", busy_seconds=full))
+        shared = gpu(0, *(holder(name, utilization=1.0, busy_seconds=full) for name in "ab"))
         slices = [
-            gpu(1, holder(f"m{n}", busy_seconds=seconds), uuid="GPU-1", instance=str(n))
+            gpu(1, holder(f"m{n}", utilization=0.5, busy_seconds=seconds), uuid="GPU-1", instance=str(n))
             for n, seconds in enumerate((full, half))
         ]
         stage.turn(n1=(shared, gpu(1, uuid="GPU-1"), *slices, gpu(2)))
@@ -307,78 +287,3 @@ def test_nothing_is_known_while_the_api_server_has_not_told_of_pods() -> None:
     stage.trouble = "the API server has not yet said which pods there are"
     stage.turn(n1=())
     assert refused(stage).kind is Kind.NO_DATA
-
-
-# Zero
-
-
-def test_zero_is_told_only_of_the_surely_idle() -> None:
-    stage = Stage([pod("a")])
-    stage.turns(8, n1=(busy("a", 0.0, 0),))
-    assert figure(stage, idle_for=300.0) == 0.001
-    assert figure(stage, idle_for=60.0) == 0
-
-
-@pytest.mark.parametrize("metric", [metric.name for metric in METRICS])
-def test_no_metric_is_zero_of_a_workload_that_is_not_surely_idle(metric: str) -> None:
-    stage = Stage([pod("a")])
-    nothing = {"measured": 0.0, "power_watts": 0.0, "memory_used": 0, "memory_total": 100}
-    for _ in range(8):
-        of = holder("a", utilization=0.0, busy_seconds=5.0)
-        stage.turn(n1=(gpu(0, of, utilization=0.0, beside=((1002, 0.0), (1004, 0.0), (1005, 0.0)), **nothing),))
-    assert figure(stage, metric, idle_for=300.0, window=60.0) == 0.001
-    assert of_scope(stage.scene(), ("node", "n1"), metric_named(metric), 4 * INTERVAL).value == 0.001
-
-
-def test_a_workload_is_idle_when_each_of_its_pods_surely_is() -> None:
-    stage = Stage([pod("a"), pod("b")])
-    stage.turns(10, n1=(busy("a", 0.0, 0), busy("b", 0.0, 1)))
-    assert is_active(stage.scene(), INFERENCE, 300.0)
-    assert not is_active(stage.scene(), INFERENCE, 120.0)
-    stage.turn(n1=(busy("a", 0.0, 0), busy("b", 0.1, 1)))
-    assert is_active(stage.scene(), INFERENCE, 120.0)
-
-
-def test_beside_an_idle_pod_a_dark_one_is_no_idleness() -> None:
-    stage = Stage([pod("a"), pod("b", node="n2")])
-    stage.turns(20, n1=(busy("a", 0.0, 0),), n2=(busy("b", 0.9, 1),))
-    stage.turns(30, n1=(busy("a", 0.0, 0),))
-    with pytest.raises(Refusal) as raised:
-        is_active(stage.scene(), INFERENCE, 120.0)
-    assert raised.value.kind is Kind.NO_DATA
-
-
-def test_a_dark_pod_is_remembered_by_what_it_held_when_its_resource_is_unheard_of() -> None:
-    stage = Stage([pod("a"), pod("b", node="n2", asks=False)])
-    stage.turns(10, n1=(busy("a", 0.0, 0),), n2=(busy("b", 0.9, 1),))
-    stage.turns(30, n1=(busy("a", 0.0, 0),))
-    with pytest.raises(Refusal):
-        is_active(stage.scene(), INFERENCE, 120.0)
-    stage.pods = [pod("a")]
-    stage.turn(n1=(busy("a", 0.0, 0),))
-    assert not is_active(stage.scene(), INFERENCE, 120.0)
-
-
-def test_what_a_dark_pod_held_is_not_forgotten_while_nobody_knows_which_pods_run() -> None:
-    stage = Stage([pod("a"), pod("b", node="n2", asks=False)])
-    stage.turns(10, n1=(busy("a", 0.0, 0),), n2=(busy("b", 0.9, 1),))
-    pods, stage.pods, stage.trouble = stage.pods, [], "which pods run is not known any more"
-    stage.turns(10, n1=(busy("a", 0.0, 0),))
-    stage.pods, stage.trouble = pods, ""
-    stage.turn(n1=(busy("a", 0.0, 0),))
-    with pytest.raises(Refusal, match="b on n2"):
-        is_active(stage.scene(), INFERENCE, 120.0)
-
-
-def test_a_pod_that_has_just_begun_is_at_work() -> None:
-    stage = Stage([pod("a"), pod("b", started=140.0)])
-    stage.turns(10, n1=(busy("a", 0.0, 0),))
-    assert is_active(stage.scene(), INFERENCE, 60.0)
-
-
-def test_without_any_pod_nobody_says_inactive() -> None:
-    stage = Stage()
-    stage.turn(n1=(gpu(0, utilization=0.0),))
-    with pytest.raises(Refusal) as raised:
-        is_active(stage.scene(), INFERENCE, 60.0)
-    assert raised.value.kind is Kind.NOT_FOUND
