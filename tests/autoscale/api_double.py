@@ -77,8 +77,10 @@ class ApiDouble:
         return spec
 
     async def _get(self, request: web.Request) -> web.Response:
+        if self.is_ill:
+            raise web.HTTPInternalServerError(text="etcd is away")
         found = self.services.get(request.match_info["name"])
-        if found is None or self.is_ill:
+        if found is None:
             raise web.HTTPNotFound(text='{"message":"not found"}')
         return web.json_response(found)
 

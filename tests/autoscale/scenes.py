@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import pytest
+
+from podgpu.autoscale.metrics import metric_named
 from podgpu.autoscale.pods import PodSeen, RunningPods, index_pods
+from podgpu.autoscale.questions import Over, Whom, of_workload
+from podgpu.autoscale.refusal import Refusal
 from podgpu.autoscale.scene import Scene, Store
 from podgpu.clock import Clock
 from podgpu.cluster.reading import ClusterReading, NodeReading, TargetOutcome
@@ -53,12 +58,18 @@ class Stage:
     longest: float = 600.0
     node_labels: dict[str, tuple[tuple[str, str], ...]] | None = None
     now: float = 0.0
+    counts: bool = True
+    """Exporters count busy and idle seconds of who has a utilisation, as podgpu's do."""
+
+    begin: float = BEGIN
+    """Unix time at monotonic time 0."""
 
     def __post_init__(self) -> None:
-        clock = Clock(monotonic=lambda: self.now, wall=lambda: BEGIN + self.now)
+        clock = Clock(monotonic=lambda: self.now, wall=lambda: self.begin + self.now)
         self.store = Store(self.settings, self.longest, self.running, lambda: self.node_labels, clock)
         self._memory = Memory()
         self._last: dict[str, NodeReading] = {}
+        self._counted: dict[tuple[str, str, object], tuple[float, float]] = {}
 
     def running(self) -> RunningPods:
         return index_pods(self.pods, self.trouble)
@@ -66,10 +77,23 @@ class Stage:
     def turn(self, *, outcomes: Iterable[TargetOutcome] = (), **nodes: tuple[DeviceFigures, ...]) -> None:
         """One round, an interval after the last. A node that is not named does not answer."""
         self.now += self.settings.interval
-        for name, devices in nodes.items():
+        for name, told in nodes.items():
+            devices = tuple(map(self._with_counters, told)) if self.counts else told
             self._last[name] = NodeReading(f"http://{name}:9400/metrics", name, devices=devices, read_at=self.now)
         reading = ClusterReading(tuple(self._last.values()), tuple(outcomes))
-        self.store.take(assemble(reading, self._memory, self.settings, self.now, BEGIN + self.now))
+        self.store.take(assemble(reading, self._memory, self.settings, self.now, self.begin + self.now))
+
+    def _with_counters(self, device: DeviceFigures) -> DeviceFigures:
+        return replace(device, holders=tuple(self._counted_on(device, of) for of in device.holders))
+
+    def _counted_on(self, device: DeviceFigures, of: HolderFigures) -> HolderFigures:
+        if of.utilization is None or of.busy_seconds is not None:
+            return of
+        key, seconds = (device.uuid, device.instance, of.who), self.settings.interval
+        busy, idle = self._counted.get(key, (0.0, 0.0))
+        self._counted[key] = busy + seconds * of.utilization, idle + (0.0 if of.utilization else seconds)
+        busy, idle = self._counted[key]
+        return replace(of, busy_seconds=busy, idle_seconds=idle)
 
     def turns(self, count: int, **nodes: tuple[DeviceFigures, ...]) -> None:
         for _ in range(count):
@@ -82,3 +106,24 @@ class Stage:
             return self.store.scene()
         finally:
             self.now -= later
+
+
+# What is asked
+
+INFERENCE = Whom("serving", owner=("Deployment", "inference"))
+
+
+def figure(stage: Stage, metric: str = "gpu_utilization", whom: Whom = INFERENCE, **over: object) -> float:
+    """Of the last round, unless a window is given."""
+    how = Over(**{"window": INTERVAL, **over})  # type: ignore[arg-type]
+    return of_workload(stage.scene(), whom, metric_named(metric), how).value
+
+
+def busy(name: str, ratio: float, index: int, **more: object) -> DeviceFigures:
+    return gpu(index, holder(name, utilization=ratio), utilization=ratio, **more)
+
+
+def refused(stage: Stage, metric: str = "gpu_utilization", whom: Whom = INFERENCE, **over: object) -> Refusal:
+    with pytest.raises(Refusal) as raised:
+        figure(stage, metric, whom, **over)
+    return raised.value

@@ -21,6 +21,7 @@ import pytest
 from podgpu.autoscale import externalscaler_pb2 as pb
 from podgpu.autoscale.pods import NodeFeed, PodFeed
 from podgpu.cli.main import run
+from podgpu.clock import Clock
 from podgpu.kube.config import ApiConfig
 from tests.kube.api_server import SimulatedApiServer
 from tests.kube.conftest import HURRY, eventually
@@ -122,6 +123,30 @@ def test_before_the_api_server_has_told_nothing_is_known() -> None:
         assert "nothing listens there" in feed.now().trouble
     finally:
         feed.close()
+
+
+@pytest.mark.fault(
+    "the API server is away from podgpu autoscale for more than a minute",
+    "which pods run is not known any more: every metric is refused, until it is back",
+)
+def test_the_list_of_pods_is_believed_for_a_minute_without_the_api_server() -> None:
+    seconds = [0.0]
+    with SimulatedApiServer() as server:
+        server.put("pods", pod_object("a"))
+        feed = PodFeed(ApiConfig(server.url, "the test"), HURRY, Clock(monotonic=lambda: seconds[0]))
+        try:
+            assert feed.wait_synced(10)
+            server.stop()
+            eventually(lambda: feed.error)
+            assert (len(feed.now().keys), feed.now().trouble) == (1, "")
+            seconds[0] = 60.0
+            assert feed.now().trouble == ""
+            seconds[0] = 61.0
+            assert "which pods run is not known any more" in feed.now().trouble
+            server.start()
+            eventually(lambda: feed.now().keys and not feed.now().trouble)
+        finally:
+            feed.close()
 
 
 # The whole process

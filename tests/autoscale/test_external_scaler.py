@@ -206,6 +206,28 @@ def test_a_namespace_that_is_not_listed_is_not_answered() -> None:
     assert "--keda-namespaces" in details
 
 
+def test_the_cluster_is_not_answered_where_only_some_namespaces_are() -> None:
+    code, details = refused(busy_stage(), lambda client: client.is_active(ref(owner="", scope="cluster")))
+    assert code is grpc.StatusCode.PERMISSION_DENIED
+    assert "--keda-namespaces" in details
+    assert asked(busy_stage(), lambda client: client.is_active(ref(owner="", scope="namespace"))).result
+
+
+def test_a_connection_does_not_stand_for_ever() -> None:
+    async def run() -> grpc.ChannelConnectivity:
+        scaler = ExternalScaler(busy_stage().store, SERVING)
+        server, bound = await start_scaler(scaler, Address("127.0.0.1", 0), None, "--keda-address", 0.1)
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{bound.port}") as channel:
+            await channel.channel_ready()
+            await asyncio.wait_for(channel.wait_for_state_change(grpc.ChannelConnectivity.READY), 20)
+            state = channel.get_state()
+            assert (await Client(channel).is_active(ref())).result  # by a new one
+        await stop_scaler(server)
+        return state
+
+    assert asyncio.run(run()) is not grpc.ChannelConnectivity.READY
+
+
 def test_another_metric_than_the_triggers_is_refused() -> None:
     question = pb.GetMetricsRequest(scaledObjectRef=ref(), metricName="gpu_power")
     assert refused(busy_stage(), lambda client: client.metrics(question))[0] is grpc.StatusCode.INVALID_ARGUMENT

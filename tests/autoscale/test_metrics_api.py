@@ -24,15 +24,24 @@ EXTERNAL = "/apis/external.metrics.k8s.io/v1beta1"
 
 
 class OpenGate:
+    def __init__(self) -> None:
+        self.asked: list[Attributes | None] = []
+
     async def admit(self, request: web.Request, asked: Attributes | None) -> Rejection | None:
+        self.asked.append(asked)
         return None
 
 
 def get(
-    stage: Stage, *paths: str, external: bool = False, method: str = "GET", accept: str = "*/*"
+    stage: Stage,
+    *paths: str,
+    external: bool = False,
+    method: str = "GET",
+    accept: str = "*/*",
+    gate: OpenGate | None = None,
 ) -> list[tuple[int, Any]]:
     async def run() -> list[tuple[int, Any]]:
-        app = MetricsApi(stage.store, OpenGate(), external=external).application()
+        app = MetricsApi(stage.store, gate or OpenGate(), external=external).application()
         found = []
         async with listening(Listener(app, Address("127.0.0.1", 0)), Limits()) as bound, aiohttp.ClientSession() as s:
             for path in paths:
@@ -49,7 +58,7 @@ def cluster() -> Stage:
         [pod("a"), pod("b", node="n2"), pod("web", asks=False), pod("x", namespace="other", owner="", node="n2")],
         node_labels={"n1": (("zone", "a"),), "n2": (("zone", "b"),)},
     )
-    for _ in range(2):
+    for _ in range(4):
         stage.turn(
             n1=(gpu(0, holder("a", utilization=0.5), utilization=0.5, power_watts=400.25, measured=50.0),),
             n2=(
@@ -103,11 +112,11 @@ def test_both_versions_in_their_own_words() -> None:
     (_, old), (_, new) = get(cluster(), f"{CUSTOM}/v1beta1/{path}", f"{V2}/{path}")
     assert old["items"][0] == {
         "describedObject": {"kind": "Pod", "namespace": "serving", "name": "a", "apiVersion": "/v1"},
-        **{"metricName": "gpu_utilization", "timestamp": "2023-11-14T22:15:30Z", "window": 30},
+        **{"metricName": "gpu_utilization", "timestamp": "2023-11-14T22:16:00Z", "window": 60},
         **{"value": "50", "selector": None},
     }
     assert new["items"][0]["metric"] == {"name": "gpu_utilization", "selector": None}
-    assert new["items"][0]["windowSeconds"] == 30
+    assert new["items"][0]["windowSeconds"] == 60
     assert (old["apiVersion"], new["apiVersion"]) == ("custom.metrics.k8s.io/v1beta1", "custom.metrics.k8s.io/v1beta2")
 
 
@@ -122,6 +131,14 @@ def test_external_metrics_of_a_workload_a_namespace_and_the_cluster() -> None:
     )
     assert [body["items"][0]["value"] for _, body in found] == ["75", "75", "53333m"]
     assert found[0][1]["kind"] == "ExternalMetricValueList"
+
+
+def test_who_asks_for_the_cluster_must_be_allowed_all_namespaces() -> None:
+    gate, path = OpenGate(), f"{EXTERNAL}/namespaces/serving/gpu_utilization"
+    scopes = ("scope%3Dcluster", "scope%3Dnamespace,window%3D30s", "window%3D30s,scope%20in%20(cluster)", "scope")
+    found = get(cluster(), *(f"{path}?labelSelector={scope}" for scope in scopes), external=True, gate=gate)
+    assert [asked.namespace for asked in gate.asked if asked] == ["", "serving", "", "serving"]
+    assert [status for status, _ in found] == [200, 200, 200, 400]
 
 
 def test_external_metrics_are_off_unless_asked_for() -> None:

@@ -12,20 +12,31 @@ from pathlib import Path
 
 import pytest
 
-from podgpu.autoscale.own_ca import MOST_IN_BUNDLE, OVERLAP_SECONDS, BundleKeeper, OwnCa, Served, merged
+from podgpu.autoscale.own_ca import (
+    LOOK_SECONDS,
+    MOST_IN_BUNDLE,
+    OVERLAP_SECONDS,
+    BundleKeeper,
+    OwnCa,
+    Served,
+    maker_of,
+    merged,
+)
 from podgpu.autoscale.x509 import Issued, certificates_in, issue, parse_validity
 from podgpu.clock import Clock
 from podgpu.http.tls import load_pair
 from tests.autoscale.api_double import ApiDouble, api_service
 
 SERVED = Served("podgpu", "podgpu-autoscale")
+OWN = maker_of("own")
 NAMES = ("v1beta2.custom.metrics.k8s.io", "v1beta1.custom.metrics.k8s.io")
 DAY = 86_400.0
 NOW = 1_790_000_000.0
 
 
-def made(seed: int = 0, begins: float = NOW, ends: float = NOW + 10 * DAY) -> Issued:
-    return issue(SERVED.names, begins, ends, random.Random(seed).randrange)
+def made(seed: int = 0, begins: float = NOW, ends: float = NOW + 10 * DAY, replica: str = "") -> Issued:
+    """Of a replica of its own, unless one is named."""
+    return issue(SERVED.names, begins, ends, random.Random(seed).randrange, maker_of(replica or f"replica-{seed}"))
 
 
 def test_openssl_takes_the_chain_and_the_key(tmp_path: Path) -> None:
@@ -83,18 +94,34 @@ def test_from_when_until_when_is_read_back() -> None:
 
 def test_a_bundle_keeps_other_replicas_and_drops_what_has_expired() -> None:
     own, replica, expired = made(1), made(2), made(3, NOW - 20 * DAY, NOW - 10 * DAY)
-    bundle = merged(replica.authority + expired.authority + "garbage", [own.authority], NOW)
+    bundle = merged(replica.authority + expired.authority + "garbage", [own.authority], OWN, NOW)
     assert certificates_in(bundle) == certificates_in(own.authority + replica.authority)
-    assert merged(bundle, [own.authority], NOW) == bundle
+    assert merged(bundle, [own.authority], OWN, NOW) == bundle
 
 
 def test_a_bundle_does_not_grow_without_end() -> None:
-    others = "".join(made(seed, NOW + seed).authority for seed in range(30))
-    own = made(99)
-    kept = certificates_in(merged(others, [own.authority], NOW))
+    others = "".join(made(seed, NOW + seed).authority for seed in range(MOST_IN_BUNDLE + 10))
+    own = made(99, replica="own")
+    kept = certificates_in(merged(others, [own.authority], OWN, NOW))
     assert len(kept) == MOST_IN_BUNDLE
     assert kept[0] == certificates_in(own.authority)[0]
-    assert kept[1] == certificates_in(made(29, NOW + 29).authority)[0]
+    assert kept[1] == certificates_in(made(MOST_IN_BUNDLE + 9, NOW + MOST_IN_BUNDLE + 9).authority)[0]
+
+
+@pytest.mark.fault(
+    "a replica of podgpu autoscale crashes again and again",
+    "its former authorities leave the APIServices' bundles; the healthy replica's stays",
+)
+def test_a_replica_that_crashes_again_and_again_pushes_nobody_out() -> None:
+    healthy = made(500, NOW - DAY, replica="healthy")
+    bundle = healthy.authority
+    for seed in range(MOST_IN_BUNDLE + 10):
+        crashed = made(seed, NOW + seed, replica="own")
+        bundle = merged(bundle, [crashed.authority], OWN, NOW)
+    found = certificates_in(bundle)
+    assert certificates_in(healthy.authority)[0] in found
+    assert found[0] == certificates_in(crashed.authority)[0]
+    assert len(found) == 3, "its own, the one before, and the other replica's"
 
 
 class Hands:
@@ -103,7 +130,7 @@ class Hands:
     def __init__(self) -> None:
         self.seconds = 0.0
         self.clock = Clock(monotonic=lambda: self.seconds, wall=lambda: NOW + self.seconds)
-        self.ca = OwnCa(SERVED.names, self.clock, random_below=random.Random(5).randrange)
+        self.ca = OwnCa(SERVED.names, "first", self.clock, random_below=random.Random(5).randrange)
 
 
 def bundle_of(api: ApiDouble, name: str = NAMES[0]) -> list[bytes]:
@@ -146,7 +173,7 @@ def test_an_apiservice_of_somebody_else_is_left_alone(caplog: pytest.LogCaptureF
 def test_two_replicas_are_both_in_the_bundle() -> None:
     api = ApiDouble(services={name: api_service() for name in NAMES})
     first, second = Hands(), Hands()
-    second.ca = OwnCa(SERVED.names, second.clock, random_below=random.Random(6).randrange)
+    second.ca = OwnCa(SERVED.names, "second", second.clock, random_below=random.Random(6).randrange)
     with_keeper(api, first, 0.0)
     with_keeper(api, second, 0.0)
     with_keeper(api, first, 30.0)
@@ -179,3 +206,34 @@ def test_while_the_bundle_cannot_be_changed_the_last_certificate_is_shown() -> N
 
     asyncio.run(run())
     assert hands.ca.shown == first
+
+
+@pytest.mark.fault(
+    "somebody deletes podgpu's APIServices",
+    "a replica that starts then is ready, and puts its CA in when they are back",
+)
+def test_an_apiservice_that_is_not_there_is_waited_for_and_keeps_nobody_from_being_ready() -> None:
+    api, hands, slept, known = ApiDouble(services={NAMES[0]: api_service()}), Hands(), [], []
+
+    class Enough(Exception):
+        pass
+
+    async def run() -> None:
+        async with api.running() as client:
+
+            async def sleep(seconds: float) -> None:
+                slept.append(seconds)
+                known.append(keeper.are_known)
+                if len(slept) == 2:
+                    api.services[NAMES[1]] = api_service()
+                elif len(slept) == 3:
+                    raise Enough
+
+            keeper = BundleKeeper(client, hands.ca, NAMES, SERVED, hands.clock, sleep)
+            with pytest.raises(Enough):
+                await keeper.run()
+
+    asyncio.run(run())
+    assert known == [True, True, True]
+    assert slept == [LOOK_SECONDS / 15, LOOK_SECONDS / 15, LOOK_SECONDS]
+    assert [name for name, _ in api.patches] == list(NAMES)

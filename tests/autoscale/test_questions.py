@@ -5,29 +5,11 @@ from __future__ import annotations
 import pytest
 
 from podgpu.autoscale.metrics import METRICS, Aggregate, metric_named, parse_aggregate
-from podgpu.autoscale.questions import Over, Whom, is_active, of_pods, of_scope, of_workload
+from podgpu.autoscale.questions import Over, Whom, figure_of, of_pods, of_scope, of_workload
 from podgpu.autoscale.refusal import Kind, Refusal
 from podgpu.autoscale.selectors import parse_selector
 from podgpu.cluster.settings import ViewSettings
-from podgpu.figures.device import DeviceFigures
-from tests.autoscale.scenes import BEGIN, INTERVAL, Stage, gpu, holder, pod
-
-INFERENCE = Whom("serving", owner=("Deployment", "inference"))
-
-
-def figure(stage: Stage, metric: str = "gpu_utilization", whom: Whom = INFERENCE, **over: object) -> float:
-    return of_workload(stage.scene(), whom, metric_named(metric), Over(**over)).value  # type: ignore[arg-type]
-
-
-def busy(name: str, ratio: float, index: int, **more: object) -> DeviceFigures:
-    return gpu(index, holder(name, utilization=ratio), utilization=ratio, **more)
-
-
-def refused(stage: Stage, metric: str = "gpu_utilization", whom: Whom = INFERENCE, **over: object) -> Refusal:
-    with pytest.raises(Refusal) as raised:
-        figure(stage, metric, whom, **over)
-    return raised.value
-
+from tests.autoscale.scenes import BEGIN, INFERENCE, INTERVAL, Stage, busy, figure, gpu, holder, pod, refused
 
 # Over pods and over time
 
@@ -56,9 +38,25 @@ def test_the_window_is_over_each_pods_rounds() -> None:
 
 
 def test_the_window_told_is_the_one_that_was_had() -> None:
-    stage = three_pods()
-    answer = of_workload(stage.scene(), INFERENCE, metric_named("gpu_utilization"), Over(window=300.0))
-    assert (answer.window, answer.at) == (INTERVAL, BEGIN + INTERVAL)
+    stage = Stage([pod("a")])
+    stage.turns(5, n1=(busy("a", 0.2, 0),))
+    answer = of_workload(stage.scene(), INFERENCE, metric_named("gpu_utilization"), Over(window=150.0))
+    assert (answer.window, answer.at) == (5 * INTERVAL, BEGIN + 5 * INTERVAL)
+
+
+def test_less_than_half_of_a_window_is_no_figure() -> None:
+    """After a restart of ours: two replicas would answer differently, and one sample is no mean."""
+    stage, whole = Stage([pod("a")]), {"window": 10 * INTERVAL}
+    metric, node = metric_named("gpu_utilization"), ("node", "n1")
+    stage.turns(4, n1=(busy("a", 0.2, 0),))
+    assert "not yet for half of the window" in str(refused(stage, **whole))
+    assert of_pods(stage.scene(), stage.pods, metric, 10 * INTERVAL) == []
+    with pytest.raises(Refusal, match="4 of the window's 10 rounds"):
+        of_scope(stage.scene(), node, metric, 10 * INTERVAL)
+    assert figure(stage, window=4 * INTERVAL) == pytest.approx(20)
+    stage.turn(n1=(busy("a", 0.2, 0),))
+    assert figure(stage, **whole) == pytest.approx(20)
+    assert of_scope(stage.scene(), node, metric, 10 * INTERVAL).value == pytest.approx(20)
 
 
 def test_a_younger_pod_of_the_same_name_has_none_of_the_old_ones_rounds() -> None:
@@ -92,8 +90,8 @@ def test_busy_time_and_energy_are_rates_of_counters() -> None:
     for step in range(3):
         shared = gpu(
             0,
-            holder("a", busy_seconds=100 + 3.0 * step, energy_joules=1500.0 * step),
-            holder("b", busy_seconds=7.5 * step, energy_joules=3000.0 * step),
+            holder("a", utilization=0.2, busy_seconds=100 + 3.0 * step, energy_joules=1500.0 * step),
+            holder("b", utilization=0.5, busy_seconds=7.5 * step, energy_joules=3000.0 * step),
             power_watts=300.0,
         )
         stage.turn(n1=(shared,))
@@ -105,7 +103,7 @@ def test_busy_time_and_energy_are_rates_of_counters() -> None:
 def test_a_counter_that_fell_tells_no_rate() -> None:
     stage = Stage([pod("a")])
     for seconds in (10.0, 12.0, 0.5):
-        stage.turn(n1=(gpu(0, holder("a", busy_seconds=seconds)),))
+        stage.turn(n1=(gpu(0, holder("a", utilization=0.1, busy_seconds=seconds)),))
     assert refused(stage, "gpu_busy").kind is Kind.NO_DATA
 
 
@@ -135,7 +133,7 @@ def test_used_utilisation_leaves_out_what_is_not_in_use() -> None:
     stage.turn(n1=(gpu(0, holder("a"), measured=80.0), gpu(1, holder("b"), measured=0.0)))
     assert figure(stage, "avg_GPU_utilization") == pytest.approx(80)
     stage.turn(n1=(gpu(0, holder("a"), measured=0.0), gpu(1, holder("b"), measured=0.0)))
-    assert figure(stage, "avg_GPU_utilization", window=15.0) == 0
+    assert figure(stage, "avg_GPU_utilization", window=15.0) == 0.001
     assert figure(stage, "avg_GPU_utilization", window=30.0) == pytest.approx(40)
 
 
@@ -147,7 +145,32 @@ def test_used_utilisation_of_a_namespace_a_node_and_the_cluster() -> None:
     )
     scene, used = stage.scene(), metric_named("avg_GPU_utilization")
     for scope, value in ((("namespace", "serving"), 80), (("node", "n2"), 20), (("cluster", ""), 50)):
-        assert of_scope(scene, scope, used, 60.0).value == pytest.approx(value)
+        assert of_scope(scene, scope, used, INTERVAL).value == pytest.approx(value)
+
+
+@pytest.mark.parametrize("namespace", ["serving", ""])
+def test_used_utilisation_of_a_scope_is_refused_while_one_of_its_nodes_is_dark(namespace: str) -> None:
+    stage, used = Stage([pod("a"), pod("b", node="n2")]), metric_named("avg_GPU_utilization")
+    idle = gpu(0, holder("a"), measured=0.0)
+    stage.turn(n1=(idle,), n2=(gpu(1, holder("b"), measured=90.0),))
+    stage.turns(8, n1=(idle,))
+    with pytest.raises(Refusal, match="b on n2, not heard of for") as raised:
+        figure_of(stage.scene(), Whom(namespace), used, Over(window=15.0))
+    assert raised.value.kind is Kind.NO_DATA
+    assert figure_of(stage.scene(), Whom(namespace), used, Over(window=15.0, leave_out=True)).value == 0.001
+    stage.trouble = "the API server is away"
+    stage.turn(n1=(idle,))
+    with pytest.raises(Refusal, match="the API server is away"):
+        figure_of(stage.scene(), Whom(namespace), used, Over(window=15.0))
+
+
+@pytest.mark.parametrize("whom", [INFERENCE, Whom("serving")])
+def test_of_used_utilisation_there_is_no_aggregate_but_the_mean(whom: Whom) -> None:
+    stage = Stage([pod("a")])
+    stage.turn(n1=(gpu(0, holder("a"), measured=80.0),))
+    with pytest.raises(Refusal, match="aggregate p90") as raised:
+        figure_of(stage.scene(), whom, metric_named("avg_GPU_utilization"), Over(aggregate=parse_aggregate("p90")))
+    assert raised.value.kind is Kind.BAD_REQUEST
 
 
 def test_a_ratio_as_the_used_field_is_told_in_per_cent() -> None:
@@ -163,16 +186,30 @@ def test_a_node_is_the_mean_of_its_gpus_held_or_not() -> None:
     stage = Stage()
     stage.turn(n1=(busy("a", 1.0, 0, power_watts=500.0), gpu(1, utilization=0.0, power_watts=100.0)))
     scene = stage.scene()
-    assert of_scope(scene, ("node", "n1"), metric_named("gpu_utilization"), 60.0).value == pytest.approx(50)
-    assert of_scope(scene, ("node", "n1"), metric_named("gpu_power"), 60.0).value == pytest.approx(600)
+    assert of_scope(scene, ("node", "n1"), metric_named("gpu_utilization"), INTERVAL).value == pytest.approx(50)
+    assert of_scope(scene, ("node", "n1"), metric_named("gpu_power"), INTERVAL).value == pytest.approx(600)
 
 
 def test_a_gpu_in_mig_mode_is_its_instances() -> None:
     stage = Stage()
     slices = [gpu(0, uuid="GPU-0", instance=str(n), utilization=ratio) for n, ratio in enumerate((0.2, 0.6))]
     stage.turn(n1=(gpu(0, uuid="GPU-0"), *slices))
-    answer = of_scope(stage.scene(), ("node", "n1"), metric_named("gpu_utilization"), 60.0)
+    answer = of_scope(stage.scene(), ("node", "n1"), metric_named("gpu_utilization"), INTERVAL)
     assert answer.value == pytest.approx(40)
+
+
+def test_a_nodes_busy_time_is_the_mean_of_its_gpus_shared_ones_and_those_in_mig_mode_too() -> None:
+    stage = Stage()
+    for step in range(2):
+        full, half = (15.0 * step, 7.5 * step)
+        shared = gpu(0, *(holder(name, utilization=1.0, busy_seconds=full) for name in "ab"))
+        slices = [
+            gpu(1, holder(f"m{n}", utilization=0.5, busy_seconds=seconds), uuid="GPU-1", instance=str(n))
+            for n, seconds in enumerate((full, half))
+        ]
+        stage.turn(n1=(shared, gpu(1, uuid="GPU-1"), *slices, gpu(2)))
+    answer = of_scope(stage.scene(), ("node", "n1"), metric_named("gpu_busy"), INTERVAL)
+    assert answer.value == pytest.approx((100 + 75 + 0) / 3)
 
 
 # Shared GPUs
@@ -181,7 +218,7 @@ def test_a_gpu_in_mig_mode_is_its_instances() -> None:
 def test_of_a_shared_gpu_each_has_its_own_part() -> None:
     stage = Stage([pod("a"), pod("b")])
     stage.turn(n1=(gpu(0, holder("a", utilization=0.1), holder("b", utilization=0.6), utilization=0.7),))
-    assert [p.value for p in of_pods(stage.scene(), stage.pods, metric_named("gpu_utilization"), 60.0)] == [
+    assert [p.value for p in of_pods(stage.scene(), stage.pods, metric_named("gpu_utilization"), INTERVAL)] == [
         pytest.approx(10),
         pytest.approx(60),
     ]
@@ -250,56 +287,3 @@ def test_nothing_is_known_while_the_api_server_has_not_told_of_pods() -> None:
     stage.trouble = "the API server has not yet said which pods there are"
     stage.turn(n1=())
     assert refused(stage).kind is Kind.NO_DATA
-
-
-# Zero
-
-
-def test_zero_is_told_only_of_the_surely_idle() -> None:
-    stage = Stage([pod("a")])
-    stage.turns(8, n1=(busy("a", 0.0, 0),))
-    assert figure(stage, idle_for=300.0) == 0.001
-    assert figure(stage, idle_for=60.0) == 0
-
-
-def test_a_workload_is_idle_when_each_of_its_pods_surely_is() -> None:
-    stage = Stage([pod("a"), pod("b")])
-    stage.turns(10, n1=(busy("a", 0.0, 0), busy("b", 0.0, 1)))
-    assert is_active(stage.scene(), INFERENCE, 300.0)
-    assert not is_active(stage.scene(), INFERENCE, 120.0)
-    stage.turn(n1=(busy("a", 0.0, 0), busy("b", 0.1, 1)))
-    assert is_active(stage.scene(), INFERENCE, 120.0)
-
-
-def test_beside_an_idle_pod_a_dark_one_is_no_idleness() -> None:
-    stage = Stage([pod("a"), pod("b", node="n2")])
-    stage.turns(20, n1=(busy("a", 0.0, 0),), n2=(busy("b", 0.9, 1),))
-    stage.turns(30, n1=(busy("a", 0.0, 0),))
-    with pytest.raises(Refusal) as raised:
-        is_active(stage.scene(), INFERENCE, 120.0)
-    assert raised.value.kind is Kind.NO_DATA
-
-
-def test_a_dark_pod_is_remembered_by_what_it_held_when_its_resource_is_unheard_of() -> None:
-    stage = Stage([pod("a"), pod("b", node="n2", asks=False)])
-    stage.turns(10, n1=(busy("a", 0.0, 0),), n2=(busy("b", 0.9, 1),))
-    stage.turns(30, n1=(busy("a", 0.0, 0),))
-    with pytest.raises(Refusal):
-        is_active(stage.scene(), INFERENCE, 120.0)
-    stage.pods = [pod("a")]
-    stage.turn(n1=(busy("a", 0.0, 0),))
-    assert not is_active(stage.scene(), INFERENCE, 120.0)
-
-
-def test_a_pod_that_has_just_begun_is_at_work() -> None:
-    stage = Stage([pod("a"), pod("b", started=140.0)])
-    stage.turns(10, n1=(busy("a", 0.0, 0),))
-    assert is_active(stage.scene(), INFERENCE, 60.0)
-
-
-def test_without_any_pod_nobody_says_inactive() -> None:
-    stage = Stage()
-    stage.turn(n1=(gpu(0, utilization=0.0),))
-    with pytest.raises(Refusal) as raised:
-        is_active(stage.scene(), INFERENCE, 60.0)
-    assert raised.value.kind is Kind.NOT_FOUND

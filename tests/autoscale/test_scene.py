@@ -54,7 +54,7 @@ def test_a_clock_set_back_forgets_what_lies_in_the_future() -> None:
     stage = Stage([pod("a")])
     stage.turns(4, n1=(gpu(0, holder("a", utilization=1.0), utilization=1.0),))
     stage.now -= 3600.0
-    stage.turn(n1=(gpu(0, holder("a", utilization=0.5), utilization=0.5),))
+    stage.turns(2, n1=(gpu(0, holder("a", utilization=0.5), utilization=0.5),))
     assert answer(stage, 6.0) == (pytest.approx(50), BEGIN + stage.now)
 
 

@@ -82,7 +82,7 @@ class Site:
 @asynccontextmanager
 async def site_of(authorities: Authorities, folder: Path) -> AsyncIterator[Site]:
     stage = Stage([pod("a")])
-    stage.turn(n1=(gpu(0, holder("a", utilization=0.735), utilization=0.735),))
+    stage.turns(4, n1=(gpu(0, holder("a", utilization=0.735), utilization=0.735),))
     stage.now += 6.0
     for name in ("crt", "key"):
         shutil.copy(authorities.path(f"server.{name}"), folder / f"tls.{name}")
@@ -134,7 +134,7 @@ def test_what_the_hpa_controller_asks_through_the_aggregator(authorities: Author
     assert [status for status, _ in answers] == [200] * 4
     assert [body["kind"] for _, body in answers] == ["APIGroupList", *["APIResourceList"] * 2, "MetricValueList"]
     (item,) = answers[3][1]["items"]
-    assert (item["value"], item["describedObject"]["name"], item["windowSeconds"]) == ("73500m", "a", 15)
+    assert (item["value"], item["describedObject"]["name"], item["windowSeconds"]) == ("73500m", "a", 60)
 
 
 def test_the_aggregator_without_a_group_is_somebody_who_is_known(authorities: Authorities, tmp_path: Path) -> None:

@@ -82,6 +82,16 @@ def test_keda_takes_a_scaled_object_and_podgpu_its_trigger(name: str) -> None:
             assert found.whom.owner == ("Deployment", spec["scaleTargetRef"]["name"])
 
 
+def test_the_key_that_keda_shows_lies_in_no_workloads_namespace() -> None:
+    objects = [one for name in SCALED for one in load(name)]
+    (shown,) = [one for one in objects if one["kind"].endswith("TriggerAuthentication")]
+    assert shown["kind"] == "ClusterTriggerAuthentication"
+    assert "namespace" not in shown["metadata"]
+    triggers = [trigger for one in objects if one["kind"] == "ScaledObject" for trigger in one["spec"]["triggers"]]
+    for trigger in (trigger for trigger in triggers if trigger["type"] == "external"):
+        assert trigger["authenticationRef"] == {"name": shown["metadata"]["name"], "kind": shown["kind"]}
+
+
 def test_an_example_is_in_the_docs() -> None:
     text = (ROOT / "docs" / "autoscaling.md").read_text(encoding="utf-8")
     for path in (*HPAS, *SCALED):

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from podgpu.autoscale.metrics import Metric, metric_named
 from podgpu.autoscale.questions import Over, Whom
-from podgpu.autoscale.refusal import bad_request, not_found, quoted
+from podgpu.autoscale.refusal import Refusal, bad_request, not_found, quoted
 from podgpu.autoscale.selectors import Selector, parse_selector
 from podgpu.autoscale.trigger import check_key, owner_kind, parse_over
 
@@ -127,18 +127,20 @@ def parse_custom(attributes: Attributes, query: Mapping[str, str], longest_windo
     )
 
 
-def external_attributes(path: str) -> Attributes:
-    """Raises Refusal for what is no such path."""
+def external_attributes(path: str, query: Mapping[str, str]) -> Attributes:
+    """Who asks for `scope=cluster` must be allowed all namespaces, whichever the path names. Raises Refusal for what is
+    no such path."""
     parts = _parts(path)
     if len(parts) == 3 and parts[0] == "namespaces":
-        return Attributes("list", EXTERNAL, EXTERNAL_VERSION, parts[2], "", parts[1])
+        namespace = "" if _is_of_cluster(query) else parts[1]
+        return Attributes("list", EXTERNAL, EXTERNAL_VERSION, parts[2], "", namespace)
     raise not_found(f"{quoted(path)} is not a path of this API: write namespaces/NAMESPACE/METRIC")
 
 
 def parse_external(attributes: Attributes, query: Mapping[str, str], longest_window: float) -> Asked:
     """The metric's labels say whose it is: `owner=Deployment.inference`, or `scope=namespace` (as without), or
     `scope=cluster`. Raises Refusal."""
-    given = _given(query.get("labelSelector", ""), (*_OVER_KEYS, *_SCOPE_KEYS))
+    given = _external_given(query)
     namespace = attributes.namespace
     over = parse_over({key: value for key, value in given.items() if key in _OVER_KEYS}, longest_window)
     if "owner" in given and "scope" in given:
@@ -154,6 +156,17 @@ def parse_external(attributes: Attributes, query: Mapping[str, str], longest_win
     elif given.get("scope", "namespace") != "namespace":
         raise bad_request(f"scope {quoted(given['scope'])}: write namespace or cluster")
     return Asked(metric_named(attributes.resource), over, "external", namespace, "", parse_selector(""), whom)
+
+
+def _external_given(query: Mapping[str, str]) -> dict[str, str]:
+    return _given(query.get("labelSelector", ""), (*_OVER_KEYS, *_SCOPE_KEYS))
+
+
+def _is_of_cluster(query: Mapping[str, str]) -> bool:
+    try:
+        return _external_given(query).get("scope") == "cluster"
+    except Refusal:  # told once it is known that they may ask
+        return False
 
 
 def _over(text: str, longest_window: float) -> Over:

@@ -1,14 +1,16 @@
 """Keeps an authority of podgpu's own, and what the API server knows of it: the caBundle of podgpu's own APIServices.
 
 Every replica has its own, in memory alone. A bundle holds those of all replicas; each puts its own in and takes out
-what has expired. The next authority is in the bundles a while before its certificate is shown, and the last one stays
-in them until it expires: no certificate is ever shown that somebody who has just read the bundle would not believe.
+what has expired, and what it had itself before it was started anew. The next authority is in the bundles a while before
+its certificate is shown, and the last one stays in them until it expires: no certificate is ever shown that somebody
+who has just read the bundle would not believe.
 """
 
 from __future__ import annotations
 
 import asyncio
 import base64
+import hashlib
 import logging
 import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -28,7 +30,10 @@ _CLOCKS_DIFFER = 3600.0
 OVERLAP_SECONDS = 120.0
 """For which the next authority is in the bundles before its certificate is shown."""
 LOOK_SECONDS = 30.0
-MOST_IN_BUNDLE = 12
+MOST_IN_BUNDLE = 64
+_MOST_FORMER = 1
+"""Authorities that this replica had before, of those that have not expired: the one before it was renewed. One that
+crashes again and again has a new one each time, and must not push the others' out."""
 _PATH = "/apis/apiregistration.k8s.io/v1/apiservices/"
 _MERGE = "application/merge-patch+json"
 _SAID_AGAIN_SECONDS = 600.0
@@ -53,15 +58,23 @@ class Served:
         return (service.get("namespace"), service.get("name")) == (self.namespace, self.name)
 
 
-def merged(bundle: str, own: Sequence[str], wall: float) -> str:
+def maker_of(replica: str) -> str:
+    """What the authorities of a replica are called, however often it starts."""
+    return f"podgpu autoscale {hashlib.sha256(replica.encode()).hexdigest()[:16]}"
+
+
+def merged(bundle: str, own: Sequence[str], maker: str, wall: float) -> str:
     """The bundle with our own authorities (PEM) in it, and none that has expired; ours and the youngest stay."""
     wanted = [certificate for pem in own for certificate in certificates_in(pem)]
+    former: list[tuple[float, bytes]] = []
     others: list[tuple[float, bytes]] = []
     for certificate in dict.fromkeys(certificates_in(bundle)):
         validity = parse_validity(certificate)
         if certificate not in wanted and validity is not None and validity[1] > wall:
-            others.append((validity[0], certificate))
-    youngest = sorted(others, reverse=True)[: max(0, MOST_IN_BUNDLE - len(wanted))]
+            is_former = f"{maker} ".encode() in certificate
+            (former if is_former else others).append((validity[0], certificate))
+    stay = sorted([*others, *sorted(former, reverse=True)[:_MOST_FORMER]], reverse=True)
+    youngest = stay[: max(0, MOST_IN_BUNDLE - len(wanted))]
     return "".join(pem_of(certificate) for certificate in (*wanted, *(found for _, found in youngest)))
 
 
@@ -71,11 +84,14 @@ class OwnCa:
     def __init__(
         self,
         names: Sequence[str],
+        replica: str,
         clock: Clock | None = None,
         lifetime: float = LIFETIME,
         random_below: RandomBelow = secrets.randbelow,
     ) -> None:
+        """`replica`: what tells this one from the others, and is the same after a restart."""
         self._names = names
+        self.maker = maker_of(replica)
         self._clock = clock or Clock()
         self._lifetime = lifetime
         self._random_below = random_below
@@ -86,7 +102,7 @@ class OwnCa:
 
     def _issue(self) -> Issued:
         wall = self._clock.wall()
-        return issue(self._names, wall - _CLOCKS_DIFFER, wall + self._lifetime, self._random_below)
+        return issue(self._names, wall - _CLOCKS_DIFFER, wall + self._lifetime, self._random_below, self.maker)
 
     def authorities(self) -> tuple[str, ...]:
         """What has to be in the bundles now."""
@@ -128,12 +144,15 @@ class BundleKeeper:
         self._sleep = sleep
         self._faults: Faults[str] = Faults(self._clock.monotonic, _SAID_AGAIN_SECONDS)
         self.are_known = False
-        """Every APIService that is ours has our authority, at least once."""
+        """Every APIService that is ours and there has our authority, at least once."""
+        self._missing: set[str] = set()
+        """APIServices that are not there."""
 
     async def run(self) -> None:
         while True:
             await self.turn()
-            await self._sleep(LOOK_SECONDS if self.are_known else LOOK_SECONDS / 15)
+            is_settled = self.are_known and not self._missing
+            await self._sleep(LOOK_SECONDS if is_settled else LOOK_SECONDS / 15)
 
     async def turn(self) -> None:
         authorities = self._ca.authorities()
@@ -144,9 +163,16 @@ class BundleKeeper:
 
     async def _look_at(self, name: str, authorities: Sequence[str]) -> bool:
         """Whether there is nothing left to do about this one."""
+        self._missing.discard(name)
         try:
             return await self._keep(name, authorities)
         except SourceError as error:
+            if isinstance(error, Refused) and error.reason == "not_found":
+                # Somebody has removed it, which is the documented way out: a replica that starts now is to be ready.
+                self._missing.add(name)
+                if self._faults.fails(name, error.reason):
+                    _log.warning("the APIService %s is not there: nobody asks podgpu for its metrics", name)
+                return True
             conflict = isinstance(error, Refused) and "409" in str(error)
             if not conflict and self._faults.fails(name, error.reason):
                 _log.warning("podgpu's CA cannot be written into the APIService %s: %s", name, error)
@@ -167,7 +193,7 @@ class BundleKeeper:
                 )
             return True
         bundle = _decoded(spec.get("caBundle"))
-        wanted = merged(bundle, authorities, self._clock.wall())
+        wanted = merged(bundle, authorities, self._ca.maker, self._clock.wall())
         if set(certificates_in(wanted)) != set(certificates_in(bundle)):
             await self._client.submit("PATCH", f"{_PATH}{name}", _patch(metadata, wanted), _MERGE)
             _log.info("the APIService %s has podgpu's CA now", name)

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
+from podgpu.clock import Clock
 from podgpu.errors import SourceError
 from podgpu.kube.access import ApiConfig
 from podgpu.kube.pods import PODS_PATH, Pairs, parse_owner, parse_pod
@@ -19,6 +20,8 @@ _PODS_AT_A_TIME = 500
 _NODES_PATH = "/api/v1/nodes"
 _RUNNING = {"fieldSelector": "status.phase=Running"}
 _MOST_PODS = 200_000
+_BELIEVED_SECONDS = 60.0
+"""For which the list of pods counts though its watch does not stand."""
 _GPU_WORDS = ("gpu", "mig-", "cuda", "vgpu")
 """In the names of extended resources that are GPUs or parts of one: nvidia.com/mig-1g.10gb, tencent.com/vcuda-core."""
 
@@ -102,7 +105,10 @@ def index_pods(pods: Iterable[PodSeen], trouble: str = "") -> RunningPods:
 class PodFeed:
     """Watches all running pods. `now` costs nothing while nothing changes."""
 
-    def __init__(self, config: ApiConfig, pace: Pace | None = None) -> None:
+    def __init__(self, config: ApiConfig, pace: Pace | None = None, clock: Clock | None = None) -> None:
+        self._clock = clock or Clock()
+        self._away_since: float | None = None
+        """Monotonic time."""
         bounds = Bounds(objects=_MOST_PODS)
         self._watcher: Watcher[PodSeen] = Watcher(
             config, PODS_PATH, _RUNNING, parse_running_pod, pace=pace, bounds=bounds, page_size=_PODS_AT_A_TIME
@@ -111,14 +117,25 @@ class PodFeed:
         self._index = index_pods(())
 
     def now(self) -> RunningPods:
-        """For one thread to call. While the API server is away, the pods are as they last were: pods that are gone by
-        then have no figures, and what has none is not answered."""
+        """For one thread to call. While the API server is away the pods are as they last were, for a minute: after
+        that there may be others, on nodes that nobody hears of, and nothing is answered."""
         if not self._watcher.synced:
             return index_pods((), f"the API server has not yet said which pods there are: {_why(self._watcher.error)}")
         version = self._watcher.version
         if version != self._version:
             self._index, self._version = index_pods(self._watcher.items()), version
-        return self._index
+        trouble = self._trouble()
+        return index_pods((), trouble) if trouble else self._index
+
+    def _trouble(self) -> str:
+        error, now = self._watcher.error, self._clock.monotonic()
+        if error is None:
+            self._away_since = None
+            return ""
+        if self._away_since is None:
+            self._away_since = now
+        away = now - self._away_since
+        return f"which pods run is not known any more, for {away:.0f} s: {error}" if away > _BELIEVED_SECONDS else ""
 
     @property
     def error(self) -> SourceError | None:

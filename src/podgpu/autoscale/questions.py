@@ -12,9 +12,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from podgpu.autoscale.metrics import BUSY, MEAN, USED, USED_COUNT, UTILIZATION, Aggregate, Metric
+from podgpu.autoscale.metrics import MEAN, USED, USED_COUNT, UTILIZATION, Aggregate, Metric
 from podgpu.autoscale.pods import PodSeen
-from podgpu.autoscale.refusal import Refusal, no_data, not_found, some_of
+from podgpu.autoscale.refusal import Refusal, bad_request, no_data, not_found, some_of
 from podgpu.autoscale.ring import known
 from podgpu.autoscale.samples import ScopeKey
 from podgpu.autoscale.scene import Scene
@@ -103,7 +103,15 @@ class _Sorted(NamedTuple):
 
 
 def _pod_mean(scene: Scene, pod: PodSeen, metric: Metric, window: float) -> tuple[float, int] | None:
-    return scene.pod_rings.mean(pod.key, metric.column, scene.number, scene.rounds_of(pod, window))
+    """None, too, where less than half of the window is known: after a restart of ours one sample is no mean."""
+    rounds = scene.rounds_of(pod, window)
+    found = scene.pod_rings.mean(pod.key, metric.column, scene.number, rounds)
+    return found if found is not None and _is_enough(found[1], rounds) else None
+
+
+def _is_enough(known_rounds: int, rounds: int) -> bool:
+    """The first round of a counter tells no rate."""
+    return 2 * known_rounds >= rounds - 1
 
 
 def _sort(scene: Scene, pods: Iterable[PodSeen], metric: Metric, window: float) -> _Sorted:
@@ -137,9 +145,13 @@ def of_workload(scene: Scene, whom: Whom, metric: Metric, over: Over) -> Answer:
         if metric is USED
         else over.aggregate.of([value for _, value, _ in found.with_figures])
     )
-    if metric in (UTILIZATION, BUSY) and value < LEAST and not _all_idle(scene, pods, over.idle_for):
-        value = LEAST
-    return Answer(value, scene.ends_at, rounds * scene.interval)
+    return _not_zero(Answer(value, scene.ends_at, rounds * scene.interval), scene, pods, over)
+
+
+def _not_zero(answer: Answer, scene: Scene, pods: Iterable[PodSeen], over: Over) -> Answer:
+    """Unless all of them are surely idle: whatever the metric is, an HPA scales to zero at 0."""
+    is_sure = answer.value >= LEAST or _all_idle(scene, pods, over.idle_for)
+    return answer if is_sure else answer._replace(value=LEAST)
 
 
 def _used(scene: Scene, pods: Sequence[PodSeen], window: float) -> float:
@@ -161,26 +173,46 @@ def _used(scene: Scene, pods: Sequence[PodSeen], window: float) -> float:
 def figure_of(scene: Scene, whom: Whom, metric: Metric, over: Over) -> Answer:
     """One figure for all of them. The used GPUs of a namespace or the cluster are counted each once, whoever shares
     them. Raises Refusal."""
-    is_plain = whom.owner is None and (whom.selector is None or not whom.selector.requirements)
-    if metric is USED and is_plain:
-        return of_scope(
-            scene, ("namespace", whom.namespace) if whom.namespace else ("cluster", ""), metric, over.window
+    if metric is USED and over.aggregate != MEAN:
+        raise bad_request(
+            f"{metric.name} is a mean over GPUs in use, so that aggregate {over.aggregate.name} cannot be had of it: "
+            f"write aggregate mean, or take {UTILIZATION.name}"
         )
-    return of_workload(scene, whom, metric, over)
+    is_plain = whom.owner is None and (whom.selector is None or not whom.selector.requirements)
+    if metric is not USED or not is_plain:
+        return of_workload(scene, whom, metric, over)
+    pods = whom.pods(scene)
+    dark = [pod for pod in _without_figures(scene, pods) if not scene.is_starting(pod)]
+    if dark and not over.leave_out:
+        raise _without(scene, whom, pods, _Sorted([], [], [], dark), metric)
+    scope = ("namespace", whom.namespace) if whom.namespace else ("cluster", "")
+    return _not_zero(of_scope(scene, scope, metric, over.window), scene, pods, over)
+
+
+def _without_figures(scene: Scene, pods: Iterable[PodSeen]) -> list[PodSeen]:
+    """Those that have a GPU, or should have, and are in nobody's figures."""
+    return [pod for pod in pods if pod.key not in scene.holding and scene.is_about(pod)]
 
 
 def of_scope(scene: Scene, scope: ScopeKey, metric: Metric, window: float) -> Answer:
-    """Of a node; of a namespace or the cluster the used GPUs alone. Raises Refusal."""
+    """Of a node, which is never told as 0: nobody can be sure from its figures alone that all of it is idle; of a
+    namespace or the cluster the used GPUs alone. Raises Refusal."""
     rounds = scene.rounds_in(window)
     values = scene.scope_rings.values(scope, metric.column, scene.number, rounds)
     if not values or math.isnan(values[-1]):
         raise _no_scope(scene, scope, metric)
     if metric is USED:
         devices = scene.scope_rings.values(scope, USED_COUNT, scene.number, rounds)
-        means = [s / d if d else 0.0 for s, d in zip(values, devices, strict=True) if s == s]
-        return Answer(math.fsum(means) / len(means), scene.ends_at, len(means) * scene.interval)
-    found = known(values)
-    return Answer(math.fsum(found) / len(found), scene.ends_at, len(found) * scene.interval)
+        found = [s / d if d else 0.0 for s, d in zip(values, devices, strict=True) if s == s]
+    else:
+        found = known(values)
+    if not _is_enough(len(found), rounds):
+        raise no_data(
+            f"{metric.name} of {_name_of(scope)} is known for {len(found)} of the window's {rounds} rounds, less than "
+            "half of them: ask again soon, or for a shorter window"
+        )
+    value = math.fsum(found) / len(found)
+    return Answer(max(value, LEAST) if scope[0] == "node" else value, scene.ends_at, len(found) * scene.interval)
 
 
 def _no_scope(scene: Scene, scope: ScopeKey, metric: Metric) -> Refusal:
@@ -192,8 +224,12 @@ def _no_scope(scene: Scene, scope: ScopeKey, metric: Metric) -> Refusal:
             )
         if not scene.scope_rings.values(scope, metric.column, scene.number, 1):
             return not_found(f"no exporter has figures of node {name}: see that podgpu's exporter runs there")
-    what = {"node": f"node {name}", "namespace": f"namespace {name}"}.get(kind, "the cluster")
-    return no_data(f"no exporter provides {metric.name} of {what}: {metric.needs}{_notes(scene)}")
+    return no_data(f"no exporter provides {metric.name} of {_name_of(scope)}: {metric.needs}{_notes(scene)}")
+
+
+def _name_of(scope: ScopeKey) -> str:
+    kind, name = scope
+    return f"{kind} {name}" if name else "the cluster"
 
 
 # Each pod
@@ -223,7 +259,7 @@ def is_active(scene: Scene, whom: Whom, idle_for: float) -> bool:
     and where there is no pod: nobody can see from here whether one is needed."""
     pods = whom.pods(scene)
     holding = [pod for pod in pods if pod.key in scene.holding]
-    dark = [pod for pod in pods if scene.is_about(pod) and pod.key not in scene.holding]
+    dark = _without_figures(scene, pods)
     if any(not _is_idle(scene, pod, idle_for) for pod in holding) or any(map(scene.is_starting, dark)):
         return True
     if dark or not holding:
@@ -257,7 +293,10 @@ def _without(scene: Scene, whom: Whom, pods: Sequence[PodSeen], found: _Sorted, 
         )
     if found.lacking:
         names = some_of(pod.name for pod in found.lacking)
-        return no_data(f"{whom.text}: no exporter provides {metric.name} of {names}: {metric.needs}")
+        return no_data(
+            f"{whom.text}: no exporter provides {metric.name} of {names}, or not yet for half of the window: "
+            f"{metric.needs}"
+        )
     if found.starting:
         return no_data(
             f"{whom.text}: its pods have just begun, and no exporter has figures of them yet: ask again soon"

@@ -25,6 +25,10 @@ ScopeKey = tuple[str, str]
 _MOST_RATE = 1.5
 """Of one device's time: a page read late tells a little more than everything, and more than that is no rate."""
 _OVER_FULL = 1.01
+_SAME_READING = 0.5
+"""Seconds."""
+_SURE = 0.95
+"""Part of the time that has to be counted as idle: counting begins and ends between readings."""
 _FRACTION = ((m.SM, m.SM_ACTIVE), (m.TENSOR, m.TENSOR_ACTIVE), (m.DRAM, m.DRAM_ACTIVE))
 
 
@@ -44,16 +48,33 @@ class Round(NamedTuple):
     scopes: dict[ScopeKey, tuple[float, ...]]
 
 
+class _Idle(NamedTuple):
+    """A holder that runs nothing, as its exporter counts it."""
+
+    seconds: float
+    """Counted since it last ran something."""
+    uncounted: float = 0.0
+    """Seconds of these readings in which neither idleness nor work was counted."""
+
+
 class _Rate(NamedTuple):
     read_at: float
     busy_seconds: float | None
+    idle_seconds: float | None
     energy_joules: float | None
     busy: float | None = None
     watts: float | None = None
+    idle: _Idle | None = None
+    """None: it runs something, or nobody can be sure."""
+
+    @property
+    def idle_since(self) -> float | None:
+        return None if self.idle is None else self.read_at - self.idle.seconds
 
 
 class Rates:
-    """How fast each holder's counters grow, from one reading of its node to the next."""
+    """How fast each holder's counters grow, from one reading of its node to the next, and for how long they say that it
+    ran nothing."""
 
     def __init__(self) -> None:
         self._before: dict[tuple[str, str, Who], _Rate] = {}
@@ -63,22 +84,47 @@ class Rates:
         """Holders that were in none of the last round's readings are forgotten."""
         self._before, self._now = self._now, {}
 
-    def of(self, device: DeviceFigures, of: HolderFigures, read_at: float) -> _Rate:
+    def of(self, device: DeviceFigures, of: HolderFigures, read_at: float, stale_after: float) -> _Rate:
         key = device.uuid, device.instance, of.who
         before = self._before.get(key)
-        if before is None:
-            rate = _Rate(read_at, of.busy_seconds, of.energy_joules)
-        elif read_at - before.read_at < 0.5:
-            rate = before  # the same reading again
+        if before is None or read_at <= before.read_at - _SAME_READING:  # then the clock was set back
+            rate = _Rate(read_at, of.busy_seconds, of.idle_seconds, of.energy_joules, idle=_idle_at_first(of))
+        elif read_at - before.read_at < _SAME_READING:
+            rate = before
         else:
             seconds = read_at - before.read_at
-            busy = _growth(before.busy_seconds, of.busy_seconds, seconds)
+            busy = _growth(before.busy_seconds, of.busy_seconds, seconds) if of.utilization is not None else None
             watts = _growth(before.energy_joules, of.energy_joules, seconds)
             if busy is not None:
                 busy = min(busy, 1.0) if busy <= _MOST_RATE else None
-            rate = _Rate(read_at, of.busy_seconds, of.energy_joules, busy, watts)
+            idle = _idle(before, of, seconds, stale_after)
+            rate = _Rate(read_at, of.busy_seconds, of.idle_seconds, of.energy_joules, busy, watts, idle)
         self._now[key] = rate
         return rate
+
+
+def _idle_at_first(of: HolderFigures) -> _Idle | None:
+    """One that has never run anything has been idle for all that was counted."""
+    if of.utilization is None or of.idle_seconds is None or of.busy_seconds is None:
+        return None
+    return _Idle(max(0.0, of.idle_seconds) if of.busy_seconds == 0 else 0.0)
+
+
+def _idle(before: _Rate, of: HolderFigures, seconds: float, stale_after: float) -> _Idle | None:
+    """Nobody is idle in time that nobody has counted: an exporter that was away, or whose counters stand still. Pages
+    that are made seldom let them stand still for a while, though never for longer than makes a node old."""
+    if of.utilization is None or of.idle_seconds is None or of.busy_seconds is None:
+        return None
+    if before.idle_seconds is None or before.busy_seconds is None:
+        return _idle_at_first(of)
+    if of.idle_seconds < before.idle_seconds or of.busy_seconds < before.busy_seconds:
+        return _idle_at_first(of)  # counted anew
+    if of.busy_seconds > before.busy_seconds:
+        return None
+    so_far = before.idle or _Idle(0.0)
+    counted = of.idle_seconds - before.idle_seconds
+    uncounted = max(0.0, so_far.uncounted + _SURE * seconds - counted)
+    return _Idle(so_far.seconds + counted, uncounted) if uncounted <= stale_after else None
 
 
 def _growth(before: float | None, now: float | None, seconds: float) -> float | None:
@@ -177,15 +223,16 @@ def sample_round(view: ClusterView, rates: Rates) -> Round:
     nodes: dict[PodKey, str] = {}
     scopes: dict[ScopeKey, tuple[float, ...]] = {}
     had: set[tuple[str, str]] = set()
+    stale_after = view.settings.stale_after
     for node in view.nodes:
         if node.old:
             continue
         read_at = view.taken_at - node.age
-        busy_of_node: list[float | None] = []
+        busy_of: dict[int, float | None] = {}
         for device in node.devices:
             own: dict[PodKey, list[HolderFigures]] = {}
-            rate_of = {id(of): rates.of(device, of, read_at) for of in device.holders}
-            busy_of_node.append(_sum(rate.busy for rate in rate_of.values()))
+            rate_of = {id(of): rates.of(device, of, read_at, stale_after) for of in device.holders}
+            busy_of[id(device)] = _sum(rate.busy for rate in rate_of.values())
             for of in device.holders:
                 if of.holder.pod:
                     own.setdefault((of.holder.namespace, of.holder.pod), []).append(of)
@@ -195,12 +242,14 @@ def sample_round(view: ClusterView, rates: Rates) -> Round:
                 had.add(device.key)
             alone = len(own) == 1 and all(of.holder.pod for of in device.holders)
             for pod, holders in own.items():
-                part = _part(device, holders, [rate_of[id(of)] for of in holders], alone, view)
+                own_rates = [rate_of[id(of)] for of in holders]
+                part = _part(device, holders, own_rates, alone, view)
                 parts.setdefault(pod, []).append(part)
                 nodes[pod] = node.name
                 began = [idle.get((node.name, *device.key, of.who)) for of in holders]
+                began += [rate.idle_since for rate in own_rates]
                 since[pod] = _latest([since[pod], *began] if pod in since else began)
-        scopes["node", node.name] = _node_row(node.devices, busy_of_node, view, node.name)
+        scopes["node", node.name] = _node_row(node.devices, busy_of, view, node.name)
     rates.next_round()
     holding = {pod: Holding(nodes[pod], since[pod]) for pod in parts}
     return Round(holding, {pod: _row(of) for pod, of in parts.items()}, {**scopes, **_used_scopes(view)})
@@ -213,7 +262,7 @@ def _latest(moments: Sequence[float | None]) -> float | None:
 
 
 def _node_row(
-    devices: Sequence[DeviceFigures], busy: Sequence[float | None], view: ClusterView, name: str
+    devices: Sequence[DeviceFigures], busy: Mapping[int, float | None], view: ClusterView, name: str
 ) -> tuple[float, ...]:
     """A GPU in MIG mode is its instances where they have the figure and it has none."""
     row = [NAN] * m.COLUMNS
@@ -224,8 +273,7 @@ def _node_row(
     if gpus:
         watts = _sum(d.power_watts for d in gpus)
         row[m.POWER.column] = NAN if watts is None else watts
-        total_busy = _sum(busy)
-        row[m.BUSY.column] = NAN if total_busy is None else min(100.0, 100 * total_busy / len(gpus))
+    row[m.BUSY.column] = _percent(_busy_gpus(devices, busy))
     for metric, field in _FRACTION:
         row[metric.column] = _percent(_each(devices, {id(d): _ratio(dict(d.beside).get(field)) for d in devices}))
     _put_used(row, view, Scope("node", node=name))
@@ -235,6 +283,19 @@ def _node_row(
 def _each(devices: Sequence[DeviceFigures], values: Mapping[int, float | None]) -> list[float | None]:
     cut = {device.uuid for device in devices if device.instance and values[id(device)] is not None}
     return [values[id(d)] for d in devices if (bool(d.instance) if d.uuid in cut else not d.instance)]
+
+
+def _busy_gpus(devices: Sequence[DeviceFigures], busy: Mapping[int, float | None]) -> list[float | None]:
+    """Of each GPU what its holders do together, no more than all of it. One in MIG mode is the mean of its instances:
+    nobody holds the GPU itself, which says nothing of them."""
+    gpus: dict[tuple[str, int], list[float | None]] = {}
+    cut = {(device.uuid, device.index) for device in devices if device.instance}
+    for device in devices:
+        gpu = device.uuid, device.index
+        if device.instance or gpu not in cut:
+            part = busy[id(device)]
+            gpus.setdefault(gpu, []).append(None if part is None else min(1.0, part))
+    return [None if (total := _sum(parts)) is None else total / len(parts) for parts in gpus.values()]
 
 
 def _used_scopes(view: ClusterView) -> dict[ScopeKey, tuple[float, ...]]:

@@ -105,7 +105,8 @@ class Store:
         self._pod_rings.add(number, sampled.pods)
         self._scope_rings.add(number, sampled.scopes)
         pods = self._pods()
-        self._held = frozenset(key for key in (*self._held, *sampled.holding) if key in pods.keys)
+        if not pods.trouble:  # else nobody knows which of them still run
+            self._held = frozenset(key for key in (*self._held, *sampled.holding) if key in pods.keys)
         scene = Scene(
             number,
             self.settings.interval,

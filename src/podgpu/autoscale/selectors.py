@@ -10,6 +10,7 @@ from typing import NamedTuple
 from podgpu.autoscale.refusal import bad_request, quoted
 
 _LONGEST = 8192
+_LONGEST_KEPT = 512
 _MOST = 100
 """Requirements in one selector, and values in one of them."""
 _KEY = r"(?:[a-z0-9](?:[-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
@@ -61,9 +62,18 @@ class Selector(NamedTuple):
 EVERYTHING = Selector()
 
 
-@lru_cache(maxsize=1024)
 def parse_selector(text: str) -> Selector:
-    """Empty: everything. Raises Refusal."""
+    """Empty: everything. Raises Refusal. Of those that come with every poll the same one is handed out again; long ones
+    are not kept, whoever sends them."""
+    return _parse_kept(text) if len(text) <= _LONGEST_KEPT else _parse(text)
+
+
+@lru_cache(maxsize=1024)
+def _parse_kept(text: str) -> Selector:
+    return _parse(text)
+
+
+def _parse(text: str) -> Selector:
     if len(text) > _LONGEST:
         raise bad_request(f"the label selector {quoted(text)} is longer than {_LONGEST} letters")
     if not text.strip():

@@ -147,10 +147,13 @@ class Issued(NamedTuple):
     """Unix time, of both."""
 
 
-def issue(names: Sequence[str], begins: float, ends: float, random_below: RandomBelow) -> Issued:
-    """`names`: what the listener is called, the first for people too; addresses among them are taken as such."""
+def issue(
+    names: Sequence[str], begins: float, ends: float, random_below: RandomBelow, maker: str = "podgpu autoscale"
+) -> Issued:
+    """`names`: what the listener is called, the first for people too; addresses among them are taken as such. `maker`:
+    what the authority's name begins with."""
     authority, own = Key.made(random_below), Key.made(random_below)
-    issuer = _name(f"podgpu autoscale {random_below(1 << 64):016x}")
+    issuer = _name(f"{maker} {random_below(1 << 64):016x}")
     validity = _sequence(_time(begins), _time(ends))
     known_by = _sequence(_tlv(0x80, _fingerprint(authority)))
     ca = _certificate(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
+import socket
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Any
@@ -155,7 +156,7 @@ def _api(options: Mapping[str, Any], address: Address, config: ApiConfig, at_the
     make_keeper = None
     if options["api_service"]:
         served = _served(options["api_service"])
-        ca = OwnCa(served.names)
+        ca = OwnCa(served.names, socket.gethostname())
         read_pair = pair_of_own(lambda: ca.shown)
         services = api_services(options["external_metrics"])
 

@@ -36,8 +36,11 @@ _OPTIONS = (
     ("grpc.max_receive_message_length", 64 * 1024),
     ("grpc.so_reuseport", 0),  # a second podgpu on the same address is a mistake, and to be told so
     ("grpc.max_connection_idle_ms", 600_000),
+    ("grpc.max_connection_age_grace_ms", 10_000),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
 )
+_CONNECTION_SECONDS = 3600.0
+"""After which a caller has to show its certificate anew: it may have been withdrawn, or have expired."""
 _GRACE_SECONDS = 1.0
 _OLD_PREFIX = re.compile(r"^s\d{1,4}-")
 """What KEDA calls the metric towards the HPA; it should be gone before it comes here."""
@@ -68,6 +71,15 @@ class Callers:
                 Kind.FORBIDDEN,
                 f"namespace {quoted(namespace)} is not answered: without a client certificate anybody could name any, "
                 "so that only those of --keda-namespaces are",
+            )
+
+    def check_cluster(self) -> None:
+        """A question is about all namespaces. Raises Refusal."""
+        if not self.by_certificate:
+            raise Refusal(
+                Kind.FORBIDDEN,
+                "scope cluster is about every namespace, and without a client certificate only those of "
+                "--keda-namespaces are answered: write scope: namespace, or give the listener certificates",
             )
 
 
@@ -124,7 +136,10 @@ class ExternalScaler(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     def _trigger(self, scaled: Any, context: Any) -> Trigger:
         self._callers.check(scaled.namespace, _names_shown(context))
-        return parse_trigger(scaled.namespace, dict(scaled.scalerMetadata), self._store.longest_window)
+        trigger = parse_trigger(scaled.namespace, dict(scaled.scalerMetadata), self._store.longest_window)
+        if not trigger.whom.namespace:
+            self._callers.check_cluster()
+        return trigger
 
     def _is_active(self, scaled: Any, context: Any) -> Any:
         trigger = self._trigger(scaled, context)
@@ -189,10 +204,15 @@ def _names_shown(context: Any) -> frozenset[str]:
 
 
 async def start_scaler(
-    scaler: ExternalScaler, address: Address, credentials: Any | None, option: str
+    scaler: ExternalScaler,
+    address: Address,
+    credentials: Any | None,
+    option: str,
+    connection_seconds: float = _CONNECTION_SECONDS,
 ) -> tuple[Any, Address]:
     """`credentials`: None for a plain listener. Raises StartError that names the address."""
-    server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=2 * _MOST_STREAMS)
+    options = (*_OPTIONS, ("grpc.max_connection_age_ms", round(1000 * connection_seconds)))
+    server = grpc.aio.server(options=options, maximum_concurrent_rpcs=2 * _MOST_STREAMS)
     server.add_generic_rpc_handlers((scaler,))
     where = f"{f'[{address.host}]' if ':' in address.host else address.host or '[::]'}:{address.port}"
     try:

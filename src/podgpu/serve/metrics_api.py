@@ -107,7 +107,7 @@ class MetricsApi:
         return handle
 
     async def _external_metric(self, request: web.Request) -> web.StreamResponse:
-        asked = external_attributes(request.match_info["path"])
+        asked = external_attributes(request.match_info["path"], request.query)
         rejection = await self._gate.admit(request, asked)
         if rejection is not None:
             return self._counted(EXTERNAL, _rejected(rejection))
