@@ -94,7 +94,7 @@ def path(case: Case) -> object:
     where, _, query = case.partition("?")
     asked = {"labelSelector": query, "metricLabelSelector": query[:40]}
     try:
-        return parse_external(external_attributes(where), asked, 600.0)
+        return parse_external(external_attributes(where, asked), asked, 600.0)
     except Refusal:
         return parse_custom(custom_attributes("v1beta2", where), asked, 600.0)
 

@@ -194,13 +194,13 @@ def test_a_pod_has_a_line_for_each_gpu(tab: Tab, url: str) -> None:
     opened(tab, url, "#pod=research/diffusion-sweep-7&range=6h")
     tab.wait_for(f"{CHARTS} === 4")
     lines = "document.querySelector('.chart svg').querySelectorAll('.line').length"
-    assert tab.evaluate(lines) == 2
+    tab.wait_for(f"{lines} === 2", "a line for each of its two GPUs")
     tab.evaluate("document.querySelector('.plot').scrollIntoView({block: 'center'})")
     point_at(tab, 0.9)
     tab.wait_for("document.querySelector('.chart-value').innerText.startsWith('GPU 0 ')", "which GPU, and how much")
     opened(tab, url, "#pod=research/llm-pretrain-gpu-a-01")
     tab.wait_for(f"{CHARTS} === 4")
-    assert tab.evaluate(f"{lines} > 6"), "more than four are one colour, with their mean"
+    tab.wait_for(f"{lines} > 6", "more than four are one colour, with their mean")
 
 
 def test_hostile_records_are_only_text(tab: Tab, url: str, shown: Showing) -> None:
