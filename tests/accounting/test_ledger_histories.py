@@ -122,12 +122,22 @@ def names(one: ContainerUsage) -> tuple[str, str, str, str, str, str]:
     return (one.device, holder.namespace, holder.pod, holder.container, holder.job, "" if holder.pod else holder.uid)
 
 
-def increases(before: Usage, now: Usage, gone: frozenset[str]) -> list[tuple[ContainerUsage, dict[str, int]]]:
+Ended = dict[tuple[str, str, str, str, str, str], ContainerUsage]
+"""Accounts that were closed: one that comes back under the same uid goes on."""
+
+
+def increases(
+    before: Usage, now: Usage, gone: frozenset[str], ended: Ended
+) -> list[tuple[ContainerUsage, dict[str, int]]]:
     """What each living account got in a turn. Fails where a counter of one that goes on fell or vanished."""
     old = {names(one): one for one in before.containers if not {one.device, physical(one.device)} & gone}
+    here = {names(one) for one in now.containers}
+    ended |= {key: one for key, one in old.items() if key not in here and one.holder.uid}
     found = []
     for one in now.containers:
-        last = old.get(names(one))
+        last, closed = old.get(names(one)), ended.pop(names(one), None)
+        if last is None and closed is not None and closed.holder.uid == one.holder.uid:
+            last = closed
         if last is None or (last.holder.uid and last.holder.uid != one.holder.uid):
             last = ContainerUsage(one.device, one.holder)
         steps = {}
@@ -143,6 +153,7 @@ def increases(before: Usage, now: Usage, gone: frozenset[str]) -> list[tuple[Con
 @given(HISTORIES)
 def test_parts_and_rest_are_the_devices_figure_in_every_turn(history: list[Turn]) -> None:
     ledger, before = Ledger(), Usage()
+    ended: Ended = {}
     busy: Counter[str] = Counter()
     energy: Counter[str] = Counter()
     for turn in history:
@@ -150,7 +161,7 @@ def test_parts_and_rest_are_the_devices_figure_in_every_turn(history: list[Turn]
         for sums in (busy, energy):
             for key in [key for key in sums if {key, physical(key)} & turn.gone]:
                 del sums[key]
-        for one, steps in increases(before, now, turn.gone):
+        for one, steps in increases(before, now, turn.gone, ended):
             busy[one.device] += steps["busy_ns"]
             energy[one.device] += steps["energy_mj"]
         for device in now.devices:
@@ -167,13 +178,14 @@ def test_parts_and_rest_are_the_devices_figure_in_every_turn(history: list[Turn]
 def test_energy_on_a_gpu_and_its_instances_is_the_gpus(history: list[Turn]) -> None:
     """Instances are not forgotten apart from their GPU here: what was paid on them is still in the GPU's figure."""
     ledger, before = Ledger(), Usage()
+    ended: Ended = {}
     paid: Counter[str] = Counter()
     for turn in history:
         turn = replace(turn, gone=frozenset(key for key in turn.gone if key == physical(key)))
         now = turn.enter(ledger)
         for key in turn.gone:
             paid.pop(key, None)
-        for one, steps in increases(before, now, turn.gone):
+        for one, steps in increases(before, now, turn.gone, ended):
             paid[physical(one.device)] += steps["energy_mj"]
         for device in now.devices:
             if device.unattributed_energy_mj is not None:
@@ -187,10 +199,11 @@ def test_energy_on_a_gpu_and_its_instances_is_the_gpus(history: list[Turn]) -> N
 @given(HISTORIES)
 def test_namespaces_have_what_all_their_accounts_ever_had(history: list[Turn]) -> None:
     ledger, before = Ledger(), Usage()
+    ended: Ended = {}
     sums: dict[str, Counter[str]] = {}
     for turn in history:
         now = turn.enter(ledger)
-        for one, steps in increases(before, now, turn.gone):
+        for one, steps in increases(before, now, turn.gone, ended):
             if one.holder.namespace:
                 sums.setdefault(one.holder.namespace, Counter()).update(steps)
         assert {total.namespace for total in now.namespaces} == sums.keys()

@@ -86,7 +86,6 @@ class Ledger:
         self._namespaces: dict[tuple[str, str], NamespaceBook] = {}
         """The longest unchanged first."""
         self.namespaces_forgotten = 0
-        """How often a device's containers used more memory than the device said was used."""
 
     def charge(
         self,
