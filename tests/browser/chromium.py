@@ -31,6 +31,9 @@ _OPTIONS = (
     *("--disable-component-update", "--disable-sync", "--mute-audio", "--remote-debugging-port=0"),
 )
 _RECORDS = re.compile(r"/api/v1/(history|waste|gpus)\b")
+_SERVER_ENDED = re.compile(
+    r"net::ERR_(CONNECTION_\w+|EMPTY_RESPONSE|INCOMPLETE_CHUNKED_ENCODING|CONTENT_LENGTH_MISMATCH)"
+)
 _KEYS = {
     "Escape": 27,
     "Tab": 9,
@@ -189,6 +192,8 @@ class Tab:
             entry = event["entry"]
             if "404" in entry["text"] and _RECORDS.search(entry.get("url", "")):
                 return  # a server that keeps none, or no longer knows the GPU: the page says so
+            if _SERVER_ENDED.search(entry["text"]):
+                return  # a test's server ends before its page is left; a page that lost its server says so
             self.errors.append(f"{entry['source']}: {entry['text']} {entry.get('url', '')}".strip())
         elif method == "Runtime.consoleAPICalled" and event["type"] in ("error", "warning"):
             self.errors.append(f"console: {event['args']}")
