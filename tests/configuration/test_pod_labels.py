@@ -50,7 +50,20 @@ def test_no_label_is_looked_at_for_long(pattern: str) -> None:
     assert time.thread_time() - began < 5.0
 
 
-@pytest.mark.parametrize("pattern", ["(?=a)b", "(?<!a)b", r"(a)\1", "a*+b", "a{1000}", "((a{50}){50}){50}"])
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "(?=a)b",
+        "(?<!a)b",
+        r"(a)\1",
+        "a*+b",
+        "a{1000}",
+        "((a{50}){50}){50}",
+        "(" * 5000,
+        "(?:){999999999}",
+        "a{99999999999999999999}",
+    ],
+)
 def test_what_cannot_be_bounded_is_refused(pattern: str) -> None:
     with pytest.raises(UsageError, match="allowlist-regex"):
         LabelFilter(pattern)

@@ -38,11 +38,15 @@ class _Part(NamedTuple):
 class BoundedPattern:
     def __init__(self, pattern: str) -> None:
         """Raises re.error for what is no pattern, or none that ends in bounded time."""
-        re.compile(pattern)
         self._pattern = pattern
         self._parts = [_Part([])]
-        tree = _parser.parse(pattern)
-        self._first = self._sequence(tree, tree.state.flags, _FOUND)
+        self._sequences = 0
+        try:
+            re.compile(pattern)
+            tree = _parser.parse(pattern)
+            self._first = self._sequence(tree, tree.state.flags, _FOUND)
+        except (RecursionError, OverflowError) as e:
+            raise re.error("too many brackets within brackets, or too large a number", pattern) from e
 
     def is_in(self, text: str) -> bool:
         """Whether it matches anywhere in the text."""
@@ -72,6 +76,8 @@ class BoundedPattern:
     # From a pattern to its parts, the last one first
 
     def _sequence(self, items: Iterable[tuple[Any, Any]], flags: int, after: int) -> int:
+        self._sequences += 1  # nothing, a thousand million times, adds no part
+        self._bound(self._sequences)
         for kind, value in reversed(list(items)):
             after = self._one(kind, value, flags, after)
         return after
@@ -104,10 +110,13 @@ class BoundedPattern:
         return first
 
     def _new(self, part: _Part) -> int:
-        if len(self._parts) >= _MOST_PARTS:
-            raise re.error(f"more than {_MOST_PARTS} letters and repeats", self._pattern)
+        self._bound(len(self._parts) + 1)
         self._parts.append(part)
         return len(self._parts) - 1
+
+    def _bound(self, parts: int) -> None:
+        if parts > _MOST_PARTS:
+            raise re.error(f"more than {_MOST_PARTS} letters and repeats", self._pattern)
 
 
 def _letter(kind: Any, value: Any, any_case: bool) -> Callable[[str], bool]:
