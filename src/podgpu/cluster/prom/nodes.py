@@ -96,7 +96,7 @@ def _read_target(
         families = [ParsedFamily(name, samples=tuple(of_name)) for name, of_name in pages.get(node, {}).items()]
         measured = of.used_field.name
         samples = samples_named(families, figure_names(measured, of.beside))
-        view = figures_of(samples, measured, beside=of.beside).view
+        view, _, is_podgpu = figures_of(samples, measured, beside=of.beside)
         readings.append(
             NodeReading(
                 target=target.instance or node,
@@ -111,6 +111,7 @@ def _read_target(
                 notes=view.notes,
                 trouble=view.trouble,
                 simulated=view.simulated,
+                tells_lost=is_podgpu,
             )
         )
     return readings
