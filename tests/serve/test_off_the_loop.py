@@ -16,7 +16,7 @@ from typing import Generic, TypeVar
 import pytest
 
 from podgpu.agent.loop import Agent
-from podgpu.figures.page_state import PageState
+from podgpu.figures.as_json import PageState
 from podgpu.http.aside import Aside, Latest
 from podgpu.serve.app import application, make_application
 from podgpu.serve.auth import Passwords, guard
