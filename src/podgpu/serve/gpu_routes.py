@@ -13,6 +13,7 @@ from aiohttp import web
 from podgpu.agent.loop import Agent
 from podgpu.errors import SourceError
 from podgpu.exposition.body import Body
+from podgpu.http.aside import Turns
 from podgpu.serve.answers import JSON_HEADERS, Handler, json_error, prepared
 
 if TYPE_CHECKING:  # an exporter that nobody looks at does not load it
@@ -27,46 +28,50 @@ Complete = Callable[[str, JSON], Awaitable[JSON]]
 """Given the UUID and the answer so far, what there is to add."""
 
 
-def node_gpu(agent: Agent, latest: Callable[[], PageState]) -> web.RouteDef:
+def node_gpu(agent: Agent, latest: Callable[[], PageState], turns: Turns) -> web.RouteDef:
     async def complete(uuid: str, _found: JSON) -> JSON:
         from podgpu.figures.gpu_view import details_json
 
         return details_json(agent.published.snapshot, uuid, *agent.details(uuid))
 
-    return web.get("/api/v1/gpus/{uuid}", _gpu(latest, complete))
+    return web.get("/api/v1/gpus/{uuid}", _gpu(latest, complete, turns))
 
 
-def cluster_gpu(cluster: Cluster) -> web.RouteDef:
-    turn = asyncio.Semaphore(_MOST_ASKED)
+def cluster_gpu(cluster: Cluster, turns: Turns) -> web.RouteDef:
+    asking = asyncio.Semaphore(_MOST_ASKED)
 
     async def complete(uuid: str, found: JSON) -> JSON:
         from podgpu.figures.gpu_view import parse_details
 
         target = next((node.target for node in cluster.published.view.nodes if node.name == found["node"]), "")
         try:
-            async with asyncio.timeout(LONGEST_ASK), turn:
-                return parse_details(await cluster.ask_exporter(target, ("api", "v1", "gpus", uuid)))
+            async with asyncio.timeout(LONGEST_ASK), asking:
+                answer = await cluster.ask_exporter(target, ("api", "v1", "gpus", uuid))
+            return await turns.do(parse_details, answer)
         except TimeoutError:
             why = SourceError("deadline", f"its exporter did not answer within {LONGEST_ASK:g} s")
         except SourceError as error:
             why = error
         return {"sources": [{"source": "exporter", "ok": False, "error": why.reason, "message": str(why)}]}
 
-    return web.get("/api/v1/gpus/{uuid}", _gpu(cluster.page, complete))
+    return web.get("/api/v1/gpus/{uuid}", _gpu(cluster.page, complete, turns))
 
 
-def _gpu(latest: Callable[[], PageState], complete: Complete) -> Handler:
+def _gpu(latest: Callable[[], PageState], complete: Complete, turns: Turns) -> Handler:
     def find(uuid: str) -> JSON | None:
         from podgpu.figures.gpu_view import gpu_json
 
         return gpu_json(latest().picture, uuid)
 
+    def made(answer: JSON) -> Body:
+        return Body.of(json.dumps(answer, ensure_ascii=False).encode())
+
     async def handle(request: web.Request) -> web.Response:
         uuid = request.match_info["uuid"]
-        found = await asyncio.to_thread(find, uuid)
+        found = await turns.do(find, uuid)
         if found is None:
             return json_error(404, f"there is no GPU {uuid[:64]!r}")
-        answer = {**await complete(uuid, found), **found}
-        return prepared(request, Body.of(json.dumps(answer, ensure_ascii=False).encode()), JSON_HEADERS)
+        body = await turns.do(made, {**await complete(uuid, found), **found})
+        return prepared(request, body, JSON_HEADERS)
 
     return handle

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
@@ -11,6 +10,7 @@ from aiohttp import web
 
 from podgpu.errors import SourceError, UsageError
 from podgpu.exposition.body import Body
+from podgpu.http.aside import Turns
 from podgpu.serve.answers import JSON_HEADERS, Handler, json_error, prepared
 
 if TYPE_CHECKING:
@@ -20,16 +20,18 @@ _NOT_KEPT = "no history is kept here"
 _AGAIN_SECONDS = "15"
 
 
-def history_routes(history: History | None) -> list[web.RouteDef]:
+def history_routes(history: History | None, turns: Turns) -> list[web.RouteDef]:
     return [
-        web.get("/api/v1/history", _answer(history, sparklines)),
-        web.get("/api/v1/history/gpus/{uuid}", _answer(history, gpu)),
-        web.get("/api/v1/history/pods/{namespace}/{pod}", _answer(history, pod)),
+        web.get("/api/v1/history", _answer(history, sparklines, turns)),
+        web.get("/api/v1/history/gpus/{uuid}", _answer(history, gpu, turns)),
+        web.get("/api/v1/history/pods/{namespace}/{pod}", _answer(history, pod, turns)),
     ]
 
 
 def _answer(
-    history: History | None, find: Callable[[web.Request, History], Awaitable[bytes | JSON | web.Response]]
+    history: History | None,
+    find: Callable[[web.Request, History], Awaitable[bytes | JSON | web.Response]],
+    turns: Turns,
 ) -> Handler:
     async def handle(request: web.Request) -> web.Response:
         if history is None:
@@ -42,7 +44,7 @@ def _answer(
             return json_error(503, f"history cannot be had: {error}", **{"Retry-After": _AGAIN_SECONDS})
         if isinstance(found, web.Response):
             return found
-        body, etag = await asyncio.to_thread(_body, found)
+        body, etag = await turns.do(_body, found)
         return prepared(request, body, {**JSON_HEADERS, "ETag": etag})
 
     return handle

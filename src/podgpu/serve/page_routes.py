@@ -7,7 +7,6 @@ Every URL in them is relative, so that it works below a prefix.
 
 from __future__ import annotations
 
-import asyncio
 import html
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +17,7 @@ from aiohttp import web
 
 from podgpu import __version__
 from podgpu.exposition.body import Body
+from podgpu.http.aside import Turns
 from podgpu.serve.answers import JSON_HEADERS, PAGE_HEADERS, Handler, json_error, prepared
 from podgpu.serve.history_routes import history_routes
 from podgpu.serve.waste_routes import waste_routes
@@ -37,38 +37,45 @@ def page_routes(
     links: Sequence[str] = ("metrics",),
     history: History | None = None,
     wasted: TellWaste | None = None,
+    turns: Turns | None = None,
 ) -> list[web.RouteDef]:
     """`latest` and `wasted` are asked at every request, in a thread that is not the event loop's. `links`: other paths
-    of the same server, shown at the foot of the page."""
+    of the same server, shown at the foot of the page. `turns`: for all who look there."""
+    turns = turns or turns_to_look()
     return [
-        web.get("/", index(links)),
-        web.get("/page/{name}", asset(_asset_types())),
-        web.get("/api/v1/view", view(latest)),
-        web.get("/api/v1/pods/{namespace}/{pod}", pod(latest)),
-        *history_routes(history),
-        *waste_routes(wasted),
+        web.get("/", index(links, turns)),
+        web.get("/page/{name}", asset(_asset_types(), turns)),
+        web.get("/api/v1/view", view(latest, turns)),
+        web.get("/api/v1/pods/{namespace}/{pod}", pod(latest, turns)),
+        *history_routes(history, turns),
+        *waste_routes(wasted, turns),
         web.route("*", "/api/{rest:.*}", nothing_here),
     ]
 
 
-def index(links: Sequence[str]) -> Handler:
+def turns_to_look() -> Turns:
+    """One more than one: somebody who has much made keeps nobody from the page itself."""
+    return Turns(2)
+
+
+def index(links: Sequence[str], turns: Turns) -> Handler:
     def page() -> bytes:
         anchors = "".join(f'<a href="{html.escape(link)}">{html.escape(link)}</a>' for link in links)
         text = (_FOLDER / "index.html").read_text(encoding="utf-8")
         return text.replace(_LINKS, anchors).replace(_VERSION, html.escape(__version__)).encode()
 
     async def handle(request: web.Request) -> web.Response:
-        return await _file(request, page, "text/html; charset=utf-8")
+        return await _file(request, page, "text/html; charset=utf-8", turns)
 
     return handle
 
 
-def asset(types: Mapping[str, str]) -> Handler:
+def asset(types: Mapping[str, str], turns: Turns) -> Handler:
     async def handle(request: web.Request) -> web.Response:
         name = request.match_info["name"]
         if name not in types:
             raise web.HTTPNotFound()
-        return await _file(request, (_FOLDER / name).read_bytes, types[name])
+        return await _file(request, (_FOLDER / name).read_bytes, types[name], turns)
 
     return handle
 
@@ -78,8 +85,8 @@ def _asset_types() -> dict[str, str]:
     return {file.name: _TYPES[file.suffix] for file in _FOLDER.iterdir() if file.suffix in _TYPES}
 
 
-async def _file(request: web.Request, read: Callable[[], bytes], content_type: str) -> web.Response:
-    body, etag = await asyncio.to_thread(_with_etag, read)
+async def _file(request: web.Request, read: Callable[[], bytes], content_type: str, turns: Turns) -> web.Response:
+    body, etag = await turns.do(_with_etag, read)
     return prepared(request, body, {**PAGE_HEADERS, "Content-Type": content_type, "ETag": etag})
 
 
@@ -90,15 +97,15 @@ def _with_etag(read: Callable[[], bytes]) -> tuple[Body, str]:
     return Body.of(content), etag_of(content)
 
 
-def view(latest: Callable[[], PageState]) -> Handler:
+def view(latest: Callable[[], PageState], turns: Turns) -> Handler:
     async def handle(request: web.Request) -> web.Response:
-        state = await asyncio.to_thread(latest)
+        state = await turns.do(latest)
         return prepared(request, state.view, {**JSON_HEADERS, "ETag": state.etag})
 
     return handle
 
 
-def pod(latest: Callable[[], PageState]) -> Handler:
+def pod(latest: Callable[[], PageState], turns: Turns) -> Handler:
     def find(namespace: str, name: str) -> Body | None:
         from podgpu.figures.as_json import pod_json
 
@@ -107,7 +114,7 @@ def pod(latest: Callable[[], PageState]) -> Handler:
 
     async def handle(request: web.Request) -> web.Response:
         namespace, name = request.match_info["namespace"], request.match_info["pod"]
-        found = await asyncio.to_thread(find, namespace, name)
+        found = await turns.do(find, namespace, name)
         if found is None:
             return json_error(404, f"no GPU is held by pod {namespace}/{name}")
         return prepared(request, found, JSON_HEADERS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -10,6 +9,7 @@ from aiohttp import web
 
 from podgpu.errors import UsageError
 from podgpu.exposition.body import Body
+from podgpu.http.aside import Turns
 from podgpu.serve.answers import JSON_HEADERS, PAGE_HEADERS, Handler, json_error, prepared
 
 if TYPE_CHECKING:  # an exporter that nobody looks at does not load it
@@ -22,11 +22,11 @@ if TYPE_CHECKING:  # an exporter that nobody looks at does not load it
 _CSV_HEADERS = {**PAGE_HEADERS, "Content-Type": "text/csv; charset=utf-8"}
 
 
-def waste_routes(wasted: TellWaste | None) -> list[web.RouteDef]:
-    return [] if wasted is None else [web.get("/api/v1/waste", _waste(wasted))]
+def waste_routes(wasted: TellWaste | None, turns: Turns) -> list[web.RouteDef]:
+    return [] if wasted is None else [web.get("/api/v1/waste", _waste(wasted, turns))]
 
 
-def _waste(wasted: TellWaste) -> Handler:
+def _waste(wasted: TellWaste, turns: Turns) -> Handler:
     def made(by: By, form: Format) -> tuple[Body, dict[str, str]]:
         from podgpu.figures.page_state import etag_of
         from podgpu.figures.waste_rows import csv_name, waste_csv, waste_json
@@ -46,7 +46,7 @@ def _waste(wasted: TellWaste) -> Handler:
             by, form = waste_asked(request.query)
         except UsageError as error:
             return json_error(400, str(error))
-        body, headers = await asyncio.to_thread(made, by, form)
+        body, headers = await turns.do(made, by, form)
         return prepared(request, body, headers)
 
     return handle
