@@ -18,7 +18,7 @@ import pytest
 from aiohttp import web
 
 from podgpu.agent.loop import Agent
-from podgpu.figures.page_state import PageState
+from podgpu.figures.as_json import PageState
 from podgpu.http.aside import Aside, Latest
 from podgpu.serve.app import application, make_application
 from podgpu.serve.auth import Passwords, guard

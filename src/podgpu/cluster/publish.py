@@ -13,7 +13,7 @@ from podgpu.cluster.settings import ViewSettings
 from podgpu.cluster.view import ClusterView, Memory, assemble
 from podgpu.exposition.body import NO_METRICS, Exposition
 from podgpu.exposition.text import encode
-from podgpu.figures.page_state import PageState
+from podgpu.figures.as_json import PageState
 from podgpu.figures.prices import ReadPrices, no_prices
 
 

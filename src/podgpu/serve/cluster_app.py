@@ -13,10 +13,10 @@ from podgpu.exposition.body import NO_METRICS
 from podgpu.figures.waste import WasteStatement
 from podgpu.figures.waste_rows import Source
 from podgpu.serve.answers import Handler, exposition, probe
+from podgpu.serve.api_routes import cluster_gpu, turns_to_look
 from podgpu.serve.app import Listener, make_application, probe_listener
-from podgpu.serve.gpu_routes import cluster_gpu
 from podgpu.serve.lifecycle import forget, forget_of_cluster
-from podgpu.serve.page_routes import page_routes, turns_to_look
+from podgpu.serve.page_routes import page_routes
 from podgpu.serve.sockets import Address
 
 if TYPE_CHECKING:

@@ -18,22 +18,22 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from podgpu import __version__
-from podgpu.agent import health
 from podgpu.agent.loop import Agent
 from podgpu.agent.publish import PageName, Published
 from podgpu.exposition.body import NO_METRICS, Exposition
 from podgpu.serve.answers import Handler, exposition, probe
+from podgpu.serve.api_routes import node_gpu, turns_to_look
 from podgpu.serve.connections import Connection
-from podgpu.serve.gpu_routes import node_gpu
 from podgpu.serve.lifecycle import forget, forget_of_node, release
-from podgpu.serve.page_routes import page_routes, turns_to_look
+from podgpu.serve.page_routes import page_routes
 
 if TYPE_CHECKING:  # an exporter that nobody looks at does not load it
-    from podgpu.figures.page_state import PageState
+    from podgpu.figures.as_json import PageState
     from podgpu.figures.prices import ReadPrices
     from podgpu.history.asking import History
-    from podgpu.serve.waste_routes import TellWaste
+    from podgpu.serve.api_routes import TellWaste
 
+UNNAMED = "this node"
 _TOO_OLD = "the figures are too old to be shown: the driver has not been read in time"
 _NONE_YET = "there are no figures yet: the driver has never been read"
 
@@ -71,9 +71,9 @@ def routes(
 def probe_routes(agent: Agent) -> list[web.RouteDef]:
     """Also at an address of their own, where a web config protects the rest."""
     return [
-        web.get("/health", probe(lambda: health.live(agent))),
-        web.get("/livez", probe(lambda: health.live(agent))),
-        web.get("/ready", probe(lambda: health.ready(agent))),
+        web.get("/health", probe(lambda: live(agent))),
+        web.get("/livez", probe(lambda: live(agent))),
+        web.get("/ready", probe(lambda: ready(agent))),
     ]
 
 
@@ -166,7 +166,7 @@ class Renderer:
         return page
 
 
-# The web page
+# The figures behind the web page
 
 
 class NodePage:
@@ -187,17 +187,63 @@ class NodePage:
             return self._made[2]
 
     def _make(self, published: Published, fresh: bool) -> PageState:
+        from podgpu.figures.as_json import PageState
         from podgpu.figures.of_node import node_picture
-        from podgpu.figures.page_state import PageState
         from podgpu.figures.prices import no_prices
 
-        settings, notes = self._agent.settings, health.degraded(self._agent)
+        settings, notes = self._agent.settings, degraded(self._agent)
         prices, wrong = (self._prices or no_prices)()
         snapshot = published.snapshot
         if not fresh:
             notes = [_TOO_OLD if snapshot.taken_at else _NONE_YET, *notes]
-        name = health.node_of(self._agent)
+        name = node_of(self._agent)
         picture = node_picture(
             snapshot, name, settings.interval, [*notes, *wrong], fresh=fresh, version=__version__, prices=prices
         )
         return PageState.of(picture)
+
+
+# What the probes say
+
+
+def node_of(agent: Agent) -> str:
+    return agent.settings.policy.hostname or UNNAMED
+
+
+def degraded(agent: Agent) -> list[str]:
+    """One line for each source that does not work, and for what is wrong although all of them do."""
+    snapshot = agent.published.snapshot
+    lines = [f"{o.source}: {o.error}: {o.message}" for o in snapshot.outcomes if not o.ok]
+    expected = snapshot.device_count.expected
+    if snapshot.outcomes and not lines and not snapshot.device_count.visible and expected:
+        lines.append(f"the PCI bus shows {expected} GPUs, the driver none: `podgpu doctor` says what to look at")
+    return [*lines, *agent.notes_beside()]
+
+
+def alerts(published: Published, node: str) -> list[str]:
+    """What is serious of it, in the words of the page."""
+    snapshot = published.snapshot
+    is_well = all(o.ok for o in snapshot.outcomes) and not any(of.findings for of in snapshot.health)
+    if is_well and not snapshot.device_count.lost:
+        return []
+    from podgpu.figures.from_snapshot import view_of_snapshot  # a node on which all is well does not load it
+
+    return [alert.text for alert in view_of_snapshot(snapshot, node).alerts]
+
+
+def live(agent: Agent) -> tuple[bool, str]:
+    """A missing driver is no reason to restart us; a loop that stands still is."""
+    if not agent.turns:
+        return False, "podgpu does not read the GPUs any more (its loop is stuck)\n"
+    lines = [*alerts(agent.published, node_of(agent)), *degraded(agent)]
+    return True, "\n".join(["degraded", *lines, ""]) if lines else "OK\n"
+
+
+def ready(agent: Agent) -> tuple[bool, str]:
+    published = agent.published
+    if not agent.is_fresh(published):
+        return False, "the figures are too old to be shown\n"
+    if not published.snapshot.readings:
+        lines = [*alerts(published, node_of(agent)), *degraded(agent)]
+        return False, "\n".join(["no GPU has been read", *lines, ""])
+    return True, "OK\n"
