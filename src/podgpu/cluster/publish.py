@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
@@ -36,15 +37,18 @@ class Published:
         """The cluster on itself only: what is served once the loop stands still."""
         self.read_at = read_at
         self._page: PageState | None = None
+        self._making = threading.Lock()
 
     @property
     def page_is_ready(self) -> bool:
         return self._page is not None
 
     def page(self) -> PageState:
-        if self._page is None:
-            self._page = PageState.of(picture_of(self.view))
-        return self._page
+        """Made once: whoever asks meanwhile waits for it."""
+        with self._making:
+            if self._page is None:
+                self._page = PageState.of(picture_of(self.view))
+            return self._page
 
 
 class Publisher:
