@@ -22,7 +22,7 @@ from podgpu.agent.allocation_turn import (
 from podgpu.agent.change_log import ChangeLog
 from podgpu.agent.counter_watch import CounterWatch
 from podgpu.agent.health_watch import HealthWatch
-from podgpu.agent.lanes import CLOCK_EVENTS_FIELD, Schedule, fields_of, fields_to_read, make_lanes
+from podgpu.agent.lanes import Schedule, fields_of, fields_to_read, make_lanes
 from podgpu.agent.publish import Published
 from podgpu.agent.tallies import ClockEventLog, XidLog
 from podgpu.agent.telemetry_turn import TelemetryPart, TelemetryTurn
@@ -30,6 +30,7 @@ from podgpu.agent.usage_turn import UsagePart, UsageTurn
 from podgpu.allocation.source import AllocationSource
 from podgpu.allocation.unmapped import lost_gpus
 from podgpu.catalog.counters import Counter as MetricCounter
+from podgpu.catalog.families import CLOCK_EVENTS_FIELD
 from podgpu.clock import Clock
 from podgpu.configuration.config_file import DEFAULT_RETENTION, Collection, Retention
 from podgpu.configuration.counter_feeds import CounterFeed
