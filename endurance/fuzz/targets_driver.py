@@ -13,7 +13,7 @@ from typing import Any
 
 from endurance.fuzz.mutate import Case
 from endurance.fuzz.target import Target
-from podgpu.catalog.conversions import Blank, value_of, value_on_page
+from podgpu.catalog.conversions import Blank, value_of, value_printed
 from podgpu.catalog.fields import fields
 from podgpu.errors import SourceError
 from podgpu.model import Value
@@ -114,7 +114,7 @@ def page_value(case: Case) -> object:
     rng = _drawn(case)
     known = rng.choice(_FIELDS)
     return _check(
-        known.unit, value_on_page(known, float(rng.choice((*_REAL, *map(float, _WHOLE), rng.random() * 1e19))))
+        known.unit, value_printed(known, float(rng.choice((*_REAL, *map(float, _WHOLE), rng.random() * 1e19))))
     )
 
 
