@@ -170,7 +170,7 @@ def test_a_node_without_its_driver_keeps_its_gpus(bench: ClusterBench) -> None:
 @pytest.mark.fault(
     "A node dies, with its exporter",
     "After --stale-after podgpu cluster says that it is gone and how many GPUs went with it; they stay, with"
-    " the condition node_gone and who held them, until --drop-after; podgpu_device_health tells it for each",
+    " the condition node_gone and who held them, while its exporter is listed; podgpu_device_health tells it for each",
 )
 def test_a_node_that_is_gone(bench: ClusterBench) -> None:
     bench.round()

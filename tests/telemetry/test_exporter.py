@@ -323,6 +323,35 @@ def test_a_gpu_that_left_the_page() -> None:
         telemetry.read(second, [])
 
 
+@pytest.mark.fault(
+    "A GPU vanishes from the dcgm-exporter's page that podgpu reads (--telemetry exporter:)",
+    "It stays as lost, with who held it, on the page, in /health and as podgpu_device_health, until back or forgotten",
+)
+def test_a_gpu_that_left_the_page_is_kept_as_lost() -> None:
+    page = fixture("seeds/000-sample.prom")
+    whole = str(page.text)
+    agent = agent_over(page)
+    agent.read_telemetry()
+    first, second = (d for d in agent.published.snapshot.devices if not d.is_instance)
+    page.text = "".join(line for line in whole.splitlines(keepends=True) if second.uuid not in line)
+
+    def conditions() -> dict[str, list[str]]:
+        agent.read_telemetry()
+        told = agent.published.snapshot.health
+        return {of.device.uuid: [finding.condition for finding in of.findings] for of in told}
+
+    assert conditions() == {first.uuid: [], second.uuid: ["lost"]}
+    lines = agent.published.fresh.plain.decode().splitlines()
+    assert next(line for line in lines if f'UUID="{second.uuid}"' in line and 'condition="lost"' in line)[-1] == "1"
+    page.text = whole
+    assert conditions() == {first.uuid: [], second.uuid: []}
+    page.text = "".join(line for line in whole.splitlines(keepends=True) if second.uuid not in line)
+    assert conditions()[second.uuid] == ["lost"]
+    assert agent.forget(second.uuid)
+    assert conditions() == {first.uuid: []}
+    agent.stop()
+
+
 # The command line
 
 

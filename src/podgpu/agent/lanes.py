@@ -6,17 +6,17 @@ from collections.abc import Iterable, Sequence
 
 from podgpu.catalog.conditions import FIELD_CONDITIONS
 from podgpu.catalog.counters import Counter
-from podgpu.catalog.families import THROTTLE_REASONS
+from podgpu.catalog.families import CLOCK_EVENTS_FIELD, THROTTLE_REASONS
 from podgpu.catalog.fields import Field, fields
 from podgpu.configuration.collections import collection_of_fields
 from podgpu.configuration.config_file import DEFAULT_RETENTION, Collection, Retention
 from podgpu.join import Policy
+from podgpu.join.dcgm import CLOCK_EVENTS_COUNT_FIELD, CLOCK_EVENTS_TOTAL_FIELD
 from podgpu.join.gpu_manager import FB_TOTAL_FIELD
 from podgpu.model import Reading
 from podgpu.telemetry.source import Lane
 
-CLOCK_EVENTS_FIELD = 112
-_CLOCK_EVENT_COUNTS = {9002, 9006}
+_CLOCK_EVENT_COUNTS = {CLOCK_EVENTS_COUNT_FIELD, CLOCK_EVENTS_TOTAL_FIELD}
 _TOGETHER_SECONDS = 0.02
 """What is due this soon is read now: every turn has a cost of its own."""
 SELDOM_SECONDS = 5.0

@@ -19,6 +19,7 @@ from podgpu.errors import SourceError
 from podgpu.files import ReadOnChange
 from podgpu.kube.access import ApiConfig
 from podgpu.kube.client import ApiClient
+from podgpu.kube.pace import REFUSALS
 from podgpu.kube.resource_slices import GROUP_PATH, NVIDIA_DRIVER, choose_version
 
 NAME = f"plugins/{NVIDIA_DRIVER}/checkpoint.json"
@@ -26,7 +27,9 @@ NAME = f"plugins/{NVIDIA_DRIVER}/checkpoint.json"
 MOST_BYTES = 16 * 1024 * 1024
 _ASK_SECONDS = 2.0
 """For all claims that were not seen before, within one reading."""
-_ASK_AGAIN_SECONDS = 60.0
+_ASK_AGAIN_SECONDS = 10.0
+_REFUSED_SECONDS = 60.0
+"""After a refusal, which stands until a person changes something."""
 _NEWEST = "v1"
 _PREPARED = ("PrepareCompleted", "")
 """States of a claim in the checkpoint; its first version has none."""
@@ -151,7 +154,7 @@ class ClaimReader:
 
     def read(self, held: Collection[ClaimName]) -> Mapping[ClaimName, frozenset[DeviceName]]:
         """Of every claim that could be asked about, the devices given for looking only. Waits for 2 s at most, and
-        after a failure not at all for a minute."""
+        after a failure not at all for a while."""
         self._known = {name: devices for name, devices in self._known.items() if name in held}
         new = sorted(set(held) - self._known.keys())
         if new and self._clock() >= self._ask_at:
@@ -159,7 +162,7 @@ class ClaimReader:
                 asyncio.run(self._ask(new))
                 self._said = ""
             except SourceError as error:
-                self._ask_at = self._clock() + _ASK_AGAIN_SECONDS
+                self._ask_at = self._clock() + (_REFUSED_SECONDS if error.reason in REFUSALS else _ASK_AGAIN_SECONDS)
                 self._say(error)
         return self._known
 

@@ -16,7 +16,6 @@ from podgpu.catalog.fields import UNKNOWN_XID, table_rows, xid_text
 LOST, UNREADABLE, XID, NVLINK = "lost", "unreadable", "xid", "nvlink"
 THERMAL, POWER_BRAKE = "thermal", "power_brake"
 DRIVER_AWAY, NODE_GONE = "driver_away", "node_gone"
-XID_FIELD = 230
 FIELD_CONDITIONS: Mapping[int, str] = {395: "row_remap_failure", 396: "row_remap_pending", 311: "ecc"}
 """DCGM field -> the condition that there is while it is above 0."""
 _MOST_XIDS = 6

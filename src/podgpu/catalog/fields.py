@@ -1,7 +1,7 @@
 """This module says what DCGM's numbers mean: every field once, its names, type, unit, level and how NVML gives it.
 
 The tables are CSV files beside this: fields.csv, xids.csv for the texts of XID errors, health_codes.csv for what DCGM's
-health checks find.
+health checks find, details.csv for what a GPU's own view shows.
 
 The `nvml` column is a small language, parsed here and carried out in `telemetry/nvml/plan.py`:
 
@@ -25,6 +25,8 @@ ALL_SCOPES = 0xFFFFFFFF
 INSTANCE_LEVELS = frozenset({"GPU_I", "GPU_CI"})
 DEVICE_LEVELS = INSTANCE_LEVELS | {"GPU", "GLOBAL"}
 UNKNOWN_XID = "unknown error"
+XID_FIELD = 230
+"""The number of the newest XID."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,3 +222,13 @@ def _xid_texts() -> Mapping[int, str]:
 def _health_codes() -> Mapping[int, HealthCode]:
     rows = table_rows("health_codes.csv")
     return {int(row["number"]): HealthCode(row["name"], row["severity"], row["category"]) for row in rows}
+
+
+@cache
+def detail_helps() -> Mapping[int, str]:
+    """What a GPU's own view shows beside the counters: field id -> what it is, in the order in which they are shown."""
+    return {int(row["id"]): row["help"] for row in table_rows("details.csv")}
+
+
+def detail_fields() -> tuple[Field, ...]:
+    return tuple(fields()[number] for number in detail_helps())

@@ -75,9 +75,9 @@ def command(ctx: click.Context, /, **options: Any) -> None:
             _print_once(agent, options["dump_snapshot"])
         else:
             lifecycle = options["web_enable_lifecycle"]
-            with naming_variable(ctx, "history_dir"):
-                keeper = node_keeper(agent, options["history_dir"])
             waste = WasteWatch(agent, prices)
+            with naming_variable(ctx, "history_dir"):
+                keeper = node_keeper(agent, options["history_dir"], waste)
             take_turns_often()
             look_past_what_stays()
             give_back_once_settled()

@@ -53,6 +53,8 @@ class NodeReading:
     simulated: bool = False
     """Its figures are made up by podgpu's simulated driver."""
     trouble: Trouble = field(default_factory=Trouble)
+    tells_lost: bool = True
+    """Its exporter says itself which GPUs are lost, as podgpu's do; others leave them out."""
 
 
 class Scope(NamedTuple):

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from podgpu.catalog.conditions import FIELD_CONDITIONS, XID_FIELD
-from podgpu.catalog.fields import fields
+from podgpu.catalog.conditions import FIELD_CONDITIONS
+from podgpu.catalog.fields import XID_FIELD, fields
 from podgpu.catalog.names import Meaning, doubtful_names, meaning, names_meant_as_in_4_6, names_of
 from podgpu.exposition.parse import ParsedSample
 from podgpu.figures.device import FIELDS

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from podgpu.catalog.conversions import Blank, value_on_page
-from podgpu.catalog.fields import Field, field_named, fields
+from podgpu.catalog.fields import XID_FIELD, Field, field_named, fields
 from podgpu.catalog.names import converted, counterpart, names_meant_as_in_4_6
 from podgpu.errors import DeviceLost, SourceError
 from podgpu.exposition.parse import ParsedSample
@@ -22,7 +22,6 @@ from podgpu.telemetry.beside import DriverBeside
 from podgpu.telemetry.exposition import Page, is_of_device, parse_page, settled
 from podgpu.telemetry.source import ErrorEvent, GpuAnswer, Inventory, Telemetry, UsageFlaws
 
-_XID_FIELD = 230
 _EXPORTER_FIELDS = 9000
 """From here on the exporter's own: counts by XID, by clock event. podgpu keeps its own."""
 _COPIES_DIFFER = "copies_differ"
@@ -197,7 +196,7 @@ class _PageTurn:
         return None
 
     def last_xid(self, device: Device) -> ParsedSample | None:
-        copies = self._copies(device, fields()[_XID_FIELD])
+        copies = self._copies(device, fields()[XID_FIELD])
         return settled(copies) if copies else None
 
     def _copies(self, device: Device, wanted: Field) -> list[ParsedSample]:

@@ -38,6 +38,8 @@ _USUAL_PAGE = 1024 * 1024
 _LARGE_AT_A_TIME = 4
 """Pages larger than usual are in memory at a time."""
 _ROUNDS_TO_ASK_FAILED = 4
+_LARGEST_DETAILS = 256 * 1024
+"""Of one GPU: JSON is read in one go, in which no other thread runs."""
 _ASIDE = 2.5
 """Seconds for what somebody who looks waits for."""
 _PLAIN = re.compile(r"[\w.:-]{1,128}", re.ASCII)
@@ -112,7 +114,7 @@ class _Target:
         """Raises UsageError for what is no URL."""
         self._page = UrlPage(url, credentials, settings.deadline, min(_USUAL_PAGE, settings.largest))
         self._large = UrlPage(url, credentials, settings.deadline, settings.largest)
-        self._beside = partial(Endpoint, above_metrics(url), credentials, deadline=_ASIDE, largest=_USUAL_PAGE)
+        self._beside = partial(Endpoint, above_metrics(url), credentials, deadline=_ASIDE, largest=_LARGEST_DETAILS)
         self.reader = PageReader(
             self.shown, self._page.host, settings.used_field, settings.node_labels, settings.fields_beside
         )

@@ -83,6 +83,7 @@ class PageReader:
             notes=(*_notes(nodes), *view.notes),
             trouble=view.trouble,
             simulated=view.simulated,
+            tells_lost=is_podgpu,
         )
 
     def _samples(self, body: bytes) -> list[ParsedSample]:

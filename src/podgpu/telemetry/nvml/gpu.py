@@ -14,13 +14,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from podgpu.catalog.details import detail_fields
-from podgpu.catalog.fields import Field
+import pynvml
+
+from podgpu.catalog.fields import Field, detail_fields
 from podgpu.errors import DeviceLost, DriverGone, SourceError, Unsupported
 from podgpu.model import Device, DeviceUsage, ProcessUsage, Reading, Value
 from podgpu.telemetry.nvml.driver import Grip, NvmlDriver
 from podgpu.telemetry.nvml.energy import EnergyCounter
-from podgpu.telemetry.nvml.links import LinkStates
 from podgpu.telemetry.nvml.mig import IN_ONE_SECOND, IN_ONE_TURN, Instance, MigLayout
 from podgpu.telemetry.nvml.plan import DevicePlan
 from podgpu.telemetry.nvml.process_list import ProcessList
@@ -30,6 +30,10 @@ from podgpu.telemetry.source import GpuAnswer
 
 _log = logging.getLogger(__name__)
 _DETAIL_SECONDS = 60.0
+_LINK_STATE = pynvml.NVML_FI_DEV_NVLINK_GET_STATE
+_MOST_LINKS = 36
+_LOOK_SECONDS = 25.0
+"""A link that went down is seen after this long: at default intervals by the next reading."""
 
 
 def meet(driver: NvmlDriver, index: int) -> tuple[Any, Device]:
@@ -245,3 +249,40 @@ class Gpu:
     def close(self) -> None:
         self._drop_plans()
         self.usage_reader.close()
+
+
+class LinkStates:
+    """How many NVLinks of one GPU are up: one call for all of them, and that seldom; from the worker that reads it."""
+
+    def __init__(self, driver: NvmlDriver, grip: Grip, clock: Callable[[], float]) -> None:
+        self._driver = driver
+        self._grip = grip
+        self._clock = clock
+        self._asked_at = float("-inf")
+        self._asked_with = 0
+        self._count = _MOST_LINKS
+        """Links to ask about: those the GPU said it has. 0: it has none, and is not asked until it is met anew."""
+        self._up: int | None = None
+
+    def read(self) -> int | None:
+        """How many are up; None: it has none, or cannot tell. Raises DeviceLost and DriverGone."""
+        if self._asked_with != self._grip.taken:
+            self._asked_with, self._count, self._asked_at = self._grip.taken, _MOST_LINKS, float("-inf")
+        now = self._clock()
+        if self._count and now - self._asked_at >= _LOOK_SECONDS:
+            self._asked_at = now
+            self._up = self._ask()
+        return self._up
+
+    def _ask(self) -> int | None:
+        asked = [(_LINK_STATE, link) for link in range(self._count)]
+        try:
+            answer = self._driver.call("nvmlDeviceGetFieldValues", self._grip, asked)
+        except (DeviceLost, DriverGone):
+            raise
+        except SourceError:
+            return None
+        known = {link: entry.value.uiVal for link, entry in enumerate(answer) if not entry.nvmlReturn}
+        if self._count == _MOST_LINKS:
+            self._count = max(known, default=-1) + 1
+        return sum(state == 1 for state in known.values()) if known else None
