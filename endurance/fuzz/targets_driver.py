@@ -196,7 +196,7 @@ def processes(case: Case) -> object:
         ]
         _GPU.faults.answer(name, entries)
     driver = NvmlDriver(_GPU)
-    found = ProcessList(driver, _HANDLE, "GPU-x").read(*MigLayout(driver, _HANDLE).read())
+    found = ProcessList(driver, _HANDLE, "GPU-x").read(*MigLayout(driver, _HANDLE, lambda: 5.0).read())
     places = [(one.device, one.pid) for one in found]
     assert len(set(places)) == len(places), "a process twice"
     assert all(one.memory is None or one.memory < 2**63 for one in found), "a sentinel leaves as bytes"
