@@ -212,7 +212,7 @@ class Agent:
         return Schedule(lanes, WARM_UP_SECONDS)
 
     def _change_counters(self, counters: tuple[MetricCounter, ...]) -> None:
-        """The first of the two readings that rates need is taken at once; the page stands until the second."""
+        """The first of the two readings that rates need is taken at once; the exposition stands until the second."""
         if counters == self._policy.counters:
             return
         with self._turn:

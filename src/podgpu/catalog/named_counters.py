@@ -57,7 +57,7 @@ class Naming:
         return _each_name_once(_under_both(counters)) if self.names == "both" else counters
 
     def remarks(self, counters: Iterable[Counter]) -> list[str]:
-        """What may surprise who reads the page of a user's file."""
+        """What may surprise who reads the exposition of a user's file."""
         old = [c.name for c in counters if (rename := rename_of(c.name)) is not None and c.name != rename.new_name]
         if self.names != "4.9" or not old:
             return []

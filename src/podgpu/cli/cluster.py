@@ -18,7 +18,7 @@ from podgpu.cluster.publish import Publisher
 from podgpu.cluster.reading import MakeBackend
 from podgpu.cluster.settings import ViewSettings, check_settings
 from podgpu.compose.cluster import prometheus_backend, prometheus_history, scrape_backend
-from podgpu.compose.histories import cluster_with_keeper, history_of, waste_keeper
+from podgpu.compose.histories import cluster_with_keeper, history_of
 from podgpu.compose.process import (
     configure_logging,
     look_for_cycles_seldom,
@@ -83,11 +83,9 @@ def command(ctx: click.Context, /, **options: Any) -> None:
 def _with_history(
     options: dict[str, Any], make_backend: MakeBackend, publisher: Publisher
 ) -> tuple[Cluster, list[Served], History]:
-    """Prometheus has the past already, but for the waste; the exporters have to be watched for it."""
+    """Prometheus has the past already; the exporters have to be watched for it."""
     if options["prometheus"]:
-        cluster = Cluster(make_backend, publisher)
-        beside = [waste_keeper(cluster, publisher, options["history_dir"])] if options["history_dir"] else []
-        return cluster, [*beside], prometheus_history(options)
+        return Cluster(make_backend, publisher), [], prometheus_history(options)
     cluster, keeper = cluster_with_keeper(make_backend, publisher, directory=options["history_dir"])
     return cluster, [keeper], history_of(keeper)
 

@@ -22,8 +22,9 @@ import click
 from podgpu.errors import StartError, one_line
 
 _M_ARENA_MAX = -8
-_NEW_OBJECTS = 20_000
-"""Looking at so many takes 2 ms, in which no other thread runs; at those of three times together, 6 ms."""
+_NEW_OBJECTS = 5_000
+"""Looking at so many takes half a millisecond where none is garbage and ten where all are, as after strangers were let
+go by the hundred; no other thread runs meanwhile."""
 _TURN_SECONDS = 0.0005
 _SETTLED_SECONDS = 20.0
 """Every cadence but telemetry's at its slowest has turned by then, and somebody has scraped."""
@@ -114,7 +115,7 @@ def give_back_once_settled() -> None:
 def look_for_cycles_seldom() -> None:
     """A round over thousands of GPUs makes objects by the hundred thousand, none in a cycle; looking for cycles after
     every 700 of them, as Python does, takes a third of the round."""
-    gc.set_threshold(_NEW_OBJECTS, 2, 500)
+    gc.set_threshold(_NEW_OBJECTS, 2, 2000)
 
 
 def look_past_what_stays() -> None:
