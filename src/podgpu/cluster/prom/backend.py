@@ -45,8 +45,8 @@ from podgpu.figures.from_exposition import NODE_LABELS
 
 _LOST = "Prometheus has no figures of it any more: see that its exporter runs and is scraped"
 _SOON = 1 / 8
-"""Of an interval. A round that begins so soon after an instant of the average, as rounds do, is asked as of the instant:
-its samples are the average's then."""
+"""Of an interval. A round that begins so soon after an instant of the average, as rounds do, is asked as of the
+instant: its samples are the average's then."""
 _NO_UUID = "GPUs without a UUID label are in no rolling average"
 
 

@@ -15,7 +15,7 @@ from podgpu.catalog.families import EXPORTED, JOB_LABEL, NAMELESS_LABELS, OLD_PO
 from podgpu.catalog.fields import XID_FIELD, Field
 from podgpu.catalog.names import names_of
 from podgpu.cluster.prom import promql
-from podgpu.cluster.prom.promql import Matcher
+from podgpu.cluster.prom.promql import Matcher, is_
 from podgpu.figures.device import (
     FB_FREE,
     FB_RESERVED,
@@ -23,6 +23,7 @@ from podgpu.figures.device import (
     FB_USED,
     GR_ENGINE,
     POWER,
+    SIMULATED,
     TEMPERATURE,
     UTIL,
 )
@@ -53,8 +54,11 @@ class Part:
     """Without its answer the round has failed: what is held would look free, or the exporter's pod like a holder."""
     extra: tuple[str, ...] = ()
     """Labels beside those of a sample."""
+    matchers: tuple[Matcher, ...] = ()
     above_zero: bool = False
     """A zero says nothing, and is left on the server."""
+    zero: bool = False
+    """Only a zero says something."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +78,10 @@ class Queries:
             Part("use by containers", _own(f.CONTAINER_UTILIZATION, f.CONTAINER_MEMORY)),
             Part("time by containers", _own(f.CONTAINER_BUSY, f.CONTAINER_IDLE, f.CONTAINER_ENERGY)),
             Part("namespaces", _own(f.NAMESPACE_ALLOCATED, f.NAMESPACE_BUSY, f.NAMESPACE_ENERGY)),
-            Part(
-                "exporters",
-                _own(f.BUILD_INFO, f.SNAPSHOT_TIMESTAMP, f.SOURCE_UP, f.DEVICE_COUNT),
-                extra=("source", "state"),
-            ),
+            Part("exporters", _own(f.BUILD_INFO, f.SNAPSHOT_TIMESTAMP)),
+            Part("simulated sources", _own(f.SOURCE_UP), extra=("source",), matchers=(is_("source", SIMULATED),)),
+            Part("failing sources", _own(f.SOURCE_UP), extra=("source",), zero=True),
+            Part("lost GPUs", _own(f.DEVICE_COUNT), extra=("state",), matchers=(is_("state", "lost"),)),
             Part("conditions", _own(f.CONDITION_SINCE, f.LAST_HOLDER), extra=("condition", "detail")),
             Part("faults", _names(*FIELD_CONDITIONS, XID_FIELD), above_zero=True),
         )
@@ -86,7 +89,8 @@ class Queries:
     def samples(self, part: Part, copy_labels: Iterable[str] = ()) -> str:
         labels = (*SAMPLE_LABELS, *self.node_labels, *part.extra, *copy_labels)
         above = " > 0" if part.above_zero else ""
-        return f"max{promql.by(*labels)} ({promql.selector(part.names, *self.match)}{above})"
+        highest = f"max{promql.by(*labels)} ({promql.selector(part.names, *part.matchers, *self.match)}{above})"
+        return f"{highest} == 0" if part.zero else highest
 
     def targets(self, with_match: bool = True) -> str:
         """`up` of the targets with GPUs, with all its labels: whose pods the exporters are, and what copies differ in.
