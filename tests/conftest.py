@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 
 # The same examples in every run and no wall clock: a red run means a change. PODGPU_EXPLORE=1 draws anew.
 settings.register_profile(
@@ -24,15 +25,23 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("podgpu")
+if settings.default.derandomize:
+    # Hypothesis also draws constants out of the sources that are loaded: which are, that hangs on what ran before.
+    providers.is_local_module_file = lambda path: False  # type: ignore[attr-defined]
+
+# Else every worker, and every command that a test starts, compiles anew what it imports.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # So that `pytest` finds tests.nodes and tests.serve as `python -m pytest` does.
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tests.host.guard import NOTES, watch, without_what_means_something  # noqa: E402
+from tests.host.guard import NOTES, on_no_node, watch, without_what_means_something  # noqa: E402
 
 _notes = Path(tempfile.mkdtemp(prefix="podgpu-tests-")) / "read"
 _read: list[str] = []
 without_what_means_something(keep=("PODGPU_EXPLORE",))
+on_no_node(str(_notes.parent))
 os.environ[NOTES] = str(_notes)
 os.environ["PYTHONPATH"] = str(Path(__file__).parent / "host")
 atexit.register(shutil.rmtree, _notes.parent)

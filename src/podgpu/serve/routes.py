@@ -19,7 +19,7 @@ from aiohttp import web
 
 from podgpu import __version__
 from podgpu.agent.loop import Agent
-from podgpu.agent.publish import PageName, Published
+from podgpu.agent.publish import ExpositionName, Published
 from podgpu.exposition.body import NO_METRICS, Exposition
 from podgpu.serve.answers import Handler, exposition, probe
 from podgpu.serve.api_routes import node_gpu, turns_to_look
@@ -88,10 +88,10 @@ def metrics(agent: Agent) -> Handler:
     async def handle(request: web.Request) -> web.Response:
         published = agent.published
         if agent.is_fresh(published):
-            page = await renderer.page(published, "fresh")
+            text = await renderer.exposition(published, "fresh")
         if not agent.is_fresh(published):  # now, or after what took long to render
-            page = await renderer.page(published, "stale")
-        return await exposition(request, page)
+            text = await renderer.exposition(published, "stale")
+        return await exposition(request, text)
 
     return handle
 
@@ -101,8 +101,8 @@ def gpu_manager_metrics(agent: Agent) -> Handler:
 
     async def handle(request: web.Request) -> web.Response:
         published = agent.published
-        page = await renderer.page(published, "gpu_manager") if agent.is_fresh(published) else NO_METRICS
-        return await exposition(request, page if agent.is_fresh(published) else NO_METRICS)
+        text = await renderer.exposition(published, "gpu_manager") if agent.is_fresh(published) else NO_METRICS
+        return await exposition(request, text if agent.is_fresh(published) else NO_METRICS)
 
     return handle
 
@@ -146,13 +146,13 @@ def _makes_room(answering: dict[Connection, str], asker: str) -> bool:
 
 
 class Renderer:
-    """Has pages made, for everybody who asks for one at the same time: here, or beside the event loop if it is long."""
+    """Has each exposition made once for all who ask at the same time: here, or beside the event loop if it is long."""
 
     def __init__(self) -> None:
-        self._coming: tuple[Published, PageName, asyncio.Future[Exposition]] | None = None
+        self._coming: tuple[Published, ExpositionName, asyncio.Future[Exposition]] | None = None
 
-    async def page(self, published: Published, name: PageName) -> Exposition:
-        made = published.page_if_made(name)
+    async def exposition(self, published: Published, name: ExpositionName) -> Exposition:
+        made = published.exposition_if_made(name)
         if made is not None:
             return made
         make: Callable[[], Exposition] = partial(getattr, published, name)
@@ -161,9 +161,9 @@ class Renderer:
         if self._coming is None or self._coming[:2] != (published, name):
             future = asyncio.ensure_future(asyncio.to_thread(make))
             self._coming = published, name, future
-        page = await asyncio.shield(self._coming[2])
+        made = await asyncio.shield(self._coming[2])
         self._coming = None  # whoever comes now finds it made
-        return page
+        return made
 
 
 # The figures behind the web page

@@ -130,7 +130,7 @@ class PrometheusBackend:
         self.asked_at, self._succeeded_at = of.at, of.at_monotonic
         self._reading = replace(
             self._reading,
-            nodes=(*nodes, *self._lost(nodes)),
+            nodes=(*nodes, *self._lost(nodes, targets)),
             owners=self._owners.known(self._owners_of),
             idle_for=self._idle.idle_for(of.at),
         )
@@ -239,8 +239,9 @@ class PrometheusBackend:
 
     # What becomes of it
 
-    def _lost(self, nodes: Sequence[NodeReading]) -> list[NodeReading]:
-        """Nodes of earlier rounds that are in none of the answers, as they last were.
+    def _lost(self, nodes: Sequence[NodeReading], targets: Targets) -> list[NodeReading]:
+        """Nodes of earlier rounds that are in none of the answers, as they last were: for a while, or for as long as
+        the server still has their exporter among its targets.
 
         One whose GPUs are all told of elsewhere now is not lost: it had another name, as while the server had taken in
         only a part of its first page.
@@ -248,11 +249,12 @@ class PrometheusBackend:
         names = {node.node for node in nodes}
         here = {device.uuid for node in nodes for device in node.devices}
         oldest = self._clock() - self._settings.drop_after
+        scraped = {instance for _, instance in targets.own_pods}
         return [
-            replace(node, notes=(_LOST,))
+            replace(node, notes=(_LOST,), listed=True if node.read_at < oldest else node.listed)
             for node in self._reading.nodes
             if node.node not in names
-            and node.read_at >= oldest
+            and (node.read_at >= oldest or node.target in scraped)
             and any(device.uuid not in here for device in node.devices)
         ]
 

@@ -18,7 +18,8 @@ from podgpu.telemetry.nvml.mig import instance_named
 from podgpu.telemetry.source import ErrorEvent
 
 _log = logging.getLogger(__name__)
-_WAIT_MS = 250
+_WAIT_MS = 400
+"""Each wait costs 0.17 ms of CPU, an event or not (an H200). Whoever lets go of the driver waits for its end."""
 _MOST_WAITING = 100_000
 """Events nobody asked for yet. A storm brings a thousand in a second; past this the newest are only logged."""
 SAY_SECONDS = 60.0
