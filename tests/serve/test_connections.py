@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import http.client
 import logging
 import resource
@@ -18,8 +19,9 @@ import pytest
 from aiohttp import web
 
 from podgpu.agent.loop import Agent
+from podgpu.clock import OnceAMinute
 from podgpu.serve.app import make_application
-from podgpu.serve.connections import Limits, OnceAMinute, limits_for
+from podgpu.serve.connections import Limits, limits_for
 from podgpu.serve.routes import at_most
 from tests.nodes.clock import PATIENCE, wait_until
 from tests.nodes.node import Node
@@ -338,6 +340,33 @@ def asking_again(client: Client, number: int, request: bytes) -> Iterator[None]:
     finally:
         ended.set()
         thread.join()
+
+
+@pytest.mark.parametrize("path", ["/livez", "/metrics", "/api/v1/view"])
+def test_who_ends_his_side_has_his_answer(client: Client, path: str) -> None:
+    """As `printf 'GET …' | nc` does."""
+    with open_socket(client) as visitor:
+        visitor.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        visitor.shutdown(socket.SHUT_WR)
+        answer = b""
+        while piece := visitor.recv(65536):
+            answer += piece
+    assert answer.startswith(b"HTTP/1.1 ")
+
+
+@pytest.mark.fault(
+    "clients hang up as soon as they have asked",
+    "nothing is made for them, and nothing of it is in the log",
+)
+def test_who_hangs_up_at_once_is_not_in_the_log(client: Client, caplog: pytest.LogCaptureFixture) -> None:
+    for hang_up in (b"\1\0\0\0\0\0\0\0", b"\0\0\0\0\0\0\0\0"):  # by a reset, or as one should
+        for _ in range(50):
+            with open_socket(client) as visitor:
+                visitor.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, hang_up)
+                visitor.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+    gc.collect()  # asyncio tells of a task that broke when it is thrown away
+    assert client.ask("/metrics").status == 200
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
 @pytest.mark.fault(

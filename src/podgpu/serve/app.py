@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Protocol
 from aiohttp import web
 
 from podgpu.agent.loop import Agent
+from podgpu.clock import OnceAMinute
 from podgpu.errors import StartError
-from podgpu.serve.connections import Entrance, Limits, MakeContext, OnceAMinute, limits_for, note_request
+from podgpu.serve.connections import Entrance, Limits, MakeContext, limits_for, note_request
 from podgpu.serve.lifecycle import DEFAULT_RELEASE_SECONDS
 from podgpu.serve.routes import NOTHING_BESIDE, BesideFigures, gpu_manager_routes, probe_routes, routes
 from podgpu.serve.sockets import ADDRESS_OPTION, Address, address_of, bind
