@@ -125,11 +125,11 @@ class PrometheusBackend:
         nodes = nodes_of(samples, times, targets, of if slim is None else replace(of, totals=slim.totals))
         if slim is None and not round_.failures:
             self._whole.take(*asked, oldest, of.at, nodes)
-        await self._take_nodes(round_, of, nodes)
+        await self._take_nodes(round_, of, nodes, targets)
         rolling = await self._rolling(round_, targets, samples)
         self._reading = replace(self._reading, rolling=rolling, notes=self._notes(round_))
 
-    async def _take_nodes(self, round_: _Asking, of: Round, nodes: Sequence[NodeReading]) -> None:
+    async def _take_nodes(self, round_: _Asking, of: Round, nodes: Sequence[NodeReading], targets: Targets) -> None:
         await self._ask_owners(round_, nodes)
         self._idle.watch(nodes)
         self.asked_at, self._succeeded_at = of.at, of.at_monotonic
