@@ -17,9 +17,10 @@ import pytest
 
 from podgpu.cluster.prom.backend import PrometheusBackend, PrometheusPlace
 from podgpu.cluster.reading import ClusterReading, NodeReading, Scope
-from podgpu.cluster.scraping.exposition import PageReader
-from podgpu.cluster.settings import ViewSettings
+from podgpu.cluster.scraping.exposition import ExpositionReader
+from podgpu.cluster.settings import UsedMeans, ViewSettings
 from podgpu.figures.device import DeviceFigures
+from tests.cluster.instants import both_ways
 from tests.cluster.real_servers import needs, prometheus, victoria_metrics, wait_for
 from tests.nodes.node import FIXTURES
 from tests.two_names import renamed
@@ -131,6 +132,7 @@ def configuration(address: str) -> str:
 class Live:
     def __init__(self, url: str, away: set[str]) -> None:
         self.away = away
+        self.url = url
         self._backend = PrometheusBackend(PrometheusPlace(url), SETTINGS)
         self._runner = asyncio.Runner()
 
@@ -174,7 +176,7 @@ def live(request: pytest.FixtureRequest) -> Iterator[Live]:
 
 
 def directly(name: str) -> NodeReading:
-    return PageReader(name, "nowhere", USED).read(page_of(name).encode(), 0.0, 0.0)
+    return ExpositionReader(name, "nowhere", USED).read(page_of(name).encode(), 0.0, 0.0)
 
 
 def comparable(device: DeviceFigures) -> DeviceFigures:
@@ -213,6 +215,17 @@ def test_averages_of_pages_that_stand_still_are_theirs(live: Live) -> None:
     assert rolling[Scope("node", node="both-names")] == pytest.approx(0.09)
     assert rolling[Scope("namespace", "research")] > 0
     assert Scope("namespace", "monitoring") not in rolling
+
+
+@pytest.mark.parametrize("used_means", ["busy", "allocated", "processes"])
+@pytest.mark.parametrize("used_field", [USED, "DCGM_FI_PROF_GR_ENGINE_ACTIVE"])
+def test_an_instant_worked_out_here_is_the_servers(live: Live, used_means: UsedMeans, used_field: str) -> None:
+    """Whatever names, labels and copies its pages came with."""
+    live.settled()
+    here, asked = both_ways(live.url, time.time(), replace(SETTINGS, used_means=used_means, used_field=used_field))
+    assert here == pytest.approx(asked)
+    if used_means != "processes":  # nobody counts those of GPUs that have the field
+        assert {scope.scope for scope in here} == {"cluster", "node", "model", "namespace"}
 
 
 def test_a_node_that_is_lost_is_told_as_it_was_and_grows_old(live: Live) -> None:

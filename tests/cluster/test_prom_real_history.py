@@ -18,6 +18,7 @@ from podgpu.cluster.settings import UsedMeans, ViewSettings
 from podgpu.cluster.view import Memory, assemble
 from podgpu.figures.device import DeviceFigures
 from tests.cluster import prom_history as history
+from tests.cluster.instants import both_ways
 from tests.cluster.real_servers import needs, prometheus, victoria_metrics
 
 WINDOW = 20
@@ -104,6 +105,17 @@ def test_a_window_of_one_instant_is_the_instant(server: Server) -> None:
     reading, at = server.read(window=float(history.STEP))
     expected = history.averages(history.GPUS, server.number(at), 1, "busy")
     assert reading.rolling == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("used_means", ["busy", "allocated", "processes"])
+@pytest.mark.parametrize("used_field", ["DCGM_FI_DEV_MEM_COPY_UTIL", "DCGM_FI_PROF_GR_ENGINE_ACTIVE"])
+def test_an_instant_worked_out_here_is_the_servers(server: Server, used_means: UsedMeans, used_field: str) -> None:
+    """At any time: while a node is missing, while copies differ, and where a sample is a few seconds old."""
+    settings = ViewSettings(used_means=used_means, used_field=used_field)
+    for before in (0, 1, 7, 11, 15, 16, 150, 160, 600):
+        here, asked = both_ways(server.url, server.start - before, settings)
+        assert here == pytest.approx(asked)
+        assert here, "there is something to compare"
 
 
 def test_every_gpu_once_on_its_node_with_its_holders(server: Server) -> None:

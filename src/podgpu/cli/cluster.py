@@ -56,9 +56,8 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     Asks a Prometheus server, or scrapes the exporters itself: exactly one of --prometheus, --scrape and
     --discover-kubernetes.
     """
-    from podgpu.serve.cluster_app import (
-        cluster_listeners,
-    )  # `podgpu autoscale`, which shares what is below, has no page
+    # Here, as `podgpu autoscale`, which shares what is below, has no page.
+    from podgpu.serve.cluster_app import cluster_listeners
 
     share_one_heap()
     look_for_cycles_seldom()

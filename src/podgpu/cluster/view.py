@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from podgpu.clock import WallClock
 from podgpu.cluster.bills import Amounts, BillLedger, Series
@@ -16,6 +16,7 @@ from podgpu.cluster.costs import CostKey, CostLedger
 from podgpu.cluster.counts import Counts, count
 from podgpu.cluster.forgotten import ForgottenGpus
 from podgpu.cluster.idle import IdleHolder, IdleMemory, wasted
+from podgpu.cluster.missing import MissingGpus
 from podgpu.cluster.nodes import MOST_NOTES, Choices, NodeView, Settled, bounded, settle
 from podgpu.cluster.pod_map import MapRow, map_rows
 from podgpu.cluster.reading import ClusterReading, Scope, TargetOutcome
@@ -28,6 +29,9 @@ from podgpu.figures.prices import NO_PRICES, Prices, PriceTags, unpriced_note
 from podgpu.figures.waste import Holding, WasteLedger, WasteStatement, holdings
 from podgpu.model import Who
 
+if TYPE_CHECKING:  # only for those who keep it on disk
+    from podgpu.history.waste_file import EarlierWaste
+
 
 @dataclass(slots=True)
 class Memory:
@@ -39,17 +43,29 @@ class Memory:
     costs: CostLedger = field(default_factory=CostLedger)
     rolling: RollingMemory = field(default_factory=RollingMemory)
     clock: WallClock = field(default_factory=WallClock)
+    missing: MissingGpus = field(default_factory=MissingGpus)
     forgotten: ForgottenGpus = field(default_factory=ForgottenGpus)
     waste: WasteLedger = field(default_factory=WasteLedger)
     wasted: WasteStatement = field(default_factory=WasteStatement)
     counting_since: float | None = None
+    waste_since: float | None = None
+    """Unix time from which on waste was counted, where that was before this podgpu was started."""
 
     def look_at_clock(self, now: float, wall: float) -> None:
         """Moments of the past stay as long ago as they were when the wall clock was set."""
         step = self.clock.step(now, wall)
+        if self.waste_since is not None:
+            self.waste_since += step
         if step:
             self.idle.clock_was_set(step)
+            self.missing.clock_was_set(step)
         self.counting_since = wall if self.counting_since is None else self.counting_since + step
+
+    def restore(self, earlier: EarlierWaste, now: float, wall: float) -> None:
+        """What was counted as waste before podgpu was started anew."""
+        self.look_at_clock(now, wall)
+        self.waste.restore(earlier.statement, earlier.written_at, now, wall)
+        self.waste_since = earlier.statement.counting_since
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +127,7 @@ def _basis(reading: ClusterReading, memory: Memory, settings: ViewSettings, now:
     memory.look_at_clock(now, wall)
     outcomes = {outcome.target: outcome for outcome in reading.outcomes}
     settled = settle(reading.nodes, outcomes, memory.choices, settings, now, wall)
-    settled = memory.forgotten.leave_out(settled)
+    settled = memory.forgotten.leave_out(memory.missing.keep(settled, wall))
     used = used_by_scope(settled.nodes, settled.contested, reading.owners, settings)
     idle = memory.idle.turn(settled.nodes, reading.idle_for, now, wall)
     return _Basis(settled, outcomes, used, idle, tuple(_unread(outcomes, settled)))
@@ -159,7 +175,7 @@ def assemble(
     if whole_round:
         found = _holdings(settled, idle, prices, now)
         memory.waste.turn(found, now, settings.stale_after, reading.owners, prices)
-        memory.wasted = memory.waste.statement(now, wall, memory.counting_since)
+        memory.wasted = memory.waste.statement(now, wall, memory.waste_since or memory.counting_since)
     return ClusterView(
         settings=settings,
         taken_at=wall,

@@ -19,6 +19,7 @@ from podgpu.cluster.prom import promql
 from podgpu.cluster.prom.answer import MOST_NOTES, Vector
 from podgpu.cluster.prom.client import PrometheusClient
 from podgpu.cluster.prom.idle import IdleDevices, IdleQuery
+from podgpu.cluster.prom.instant import figures_at
 from podgpu.cluster.prom.nodes import Round, nodes_of
 from podgpu.cluster.prom.owners import (
     OwnerQueries,
@@ -30,9 +31,11 @@ from podgpu.cluster.prom.owners import (
     resolved,
 )
 from podgpu.cluster.prom.queries import Queries
-from podgpu.cluster.prom.rolling import RollingInstants, RollingQueries, figures_by_scope
-from podgpu.cluster.prom.spellings import SpellingMemory, Spellings
-from podgpu.cluster.prom.targets import Targets, targets_of
+from podgpu.cluster.prom.rolling import RollingInstants, RollingQueries, figures_by_scope, last_instant
+from podgpu.cluster.prom.series import KnownSeries, SeriesMemory
+from podgpu.cluster.prom.slim import Answers, Slim, WholeRound
+from podgpu.cluster.prom.spellings import SpellingMemory
+from podgpu.cluster.prom.targets import Target, Targets, targets_of
 from podgpu.cluster.reading import ClusterReading, NodeReading, Scope, TargetOutcome, moment
 from podgpu.cluster.settings import ViewSettings, full_scale
 from podgpu.errors import SourceError, UsageError
@@ -42,6 +45,9 @@ from podgpu.figures.device import has_identity
 from podgpu.figures.from_exposition import NODE_LABELS
 
 _LOST = "Prometheus has no figures of it any more: see that its exporter runs and is scraped"
+_SOON = 1 / 8
+"""Of an interval. A round that begins so soon after an instant of the average, as rounds do, is asked as of the
+instant: its samples are the average's then."""
 _NO_UUID = "GPUs without a UUID label are in no rolling average"
 
 
@@ -77,6 +83,8 @@ class PrometheusBackend:
         self._idle = IdleDevices(settings.idle_after)
         self._spelt = SpellingMemory(self._node_labels, settings.window)
         self._instants = RollingInstants(settings)
+        self._series = SeriesMemory()
+        self._whole = WholeRound()
         self._owners = Owners()
         self._owners_of = owners_of
         self._clock = clock
@@ -105,30 +113,32 @@ class PrometheusBackend:
     async def _turn(self, round_: _Asking) -> None:
         """Nodes are told of as soon as they are known: averages take the server longest, and must not hold them up."""
         of = await self._begin(round_)
-        targets = await self._targets(round_)
-        spelt = await self._read_nodes(round_, targets, of)
-        rolling = await self._rolling(round_, spelt)
+        slim = self._whole.plan(of.at)
+        asked = await self._ask(round_, slim)
+        oldest = of.at - self._settings.stale_after
+        if slim is not None and not self._whole.explains(*asked, oldest):
+            slim = None
+            round_.failures.clear()
+            asked = await self._ask(round_, slim)
+        answers, targets, times = asked
+        samples = [sample for _, of_part in answers for sample in of_part]
+        nodes = nodes_of(samples, times, targets, of if slim is None else replace(of, totals=slim.totals))
+        if slim is None and not round_.failures:
+            self._whole.take(*asked, oldest, of.at, nodes)
+        await self._take_nodes(round_, of, nodes, targets)
+        rolling = await self._rolling(round_, targets, samples)
         self._reading = replace(self._reading, rolling=rolling, notes=self._notes(round_))
 
-    async def _read_nodes(self, round_: _Asking, targets: Targets, of: Round) -> Spellings:
-        samples, times, _ = await asyncio.gather(
-            self._samples(round_, targets),
-            round_.need(self._queries.times(targets.copy_labels)),
-            self._ask_idle(round_),
-        )
-        if round_.needed_failed is not None:
-            raise round_.needed_failed
-        nodes = nodes_of(samples, times.samples, targets, of)
+    async def _take_nodes(self, round_: _Asking, of: Round, nodes: Sequence[NodeReading], targets: Targets) -> None:
         await self._ask_owners(round_, nodes)
         self._idle.watch(nodes)
         self.asked_at, self._succeeded_at = of.at, of.at_monotonic
         self._reading = replace(
             self._reading,
-            nodes=(*nodes, *self._lost(nodes)),
+            nodes=(*nodes, *self._lost(nodes, targets)),
             owners=self._owners.known(self._owners_of),
             idle_for=self._idle.idle_for(of.at),
         )
-        return self._spelt.take(samples, self._field.id, of.at)
 
     # What is asked
 
@@ -140,54 +150,85 @@ class PrometheusBackend:
         told = moment(answer.samples[0].value) if answer.samples else None
         if told is None:
             raise SourceError("malformed", f"{self._client.shown} does not answer the query time()")
-        round_.at = told
-        return Round(round_.at, between, self._node_labels, self._field, self._settings.fields_beside)
+        instant = last_instant(told, self._settings.interval)
+        round_.at = instant if told - instant <= self._settings.interval * _SOON else told
+        return Round(
+            round_.at, between - (told - round_.at), self._node_labels, self._field, self._settings.fields_beside
+        )
 
-    async def _targets(self, round_: _Asking) -> Targets:
-        answer = await round_.ask(self._queries.targets(self._up_has_match))
+    async def _ask(self, round_: _Asking, slim: Slim | None) -> tuple[Answers, Targets, dict[Target, float]]:
+        """The third: of each target's newest sample, Unix time."""
+        names = () if slim is None else slim.finding
+        targets = await self._targets(round_, names)
+        answers, times, _ = await asyncio.gather(
+            self._answers(round_, targets, slim),
+            round_.need(self._queries.times(targets.copy_labels, names)),
+            self._ask_idle(round_),
+        )
+        if round_.needed_failed is not None:
+            raise round_.needed_failed
+        return answers, targets, targets.times(times.samples)
+
+    async def _targets(self, round_: _Asking, names: Sequence[str]) -> Targets:
+        answer = await round_.ask(self._queries.targets(self._up_has_match, names))
         if not answer.samples and self._match and self._up_has_match:
             # What --match asks for may be on the exporters' series only.
-            answer = await round_.ask(self._queries.targets(with_match=False))
+            answer = await round_.ask(self._queries.targets(with_match=False, names=names))
             self._up_has_match = not answer.samples
         return targets_of(answer.samples, self._node_labels)
 
-    async def _samples(self, round_: _Asking, targets: Targets) -> list[ParsedSample]:
-        parts = self._queries.parts()
-        texts = [self._queries.samples(part, targets.copy_labels) for part in parts]
+    async def _answers(self, round_: _Asking, targets: Targets, slim: Slim | None) -> Answers:
+        is_slim = slim is not None
+        parts = self._queries.parts() if slim is None else self._queries.parts(slim.memory)
+        texts = [self._queries.samples(part, targets.copy_labels, is_slim) for part in parts]
+        known = [self._series.of(f"{part.name}, slim" if is_slim else part.name) for part in parts]
         answers = await asyncio.gather(
             *(
-                round_.need(text) if part.needed else round_.may(part.name, text)
-                for part, text in zip(parts, texts, strict=True)
+                round_.need(text, of) if part.needed else round_.may(part.name, text, known=of)
+                for part, text, of in zip(parts, texts, known, strict=True)
             )
         )
-        return [sample for answer in answers if answer is not None for sample in answer.samples]
+        return [(part, answer.samples) for part, answer in zip(parts, answers, strict=True) if answer is not None]
 
-    async def _rolling(self, round_: _Asking, spelt: Spellings) -> Mapping[Scope, float] | None:
+    async def _rolling(
+        self, round_: _Asking, targets: Targets, samples: list[ParsedSample]
+    ) -> Mapping[Scope, float] | None:
         """As it last was when not all of it can be had; None after a while: the view computes it from the rounds.
 
-        In most rounds one instant is new. In the first all of them are: those that do not fit in are left to the next.
+        In most rounds one instant is new, and the round's own. In the first all of them are: those that do not fit in
+        are left to the next.
         """
+        spelt = self._spelt.take(samples, self._field.id, round_.at)
         up_match = self._match if self._up_has_match else ()
         queries = RollingQueries(self._match, up_match, self._node_labels, self._field, self._settings, spelt)
         asked = queries.all()
-        at = queries.instant(round_.at)
+        at = last_instant(round_.at, self._settings.interval)
         until = self._clock() + self._settings.interval / 2
         missing = self._instants.missing(asked, at)
         for number, instant in enumerate(missing):
             if number and self._clock() > until:
                 break
-            answers = await asyncio.gather(
-                *(round_.may(f"rolling average by {kind}", text, instant) for kind, text in asked.items())
-            )
-            samples = {kind: answer.samples for kind, answer in zip(asked, answers, strict=True) if answer is not None}
-            if len(samples) < len(asked):
+            if instant == round_.at:
+                figures: dict[Scope, float] | None = figures_at(samples, targets, queries)
+            else:
+                figures = await self._ask_instant(round_, asked, instant)
+            if figures is None:
                 break
-            self._instants.take(instant, figures_by_scope(samples, self._node_labels))
+            self._instants.take(instant, figures)
         if not self._instants.missing(asked, at):
             self._averaged_at = self._clock()
             return self._instants.averages(at)
         is_old = self._clock() - self._averaged_at > self._settings.stale_after
         return None if is_old else self._reading.rolling
+
+    async def _ask_instant(
+        self, round_: _Asking, asked: Mapping[str, str], instant: float
+    ) -> dict[Scope, float] | None:
+        answers = await asyncio.gather(
+            *(round_.may(f"rolling average by {kind}", text, instant) for kind, text in asked.items())
+        )
+        samples = {kind: answer.samples for kind, answer in zip(asked, answers, strict=True) if answer is not None}
+        return figures_by_scope(samples, self._node_labels) if len(samples) == len(asked) else None
 
     async def _ask_idle(self, round_: _Asking) -> None:
         if not self._idle.is_due(round_.at):
@@ -216,8 +257,9 @@ class PrometheusBackend:
 
     # What becomes of it
 
-    def _lost(self, nodes: Sequence[NodeReading]) -> list[NodeReading]:
-        """Nodes of earlier rounds that are in none of the answers, as they last were.
+    def _lost(self, nodes: Sequence[NodeReading], targets: Targets) -> list[NodeReading]:
+        """Nodes of earlier rounds that are in none of the answers, as they last were: for a while, or for as long as
+        the server still has their exporter among its targets.
 
         One whose GPUs are all told of elsewhere now is not lost: it had another name, as while the server had taken in
         only a part of its first page.
@@ -225,11 +267,12 @@ class PrometheusBackend:
         names = {node.node for node in nodes}
         here = {device.uuid for node in nodes for device in node.devices}
         oldest = self._clock() - self._settings.drop_after
+        scraped = {instance for _, instance in targets.own_pods}
         return [
-            replace(node, notes=(_LOST,))
+            replace(node, notes=(_LOST,), listed=True if node.read_at < oldest else node.listed)
             for node in self._reading.nodes
             if node.node not in names
-            and node.read_at >= oldest
+            and (node.read_at >= oldest or node.target in scraped)
             and any(device.uuid not in here for device in node.devices)
         ]
 
@@ -276,26 +319,28 @@ class _Asking:
         self.failures: list[tuple[str, SourceError]] = []
         self.needed_failed: SourceError | None = None
 
-    async def ask(self, query: str, at: float | None = None) -> Vector:
+    async def ask(self, query: str, at: float | None = None, known: KnownSeries | None = None) -> Vector:
         """Raises SourceError."""
-        answer = await self._client.ask(query, self.at if at is None else at)
+        answer = await self._client.ask(query, self.at if at is None else at, known)
         self.notes += answer.notes
         return answer
 
-    async def need(self, query: str) -> Vector:
+    async def need(self, query: str, known: KnownSeries | None = None) -> Vector:
         """Empty when it failed, and then the round has."""
         try:
-            return await self.ask(query)
+            return await self.ask(query, known=known)
         except SourceError as error:
             self.needed_failed = self.needed_failed or error
             return Vector()
 
-    async def may(self, what: str, query: str, at: float | None = None) -> Vector | None:
+    async def may(
+        self, what: str, query: str, at: float | None = None, known: KnownSeries | None = None
+    ) -> Vector | None:
         """None when it failed. Not asked when the round is lost anyway."""
         if self.needed_failed is not None:
             return None
         try:
-            return await self.ask(query, at)
+            return await self.ask(query, at, known)
         except SourceError as error:
             self.failures.append((what, error))
             return None

@@ -7,6 +7,7 @@ import asyncio
 import aiohttp
 
 from podgpu.cluster.prom.answer import Matrix, Vector, parse_answer, parse_error, parse_matrix
+from podgpu.cluster.prom.series import KnownSeries
 from podgpu.errors import SourceError
 from podgpu.fetch.access import Access
 from podgpu.fetch.endpoint import Answer, Endpoint
@@ -31,10 +32,10 @@ class PrometheusClient:
         self._session: aiohttp.ClientSession | None = None
         self._turns: asyncio.Semaphore | None = None
 
-    async def ask(self, query: str, at: float | None = None) -> Vector:
+    async def ask(self, query: str, at: float | None = None, known: KnownSeries | None = None) -> Vector:
         """The samples at that time; without one, now by the server's clock. Raises SourceError."""
         form = {} if at is None else {"time": f"{at:.3f}"}
-        return parse_answer(await self._answer(_INSTANT, query, form), self.shown)
+        return parse_answer(await self._answer(_INSTANT, query, form), self.shown, known)
 
     async def ask_range(self, query: str, start: float, end: float, step: float) -> Matrix:
         """The same at every step from one time to another; read in a thread. Raises SourceError."""

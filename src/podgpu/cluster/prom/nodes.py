@@ -7,16 +7,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from podgpu.catalog import families as f
 from podgpu.catalog.fields import Field
 from podgpu.cluster.prom.targets import Labels, Target, Targets, own_namespace, with_own_holder, with_own_pods
 from podgpu.cluster.reading import NamespaceCounters, NodeReading, is_about_now, moment
 from podgpu.cluster.scraping.exposition import LEAST_SKEW_SECONDS
-from podgpu.exposition.parse import ParsedFamily, ParsedSample
+from podgpu.exposition.parse import ParsedSample
 from podgpu.figures.device import DeviceFigures
-from podgpu.figures.from_exposition import figure_names, figures_of, samples_named
+from podgpu.figures.from_exposition import figure_names, figures_of
 
 _COUNTERS = {
     f.NAMESPACE_ALLOCATED.name: "allocated_seconds",
@@ -37,18 +38,28 @@ class Round:
     node_labels: tuple[str, ...]
     used_field: Field
     beside: tuple[int, ...] = ()
+    totals: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    """Memory of devices, where the round did not ask for it."""
 
     def read_at(self, sampled_at: float) -> float:
         return self.at_monotonic - max(0.0, self.at - sampled_at)
 
 
+class LabelSet(NamedTuple):
+    """What is said under the same labels. There are five times as many samples as these, and what only labels tell is
+    looked up once for all of them."""
+
+    labels: Labels
+    figures: list[tuple[str, float]]
+    """Name and value."""
+
+
 def nodes_of(
-    samples: Iterable[ParsedSample], times: Iterable[ParsedSample], targets: Targets, of: Round
+    samples: Iterable[ParsedSample], sampled_at: Mapping[Target, float], targets: Targets, of: Round
 ) -> tuple[NodeReading, ...]:
-    """`times`: the newest sample of each target, as Unix time."""
-    everything = list(samples)
-    targets = with_own_pods(targets, everything)
-    sampled_at = {targets.of(sample.labels): sample.value for sample in times}
+    """`sampled_at`: Unix time of each target's newest sample."""
+    everything = _by_labels(samples)
+    targets = with_own_pods(targets, ((labels, (name for name, _ in figures)) for labels, figures in everything))
     found: dict[tuple[str, str], list[NodeReading]] = {}
     for target, series in _by_target(everything, targets).items():
         own = targets.own_pods.get(target[:2], frozenset())
@@ -57,10 +68,21 @@ def nodes_of(
     return tuple(node for copies in found.values() for node in newest_copies(copies))
 
 
-def _by_target(samples: Iterable[ParsedSample], targets: Targets) -> dict[Target, list[ParsedSample]]:
-    found: dict[Target, list[ParsedSample]] = {}
-    for sample in samples:
-        found.setdefault(targets.of(sample.labels), []).append(sample)
+def _by_labels(samples: Iterable[ParsedSample]) -> list[LabelSet]:
+    """Equal labels may come in several of these, where they were read apart."""
+    found: dict[int, LabelSet] = {}
+    for name, labels, value, _ in samples:
+        known = found.get(id(labels))
+        if known is None:
+            known = found[id(labels)] = LabelSet(labels, [])
+        known.figures.append((name, value))
+    return list(found.values())
+
+
+def _by_target(series: Iterable[LabelSet], targets: Targets) -> dict[Target, list[LabelSet]]:
+    found: dict[Target, list[LabelSet]] = {}
+    for of in series:
+        found.setdefault(targets.of(of.labels), []).append(of)
     return found
 
 
@@ -68,41 +90,40 @@ def _by_target(samples: Iterable[ParsedSample], targets: Targets) -> dict[Target
 
 
 def _read_target(
-    series: Sequence[ParsedSample],
+    series: Sequence[LabelSet],
     target: Target,
     own_pods: frozenset[tuple[str, str]],
     sampled_at: float,
     of: Round,
 ) -> list[NodeReading]:
     names = _Names(series, of.node_labels)
-    pages: dict[str, dict[str, list[ParsedSample]]] = {}
+    measured = of.used_field.name
+    wanted = figure_names(measured, of.beside)
+    pages: dict[str, list[ParsedSample]] = {}
     profiles: dict[tuple[str, str], str] = {}
     counters: dict[str, dict[tuple[str, str], NamespaceCounters]] = {}
     told_at: float | None = None
-    for sample in series:
-        node = names.of(sample.labels)
-        if sample.name in _COUNTERS:
-            _count(counters.setdefault(node, {}), sample)
-        elif sample.name == f.SNAPSHOT_TIMESTAMP.name:
-            told_at = sample.value
-        else:
-            labels = with_own_holder(sample.labels, own_pods)
-            if "GPU_I_PROFILE" in labels:
-                profiles[_uuid(labels), labels.get("GPU_I_ID", "")] = labels["GPU_I_PROFILE"]
-            page = pages.setdefault(node, {})
-            page.setdefault(sample.name, []).append(ParsedSample(sample.name, labels, sample.value))
+    for told, figures in series:
+        node = names.of(told)
+        labels = with_own_holder(told, own_pods)
+        if "GPU_I_PROFILE" in labels:
+            profiles[_uuid(labels), labels.get("GPU_I_ID", "")] = labels["GPU_I_PROFILE"]
+        for name, value in figures:
+            if name in wanted:
+                pages.setdefault(node, []).append(ParsedSample(name, labels, value))
+            elif name in _COUNTERS:
+                _count(counters.setdefault(node, {}), name, told, value)
+            elif name == f.SNAPSHOT_TIMESTAMP.name:
+                told_at = value
     readings = []
     for node in pages.keys() | counters.keys():
-        families = [ParsedFamily(name, samples=tuple(of_name)) for name, of_name in pages.get(node, {}).items()]
-        measured = of.used_field.name
-        samples = samples_named(families, figure_names(measured, of.beside))
-        view = figures_of(samples, measured, beside=of.beside).view
+        view, _, is_podgpu = figures_of(pages.get(node, ()), measured, beside=of.beside)
         readings.append(
             NodeReading(
                 target=target.instance or node,
                 node=node,
                 named=names.are_names,
-                devices=tuple(_on(node, device, profiles) for device in view.devices),
+                devices=tuple(_on(node, device, profiles, of.totals) for device in view.devices),
                 namespaces=tuple(counters.get(node, {}).values()),
                 read_at=of.read_at(sampled_at),
                 taken_at=moment(told_at),
@@ -111,15 +132,21 @@ def _read_target(
                 notes=view.notes,
                 trouble=view.trouble,
                 simulated=view.simulated,
+                tells_lost=is_podgpu,
             )
         )
     return readings
 
 
-def _on(node: str, device: DeviceFigures, profiles: Mapping[tuple[str, str], str]) -> DeviceFigures:
+def _on(
+    node: str, device: DeviceFigures, profiles: Mapping[tuple[str, str], str], totals: Mapping[tuple[str, str], int]
+) -> DeviceFigures:
     """`podgpu_allocation_info` names no profile, and may be all that its instance's labels were taken from."""
     profile = device.profile or profiles.get(device.key, "")
-    return device if (device.node, device.profile) == (node, profile) else replace(device, node=node, profile=profile)
+    total = totals.get(device.key) if device.memory_total is None else device.memory_total
+    if (device.node, device.profile, device.memory_total) == (node, profile, total):
+        return device
+    return replace(device, node=node, profile=profile, memory_total=total)
 
 
 def _skew(taken_at: float | None, sampled_at: float) -> float | None:
@@ -128,11 +155,11 @@ def _skew(taken_at: float | None, sampled_at: float) -> float | None:
     return ahead if ahead > LEAST_SKEW_SECONDS else None
 
 
-def _count(found: dict[tuple[str, str], NamespaceCounters], sample: ParsedSample) -> None:
-    key = own_namespace(sample.labels), sample.labels.get("modelName", "")
+def _count(found: dict[tuple[str, str], NamespaceCounters], name: str, labels: Labels, value: float) -> None:
+    key = own_namespace(labels), labels.get("modelName", "")
     if key[0]:
         counters = found.get(key) or NamespaceCounters(*key)
-        found[key] = counters._replace(**{_COUNTERS[sample.name]: sample.value})  # type: ignore[arg-type]
+        found[key] = counters._replace(**{_COUNTERS[name]: value})  # type: ignore[arg-type]
 
 
 class _Names:
@@ -142,17 +169,17 @@ class _Names:
     `node` that Prometheus puts on it may name the same node otherwise.
     """
 
-    def __init__(self, series: Iterable[ParsedSample], labels: Sequence[str]) -> None:
+    def __init__(self, series: Iterable[LabelSet], labels: Sequence[str]) -> None:
         self._labels = labels
         self._rank = len(labels)
         found: dict[int, Counter[str]] = {}
         by_uuid: dict[int, dict[str, str]] = {}
-        for sample in series:
-            rank = self._rank_of(sample.labels)
+        for of, figures in series:
+            rank = self._rank_of(of)
             if rank < len(labels):
-                name = sample.labels[labels[rank]]
-                found.setdefault(rank, Counter())[name] += 1
-                by_uuid.setdefault(rank, {})[_uuid(sample.labels)] = name
+                name = of[labels[rank]]
+                found.setdefault(rank, Counter())[name] += len(figures)
+                by_uuid.setdefault(rank, {})[_uuid(of)] = name
         self._rank = min(found, default=len(labels))
         self._usual = min(found[self._rank].items(), key=lambda kv: (-kv[1], kv[0]))[0] if found else ""
         self._by_uuid = by_uuid.get(self._rank, {})
@@ -168,7 +195,10 @@ class _Names:
         return self._by_uuid.get(_uuid(labels), self._usual) or labels.get(_ADDRESS, "")
 
     def _rank_of(self, labels: Labels) -> int:
-        return next((rank for rank, name in enumerate(self._labels) if labels.get(name)), len(self._labels))
+        for rank, name in enumerate(self._labels):
+            if labels.get(name):
+                return rank
+        return len(self._labels)
 
 
 def _uuid(labels: Labels) -> str:

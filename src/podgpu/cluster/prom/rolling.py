@@ -33,9 +33,15 @@ from podgpu.exposition.parse import ParsedSample
 
 _NAMESPACE = "podgpu_namespace"
 """A label of our own, for what may stand under three names."""
-_NAMESPACE_OF = {names[1]: names[0] for names in (tuple(EXPORTED.values()), POD_LABELS, OLD_POD_LABELS)}
-_OVER_FULL = 1.01
+NAMESPACE_OF = {names[1]: names[0] for names in (tuple(EXPORTED.values()), POD_LABELS, OLD_POD_LABELS)}
+OVER_FULL = 1.01
 _ANYTHING = "(?s)(.+)"
+
+
+def last_instant(at: float, interval: float) -> float:
+    """The last multiple of the interval."""
+    step = max(1, round(interval * 1000))
+    return round(at * 1000) // step * step / 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +53,6 @@ class RollingQueries:
     used_field: Field
     settings: ViewSettings
     spelt: Spellings
-
-    def instant(self, at: float) -> float:
-        """The last multiple of the interval."""
-        step = max(1, round(self.settings.interval * 1000))
-        return round(at * 1000) // step * step / 1000
 
     def all(self) -> dict[str, str]:
         """Kind of scope -> query."""
@@ -132,7 +133,7 @@ class RollingQueries:
     def _series_of_devices(self, *more: Matcher) -> list[str]:
         """One for each way to spell a UUID. No sentinel is a percentage, and no NaN is less than anything."""
         identity = {"UUID": (has("UUID"),), "uuid": (is_("UUID"), has("uuid"))}
-        possible = f"<= {self.settings.full * _OVER_FULL:g}"
+        possible = f"<= {self.settings.full * OVER_FULL:g}"
         return [
             f"{self._field(*identity[uuid], *more)} {possible}{self._but_for_cut_gpus(uuid, identity[uuid])}"
             for uuid in self.spelt.uuids
@@ -160,12 +161,12 @@ class RollingQueries:
         """Devices and the namespaces they are held from, each with the value 1."""
         own = (f.ALLOCATION_INFO.name,) if self.spelt.has_allocations else ()
         names = (*self._names_of_field, *own)
-        spelt = [label for label in self.spelt.pods if label in _NAMESPACE_OF] or ["pod"]
+        spelt = [label for label in self.spelt.pods if label in NAMESPACE_OF] or ["pod"]
         each = " or ".join(
             _copied(
-                _NAMESPACE_OF[label],
+                NAMESPACE_OF[label],
                 _NAMESPACE,
-                f"group{by('uuid', *self._keys, _NAMESPACE_OF[label])} ({self._of_pods(names, label)})",
+                f"group{by('uuid', *self._keys, NAMESPACE_OF[label])} ({self._of_pods(names, label)})",
             )
             for label in spelt
         )

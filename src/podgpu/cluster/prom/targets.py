@@ -14,7 +14,7 @@ from podgpu.exposition.parse import ParsedSample
 MOST_COPY_LABELS = 4
 Labels = Mapping[str, str]
 PodName = tuple[str, str]
-_OF_THE_EXPORTER = (f.BUILD_INFO.name, f.SNAPSHOT_TIMESTAMP.name, f.SOURCE_UP.name)
+_OF_THE_EXPORTER = frozenset((f.BUILD_INFO.name, f.SNAPSHOT_TIMESTAMP.name, f.SOURCE_UP.name))
 
 
 class Target(NamedTuple):
@@ -36,6 +36,10 @@ class Targets:
         copy = tuple(labels.get(name, "") for name in self.copy_labels)
         return Target(labels.get("job", ""), labels.get("instance", ""), copy)
 
+    def times(self, samples: Iterable[ParsedSample]) -> dict[Target, float]:
+        """The value of each, which is Unix time."""
+        return {self.of(sample.labels): sample.value for sample in samples}
+
 
 def targets_of(up: Iterable[ParsedSample], node_labels: Iterable[str] = ()) -> Targets:
     """From `up` with all its labels. Where a target has several series of it, they are copies of one."""
@@ -49,15 +53,14 @@ def targets_of(up: Iterable[ParsedSample], node_labels: Iterable[str] = ()) -> T
     return Targets(own, tuple(sorted(differing - known)[:MOST_COPY_LABELS]))
 
 
-def with_own_pods(targets: Targets, samples: Iterable[ParsedSample]) -> Targets:
-    """What the samples themselves tell of the exporters' pods, should `up` be missing.
+def with_own_pods(targets: Targets, series: Iterable[tuple[Labels, Iterable[str]]]) -> Targets:
+    """What series themselves, their labels and names, tell of the exporters' pods, should `up` be missing.
 
     podgpu's series on itself name no pod, and those with `exported_pod` have their own there: `pod` is the target's.
     """
     own = dict(targets.own_pods)
-    for sample in samples:
-        labels = sample.labels
-        if "pod" in labels and (EXPORTED["pod"] in labels or sample.name in _OF_THE_EXPORTER):
+    for labels, names in series:
+        if "pod" in labels and (EXPORTED["pod"] in labels or not _OF_THE_EXPORTER.isdisjoint(names)):
             key = targets.of(labels)[:2]
             own[key] = own.get(key, frozenset()) | {_pod(labels)}
     return Targets(own, targets.copy_labels)
@@ -76,6 +79,11 @@ def with_own_holder(labels: Labels, own_pods: frozenset[PodName]) -> Labels:
         return labels
     rest = {name: value for name, value in labels.items() if name not in _HOLDERS}
     return rest | named
+
+
+def is_own_pod(labels: Labels, targets: Targets) -> bool:
+    """Whether `pod` is the scrape target's own."""
+    return _pod(labels) in targets.own_pods.get((labels.get("job", ""), labels.get("instance", "")), frozenset())
 
 
 def own_namespace(labels: Labels) -> str:
