@@ -1,4 +1,4 @@
-"""How much a turn asks for: less than the one before it where that tells the rest, and never at the cost of a figure."""
+"""How much a turn asks for: less than the one before where that tells the rest, never at the cost of a figure."""
 
 from __future__ import annotations
 
