@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 from bench.figures import Figure, any_missed, heading, row
-from endurance.attack import crude, hostile, slow, strangers
-from endurance.attack.attackers import Aim, Attack, Attacker
+from endurance.attack import crude, hostile, secure, slow, strangers
+from endurance.attack.attackers import NICE, Aim, Attack, Attacker
 from endurance.attack.checks import ClusterCheck, ExporterCheck, check_nothing
-from endurance.attack.scraper import Scraper
-from endurance.attack.victims import LOGIN, ROOT, Victim, victims
+from endurance.attack.scraper import Check, Scraper
+from endurance.attack.victims import LOGIN, Victim, Victims, beside, victims
 
 MOST_MS = 50.0
 MOST_LOG = 1_000_000
@@ -34,19 +33,21 @@ FAMILIES: dict[str, tuple[Attack, bool]] = {
     "cross-site releases": (strangers.cross_site, False),
 }
 """What is done to the exporter; True: to the cluster view as well."""
+OVER_TLS: dict[str, Attack] = {"handshakes that do not end": secure.handshakes, "attacks inside TLS": secure.inside}
+"""What is done to the exporter and the cluster view that speak TLS."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m endurance.attack", description=__doc__)
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--most-ms", type=float, default=MOST_MS, help="of waiting for a scrape")
-    parser.add_argument("--logs", type=Path, help="keep both logs in this folder")
+    parser.add_argument("--logs", type=Path, help="keep all logs in this folder")
     parser.add_argument("--only", metavar="NAME", action="append", help="only this attack, or hostile page; repeatable")
     parser.add_argument("--well", action="store_true", help="GPUs and kubelet have no faults")
     options = parser.parse_args(arguments)
-    unknown = set(options.only or ()) - FAMILIES.keys() - set(hostile.PATHS) - {"nothing"}
-    if unknown:
-        parser.error(f"there is no {', '.join(unknown)}; there are {', '.join((*FAMILIES, *hostile.PATHS, 'nothing'))}")
+    known = (*FAMILIES, *OVER_TLS, *hostile.PATHS, "nothing")
+    if unknown := set(options.only or ()) - set(known):
+        parser.error(f"there is no {', '.join(unknown)}; there are {', '.join(known)}")
     figures, wrong = attack(options.minutes * 60.0, options.most_ms, options.only, options.well, options.logs)
     print(heading())
     for figure in figures:
@@ -62,54 +63,66 @@ def attack(
     only: Sequence[str] | None = None,
     well: bool = False,
     logs: Path | None = None,
+    nice: int = NICE,
 ) -> tuple[list[Figure], list[str]]:
-    """The table, and what was wrong with scrapes. `only`: names of attacks; None: all of them."""
+    """The table, and what was wrong with scrapes. `only`: names of attacks; None: all of them. `nice`: how far the
+    attackers give way to their victims."""
     with tempfile.TemporaryDirectory(prefix="pg", dir="/tmp") as folder, ExitStack() as stack:
-        port = stack.enter_context(_beside("endurance.attack.hostile"))
-        bystander = stack.enter_context(_beside("endurance.attack.bystander"))
+        port, *ports = stack.enter_context(beside("endurance.attack.hostile"))
+        (bystander,) = stack.enter_context(beside("endurance.attack.bystander"))
         chosen = [f"http://127.0.0.1:{port}/{path}" for path in hostile.PATHS if only is None or path in only]
-        exporter, cluster = stack.enter_context(victims(Path(folder), chosen, well))
-        scrapers = [
-            Scraper("the exporter", exporter.port, "/metrics", LOGIN, ExporterCheck(well)),
-            Scraper("the cluster view", cluster.port, "/metrics", LOGIN, ClusterCheck()),
-            Scraper("the exporter's probe", exporter.probe_port, "/livez", None, check_nothing),
-            Scraper("the cluster view's probe", cluster.probe_port, "/livez", None, check_nothing),
-        ]
+        named = zip(hostile.DISCOVERED, ports, strict=True)
+        discovered = [port for path, port in named if only is None or path in only]
+        attacked = stack.enter_context(victims(Path(folder), chosen, discovered, well))
+        scrapers = list(_scrapers(attacked, well))
         control = Scraper("a bystander", bystander, "/", None, check_nothing)
-        attackers = list(_attackers(exporter, cluster, time.monotonic() + seconds, only))
-        taking_part: list[Scraper | Attacker] = [control, *scrapers, *attackers]
+        attackers = list(_attackers(attacked, seconds, only, nice))
+        for attacker in attackers:
+            attacker.prepare()
+        taking_part: list[Scraper | Attacker] = [*attackers, control, *scrapers]
         for one in taking_part:
             one.start()
-        peaks = _watch((exporter, cluster), seconds)
+        peaks = _watch(attacked, seconds)
         for one in taking_part:
             one.stop()
         figures = [
-            *_figures(scrapers, attackers, (exporter, cluster), peaks, most_ms),
+            *_figures(scrapers, attackers, attacked, peaks, most_ms),
             Figure("a bystander, whom nobody attacks: waited, the longest", control.percentile(1.0), "ms"),
         ]
-        _keep_logs((exporter, cluster), logs)
+        _keep_logs(attacked, logs)
     told = [
         f"{s.name_of}: {what}, {n} times, first at {s.examples[what]}" for s in scrapers for what, n in s.wrong.items()
     ]
     return figures, told
 
 
-def _attackers(exporter: Victim, cluster: Victim, until: float, only: Sequence[str] | None) -> Iterator[Attacker]:
+def _scrapers(attacked: Victims, well: bool) -> Iterator[Scraper]:
+    checks: tuple[Check, ...] = (ExporterCheck(well), ClusterCheck(), ExporterCheck(well), ClusterCheck())
+    for victim, check in zip(attacked, checks, strict=True):
+        yield Scraper(f"the {victim.name}", victim.port, "/metrics", LOGIN, check, victim.authority)
+    for victim in attacked:
+        yield Scraper(f"the {victim.name}'s probe", victim.probe_port, "/livez", None, check_nothing)
+
+
+def _attackers(attacked: Victims, seconds: float, only: Sequence[str] | None, nice: int) -> Iterator[Attacker]:
     for name, (family, both) in FAMILIES.items():
-        if only is not None and name not in only:
-            continue
-        yield Attacker(name, family, Aim(exporter.port, until, LOGIN.header))
-        if both:
-            yield Attacker(f"{name}, cluster view", family, Aim(cluster.port, until, LOGIN.header))
+        if only is None or name in only:
+            for victim in (attacked.exporter, attacked.cluster)[: 2 if both else 1]:
+                yield Attacker(f"{name}, {victim.name}", family, Aim(victim.port, LOGIN.header), seconds, nice)
+    for name, family in OVER_TLS.items():
+        if only is None or name in only:
+            for victim in (attacked.secure_exporter, attacked.secure_cluster):
+                aim = Aim(victim.port, LOGIN.header, victim.authority)
+                yield Attacker(f"{name}, {victim.name}", family, aim, seconds, nice)
 
 
-def _watch(both: Sequence[Victim], seconds: float) -> dict[str, float]:
+def _watch(attacked: Sequence[Victim], seconds: float) -> dict[str, float]:
     """The most memory each was seen to have; one that ended has endlessly much."""
-    peaks = {victim.name: 0.0 for victim in both}
+    peaks = {victim.name: 0.0 for victim in attacked}
     pause, until = threading.Event(), time.monotonic() + seconds
     while time.monotonic() < until:
         pause.wait(min(_LOOK_EVERY, max(0.0, until - time.monotonic())))
-        for victim in both:
+        for victim in attacked:
             try:
                 peaks[victim.name] = max(peaks[victim.name], victim.vitals(0.0).peak)
             except (OSError, KeyError):  # it has ended: no status, or none of a process that lives
@@ -120,7 +133,7 @@ def _watch(both: Sequence[Victim], seconds: float) -> dict[str, float]:
 def _figures(
     scrapers: Sequence[Scraper],
     attackers: Sequence[Attacker],
-    both: Sequence[Victim],
+    attacked: Sequence[Victim],
     peaks: dict[str, float],
     most_ms: float,
 ) -> list[Figure]:
@@ -133,7 +146,7 @@ def _figures(
             Figure(f"{scraper.name_of}: waited, 99 of 100", scraper.percentile(0.99), "ms"),
             Figure(f"{scraper.name_of}: waited, the longest", scraper.percentile(1.0), "ms", at_most=most_ms),
         ]
-    for victim in both:
+    for victim in attacked:
         found += [
             Figure(f"{victim.name}: memory at its most", peaks[victim.name], "MiB", at_most=victim.limit),
             Figure(f"{victim.name}: log", victim.log_bytes, "bytes", at_most=MOST_LOG),
@@ -142,23 +155,11 @@ def _figures(
     return found
 
 
-def _keep_logs(both: Sequence[Victim], folder: Path | None) -> None:
+def _keep_logs(attacked: Sequence[Victim], folder: Path | None) -> None:
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
-        for victim in both:
+        for victim in attacked:
             (folder / victim.log.name).write_bytes(victim.log.read_bytes()[: 4 * MOST_LOG])
-
-
-@contextmanager
-def _beside(module: str) -> Iterator[int]:
-    """A helper in a process of its own; the port it listens on."""
-    command = [sys.executable, "-m", module]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
-        assert process.stdout is not None
-        try:
-            yield int(process.stdout.readline())
-        finally:
-            process.kill()
 
 
 if __name__ == "__main__":

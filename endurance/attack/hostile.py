@@ -1,7 +1,7 @@
 """Exporters that mean no good, for the cluster view: each page is one of the ways it was once brought down.
 
-`python -m endurance.attack.hostile` listens on a port of loopback, prints it, and answers each path with its page until
-its standard input ends.
+`python -m endurance.attack.hostile` listens on ports of loopback, prints them, and answers until its standard input
+ends: on the first port each path with its page, on each of the others one page, for those who can name no path.
 """
 
 from __future__ import annotations
@@ -88,12 +88,14 @@ PAGES: dict[str, Page] = {
 }
 OTHERS = ("bomb", "endless", "redirect", "silent", "short", "latin")
 PATHS = (*PAGES, *OTHERS)
+DISCOVERED = ("indented_comment", "claimed_name", "long_labels", "redirect", "silent", "short")
+"""Those with a port of their own, in the order of the ports."""
 
 
-async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, turns: dict[str, int]) -> None:
+async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, turns: dict[str, int], only: str) -> None:
     try:
         while head := await reader.readuntil(b"\r\n\r\n"):
-            path = head.split(b" ", 2)[1].decode().strip("/")
+            path = only or head.split(b" ", 2)[1].decode().strip("/")
             turns[path] = turns.get(path, 0) + 1
             await _serve(path, turns[path], writer)
     except (asyncio.IncompleteReadError, ConnectionError, IndexError):
@@ -134,10 +136,15 @@ _MADE: dict[str, bytes] = {}
 async def main() -> None:
     os.nice(19)
     _MADE.update({page.__name__: page(0).encode() for page in (devices, holders)}, bomb=_bomb())
-    turns: dict[str, int] = {}
-    server = await asyncio.start_server(lambda r, w: _answer(r, w, turns), "127.0.0.1", 0, limit=1 << 20)
-    print(server.sockets[0].getsockname()[1], flush=True)
+    servers = [await _listen(path) for path in ("", *DISCOVERED)]
+    print(*(server.sockets[0].getsockname()[1] for server in servers), flush=True)
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
+
+
+async def _listen(only: str) -> asyncio.Server:
+    """`only`: the one page that is served, whatever the path; empty: as the path says."""
+    turns: dict[str, int] = {}
+    return await asyncio.start_server(lambda r, w: _answer(r, w, turns, only), "127.0.0.1", 0, limit=1 << 20)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import base64
 import http.client
 import re
 import socket
+import ssl
 import threading
 import time
 from collections import Counter
@@ -15,6 +16,10 @@ from typing import NamedTuple
 
 _TIMEOUT = 10.0
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
+
+
+Check = Callable[[str, float], list[str]]
+"""Is given a page and the seconds since the start; returns what is wrong with it."""
 
 
 class Login(NamedTuple):
@@ -31,8 +36,16 @@ def free_port() -> int:
         return int(server.getsockname()[1])
 
 
-def answers(port: int, login: Login) -> bool:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_TIMEOUT)
+def connection_to(port: int, authority: str = "") -> http.client.HTTPConnection:
+    """`authority`: the file with whom its certificate is of, where it speaks TLS."""
+    if not authority:
+        return http.client.HTTPConnection("127.0.0.1", port, timeout=_TIMEOUT)
+    context = ssl.create_default_context(cafile=authority)
+    return http.client.HTTPSConnection("127.0.0.1", port, timeout=_TIMEOUT, context=context)
+
+
+def answers(port: int, login: Login, authority: str = "") -> bool:
+    connection = connection_to(port, authority)
     try:
         connection.request("GET", "/metrics", headers={"Authorization": login.header})
         return connection.getresponse().status == 200
@@ -53,13 +66,12 @@ def lines_of(page: str, family: str) -> list[tuple[dict[str, str], float]]:
 
 @dataclass
 class Scraper(threading.Thread):
-    """`check` is given every page and the seconds since the start; it returns what is wrong with it."""
-
     name_of: str
     port: int
     path: str
     login: Login | None
-    check: Callable[[str, float], list[str]]
+    check: Check
+    authority: str = ""
     every: float = 1.0
     waited: list[float] = field(default_factory=list)
     """Seconds, of each scrape that was answered."""
@@ -99,7 +111,7 @@ class Scraper(threading.Thread):
         """On the kept connection; a server may close one that was not used, so there is a second try on a new one."""
         for last in (False, True):
             if self._connection is None:
-                self._connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=_TIMEOUT)
+                self._connection = connection_to(self.port, self.authority)
             try:
                 self._connection.request("GET", self.path, headers=self._headers())
                 response = self._connection.getresponse()

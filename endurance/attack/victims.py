@@ -1,4 +1,4 @@
-"""The exporter and the cluster view under attack: processes with the chart's options, their logs, what they take."""
+"""Exporters and cluster views under attack: processes with the chart's options, their logs, what they take."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from secrets import randbelow
+from typing import Any, NamedTuple
 
 import bcrypt
 import yaml
@@ -21,6 +22,7 @@ import yaml
 from endurance.attack.exporter_process import WELL, WELL_VARIABLE, driver
 from endurance.attack.scraper import Login, answers, free_port
 from endurance.vitals import Vitals, vitals_of
+from podgpu.autoscale.x509 import issue
 from podgpu.simulate.kubelet import SimulatedKubelet, SimulatedPod
 
 ROOT = Path(__file__).parents[2]
@@ -42,6 +44,8 @@ class Victim:
     log: Path
     limit: float
     """MiB, of the chart."""
+    authority: str = ""
+    """The file with whom its certificate is of; empty: it speaks no TLS."""
 
     @property
     def is_alive(self) -> bool:
@@ -77,54 +81,115 @@ def pods() -> list[SimulatedPod]:
     return [SimulatedPod("ns", f"on-{n}", {"main": {"nvidia.com/gpu": [uuids[n]]}}) for n in WELL]
 
 
+class Victims(NamedTuple):
+    exporter: Victim
+    cluster: Victim
+    secure_exporter: Victim
+    """Speaks TLS."""
+    secure_cluster: Victim
+    """Speaks TLS, too, and finds its exporters by an API server: the one before, and some that mean no good."""
+
+
 @contextmanager
-def victims(folder: Path, hostile: Sequence[str], well: bool = False) -> Iterator[tuple[Victim, Victim]]:
-    """Both up and answering. `hostile`: URLs of exporters that mean no good. `well`: the GPUs and the kubelet are."""
+def victims(
+    folder: Path, hostile: Sequence[str], discovered: Sequence[int] = (), well: bool = False
+) -> Iterator[Victims]:
+    """All up and answering. `hostile`: URLs of exporters that mean no good; `discovered`: ports of some that the API
+    server names. `well`: the GPUs and the kubelet are."""
     secrets = _write_secrets(folder)
     for name in ("proc", "log/pods", "log/containers"):
         (folder / name).mkdir(parents=True)
     with ExitStack() as stack:
         kubelet = SimulatedKubelet if well else SlowKubelet
         stack.enter_context(kubelet(str(folder / "kubelet.sock"), pods()))
+        stack.enter_context(SimulatedKubelet(str(folder / "quick.sock"), pods()))
         variables = {"NODE_NAME": NODE} | ({WELL_VARIABLE: "1"} if well else {})
-        exporter = stack.enter_context(_victim("exporter", _exporter_words(folder, secrets), folder, variables))
+        words = _exporter_words(folder, "kubelet.sock", secrets["web"])
+        exporter = stack.enter_context(_victim("exporter", words, folder, variables))
+        words = _exporter_words(folder, "quick.sock", secrets["web_tls"])
+        secure = stack.enter_context(_victim("exporter over TLS", words, folder, variables, secrets["authority"]))
         urls = [f"http://127.0.0.1:{exporter.port}/metrics", *hostile]
-        cluster = stack.enter_context(_victim("cluster", _cluster_words(urls, secrets), folder, {}))
-        yield exporter, cluster
+        words = _cluster_words(("--scrape", ",".join(urls)), secrets, secrets["web"])
+        cluster = stack.enter_context(_victim("cluster", words, folder, {}))
+        (api,) = stack.enter_context(beside("endurance.attack.hostile_api", secure.port, *discovered))
+        words = _cluster_words(_discovery(folder, api), secrets, secrets["web_tls"])
+        # Nobody but the honest exporter speaks TLS: its authority is one of the system's.
+        trust = {"SSL_CERT_FILE": secrets["authority"]}
+        finder = stack.enter_context(_victim("cluster over TLS", words, folder, trust, secrets["authority"]))
+        attacked = Victims(exporter, cluster, secure, finder)
+        for victim in attacked:
+            _wait_until_up(victim)
+        yield attacked
 
 
-def _exporter_words(folder: Path, secrets: Mapping[str, str]) -> list[str]:
+def _exporter_words(folder: Path, kubelet: str, web: str) -> list[str]:
     return [
         *("-m", "endurance.attack.exporter_process", "exporter", "--telemetry", "simulated"),
         *("-c", "1000", "-k", "--allocation", "kubelet", "--allocation-interval", "1s"),
-        *("--pod-resources-kubelet-socket", str(folder / "kubelet.sock")),
+        *("--pod-resources-kubelet-socket", str(folder / kubelet)),
         *("--path-proc", str(folder / "proc"), "--path-varlog", str(folder / "log")),
-        *("--web-config-file", secrets["web"]),
+        *("--web-config-file", web),
     ]
 
 
-def _cluster_words(urls: Sequence[str], secrets: Mapping[str, str]) -> list[str]:
+def _cluster_words(targets: Sequence[str], secrets: Mapping[str, str], web: str) -> list[str]:
     return [
-        *("-m", "podgpu", "cluster", "--scrape", ",".join(urls), "--interval", "2s", "--scrape-timeout", "1500ms"),
+        *("-m", "podgpu", "cluster", *targets, "--interval", "2s", "--scrape-timeout", "1500ms"),
         *("--exporter-username", LOGIN.user, "--exporter-password-file", secrets["password"]),
-        *("--web-config-file", secrets["web"]),
+        *("--web-config-file", web),
     ]
+
+
+def _discovery(folder: Path, api_port: int) -> list[str]:
+    kubeconfig = folder / "kubeconfig"
+    document = {
+        "current-context": "here",
+        "contexts": [{"name": "here", "context": {"cluster": "here", "user": "me"}}],
+        "clusters": [{"name": "here", "cluster": {"server": f"http://127.0.0.1:{api_port}"}}],
+        "users": [{"name": "me", "user": {}}],
+    }
+    kubeconfig.write_text(json.dumps(document), encoding="utf-8")  # JSON is YAML
+    return ["--discover-kubernetes", "monitoring/app=podgpu", "--kubeconfig", str(kubeconfig)]
 
 
 def _write_secrets(folder: Path) -> dict[str, str]:
     hashed = bcrypt.hashpw(LOGIN.password.encode(), bcrypt.gensalt(10)).decode()
-    web, password = folder / "web.yml", folder / "password"
-    web.write_text(json.dumps({"basic_auth_users": {LOGIN.user: hashed}}), encoding="utf-8")  # JSON is YAML
-    password.write_text(LOGIN.password, encoding="utf-8")
-    return {"web": str(web), "password": str(password)}
+    issued = issue(["127.0.0.1"], time.time() - 3600, time.time() + 86_400, randbelow)
+    users = {"basic_auth_users": {LOGIN.user: hashed}}
+    tls = {"cert_file": str(folder / "tls.crt"), "key_file": str(folder / "tls.key")}
+    contents = {
+        "web": json.dumps(users),
+        "web_tls": json.dumps({"tls_server_config": tls, **users}),
+        "password": LOGIN.password,
+        "authority": issued.authority,
+        "tls.crt": issued.certificate,
+        "tls.key": issued.key,
+    }
+    for name, content in contents.items():
+        (folder / name).write_text(content, encoding="utf-8")
+    return {name: str(folder / name) for name in contents}
 
 
 @contextmanager
-def _victim(name: str, words: Sequence[str], folder: Path, variables: Mapping[str, str]) -> Iterator[Victim]:
+def beside(module: str, *words: object) -> Iterator[list[int]]:
+    """A helper in a process of its own; the ports it listens on."""
+    command = [sys.executable, "-m", module, *map(str, words)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        assert process.stdout is not None
+        try:
+            yield [int(port) for port in process.stdout.readline().split()]
+        finally:
+            process.kill()
+
+
+@contextmanager
+def _victim(
+    name: str, words: Sequence[str], folder: Path, variables: Mapping[str, str], authority: str = ""
+) -> Iterator[Victim]:
     port, probe_port = free_port(), free_port()
     addresses = ["-a", f"127.0.0.1:{port}", "--probe-address", f"127.0.0.1:{probe_port}"]
     kept = {key: value for key, value in os.environ.items() if key in ("PATH", "HOME", "LANG", "PYTHONPATH")}
-    log = folder / f"{name}.log"
+    log = folder / f"{name.replace(' ', '_')}.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
             [sys.executable, *words, *addresses],
@@ -134,9 +199,8 @@ def _victim(name: str, words: Sequence[str], folder: Path, variables: Mapping[st
             env={**kept, **variables},
         )
     resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (DESCRIPTORS, DESCRIPTORS))
-    victim = Victim(name, process, port, probe_port, log, memory_limit(name))
+    victim = Victim(name, process, port, probe_port, log, memory_limit(name.partition(" ")[0]), authority)
     try:
-        _wait_until_up(victim)
         yield victim
     finally:
         process.kill()
@@ -146,7 +210,7 @@ def _victim(name: str, words: Sequence[str], folder: Path, variables: Mapping[st
 def _wait_until_up(victim: Victim) -> None:
     give_up_at = time.monotonic() + _PATIENCE
     pause = threading.Event()
-    while not answers(victim.port, LOGIN):
+    while not answers(victim.port, LOGIN, victim.authority):
         if not victim.is_alive or time.monotonic() > give_up_at:
             raise RuntimeError(f"{victim.name} does not come up: {victim.log.read_text()[-2000:]}")
         pause.wait(0.1)

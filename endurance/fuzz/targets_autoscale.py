@@ -13,11 +13,11 @@ from podgpu.autoscale.api_paths import custom_attributes, external_attributes, p
 from podgpu.autoscale.metrics import parse_aggregate, parse_target, parse_window
 from podgpu.autoscale.pods import parse_running_pod
 from podgpu.autoscale.refusal import Refusal
-from podgpu.autoscale.reviews import parse_reviewed
 from podgpu.autoscale.selectors import parse_selector
 from podgpu.autoscale.trigger import parse_over, parse_trigger
-from podgpu.autoscale.trust import parse_trust
 from podgpu.autoscale.x509 import parse_validity
+from podgpu.serve.front_proxy import parse_trust
+from podgpu.serve.reviews import parse_reviewed
 
 _SELECTORS = ("app=inference,tier!=web", "a in (b, c),!d", "example.com/x notin (y),size>5", "a")
 _PATHS = (

@@ -11,11 +11,13 @@ from endurance.fuzz.mutate import Case, Make, blobs, documents, either
 from endurance.fuzz.target import Target
 from podgpu.cluster.prom.answer import parse_matrix
 from podgpu.cluster.prom.past import values_of
+from podgpu.figures.waste import WasteLedger
 from podgpu.history import frames
 from podgpu.history.asking import Window
 from podgpu.history.columns import NO_SAMPLE, Sample, pack, sample_at
 from podgpu.history.rows import MOST_ROWS, Key
 from podgpu.history.spans import Mark, Span
+from podgpu.history.waste_file import dump_waste, load_waste
 from podgpu.model import Workload
 
 _AT = 1_794_744_000.0
@@ -100,7 +102,44 @@ def past(case: Case) -> object:
     return found
 
 
+_WASTE = {
+    "written_at": _AT,
+    "counting_since": _AT - 86_400,
+    "currency": "USD",
+    "pods": [
+        ["ml", "train-0", "", "", "", "Job", "train", 7_207_200_000_000_000, 5_040_000_000, 10**30, None],
+        ["", "", "job 7", "uid", "", "", "", 5040, 0, None, _AT - 60],
+    ],
+    "left": [["ml", "Deployment", "old", 10**18, 10**17, 10**28]],
+}
+
+
+def _waste_made(rng: Random) -> bytes:
+    """With the right checksum, whatever is in it."""
+    made = documents([_WASTE])(rng)
+    text = made if isinstance(made, bytes) else json.dumps(made).encode()
+    return b"podgpu waste 1 %08x\n" % zlib.crc32(text) + text
+
+
+def _whole_waste() -> bytes:
+    text = json.dumps(_WASTE).encode()
+    return b"podgpu waste 1 %08x\n" % zlib.crc32(text) + text
+
+
+def waste(case: Case) -> object:
+    assert isinstance(case, bytes)
+    earlier = load_waste(case)
+    again = load_waste(dump_waste(earlier.statement, earlier.written_at))
+    assert dict(again.statement.left) == dict(earlier.statement.left)
+    ledger = WasteLedger()
+    ledger.restore(earlier.statement, earlier.written_at, 1000.0, _AT)
+    stated = ledger.statement(1000.0, _AT, earlier.statement.counting_since)
+    assert all(0 <= pod.amounts.idle <= pod.amounts.allocated for pod in stated.pods)
+    return earlier
+
+
 HISTORY_TARGETS = (
+    Target("a file of waste", either(_waste_made, blobs([_whole_waste()])), waste),
     Target("a file of history", _MAKE, segment),
     Target("prometheus: the past", either(documents([_MATRIX]), blobs([json.dumps(_MATRIX).encode()])), past),
 )

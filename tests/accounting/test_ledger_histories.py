@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from random import Random
 
 from hypothesis import given, settings
@@ -108,7 +108,7 @@ TURNS = st.builds(
     ),
     owners=st.dictionaries(PIDS, WORKLOADS),
     elapsed_ns=st.just(10**9) | st.integers(-5, 100) | st.just(10**15),
-    gone=st.just(frozenset()) | st.frozensets(st.sampled_from([device.key for device in DEVICES]), max_size=1),
+    gone=st.just(frozenset()) | st.frozensets(st.sampled_from([gpu.key for gpu in (WHOLE, OTHER, CUT)]), max_size=1),
     untold=st.just(frozenset()) | st.frozensets(PIDS, max_size=2),
 )
 HISTORIES = st.lists(TURNS, max_size=6)
@@ -116,21 +116,34 @@ briefly = settings(max_examples=50, deadline=None)
 """A history takes hypothesis long to make up."""
 
 
-def names(one: ContainerUsage) -> tuple[str, str, str, str, str, str]:
+Names = tuple[str, str, str, str, str, str]
+
+
+def names(one: ContainerUsage) -> Names:
     """What tells accounts apart: a pod by its names, and only what has none by its uid."""
     holder = one.holder
     return (one.device, holder.namespace, holder.pod, holder.container, holder.job, "" if holder.pod else holder.uid)
 
 
-Ended = dict[tuple[str, str, str, str, str, str], ContainerUsage]
-"""Accounts that were closed: one that comes back under the same uid goes on."""
+@dataclass
+class Remembered:
+    """What a ledger has of accounts that are not in its last statement."""
+
+    ended: dict[Names, ContainerUsage] = field(default_factory=dict)
+    """Closed: one that comes back under the same uid goes on."""
+    away: dict[Names, ContainerUsage] = field(default_factory=dict)
+    """Those of GPUs that are gone: with its GPU an account comes back as it was."""
 
 
 def increases(
-    before: Usage, now: Usage, gone: frozenset[str], ended: Ended
+    before: Usage, now: Usage, turn: Turn, remembered: Remembered
 ) -> list[tuple[ContainerUsage, dict[str, int]]]:
     """What each living account got in a turn. Fails where a counter of one that goes on fell or vanished."""
-    old = {names(one): one for one in before.containers if not {one.device, physical(one.device)} & gone}
+    away, ended = remembered.away, remembered.ended
+    old = {names(one): one for one in before.containers}
+    away |= {key: old.pop(key) for key in list(old) if physical(key[0]) in turn.gone}
+    back = {physical(usage.device.key) for usage in turn.usages} | {physical(a.device) for a in turn.assignments}
+    old |= {key: away.pop(key) for key in list(away) if physical(key[0]) in back}
     here = {names(one) for one in now.containers}
     ended |= {key: one for key, one in old.items() if key not in here and one.holder.uid}
     found = []
@@ -153,17 +166,12 @@ def increases(
 @given(HISTORIES)
 def test_parts_and_rest_are_the_devices_figure_in_every_turn(history: list[Turn]) -> None:
     ledger, before = Ledger(), Usage()
-    ended: Ended = {}
+    remembered = Remembered()
     busy: Counter[str] = Counter()
-    energy: Counter[str] = Counter()
     for turn in history:
         now = turn.enter(ledger)
-        for sums in (busy, energy):
-            for key in [key for key in sums if {key, physical(key)} & turn.gone]:
-                del sums[key]
-        for one, steps in increases(before, now, turn.gone, ended):
+        for one, steps in increases(before, now, turn, remembered):
             busy[one.device] += steps["busy_ns"]
-            energy[one.device] += steps["energy_mj"]
         for device in now.devices:
             memory = sum(one.memory or 0 for one in now.containers if one.device == device.device)
             if device.busy_ns is not None and device.unattributed_busy_ns is not None:
@@ -176,16 +184,12 @@ def test_parts_and_rest_are_the_devices_figure_in_every_turn(history: list[Turn]
 @briefly
 @given(HISTORIES)
 def test_energy_on_a_gpu_and_its_instances_is_the_gpus(history: list[Turn]) -> None:
-    """Instances are not forgotten apart from their GPU here: what was paid on them is still in the GPU's figure."""
     ledger, before = Ledger(), Usage()
-    ended: Ended = {}
+    remembered = Remembered()
     paid: Counter[str] = Counter()
     for turn in history:
-        turn = replace(turn, gone=frozenset(key for key in turn.gone if key == physical(key)))
         now = turn.enter(ledger)
-        for key in turn.gone:
-            paid.pop(key, None)
-        for one, steps in increases(before, now, turn.gone, ended):
+        for one, steps in increases(before, now, turn, remembered):
             paid[physical(one.device)] += steps["energy_mj"]
         for device in now.devices:
             if device.unattributed_energy_mj is not None:
@@ -199,11 +203,11 @@ def test_energy_on_a_gpu_and_its_instances_is_the_gpus(history: list[Turn]) -> N
 @given(HISTORIES)
 def test_namespaces_have_what_all_their_accounts_ever_had(history: list[Turn]) -> None:
     ledger, before = Ledger(), Usage()
-    ended: Ended = {}
+    remembered = Remembered()
     sums: dict[str, Counter[str]] = {}
     for turn in history:
         now = turn.enter(ledger)
-        for one, steps in increases(before, now, turn.gone, ended):
+        for one, steps in increases(before, now, turn, remembered):
             if one.holder.namespace:
                 sums.setdefault(one.holder.namespace, Counter()).update(steps)
         assert {total.namespace for total in now.namespaces} == sums.keys()

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from podgpu.agent import health
 from podgpu.agent.loop import Agent, Settings
 from podgpu.catalog.counters import parse_counters, shipped_counters
 from podgpu.clock import Clock
@@ -15,6 +14,7 @@ from podgpu.device_selection import parse_selection
 from podgpu.errors import SourceError, UsageError
 from podgpu.join import Policy
 from podgpu.model import Allocation, Assignment, Device, Workload
+from podgpu.serve import routes
 from podgpu.simulate.driver import SimulatedNvml
 from podgpu.telemetry.nvml import NvmlTelemetry
 from podgpu.telemetry.nvml.driver import VersionMismatch
@@ -128,8 +128,8 @@ def test_past_three_intervals_the_figures_are_withheld(node: Node) -> None:
     assert node.agent.is_fresh(published)
     node.time += 0.001
     assert not node.agent.is_fresh(published)
-    assert health.live(node.agent)[0] is False
-    assert health.ready(node.agent)[0] is False
+    assert routes.live(node.agent)[0] is False
+    assert routes.ready(node.agent)[0] is False
     stale = published.stale.plain.decode()
     assert "podgpu_exporter_snapshot_timestamp_seconds" in stale
     assert "\nDCGM_" not in stale
@@ -204,7 +204,7 @@ def test_let_go_of_the_driver_for_a_time(node: Node) -> None:
     assert "GPU_TEMP" not in node.page()
     assert 'podgpu_exporter_source_up{source="simulated"} 0' in node.page()
     assert "GPU_TEMP" not in node.turn(29.0)
-    assert health.live(node.agent)[0], "the loop turns"
+    assert routes.live(node.agent)[0], "the loop turns"
     assert "GPU_TEMP" in node.turn(2.0)
 
 
@@ -215,7 +215,7 @@ def test_a_driver_that_went_and_came_back(node: Node) -> None:
     page = node.turn()
     assert "GPU_TEMP" not in page
     assert 'podgpu_device_count{state="lost",Hostname="h"} 2' in page
-    assert not health.ready(node.agent)[0]
+    assert not routes.ready(node.agent)[0]
     node.driver.faults.load_driver()
     while "GPU_TEMP" not in node.turn(6.0):
         assert node.time < 1000

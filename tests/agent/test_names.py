@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from podgpu.agent import health
 from podgpu.allocation.identity import MOST_ENTRIES
+from podgpu.serve import routes
 from tests.nodes.clock import wait_until
 from tests.nodes.node import Description, Node, node_of
 
@@ -121,7 +121,7 @@ def test_more_names_than_are_read(folder: Path, full: Path, caplog: pytest.LogCa
             errors = f'podgpu_exporter_source_errors_total{{source="identities",reason="too_large"}} {turn}'
             assert errors in page(node)
         assert 'pod="train"' in page(node), "all else goes on"
-        assert str(folder / "log" / "pods") in health.live(node.agent)[1]
+        assert str(folder / "log" / "pods") in routes.live(node.agent)[1]
         (said,) = (message for message in caplog.messages if message.startswith("identities: "))
         assert "find out why the kubelet removes none" in said
         for number in range(MOST_ENTRIES):

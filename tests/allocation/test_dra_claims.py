@@ -107,12 +107,49 @@ def test_a_driver_that_is_away_takes_nothing_along(kubelet: SimulatedKubelet, ma
     feed.slices, feed.synced = (), True
     held, kubelet.pods = kubelet.pods, ()
     source.assignments(NODE)
-    kubelet.pods = (*held, pod("c", claim("z", "gpu-2")))
+    kubelet.pods = (*held, pod("c", claim("z", "gpu-2", pool="node-b")))
     late = source.assignments(NODE)
     assert pods_by_device(late) == pods_by_device(before), "a kubelet that forgot for a moment does not matter"
-    assert reasons(late) == [("unknown_pool", "gpu.nvidia.com/node-a/gpu-2")]
+    assert reasons(late) == [("unknown_pool", "gpu.nvidia.com/node-b/gpu-2")]
     feed.slices = whole
+    assert len(source.assignments(NODE).assignments) == 2
+
+
+@pytest.mark.fault(
+    "the kubelet restarts while the DRA driver is away: it deletes the node's ResourceSlices before it lists a claim",
+    "what the claims named stays known, as does what else their pool offered",
+)
+def test_a_kubelet_that_restarts_without_the_driver(kubelet: SimulatedKubelet, make_source: MakeSource) -> None:
+    """As kubelet 1.35.8 does it: an empty list while the slices are there, the slices gone, the claims again."""
+    feed = feed_of(*OFFERED)
+    source = make_source(kubelet.socket, claims=DraClaims(feed))
+    kubelet.pods = (pod("a", claim("x", "gpu-0")), pod("b", claim("y", "small-c")))
+    before = pods_by_device(source.assignments(NODE))
+    held, kubelet.pods = kubelet.pods, ()
+    kubelet.restart()
+    assert source.assignments(NODE).assignments == ()
+    feed.slices = ()
+    assert source.assignments(NODE).assignments == ()
+    kubelet.pods = held
+    after = source.assignments(NODE)
+    assert (pods_by_device(after), after.unmapped) == (before, ())
+    kubelet.pods = (*held, pod("c", claim("z", "gpu-2")))
     assert len(source.assignments(NODE).assignments) == 3
+
+
+def test_a_device_that_its_pool_no_longer_offers_is_forgotten_once_nobody_holds_it(
+    kubelet: SimulatedKubelet, make_source: MakeSource
+) -> None:
+    feed = feed_of(*OFFERED)
+    source = make_source(kubelet.socket, claims=DraClaims(feed))
+    kubelet.pods = held = (pod("a", claim("x", "gpu-0")),)
+    assert source.assignments(NODE).unmapped == ()
+    feed.slices = (PoolSlice(NVIDIA_DRIVER, POOL, 2, tuple(one for one in OFFERED if one.name != "gpu-0")),)
+    assert source.assignments(NODE).unmapped == ()
+    kubelet.pods = ()
+    source.assignments(NODE)
+    kubelet.pods = held
+    assert reasons(source.assignments(NODE)) == [("unknown_claim_device", f"gpu.nvidia.com/{POOL}/gpu-0")]
 
 
 # The driver's checkpoint
@@ -269,6 +306,59 @@ def test_a_server_that_refuses_leaves_everybody_a_holder(
     api.refusal = None
     clock.now = 200.0
     assert source.assignments(NODE).assignments == ()
+
+
+@pytest.mark.fault(
+    "the API server is away when podgpu starts, and a monitoring pod has claimed the GPUs with adminAccess",
+    "no claim names a GPU before it can be told which are for looking only: the monitor is never taken for a holder",
+)
+def test_a_monitor_is_no_holder_when_the_api_server_comes_late(
+    kubelet: SimulatedKubelet, make_source: MakeSource, api: SimulatedApiServer
+) -> None:
+    clock, feed = Time(), feed_of(*OFFERED)
+    feed.synced, api.refusal = False, (503, "starting")
+    api.put("resourceclaims", claim_object("all", result("gpu-0", True)), claim_object("mine", result("gpu-0")))
+    reader = ClaimReader(ApiConfig(server=api.url, origin="the test"), clock)
+    source = make_source(kubelet.socket, claims=DraClaims(feed, reader=reader))
+    kubelet.pods = (pod("monitor", claim("all", "gpu-0")), pod("train", claim("mine", "gpu-0")))
+    assert source.assignments(NODE).assignments == ()
+    feed.synced, api.refusal = True, None
+    assert pods_by_device(source.assignments(NODE)) == [(uuid(1), "train")]
+
+
+@pytest.mark.parametrize("refusal", [(503, "starting"), (403, "its rules are not read yet")])
+def test_a_server_that_starts_is_asked_again_soon(
+    kubelet: SimulatedKubelet, make_source: MakeSource, api: SimulatedApiServer, refusal: tuple[int, str]
+) -> None:
+    clock = Time()
+    api.put("resourceclaims", claim_object("all", result("gpu-0", True)))
+    api.refusal = refusal
+    reader = ClaimReader(ApiConfig(server=api.url, origin="the test"), clock)
+    source = make_source(kubelet.socket, claims=DraClaims(feed_of(*OFFERED), reader=reader))
+    kubelet.pods = (pod("monitor", claim("all", "gpu-0")),)
+    assert len(source.assignments(NODE).assignments) == 1
+    api.refusal, clock.now = None, 11.0
+    assert source.assignments(NODE).assignments == ()
+
+
+@pytest.mark.fault(
+    "the API server is upgraded, and has DRA in another version than the one podgpu knew",
+    "the next claim is asked about in that version: one with adminAccess is known as such",
+)
+def test_a_server_that_was_upgraded(
+    kubelet: SimulatedKubelet, make_source: MakeSource, api: SimulatedApiServer
+) -> None:
+    """As kube-apiserver does from 1.33 to 1.34: a version that it no longer has is 404, as a claim that is gone is."""
+    api.resource_api_versions = ("v1beta1",)
+    claims = (claim_object(name, result("gpu-0", admin)) for name, admin in (("all", True), ("mine", False)))
+    api.put("resourceclaims", *claims)
+    reader = ClaimReader(ApiConfig(server=api.url, origin="the test"), Time())
+    source = make_source(kubelet.socket, claims=DraClaims(feed_of(*OFFERED), reader=reader))
+    kubelet.pods = (pod("train", claim("mine", "gpu-0")),)
+    assert pods_by_device(source.assignments(NODE)) == [(uuid(1), "train")]
+    api.resource_api_versions = ("v1",)
+    kubelet.pods = (*kubelet.pods, pod("monitor", claim("all", "gpu-0")))
+    assert pods_by_device(source.assignments(NODE)) == [(uuid(1), "train")]
 
 
 @pytest.mark.fault(

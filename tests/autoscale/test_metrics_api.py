@@ -120,6 +120,16 @@ def test_both_versions_in_their_own_words() -> None:
     assert (old["apiVersion"], new["apiVersion"]) == ("custom.metrics.k8s.io/v1beta1", "custom.metrics.k8s.io/v1beta2")
 
 
+@pytest.mark.parametrize("whom", ["pods/*", "pods/a", "deployments.apps/inference"])
+def test_answers_repeat_the_metrics_selector_as_the_reference_adapter_does(whom: str) -> None:
+    path = f"namespaces/serving/{whom}/gpu_utilization?metricLabelSelector=window%3D30s,missing%3Dleave-out"
+    (_, old), (_, new) = get(cluster(), f"{CUSTOM}/v1beta1/{path}", f"{V2}/{path}")
+    repeated = {"matchLabels": {"window": "30s", "missing": "leave-out"}}
+    assert [item["selector"] for item in old["items"]] == [repeated] * len(old["items"])
+    assert new["items"]
+    assert new["items"][0]["metric"] == {"name": "gpu_utilization", "selector": repeated}
+
+
 def test_external_metrics_of_a_workload_a_namespace_and_the_cluster() -> None:
     base = f"{EXTERNAL}/namespaces/serving"
     found = get(

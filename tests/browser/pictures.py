@@ -14,10 +14,9 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from podgpu.agent.loop import Agent
-from podgpu.exposition.body import Body
-from podgpu.figures.as_json import picture_json
+from podgpu.exposition.body import Body, etag_of
+from podgpu.figures.as_json import PageState, picture_json
 from podgpu.figures.device import DeviceFigures, HolderFigures
-from podgpu.figures.page_state import PageState, etag_of
 from podgpu.figures.picture import NamespacePicture, NodePicture, Picture
 from podgpu.model import Workload
 from podgpu.serve.connections import note_request

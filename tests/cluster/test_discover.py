@@ -11,8 +11,7 @@ import pytest
 
 from podgpu.cluster.publish import Publisher
 from podgpu.cluster.scraping.backend import ScrapeBackend
-from podgpu.cluster.scraping.discover import KubernetesTargets, Selection, check_port
-from podgpu.cluster.scraping.owners_api import ApiOwners
+from podgpu.cluster.scraping.discover import ApiOwners, KubernetesTargets, Selection, check_port
 from podgpu.cluster.settings import ViewSettings
 from podgpu.errors import UsageError
 from podgpu.figures.device import Owner

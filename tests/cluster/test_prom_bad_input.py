@@ -11,6 +11,7 @@ import pytest
 from podgpu.cluster.prom.backend import PrometheusBackend, PrometheusPlace
 from podgpu.cluster.reading import ClusterReading, Scope
 from podgpu.cluster.settings import ViewSettings
+from podgpu.cluster.view import Memory, assemble
 from podgpu.errors import UsageError
 from podgpu.fetch.access import Access
 from podgpu.figures.device import Owner
@@ -320,6 +321,22 @@ def test_a_node_that_is_gone_grows_old_and_is_dropped(double: PrometheusDouble, 
     assert "scraped" in after["node-1"].notes[0]
     backend.clock.advance(300)
     assert [node.node for node in backend.turn().nodes] == ["node-0"]
+
+
+def test_a_node_that_is_gone_stays_while_the_server_scrapes_it(
+    double: PrometheusDouble, backend_of: MakeBackend
+) -> None:
+    backend = backend_of(double.url)
+    before = {node.node: node for node in backend.turn().nodes}
+    target = before["node-1"].target
+    double.series = [s for s in double.series if s[0].get("instance") != target]
+    double.put("up", 0, job="podgpu", instance=target)
+    backend.clock.advance(3600)
+    after = {node.node: node for node in backend.turn().nodes}
+    assert after["node-1"].devices == before["node-1"].devices
+    assert after["node-1"].listed
+    view = assemble(backend.turn(), Memory(), ViewSettings(), backend.clock.monotonic(), 1e9)
+    assert {node.name: node.gone for node in view.nodes} == {"node-0": False, "node-1": True}
 
 
 def test_a_node_under_a_new_address_is_not_there_twice(double: PrometheusDouble, backend_of: MakeBackend) -> None:

@@ -3,22 +3,35 @@
 from __future__ import annotations
 
 import socketserver
+import ssl
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from secrets import randbelow
+from typing import Any
 
 import pytest
 
-from endurance.attack.__main__ import FAMILIES, attack
+from endurance.attack.__main__ import FAMILIES, OVER_TLS, attack
 from endurance.attack.attackers import Aim, Attacker
 from endurance.attack.checks import ClusterCheck, ExporterCheck
 from endurance.attack.exporter_process import NO_ENERGY, WELL, driver
 from endurance.attack.hostile import PAGES
+from endurance.attack.hostile_api import ACTS, Mischief, slice_of
 from endurance.attack.victims import LOGIN, NODE, memory_limit
+from podgpu.autoscale.x509 import issue
 from podgpu.exposition.parse import BadExposition, parse_text
+from podgpu.kube.config import ApiConfig
+from podgpu.kube.endpoint_slices import metrics_urls, parse_endpoint_slice, slices_path
+from podgpu.kube.watch import Watcher
+from tests.kube.api_server import SimulatedApiServer
+from tests.kube.conftest import HURRY, eventually
 
 PATIENT_MS = 3000.0
 """The machine that runs the tests may be busy: how long a scrape waits, `make attack` judges."""
+NICE = 5
+"""Those who give way to everybody would, beside other tests, not come to attack at all."""
 UUIDS = [gpu.uuid for gpu in driver().machine.gpus]
 
 
@@ -27,7 +40,7 @@ UUIDS = [gpu.uuid for gpu in driver().machine.gpus]
     "the well GPUs and the honest nodes are on every page with their pods, memory and log stay small, nothing ends",
 )
 def test_all_attacks_at_once() -> None:
-    figures, wrong = attack(10.0, PATIENT_MS)
+    figures, wrong = attack(10.0, PATIENT_MS, nice=NICE)
     assert wrong == []
     assert [figure.name for figure in figures if figure.missed] == []
 
@@ -36,7 +49,7 @@ def test_nothing_is_wrong_when_nobody_attacks() -> None:
     figures, wrong = attack(5.0, PATIENT_MS, only=["nothing"], well=True)
     assert wrong == []
     assert [figure.name for figure in figures if figure.missed] == []
-    assert len(figures) == 4 * 5 + 2 * 3 + 1
+    assert len(figures) == 8 * 5 + 4 * 3 + 1
 
 
 # The attackers
@@ -54,10 +67,25 @@ class _Deaf(socketserver.BaseRequestHandler):
             pass
 
 
-@pytest.fixture(scope="module")
-def deaf() -> Iterator[int]:
-    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), _Deaf) as server:
-        server.daemon_threads = True
+class _Handshaking(socketserver.ThreadingTCPServer):
+    """Each hand is shaken in its connection's own thread."""
+
+    daemon_threads = True
+    tls: ssl.SSLContext | None = None
+
+    def finish_request(self, request: Any, client_address: Any) -> None:
+        request.settimeout(2.0)
+        with (
+            suppress(OSError),
+            self.tls.wrap_socket(request, server_side=True) if self.tls else nullcontext(request) as line,
+        ):
+            super().finish_request(line, client_address)
+
+
+@contextmanager
+def _serving(tls: ssl.SSLContext | None) -> Iterator[int]:
+    with _Handshaking(("127.0.0.1", 0), _Deaf) as server:
+        server.tls = tls
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         yield server.server_address[1]
@@ -65,15 +93,53 @@ def deaf() -> Iterator[int]:
         thread.join()
 
 
-def test_every_attack_is_made_and_ends_in_time(deaf: int) -> None:
-    aim = Aim(deaf, time.monotonic() + 3.0, LOGIN.header)
-    attackers = [Attacker(name, family, aim) for name, (family, _) in FAMILIES.items()]
+@pytest.fixture(scope="module")
+def deaf() -> Iterator[int]:
+    with _serving(None) as port:
+        yield port
+
+
+@pytest.fixture(scope="module")
+def deaf_over_tls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, str]]:
+    """And the file with its authority."""
+    folder = tmp_path_factory.mktemp("tls")
+    issued = issue(["127.0.0.1"], time.time() - 60, time.time() + 3600, randbelow)
+    for name, text in (("ca", issued.authority), ("crt", issued.certificate), ("key", issued.key)):
+        (folder / name).write_text(text)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "crt", folder / "key")
+    with _serving(context) as port:
+        yield port, str(folder / "ca")
+
+
+def test_every_attack_is_made_and_ends_in_time(deaf: int, deaf_over_tls: tuple[int, str]) -> None:
+    aim = Aim(deaf, LOGIN.header)
+    attackers = [Attacker(name, family, aim, 3.0, NICE) for name, (family, _) in FAMILIES.items()]
+    port, authority = deaf_over_tls
+    aim = Aim(port, LOGIN.header, authority)
+    attackers += [Attacker(name, family, aim, 3.0, NICE) for name, family in OVER_TLS.items()]
+    for one in attackers:
+        one.prepare()
     for one in attackers:
         one.start()
+    began = time.monotonic()
     for one in attackers:
         one.stop()
     assert {one.name for one in attackers if not one.made} == set()
-    assert time.monotonic() < aim.until + 30.0
+    assert time.monotonic() < began + 3.0 + 30.0
+
+
+def test_the_honest_exporter_is_known_whatever_the_api_server_does() -> None:
+    with SimulatedApiServer() as server:
+        server.put("endpointslices", slice_of("honest", 9400, "https-metrics"))
+        mischief = Mischief(server, [1, 2, 3], pause=lambda _seconds: None)
+        config = ApiConfig(server=server.url, origin="the test")
+        with Watcher(config, slices_path("monitoring"), {}, parse_endpoint_slice, pace=HURRY) as watcher:
+            assert watcher.wait_synced(10.0)
+            for _ in range(ACTS):
+                mischief.next()
+                assert "https://127.0.0.1:9400/metrics" in metrics_urls(watcher.items()).urls
+            eventually(lambda: len(metrics_urls(watcher.items()).urls) > 100)  # those at which nobody listens
 
 
 @pytest.mark.parametrize("name", PAGES)

@@ -10,9 +10,8 @@ import pytest
 from podgpu.errors import SourceError
 from podgpu.top.api import ClusterSource, PodgpuApi
 from podgpu.top.api_answers import FieldFact, GpuFacts, SourceFact, XidFact, parse_gpu_facts, parse_history
-from podgpu.top.details_feed import REFRESH_SECONDS, DetailsFeed
 from podgpu.top.exporter import ExporterSource
-from podgpu.top.feed import Feed
+from podgpu.top.feed import REFRESH_SECONDS, DetailsFeed, Feed
 from tests.top.api_server import API, LOST, gpu, history, podgpu_server, view
 from tests.top.test_exporter import PAGE
 

@@ -18,9 +18,9 @@ from podgpu.top.details import More
 from podgpu.top.feed import Seen
 from podgpu.top.frame import AskMore, Frame, Screenful, frame_of, live_table
 from podgpu.top.history import History
-from podgpu.top.keys import KeyReader
 from podgpu.top.lines import lines_of
 from podgpu.top.table import Printed, Watched, as_text
+from podgpu.top.terminal import KeyReader
 from tests.top.scene import holder
 
 CONDITIONS = (Condition("lost", 900.0, "GPU 7 has fallen off the bus", "Drain the node and reset the GPU."),)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from podgpu.catalog.conditions import POWER_BRAKE, THERMAL
+from podgpu.catalog.families import CLOCK_EVENTS_FIELD
 from podgpu.model import Value
 
 WHILE_SECONDS = 60.0
@@ -15,7 +16,6 @@ BEGINS, ENDS = 0.5, 0.1
 """Part of that time: from here on it is throttled, below that it is not any more."""
 _LEAST_SECONDS = 5.0
 """Between two samples, however often the GPU is read."""
-_CLOCK_EVENTS = 112
 _NS = 1e9
 
 
@@ -31,7 +31,7 @@ _KINDS: Mapping[str, _Kind] = {
     THERMAL: _Kind((1422, 1423, 241), 0x20 | 0x40),
     POWER_BRAKE: _Kind((1424,), 0x80),
 }
-_FIELDS = frozenset(i for kind in _KINDS.values() for i in kind.counters) | {_CLOCK_EVENTS}
+_FIELDS = frozenset(i for kind in _KINDS.values() for i in kind.counters) | {CLOCK_EVENTS_FIELD}
 
 
 @dataclass(slots=True)
@@ -71,5 +71,5 @@ class Throttling:
         counters = [i for i in _KINDS[name].counters if i in first and i in last]
         if counters:
             return max((last[i] - first[i]) / _NS / (now - began) for i in counters)
-        masks = [sample[_CLOCK_EVENTS] for _, sample in list(self._samples)[1:] if _CLOCK_EVENTS in sample]
+        masks = [sample[CLOCK_EVENTS_FIELD] for _, sample in list(self._samples)[1:] if CLOCK_EVENTS_FIELD in sample]
         return sum(bool(int(mask) & _KINDS[name].bits) for mask in masks) / len(masks) if masks else None

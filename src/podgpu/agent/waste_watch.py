@@ -15,6 +15,7 @@ if TYPE_CHECKING:  # loaded when it is first looked, so that an exporter comes u
     from podgpu.figures.prices import ReadPrices
     from podgpu.figures.waste import WasteLedger, WasteStatement
     from podgpu.figures.waste_rows import Source
+    from podgpu.history.waste_file import EarlierWaste
 
 LOOK_SECONDS = 5.0
 LOOKS_MISSED = 3
@@ -33,7 +34,7 @@ class WasteWatch:
         self._prices = prices
         self._ledger: WasteLedger | None = None
         self._since: float | None = None
-        """Monotonic time of the first look."""
+        """Monotonic time of the first look, or what stands for it of an earlier podgpu."""
         self._told: tuple[WasteStatement, Source] | None = None
         self._looking = threading.Lock()
         self._faults: Faults[str] = Faults(agent.clock.monotonic, _SAY_SECONDS)
@@ -62,6 +63,19 @@ class WasteWatch:
             statement = ledger.statement(now, wall, self._since + wall - now)
             self._told = statement, Source(prices.source if prices.currency else "", view.simulated)
             return self._told
+
+    def restore(self, earlier: EarlierWaste) -> None:
+        """Goes on from what was counted before podgpu was started anew; from any thread."""
+        from podgpu.figures.waste import WasteLedger
+
+        with self._looking:
+            now, wall = self._agent.clock.monotonic(), self._agent.clock.wall()
+            ledger = self._ledger = self._ledger or WasteLedger()
+            ledger.restore(earlier.statement, earlier.written_at, now, wall)
+            self._told = None
+            since = earlier.statement.counting_since
+            if since is not None:
+                self._since = min(since - wall + now, now if self._since is None else self._since)
 
     def wasted(self) -> tuple[WasteStatement, Source]:
         """What was counted until now."""

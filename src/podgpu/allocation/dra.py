@@ -54,34 +54,37 @@ class DraClaims:
         self._seen: tuple[PoolSlice, ...] = ()
         self._pools: Pools = {}
         self._remembered: dict[DeviceName, SliceDevice] = {}
-        """What claims that are held were of, when a slice last told: a driver that is away takes its slices along."""
+        """The devices of every pool that claims were held of, as its slices last told: a driver that is away takes them
+        along, and a kubelet that starts without it deletes them before it lists a claim."""
 
     def held(self, response: Any, devices: Sequence[Device]) -> Allocation:
         """Who holds which of the devices through a claim, from a decoded List answer."""
         prepared = Prepared() if self._checkpoint is None else self._checkpoint.read()
-        claimed = self._without_lookers(list(parse_claims(response, self.driver)), prepared)
         pools = self._known_pools() if self.feed is not None and self.feed.synced else None
+        claimed = self._without_lookers(list(parse_claims(response, self.driver)), prepared, pools is not None)
         self._remember(claimed, pools or {})
         return map_claims(claimed, pools, devices, self._remembered, prepared.uuids)
 
-    def _without_lookers(self, claimed: list[Claimed], prepared: Prepared) -> list[Claimed]:
-        """A claim with adminAccess, a monitoring pod's, is no holder: beside it the true one goes on."""
+    def _without_lookers(self, claimed: list[Claimed], prepared: Prepared, is_api_known: bool) -> list[Claimed]:
+        """A claim with adminAccess, a monitoring pod's, is no holder: beside it the true one goes on.
+
+        An API server that never answered is not asked: it is as soon as the slices are there, and so before a claim
+        can be mapped by them.
+        """
         admin = dict(prepared.admin)
         unknown = {(one.namespace, one.claim) for one in claimed} - admin.keys()
-        if self._reader is not None:
+        if self._reader is not None and is_api_known:
             admin |= self._reader.read(unknown)
         return [one for one in claimed if (one.pool, one.device) not in admin.get((one.namespace, one.claim), ())]
 
     def _remember(self, claimed: Iterable[Claimed], pools: Pools) -> None:
-        """Forgotten is who is not held while its pool is there: a kubelet started anew lists no claims at first."""
-        told = {
-            (one.pool, one.device): offered
-            for one in claimed
-            if (offered := pools.get(one.pool, {}).get(one.device)) is not None
-        }
+        """Forgotten is what its pool no longer offers and nobody holds. Not only what is held is remembered: a kubelet
+        that was started anew lists no claims at first."""
         held = {(one.pool, one.device) for one in claimed}
+        local = {pool for pool, _ in (*held, *self._remembered)} & pools.keys()
+        offered = {(pool, name): device for pool in local for name, device in pools[pool].items()}
         kept = {name: one for name, one in self._remembered.items() if name in held or name[0] not in pools}
-        self._remembered = kept | told
+        self._remembered = kept | offered
 
     def _known_pools(self) -> Pools:
         slices = () if self.feed is None else self.feed.items()

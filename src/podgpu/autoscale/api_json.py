@@ -145,7 +145,7 @@ def custom_values(version: str, asked: Asked, answers: Iterable[tuple[Described,
         "kind": "MetricValueList",
         "apiVersion": f"{CUSTOM}/{version}",
         "metadata": {},
-        "items": [make(asked.metric.name, described, answer) for described, answer in answers],
+        "items": [make(asked, described, answer) for described, answer in answers],
     }
 
 
@@ -162,25 +162,29 @@ def pod_values(version: str, asked: Asked, figures: Sequence[PodFigure], ends_at
     return whole.replace('"items":[]', f'"items":[{items}]').encode()
 
 
-def _item_v1beta2(metric: str, described: Described, answer: Answer) -> Object:
+def _item_v1beta2(asked: Asked, described: Described, answer: Answer) -> Object:
     return {
         "describedObject": _reference(described),
-        "metric": {"name": metric, "selector": None},
+        "metric": {"name": asked.metric.name, "selector": _selector(asked)},
         "timestamp": timestamp(answer.at),
         "windowSeconds": round(answer.window),
         "value": quantity(answer.value),
     }
 
 
-def _item_v1beta1(metric: str, described: Described, answer: Answer) -> Object:
+def _item_v1beta1(asked: Asked, described: Described, answer: Answer) -> Object:
     return {
         "describedObject": _reference(described),
-        "metricName": metric,
+        "metricName": asked.metric.name,
         "timestamp": timestamp(answer.at),
         "window": round(answer.window),
         "value": quantity(answer.value),
-        "selector": None,
+        "selector": _selector(asked),
     }
+
+
+def _selector(asked: Asked) -> Object | None:
+    return {"matchLabels": dict(asked.given)} if asked.given else None
 
 
 def _reference(described: Described) -> Object:

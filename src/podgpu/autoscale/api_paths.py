@@ -71,6 +71,8 @@ class Asked:
     selector: Selector
     whom: Whom | None = None
     """Of the external API."""
+    given: tuple[tuple[str, str], ...] = ()
+    """The metric's own selector, which says how the figure is made: answers repeat it, as adapters do."""
 
     def described(self, name: str = "") -> Described:
         name = name or self.name
@@ -108,19 +110,24 @@ def custom_attributes(version: str, path: str) -> Attributes:
 
 def parse_custom(attributes: Attributes, query: Mapping[str, str], longest_window: float) -> Asked:
     """Raises Refusal."""
-    over = _over(query.get("metricLabelSelector", ""), longest_window)
+    given = _given(query.get("metricLabelSelector", ""), _OVER_KEYS)
+    over = parse_over(given, longest_window)
     selector = parse_selector(query.get("labelSelector", ""))
+
+    def asked(metric: Metric, resource: str, namespace: str, name: str) -> Asked:
+        return Asked(metric, over, resource, namespace, name, selector, given=tuple(given.items()))
+
     resource, namespace, name = attributes.resource, attributes.namespace, attributes.name
     if resource == "metrics":
-        return Asked(metric_named(name), over, "namespaces", namespace, namespace, selector)
+        return asked(metric_named(name), "namespaces", namespace, namespace)
     metric = metric_named(attributes.subresource)
     resource = resource.removesuffix(".") if resource.endswith(".") else resource
     if resource == "namespaces" and not namespace and name != ANY:
-        return Asked(metric, over, "namespaces", name, name, selector)
+        return asked(metric, "namespaces", name, name)
     if (resource == "pods" and namespace) or (resource == "nodes" and not namespace):
-        return Asked(metric, over, resource, namespace, name, selector)
+        return asked(metric, resource, namespace, name)
     if resource in _PLURALS and namespace and name != ANY:
-        return Asked(metric, over, resource, namespace, name, selector)
+        return asked(metric, resource, namespace, name)
     raise not_found(
         f"podgpu has no metrics of {quoted(resource)} {quoted(name)}{f' in {namespace}' if namespace else ''}: "
         f"of pods, nodes, namespaces and, by name, {', '.join(WORKLOADS)} it has"
@@ -167,10 +174,6 @@ def _is_of_cluster(query: Mapping[str, str]) -> bool:
         return _external_given(query).get("scope") == "cluster"
     except Refusal:  # told once it is known that they may ask
         return False
-
-
-def _over(text: str, longest_window: float) -> Over:
-    return parse_over(_given(text, _OVER_KEYS), longest_window)
 
 
 def _given(text: str, known: tuple[str, ...]) -> dict[str, str]:

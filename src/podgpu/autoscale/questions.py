@@ -282,8 +282,8 @@ def _all_idle(scene: Scene, pods: Iterable[PodSeen], idle_for: float) -> bool:
 def _without(scene: Scene, whom: Whom, pods: Sequence[PodSeen], found: _Sorted, metric: Metric) -> Refusal:
     if not pods:
         return not_found(
-            f"no running pod is of {whom.text}: check the name, the labels and the namespace; a workload at zero has "
-            "no GPU to be seen, so that a second trigger has to wake it"
+            f"{whom.text}: no running pod: check the name, the labels and the namespace; a workload at zero has no "
+            "GPU to be seen, so that a second trigger has to wake it"
         )
     if found.dark:
         where = some_of(f"{pod.name} on {pod.node or 'no node'}{_age(scene, pod.node)}" for pod in found.dark)

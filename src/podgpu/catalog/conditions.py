@@ -16,7 +16,6 @@ from podgpu.catalog.fields import UNKNOWN_XID, table_rows, xid_text
 LOST, UNREADABLE, XID, NVLINK = "lost", "unreadable", "xid", "nvlink"
 THERMAL, POWER_BRAKE = "thermal", "power_brake"
 DRIVER_AWAY, NODE_GONE = "driver_away", "node_gone"
-XID_FIELD = 230
 FIELD_CONDITIONS: Mapping[int, str] = {395: "row_remap_failure", 396: "row_remap_pending", 311: "ecc"}
 """DCGM field -> the condition that there is while it is above 0."""
 _MOST_XIDS = 6
@@ -55,7 +54,7 @@ def order_of(condition: str) -> int:
 
 @lru_cache(maxsize=1024)
 def words_for(condition: str, detail: str = "") -> tuple[str, str]:
-    """What is wrong and what to do. `detail` may come from anybody's page: what it cannot mean is left out."""
+    """What is wrong and what to do. `detail` may come from anybody's exposition: what it cannot mean is left out."""
     spec = conditions()[condition]
     if condition == XID:
         return spec.says.format(detail=_xids_in_words(detail)), _xid_action(detail)

@@ -355,3 +355,9 @@ CLOCK_EVENTS: dict[int, str] = {
     0x100: "display_clocks",
 }
 """Bit of DCGM_FI_DEV_CLOCKS_EVENT_REASONS -> dcgm-exporter's name for it."""
+CLOCK_EVENTS_FIELD = 112
+"""DCGM's number for it."""
+
+
+def clock_events_in_words(mask: int) -> str:
+    return ", ".join(event for bit, event in CLOCK_EVENTS.items() if mask & bit) or "nothing"

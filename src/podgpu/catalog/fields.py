@@ -1,7 +1,7 @@
 """This module says what DCGM's numbers mean: every field once, its names, type, unit, level and how NVML gives it.
 
 The tables are CSV files beside this: fields.csv, xids.csv for the texts of XID errors, health_codes.csv for what DCGM's
-health checks find.
+health checks find, details.csv for what a GPU's own view shows.
 
 The `nvml` column is a small language, parsed here and carried out in `telemetry/nvml/plan.py`:
 
@@ -16,17 +16,17 @@ The `nvml` column is a small language, parsed here and carried out in `telemetry
 from __future__ import annotations
 
 import csv
-import difflib
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 
 ALL_SCOPES = 0xFFFFFFFF
 INSTANCE_LEVELS = frozenset({"GPU_I", "GPU_CI"})
 DEVICE_LEVELS = INSTANCE_LEVELS | {"GPU", "GLOBAL"}
 UNKNOWN_XID = "unknown error"
+XID_FIELD = 230
+"""The number of the newest XID."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,10 +129,15 @@ def fields() -> Mapping[int, Field]:
     return {int(row["id"]): _field(row) for row in table_rows("fields.csv")}
 
 
+def table_text(*names: str) -> str:
+    """Of a file beside this one: `importlib.resources` would bring zipfile and more with it, half a MiB."""
+    folder, _, _ = __file__.rpartition("/")
+    with open("/".join((folder, *names)), encoding="utf-8") as file:
+        return file.read()
+
+
 def table_rows(table: str) -> Iterator[dict[str, str]]:
-    """Of a CSV file beside this one."""
-    text = files("podgpu.catalog").joinpath(table).read_text(encoding="utf-8")
-    return iter(csv.DictReader(text.splitlines()))
+    return iter(csv.DictReader(table_text(table).splitlines()))
 
 
 def _field(row: Mapping[str, str]) -> Field:
@@ -180,6 +185,8 @@ def _by_folded_name() -> Mapping[str, str]:
 
 def nearest_names(name: str, n: int = 1) -> list[str]:
     """Real names close to a mistyped one, upper and lower case taken as the same."""
+    import difflib  # not needed until there is something to say
+
     close = difflib.get_close_matches(name.casefold(), _by_folded_name(), n, 0.6)
     return [_by_folded_name()[folded] for folded in close]
 
@@ -215,3 +222,13 @@ def _xid_texts() -> Mapping[int, str]:
 def _health_codes() -> Mapping[int, HealthCode]:
     rows = table_rows("health_codes.csv")
     return {int(row["number"]): HealthCode(row["name"], row["severity"], row["category"]) for row in rows}
+
+
+@cache
+def detail_helps() -> Mapping[int, str]:
+    """What a GPU's own view shows beside the counters: field id -> what it is, in the order in which they are shown."""
+    return {int(row["id"]): row["help"] for row in table_rows("details.csv")}
+
+
+def detail_fields() -> tuple[Field, ...]:
+    return tuple(fields()[number] for number in detail_helps())

@@ -61,7 +61,12 @@ VIEW_OPTIONS: tuple[Option, ...] = (
         "A node without news for this long is marked old and left out of averages. Default: 3 intervals.",
         "duration",
     ),
-    _option("drop-after", "5m", "A node without news for this long is dropped.", "duration"),
+    _option(
+        "drop-after",
+        "5m",
+        "A node without news for this long is dropped, unless its exporter is still listed.",
+        "duration",
+    ),
     _option(
         "used-means",
         "busy",

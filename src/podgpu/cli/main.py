@@ -54,7 +54,7 @@ class _Commands(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if not args[0].startswith("-") and args[0] not in COMMANDS:
-            from podgpu.cli.suggestions import no_such
+            from podgpu.cli.params import no_such
 
             raise click.UsageError(no_such("command", args[0], COMMANDS), ctx)
         return super().resolve_command(ctx, args)
@@ -99,7 +99,7 @@ def run(arguments: list[str]) -> int:
 
 def _complaint(error: click.UsageError, arguments: Sequence[str]) -> str:
     """click's own text names the variable even when the flag was at fault, and knows nothing of Go's `-collectors`."""
-    from podgpu.cli.suggestions import no_such, one_dash_typo  # nobody pays for it who types well
+    from podgpu.cli.params import no_such, one_dash_typo  # nobody pays for it who types well
 
     long_names = _long_names(error.ctx)
     mistyped = next((a for a in arguments if one_dash_typo(a, long_names)), None)

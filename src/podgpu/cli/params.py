@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from difflib import SequenceMatcher, get_close_matches
 from typing import Any
 
 import click
@@ -125,7 +126,7 @@ class _Choice(click.ParamType):  # type: ignore[type-arg]
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         if value not in self.words:
-            from podgpu.cli.suggestions import close_to
+            from podgpu.cli.params import close_to
 
             meant = "".join(f"; did you mean {word}?" for word in close_to(str(value), self.words)[:1])
             self.fail(f"{value!r} is not one of {', '.join(self.words)}{meant}{_from(param, ctx)}", param, ctx)
@@ -244,3 +245,29 @@ def naming_variable(ctx: click.Context, parameter: str) -> Iterator[None]:
         param = next(p for p in ctx.command.params if p.name == parameter)
         where = _from(param, ctx)
         raise UsageError(f"{e}{where}") from e
+
+
+_MOST = 3
+_SHORTEST_WORD = 4
+"""Of letters behind one dash: fewer are short options in a row, or one with its value."""
+_NEARLY = 0.85
+
+
+def no_such(kind: str, name: str, names: Collection[str]) -> str:
+    """`there is no option --colectors; did you mean --collectors?`"""
+    close = close_to(name, names)
+    return f"there is no {kind} {name}" + (f"; did you mean {' or '.join(close)}?" if close else "")
+
+
+def close_to(name: str, names: Collection[str]) -> list[str]:
+    """The nearest first; those that begin with it count as near, however much is missing."""
+    begun = sorted(n for n in names if n.startswith(name) and len(name.strip("-")) >= _SHORTEST_WORD)
+    return list(dict.fromkeys((*get_close_matches(name, names, _MOST), *begun)))[:_MOST]
+
+
+def one_dash_typo(argument: str, long_names: Collection[str]) -> bool:
+    """`-colectors x`: Go's way to write a long option, mistyped. click would take it for `-c olectors`."""
+    match = re.fullmatch(r"-([a-z][a-z-]+)(?:=.*)?", argument, re.DOTALL)
+    if match is None or len(match[1]) < _SHORTEST_WORD or f"--{match[1]}" in long_names:
+        return False
+    return any(SequenceMatcher(None, match[1], name.lstrip("-")).ratio() >= _NEARLY for name in long_names)

@@ -37,8 +37,10 @@ class ForgottenGpus:
                 return settled
             for uuid in [uuid for uuid in self._uuids if state_of(settled.nodes, uuid) == "here"]:
                 del self._uuids[uuid]
-            nodes = tuple(_without(node, self._uuids) for node in settled.nodes)
-        return replace(settled, nodes=nodes)
+            nodes = [(node, _without(node, self._uuids)) for node in settled.nodes]
+        # A node that is gone is told of for the sake of its GPUs.
+        kept = tuple(left for node, left in nodes if left.devices or not (node.gone and node.devices))
+        return replace(settled, nodes=kept)
 
 
 def state_of(nodes: Iterable[NodeView], uuid: str) -> Found:

@@ -18,7 +18,7 @@ from podgpu.cluster.forgotten import Found, state_of
 from podgpu.cluster.publish import Publisher
 from podgpu.cluster.reading import AsksExporters, Backend, ClusterReading, MakeBackend
 from podgpu.errors import SourceError, StartError
-from podgpu.figures.page_state import PageState
+from podgpu.figures.as_json import PageState
 
 LOOK_SECONDS = 1.0
 """So often is shown what a round has found until now: a dead node must not keep the others waiting."""

@@ -91,16 +91,13 @@ def settle(
     wall: float | None = None,
 ) -> Settled:
     """`outcomes`: target -> how it fared. `now` is monotonic, `wall` Unix time."""
-    by_node: dict[str, list[NodeReading]] = {}
-    for reading in readings:
-        if now - reading.read_at <= settings.drop_after:
-            by_node.setdefault(reading.node, []).append(reading)
+    by_node, overdue = _known(readings, now - settings.drop_after)
     chosen, siblings = _choose(by_node, choices, PATIENCE_ROUNDS * settings.interval)
     claims = _Claims(chosen, settings, now)
     nodes = []
     for name, reading in chosen.items():
         devices = claims.left(name, reading)
-        if devices or not reading.devices or name not in claims.same:
+        if devices or not (name in overdue or (reading.devices and name in claims.same)):
             notes = bounded((*_notes(reading, siblings.get(name, ()), outcomes), *claims.notes.get(name, ())))
             age = max(0.0, now - reading.read_at)
             gone = age > settings.stale_after
@@ -120,6 +117,20 @@ def settle(
                 )
             )
     return Settled(tuple(nodes), chosen, siblings, claims.same, frozenset(claims.contested))
+
+
+def _known(readings: Iterable[NodeReading], oldest: float) -> tuple[dict[str, list[NodeReading]], frozenset[str]]:
+    """By node; and the names of those that nobody has heard of since `oldest`. They stay only while somebody still
+    lists their exporter, with GPUs that may be out of order, and nobody else tells of them."""
+    by_node: dict[str, list[NodeReading]] = {}
+    overdue: dict[str, NodeReading] = {}
+    for reading in readings:
+        if reading.read_at >= oldest:
+            by_node.setdefault(reading.node, []).append(reading)
+        elif reading.listed and reading.devices:
+            overdue[reading.node] = min(overdue.get(reading.node, reading), reading, key=_newest_first)
+    overdue = {name: reading for name, reading in overdue.items() if name not in by_node}
+    return by_node | {name: [reading] for name, reading in overdue.items()}, frozenset(overdue)
 
 
 def _of_gone(devices: Iterable[DeviceFigures], since: float | None) -> tuple[DeviceFigures, ...]:
@@ -238,7 +249,7 @@ def _claimed_twice(chosen: Mapping[str, NodeReading]) -> dict[str, set[str]]:
 
 
 def in_order(devices: tuple[DeviceFigures, ...]) -> tuple[DeviceFigures, ...]:
-    """By index, each device once. Most pages have them so."""
+    """By index, each device once. Most expositions have them so."""
     last = -1
     for device in devices:
         if device.index <= last:
@@ -269,7 +280,7 @@ def _notes(
     for told in (reading, *siblings):
         outcome = outcomes.get(told.target)
         if outcome is not None and outcome.error:
-            notes.append(f"{told.target}: {outcome.message or outcome.error}")
+            notes.append(outcome.said)
     if siblings:
         others = few_of(sibling.target for sibling in siblings)
         notes.append(f"read from {reading.target}; also reported by {others}, which is ignored")

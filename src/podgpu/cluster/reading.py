@@ -34,7 +34,7 @@ class NodeReading:
     target: str
     """Whom it was read from: an exporter's URL without secrets, or Prometheus' `instance`."""
     node: str
-    """Its name; an address where the page has no name."""
+    """Its name; an address where the exposition has no name."""
     named: bool = True
     """False: `node` is only the target's address, so one node may be here under several."""
     devices: tuple[DeviceFigures, ...] = ()
@@ -53,6 +53,8 @@ class NodeReading:
     simulated: bool = False
     """Its figures are made up by podgpu's simulated driver."""
     trouble: Trouble = field(default_factory=Trouble)
+    tells_lost: bool = True
+    """Its exporter says itself which GPUs are lost, as podgpu's do; others leave them out."""
 
 
 class Scope(NamedTuple):

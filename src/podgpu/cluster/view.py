@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
 
 from podgpu.clock import WallClock
 from podgpu.cluster.bills import Amounts, BillLedger, Series
@@ -15,6 +16,7 @@ from podgpu.cluster.costs import CostKey, CostLedger
 from podgpu.cluster.counts import Counts, count
 from podgpu.cluster.forgotten import ForgottenGpus
 from podgpu.cluster.idle import IdleHolder, IdleMemory, wasted
+from podgpu.cluster.missing import MissingGpus
 from podgpu.cluster.nodes import MOST_NOTES, Choices, NodeView, Settled, bounded, settle
 from podgpu.cluster.pod_map import MapRow, map_rows
 from podgpu.cluster.reading import ClusterReading, Scope, TargetOutcome
@@ -27,6 +29,9 @@ from podgpu.figures.prices import NO_PRICES, Prices, PriceTags, unpriced_note
 from podgpu.figures.waste import Holding, WasteLedger, WasteStatement, holdings
 from podgpu.model import Who
 
+if TYPE_CHECKING:  # only for those who keep it on disk
+    from podgpu.history.waste_file import EarlierWaste
+
 
 @dataclass(slots=True)
 class Memory:
@@ -38,17 +43,29 @@ class Memory:
     costs: CostLedger = field(default_factory=CostLedger)
     rolling: RollingMemory = field(default_factory=RollingMemory)
     clock: WallClock = field(default_factory=WallClock)
+    missing: MissingGpus = field(default_factory=MissingGpus)
     forgotten: ForgottenGpus = field(default_factory=ForgottenGpus)
     waste: WasteLedger = field(default_factory=WasteLedger)
     wasted: WasteStatement = field(default_factory=WasteStatement)
     counting_since: float | None = None
+    waste_since: float | None = None
+    """Unix time from which on waste was counted, where that was before this podgpu was started."""
 
     def look_at_clock(self, now: float, wall: float) -> None:
         """Moments of the past stay as long ago as they were when the wall clock was set."""
         step = self.clock.step(now, wall)
+        if self.waste_since is not None:
+            self.waste_since += step
         if step:
             self.idle.clock_was_set(step)
+            self.missing.clock_was_set(step)
         self.counting_since = wall if self.counting_since is None else self.counting_since + step
+
+    def restore(self, earlier: EarlierWaste, now: float, wall: float) -> None:
+        """What was counted as waste before podgpu was started anew."""
+        self.look_at_clock(now, wall)
+        self.waste.restore(earlier.statement, earlier.written_at, now, wall)
+        self.waste_since = earlier.statement.counting_since
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +113,45 @@ class ClusterView:
         return any(not node.old for node in self.nodes)
 
 
+class _Basis(NamedTuple):
+    """What every view is made of."""
+
+    settled: Settled
+    outcomes: dict[str, TargetOutcome]
+    used: dict[Scope, Used]
+    idle: Sequence[IdleHolder]
+    unread: tuple[str, ...]
+
+
+def _basis(reading: ClusterReading, memory: Memory, settings: ViewSettings, now: float, wall: float) -> _Basis:
+    memory.look_at_clock(now, wall)
+    outcomes = {outcome.target: outcome for outcome in reading.outcomes}
+    settled = settle(reading.nodes, outcomes, memory.choices, settings, now, wall)
+    settled = memory.forgotten.leave_out(memory.missing.keep(settled, wall))
+    used = used_by_scope(settled.nodes, settled.contested, reading.owners, settings)
+    idle = memory.idle.turn(settled.nodes, reading.idle_for, now, wall)
+    return _Basis(settled, outcomes, used, idle, tuple(_unread(outcomes, settled)))
+
+
+def assemble_use(
+    reading: ClusterReading, memory: Memory, settings: ViewSettings, now: float, wall: float, notes: Sequence[str] = ()
+) -> ClusterView:
+    """Who holds what and what they do on it, alone: neither bills nor waste nor the map's rows, which are kept and
+    counted for the page and the metrics."""
+    basis = _basis(reading, memory, settings, now, wall)
+    return ClusterView(
+        settings=settings,
+        taken_at=wall,
+        nodes=basis.settled.nodes,
+        notes=bounded((*notes, *reading.notes, *basis.unread)),
+        used=basis.used,
+        idle=tuple(basis.idle),
+        owners=reading.owners,
+        outcomes=tuple(basis.outcomes[target] for target in sorted(basis.outcomes)),
+        errors=reading.errors,
+    )
+
+
 def assemble(
     reading: ClusterReading,
     memory: Memory,
@@ -109,23 +165,17 @@ def assemble(
 ) -> ClusterView:
     """`now` is monotonic, `wall` Unix time. `whole_round`: False in the middle of a round, which then is no instant of
     the rolling average. `notes` are put before what is found here."""
-    memory.look_at_clock(now, wall)
-    outcomes = {outcome.target: outcome for outcome in reading.outcomes}
-    settled = settle(reading.nodes, outcomes, memory.choices, settings, now, wall)
-    settled = memory.forgotten.leave_out(settled)
-    used = used_by_scope(settled.nodes, settled.contested, reading.owners, settings)
-    idle = memory.idle.turn(settled.nodes, reading.idle_for, now, wall)
+    settled, outcomes, used, idle, unread = _basis(reading, memory, settings, now, wall)
     too_long = wasted(idle, settings.idle_after, wall)
     memory.costs.charge(memory.bills.turn(settled, now), prices)
     bills = memory.bills.totals()
     memory.costs.keep(bills)
     unpriced = memory.costs.unpriced()
-    unread = tuple(_unread(outcomes, settled))
     alerts = (*alerts_of(map(_state, settled.nodes)), *(Alert("warning", text) for text in unread[:MOST_NOTES]))
     if whole_round:
         found = _holdings(settled, idle, prices, now)
         memory.waste.turn(found, now, settings.stale_after, reading.owners, prices)
-        memory.wasted = memory.waste.statement(now, wall, memory.counting_since)
+        memory.wasted = memory.waste.statement(now, wall, memory.waste_since or memory.counting_since)
     return ClusterView(
         settings=settings,
         taken_at=wall,

@@ -15,7 +15,6 @@ from podgpu.autoscale.metrics import FIELDS_BESIDE
 from podgpu.autoscale.own_ca import BundleKeeper, OwnCa, Served, remove_service
 from podgpu.autoscale.pods import NodeFeed, PodFeed
 from podgpu.autoscale.scene import Store
-from podgpu.autoscale.trust import CONFIG_NAME, CONFIG_NAMESPACE, Trust, parse_trust
 from podgpu.cluster.loop import Cluster
 from podgpu.cluster.publish import Publisher
 from podgpu.cluster.reading import MakeBackend
@@ -30,6 +29,7 @@ from podgpu.kube.watch import Watcher
 from podgpu.serve.api_tls import ApiContexts, pair_of_files, pair_of_own
 from podgpu.serve.autoscale_app import API_OPTION, KEDA_OPTION, ApiPart, Autoscale, KedaPart
 from podgpu.serve.external_scaler import Callers, ExternalScaler
+from podgpu.serve.front_proxy import CONFIG_NAME, CONFIG_NAMESPACE, Trust, parse_trust
 from podgpu.serve.scaler_tls import ScalerFiles, ScalerTls
 from podgpu.serve.sockets import Address, parse_address
 

@@ -16,7 +16,7 @@ from podgpu.errors import SourceError, UsageError
 if TYPE_CHECKING:
     from podgpu.cluster.prom.backend import PrometheusPlace
     from podgpu.cluster.scraping.backend import Targets
-    from podgpu.cluster.scraping.owners_api import ApiOwners
+    from podgpu.cluster.scraping.discover import ApiOwners
     from podgpu.fetch.access import Credentials
     from podgpu.history.asking import History
     from podgpu.kube.access import ApiConfig
@@ -116,7 +116,7 @@ def _owners(options: Mapping[str, Any], at_the_end: ExitStack) -> ApiOwners | No
     asked_anyway = options["discover_kubernetes"] or options["kubeconfig"] or "KUBERNETES_SERVICE_HOST" in os.environ
     if options["owners"] == "none" or (options["owners"] == "auto" and not asked_anyway):
         return None
-    from podgpu.cluster.scraping.owners_api import ApiOwners
+    from podgpu.cluster.scraping.discover import ApiOwners
 
     owners = ApiOwners(api_config(options["kubeconfig"]))
     at_the_end.callback(owners.close)

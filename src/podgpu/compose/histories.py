@@ -11,15 +11,21 @@ from podgpu.history.keeper import Keeper
 from podgpu.history.ring import Told
 
 if TYPE_CHECKING:  # the exporter has no cluster
+    from podgpu.agent.waste_watch import WasteWatch
     from podgpu.clock import Clock
     from podgpu.cluster.loop import Cluster
     from podgpu.cluster.publish import Publisher
     from podgpu.cluster.reading import MakeBackend
 
 
-def node_keeper(agent: Agent, directory: str = "") -> Keeper:
+def node_keeper(agent: Agent, directory: str = "", waste: WasteWatch | None = None) -> Keeper:
     """Raises UsageError."""
-    keeper = Keeper(lambda: told_by_node(agent), agent.clock, directory)
+    beside = None
+    if directory and waste is not None:
+        from podgpu.history.waste_file import WasteFile
+
+        beside = WasteFile(directory, lambda: waste.wasted()[0], waste.restore, agent.clock.wall)
+    keeper = Keeper(lambda: told_by_node(agent), agent.clock, directory, beside)
     agent.notes_beside = keeper.notes
     return keeper
 
@@ -40,7 +46,12 @@ def cluster_with_keeper(
     from podgpu.cluster.loop import Cluster
 
     cluster = Cluster(make_backend, publisher, clock)
-    keeper = Keeper(lambda: told_by_cluster(cluster), cluster.clock, directory)
+    beside = None
+    if directory:
+        from podgpu.history.waste_file import WasteFile
+
+        beside = WasteFile(directory, publisher.waste, publisher.restore_waste, cluster.clock.wall)
+    keeper = Keeper(lambda: told_by_cluster(cluster), cluster.clock, directory, beside)
     publisher.notes_beside = keeper.notes
     return cluster, keeper
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 from dataclasses import dataclass
+from hashlib import blake2b
 
 from podgpu.exposition.text import to_openmetrics
 
@@ -51,3 +52,8 @@ class Exposition:
 
 
 NO_METRICS = Exposition.of(b"")
+
+
+def etag_of(plain: bytes) -> str:
+    """Weak, because it stands for both encodings."""
+    return f'W/"{blake2b(plain, digest_size=12).hexdigest()}"'

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from podgpu.catalog.mig import slices_of_gpu
+from podgpu.exposition.body import Body, etag_of
 from podgpu.figures.device import Alert, Condition, DeviceFigures, HolderFigures, Owner
 from podgpu.figures.parts import physical_gpus
 from podgpu.figures.picture import NamespacePicture, NodePicture, Picture
@@ -201,3 +202,19 @@ def _rounded(value: float | None, digits: int = 4) -> float | None:
 
 def _known(**members: Any) -> JSON:
     return {name: value for name, value in members.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class PageState:
+    """All a request for the page's figures needs. Immutable; replaced as a whole."""
+
+    picture: Picture
+    view: Body
+    """`/api/v1/view`."""
+    etag: str
+    """Weak, because it stands for both encodings."""
+
+    @classmethod
+    def of(cls, picture: Picture) -> PageState:
+        plain = encode_picture(picture)
+        return cls(picture, Body.of(plain), etag_of(plain))

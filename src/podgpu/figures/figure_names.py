@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from podgpu.catalog.conditions import FIELD_CONDITIONS, XID_FIELD
-from podgpu.catalog.fields import fields
+from podgpu.catalog.conditions import FIELD_CONDITIONS
+from podgpu.catalog.fields import XID_FIELD, fields
 from podgpu.catalog.names import Meaning, doubtful_names, meaning, names_meant_as_in_4_6, names_of
 from podgpu.exposition.parse import ParsedSample
 from podgpu.figures.device import FIELDS
@@ -48,8 +48,8 @@ def _figure_name(name: str, number: int) -> FigureName:
     return FigureName(number, fields()[number].per_instance, known if known and known.factor != 1.0 else None)
 
 
-def names_on_page(samples: Sequence[ParsedSample], measured: str, beside: tuple[int, ...]) -> dict[str, FigureName]:
-    """As the names are meant on this page."""
+def names_printed(samples: Sequence[ParsedSample], measured: str, beside: tuple[int, ...]) -> dict[str, FigureName]:
+    """As the names are meant in this exposition."""
     names = field_names(measured, beside)
     doubtful = doubtful_names()
     old = names_meant_as_in_4_6([(s.name, s.value) for s in samples if s.name in doubtful])

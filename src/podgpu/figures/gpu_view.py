@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from podgpu.catalog.conditions import xid_class
-from podgpu.catalog.details import CLOCK_EVENTS_FIELD, clock_events_in_words, detail_helps
-from podgpu.catalog.fields import fields, xid_text
+from podgpu.catalog.families import CLOCK_EVENTS_FIELD, clock_events_in_words
+from podgpu.catalog.fields import detail_helps, fields, xid_text
 from podgpu.errors import SourceError
 from podgpu.figures.as_json import node_json
 from podgpu.figures.picture import NodePicture, Picture

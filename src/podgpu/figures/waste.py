@@ -7,7 +7,7 @@ Time counts from one reading to the next, for a holder that was there in both: w
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import lru_cache
 from typing import NamedTuple
@@ -249,6 +249,27 @@ class WasteLedger:
     def statement(self, now: float, wall: float, counting_since: float | None) -> WasteStatement:
         pods = tuple([_stated(pod, account, wall - now) for pod, account in self._accounts.items()])
         return WasteStatement(counting_since, self._prices.currency, pods, dict(self._left))
+
+    def restore(self, earlier: WasteStatement, there_until: float, now: float, wall: float) -> None:
+        """Goes on from what was counted before podgpu was started anew. `there_until`: Unix time until which those who
+        had not ended were seen; who is there again goes on. Times between are in no sum."""
+        if self._prices is NO_PRICES:
+            self._prices = replace(NO_PRICES, currency=earlier.currency)
+        same_money = self._prices.currency == earlier.currency
+
+        def known(amounts: Amounts) -> Amounts:
+            return amounts if same_money else amounts._replace(wasted=None)
+
+        for of in earlier.pods:
+            account = self._accounts.get(of.pod)
+            if account is None:
+                ended_at = there_until if of.ended_at is None else of.ended_at
+                account = self._accounts[of.pod] = _Account(of.owner, ended=now - max(0.0, wall - ended_at))
+            account.owner = account.owner or of.owner
+            account.allocated, account.idle, account.wasted = account.amounts.plus(known(of.amounts))
+        for left, amounts in earlier.left.items():
+            self._left[left] = self._left.pop(left, NOTHING).plus(known(amounts))
+        self._forget(now)
 
     def __len__(self) -> int:
         return len(self._accounts) + len(self._left) + len(self._seen)

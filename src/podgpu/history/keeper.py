@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from podgpu.atomic_file import OutputError
 from podgpu.clock import Clock, Faults, WallClock
@@ -32,6 +32,16 @@ _SAY_SECONDS = 3600.0
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 Read = Callable[[], Iterable[Told]]
+
+
+class KeptBeside(Protocol):
+    """Something else that is kept in the directory."""
+
+    def load(self) -> Sequence[str]:
+        """Reads it, once; what to say of it. Raises OutputError: to be tried again."""
+
+    def save(self) -> None:
+        """Raises OutputError."""
 
 
 class RingClock:
@@ -57,8 +67,11 @@ class RingClock:
 class Keeper:
     """Runs beside what it takes samples of; a part of what is served."""
 
-    def __init__(self, read: Read, clock: Clock | None = None, directory: str = "") -> None:
-        """`read` is asked for what is known now. Raises UsageError for a directory that can be none."""
+    def __init__(
+        self, read: Read, clock: Clock | None = None, directory: str = "", beside: KeptBeside | None = None
+    ) -> None:
+        """`read` is asked for what is known now; `beside` is kept in the same directory. Raises UsageError for a
+        directory that can be none."""
         self._read = read
         self.clock = RingClock(clock or Clock())
         self.clock.ahead()
@@ -67,6 +80,9 @@ class Keeper:
         self._journal = _journal(directory, self.ring) if directory else None
         self._faults: Faults[str] = Faults((clock or Clock()).monotonic, _SAY_SECONDS)
         self._words = ""
+        self._beside = beside if directory else None
+        self._beside_loaded = False
+        self._beside_saved_at = float("-inf")
         self._loaded = self._journal is None
         self._retry_at, self._wait = float("-inf"), _AGAIN_SECONDS
         self._tidied_at = self._saved_at = float("-inf")
@@ -90,13 +106,20 @@ class Keeper:
             return
         try:
             if not self._loaded:
-                for words in self._journal.load(now, ahead):
-                    _log.warning("history: %s", words)
+                notes = self._journal.load(now, ahead)
                 self._loaded = True
+                _warn(notes)
+            if self._beside is not None and not self._beside_loaded:
+                of_beside = self._beside.load()
+                self._beside_loaded = True
+                _warn(of_beside)
             if now - self._tidied_at >= _TIDY_SECONDS:
                 self._journal.tidy(now, ahead)  # before anything is written: on a full disk it makes room
                 self._tidied_at = now
             self._journal.save(now, ahead)
+            if self._beside is not None and now - self._beside_saved_at >= _TIDY_SECONDS:
+                self._beside.save()
+                self._beside_saved_at = now
         except OutputError as error:
             self._retry_at = now + self._wait
             self._wait = min(2 * self._wait, _LONGEST_AGAIN)
@@ -163,8 +186,14 @@ class Keeper:
         for thread in self._threads:
             thread.join(_STOP_SECONDS)
         if self._journal is not None and not any(thread.is_alive() for thread in self._threads):
+            self._beside_saved_at = float("-inf")
             self._guarded(self.write)
             self._journal.close()
+
+
+def _warn(sentences: Iterable[str]) -> None:
+    for words in sentences:
+        _log.warning("history: %s", words)
 
 
 def _journal(directory: str, ring: Ring) -> Journal:

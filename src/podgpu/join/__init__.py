@@ -2,8 +2,7 @@
 
 from podgpu.join.dcgm import dcgm_families
 from podgpu.join.gpu_manager import gpu_manager_families
-from podgpu.join.health import health_families
-from podgpu.join.own import device_families, self_families
+from podgpu.join.own import device_families, health_families, self_families
 from podgpu.join.policy import Policy
 from podgpu.join.usage import usage_families
 from podgpu.model import Family, Snapshot

@@ -20,11 +20,11 @@ from podgpu.catalog.families import (
     OLD_POD_LABELS,
     POD_LABELS,
 )
-from podgpu.catalog.fields import xid_text
+from podgpu.catalog.fields import XID_FIELD, xid_text
 from podgpu.join.policy import Policy
-from podgpu.join.virtual import KEPT_FOR_DEVICE, own_values
 from podgpu.model import (
     Assignment,
+    ContainerUsage,
     Detail,
     Device,
     Family,
@@ -38,8 +38,14 @@ from podgpu.model import (
     XidTally,
 )
 
+GPU_UTIL, FB_USED, POWER_USAGE, TOTAL_ENERGY = 203, 252, 155, 156
+GPU_UTIL_RATIO, FB_USED_BYTES, ENERGY_JOULES = 1613, 1627, 1611
+ATTRIBUTED = frozenset({GPU_UTIL, FB_USED, POWER_USAGE, TOTAL_ENERGY, GPU_UTIL_RATIO, FB_USED_BYTES, ENERGY_JOULES})
+KEPT_FOR_DEVICE = frozenset({GPU_UTIL, FB_USED, GPU_UTIL_RATIO, FB_USED_BYTES})
+"""The device's own series stays beside the holders' for these two, as in dcgm-exporter, under either name."""
+_MIB = 1024 * 1024
+_MJ = 1000
 Pairs = tuple[tuple[str, str], ...]
-XID_FIELD = 230
 XID_COUNT_FIELD, XID_TOTAL_FIELD = 9001, 9005
 CLOCK_EVENTS_COUNT_FIELD, CLOCK_EVENTS_TOTAL_FIELD = 9002, 9006
 _DETAILED = frozenset({9003, 9004})
@@ -304,3 +310,28 @@ def _with_attributes(labels: Labels, *more: tuple[str, str]) -> Labels:
     """dcgm-exporter sorts err_code, window_size_in_ms and the like among the pod labels."""
     cut = next((i for i, (name, _) in enumerate(labels.pairs) if name in HOLDER_LABELS), len(labels.pairs))
     return Labels((*labels.pairs[:cut], *sorted((*labels.pairs[cut:], *more))))
+
+
+# One series per holder of a shared device
+
+
+def own_values(device: Mapping[int, Value], usage: ContainerUsage | None) -> dict[int, Value]:
+    """The device's values as one holder sees them, with `--kubernetes-virtual-gpus`. dcgm-exporter copies the device's
+    figures to every holder; here they are what the holder itself used, and absent where that is not known."""
+    values = {field: value for field, value in device.items() if field not in ATTRIBUTED}
+    own = {} if usage is None else _attributed(device, usage)
+    return values | {field: value for field, value in own.items() if field in device and value is not None}
+
+
+def _attributed(device: Mapping[int, Value], usage: ContainerUsage) -> dict[int, Value | None]:
+    power = device.get(POWER_USAGE)
+    watts = power * usage.power_part if usage.power_part is not None and isinstance(power, float) else None
+    return {
+        GPU_UTIL: None if usage.utilization is None else round(100 * usage.utilization),
+        FB_USED: None if usage.memory is None else usage.memory // _MIB,
+        POWER_USAGE: watts,
+        TOTAL_ENERGY: usage.energy_mj,
+        GPU_UTIL_RATIO: None if usage.utilization is None else round(usage.utilization, 2),
+        FB_USED_BYTES: usage.memory,
+        ENERGY_JOULES: None if usage.energy_mj is None else usage.energy_mj // _MJ,
+    }

@@ -1,4 +1,5 @@
-"""podgpu's own families from a snapshot: what dcgm-exporter's names cannot say, and the exporter on itself."""
+"""This module makes podgpu's own families of a snapshot: what dcgm-exporter's names cannot say, what is wrong with the
+GPUs, and the exporter on itself."""
 
 from __future__ import annotations
 
@@ -9,14 +10,15 @@ from functools import lru_cache
 from podgpu import __version__
 from podgpu.catalog import families as f
 from podgpu.catalog.fields import fields
+from podgpu.join.dcgm import Pairs, model_name
+from podgpu.join.policy import Policy
 from podgpu.model import NO_LABELS, Device, Family, Labels, Sample, Snapshot, Workload, physical
 
 _NS = 1_000_000_000
-Host = tuple[tuple[str, str], ...]
 """The host label as a pair, or nothing with --no-hostname."""
 
 
-def device_families(snapshot: Snapshot, host: Host) -> list[Family]:
+def device_families(snapshot: Snapshot, host: Pairs) -> list[Family]:
     allocations = _allocations(snapshot)
     return [
         f.DEVICE_COUNT.of(_device_counts(snapshot, host)),
@@ -44,7 +46,7 @@ def self_families(snapshot: Snapshot) -> list[Family]:
 
 
 @lru_cache(maxsize=1024)
-def _device(device: Device, host: Host, *more: tuple[str, str]) -> Labels:
+def _device(device: Device, host: Pairs, *more: tuple[str, str]) -> Labels:
     """No model name and no label-type fields: a driver upgrade must not fork a counter."""
     pairs = [
         ("gpu", index_text(device)),
@@ -72,13 +74,13 @@ def _build_labels() -> Labels:
     return Labels([("version", __version__), ("python_version", "{}.{}.{}".format(*sys.version_info))])
 
 
-def _device_counts(snapshot: Snapshot, host: Host) -> list[Sample]:
+def _device_counts(snapshot: Snapshot, host: Pairs) -> list[Sample]:
     count = snapshot.device_count
     states = (("expected", count.expected), ("visible", count.visible), ("lost", count.lost))
     return [Sample(Labels([("state", s), *host]), n) for s, n in states if n is not None]
 
 
-def _throttled(snapshot: Snapshot, host: Host) -> list[Sample]:
+def _throttled(snapshot: Snapshot, host: Pairs) -> list[Sample]:
     samples = []
     for reading in snapshot.readings:
         for field_id, reason in f.THROTTLE_REASONS.items():
@@ -89,7 +91,7 @@ def _throttled(snapshot: Snapshot, host: Host) -> list[Sample]:
     return samples
 
 
-def _device_xids(snapshot: Snapshot, host: Host) -> list[Sample]:
+def _device_xids(snapshot: Snapshot, host: Pairs) -> list[Sample]:
     """From 0 for every GPU: a counter born at 1 hides its first event from increase()."""
     totals: Tally[str] = Tally()
     for tally in snapshot.xids:
@@ -97,7 +99,7 @@ def _device_xids(snapshot: Snapshot, host: Host) -> list[Sample]:
     return [Sample(_device(d, host), totals[d.uuid]) for d in snapshot.devices if not d.is_instance]
 
 
-def _xids(snapshot: Snapshot, host: Host, *, last_seen: bool) -> list[Sample]:
+def _xids(snapshot: Snapshot, host: Pairs, *, last_seen: bool) -> list[Sample]:
     known = {d.key: d for d in snapshot.devices}
     return [
         Sample(
@@ -158,3 +160,35 @@ def _unsupported_labels(device: Device, field_id: int) -> Labels:
     instance = [] if device.gi_id is None else [("GPU_I_ID", str(device.gi_id))]
     name = fields()[field_id].name
     return Labels([("gpu", str(device.index)), ("UUID", device.uuid), *instance, ("field", name)])
+
+
+def health_families(snapshot: Snapshot, policy: Policy) -> list[Family]:
+    health: list[Sample] = []
+    since: list[Sample] = []
+    last: list[Sample] = []
+    host, blanks = policy.host, policy.replace_blanks_in_model_name
+    for of in snapshot.health:
+        device = of.device
+        for finding in of.findings:
+            condition = ("condition", finding.condition)
+            health.append(Sample(_labels(device, host, blanks, condition), 1))
+            detail = (("detail", finding.detail),) if finding.detail else ()
+            since.append(Sample(_labels(device, host, blanks, condition, *detail), round(finding.since, 3)))
+        health += (Sample(_labels(device, host, blanks, ("condition", name)), 0) for name in of.fine)
+        last += (Sample(Labels([*_names(device, blanks), *named(holder)]), 1) for holder in of.last_holders)
+    return [f.DEVICE_HEALTH.of(health), f.CONDITION_SINCE.of(since), f.LAST_HOLDER.of(last)]
+
+
+@lru_cache(maxsize=1024)
+def _labels(device: Device, host: Pairs, replace_blanks: bool, *more: tuple[str, str]) -> Labels:
+    number, uuid, name, model = _names(device, replace_blanks)
+    return Labels([number, uuid, ("pci_bus_id", device.pci_bus_id), name, model, *host, *more])
+
+
+def _names(device: Device, replace_blanks: bool) -> Pairs:
+    return (
+        ("gpu", index_text(device)),
+        ("UUID", device.uuid),
+        ("device", device.name),
+        ("modelName", model_name(device.model, replace_blanks)),
+    )

@@ -20,7 +20,7 @@ class Policy:
     pod_uid: bool = False
     """Put pod_uid beside the pod labels, where the uid is known."""
     virtual_gpus: bool = False
-    """One series per holder of a shared device (see `virtual.py`)."""
+    """One series per holder of a shared device (see `own_values`)."""
     copy_parent_values: bool = False
     """Repeat the GPU's own figures on each of its MIG instances, as dcgm-exporter does."""
     gpu_manager: bool = False

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-_REFUSALS = frozenset({"forbidden", "unauthorized", "not_found", "no_token", "bad_kubeconfig"})
+REFUSALS = frozenset({"forbidden", "unauthorized", "not_found", "no_token", "bad_kubeconfig"})
 """Reasons that stand until a person changes something: asking every few seconds helps nobody."""
 
 
@@ -65,7 +65,7 @@ class Backoff:
         return max(wait, at_least, 0.0)
 
     def _grown(self, reason: str) -> float:
-        if reason in _REFUSALS:
+        if reason in REFUSALS:
             self._refused_turns += 1
             return self._doubled(self._refused_turns, self._pace.longest_refused)
         self._refused_turns = 0

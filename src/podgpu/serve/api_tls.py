@@ -11,12 +11,12 @@ import ssl
 from collections.abc import Callable
 from typing import NamedTuple
 
-from podgpu.autoscale.trust import Trust
 from podgpu.autoscale.x509 import Issued
 from podgpu.errors import SourceError, UsageError
 from podgpu.http.aside import Aside, Latest
 from podgpu.http.tls import KeptContext, Pem, load_pair
 from podgpu.serve.connections import MakeContext
+from podgpu.serve.front_proxy import Trust
 from podgpu.serve.web_config import Complaint
 
 

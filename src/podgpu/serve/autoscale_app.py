@@ -16,9 +16,7 @@ from aiohttp import web
 from podgpu import __version__
 from podgpu.autoscale.own_ca import BundleKeeper
 from podgpu.autoscale.refusal import Refusal
-from podgpu.autoscale.reviews import Reviews
 from podgpu.autoscale.scene import Store
-from podgpu.autoscale.trust import Trust
 from podgpu.catalog import autoscale_families as f
 from podgpu.cluster.loop import Cluster
 from podgpu.exposition.body import Exposition
@@ -29,8 +27,10 @@ from podgpu.serve.answers import exposition, probe
 from podgpu.serve.app import PROBE_OPTION, Listener, make_application
 from podgpu.serve.connections import MakeContext
 from podgpu.serve.external_scaler import ExternalScaler, start_scaler, stop_scaler
+from podgpu.serve.front_proxy import Trust
 from podgpu.serve.gate import ApiGate
 from podgpu.serve.metrics_api import MetricsApi
+from podgpu.serve.reviews import Reviews
 from podgpu.serve.sockets import Address
 
 KEDA_OPTION = "--keda-address"

@@ -12,10 +12,10 @@ from typing import Any
 from aiohttp import web
 
 from podgpu.autoscale.api_paths import Attributes
-from podgpu.autoscale.reviews import LONGEST_TOKEN, Overloaded, Reviews
-from podgpu.autoscale.trust import MASTERS, Caller, NotTrusted, Shown, Trust, identify, with_authenticated
 from podgpu.errors import SourceError
+from podgpu.serve.front_proxy import MASTERS, Caller, NotTrusted, Shown, Trust, identify, with_authenticated
 from podgpu.serve.metrics_api import Rejection
+from podgpu.serve.reviews import LONGEST_TOKEN, Overloaded, Reviews
 
 _NOBODY = Rejection(
     401, "Unauthorized", "podgpu does not know who asks: ask through the API server, or with a token of it"

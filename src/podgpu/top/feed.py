@@ -1,4 +1,5 @@
-"""Reads a source again and again in the background, and keeps the last good table beside the last error."""
+"""This module reads in the background, so that the screen never waits: `Feed` a source, again and again, keeping the
+last good table beside the last error; `DetailsFeed` all a server knows of the GPU somebody looks at."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from podgpu.figures.device import View
 from podgpu.figures.totals import Totals
 from podgpu.isolate import Isolation
 from podgpu.top.api import PodgpuApi
-from podgpu.top.api_answers import ServerHistory
+from podgpu.top.api_answers import GpuFacts, ServerHistory
+from podgpu.top.details import More
 from podgpu.top.history import History
 from podgpu.top.lines import Line, flatten, lines_of
 from podgpu.top.summary import totals_of_view
@@ -23,6 +25,8 @@ from podgpu.top.trails import POINTS, Trails
 
 WARM_UP_SECONDS = 1.0
 """Rates need two readings: the second comes this soon, whatever the interval."""
+REFRESH_SECONDS = 5.0
+"""Of the GPU somebody looks at."""
 _REMEMBER_AGAIN_SECONDS = 300.0
 """Devices come, and top may have been stopped for a while."""
 _REMEMBER_SOON_SECONDS = 30.0
@@ -167,3 +171,48 @@ class Feed:
         self._stopped.set()
         self._source.close()
         self._isolation.close()
+
+
+class AsksGpu(Protocol):
+    def gpu(self, uuid: str) -> GpuFacts:
+        """Raises SourceError; bounded in time."""
+
+
+class DetailsFeed:
+    """One question at a time, about the GPU that was looked at last. What an earlier one had is forgotten."""
+
+    def __init__(self, notify: Callable[[], object], clock: Callable[[], float] = time.monotonic) -> None:
+        """`notify` is called from a thread when there is an answer."""
+        self._notify = notify
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._uuid = ""
+        self._more = More()
+        self._asked_at = float("-inf")
+        self._asking = False
+
+    def look_at(self, uuid: str, api: AsksGpu | None) -> More | None:
+        """What is known by now; asks anew where that is nothing, or old. None: nobody can be asked."""
+        if api is None:
+            return None
+        with self._lock:
+            if uuid != self._uuid:
+                self._uuid, self._more, self._asked_at = uuid, More(), float("-inf")
+            if not self._asking and self._clock() >= self._asked_at + REFRESH_SECONDS:
+                self._asking, self._asked_at = True, self._clock()
+                threading.Thread(target=self._ask, args=(uuid, api), name="top-details", daemon=True).start()
+            return self._more
+
+    def _ask(self, uuid: str, api: AsksGpu) -> None:
+        more = More(error="the question could not be asked")
+        try:
+            more = More(api.gpu(uuid))
+        except SourceError as error:
+            knows_no_more = error.reason == "http_404"
+            more = More(GpuFacts()) if knows_no_more else More(error=str(error))
+        finally:
+            with self._lock:
+                self._asking = False
+                if uuid == self._uuid:  # what was known stays, with the reason why there is nothing newer
+                    self._more = more if more.facts else replace(more, facts=self._more.facts)
+            self._notify()

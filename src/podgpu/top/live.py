@@ -10,8 +10,7 @@ from typing import Literal, TextIO
 from podgpu.errors import StartError
 from podgpu.top.cells import Glyphs
 from podgpu.top.controls import Controls
-from podgpu.top.details_feed import DetailsFeed
-from podgpu.top.feed import Feed, Seen
+from podgpu.top.feed import DetailsFeed, Feed, Seen
 from podgpu.top.frame import Frame, Screenful, frame_of, live_table
 from podgpu.top.lines import Line
 from podgpu.top.screen import Screen

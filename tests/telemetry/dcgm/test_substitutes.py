@@ -8,7 +8,7 @@ import pytest
 
 from podgpu.catalog.fields import fields
 from podgpu.catalog.names import successors
-from podgpu.telemetry.dcgm.substitutes import asked_of
+from podgpu.telemetry.dcgm.values import asked_of
 from tests.telemetry.dcgm.double import FB_USED, GPU, UTIL, Bench, of_gpu
 
 UTIL_RATIO, FB_BYTES, CLOCK, CLOCK_HERTZ, ENERGY, JOULES = 1613, 1627, 100, 1603, 156, 1611

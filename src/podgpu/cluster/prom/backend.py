@@ -125,17 +125,17 @@ class PrometheusBackend:
         nodes = nodes_of(samples, times, targets, of if slim is None else replace(of, totals=slim.totals))
         if slim is None and not round_.failures:
             self._whole.take(*asked, oldest, of.at, nodes)
-        await self._take_nodes(round_, of, nodes)
+        await self._take_nodes(round_, of, nodes, targets)
         rolling = await self._rolling(round_, targets, samples)
         self._reading = replace(self._reading, rolling=rolling, notes=self._notes(round_))
 
-    async def _take_nodes(self, round_: _Asking, of: Round, nodes: Sequence[NodeReading]) -> None:
+    async def _take_nodes(self, round_: _Asking, of: Round, nodes: Sequence[NodeReading], targets: Targets) -> None:
         await self._ask_owners(round_, nodes)
         self._idle.watch(nodes)
         self.asked_at, self._succeeded_at = of.at, of.at_monotonic
         self._reading = replace(
             self._reading,
-            nodes=(*nodes, *self._lost(nodes)),
+            nodes=(*nodes, *self._lost(nodes, targets)),
             owners=self._owners.known(self._owners_of),
             idle_for=self._idle.idle_for(of.at),
         )
@@ -257,8 +257,9 @@ class PrometheusBackend:
 
     # What becomes of it
 
-    def _lost(self, nodes: Sequence[NodeReading]) -> list[NodeReading]:
-        """Nodes of earlier rounds that are in none of the answers, as they last were.
+    def _lost(self, nodes: Sequence[NodeReading], targets: Targets) -> list[NodeReading]:
+        """Nodes of earlier rounds that are in none of the answers, as they last were: for a while, or for as long as
+        the server still has their exporter among its targets.
 
         One whose GPUs are all told of elsewhere now is not lost: it had another name, as while the server had taken in
         only a part of its first page.
@@ -266,11 +267,12 @@ class PrometheusBackend:
         names = {node.node for node in nodes}
         here = {device.uuid for node in nodes for device in node.devices}
         oldest = self._clock() - self._settings.drop_after
+        scraped = {instance for _, instance in targets.own_pods}
         return [
-            replace(node, notes=(_LOST,))
+            replace(node, notes=(_LOST,), listed=True if node.read_at < oldest else node.listed)
             for node in self._reading.nodes
             if node.node not in names
-            and node.read_at >= oldest
+            and (node.read_at >= oldest or node.target in scraped)
             and any(device.uuid not in here for device in node.devices)
         ]
 

@@ -117,7 +117,7 @@ def _read_target(
                 told_at = value
     readings = []
     for node in pages.keys() | counters.keys():
-        view = figures_of(pages.get(node, ()), measured, beside=of.beside).view
+        view, _, is_podgpu = figures_of(pages.get(node, ()), measured, beside=of.beside)
         readings.append(
             NodeReading(
                 target=target.instance or node,
@@ -132,6 +132,7 @@ def _read_target(
                 notes=view.notes,
                 trouble=view.trouble,
                 simulated=view.simulated,
+                tells_lost=is_podgpu,
             )
         )
     return readings

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from podgpu.catalog import families as f
-from podgpu.catalog.conditions import FIELD_CONDITIONS, XID_FIELD
+from podgpu.catalog.conditions import FIELD_CONDITIONS
 from podgpu.catalog.families import EXPORTED, JOB_LABEL, NAMELESS_LABELS, OLD_POD_LABELS, POD_LABELS, FamilySpec
-from podgpu.catalog.fields import Field
+from podgpu.catalog.fields import XID_FIELD, Field
 from podgpu.catalog.names import names_of
 from podgpu.cluster.prom import promql
 from podgpu.cluster.prom.promql import Matcher, is_

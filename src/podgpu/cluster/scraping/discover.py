@@ -1,15 +1,17 @@
-"""Exporters found by the API server: the endpoints of the Services that a selector chooses, ready or not.
+"""This module asks the API server who is out there: exporters by the endpoints of the Services that a selector chooses,
+ready or not, and what made each pod.
 
-One that is not ready is the one somebody looks for: it is asked on until it is gone from the slices.
+An exporter that is not ready is the one somebody looks for: it is asked on until it is gone from the slices.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from podgpu.errors import UsageError
+from podgpu.figures.device import Owner
 from podgpu.kube.access import ApiConfig
 from podgpu.kube.endpoint_slices import (
     ANY_PORT,
@@ -19,8 +21,11 @@ from podgpu.kube.endpoint_slices import (
     parse_endpoint_slice,
     slices_path,
 )
+from podgpu.kube.pods import PODS_PATH, PodOwner, parse_owner
 from podgpu.kube.watch import Pace, Watcher
 
+_PODS_AT_A_TIME = 500
+"""As kubectl has it: some 500 KB of metadata."""
 _NAMESPACE = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 _NUMBER = re.compile(r"[0-9]{1,5}")
 _PORT_NAME = re.compile(r"(?=.*[a-z])[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
@@ -111,6 +116,41 @@ class KubernetesTargets:
         if not self._found.urls and not self._found.problems:
             return (f"no Service with the labels {self._selection} has an endpoint",)
         return self._found.problems
+
+    def close(self) -> None:
+        self._watcher.close()
+
+
+class ApiOwners:
+    """What made each pod, for clusters without kube-state-metrics or Prometheus. Costs little while nothing changes."""
+
+    def __init__(self, config: ApiConfig, pace: Pace | None = None, page_size: int = _PODS_AT_A_TIME) -> None:
+        self._watcher: Watcher[PodOwner] = Watcher(
+            config, PODS_PATH, {}, parse_owner, pace=pace, metadata_only=True, page_size=page_size
+        )
+        self._version = -1
+        self._owners: Mapping[tuple[str, str], Owner] = {}
+
+    def all(self) -> Mapping[tuple[str, str], Owner]:
+        """(namespace, pod) -> its owner."""
+        version = self._watcher.version
+        if version != self._version:
+            self._owners = {(o.namespace, o.pod): Owner(o.kind, o.name) for o in self._watcher.items()}
+            self._version = version
+        return self._owners
+
+    def of(self, pods: Iterable[tuple[str, str]]) -> Mapping[tuple[str, str], Owner]:
+        """Those of these (namespace, pod) that have one."""
+        known = self.all()
+        return {pod: known[pod] for pod in pods if pod in known}
+
+    def notes(self) -> Sequence[str]:
+        """What is not as it should be."""
+        error = self._watcher.error
+        return () if error is None else (f"the owners of pods may be out of date: {error}",)
+
+    def wait_synced(self, timeout: float) -> bool:
+        return self._watcher.wait_synced(timeout)
 
     def close(self) -> None:
         self._watcher.close()

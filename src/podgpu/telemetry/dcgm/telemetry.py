@@ -22,8 +22,7 @@ from podgpu.telemetry.dcgm.health import HEALTH_FIELD, Judgement, set_health
 from podgpu.telemetry.dcgm.others import SWITCH_LINK, gpu_links, node_parts
 from podgpu.telemetry.dcgm.session import Address, DcgmSession
 from podgpu.telemetry.dcgm.structs import EntityGroup
-from podgpu.telemetry.dcgm.substitutes import Asked, asked_of
-from podgpu.telemetry.dcgm.values import Entity, Freshness, Latest, read_latest
+from podgpu.telemetry.dcgm.values import Asked, Entity, Freshness, Latest, asked_of, read_latest
 from podgpu.telemetry.dcgm.watches import Wanted, Watches
 from podgpu.telemetry.dcgm.xids import KEEP_SECONDS, XidSamples, xid_field
 from podgpu.telemetry.pci import count_pci_gpus

@@ -1,4 +1,9 @@
-"""This module reads the newest values of DCGM's entities, matches and judges them. Blanks and old values end here."""
+"""This module reads the newest values of DCGM's entities, matches and judges them. Blanks and old values end here.
+
+`asked_of` has an engine that is too old to know a field in a base unit asked for the older field instead. DCGM 4.7 has
+1613 and the later ones, 4.6.1 those from 1600 on; every version has the fields in the older units. A field that engine
+and library both know is asked for by its own id: the older one would be less exact, or cut off.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +17,7 @@ from typing import NamedTuple, TypeVar
 
 from podgpu.catalog.conversions import Blank, value_of, within_unit
 from podgpu.catalog.fields import Field
+from podgpu.catalog.names import converted, counterpart
 from podgpu.errors import DeviceLost, DriverGone, SourceError, Unsupported
 from podgpu.model import Value
 from podgpu.telemetry.dcgm import structs as s
@@ -183,3 +189,47 @@ def _text(known: Field, raw: bytes) -> Value:
 def _as_dcgm_gives_it(known: Field) -> Field:
     """The catalogue's conversions are for NVML's answers; DCGM has done them."""
     return replace(known, convert="")
+
+
+_FIRST_OF_4_7 = 1613
+Version = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What an engine is asked for, so that the wanted fields can be told."""
+
+    fields: tuple[Field, ...]
+    instead: tuple[tuple[Field, int, float], ...]
+    """A wanted field that is not asked for, the one that is, and what its number is to be multiplied by."""
+
+    def complete(self, latest: Latest) -> None:
+        """Adds the fields that were not asked for: their values, and that there cannot be any."""
+        for wanted, number, factor in self.instead:
+            for values in latest.values.values():
+                value = values.get(number)
+                if value is not None and not isinstance(value, str):
+                    values[wanted.id] = converted(wanted, value, factor)
+            latest.unsupported += [(entity, wanted.id) for entity, i in latest.unsupported if i == number]
+
+
+def asked_of(version: Version, wanted: Sequence[Field]) -> Asked:
+    """`version`: the older one of library and engine; empty: not known, and the older fields are asked for."""
+    instead: list[tuple[Field, int, float]] = []
+    asked: dict[int, Field] = {}
+    for want in wanted:
+        other = None if knows(version, want) else counterpart(want)
+        if other is None:
+            asked[want.id] = want
+        else:
+            older, factor = other
+            asked[older.id] = older
+            instead.append((want, older.id, factor))
+    return Asked(tuple(asked.values()), tuple(instead))
+
+
+def knows(version: Version, field: Field) -> bool:
+    """Whether a DCGM of this version has a field, as far as its unit goes."""
+    if field.legacy is None:
+        return True
+    return version >= ((4, 7) if field.id >= _FIRST_OF_4_7 else (4, 6, 1))

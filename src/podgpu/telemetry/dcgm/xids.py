@@ -8,14 +8,13 @@ from collections.abc import Mapping, Sequence
 from ctypes import byref, c_int64
 from typing import Any
 
-from podgpu.catalog.fields import Field, fields, xid_text
+from podgpu.catalog.fields import XID_FIELD, Field, fields, xid_text
 from podgpu.telemetry.dcgm import structs as s
 from podgpu.telemetry.dcgm.session import DcgmSession
 from podgpu.telemetry.dcgm.values import Entity
 from podgpu.telemetry.source import ErrorEvent
 
 _log = logging.getLogger(__name__)
-XID_FIELD = 230
 KEEP_SECONDS = 600.0
 _OVERLAP_US = 60_000_000
 """Looked at again each time: samples of different entities need not arrive in the order of their times."""

@@ -15,15 +15,15 @@ from typing import Any
 import aiohttp
 import pytest
 
-from podgpu.autoscale.reviews import KEPT_SECONDS, MOST_KEPT, Reviews
-from podgpu.autoscale.trust import Trust, parse_trust
 from podgpu.http.aside import Aside
 from podgpu.http.tls import Pem
 from podgpu.serve.api_tls import ApiContexts, pair_of_files
 from podgpu.serve.app import Listener, listening
 from podgpu.serve.connections import Limits
+from podgpu.serve.front_proxy import Trust, parse_trust
 from podgpu.serve.gate import ApiGate
 from podgpu.serve.metrics_api import MetricsApi
+from podgpu.serve.reviews import KEPT_SECONDS, MOST_KEPT, Reviews
 from podgpu.serve.sockets import Address
 from tests.autoscale.api_double import ApiDouble
 from tests.autoscale.authorities import Authorities
