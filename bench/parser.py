@@ -22,7 +22,7 @@ from podgpu.enrich.turn import Enricher, Held, Settings
 from podgpu.exposition import parse
 from podgpu.exposition.parse import parse_text
 from podgpu.model import Allocation, Assignment, Workload
-from podgpu.telemetry.exposition import parse_page
+from podgpu.telemetry.exposition import parse_exposition
 
 LEAST_TIMES_FASTER = 25
 MOST_ENRICH_MS = 20
@@ -109,7 +109,9 @@ def _device_growth() -> float:
     """Which devices a page names, where each GPU has an instance: no node has so many, a hostile page may."""
     row = 'a{{gpu="{n}",UUID="GPU-{n}",GPU_I_ID="1"}} 1\n'
     small, large = ("".join(row.format(n=n) for n in range(gpus)).encode() for gpus in (1000, 8000))
-    of_small, of_large = turn_seconds(3, partial(parse_page, small, "page"), partial(parse_page, large, "page"))
+    of_small, of_large = turn_seconds(
+        3, partial(parse_exposition, small, "page"), partial(parse_exposition, large, "page")
+    )
     return min(of_large) / min(of_small) / 8
 
 
@@ -119,7 +121,7 @@ def _enrich_seconds(page: str, turns: int) -> list[float]:
     content = page.encode()
     with tempfile.TemporaryDirectory() as directory:
         file = AtomicFile(f"{directory}/gpu.prom")
-        enricher = Enricher(lambda: parse_page(content, "page"), lambda _devices: held, file, Settings())
+        enricher = Enricher(lambda: parse_exposition(content, "page"), lambda _devices: held, file, Settings())
         (seconds,) = turn_seconds(turns, enricher.turn)
         _see_that_it_is_enriched(file.path.read_text(encoding="utf-8"))
     return seconds

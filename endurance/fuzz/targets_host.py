@@ -9,7 +9,7 @@ from podgpu.accounting.containers import parse_started
 from podgpu.catalog.mig import slices_of_profile
 from podgpu.doctor.host import parse_kernel_driver, parse_status
 from podgpu.errors import UsageError
-from podgpu.fetch.page import looks_like_web_page
+from podgpu.fetch.exposition import looks_like_web_page
 from podgpu.hook.cards import parse_card
 from podgpu.simulate.proc import cgroup_text, container_cgroup, stat_line
 from podgpu.telemetry.dcgm.library import parse_version

@@ -16,18 +16,18 @@ from endurance.fuzz.target import Target
 from podgpu.cluster.prom.answer import parse_answer, parse_error
 from podgpu.cluster.prom.owners import parse_pod_owners, parse_replica_set_owners, resolved
 from podgpu.cluster.reading import NodeReading
-from podgpu.cluster.scraping.exposition import PageReader
+from podgpu.cluster.scraping.exposition import ExpositionReader
 from podgpu.enrich.relabel import relabel
 from podgpu.errors import SourceError
 from podgpu.exposition.parse import ParsedFamily, parse_text
 from podgpu.exposition.text import encode_parsed
 from podgpu.fetch.endpoint import Endpoint
-from podgpu.figures.from_exposition import view_of_page
+from podgpu.figures.from_exposition import view_of_exposition
 from podgpu.figures.from_json import parse_view
 from podgpu.figures.gpu_view import MOST_FIELDS, parse_details
 from podgpu.join.policy import Policy
 from podgpu.model import Assignment, Workload
-from podgpu.telemetry.exposition import parse_page
+from podgpu.telemetry.exposition import parse_exposition
 from podgpu.top.api_answers import FULL, NO_DATA, parse_gpu_facts, parse_history
 
 _FIXTURES = Path(__file__).parents[2] / "tests" / "fixtures"
@@ -86,7 +86,7 @@ def labels(case: Case) -> object:
 
 def exporter_page(case: Case) -> object:
     """`telemetry exporter:` and `enrich`: devices each once; relabelled pages can be read again."""
-    page = parse_page(case.encode("utf-8", "replace") if isinstance(case, str) else case, "http://x/metrics")
+    page = parse_exposition(case.encode("utf-8", "replace") if isinstance(case, str) else case, "http://x/metrics")
     keys = [device.key for device in page.devices]
     assert len(set(keys)) == len(keys), "a device twice"
     held = [Assignment(key, Workload("ns", "pod", "c"), "kubelet") for key in keys]
@@ -96,7 +96,7 @@ def exporter_page(case: Case) -> object:
 
 def figures(case: Case) -> object:
     assert isinstance(case, str)
-    view = view_of_page(parse_text(case.encode("utf-8", "replace").decode()))
+    view = view_of_exposition(parse_text(case.encode("utf-8", "replace").decode()))
     for device in view.devices:
         numbers = (device.utilization, device.power_watts, device.memory_used, device.energy_joules)
         assert all(n is None or math.isfinite(n) for n in numbers), "no number leaves as a figure"
@@ -104,14 +104,14 @@ def figures(case: Case) -> object:
 
 
 _BASES = [page.encode() for page in PAGES if "UUID" in page]
-_KNOWING = PageReader("node", "node:9400")
+_KNOWING = ExpositionReader("node", "node:9400")
 """Reads one page after the other, and may remember what it likes of them."""
 
 
 def cluster_page(case: Case) -> object:
     """One who knows the pages before it, and one who sees this page alone, read the same."""
     body = case.encode("utf-8", "replace") if isinstance(case, str) else case
-    fresh = PageReader("node", "node:9400")
+    fresh = ExpositionReader("node", "node:9400")
     outcomes = [_reading(reader, body) for reader in (_KNOWING, _KNOWING, fresh)]
     assert repr(outcomes[0]) == repr(outcomes[2]), "what was learned of other pages changed the reading of this one"
     assert repr(outcomes[1]) == repr(outcomes[2]), "the second time it is read otherwise"
@@ -120,7 +120,7 @@ def cluster_page(case: Case) -> object:
     return outcomes[2].devices or None
 
 
-def _reading(reader: PageReader, body: bytes) -> NodeReading | SourceError:
+def _reading(reader: ExpositionReader, body: bytes) -> NodeReading | SourceError:
     try:
         return reader.read(body, 100.0, 1_700_000_000.0)
     except SourceError as error:

@@ -16,7 +16,7 @@ from podgpu.clock import Clock
 from podgpu.cluster.loop import Cluster
 from podgpu.cluster.publish import Publisher
 from podgpu.cluster.scraping.backend import FixedTargets, ScrapeBackend
-from podgpu.cluster.scraping.exposition import PageReader
+from podgpu.cluster.scraping.exposition import ExpositionReader
 from podgpu.cluster.settings import ViewSettings
 from podgpu.figures.from_json import parse_view
 from podgpu.serve.cluster_app import cluster_application
@@ -274,5 +274,5 @@ def test_a_gpu_s_own_view_without_its_exporter(bench: ClusterBench) -> None:
 def test_what_dcgm_exporter_s_fields_tell(line: str, condition: str | None) -> None:
     labels = 'gpu="0",UUID="GPU-a",modelName="H100",Hostname="n"'
     page = f"DCGM_FI_DEV_GPU_UTIL{{{labels}}} 5\n{line.replace('{LABELS', '{' + labels)}\n"
-    (device,) = PageReader("t", "a").read(page.encode(), 0.0, 1.0).devices
+    (device,) = ExpositionReader("t", "a").read(page.encode(), 0.0, 1.0).devices
     assert [c.name for c in device.conditions] == ([] if condition is None else [condition])

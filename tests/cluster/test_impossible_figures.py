@@ -10,7 +10,7 @@ import pytest
 
 from podgpu.cluster.publish import Publisher
 from podgpu.cluster.reading import ClusterReading, NodeReading
-from podgpu.cluster.scraping.exposition import PageReader
+from podgpu.cluster.scraping.exposition import ExpositionReader
 from podgpu.cluster.settings import UsedMeans, ViewSettings
 from tests.cluster.view_readings import gpu, holder, node, series, value, view_of
 
@@ -24,7 +24,7 @@ def with_value(page: str, name: str, number: str) -> str:
 
 
 def read(page: str) -> NodeReading:
-    return PageReader("http://h:9400/metrics", "h:9400").read(page.encode(), 0.0, WALL)
+    return ExpositionReader("http://h:9400/metrics", "h:9400").read(page.encode(), 0.0, WALL)
 
 
 @pytest.mark.parametrize("number", ["1e308", "-1e308", "-5", "9223372036854775794", "1e-320"])

@@ -17,7 +17,7 @@ import pytest
 
 from podgpu.cluster.prom.backend import PrometheusBackend, PrometheusPlace
 from podgpu.cluster.reading import ClusterReading, NodeReading, Scope
-from podgpu.cluster.scraping.exposition import PageReader
+from podgpu.cluster.scraping.exposition import ExpositionReader
 from podgpu.cluster.settings import UsedMeans, ViewSettings
 from podgpu.figures.device import DeviceFigures
 from tests.cluster.instants import both_ways
@@ -176,7 +176,7 @@ def live(request: pytest.FixtureRequest) -> Iterator[Live]:
 
 
 def directly(name: str) -> NodeReading:
-    return PageReader(name, "nowhere", USED).read(page_of(name).encode(), 0.0, 0.0)
+    return ExpositionReader(name, "nowhere", USED).read(page_of(name).encode(), 0.0, 0.0)
 
 
 def comparable(device: DeviceFigures) -> DeviceFigures:

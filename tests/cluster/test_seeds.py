@@ -13,7 +13,7 @@ import pytest
 
 from podgpu.cluster.metrics import cluster_families, node_families
 from podgpu.cluster.reading import NodeReading
-from podgpu.cluster.scraping.exposition import PageReader
+from podgpu.cluster.scraping.exposition import ExpositionReader
 from podgpu.cluster.settings import ViewSettings
 from podgpu.cluster.view import ClusterView
 from podgpu.exposition.parse import parse_text
@@ -97,7 +97,7 @@ def page(node: str, held: list[Row]) -> bytes:
 @pytest.mark.parametrize("row", rows("metrics"), ids="/".join)
 def test_each_line_from_an_exporters_page(row: Row) -> None:
     node = row[3]
-    reader = PageReader(f"http://{node}:9400/metrics", f"{node}:9400")
+    reader = ExpositionReader(f"http://{node}:9400/metrics", f"{node}:9400")
     view = view_of(reader.read(page(node, [row]), 0.0, 1_700_000_000.0))
     (line,) = [line for line in printed("metrics") if line.startswith(map_line(row))][:1]
     assert line in lines(view, "metrics")
@@ -112,7 +112,7 @@ def test_several_pods_of_one_node_from_one_page() -> None:
     """Those rows that one node can have: one UUID, one model."""
     held = [row for row in rows("metrics") if (row[1], row[3]) == ("2080ti", "ti2")]
     assert len(held) == 3
-    reader = PageReader("http://ti2:9400/metrics", "ti2:9400")
+    reader = ExpositionReader("http://ti2:9400/metrics", "ti2:9400")
     view = view_of(reader.read(page("ti2", held), 0.0, 1_700_000_000.0))
     ours = {line for line in lines(view, "metrics") if line.startswith("pod_and_gpu_map_info")}
     assert ours == {line for line in printed("metrics") for row in held if line.startswith(map_line(row))}

@@ -22,7 +22,7 @@ from pathlib import Path
 import pynvml
 from container_usage import PORT  # beside this file
 from container_usage import tenant as make
-from prometheus_pages import series
+from prometheus_expositions import series
 
 from podgpu.simulate.kubelet import SimulatedKubelet, SimulatedPod
 

@@ -21,7 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pynvml
-from prometheus_pages import series  # beside this file
+from prometheus_expositions import series  # beside this file
 from tenants import Tenant, cpu_seconds, resident_mib  # beside this file
 
 from podgpu.simulate.kubelet import SimulatedKubelet, SimulatedPod

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pynvml
-from prometheus_pages import series  # beside this file
+from prometheus_expositions import series  # beside this file
 from tenants import Tenant, cpu_seconds, resident_mib  # beside this file
 
 from podgpu.simulate.kubelet import SimulatedKubelet, SimulatedPod

@@ -21,9 +21,9 @@ from podgpu.enrich.turn import Enricher, Held, Settings
 from podgpu.errors import SourceError
 from podgpu.model import Allocation, Assignment, Workload
 from podgpu.simulate.kubelet import SimulatedKubelet, SimulatedPod
-from podgpu.telemetry.exposition import Page, parse_page
+from podgpu.telemetry.exposition import ParsedExposition, parse_exposition
 from tests.cli.test_option_table import Ran, execute
-from tests.fetch.test_page import answer, serving
+from tests.fetch.test_exposition import answer, serving
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 SEED = (FIXTURES / "seeds" / "000-sample.prom").read_text(encoding="utf-8")
@@ -178,7 +178,7 @@ def test_a_podgpus_page_comes_out_whole(scenario: str, page: Path, out: Path, so
     own = (Path(__file__).parents[1] / "nodes" / scenario / "expected.prom").read_text(encoding="utf-8")
     page.write_text(own, encoding="utf-8")
     assert enrich(page, out, socket, "--once").code == 0
-    before, after = (parse_page(text.encode(), "page") for text in (own, out.read_text(encoding="utf-8")))
+    before, after = (parse_exposition(text.encode(), "page") for text in (own, out.read_text(encoding="utf-8")))
     theirs = {f.name: f for f in before.families if f.name.startswith("podgpu_")}
     assert {f.name: f for f in after.families if f.name in theirs} == theirs
 
@@ -195,10 +195,10 @@ class _World:
         self.error: SourceError | None = None
         self.clock = Clock(lambda: self.now, lambda: 1_700_000_000.0 + self.now + self.wall_ahead)
 
-    def fetch(self) -> Page:
+    def fetch(self) -> ParsedExposition:
         if self.error is not None:
             raise self.error
-        return parse_page(BARE.encode(), "page")
+        return parse_exposition(BARE.encode(), "page")
 
     def holders(self, _devices: object) -> Held:
         assignments = tuple(Assignment(uuid, Workload("default", "pod1", "c"), "kubelet") for uuid in UUIDS)

@@ -18,9 +18,10 @@ from podgpu.atomic_file import AtomicFile
 from podgpu.clock import Clock
 from podgpu.enrich.turn import Enricher, Held, Settings
 from podgpu.errors import SourceError
-from podgpu.fetch.page import FilePage
-from podgpu.telemetry.exposition import Page, parse_page
+from podgpu.fetch.exposition import FileExposition
+from podgpu.telemetry.exposition import ParsedExposition, parse_exposition
 from tests.nodes.clock import wait_until
+from tests.serve.process import NO_LOGS
 
 PAGE = b'# TYPE t gauge\nt{gpu="0",UUID="GPU-1"} 33\n'
 DAY = 86_400.0
@@ -31,7 +32,7 @@ DAY = 86_400.0
 
 @contextmanager
 def enriching(page: Path, out: Path) -> Iterator[subprocess.Popen[str]]:
-    words = ["--in", page, "--out", out, "-k=false", "--interval", "100ms", "--stale-after", "400ms"]
+    words = ["--in", page, "--out", out, "-k=false", "--interval", "100ms", "--stale-after", "400ms", *NO_LOGS]
     process = subprocess.Popen(
         [sys.executable, "-m", "podgpu", "enrich", *words], stderr=subprocess.PIPE, text=True, env={**os.environ}
     )
@@ -145,9 +146,9 @@ class Hands:
 @pytest.mark.parametrize("jump", [DAY, -DAY, 0.0])
 def test_a_clock_that_jumps_while_figures_stand(jump: float, tmp_path: Path) -> None:
     hands, out = Hands(), tmp_path / "gpu.prom"
-    pages = iter([parse_page(PAGE, "page")])
+    pages = iter([parse_exposition(PAGE, "page")])
 
-    def fetch() -> Page:
+    def fetch() -> ParsedExposition:
         for page in pages:
             return page
         raise SourceError("unreachable", "no page")
@@ -170,7 +171,7 @@ def test_a_file_of_an_earlier_run_from_the_past_or_the_future(written: float, st
     out.write_bytes(PAGE)
     os.utime(out, (0, hands.wall + written))
 
-    def fetch() -> Page:
+    def fetch() -> ParsedExposition:
         raise SourceError("unreachable", "no page")
 
     file = AtomicFile(str(out), wall=hands.clock.wall)
@@ -204,7 +205,7 @@ def test_the_age_of_a_file_when_the_clock_is_set(jump: float, tmp_path: Path) ->
         file.write_bytes(PAGE)
         os.utime(file, (0, hands.wall))
 
-    page = FilePage(str(file), max_age=60.0, clock=hands.clock)
+    page = FileExposition(str(file), max_age=60.0, clock=hands.clock)
     write()
     assert page.fetch() == PAGE
     hands.wall += jump
@@ -224,7 +225,7 @@ def test_a_file_from_the_future_grows_old_from_when_it_is_seen(tmp_path: Path) -
     hands, file = Hands(), tmp_path / "in.prom"
     file.write_bytes(PAGE)
     os.utime(file, (0, hands.wall + DAY))
-    page = FilePage(str(file), max_age=60.0, clock=hands.clock)
+    page = FileExposition(str(file), max_age=60.0, clock=hands.clock)
     assert page.fetch() == PAGE
     hands.pass_by(61.0)
     with pytest.raises(SourceError, match="was last written 61 s ago"):
@@ -260,7 +261,7 @@ def test_a_file_that_changes_while_it_is_read(write: Callable[[Path, bytes], obj
     file.write_bytes(page_of(1))
     writer = threading.Thread(target=keep_writing)
     writer.start()
-    page, whole, refusals = FilePage(str(file)), 0, set[str]()
+    page, whole, refusals = FileExposition(str(file)), 0, set[str]()
     try:
         for _ in range(60):
             try:

@@ -15,7 +15,7 @@ from podgpu.exposition.parse import ParsedFamily
 from podgpu.exposition.text import encode_parsed
 from podgpu.join import Policy
 from podgpu.model import Assignment, Workload
-from podgpu.telemetry.exposition import parse_page
+from podgpu.telemetry.exposition import parse_exposition
 from tests.two_names import renamed
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -46,7 +46,7 @@ CASES = {
 
 
 def enriched(page: bytes, assignments: list[Assignment], policy: Policy) -> str:
-    return encode_parsed(relabel(parse_page(page, "page"), assignments, policy).families).decode()
+    return encode_parsed(relabel(parse_exposition(page, "page"), assignments, policy).families).decode()
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -62,8 +62,8 @@ def test_golden(name: str, request: pytest.FixtureRequest) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_nothing_is_there_twice_and_no_family_is_lost(name: str) -> None:
     page, assignments, policy = CASES[name]
-    before = parse_page((FIXTURES / page).read_bytes(), page)
-    after = parse_page(enriched((FIXTURES / page).read_bytes(), assignments, policy).encode(), page)
+    before = parse_exposition((FIXTURES / page).read_bytes(), page)
+    after = parse_exposition(enriched((FIXTURES / page).read_bytes(), assignments, policy).encode(), page)
     assert [(f.name, f.type, f.help) for f in after.families] == [(f.name, f.type, f.help) for f in before.families]
     assert all(len(new.samples) <= len(old.samples) for new, old in zip(after.families, before.families, strict=True))
 
@@ -86,7 +86,7 @@ def test_a_series_printed_twice_comes_out_once() -> None:
 
 def test_copies_that_differ_are_left_out_and_counted() -> None:
     page = b'a{UUID="GPU-1",gpu="0",pod="x"} 1\na{UUID="GPU-1",gpu="0",pod="y"} 2\nb{UUID="GPU-1",gpu="0"} 3\n'
-    result = relabel(parse_page(page, "page"), [], NEW)
+    result = relabel(parse_exposition(page, "page"), [], NEW)
     assert result.ambiguous == 1
     assert encode_parsed(result.families).decode().splitlines()[-1] == 'b{UUID="GPU-1",gpu="0"} 3'
 
@@ -104,7 +104,7 @@ def test_every_figure_that_comes_out_went_in(
     pods = {pod: f',pod="{pod}"' if pod else "" for _, _, pod, _ in rows}
     lines = (f'{n}{{UUID="GPU-{g}",gpu="{g}"{pods[pod]}}} {v}\n' for n, g, pod, v in rows)
     assignments = [one for gpu, pod in holds for one in held(f"GPU-{gpu}", pod=pod)]
-    result = relabel(parse_page("".join(lines).encode(), "page"), assignments, NEW)
+    result = relabel(parse_exposition("".join(lines).encode(), "page"), assignments, NEW)
     came_in = {(name, str(gpu), float(value)) for name, gpu, _, value in rows}
     holders = Counter(gpu for gpu, _ in holds)
     for sample in (s for family in result.families for s in family.samples):
@@ -122,8 +122,8 @@ def test_the_same_under_dcgm_exporter_4_9s_names(name: str, names: NameSet) -> N
     """Holders go on by UUID, whatever the families are called; every figure stays as it came."""
     file, assignments, policy = CASES[name]
     page = (FIXTURES / file).read_text(encoding="utf-8")
-    found = parse_page(enriched(renamed(page, names).encode(), assignments, policy).encode(), "page")
-    expected = parse_page(renamed(enriched(page.encode(), assignments, policy), names).encode(), "page")
+    found = parse_exposition(enriched(renamed(page, names).encode(), assignments, policy).encode(), "page")
+    expected = parse_exposition(renamed(enriched(page.encode(), assignments, policy), names).encode(), "page")
     assert [_sorted(family) for family in found.families] == [_sorted(family) for family in expected.families]
 
 

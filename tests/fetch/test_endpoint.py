@@ -16,9 +16,9 @@ from aiohttp import web
 from podgpu.errors import SourceError, UsageError
 from podgpu.fetch.access import Access, Credentials
 from podgpu.fetch.endpoint import Answer, Endpoint
-from podgpu.fetch.page import UrlPage
+from podgpu.fetch.exposition import UrlExposition
 from podgpu.http.exchange import open_session
-from tests.fetch.test_page import serving
+from tests.fetch.test_exposition import serving
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -110,7 +110,7 @@ def test_a_connection_is_kept() -> None:
 
     async def go() -> None:
         async with site(note) as url, open_session() as session:
-            page = UrlPage(url)
+            page = UrlExposition(url)
             for _ in range(5):
                 assert await page.fetch_with(session) == b"a 1\n"
 
@@ -192,7 +192,7 @@ def test_the_waiting_way_works_beside_a_loop() -> None:
         request.wfile.write(body)  # type: ignore[attr-defined]
 
     with serving(send) as url:
-        thread = threading.Thread(target=lambda: found.append(UrlPage(url).fetch()))
+        thread = threading.Thread(target=lambda: found.append(UrlExposition(url).fetch()))
         thread.start()
         thread.join(10)
     assert found == [b"a 1\n"]

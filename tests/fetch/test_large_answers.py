@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fetch.test_page import answer, serving
+from tests.fetch.test_exposition import answer, serving
 
 LIMIT_MIB = 192
 """The chart's limit for the exporter, and for enrich."""
@@ -29,11 +29,11 @@ from pathlib import Path
 from podgpu.atomic_file import AtomicFile
 from podgpu.enrich.turn import Enricher, Held, Settings
 from podgpu.errors import SourceError
-from podgpu.fetch.page import UrlPage
-from podgpu.telemetry.exposition import parse_page
+from podgpu.fetch.exposition import UrlExposition
+from podgpu.telemetry.exposition import parse_exposition
 
-source = UrlPage(sys.argv[1], deadline=60.0)
-fetch = lambda: parse_page(source.fetch(), source.shown)
+source = UrlExposition(sys.argv[1], deadline=60.0)
+fetch = lambda: parse_exposition(source.fetch(), source.shown)
 try:
     Enricher(fetch, lambda _devices: Held(), AtomicFile(sys.argv[2]), Settings()).turn()
     said = "taken"

@@ -17,7 +17,7 @@ from podgpu.cluster.scraping.backend import FixedTargets
 from podgpu.errors import SourceError, UsageError
 from podgpu.fetch.access import Access, Credentials, without_secrets
 from podgpu.fetch.endpoint import Answer, Endpoint
-from podgpu.fetch.page import FilePage, open_page_source
+from podgpu.fetch.exposition import FileExposition, exposition_at
 from podgpu.http.exchange import open_session
 from podgpu.top.api import ClusterSource
 from podgpu.top.exporter import ExporterSource
@@ -59,7 +59,7 @@ def said_of(place: str) -> str:
     """Everything that anything which takes a place says of it."""
     said = [without_secrets(place)]
     for take in (
-        open_page_source,
+        exposition_at,
         Endpoint,
         PrometheusClient,
         ExporterSource,
@@ -87,10 +87,10 @@ def test_no_login_is_shown(place: str) -> None:
 def test_no_login_is_shown_of_what_cannot_be_reached(place: str) -> None:
     """Loopback, where nothing listens; other hosts are not asked."""
     try:
-        source = open_page_source(place)
+        source = exposition_at(place)
     except UsageError:
         return
-    assert not isinstance(source, FilePage)
+    assert not isinstance(source, FileExposition)
     if "127.0.0.1:1" not in source.shown:
         return
     with pytest.raises(SourceError) as caught:
@@ -131,11 +131,11 @@ def test_a_mistyped_url_on_the_command_line(arguments: list[str]) -> None:
 def test_a_path_with_such_characters_is_still_a_path(tmp_path: Path) -> None:
     file = tmp_path / "a:b@c.prom"
     file.write_text("a 1\n")
-    source = open_page_source(str(file))
-    assert isinstance(source, FilePage)
+    source = exposition_at(str(file))
+    assert isinstance(source, FileExposition)
     assert source.fetch() == b"a 1\n"
-    assert isinstance(open_page_source("./a:b@c.prom"), FilePage)
-    assert isinstance(open_page_source("gpu@2.prom"), FilePage)
+    assert isinstance(exposition_at("./a:b@c.prom"), FileExposition)
+    assert isinstance(exposition_at("gpu@2.prom"), FileExposition)
 
 
 def test_an_escaped_at_is_one_where_the_url_is_none() -> None:

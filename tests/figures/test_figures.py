@@ -12,7 +12,7 @@ from podgpu.catalog.fields import fields
 from podgpu.exposition.parse import parse_text
 from podgpu.exposition.text import encode
 from podgpu.figures.device import FIELDS, DeviceFigures, View, holder_text
-from podgpu.figures.from_exposition import view_of_page
+from podgpu.figures.from_exposition import view_of_exposition
 from podgpu.figures.from_snapshot import view_of_snapshot
 from podgpu.join import Policy, join
 from podgpu.model import ContainerUsage, DeviceTotals, Outcome, Reading, Snapshot, Workload
@@ -22,11 +22,11 @@ NODES = Path(__file__).parents[1] / "nodes"
 
 
 def golden(name: str) -> View:
-    return view_of_page(parse_text((NODES / name / "expected.prom").read_bytes().decode()))
+    return view_of_exposition(parse_text((NODES / name / "expected.prom").read_bytes().decode()))
 
 
 def page(text: str) -> View:
-    return view_of_page(parse_text(text))
+    return view_of_exposition(parse_text(text))
 
 
 def device(view: View, index: int, instance: str = "") -> DeviceFigures:

@@ -7,7 +7,7 @@ import pytest
 from podgpu.catalog.names import NameSet
 from podgpu.exposition.parse import parse_text
 from podgpu.figures.device import DeviceFigures
-from podgpu.figures.from_exposition import view_of_page
+from podgpu.figures.from_exposition import view_of_exposition
 from podgpu.figures.from_snapshot import view_of_snapshot
 from podgpu.model import Device, Reading, Snapshot
 from tests.nodes.node import FIXTURES
@@ -25,7 +25,7 @@ MEASURED = ["", "DCGM_FI_DEV_MEM_COPY_UTIL", "DCGM_FI_DEV_MEMORY_UTIL_RATIO", "D
 
 
 def figures(page: str, measured: str = "") -> tuple[DeviceFigures, ...]:
-    return view_of_page(parse_text(page), measured).devices
+    return view_of_exposition(parse_text(page), measured).devices
 
 
 @pytest.mark.parametrize("names", ["4.9", "both"])

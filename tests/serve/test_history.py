@@ -18,6 +18,7 @@ from podgpu.history.asking import JSON, Range
 from podgpu.history.keeper import Keeper
 from podgpu.history.ring import Told
 from podgpu.history.rows import Key
+from podgpu.http.aside import Turns
 from podgpu.serve.api_routes import api_routes
 from podgpu.serve.app import application, make_application
 from podgpu.serve.routes import BesideFigures, NodePage
@@ -172,7 +173,7 @@ class Away:
 @pytest.mark.parametrize("path", ["", "/gpus/GPU-0", "/pods/a/b"])
 def test_whoever_keeps_it_is_away(node: Node, path: str) -> None:
     def app(_agent: object) -> web.Application:
-        return make_application(api_routes(NodePage(node.agent).latest, Away()), None)
+        return make_application(api_routes(NodePage(node.agent).latest, Turns(1), Away()), None)
 
     with running(node.agent, app=app) as client:
         assert "no whole answer within 10 s" in get(client, f"/api/v1/history{path}", 503)["error"]

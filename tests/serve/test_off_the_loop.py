@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import threading
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 import pytest
+from aiohttp import web
 
 from podgpu.agent.loop import Agent
 from podgpu.figures.as_json import PageState
@@ -108,6 +110,28 @@ def test_the_page_is_not_made_where_scrapes_are_answered(node: Node, path: str) 
         assert client.ask("/metrics").status == 200
         held.let.set()
         assert looking.result().status == 200
+
+
+@pytest.mark.fault(
+    "dozens look at the page at once, and what they look at takes long to make",
+    "two of them at a time have a thread; a scraper who needs one, for a long page, finds one free",
+)
+def test_those_who_look_take_no_thread_from_a_scraper(node: Node) -> None:
+    held: Held[PageState] = Held(NodePage(node.agent).latest)
+
+    async def scraped(_request: web.Request) -> web.Response:
+        return web.Response(body=await asyncio.to_thread(lambda: b"made in a thread"))
+
+    def app(_agent: Agent) -> web.Application:
+        return make_application([web.get("/metrics", scraped), *page_routes(held)], None)
+
+    with running(node.agent, app=app) as client, ThreadPoolExecutor(40) as elsewhere:
+        looking = [elsewhere.submit(client.ask, "/api/v1/view") for _ in range(40)]
+        assert held.entered.wait(PATIENCE)
+        assert [client.ask("/metrics").status for _ in range(20)] == [200] * 20
+        assert held.calls <= 2
+        held.let.set()
+        assert {one.result(PATIENCE).status for one in looking} == {200}
 
 
 def test_many_who_look_at_once_have_it_made_once(node: Node, client: Client) -> None:

@@ -132,7 +132,7 @@ def test_what_changed_is_logged_though_nobody_asks_for_the_page(node: Node, capl
     node.driver.faults.unsupported("nvmlDeviceGetTemperature")
     node.take_turns()
     assert any("GPU_TEMP: GPU-" in line and "does not provide it" in line for line in caplog.messages)
-    assert node.agent.published.page_if_made("fresh") is None
+    assert node.agent.published.exposition_if_made("fresh") is None
 
 
 def work_of(policy: Policy, pods: int) -> int:

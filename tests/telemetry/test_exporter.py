@@ -26,7 +26,7 @@ H200 = "GPU-11111111-2222-3333-4444-555555555555"
 A100 = "GPU-34319582-d595-d1c7-d1d2-179bcfa61660"
 
 
-class Page:
+class Text:
     """A page that says what it is told to."""
 
     shown = "the page"
@@ -42,8 +42,8 @@ class Page:
         return self.text.encode()
 
 
-def fixture(name: str) -> Page:
-    return Page((FIXTURES / name).read_text(encoding="utf-8"))
+def fixture(name: str) -> Text:
+    return Text((FIXTURES / name).read_text(encoding="utf-8"))
 
 
 def field(name: str) -> Field:
@@ -56,7 +56,7 @@ TEMPERATURE, UTILISATION, MEMORY = map(field, ("DCGM_FI_DEV_GPU_TEMP", "DCGM_FI_
 ENGINE, POWER = field("DCGM_FI_PROF_GR_ENGINE_ACTIVE"), field("DCGM_FI_DEV_POWER_USAGE")
 
 
-def values(page: Page, *wanted: Field) -> dict[str, dict[int, object]]:
+def values(page: Text, *wanted: Field) -> dict[str, dict[int, object]]:
     telemetry = ExporterTelemetry(page)
     answers = [telemetry.read(gpu, wanted) for gpu in telemetry.inventory().gpus]
     return {r.device.key: dict(r.values) for answer in answers for r in answer.readings}
@@ -92,7 +92,7 @@ def test_a_gpu_of_which_only_instances_are_shown() -> None:
         for name, figures in (("DCGM_FI_DEV_GPU_TEMP", (61, 61)), ("DCGM_FI_PROF_GR_ENGINE_ACTIVE", (0.25, 0.5)))
         for gi, value in zip((7, 8), figures, strict=True)
     )
-    assert values(Page(rows), ENGINE, TEMPERATURE) == {
+    assert values(Text(rows), ENGINE, TEMPERATURE) == {
         A100: {TEMPERATURE.id: 61},
         f"{A100}/gi7": {ENGINE.id: 0.25},
         f"{A100}/gi8": {ENGINE.id: 0.5},
@@ -104,14 +104,14 @@ def test_a_gpu_of_which_only_instances_are_shown() -> None:
     ['gpu="3",gpu_uuid="GPU-1",model_name="T4"', 'device="nvidia3",UUID="GPU-1",modelName="T4"'],
 )
 def test_other_forms(labels: str) -> None:
-    (gpu,) = ExporterTelemetry(Page(f"a{{{labels}}} 1\n")).inventory().gpus
+    (gpu,) = ExporterTelemetry(Text(f"a{{{labels}}} 1\n")).inventory().gpus
     assert (gpu.index, gpu.uuid, gpu.model) == (3, "GPU-1", "T4")
 
 
 @pytest.mark.parametrize("labels", ["", '{gpu="0"}', '{UUID="GPU-1"}', '{nvswitch="nvswitch0"}', '{cpu="0"}'])
 def test_a_page_without_gpus(labels: str) -> None:
     with pytest.raises(SourceError) as caught:
-        ExporterTelemetry(Page(f"a{labels} 1\n")).inventory()
+        ExporterTelemetry(Text(f"a{labels} 1\n")).inventory()
     assert caught.value.reason == "no_gpu"
 
 
@@ -125,7 +125,7 @@ def test_the_driver_beside_knows_more() -> None:
     nvml = NvmlTelemetry(driver, count_expected=lambda: 1)
     uuid = driver.machine.gpus[0].uuid
     gi_ids = [r.device.gi_id for r in nvml.read(nvml.inventory().gpus[0], ()).readings][1:]
-    page = Page("".join(f'DCGM_FI_DEV_GPU_TEMP{{gpu="0",UUID="{uuid}",GPU_I_ID="{gi}"}} 40\n' for gi in gi_ids))
+    page = Text("".join(f'DCGM_FI_DEV_GPU_TEMP{{gpu="0",UUID="{uuid}",GPU_I_ID="{gi}"}} 40\n' for gi in gi_ids))
     telemetry = ExporterTelemetry(page, nvml)
     (gpu,) = telemetry.inventory().gpus
     assert gpu.minor == 0
@@ -149,7 +149,7 @@ def test_without_a_driver_there_are_no_processes() -> None:
 def test_every_name_of_a_field() -> None:
     page = '{name}{{gpu="0",UUID="GPU-1"}} 33\n'
     for name in TEMPERATURE.names:
-        assert values(Page(page.format(name=name)), TEMPERATURE) == {"GPU-1": {TEMPERATURE.id: 33}}
+        assert values(Text(page.format(name=name)), TEMPERATURE) == {"GPU-1": {TEMPERATURE.id: 33}}
 
 
 def test_whole_and_broken_numbers_and_texts() -> None:
@@ -162,13 +162,13 @@ def test_whole_and_broken_numbers_and_texts() -> None:
 def test_the_figure_without_a_holder_counts() -> None:
     figures = ((',pod="a"', 10), ("", 30), (',pod="b"', 5))
     rows = (f'DCGM_FI_DEV_GPU_UTIL{{gpu="0",UUID="GPU-1"{pod}}} {value}\n' for pod, value in figures)
-    assert values(Page("".join(rows)), UTILISATION) == {"GPU-1": {UTILISATION.id: 30}}
+    assert values(Text("".join(rows)), UTILISATION) == {"GPU-1": {UTILISATION.id: 30}}
 
 
 def test_copies_must_agree() -> None:
     rows = '{0}{{gpu="0",UUID="GPU-1",pod="a"}} {1}\n{0}{{gpu="0",UUID="GPU-1",pod="b"}} {2}\n'
-    assert values(Page(rows.format("DCGM_FI_DEV_GPU_UTIL", 7, 7)), UTILISATION) == {"GPU-1": {UTILISATION.id: 7}}
-    telemetry = ExporterTelemetry(Page(rows.format("DCGM_FI_DEV_GPU_UTIL", 7, 8)))
+    assert values(Text(rows.format("DCGM_FI_DEV_GPU_UTIL", 7, 7)), UTILISATION) == {"GPU-1": {UTILISATION.id: 7}}
+    telemetry = ExporterTelemetry(Text(rows.format("DCGM_FI_DEV_GPU_UTIL", 7, 8)))
     answer = telemetry.read(telemetry.inventory().gpus[0], [UTILISATION])
     assert (dict(answer.readings[0].values), answer.errors) == ({}, ("copies_differ",))
 
@@ -185,7 +185,7 @@ def test_copies_must_agree() -> None:
     ],
 )
 def test_what_is_no_value_is_dropped_and_counted(one: Field, printed: str) -> None:
-    telemetry = ExporterTelemetry(Page(f'{one.name}{{gpu="0",UUID="GPU-1"}} {printed}\n'))
+    telemetry = ExporterTelemetry(Text(f'{one.name}{{gpu="0",UUID="GPU-1"}} {printed}\n'))
     answer = telemetry.read(telemetry.inventory().gpus[0], [one, MEMORY])
     assert (dict(answer.readings[0].values), answer.dropped) == ({}, (one.id,))
     assert answer.unsupported == (("GPU-1", MEMORY.id),)
@@ -193,7 +193,7 @@ def test_what_is_no_value_is_dropped_and_counted(one: Field, printed: str) -> No
 
 def test_an_xid_is_an_event_when_it_changes() -> None:
     row = 'DCGM_FI_DEV_XID_ERRORS{{gpu="0",UUID="GPU-1",err_code="{0}"}} {0}\n'
-    page = Page(row.format(0))
+    page = Text(row.format(0))
     telemetry = ExporterTelemetry(page, wall=lambda: 5.0)
     seen = []
     for xid in (0, 79, 79, 0, 31):
@@ -215,7 +215,7 @@ NEW = tuple(c.field for c in Naming("4.9").shipped("dcp") or ())
 def test_values_do_not_go_by_the_names_of_the_page(wanted: tuple[Field, ...], names: NameSet) -> None:
     page = fixture("h200/dcp_pod.prom")
     (old,) = values(page, *wanted).values()
-    (new,) = values(Page(renamed(str(page.text), names)), *wanted).values()
+    (new,) = values(Text(renamed(str(page.text), names)), *wanted).values()
     assert len(old) > 20
     assert old.pop(1) == new.pop(1) == "580.159.04", "the driver's label"
     assert new == pytest.approx(old, rel=1e-4), "4.9 has whole joules"
@@ -224,7 +224,7 @@ def test_values_do_not_go_by_the_names_of_the_page(wanted: tuple[Field, ...], na
 
 def test_units_belong_to_the_field_that_is_wanted() -> None:
     of = '{gpu="0",UUID="GPU-0"}'
-    page = Page(
+    page = Text(
         f"DCGM_FI_DEV_GPU_UTIL{of} 94\nDCGM_FI_DEV_FB_USED_BYTES{of} 1073741999\nDCGM_FI_DEV_SM_CLOCK{of} 1980\n"
     )
     wanted = [fields()[i] for i in (203, 1613, 252, 1627, 100, 1603)]
@@ -234,13 +234,13 @@ def test_units_belong_to_the_field_that_is_wanted() -> None:
 
 
 def test_percent_under_a_ratios_name_is_percent() -> None:
-    pages = [Page(f'DCGM_FI_DEV_GPU_UTIL_RATIO{{gpu="0",UUID="GPU-0"}} {value}\n') for value in ("94", "0.94")]
+    pages = [Text(f'DCGM_FI_DEV_GPU_UTIL_RATIO{{gpu="0",UUID="GPU-0"}} {value}\n') for value in ("94", "0.94")]
     assert [values(page, fields()[203], fields()[1613])["GPU-0"] for page in pages] == 2 * [{203: 94, 1613: 0.94}]
 
 
 @pytest.mark.parametrize("blank", ["9223372036854775794", "NaN", "+Inf", "-1"])
 def test_a_blank_is_no_value_in_the_other_unit_either(blank: str) -> None:
-    page = Page(f'DCGM_FI_DEV_FB_USED_BYTES{{gpu="0",UUID="GPU-0"}} {blank}\n')
+    page = Text(f'DCGM_FI_DEV_FB_USED_BYTES{{gpu="0",UUID="GPU-0"}} {blank}\n')
     assert values(page, MEMORY) == {"GPU-0": {}}
 
 
@@ -254,7 +254,7 @@ class Holder:
         pass
 
 
-def agent_over(page: Page) -> Agent:
+def agent_over(page: Text) -> Agent:
     policy = Policy(counters=shipped_counters("dcp") or (), hostname="node-1")
     return Agent(ExporterTelemetry(page), [Holder()], Settings(policy=policy))
 

@@ -24,7 +24,7 @@ again meanwhile: its answer is taken when it comes."""
 
 _HOLDERS = "allocation"
 MOST_HOLDERS = 1024
-"""Of one device. 20,000 make a page of 40 MB that takes 4 s to build: all figures would be too old to be served."""
+"""Of one device. 20,000 make a text of 40 MB that takes 4 s to build: all figures would be too old to be served."""
 
 T = TypeVar("T", Assignment, ContainerUsage, VcudaRequest)
 
@@ -166,7 +166,7 @@ def _without_unknown(allocation: Allocation) -> Allocation:
 
 
 def without_crowds(part: AllocationPart) -> tuple[AllocationPart, Counter[tuple[str, str]]]:
-    """The part with as many holders of each device as a page can name, and how many were left out: it is said."""
+    """The part with as many holders of each device as an exposition can name, and how many were left out."""
     held: Counter[str] = Counter()
     kept: list[Assignment] = []
     for one in part.allocation.assignments:

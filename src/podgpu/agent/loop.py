@@ -22,15 +22,14 @@ from podgpu.agent.allocation_turn import (
 from podgpu.agent.change_log import ChangeLog
 from podgpu.agent.counter_watch import CounterWatch
 from podgpu.agent.health_watch import HealthWatch
-from podgpu.agent.lanes import Schedule, fields_of, fields_to_read, make_lanes
+from podgpu.agent.lanes import Schedule, clock_event_masks, fields_to_read, make_lanes
 from podgpu.agent.publish import Published
 from podgpu.agent.tallies import ClockEventLog, XidLog
 from podgpu.agent.telemetry_turn import TelemetryPart, TelemetryTurn
-from podgpu.agent.usage_turn import UsagePart, UsageTurn
+from podgpu.agent.usage_turn import UsagePart, UsageTurn, patience
 from podgpu.allocation.source import AllocationSource
 from podgpu.allocation.unmapped import lost_gpus
 from podgpu.catalog.counters import Counter as MetricCounter
-from podgpu.catalog.families import CLOCK_EVENTS_FIELD
 from podgpu.clock import Clock
 from podgpu.configuration.config_file import DEFAULT_RETENTION, Collection, Retention
 from podgpu.configuration.counter_feeds import CounterFeed
@@ -98,11 +97,7 @@ class Agent:
         self._counter_watch = CounterWatch(counter_feed, self._isolation, self.settings.deadline)
         self._schedule = self._new_schedule(policy)
         self._telemetry_turn = TelemetryTurn(
-            telemetry,
-            self._schedule.lanes,
-            self.settings.selection,
-            self._isolation,
-            self.settings.deadline,
+            telemetry, self._schedule.lanes, self.settings.selection, self._isolation, self.settings.deadline
         )
         self._allocation_turn = AllocationTurn(
             allocation, identities, self._isolation, DEADLINE, self.clock.monotonic, signs, self.reload
@@ -111,7 +106,10 @@ class Agent:
         self._usage_turn = (
             None
             if containers is None
-            else UsageTurn(telemetry, containers, self._isolation, self.settings.deadline, self.clock)
+            else UsageTurn(
+                *(telemetry, containers, self._isolation, self.settings.deadline, self.clock),
+                patience(self.settings.usage_interval, self.settings.interval),
+            )
         )
         self._usage_part = UsagePart()
         self._health = HealthWatch()
@@ -157,7 +155,9 @@ class Agent:
         self.read_telemetry(only_due=True)
 
     def _take(self, part: TelemetryPart) -> None:
-        self._clock_counts = self._clock_events.note(_clock_event_masks(part), self.clock.monotonic())
+        self._clock_counts = self._clock_events.note(
+            clock_event_masks(part.readings, part.lanes), self.clock.monotonic()
+        )
         self._clock_totals = self._clock_events.totals()
         if part.devices != self._telemetry_part.devices:
             self._allocate_now.set()  # ids that named nothing a moment ago may name a device now
@@ -192,6 +192,14 @@ class Agent:
         )
         self._publish()
 
+    def read_due_usage(self) -> None:
+        """One usage turn; none where it would say nothing that the next one does not, but errors are published."""
+        turn, holders = self._usage_turn, self._allocation_part.allocation.assignments
+        if turn is not None and turn.can_wait(self._telemetry_part.listed, holders):
+            self._publish()
+        else:
+            self.read_usage()
+
     def read_counters(self) -> None:
         """Takes up counters that changed; bad ones leave the last good set in place."""
         self._counter_watch.read(self._change_counters)
@@ -204,7 +212,7 @@ class Agent:
         return Schedule(lanes, WARM_UP_SECONDS)
 
     def _change_counters(self, counters: tuple[MetricCounter, ...]) -> None:
-        """The first of the two readings that rates need is taken at once; the page stands until the second."""
+        """The first of the two readings that rates need is taken at once; the exposition stands until the second."""
         if counters == self._policy.counters:
             return
         with self._turn:
@@ -325,7 +333,7 @@ class Agent:
     def _usage_loop(self) -> None:
         while not self._stopping:
             began = self.clock.monotonic()
-            self.read_usage()
+            self.read_due_usage()
             self._stopped.wait(max(0.0, began + self.settings.usage_interval - self.clock.monotonic()))
 
     def release(self, seconds: float) -> bool:
@@ -390,11 +398,3 @@ class Agent:
         deadline = self.settings.deadline
         results = self._isolation.run({"release": lambda: self._telemetry.release(deadline / 2)}, deadline)
         return bool(results["release"].value)
-
-
-def _clock_event_masks(part: TelemetryPart) -> dict[str, int]:
-    """Of this turn's samples."""
-    if CLOCK_EVENTS_FIELD not in fields_of(part.lanes):
-        return {}
-    masks = ((r.device.key, r.values.get(CLOCK_EVENTS_FIELD)) for r in part.readings)
-    return {key: mask for key, mask in masks if isinstance(mask, int)}

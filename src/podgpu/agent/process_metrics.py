@@ -1,6 +1,6 @@
 """Tells of the exporter's own process what Prometheus' client libraries tell, under their names (`process_*`).
 
-Read from /proc/self when the page is made; what cannot be read is left out.
+Read from /proc/self when the exposition is made; what cannot be read is left out.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is published: one snapshot, with its families and pages, made when first asked for. Never the driver."""
+"""What is published: one snapshot, with its families and expositions, made when first asked for. Never the driver."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from podgpu.model import Family, Snapshot
 
 K = TypeVar("K")
 T = TypeVar("T")
-PageName = Literal["fresh", "stale", "gpu_manager"]
+ExpositionName = Literal["fresh", "stale", "gpu_manager"]
 _LARGE = 2_000
 """Series. So many take a few milliseconds to render: more are not for the thread in which everybody is answered."""
 
@@ -33,7 +33,7 @@ class Published:
         self._policy = policy
         self._making = threading.RLock()
         self._families: dict[str, tuple[Family, ...]] = {}
-        self._pages: dict[PageName, Exposition] = {}
+        self._expositions: dict[ExpositionName, Exposition] = {}
 
     # -- families: for whoever writes something else than Prometheus' text ------------------------------------------
 
@@ -59,24 +59,28 @@ class Published:
         make = gpu_manager_families
         return self._once(self._families, "gpu_manager", lambda: tuple(make(self.snapshot, self._policy)))
 
-    # -- pages ------------------------------------------------------------------------------------------------------
+    # -- expositions ------------------------------------------------------------------------------------------------
 
     @property
     def fresh(self) -> Exposition:
-        return self._page("fresh", lambda: (*self.figures, *self.own, *self.gpu_manager_figures))
+        return self._exposition("fresh", lambda: (*self.figures, *self.own, *self.gpu_manager_figures))
 
     @property
     def stale(self) -> Exposition:
         """Self-metrics only: what is served once the figures are too old."""
-        return self._page("stale", lambda: self.own)
+        return self._exposition("stale", lambda: self.own)
 
     @property
     def gpu_manager(self) -> Exposition:
         """gpu-manager's metrics alone. In stale times there are none."""
-        return self._page("gpu_manager", lambda: self.gpu_manager_figures) if self._policy.gpu_manager else NO_METRICS
+        return (
+            self._exposition("gpu_manager", lambda: self.gpu_manager_figures)
+            if self._policy.gpu_manager
+            else NO_METRICS
+        )
 
-    def page_if_made(self, name: PageName) -> Exposition | None:
-        return self._pages.get(name)
+    def exposition_if_made(self, name: ExpositionName) -> Exposition | None:
+        return self._expositions.get(name)
 
     @property
     def is_large(self) -> bool:
@@ -85,8 +89,8 @@ class Published:
         fields = len(self._policy.counters) * (len(self.snapshot.readings) + virtual)
         return fields + len(self.snapshot.assignments) + 9 * len(self.snapshot.usage.containers) > _LARGE
 
-    def _page(self, name: PageName, families: Callable[[], Iterable[Family]]) -> Exposition:
-        return self._once(self._pages, name, lambda: Exposition.of(encode(families())))
+    def _exposition(self, name: ExpositionName, families: Callable[[], Iterable[Family]]) -> Exposition:
+        return self._once(self._expositions, name, lambda: Exposition.of(encode(families())))
 
     def _once(self, made: dict[K, T], name: K, make: Callable[[], T]) -> T:
         found = made.get(name)

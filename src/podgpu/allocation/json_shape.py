@@ -47,6 +47,6 @@ def as_text(value: object, where: str) -> str:
     if not value.isascii():
         try:
             value.encode()
-        except UnicodeEncodeError:  # "\ud800" is JSON, but no page could carry it
+        except UnicodeEncodeError:  # "\ud800" is JSON, but no exposition could carry it
             raise ValueError(f"{where} has half a surrogate pair") from None
     return value

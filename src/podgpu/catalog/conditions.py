@@ -54,7 +54,7 @@ def order_of(condition: str) -> int:
 
 @lru_cache(maxsize=1024)
 def words_for(condition: str, detail: str = "") -> tuple[str, str]:
-    """What is wrong and what to do. `detail` may come from anybody's page: what it cannot mean is left out."""
+    """What is wrong and what to do. `detail` may come from anybody's exposition: what it cannot mean is left out."""
     spec = conditions()[condition]
     if condition == XID:
         return spec.says.format(detail=_xids_in_words(detail)), _xid_action(detail)

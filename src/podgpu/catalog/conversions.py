@@ -128,7 +128,7 @@ _NEVER_NEGATIVE = frozenset(
     {"mJ", "J", "W", "bytes", "MiB", "B/s", "KB/s", "MB/s", "Hz", "MHz", "ns", "ms", "s", "cycles", "count"}
     | {"banks", "pages", "rows", "lanes", "ratio"}
 )
-"""NVML's are unsigned, but an engine's and a page's need not be."""
+"""NVML's are unsigned, but an engine's and an exposition's need not be."""
 _TOO_MUCH_FOR_64_BITS = 2.0**63
 
 
@@ -147,7 +147,7 @@ def value_of(field: Field, raw: Any) -> Value:
     return _number(field, raw, converted)
 
 
-def value_on_page(field: Field, number: float) -> int | float:
+def value_printed(field: Field, number: float) -> int | float:
     """The field's value from a number DCGM has printed; raises Blank when it printed that there is none.
 
     dcgm-exporter 2.x prints the blanks themselves. Those of 64 bits are no floats: they read as 2 to the 63rd.

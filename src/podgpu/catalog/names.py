@@ -1,7 +1,8 @@
 """This module knows two generations of DCGM's names, dcgm-exporter 4.8's and 4.9's, and what is one figure in both.
 
 A unit belongs to a field's id, never to its name: `DCGM_FI_DEV_FB_USED` is field 252 in MiB, and field 1627 in bytes is
-`DCGM_FI_DEV_FB_USED_BYTES`. Everyone who reads a page asks `meaning` what a name on it says. `fields.csv` has the data.
+`DCGM_FI_DEV_FB_USED_BYTES`. Everyone who reads an exposition asks `meaning` what a name in it says.
+`fields.csv` has the data.
 """
 
 from __future__ import annotations
@@ -114,7 +115,7 @@ def meaning(name: str) -> Meaning | None:
 
 
 def names_meant_as_in_4_6(printed: Iterable[tuple[str, float]]) -> frozenset[str]:
-    """Of a page's names with their numbers: those under which there can only be what DCGM 4.6 calls so.
+    """Of an exposition's names with their numbers: those under which there can only be what DCGM 4.6 calls so.
 
     That is percent under a ratio's name: dcgm-exporter 4.8.3 and 4.8.4 print it for who asks for the name.
     """
@@ -154,7 +155,7 @@ def _legacy() -> Mapping[int, tuple[int, float]]:
 
 @cache
 def generations(field_id: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The names of a figure by generation: 4.8's with those before it, and 4.9's. A page may have one of each."""
+    """The names of a figure by generation: 4.8's with those before it, and 4.9's. One exposition may have both."""
     names = names_of(field_id)
     rename = rename_of(fields()[field_id].name)
     new = () if rename is None else (rename.new_name,)
@@ -163,7 +164,7 @@ def generations(field_id: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 @cache
 def names_of(field_id: int) -> tuple[str, ...]:
-    """Every name under which the figure of a field may stand on a page, in either unit, 4.8's first."""
+    """Every name under which the figure of a field may stand in an exposition, in either unit, 4.8's first."""
     field = fields()[field_id]
     other = counterpart(field)
     both = (field,) if other is None else sorted((field, other[0]), key=lambda one: one.id)

@@ -24,7 +24,7 @@ from podgpu.compose.process import configure_logging
 from podgpu.compose.servers import open_exposition
 from podgpu.enrich.turn import Enricher, Settings
 from podgpu.errors import SourceError, StartError, UsageError
-from podgpu.fetch.page import FilePage, PageSource
+from podgpu.fetch.exposition import ExpositionSource, FileExposition
 from podgpu.join import Policy
 
 _log = logging.getLogger("podgpu")
@@ -107,14 +107,14 @@ def command(ctx: click.Context, /, **options: Any) -> None:
 # What it is made of
 
 
-def _ends(options: dict[str, Any]) -> tuple[PageSource, AtomicFile]:
+def _ends(options: dict[str, Any]) -> tuple[ExpositionSource, AtomicFile]:
     if not options["in"] or not options["out"]:
         raise UsageError("enrich needs --in URL|PATH and --out FILE.prom")
     source = open_exposition(options["in"], options)
     textfile = AtomicFile(options["out"], _mode(options["mode"]), _owner(options["owner"]))
     if textfile.path.suffix != ".prom":
         _log.warning("--out %s: node_exporter reads only files that end in .prom", textfile.path)
-    if isinstance(source, FilePage):
+    if isinstance(source, FileExposition):
         _refuse_same(source.path, str(textfile.path))
     return source, textfile
 

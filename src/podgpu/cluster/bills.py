@@ -23,8 +23,8 @@ FORGET_SECONDS = 24 * 3600.0
 MOST_ACCOUNTS = 20_000
 """Past that, those of namespaces that are on no node any more are closed, the longest unchanged first."""
 MOST_SERIES = 4096
-"""Of one node. Past that, those that are not told any more are forgotten, the longest absent first: a page with other
-namespaces every time would fill the memory."""
+"""Of one node. Past that, those that are not told any more are forgotten, the longest absent first: an exporter
+that tells of other namespaces every time would fill the memory."""
 _MOST = 1e15
 """Seconds or joules: 30 million years. What says more is no counter."""
 _SLACK_SECONDS = 60.0
@@ -275,7 +275,7 @@ def _forget_absent(book: _Book, told: Standings, now: float) -> None:
 
 
 def _standings(counters: Iterable[NamespaceCounters]) -> Standings:
-    """Each series once, the first where a page has it twice."""
+    """Each series once, the first where an exposition has it twice."""
     found: Standings = {}
     for namespace, model, allocated, busy, energy in counters:
         series = namespace, model

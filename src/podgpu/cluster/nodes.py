@@ -249,7 +249,7 @@ def _claimed_twice(chosen: Mapping[str, NodeReading]) -> dict[str, set[str]]:
 
 
 def in_order(devices: tuple[DeviceFigures, ...]) -> tuple[DeviceFigures, ...]:
-    """By index, each device once. Most pages have them so."""
+    """By index, each device once. Most expositions have them so."""
     last = -1
     for device in devices:
         if device.index <= last:

@@ -34,7 +34,7 @@ class NodeReading:
     target: str
     """Whom it was read from: an exporter's URL without secrets, or Prometheus' `instance`."""
     node: str
-    """Its name; an address where the page has no name."""
+    """Its name; an address where the exposition has no name."""
     named: bool = True
     """False: `node` is only the target's address, so one node may be here under several."""
     devices: tuple[DeviceFigures, ...] = ()

@@ -16,17 +16,17 @@ from podgpu.compose.servers import ApiAccess
 from podgpu.compose.telemetries import open_telemetry
 from podgpu.enrich.turn import Enricher, Held, Settings
 from podgpu.errors import SourceError
-from podgpu.fetch.page import PageSource
+from podgpu.fetch.exposition import ExpositionSource
 from podgpu.isolate import Isolation
 from podgpu.model import Device
 from podgpu.telemetry.beside import DriverBeside
-from podgpu.telemetry.exposition import Page, parse_page
+from podgpu.telemetry.exposition import ParsedExposition, parse_exposition
 
 _DEADLINE = 5.0
 
 
 def assemble_enricher(
-    source: PageSource,
+    source: ExpositionSource,
     textfile: AtomicFile,
     settings: Settings,
     options: Mapping[str, Any],
@@ -46,11 +46,13 @@ def assemble_enricher(
     return Enricher(_fetch(source, isolation), _holders(turn), textfile, settings, DriverBeside(driver))
 
 
-def _fetch(source: PageSource, isolation: Isolation) -> Callable[[], Page]:
+def _fetch(source: ExpositionSource, isolation: Isolation) -> Callable[[], ParsedExposition]:
     """In a worker of its own: whatever hangs, a turn ends."""
 
-    def fetch() -> Page:
-        result = isolation.run({"exporter": lambda: parse_page(source.fetch(), source.shown)}, _DEADLINE)["exporter"]
+    def fetch() -> ParsedExposition:
+        result = isolation.run({"exporter": lambda: parse_exposition(source.fetch(), source.shown)}, _DEADLINE)[
+            "exporter"
+        ]
         if result.value is None:
             raise result.error or SourceError("bug", "no metrics and no reason")
         return result.value

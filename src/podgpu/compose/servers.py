@@ -16,7 +16,7 @@ from podgpu.configuration.counter_feeds import CONFIGMAP_KEY, ConfigMapCounters
 from podgpu.errors import SourceError, UsageError, few_of
 from podgpu.fetch.access import Access
 from podgpu.fetch.endpoint import DEADLINE
-from podgpu.fetch.page import MAX_AGE, PageSource, open_page_source
+from podgpu.fetch.exposition import MAX_AGE, ExpositionSource, exposition_at
 from podgpu.model import Allocation, Device
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class ApiAccess:
     """The API server as one node's exporter asks it: each feed once, closed together."""
 
     def __init__(self, kubeconfig: str, sync_seconds: float = _SYNC_SECONDS) -> None:
-        """`sync_seconds`: how long a feed that the first page needs is waited for."""
+        """`sync_seconds`: how long a feed that the first exposition needs is waited for."""
         self._sync_seconds = sync_seconds
         self._kubeconfig = kubeconfig or None
         self._config: ApiConfig | None = None
@@ -190,11 +190,11 @@ class ApiHealth:
 # Other exporters
 
 
-def open_exposition(place: str, options: Mapping[str, Any], deadline: float | None = None) -> PageSource:
+def open_exposition(place: str, options: Mapping[str, Any], deadline: float | None = None) -> ExpositionSource:
     """An exporter's metrics, at a URL or in a file. Raises UsageError; options not there count as not given."""
     access = access_by(options, "exporter", "the exporter")
     max_age = options.get("exporter_max_age", MAX_AGE)
-    return open_page_source(place, access, deadline=deadline or _deadline(options), max_age=max_age)
+    return exposition_at(place, access, deadline=deadline or _deadline(options), max_age=max_age)
 
 
 def access_by(options: Mapping[str, Any], prefix: str, server: str, headers: Mapping[str, str] | None = None) -> Access:

@@ -15,7 +15,7 @@ from podgpu.catalog.counters import Counter
 from podgpu.device_selection import Selection
 from podgpu.doctor.counters import fields_to_ask, judge_counters
 from podgpu.doctor.findings import Finding, note, wrong
-from podgpu.doctor.gpus import Gpus, judge_dcgm, judge_gpus, judge_page, read_gpus
+from podgpu.doctor.gpus import Gpus, judge_dcgm, judge_exposition, judge_gpus, read_gpus
 from podgpu.doctor.host import (
     Host,
     judge_device_files,
@@ -106,7 +106,7 @@ def _look_at_host(question: Question, isolation: Isolation, deadline: float) -> 
 def _judge_figures(question: Question, gpus: Gpus, host: Host, telemetry: Telemetry) -> list[Finding]:
     """Where the figures come from. Simulated GPUs are on no bus of this machine, nor is its driver theirs."""
     if isinstance(telemetry, ExporterTelemetry):
-        return judge_page(telemetry, gpus)
+        return judge_exposition(telemetry, gpus)
     if telemetry.name == SIMULATED:
         return judge_gpus(gpus, Host(), None)
     findings = judge_dcgm(telemetry, gpus) if isinstance(telemetry, DcgmTelemetry) else []

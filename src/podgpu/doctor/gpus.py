@@ -1,6 +1,6 @@
 """This module asks the driver and every GPU, one by one under a deadline, and judges the answers. Changes nothing.
 
-So it does where another program gives the figures: DCGM's host engine, an exporter's page.
+So it does where another program gives the figures: DCGM's host engine, an exporter's exposition.
 """
 
 from __future__ import annotations
@@ -213,8 +213,8 @@ def judge_dcgm(telemetry: DcgmTelemetry, gpus: Gpus) -> list[Finding]:
     return [ok("DCGM", what)]
 
 
-def judge_page(telemetry: ExporterTelemetry, gpus: Gpus) -> list[Finding]:
-    """The messages of a page that cannot be had say what to do."""
+def judge_exposition(telemetry: ExporterTelemetry, gpus: Gpus) -> list[Finding]:
+    """The messages of an exposition that cannot be had say what to do."""
     inventory = gpus.inventory
     if inventory is None:
         is_bug = getattr(gpus.error, "reason", "") == "bug"

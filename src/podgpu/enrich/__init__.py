@@ -1,1 +1,1 @@
-"""An existing exporter's page with pod labels on it, in a file for node_exporter's textfile collector (seed 000)."""
+"""Puts pod labels on an existing exporter's exposition, in a file for node_exporter's textfile collector (seed 000)."""

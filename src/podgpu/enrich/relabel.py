@@ -1,4 +1,4 @@
-"""Puts the holders on a page's series: every family as it came, other pod labels. Pure."""
+"""Puts the holders in an exposition's series: every family as it came, other pod labels. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from podgpu.exposition.parse import ParsedFamily, ParsedSample
 from podgpu.join.dcgm import holder_pairs, sole_holders
 from podgpu.join.policy import Policy
 from podgpu.model import Assignment
-from podgpu.telemetry.exposition import LabelSet, Page, settled
+from podgpu.telemetry.exposition import LabelSet, ParsedExposition, settled
 
 _OWN = "podgpu_"
 
@@ -19,19 +19,19 @@ _OWN = "podgpu_"
 class Relabelled:
     families: tuple[ParsedFamily, ...]
     ambiguous: int
-    """Series left out: the page had several for different holders of one device, with different figures."""
+    """Series left out: the exposition had several for different holders of one device, with different figures."""
 
 
-def relabel(page: Page, assignments: Iterable[Assignment], policy: Policy) -> Relabelled:
-    """Pod labels go on what names a device with exactly one holder; those the page came with are dropped.
+def relabel(exposition: ParsedExposition, assignments: Iterable[Assignment], policy: Policy) -> Relabelled:
+    """Pod labels go on what names a device with exactly one holder; those the exposition came with are dropped.
 
     Copies of a figure for several holders of a device become one series again. podgpu's own families, on a podgpu's
-    page, say by themselves whose they are: they are left as they came.
+    exposition, say by themselves whose they are: they are left as they came.
     """
-    labels = _Labels(page, sole_holders(assignments), policy)
+    labels = _Labels(exposition, sole_holders(assignments), policy)
     families = []
     ambiguous = 0
-    for family in page.families:
+    for family in exposition.families:
         samples = list(family.samples if family.name.startswith(_OWN) else _samples(family, labels))
         kept = tuple(sample for sample in samples if sample is not None)
         ambiguous += len(samples) - len(kept)
@@ -40,7 +40,7 @@ def relabel(page: Page, assignments: Iterable[Assignment], policy: Policy) -> Re
 
 
 def _samples(family: ParsedFamily, labels: _Labels) -> Iterator[ParsedSample | None]:
-    """In the page's order; None where copies differ."""
+    """In the exposition's order; None where copies differ."""
     copies: dict[tuple[str, int], list[ParsedSample]] = {}
     new: dict[tuple[str, int], LabelSet] = {}
     for sample in family.samples:
@@ -56,8 +56,8 @@ def _samples(family: ParsedFamily, labels: _Labels) -> Iterator[ParsedSample | N
 class _Labels:
     """New labels for old, each set made once: equal ones are the same object."""
 
-    def __init__(self, page: Page, holders: Mapping[str, Assignment], policy: Policy) -> None:
-        self._page = page
+    def __init__(self, exposition: ParsedExposition, holders: Mapping[str, Assignment], policy: Policy) -> None:
+        self._exposition = exposition
         self._holders = holders
         self._policy = policy
         self._made: dict[int, LabelSet] = {}
@@ -71,7 +71,7 @@ class _Labels:
         return made
 
     def _make(self, sample: ParsedSample) -> LabelSet:
-        device = self._page.device_of(sample)
+        device = self._exposition.device_of(sample)
         if device is None:
             return sample.labels
         labels = {name: value for name, value in sample.labels.items() if name not in HOLDER_LABELS}

@@ -1,4 +1,5 @@
-"""One turn of enrichment: a page in, its holders put on, a file out; and what becomes of the file when that fails."""
+"""Enricher takes one turn: an exposition in, its holders put on, a file out; and what becomes of the file when that
+fails."""
 
 from __future__ import annotations
 
@@ -15,11 +16,11 @@ from podgpu.exposition.text import encode, encode_parsed
 from podgpu.join import Policy, self_families
 from podgpu.model import Allocation, Device, Family, Outcome, Sample, Snapshot
 from podgpu.telemetry.beside import DriverBeside
-from podgpu.telemetry.exposition import Page
+from podgpu.telemetry.exposition import ParsedExposition
 
 _log = logging.getLogger("podgpu")
 SOURCE = "exporter"
-"""The page's name among the sources of podgpu's own metrics."""
+"""The exposition's name among the sources of podgpu's own metrics."""
 OUTPUT = "textfile"
 
 
@@ -47,7 +48,7 @@ class Settings:
 class Enricher:
     def __init__(
         self,
-        fetch: Callable[[], Page],
+        fetch: Callable[[], ParsedExposition],
         holders: Holders,
         textfile: AtomicFile,
         settings: Settings | None = None,
@@ -69,19 +70,19 @@ class Enricher:
         """When the figures in the file are from; None: there are none in it."""
 
     def turn(self) -> Sequence[Outcome]:
-        """How the sources of holders fared. Raises SourceError when the page is no good, OutputError when the file
+        """How the sources of holders fared. Raises SourceError when the text is no good, OutputError when the file
         cannot be written."""
         began = self._clock()
         try:
-            page = self._fetch()
+            exposition = self._fetch()
         except SourceError as e:
             self._note(SOURCE, e.reason, f"{e}; {self._fate()}")
             self._expire(Outcome(SOURCE, self._clock() - began, e.reason, str(e)))
             raise
         self._answers(SOURCE)
-        held = self._holders(self._devices(page))
+        held = self._holders(self._devices(exposition))
         self._report(held.outcomes)
-        result = relabel(page, held.allocation.assignments, self._settings.policy)
+        result = relabel(exposition, held.allocation.assignments, self._settings.policy)
         if result.ambiguous:
             self._errors[SOURCE, "copies_differ"] += result.ambiguous
         figures = encode_parsed(result.families)
@@ -91,9 +92,9 @@ class Enricher:
         self._written_at = self._clock()
         return held.outcomes
 
-    def _devices(self, page: Page) -> tuple[Device, ...]:
+    def _devices(self, exposition: ParsedExposition) -> tuple[Device, ...]:
         by_name = self._settings.device_name_ids
-        named = (replace(d, minor=d.index) if by_name else d for d in page.devices)
+        named = (replace(d, minor=d.index) if by_name else d for d in exposition.devices)
         return self._beside.complete(named)
 
     # The file
@@ -146,7 +147,7 @@ class Enricher:
     def _about_itself(
         self, outcomes: tuple[Outcome, ...], held: Held, taken_at: float, there: Set[str] = frozenset()
     ) -> bytes:
-        """`there`: families that the page has already, being a podgpu's; a second HELP would break the file."""
+        """`there`: families that the exposition has already, being a podgpu's; a second HELP would break the file."""
         if not self._settings.self_metrics:
             return b""
         snapshot = Snapshot(

@@ -1,15 +1,15 @@
-"""Parses text format 0.0.4 into families: the encoder's way back, and anybody else's page. Pure.
+"""Parses text format 0.0.4 into families: the encoder's way back, and anybody else's exposition. Pure.
 
 What breaks the format is refused with its line and the reason. Three things it forbids are taken all the same, because
 exporters do them and Prometheus takes them: a family whose samples are not in one group, a series that comes twice, and
 a backslash that escapes nothing (dcgm-exporter escapes no label values), which stands for itself.
 
 Every line has one meaning: blank lines and comments say nothing, wherever the `#` stands; `# HELP` and `# TYPE` of a
-name that is none (`# HELP x{a="b"} 1`) break the page, as they do for Prometheus; all else is a sample, or refused.
+name that is none (`# HELP x{a="b"} 1`) break the text, as they do for Prometheus; all else is a sample, or refused.
 
-There are two ways through a page. `_Page.take` is exact and reads every line there can be. `_Page.take_plain` reads
+There are two ways through a text. `_Text.take` is exact and reads every line there can be. `_Text.take_plain` reads
 `name{labels} number` with a name met before and labels written like some met before, which is nearly every line, ten
-times as fast; what it is not sure of it leaves to `take`, so that both say the same of every page.
+times as fast; what it is not sure of it leaves to `take`, so that both say the same of every text.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _ESCAPED = {r"\\": "\\", r"\n": "\n", r"\"": '"'}
 
 
 class BadExposition(SourceError):
-    """A page that is no text format 0.0.4."""
+    """An exposition that is no text format 0.0.4."""
 
     def __init__(self, line: int, why: str) -> None:
         super().__init__("malformed", f"line {line}: {why}")
@@ -62,7 +62,7 @@ class BadExposition(SourceError):
 
 
 class TooMuch(BadExposition):
-    """A page with more on it than is taken."""
+    """An exposition with more in it than is taken."""
 
 
 class ParsedSample(NamedTuple):  # a tuple: made once per line, and a frozen dataclass takes four times as long
@@ -76,7 +76,7 @@ class ParsedSample(NamedTuple):  # a tuple: made once per line, and a frozen dat
 
 @dataclass(frozen=True, slots=True)
 class ParsedFamily:
-    """`type` is `untyped` and `help` empty where the page does not say."""
+    """`type` is `untyped` and `help` empty where the exposition does not say."""
 
     name: str
     type: str = "untyped"
@@ -85,28 +85,28 @@ class ParsedFamily:
 
 
 def parse_text(text: str, most: int | None = None) -> list[ParsedFamily]:
-    """The families in the order they first appear, their samples in the page's order. Raises BadExposition.
+    """The families in the order they first appear, their samples in the exposition's order. Raises BadExposition.
 
     `most`: lines and different labels that are taken in all, each of which costs up to a kilobyte; None: any number.
     """
     if text and not text.endswith("\n"):
         raise BadExposition(text.count("\n") + 1, "the page ends in the middle of this line")
-    page = _Page(most)
+    taken = _Text(most)
     is_plain = text.isascii() and not any(blank in text for blank in _BLANKS_TO_FLOAT)
-    take = page.take_plain if is_plain else page.take_all
+    take = taken.take_plain if is_plain else taken.take_all
     first = 1
     try:
         for lines in _blocks(text):
             take(lines, first)
             first += len(lines)
     except BadExposition:
-        page.let_go()
+        taken.let_go()
         raise
-    return page.families()
+    return taken.families()
 
 
 def _blocks(text: str) -> Iterator[list[str]]:
-    """The lines, a part of the page at a time: a page of 100 MB is not there twice, and a part stays in the cache."""
+    """The lines, a part of the text at a time: a text of 100 MB is not there twice, and a part stays in the cache."""
     start = 0
     while start < len(text):
         end = text.rfind("\n", start, start + _BLOCK) if len(text) - start > _BLOCK else len(text) - 1
@@ -128,7 +128,7 @@ class _Growing:
     samples: list[ParsedSample] = field(default_factory=list)
 
 
-class _Page:
+class _Text:
     """What was read so far."""
 
     def __init__(self, most: int | None = None) -> None:
@@ -174,7 +174,7 @@ class _Page:
             last = _NO_NAME  # what has just been read may say that the name is another family's
 
     def _make_room(self, lines: Sequence[str], first: int) -> None:
-        """Before a part of the page is taken. What that part goes over by is a block's worth, so small."""
+        """Before a part of the exposition is taken. What that part goes over by is a block's worth, so small."""
         if self._most is None:
             return
         if len(lines) == 1 and len(lines[0]) > _BLOCK:
@@ -278,7 +278,7 @@ def _read_comment(line: str) -> tuple[str | None, str | None, str] | None:
 
 
 _comment_parts = lru_cache(maxsize=1024)(_read_comment)
-"""An exporter's next page has the same comments; and, below, labels of the same names."""
+"""An exporter's next exposition has the same comments; and, below, labels of the same names."""
 
 
 # Parts of a sample line

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from podgpu.model import Family, Labels
 
-if TYPE_CHECKING:  # an exporter parses no page
+if TYPE_CHECKING:  # an exporter parses no exposition
     from podgpu.exposition.parse import ParsedFamily
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -74,7 +74,7 @@ def format_float(value: float) -> str:
 
 
 def encode_parsed(families: Iterable[ParsedFamily]) -> bytes:
-    """`parse_text`'s way back, for pages that are passed on: HELP and TYPE where the page had something to say, every
+    """`parse_text`'s way back, for what is passed on: HELP and TYPE where there was something to say, every
     sample under its own name and in its order.
 
     Timestamps are not written: node_exporter's textfile collector skips a file that has one. Numbers are written in the

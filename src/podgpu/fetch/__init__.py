@@ -1,4 +1,4 @@
-"""Asks exporters for pages, and whoever else for JSON, over `http/` and bounded in size and time.
+"""Asks exporters for expositions, and whoever else for JSON, over `http/` and bounded in size and time.
 
 - `access.py`: `Access` says how to be let in (TLS, a login or a token, more headers) and under which prefix the options
   are called that messages name: `Access(token_file=…, headers=(("X-Scope-OrgID", "a"),), prefix="prometheus",
@@ -11,6 +11,6 @@
   that is not wanted (`unauthorized`, `http_503`, …). `endpoint.shown` is the URL without secrets. No redirect is
   followed. `open_session()` of `http/exchange.py` gives the aiohttp session that `ask` wants: on the running loop, open
   between requests, closed by its owner.
-- `page.py`: `UrlPage` and `FilePage`, an exporter's page as bytes: `fetch()` waits, `await fetch_with(session)` for a
-  loop that does other things meanwhile.
+- `exposition.py`: `UrlExposition` and `FileExposition`, what an exporter wrote as bytes: `fetch()` waits,
+  `await fetch_with(session)` for a loop that does other things meanwhile.
 """

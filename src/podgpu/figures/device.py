@@ -187,7 +187,7 @@ def device_model(device: DeviceFigures) -> str:
 
 
 def nameless_uuid(index: str) -> str:
-    """What stands for the UUID on pages without: every node has a `gpu 0`."""
+    """What stands for the UUID on expositions without: every node has a `gpu 0`."""
     return f"{_NAMELESS}{index}"
 
 

@@ -48,8 +48,8 @@ def _figure_name(name: str, number: int) -> FigureName:
     return FigureName(number, fields()[number].per_instance, known if known and known.factor != 1.0 else None)
 
 
-def names_on_page(samples: Sequence[ParsedSample], measured: str, beside: tuple[int, ...]) -> dict[str, FigureName]:
-    """As the names are meant on this page."""
+def names_printed(samples: Sequence[ParsedSample], measured: str, beside: tuple[int, ...]) -> dict[str, FigureName]:
+    """As the names are meant in this exposition."""
     names = field_names(measured, beside)
     doubtful = doubtful_names()
     old = names_meant_as_in_4_6([(s.name, s.value) for s in samples if s.name in doubtful])

@@ -1,4 +1,5 @@
-"""Figures from an exporter's page: podgpu's, or dcgm-exporter's under any of its names, without holders' use. Pure."""
+"""This module makes figures of an exposition: podgpu's, or dcgm-exporter's under any of its names, without
+holders' use. Pure."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ from podgpu.figures.device import (
     nameless_uuid,
     utilization_of,
 )
-from podgpu.figures.figure_names import HEALTH_FIELDS, UNKNOWN_FIELD, field_names, names_on_page
+from podgpu.figures.figure_names import HEALTH_FIELDS, UNKNOWN_FIELD, field_names, names_printed
 from podgpu.model import Who, Workload
 
 NODE_LABELS = ("Hostname", "hostname", "node", "instance")
@@ -60,24 +61,26 @@ _OTHERS = frozenset(
         *(f.CONDITION_SINCE, f.LAST_HOLDER),
     )
 )
-"""What tells that a GPU is broken where nobody says so in words: on dcgm-exporter's pages."""
+"""What tells that a GPU is broken where nobody says so in words: in dcgm-exporter's expositions."""
 _MOST_DIGITS = 9
 _MOST = 1e18
 """Of anything: an exabyte, 30 billion years. What says more is a broken counter."""
 _MOST_LOST = 1e6
+_MOST_SOURCES, _LONGEST_SOURCE = 64, 64
+"""Of what an exporter cannot read: each of its GPUs is one, and every name is on the page."""
 _DCGM_BLANK = 0x7FFFFFF0
 """From here on DCGM's marks for "no value" begin. No field here, in %, MiB, W or degrees, has so much of it."""
 Labels = Mapping[str, str]
 
 
-class PageFigures(NamedTuple):
+class ExpositionFigures(NamedTuple):
     view: View
     nodes: tuple[str, ...]
-    """Every name of a node on the page, in its order."""
+    """Every name of a node in the exposition, in its order."""
     is_podgpu: bool
 
 
-def view_of_page(families: Iterable[ParsedFamily], measured: str = "", beside: tuple[int, ...] = ()) -> View:
+def view_of_exposition(families: Iterable[ParsedFamily], measured: str = "", beside: tuple[int, ...] = ()) -> View:
     """With what is wrong in words."""
     samples = samples_named(families, figure_names(measured, beside))
     view, nodes, _ = figures_of(samples, measured, beside=beside)
@@ -91,7 +94,7 @@ def figures_of(
     node_labels: Sequence[str] = NODE_LABELS,
     address: str = "",
     beside: tuple[int, ...] = (),
-) -> PageFigures:
+) -> ExpositionFigures:
     """`samples`: those of `samples_named`; one that is not a figure is passed over. `address` stands for the node where
     no label names it. A device is known by UUID, instance and model: what names no model goes to the first that has
     one."""
@@ -101,7 +104,7 @@ def figures_of(
     devices = tuple(builder.devices(node_labels, nodes[0] if nodes else address))
     trouble = Trouble(tuple(builder.down), builder.lost)
     view = View(devices, notes, simulated=builder.simulated, trouble=trouble)
-    return PageFigures(view, nodes, builder.is_podgpu)
+    return ExpositionFigures(view, nodes, builder.is_podgpu)
 
 
 @lru_cache(maxsize=16)
@@ -136,7 +139,7 @@ class _Place(NamedTuple):
 
 @dataclass(slots=True)
 class _Found:
-    """One device, as far as the page was read."""
+    """One device, as far as the exposition was read."""
 
     labels: Labels
     fields: dict[int, dict[Who, float | None]] = field(default_factory=dict)
@@ -163,7 +166,7 @@ class _Spot(NamedTuple):
 
 class _Builder:
     def __init__(self, samples: Sequence[ParsedSample], measured: str, beside: tuple[int, ...]) -> None:
-        self._fields = names_on_page(samples, measured, beside)
+        self._fields = names_printed(samples, measured, beside)
         self._beside = beside
         known = meaning(measured)
         self._measured = known.field.id if known else UNKNOWN_FIELD
@@ -208,8 +211,8 @@ class _Builder:
         elif name == f.SOURCE_UP.name:
             source = labels.get("source", "?")
             self.simulated |= source == SIMULATED
-            if value == 0:
-                self.down.append(source)
+            if value == 0 and len(self.down) < _MOST_SOURCES:
+                self.down.append(source[:_LONGEST_SOURCE])
         elif name == f.DEVICE_COUNT.name:
             self._hosts.append(labels)
             if labels.get("state") == "lost" and value and value < _MOST_LOST:

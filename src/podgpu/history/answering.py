@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from dataclasses import replace
 
@@ -11,6 +10,7 @@ from podgpu.history.asking import JSON, PER_HOUR, STEP, Kept, Range, Window
 from podgpu.history.keeper import RingClock
 from podgpu.history.ring import Ring
 from podgpu.history.rows import Key
+from podgpu.http.aside import Turns
 
 
 class RingHistory:
@@ -18,16 +18,17 @@ class RingHistory:
         self._ring = ring
         self._clock = clock
         self._lines = Sparklines(ring)
+        self._turns = Turns(1)
 
     async def sparklines(self, asked: Range) -> bytes:
-        return await asyncio.to_thread(self.sparklines_now, asked)
+        return await self._turns.do(self.sparklines_now, asked)
 
     def sparklines_now(self, asked: Range) -> bytes:
         now, ahead = self._clock.now(), self._clock.ahead()
         return self._lines.json(_window(asked, now, ahead), asked, now)
 
     async def gpu(self, device: Key, asked: Range) -> JSON | None:
-        return await asyncio.to_thread(self.gpu_now, device, asked)
+        return await self._turns.do(self.gpu_now, device, asked)
 
     def gpu_now(self, device: Key, asked: Range) -> JSON | None:
         now, ahead = self._clock.now(), self._clock.ahead()
@@ -35,7 +36,7 @@ class RingHistory:
         return None if kept is None else telling.gpu_json(_window(asked, now, ahead), _unix(kept, ahead))
 
     async def pod(self, namespace: str, pod: str, asked: Range) -> JSON | None:
-        return await asyncio.to_thread(self.pod_now, namespace, pod, asked)
+        return await self._turns.do(self.pod_now, namespace, pod, asked)
 
     def pod_now(self, namespace: str, pod: str, asked: Range) -> JSON | None:
         now, ahead = self._clock.now(), self._clock.ahead()

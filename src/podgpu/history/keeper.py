@@ -106,13 +106,13 @@ class Keeper:
             return
         try:
             if not self._loaded:
-                words = self._journal.load(now, ahead)
+                notes = self._journal.load(now, ahead)
                 self._loaded = True
-                _warn(words)
+                _warn(notes)
             if self._beside is not None and not self._beside_loaded:
-                words = self._beside.load()
+                of_beside = self._beside.load()
                 self._beside_loaded = True
-                _warn(words)
+                _warn(of_beside)
             if now - self._tidied_at >= _TIDY_SECONDS:
                 self._journal.tidy(now, ahead)  # before anything is written: on a full disk it makes room
                 self._tidied_at = now

@@ -61,6 +61,21 @@ class Aside:
             work()
 
 
+class Turns:
+    """Work for those who look, in other threads and little at a time; the others wait, in the order in which they came.
+
+    All of Python's threads for this are a handful, and one interpreter: a hundred who look at once would take them from
+    a scraper who needs one, and the interpreter from everybody.
+    """
+
+    def __init__(self, at_a_time: int) -> None:
+        self._free = asyncio.Semaphore(at_a_time)
+
+    async def do(self, work: Callable[..., T], *arguments: object) -> T:
+        async with self._free:
+            return await asyncio.to_thread(work, *arguments)
+
+
 class Latest(Generic[T]):
     """What `read` says at the moment; while the disk does not answer, what it said last.
 

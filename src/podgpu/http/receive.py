@@ -56,7 +56,7 @@ class Received:
     def _unpack(self, piece: bytes) -> None:
         is_full = False
         while piece or is_full:
-            if self._unpacker.eof:  # gzip may come in several members, and one of two is half a page
+            if self._unpacker.eof:  # gzip may come in several members, and one of two is half an exposition
                 self._begin_member()
             try:
                 plain = self._unpacker.decompress(piece, _STEP)

@@ -134,7 +134,7 @@ def _text(value: object) -> str:
 
 
 def _whole(text: str) -> bool:
-    """Half a surrogate pair is JSON, but no page could carry it."""
+    """Half a surrogate pair is JSON, but no exposition could carry it."""
     return text.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in text)
 
 

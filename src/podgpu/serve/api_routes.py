@@ -15,6 +15,7 @@ from aiohttp import web
 from podgpu.agent.loop import Agent
 from podgpu.errors import SourceError, UsageError
 from podgpu.exposition.body import Body, etag_of
+from podgpu.http.aside import Turns
 from podgpu.serve.answers import JSON_HEADERS, PAGE_HEADERS, Handler, json_error, prepared
 
 if TYPE_CHECKING:  # an exporter that nobody looks at does not load it
@@ -39,31 +40,39 @@ _CSV_HEADERS = {**PAGE_HEADERS, "Content-Type": "text/csv; charset=utf-8"}
 
 
 def api_routes(
-    latest: Callable[[], PageState], history: History | None = None, wasted: TellWaste | None = None
+    latest: Callable[[], PageState],
+    turns: Turns,
+    history: History | None = None,
+    wasted: TellWaste | None = None,
 ) -> list[web.RouteDef]:
     """All but a GPU's own view, which an exporter and the cluster complete differently. Behind all others: it answers
     whatever else is asked below `/api`."""
     return [
-        web.get("/api/v1/view", _view(latest)),
-        web.get("/api/v1/pods/{namespace}/{pod}", _pod(latest)),
-        *_history_routes(history),
-        *([] if wasted is None else [web.get("/api/v1/waste", _waste(wasted))]),
+        web.get("/api/v1/view", _view(latest, turns)),
+        web.get("/api/v1/pods/{namespace}/{pod}", _pod(latest, turns)),
+        *_history_routes(history, turns),
+        *([] if wasted is None else [web.get("/api/v1/waste", _waste(wasted, turns))]),
         web.route("*", "/api/{rest:.*}", _nothing_here),
     ]
+
+
+def turns_to_look() -> Turns:
+    """For all who look at one server. More than one: who has much made keeps nobody from the page itself."""
+    return Turns(2)
 
 
 # What is now
 
 
-def _view(latest: Callable[[], PageState]) -> Handler:
+def _view(latest: Callable[[], PageState], turns: Turns) -> Handler:
     async def handle(request: web.Request) -> web.Response:
-        state = await asyncio.to_thread(latest)
+        state = await turns.do(latest)
         return prepared(request, state.view, {**JSON_HEADERS, "ETag": state.etag})
 
     return handle
 
 
-def _pod(latest: Callable[[], PageState]) -> Handler:
+def _pod(latest: Callable[[], PageState], turns: Turns) -> Handler:
     def find(namespace: str, name: str) -> Body | None:
         from podgpu.figures.as_json import pod_json
 
@@ -72,7 +81,7 @@ def _pod(latest: Callable[[], PageState]) -> Handler:
 
     async def handle(request: web.Request) -> web.Response:
         namespace, name = request.match_info["namespace"], request.match_info["pod"]
-        found = await asyncio.to_thread(find, namespace, name)
+        found = await turns.do(find, namespace, name)
         if found is None:
             return json_error(404, f"no GPU is held by pod {namespace}/{name}")
         return prepared(request, found, JSON_HEADERS)
@@ -83,47 +92,51 @@ def _pod(latest: Callable[[], PageState]) -> Handler:
 # A GPU's own view: of the exporter from what it read, of the cluster with what the GPU's exporter adds
 
 
-def node_gpu(agent: Agent, latest: Callable[[], PageState]) -> web.RouteDef:
+def node_gpu(agent: Agent, latest: Callable[[], PageState], turns: Turns) -> web.RouteDef:
     async def complete(uuid: str, _found: JSON) -> JSON:
         from podgpu.figures.gpu_view import details_json
 
         return details_json(agent.published.snapshot, uuid, *agent.details(uuid))
 
-    return web.get("/api/v1/gpus/{uuid}", _gpu(latest, complete))
+    return web.get("/api/v1/gpus/{uuid}", _gpu(latest, complete, turns))
 
 
-def cluster_gpu(cluster: Cluster) -> web.RouteDef:
-    turn = asyncio.Semaphore(_MOST_ASKED)
+def cluster_gpu(cluster: Cluster, turns: Turns) -> web.RouteDef:
+    asking = asyncio.Semaphore(_MOST_ASKED)
 
     async def complete(uuid: str, found: JSON) -> JSON:
         from podgpu.figures.gpu_view import parse_details
 
         target = next((node.target for node in cluster.published.view.nodes if node.name == found["node"]), "")
         try:
-            async with asyncio.timeout(LONGEST_ASK), turn:
-                return parse_details(await cluster.ask_exporter(target, ("api", "v1", "gpus", uuid)))
+            async with asyncio.timeout(LONGEST_ASK), asking:
+                answer = await cluster.ask_exporter(target, ("api", "v1", "gpus", uuid))
+            return await turns.do(parse_details, answer)
         except TimeoutError:
             why = SourceError("deadline", f"its exporter did not answer within {LONGEST_ASK:g} s")
         except SourceError as error:
             why = error
         return {"sources": [{"source": "exporter", "ok": False, "error": why.reason, "message": str(why)}]}
 
-    return web.get("/api/v1/gpus/{uuid}", _gpu(cluster.page, complete))
+    return web.get("/api/v1/gpus/{uuid}", _gpu(cluster.page, complete, turns))
 
 
-def _gpu(latest: Callable[[], PageState], complete: Complete) -> Handler:
+def _gpu(latest: Callable[[], PageState], complete: Complete, turns: Turns) -> Handler:
     def find(uuid: str) -> JSON | None:
         from podgpu.figures.gpu_view import gpu_json
 
         return gpu_json(latest().picture, uuid)
 
+    def made(answer: JSON) -> Body:
+        return Body.of(json.dumps(answer, ensure_ascii=False).encode())
+
     async def handle(request: web.Request) -> web.Response:
         uuid = request.match_info["uuid"]
-        found = await asyncio.to_thread(find, uuid)
+        found = await turns.do(find, uuid)
         if found is None:
             return json_error(404, f"there is no GPU {uuid[:64]!r}")
-        answer = {**await complete(uuid, found), **found}
-        return prepared(request, Body.of(json.dumps(answer, ensure_ascii=False).encode()), JSON_HEADERS)
+        body = await turns.do(made, {**await complete(uuid, found), **found})
+        return prepared(request, body, JSON_HEADERS)
 
     return handle
 
@@ -131,16 +144,18 @@ def _gpu(latest: Callable[[], PageState], complete: Complete) -> Handler:
 # What was before
 
 
-def _history_routes(history: History | None) -> list[web.RouteDef]:
+def _history_routes(history: History | None, turns: Turns) -> list[web.RouteDef]:
     return [
-        web.get("/api/v1/history", _history(history, _sparklines)),
-        web.get("/api/v1/history/gpus/{uuid}", _history(history, _history_of_gpu)),
-        web.get("/api/v1/history/pods/{namespace}/{pod}", _history(history, _history_of_pod)),
+        web.get("/api/v1/history", _history(history, _sparklines, turns)),
+        web.get("/api/v1/history/gpus/{uuid}", _history(history, _history_of_gpu, turns)),
+        web.get("/api/v1/history/pods/{namespace}/{pod}", _history(history, _history_of_pod, turns)),
     ]
 
 
 def _history(
-    history: History | None, find: Callable[[web.Request, History], Awaitable[bytes | JSON | web.Response]]
+    history: History | None,
+    find: Callable[[web.Request, History], Awaitable[bytes | JSON | web.Response]],
+    turns: Turns,
 ) -> Handler:
     async def handle(request: web.Request) -> web.Response:
         if history is None:
@@ -153,7 +168,7 @@ def _history(
             return json_error(503, f"history cannot be had: {error}", **{"Retry-After": _AGAIN_SECONDS})
         if isinstance(found, web.Response):
             return found
-        body, etag = await asyncio.to_thread(_body, found)
+        body, etag = await turns.do(_body, found)
         return prepared(request, body, {**JSON_HEADERS, "ETag": etag})
 
     return handle
@@ -194,7 +209,7 @@ def _body(found: bytes | JSON) -> tuple[Body, str]:
 # What was held and idle, by pod, owner or namespace
 
 
-def _waste(wasted: TellWaste) -> Handler:
+def _waste(wasted: TellWaste, turns: Turns) -> Handler:
     def made(by: By, form: Format) -> tuple[Body, dict[str, str]]:
         from podgpu.figures.waste_rows import csv_name, waste_csv, waste_json
 
@@ -213,7 +228,7 @@ def _waste(wasted: TellWaste) -> Handler:
             by, form = waste_asked(request.query)
         except UsageError as error:
             return json_error(400, str(error))
-        body, headers = await asyncio.to_thread(made, by, form)
+        body, headers = await turns.do(made, by, form)
         return prepared(request, body, headers)
 
     return handle

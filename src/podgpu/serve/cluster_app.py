@@ -13,7 +13,7 @@ from podgpu.exposition.body import NO_METRICS
 from podgpu.figures.waste import WasteStatement
 from podgpu.figures.waste_rows import Source
 from podgpu.serve.answers import Handler, exposition, probe
-from podgpu.serve.api_routes import cluster_gpu
+from podgpu.serve.api_routes import cluster_gpu, turns_to_look
 from podgpu.serve.app import Listener, make_application, probe_listener
 from podgpu.serve.lifecycle import forget, forget_of_cluster
 from podgpu.serve.page_routes import page_routes
@@ -50,14 +50,15 @@ def cluster_application(
     history: History | None = None,
     lifecycle: bool = True,
 ) -> web.Application:
+    turns = turns_to_look()
     return make_application(
         [
             web.get("/metrics", _metrics(cluster)),
             web.get("/metrics/nodes", _node_metrics(cluster)),
             *_probe_routes(cluster),
             web.post("/-/forget", forget(forget_of_cluster(cluster), lifecycle)),
-            cluster_gpu(cluster),
-            *page_routes(cluster.page, _LINKS, history, lambda: _wasted(cluster.published.view)),
+            cluster_gpu(cluster, turns),
+            *page_routes(cluster.page, _LINKS, history, lambda: _wasted(cluster.published.view), turns),
         ],
         protection,
     )

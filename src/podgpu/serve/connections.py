@@ -18,10 +18,14 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from heapq import heappop, heappush
+from itertools import count
 from typing import Any
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
+
+from podgpu.clock import OnceAMinute
 
 BACKLOG = 512
 MakeContext = Callable[[], Awaitable[ssl.SSLContext]]
@@ -30,7 +34,8 @@ _OWN_DESCRIPTORS = 64
 """What podgpu needs besides connections: files, sockets and the driver's device nodes."""
 _WAITING_BYTES = 64 * 1024
 """Whoever leaves more of an answer unread counts as slow."""
-_REPEATED_SECONDS = 60.0
+_HEARD_AT_A_TIME = 4
+"""Requests that are begun before the loop looks who else has come: each takes a third of a millisecond."""
 _RESET = struct.pack("ii", 1, 0)
 _CLOSED = b"HTTP/1.1 431 Request Header Fields Too Large\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 _log = logging.getLogger(__name__)
@@ -50,6 +55,8 @@ class Limits:
     """Headers and body together: nothing here takes a body."""
     unread_bytes: int = 16 * 1024 * 1024
     """What all who read slowly may keep waiting for them."""
+    slow_seconds: float = 5.0
+    """After which whoever reads slowly gives his place to the next who wants it."""
     look_seconds: float = 1.0
     """How often the times are looked at."""
 
@@ -63,35 +70,16 @@ def limits_for(listeners: int) -> Limits:
     return Limits(strangers=min(usual.strangers, places), known=min(usual.known, places))
 
 
-class OnceAMinute(logging.Filter):
-    """Lets the same kind of line through once a minute, with the number of those that were held back."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        super().__init__()
-        self._clock = clock
-        self._said: dict[str, tuple[float, int]] = {}
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        kind, now = str(record.msg), self._clock()
-        at, held_back = self._said.get(kind, (float("-inf"), 0))
-        if now - at < _REPEATED_SECONDS:
-            self._said[kind] = at, held_back + 1
-            return False
-        if len(self._said) > 1000:
-            self._said.clear()
-        self._said[kind] = now, 0
-        if held_back:
-            record.msg = f"{kind} (and {held_back} more like it since the last such line)"
-        return True
-
-
 _log.addFilter(OnceAMinute())
 
 
 class Connection(web.RequestHandler):
     """aiohttp's, which also knows since when it waits for what."""
 
-    __slots__ = ("_answering", "_beginning", "_line", "_places", "_received", "answers", "deadline", "when_answered")
+    __slots__ = (
+        *("_answering", "_beginning", "_has_ended", "_line", "_places", "_received", "_slow_since"),
+        *("answers", "deadline", "idle_since", "when_answered"),
+    )
 
     def __init__(self, places: Places, server: web.Server) -> None:
         limits = places.limits
@@ -106,8 +94,12 @@ class Connection(web.RequestHandler):
         self._line: asyncio.Transport | None = None
         self._beginning: asyncio.Task[None] | None = None
         self._answering = False
+        self._has_ended = False
         self._received = 0
+        self._slow_since: float | None = None
         self.answers = 0
+        self.idle_since = places.clock()
+        """When it was last answered, or came."""
         self.when_answered: Callable[[], object] | None = None
         """What a handler wants to have done once its answer is sent, or cannot be."""
         self.deadline = places.clock() + limits.headers_seconds
@@ -150,20 +142,47 @@ class Connection(web.RequestHandler):
             self.deadline = self._places.clock() + self._places.limits.headers_seconds
         self._received += len(data)
         if self._received <= self._places.limits.request_bytes:
-            super().data_received(data)
+            self._places.have_read(self, data)
         elif self._answering or self._line is None:
             self.drop()
         else:
             self._line.write(_CLOSED)
             self._line.close()
 
+    def read(self, data: bytes) -> None:
+        """It is this one's turn."""
+        if self._line is not None and not self._line.is_closing():
+            super().data_received(data)
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """True: stays open. Who has said all that he will may still wait for an answer, as `printf … | nc` does. TLS
+        has no such half connection."""
+        if self._line is None or self._line.get_extra_info("sslcontext") is not None:
+            return False
+        self._has_ended = True
+        if self._answering:
+            self.close()
+        return self._answering or self._received > 0
+
     def pause_writing(self) -> None:
         super().pause_writing()
+        self._slow_since = self._places.clock()
         self._places.reads_slowly(self)
 
     def resume_writing(self) -> None:
         super().resume_writing()
+        self._slow_since = None
         self._places.reads_again(self)
+
+    @property
+    def reads_slowly(self) -> bool:
+        return self._slow_since is not None
+
+    @property
+    def is_too_slow(self) -> bool:
+        """For somebody whose place others want."""
+        since, limits = self._slow_since, self._places.limits
+        return since is not None and self._places.clock() - since > limits.slow_seconds
 
     @property
     def unread(self) -> int:
@@ -177,7 +196,7 @@ class Connection(web.RequestHandler):
         One that came along with another is the last: nobody who scrapes or looks asks before he has his answer, and
         whoever asks a thousand times in one packet would have us work for him alone.
         """
-        if not self._received:
+        if not self._received or self._has_ended:
             self.close()
         self._answering, self._received = True, 0
         self.deadline = self._places.clock() + self._places.limits.answer_seconds
@@ -189,9 +208,9 @@ class Connection(web.RequestHandler):
             when_answered, self.when_answered = self.when_answered, None
             if when_answered is not None:
                 when_answered()
-        limits, self._answering = self._places.limits, False
+        limits, self._answering, self.idle_since = self._places.limits, False, self._places.clock()
         wait = limits.headers_seconds if self._received else limits.idle_seconds
-        self.deadline = self._places.clock() + wait
+        self.deadline = self.idle_since + wait
         if resp.status < 400:
             self._places.has_been_answered(self)
         return done
@@ -223,6 +242,28 @@ class Places:
         self._strangers: dict[Connection, None] = {}
         self._known: dict[Connection, None] = {}
         self._slow: dict[Connection, None] = {}
+        self._unheard: list[tuple[float, int, Connection, bytes]] = []
+        """What came and was not looked at yet: a heap, who was idle longest first."""
+        self._arrivals = count()
+
+    def have_read(self, connection: Connection, data: bytes) -> None:
+        """A few at a time, and who asks seldom before who asks all the time: behind a hundred who ask again as soon as
+        they are answered, a scraper would wait for a hundred answers."""
+        if not self._unheard:
+            asyncio.get_running_loop().call_soon(self._hear)
+        heappush(self._unheard, (connection.idle_since, next(self._arrivals), connection, data))
+
+    def _hear(self) -> None:
+        soon = asyncio.get_running_loop().call_soon
+        for _ in range(min(_HEARD_AT_A_TIME, len(self._unheard))):
+            _, _, connection, data = heappop(self._unheard)
+            soon(self._read, connection, data)  # not here: one that breaks breaks no other
+        if self._unheard:
+            soon(self._hear)
+
+    def _read(self, connection: Connection, data: bytes) -> None:
+        if connection in self._strangers or connection in self._known:
+            connection.read(data)
 
     def take(self, connection: Connection) -> None:
         if len(self._strangers) >= self.limits.strangers:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -18,10 +19,10 @@ from aiohttp import web
 
 from podgpu import __version__
 from podgpu.agent.loop import Agent
-from podgpu.agent.publish import PageName, Published
+from podgpu.agent.publish import ExpositionName, Published
 from podgpu.exposition.body import NO_METRICS, Exposition
 from podgpu.serve.answers import Handler, exposition, probe
-from podgpu.serve.api_routes import node_gpu
+from podgpu.serve.api_routes import node_gpu, turns_to_look
 from podgpu.serve.connections import Connection
 from podgpu.serve.lifecycle import forget, forget_of_node, release
 from podgpu.serve.page_routes import page_routes
@@ -54,7 +55,7 @@ def routes(
 ) -> list[web.RouteDef]:
     """The page's own among them: it is made of what is published, like everything here."""
     theirs = [web.get("/metric", gpu_manager_metrics(agent))] if agent.settings.policy.gpu_manager else []
-    page = NodePage(agent, shown.prices)
+    page, turns = NodePage(agent, shown.prices), turns_to_look()
     links = ["metrics", *(["metric"] if theirs else []), "health", "ready"]
     return [
         web.get("/metrics", at_most(scrapes, metrics(agent))),
@@ -62,8 +63,8 @@ def routes(
         *probe_routes(agent),
         web.post("/-/release", release(agent, lifecycle)),
         web.post("/-/forget", forget(forget_of_node(agent), lifecycle)),
-        node_gpu(agent, page.latest),
-        *page_routes(page.latest, links, shown.history, shown.wasted),
+        node_gpu(agent, page.latest, turns),
+        *page_routes(page.latest, links, shown.history, shown.wasted, turns),
     ]
 
 
@@ -87,10 +88,10 @@ def metrics(agent: Agent) -> Handler:
     async def handle(request: web.Request) -> web.Response:
         published = agent.published
         if agent.is_fresh(published):
-            page = await renderer.page(published, "fresh")
+            text = await renderer.exposition(published, "fresh")
         if not agent.is_fresh(published):  # now, or after what took long to render
-            page = await renderer.page(published, "stale")
-        return await exposition(request, page)
+            text = await renderer.exposition(published, "stale")
+        return await exposition(request, text)
 
     return handle
 
@@ -100,44 +101,58 @@ def gpu_manager_metrics(agent: Agent) -> Handler:
 
     async def handle(request: web.Request) -> web.Response:
         published = agent.published
-        page = await renderer.page(published, "gpu_manager") if agent.is_fresh(published) else NO_METRICS
-        return await exposition(request, page if agent.is_fresh(published) else NO_METRICS)
+        text = await renderer.exposition(published, "gpu_manager") if agent.is_fresh(published) else NO_METRICS
+        return await exposition(request, text if agent.is_fresh(published) else NO_METRICS)
 
     return handle
 
 
 def at_most(number: int, handler: Handler) -> Handler:
-    """So many are answered at a time, counted until the last byte is sent; the words are dcgm-exporter's."""
-    answering = 0
+    """So many are answered at a time, counted until the last byte is sent; the words are dcgm-exporter's.
+
+    Whoever asks and does not read keeps his place from nobody for long: see `_makes_room`.
+    """
+    answering: dict[Connection, str] = {}
+    """And where they come from; the oldest first."""
 
     async def handle(request: web.Request) -> web.StreamResponse:
-        nonlocal answering
-        if answering >= number:
+        connection: object = request.protocol
+        if not isinstance(connection, Connection):
+            return await handler(request)
+        asker = request.remote or ""
+        if len(answering) >= number and not _makes_room(answering, asker):
             return web.Response(status=503, text="scrape concurrency limit reached\n")
-        answering += 1
+        answering[connection] = asker
         with ExitStack() as unless_answered:
-            unless_answered.callback(answered)
+            unless_answered.callback(answering.pop, connection, None)
             response = await handler(request)
-            connection: object = request.protocol
-            if isinstance(connection, Connection):
-                connection.when_answered = unless_answered.pop_all().close
+            connection.when_answered = unless_answered.pop_all().close
             return response
-
-    def answered() -> None:
-        nonlocal answering
-        answering -= 1
 
     return handle
 
 
+def _makes_room(answering: dict[Connection, str], asker: str) -> bool:
+    """Somebody who reads slowly is let go: at once, where others of his address are here in greater number than those
+    of the asker's will be, and else after a while. False: nobody was."""
+    places = Counter(answering.values())
+    for connection, address in answering.items():
+        is_crowd = places[address] > places[asker] + 1
+        if connection.is_too_slow or (is_crowd and connection.reads_slowly):
+            del answering[connection]
+            connection.drop()
+            return True
+    return False
+
+
 class Renderer:
-    """Has pages made, for everybody who asks for one at the same time: here, or beside the event loop if it is long."""
+    """Has each exposition made once for all who ask at the same time: here, or beside the event loop if it is long."""
 
     def __init__(self) -> None:
-        self._coming: tuple[Published, PageName, asyncio.Future[Exposition]] | None = None
+        self._coming: tuple[Published, ExpositionName, asyncio.Future[Exposition]] | None = None
 
-    async def page(self, published: Published, name: PageName) -> Exposition:
-        made = published.page_if_made(name)
+    async def exposition(self, published: Published, name: ExpositionName) -> Exposition:
+        made = published.exposition_if_made(name)
         if made is not None:
             return made
         make: Callable[[], Exposition] = partial(getattr, published, name)
@@ -146,9 +161,9 @@ class Renderer:
         if self._coming is None or self._coming[:2] != (published, name):
             future = asyncio.ensure_future(asyncio.to_thread(make))
             self._coming = published, name, future
-        page = await asyncio.shield(self._coming[2])
+        made = await asyncio.shield(self._coming[2])
         self._coming = None  # whoever comes now finds it made
-        return page
+        return made
 
 
 # The figures behind the web page

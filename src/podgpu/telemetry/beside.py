@@ -1,4 +1,4 @@
-"""DriverBeside completes a feed by what its page does not say (minors, MIG UUIDs, processes), if a driver answers here.
+"""DriverBeside completes a feed by what it does not say (minors, MIG UUIDs, processes), if a driver answers here.
 
 A driver that is missing or hangs costs the feed nothing: a thread of its own asks it, and is waited for briefly.
 """

@@ -1,7 +1,7 @@
-"""ExporterTelemetry takes figures from an existing dcgm-exporter, any since 1.x: its page by URL, or its file.
+"""ExporterTelemetry takes figures from an existing dcgm-exporter, any since 1.x: its exposition by URL, or its file.
 
-The page is fetched by `inventory` and stands until the next one: all values of a turn are of one fetch. Who holds what
-according to the page is dropped: podgpu's own sources say that.
+It is fetched by `inventory` and stands until the next one: all values of a turn are of one fetch. Who holds what
+according to it is dropped: podgpu's own sources say that.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from podgpu.catalog.conversions import Blank, value_on_page
+from podgpu.catalog.conversions import Blank, value_printed
 from podgpu.catalog.fields import XID_FIELD, Field, field_named, fields
 from podgpu.catalog.names import converted, counterpart, names_meant_as_in_4_6
 from podgpu.errors import DeviceLost, SourceError
 from podgpu.exposition.parse import ParsedSample
-from podgpu.fetch.page import PageSource
+from podgpu.fetch.exposition import ExpositionSource
 from podgpu.model import Device, DeviceUsage, ProcessUsage, Reading, Value
 from podgpu.telemetry.beside import DriverBeside
-from podgpu.telemetry.exposition import Page, is_of_device, parse_page, settled
+from podgpu.telemetry.exposition import ParsedExposition, is_of_device, parse_exposition, settled
 from podgpu.telemetry.source import ErrorEvent, GpuAnswer, Inventory, Telemetry, UsageFlaws
 
 _EXPORTER_FIELDS = 9000
@@ -32,34 +32,34 @@ _MOST_DEVICES = 1024
 class ExporterTelemetry:
     def __init__(
         self,
-        source: PageSource,
+        source: ExpositionSource,
         driver: Telemetry | None = None,
         *,
         device_name_ids: bool = False,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """`device_name_ids`: the user says that the kubelet's nvidia<N> is the page's label `device`."""
+        """`device_name_ids`: the user says that the kubelet's nvidia<N> is the exposition's label `device`."""
         self.name = "exporter"
         self.expected: int | None = None
         self.shown = source.shown
-        """The page, in messages."""
+        """The exposition, in messages."""
         self._source = source
         self._beside = DriverBeside(driver)
         self._device_name_ids = device_name_ids
         self._wall = wall
-        self._turn: _PageTurn | None = None
+        self._turn: _Turn | None = None
         self._last_xid: dict[str, int] = {}
         self._events: list[ErrorEvent] = []
 
     def inventory(self) -> Inventory:
-        self._turn = None  # if this fails, nothing of the last page is told again
-        page = parse_page(self._source.fetch(), self.shown)
-        if not page.devices:
+        self._turn = None  # if this fails, nothing of the last exposition is told again
+        exposition = parse_exposition(self._source.fetch(), self.shown)
+        if not exposition.devices:
             raise SourceError("no_gpu", f"{self.shown} names no GPU: see that it is a dcgm-exporter's page")
-        if len(page.devices) > _MOST_DEVICES:
-            why = f"names {len(page.devices)} GPUs and MIG instances, and no node has more than {_MOST_DEVICES}"
+        if len(exposition.devices) > _MOST_DEVICES:
+            why = f"names {len(exposition.devices)} GPUs and MIG instances, and no node has more than {_MOST_DEVICES}"
             raise SourceError("too_many_devices", f"{self.shown} {why}: name one node's page")
-        turn = _PageTurn(page, {d.key: d for d in self._beside.complete(map(self._with_minor, page.devices))})
+        turn = _Turn(exposition, {d.key: d for d in self._beside.complete(map(self._with_minor, exposition.devices))})
         self._note_xids(turn)
         self._turn = turn
         return Inventory(tuple(d for d in turn.devices.values() if not d.is_instance))
@@ -75,9 +75,9 @@ class ExporterTelemetry:
             raise DeviceLost(f"GPU {gpu.index} ({gpu.uuid}) is no longer on the page {self.shown}")
         return turn.answer(gpu.uuid, [f for f in fields if f.id < _EXPORTER_FIELDS])
 
-    # XIDs: the page has the number of the last one
+    # XIDs: the exposition has the number of the last one
 
-    def _note_xids(self, turn: _PageTurn) -> None:
+    def _note_xids(self, turn: _Turn) -> None:
         for device in turn.devices.values():
             sample = turn.last_xid(device)
             xid = int(sample.value) if sample is not None and 0 <= sample.value < 2**31 - 16 else 0
@@ -89,7 +89,7 @@ class ExporterTelemetry:
         events, self._events = self._events, []
         return events
 
-    # What a page does not have
+    # What an exposition does not have
 
     def processes(self, gpu: Device) -> Sequence[ProcessUsage]:
         return self._beside.processes(gpu)
@@ -119,18 +119,20 @@ class _CopiesDiffer(Exception):
     """Series that should tell one figure tell several."""
 
 
-class _PageTurn:
-    """One page, its series by device and name."""
+class _Turn:
+    """One exposition, its series by device and name."""
 
-    def __init__(self, page: Page, devices: Mapping[str, Device]) -> None:
+    def __init__(self, exposition: ParsedExposition, devices: Mapping[str, Device]) -> None:
         self.devices = devices
         self._series: dict[str, dict[str, list[ParsedSample]]] = defaultdict(lambda: defaultdict(list))
-        for family in page.families:
+        for family in exposition.families:
             for sample in family.samples:
-                device = page.device_of(sample)
+                device = exposition.device_of(sample)
                 if device is not None and is_of_device(sample.labels):
                     self._series[device.key][sample.name].append(sample)
-        self._as_in_4_6 = names_meant_as_in_4_6((s.name, s.value) for family in page.families for s in family.samples)
+        self._as_in_4_6 = names_meant_as_in_4_6(
+            (s.name, s.value) for family in exposition.families for s in family.samples
+        )
         self._instances: dict[str, list[str]] = defaultdict(list)
         for device in devices.values():
             if device.is_instance:
@@ -184,7 +186,7 @@ class _PageTurn:
         sample = settled(copies)
         if sample is None:
             raise _CopiesDiffer
-        return value_on_page(wanted, sample.value)
+        return value_printed(wanted, sample.value)
 
     def _text(self, device: Device, wanted: Field) -> str | None:
         """A label-type row of the exporter's own counter file: the field's name is a label of every series."""

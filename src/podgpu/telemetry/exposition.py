@@ -1,4 +1,4 @@
-"""This module understands an exporter's page, and which GPUs its labels mean, in all forms since dcgm-exporter 1.x.
+"""This module understands an exporter's text, and which GPUs its labels mean, in all forms since dcgm-exporter 1.x.
 
 Several series of one device that differ only in who holds it are copies of one figure; `settled` says which it is.
 """
@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from podgpu.catalog.families import HOLDER_LABELS
 from podgpu.errors import SourceError
 from podgpu.exposition.parse import BadExposition, ParsedFamily, ParsedSample, parse_text
-from podgpu.fetch.page import looks_like_web_page, not_prometheus
+from podgpu.fetch.exposition import looks_like_web_page, not_prometheus
 from podgpu.model import Device
 
 LabelSet = Mapping[str, str]
@@ -22,12 +22,12 @@ _OTHER_ENTITIES = ("nvlink", "nvswitch", "cpu", "cpucore")
 _NVIDIA = re.compile(r"nvidia([0-9]{1,9})")
 _NUMBER = re.compile(r"[0-9]{1,9}")
 _MOST_PARTS = 200_000
-"""Lines and labels of a page: many times what the largest node's has, and what a hostile one may cost in memory."""
+"""Lines and labels of a text: many times what the largest node's has, and what a hostile one may cost in memory."""
 
 
 @dataclass(frozen=True)
-class Page:
-    """One page of one fetch."""
+class ParsedExposition:
+    """One exposition of one fetch."""
 
     families: tuple[ParsedFamily, ...]
     devices: tuple[Device, ...]
@@ -39,7 +39,7 @@ class Page:
         return self.of_labels.get(id(sample.labels))
 
 
-def parse_page(content: bytes, shown: str) -> Page:
+def parse_exposition(content: bytes, shown: str) -> ParsedExposition:
     """Raises SourceError: not_prometheus, malformed with line and reason, duplicate_series."""
     if looks_like_web_page(content):
         raise not_prometheus(shown)
@@ -52,7 +52,7 @@ def parse_page(content: bytes, shown: str) -> Page:
         raise SourceError("malformed", f"{shown}: {error}") from error
     label_sets = {id(s.labels): s.labels for family in families for s in family.samples}
     _refuse_duplicates(families, label_sets, shown)
-    return Page(families, *_find_devices(label_sets))
+    return ParsedExposition(families, *_find_devices(label_sets))
 
 
 def _refuse_duplicates(families: Iterable[ParsedFamily], sets: Mapping[int, LabelSet], shown: str) -> None:

@@ -1,4 +1,4 @@
-"""What `podgpu top` shows: figures from a snapshot or from an exporter's page, as lines of a table, in a terminal.
+"""The room of `podgpu top`: figures of a snapshot or of an exporter's exposition, as lines of a table, in a terminal.
 
-Figures, lines, cells, keys and controls are pure. `terminal.py`, `feed.py`, `local.py` and `page.py` touch the world.
+Figures, lines, cells and controls are pure. `terminal.py`, `feed.py`, `local.py` and `exporter.py` touch the world.
 """

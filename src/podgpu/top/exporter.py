@@ -9,35 +9,35 @@ from podgpu.catalog.cluster_families import BUILD_INFO as CLUSTER_BUILD_INFO
 from podgpu.errors import SourceError, UsageError
 from podgpu.exposition.parse import BadExposition, ParsedFamily, parse_text
 from podgpu.fetch.access import Access
-from podgpu.fetch.page import LARGEST_PAGE, UrlPage
+from podgpu.fetch.exposition import LARGEST_EXPOSITION, UrlExposition
 from podgpu.figures.device import View
 from podgpu.figures.from_exposition import figure_names, figures_of, samples_named
 from podgpu.top.api import PodgpuApi
 
 DEADLINE = 5.0
-"""Seconds for one page."""
+"""Seconds for one exposition."""
 _ASK_AGAIN_SECONDS = 60.0
 
 
 class ExporterSource:
     has_rates = True
     deadline = 2 * DEADLINE + 0.5
-    """For whoever waits: a little more than page and view take, whose messages say more."""
+    """For whoever waits: a little more than exposition and view take, whose messages say more."""
 
     def __init__(
         self,
         url: str,
-        largest: int = LARGEST_PAGE,
+        largest: int = LARGEST_EXPOSITION,
         deadline: float = DEADLINE,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """A URL without a path means /metrics. Raises UsageError for what cannot be asked."""
         try:
-            self._page = UrlPage(url, Access(prefix=""), deadline, largest)
+            self._exposition = UrlExposition(url, Access(prefix=""), deadline, largest)
             self._own_api = PodgpuApi(url, "a podgpu exporter", deadline)
         except UsageError as error:
             raise UsageError(f"--url {error}") from error
-        self.name = self._page.shown
+        self.name = self._exposition.shown
         self._clock = clock
         self._speaks_api = False
         self._ask_api_at = float("-inf")
@@ -52,12 +52,12 @@ class ExporterSource:
         if self._speaks_api and (view := self._view()) is not None:
             return view
         families = self._families()
-        page = figures_of(samples_named(families, figure_names()))
-        if page.is_podgpu and self._clock() >= self._ask_api_at and (view := self._view()) is not None:
+        exposition = figures_of(samples_named(families, figure_names()))
+        if exposition.is_podgpu and self._clock() >= self._ask_api_at and (view := self._view()) is not None:
             return view
-        if not page.view.devices:
-            raise self._no_gpu(page.view, families)
-        return page.view
+        if not exposition.view.devices:
+            raise self._no_gpu(exposition.view, families)
+        return exposition.view
 
     def _view(self) -> View | None:
         """None: not to be had, or without GPUs. The metrics then say why, or have figures all the same."""
@@ -71,7 +71,7 @@ class ExporterSource:
 
     def _families(self) -> list[ParsedFamily]:
         try:
-            return list(parse_text(self._page.fetch().decode()))
+            return list(parse_text(self._exposition.fetch().decode()))
         except UnicodeDecodeError as error:
             raise SourceError(
                 "malformed", f"{self.name} is not a page of metrics: byte {error.start} is not UTF-8"

@@ -6,7 +6,7 @@ Prometheus half a second for 8,000 GPUs, and all they are about has been answere
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
 
 from podgpu.catalog import families as f

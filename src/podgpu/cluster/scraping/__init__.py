@@ -1,1 +1,1 @@
-"""The backend that scrapes the exporters itself: `backend.py` has a round, `page.py` reads what one of them says."""
+"""The backend that scrapes exporters itself: `backend.py` has a round, `exposition.py` reads an exporter's text."""

@@ -1,6 +1,6 @@
 """The embedded backend: scrapes the exporters itself, keeps what each said last, and nothing else.
 
-Whatever one page does costs that page only. Whose address left the list is kept as it last was, until it is too old.
+What one exporter writes costs it only. Whose address left the list is kept as it last was, until it is too old.
 
 A slow or dead exporter never delays the others: one that failed last time waits in a lane of its own, and there never
 so long that nobody notices when it is back; one that is slow for the first time gives its slot away after a moment, and
@@ -22,22 +22,22 @@ import aiohttp
 
 from podgpu.clock import Clock
 from podgpu.cluster.reading import ClusterReading, NodeReading, TargetOutcome
-from podgpu.cluster.scraping.exposition import USED_FIELD, PageReader, Shelf
+from podgpu.cluster.scraping.exposition import USED_FIELD, ExpositionReader, Shelf
 from podgpu.cluster.scraping.lanes import Lane, allow_connections
 from podgpu.errors import SourceError, UsageError
 from podgpu.fetch.access import Credentials
 from podgpu.fetch.endpoint import Endpoint
-from podgpu.fetch.page import UrlPage, above_metrics
+from podgpu.fetch.exposition import LARGEST_EXPOSITION, UrlExposition, above_metrics
 from podgpu.figures.device import Owner
 from podgpu.figures.from_exposition import NODE_LABELS
 from podgpu.http.exchange import KEEP_ALIVE_SECONDS, open_session
 
-LARGEST_PAGE = 16 * 1024 * 1024
-"""A node of 16 GPUs cut into 112 slices has a page of 2 MB."""
-_USUAL_PAGE = 1024 * 1024
+_USUAL_SIZE = 1024 * 1024
 _LARGE_AT_A_TIME = 4
 """Pages larger than usual are in memory at a time."""
 _ROUNDS_TO_ASK_FAILED = 4
+_LARGEST_DETAILS = 256 * 1024
+"""Of one GPU: JSON is read in one go, in which no other thread runs."""
 _ASIDE = 2.5
 """Seconds for what somebody who looks waits for."""
 _PLAIN = re.compile(r"[\w.:-]{1,128}", re.ASCII)
@@ -48,13 +48,13 @@ _NO_OWNERS: Mapping[tuple[str, str], Owner] = {}
 @dataclass(frozen=True)
 class ScrapeSettings:
     deadline: float = 5.0
-    """For one exporter's whole page."""
+    """For one exporter's whole exposition."""
     concurrency: int = 64
     """How many are asked at a time; those that are slow come on top, four times as many at most."""
     used_field: str = USED_FIELD
     fields_beside: tuple[int, ...] = ()
     node_labels: tuple[str, ...] = NODE_LABELS
-    largest: int = LARGEST_PAGE
+    largest: int = LARGEST_EXPOSITION
     keep_gone: float = 300.0
     """Seconds for which one that left the list is kept as it last was: --drop-after."""
 
@@ -85,7 +85,7 @@ class FixedTargets:
         """The same URL twice is meant once. Raises UsageError for what is no URL."""
         found: dict[str, str] = {}
         for url in filter(None, (url.strip() for url in urls)):
-            shown = UrlPage(url, credentials).shown
+            shown = UrlExposition(url, credentials).shown
             before = found.setdefault(shown, url)
             if before != url and ("@" in before + url or "?" in before + url):
                 raise UsageError(f"--scrape: {shown} is named twice, with different logins or queries; keep one")
@@ -106,25 +106,25 @@ class FixedTargets:
 class _Target:
     """One exporter, and what it said last."""
 
-    __slots__ = ("_beside", "_large", "_page", "asked_at", "bug", "node", "outcome", "reader")
+    __slots__ = ("_beside", "_exposition", "_large", "asked_at", "bug", "node", "outcome", "reader")
 
     def __init__(self, url: str, credentials: Credentials, settings: ScrapeSettings) -> None:
         """Raises UsageError for what is no URL."""
-        self._page = UrlPage(url, credentials, settings.deadline, min(_USUAL_PAGE, settings.largest))
-        self._large = UrlPage(url, credentials, settings.deadline, settings.largest)
-        self._beside = partial(Endpoint, above_metrics(url), credentials, deadline=_ASIDE, largest=_USUAL_PAGE)
-        self.reader = PageReader(
-            self.shown, self._page.host, settings.used_field, settings.node_labels, settings.fields_beside
+        self._exposition = UrlExposition(url, credentials, settings.deadline, min(_USUAL_SIZE, settings.largest))
+        self._large = UrlExposition(url, credentials, settings.deadline, settings.largest)
+        self._beside = partial(Endpoint, above_metrics(url), credentials, deadline=_ASIDE, largest=_LARGEST_DETAILS)
+        self.reader = ExpositionReader(
+            self.shown, self._exposition.host, settings.used_field, settings.node_labels, settings.fields_beside
         )
         self.node: NodeReading | None = None
         self.outcome: TargetOutcome | None = None
         self.asked_at = float("-inf")
         self.bug = ""
-        """The last one met on its page."""
+        """The last one met in its exposition."""
 
     @property
     def shown(self) -> str:
-        return self._page.shown
+        return self._exposition.shown
 
     @property
     def failed(self) -> bool:
@@ -141,14 +141,14 @@ class _Target:
         return answer.body
 
     async def fetch(self, session: aiohttp.ClientSession, large: asyncio.Semaphore) -> bytes:
-        """Its page. Raises SourceError."""
-        if self._page is not self._large:
+        """Its exposition. Raises SourceError."""
+        if self._exposition is not self._large:
             try:
-                return await self._page.fetch_with(session)
+                return await self._exposition.fetch_with(session)
             except SourceError as error:
                 if error.reason != "too_large":
                     raise
-            self._page = self._large  # the next time at once
+            self._exposition = self._large  # the next time at once
         async with large:
             return await self._large.fetch_with(session)
 
@@ -256,7 +256,7 @@ class ScrapeBackend:
             target.node, target.bug = node, ""
         except SourceError as error:
             reason, message = error.reason, str(error)
-        except Exception as error:  # noqa: BLE001 - the edge: a bug that one page brings out costs that page only
+        except Exception as error:  # noqa: BLE001 - the edge: a bug that one exporter's text brings out costs that exporter only
             reason, message = "bug", f"{shown}: its page cannot be read ({type(error).__name__}: {str(error)[:200]})"
             if target.bug != message:
                 target.bug = message

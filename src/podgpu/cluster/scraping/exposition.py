@@ -1,6 +1,6 @@
-"""One exporter's page to a `NodeReading`; and what is refused: no metrics, no GPU, more than any node could have.
+"""One exporter's exposition to a `NodeReading`; and what is refused: no metrics, no GPU, more than any node could have.
 
-Whoever answers at an exporter's address may write anything: what is kept of one page, and what it costs to look at it,
+Whoever answers at an exporter's address may write anything: what is kept of a text, and what it costs to look at it,
 is bounded here. The bounds are some ten times what a node of 16 GPUs cut into slices has.
 """
 
@@ -27,17 +27,17 @@ MOST_NAMESPACES = 2048
 LONGEST_NAME = 256
 """Kubernetes allows 253 characters, and no driver's name of a GPU is longer."""
 MOST_LINES = 250_000
-"""And different labels, all together: each costs up to a kilobyte while the page is read."""
+"""And different labels, all together: each costs up to a kilobyte while the exposition is read."""
 MOST_IN_ALL = {"devices": 50_000, "holders": 50_000, "namespaces": 20_000}
-"""Of all pages together: under 300 MiB of resident memory, measured."""
+"""Of all expositions together: under 300 MiB of resident memory, measured."""
 _COUNTERS = {f.NAMESPACE_ALLOCATED.name: 0, f.NAMESPACE_BUSY.name: 1, f.NAMESPACE_ENERGY.name: 2}
 """Name -> its place among the figures of `NamespaceCounters`."""
 _OWN_NAMES = _COUNTERS.keys() | {f.SNAPSHOT_TIMESTAMP.name}
 _MOST_NODES_SHOWN = 3
 
 
-class PageReader:
-    """Reads the pages of one target."""
+class ExpositionReader:
+    """Reads the expositions of one target."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class PageReader:
         node_labels: Sequence[str] = NODE_LABELS,
         beside: tuple[int, ...] = (),
     ) -> None:
-        """`target` names it in messages, without secrets; `address` stands for the node where the page has no name."""
+        """`target` names it in messages, without secrets; `address` stands for the node where the text has no name."""
         self._target = target
         self._address = address
         self._measured = measured
@@ -121,7 +121,7 @@ class PageReader:
                 raise self._too_much(nodes[0] if nodes else self._address, count, most, what)
 
     def _node_in(self, body: bytes) -> str:
-        """The node's name on a page that is not worth reading."""
+        """The node's name in an exposition that is not worth reading."""
         for label in self._node_labels:
             if found := re.search(rb'[{,]%s="([^"\\\n]{1,%d})"' % (re.escape(label.encode()), LONGEST_NAME), body):
                 return found[1].decode(errors="replace")
@@ -136,7 +136,7 @@ class PageReader:
 
 
 class Shelf:
-    """How much is kept of all pages together. Who is there stays; who would not fit any more is refused."""
+    """How much is kept of all expositions together. Who is there stays; who would not fit any more is refused."""
 
     def __init__(self, most: Mapping[str, int] = MOST_IN_ALL) -> None:
         self._most = most

@@ -15,7 +15,7 @@ from podgpu.cluster.scraping.exposition import (
     MOST_DEVICES,
     MOST_HOLDERS,
     MOST_NAMESPACES,
-    PageReader,
+    ExpositionReader,
     Shelf,
 )
 from podgpu.errors import SourceError
@@ -29,7 +29,7 @@ def read(
     page: str | bytes, measured: str = "DCGM_FI_DEV_MEM_COPY_UTIL", wall: float = 0.0, **options: object
 ) -> NodeReading:
     body = page.encode() if isinstance(page, str) else page
-    return PageReader("http://h:9400/metrics", "h:9400", measured, **options).read(body, 7.0, wall)  # type: ignore[arg-type]
+    return ExpositionReader("http://h:9400/metrics", "h:9400", measured, **options).read(body, 7.0, wall)  # type: ignore[arg-type]
 
 
 def series(name: str, value: str = "1", **labels: str) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import gzip
 import os
 import socket
@@ -13,12 +15,14 @@ from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import aiohttp
 import pytest
 
 from podgpu.errors import SourceError, UsageError
 from podgpu.fetch.access import Access
-from podgpu.fetch.page import FilePage, UrlPage, open_page_source
-from podgpu.telemetry.exposition import parse_page
+from podgpu.fetch.exposition import FileExposition, UrlExposition, exposition_at
+from podgpu.http.exchange import open_session
+from podgpu.telemetry.exposition import parse_exposition
 from tests.kube.conftest import Certificates, certificates
 
 __all__ = ["certificates"]
@@ -58,9 +62,9 @@ def serving(send: Answer, tls: ssl.SSLContext | None = None) -> Iterator[str]:
     server.server_close()
 
 
-def refusal(source: UrlPage | FilePage) -> SourceError:
+def refusal(source: UrlExposition | FileExposition) -> SourceError:
     with pytest.raises(SourceError) as caught:
-        parse_page(source.fetch(), source.shown)
+        parse_exposition(source.fetch(), source.shown)
     return caught.value
 
 
@@ -69,14 +73,14 @@ def refusal(source: UrlPage | FilePage) -> SourceError:
 
 def test_a_page() -> None:
     with serving(answer()) as url:
-        assert UrlPage(url).fetch() == PAGE
-        assert UrlPage(url.removesuffix("/metrics")).fetch() == PAGE
+        assert UrlExposition(url).fetch() == PAGE
+        assert UrlExposition(url.removesuffix("/metrics")).fetch() == PAGE
 
 
 def test_a_dead_port() -> None:
     with socket.create_server(("127.0.0.1", 0)) as held:
         port = held.getsockname()[1]
-    error = refusal(UrlPage(f"http://127.0.0.1:{port}/metrics"))
+    error = refusal(UrlExposition(f"http://127.0.0.1:{port}/metrics"))
     assert error.reason == "unreachable"
     assert f"127.0.0.1:{port}" in str(error)
 
@@ -103,26 +107,26 @@ def test_a_dead_port() -> None:
 )
 def test_what_is_refused(send: Answer, reason: str) -> None:
     with serving(send) as url:
-        error = refusal(UrlPage(url))
+        error = refusal(UrlExposition(url))
     assert error.reason == reason
     assert "secret" not in str(error)
 
 
 def test_a_refusal_names_line_and_reason() -> None:
     with serving(answer(b"a 1\nb one\n")) as url:
-        assert "line 2: the value is not a number" in str(refusal(UrlPage(url)))
+        assert "line 2: the value is not a number" in str(refusal(UrlExposition(url)))
 
 
 def test_a_compressed_answer() -> None:
     with serving(answer(gzip.compress(PAGE), Content_Encoding="gzip")) as url:
-        assert UrlPage(url).fetch() == PAGE
+        assert UrlExposition(url).fetch() == PAGE
 
 
 def test_a_compressed_answer_in_several_pieces_is_read_whole() -> None:
     half = PAGE.index(b"\n") + 1
     packed = gzip.compress(PAGE[:half]) + gzip.compress(PAGE[half:])
     with serving(answer(packed, Content_Encoding="gzip")) as url:
-        assert UrlPage(url).fetch() == PAGE
+        assert UrlExposition(url).fetch() == PAGE
 
 
 @pytest.mark.parametrize(
@@ -136,7 +140,7 @@ def test_a_compressed_answer_in_several_pieces_is_read_whole() -> None:
 )
 def test_pieces_that_are_no_whole_answer(packed: bytes, reason: str) -> None:
     with serving(answer(packed, Content_Encoding="gzip")) as url:
-        assert refusal(UrlPage(url, largest=1_000_000)).reason == reason
+        assert refusal(UrlExposition(url, largest=1_000_000)).reason == reason
 
 
 @pytest.mark.parametrize("said", ["\xff\xfe", "\x1b[2J", "x" * 5000])
@@ -145,7 +149,7 @@ def test_what_a_server_writes_behind_its_status_is_one_short_line(said: str) -> 
         request.wfile.write(b"HTTP/1.1 500 Oh " + said.encode("latin-1") + b"\r\nContent-Length: 0\r\n\r\n")
 
     with serving(send) as url:
-        error = refusal(UrlPage(url))
+        error = refusal(UrlExposition(url))
     assert error.reason == "http_500"
     assert str(error).isprintable()
     assert len(str(error)) < 250
@@ -153,7 +157,7 @@ def test_what_a_server_writes_behind_its_status_is_one_short_line(said: str) -> 
 
 def test_a_small_answer_that_unpacks_to_a_large_one() -> None:
     with serving(answer(gzip.compress(b"#" * 5_000_000), Content_Encoding="gzip")) as url:
-        assert refusal(UrlPage(url, largest=1_000_000)).reason == "too_large"
+        assert refusal(UrlExposition(url, largest=1_000_000)).reason == "too_large"
 
 
 @pytest.mark.parametrize("says_so", [True, False])
@@ -172,7 +176,7 @@ def test_200_megabytes_are_not_read(says_so: bool) -> None:
             sent += len(piece)
 
     with serving(endless) as url:
-        assert refusal(UrlPage(url, deadline=30.0)).reason == "too_large"
+        assert refusal(UrlExposition(url, deadline=30.0)).reason == "too_large"
     assert sent < (16 if says_so else 100) * 2**20
 
 
@@ -186,7 +190,7 @@ def test_a_server_that_drips() -> None:
 
     with serving(drip) as url:
         began = time.monotonic()
-        assert refusal(UrlPage(url, deadline=0.3)).reason == "timeout"
+        assert refusal(UrlExposition(url, deadline=0.3)).reason == "timeout"
         assert time.monotonic() - began < 2.0
 
 
@@ -203,14 +207,14 @@ def test_credentials_are_sent_and_read_anew(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("first\n")
     with serving(note) as url:
-        token = UrlPage(url, Access(token_file=str(secret)))
+        token = UrlExposition(url, Access(token_file=str(secret)))
         token.fetch()
         secret.write_text("second")
         token.fetch()
-        UrlPage(url, Access(username="ops", password_file=str(secret))).fetch()
-        in_url = UrlPage(url.replace("://", "://me:p%40ss@"))
+        UrlExposition(url, Access(username="ops", password_file=str(secret))).fetch()
+        in_url = UrlExposition(url.replace("://", "://me:p%40ss@"))
         in_url.fetch()
-        UrlPage(url).fetch()
+        UrlExposition(url).fetch()
     assert seen == ["Bearer first", "Bearer second", "Basic b3BzOnNlY29uZA==", "Basic bWU6cEBzcw==", None]
     assert "p@ss" not in in_url.shown
     assert "p%40ss" not in in_url.shown
@@ -219,7 +223,7 @@ def test_credentials_are_sent_and_read_anew(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", ["", "two\nlines", "nul\x00"])
 def test_a_secret_that_cannot_be_sent(content: str, tmp_path: Path) -> None:
     (tmp_path / "token").write_text(content)
-    error = refusal(UrlPage("http://127.0.0.1:1", Access(token_file=str(tmp_path / "token"))))
+    error = refusal(UrlExposition("http://127.0.0.1:1", Access(token_file=str(tmp_path / "token"))))
     assert error.reason == "unauthorized"
     assert not content or content not in str(error)
 
@@ -233,7 +237,7 @@ def test_host_and_port_are_enough() -> None:
             f":{place.partition(':')[2]}",
             place.replace("127.0.0.1", "LOCALHOST"),
         ):
-            source = open_page_source(written)
+            source = exposition_at(written)
             assert source.fetch() == PAGE
             assert source.shown.startswith("http://")
             assert source.shown.endswith("/metrics")
@@ -241,30 +245,30 @@ def test_host_and_port_are_enough() -> None:
 
 @pytest.mark.parametrize("place", ["gpu.prom", "/run/gpu.prom", "./gpu-1:9400", "dir/gpu-1:9400", "a:1:9400", "gpu-1"])
 def test_what_is_no_host_and_port_is_a_file(place: str) -> None:
-    assert isinstance(open_page_source(place), FilePage)
+    assert isinstance(exposition_at(place), FileExposition)
 
 
 def test_host_and_port_with_an_authority_means_https(certificates: Certificates) -> None:
     with serving(answer(), certificates.server_context()) as url:
         place = url.removeprefix("https://")
-        assert UrlPage(place, Access(ca_file=certificates.path("ca.crt"))).fetch() == PAGE
-        assert UrlPage(place, Access(insecure=True)).shown == url
+        assert UrlExposition(place, Access(ca_file=certificates.path("ca.crt"))).fetch() == PAGE
+        assert UrlExposition(place, Access(insecure=True)).shown == url
 
 
 def test_tls(certificates: Certificates) -> None:
     with serving(answer(), certificates.server_context()) as url:
-        assert refusal(UrlPage(url)).reason == "tls"
-        assert refusal(UrlPage(url, Access(ca_file=certificates.path("stranger.crt")))).reason == "tls"
-        assert UrlPage(url, Access(ca_file=certificates.path("ca.crt"))).fetch() == PAGE
-        assert UrlPage(url, Access(insecure=True)).fetch() == PAGE
-        assert refusal(UrlPage(url, Access(ca_file=certificates.path("ca.key")))).reason == "tls"
-        assert refusal(UrlPage(url, Access(ca_file="/nowhere"))).reason == "file_missing"
+        assert refusal(UrlExposition(url)).reason == "tls"
+        assert refusal(UrlExposition(url, Access(ca_file=certificates.path("stranger.crt")))).reason == "tls"
+        assert UrlExposition(url, Access(ca_file=certificates.path("ca.crt"))).fetch() == PAGE
+        assert UrlExposition(url, Access(insecure=True)).fetch() == PAGE
+        assert refusal(UrlExposition(url, Access(ca_file=certificates.path("ca.key")))).reason == "tls"
+        assert refusal(UrlExposition(url, Access(ca_file="/nowhere"))).reason == "file_missing"
 
 
 @pytest.mark.parametrize("place", ["", "ftp://host/x", "http://", "http://host:99999/", "http://:9400/", "host:0"])
 def test_no_page(place: str) -> None:
     with pytest.raises(UsageError):
-        open_page_source(place)
+        exposition_at(place)
 
 
 @pytest.mark.parametrize(
@@ -278,11 +282,11 @@ def test_no_page(place: str) -> None:
 )
 def test_options_that_do_not_go_together(access: Access) -> None:
     with pytest.raises(UsageError):
-        UrlPage("http://localhost", access)
+        UrlExposition("http://localhost", access)
 
 
 def test_a_query_is_not_shown() -> None:
-    assert UrlPage("http://h/metrics?key=secret#x").shown == "http://h/metrics?…"
+    assert UrlExposition("http://h/metrics?key=secret#x").shown == "http://h/metrics?…"
 
 
 # By file
@@ -291,29 +295,59 @@ def test_a_query_is_not_shown() -> None:
 def test_a_file(tmp_path: Path) -> None:
     path = tmp_path / "dcgm.prom"
     path.write_bytes(PAGE)
-    assert open_page_source(str(path)).fetch() == PAGE
+    assert exposition_at(str(path)).fetch() == PAGE
     path.write_bytes(PAGE + b"\n")
-    assert open_page_source(str(path)).fetch() == PAGE + b"\n"
+    assert exposition_at(str(path)).fetch() == PAGE + b"\n"
 
 
 @pytest.mark.parametrize("content", [b"", PAGE[:-1], PAGE[:-20]])
 def test_a_file_being_written(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "dcgm.prom"
     path.write_bytes(content)
-    assert refusal(FilePage(str(path))).reason == "being_written"
+    assert refusal(FileExposition(str(path))).reason == "being_written"
 
 
 def test_a_file_nobody_writes_any_more(tmp_path: Path) -> None:
     path = tmp_path / "dcgm.prom"
     path.write_bytes(PAGE)
     os.utime(path, (0, time.time() - 400))
-    error = refusal(FilePage(str(path)))
+    error = refusal(FileExposition(str(path)))
     assert error.reason == "stale"
-    assert FilePage(str(path), max_age=500).fetch() == PAGE
+    assert FileExposition(str(path), max_age=500).fetch() == PAGE
 
 
 def test_a_file_that_is_none(tmp_path: Path) -> None:
-    assert refusal(FilePage(str(tmp_path / "nothing"))).reason == "file_missing"
-    assert refusal(FilePage(str(tmp_path))).reason == "not_a_file"
+    assert refusal(FileExposition(str(tmp_path / "nothing"))).reason == "file_missing"
+    assert refusal(FileExposition(str(tmp_path))).reason == "not_a_file"
     (tmp_path / "large").write_bytes(PAGE)
-    assert refusal(FilePage(str(tmp_path / "large"), largest=10)).reason == "too_large"
+    assert refusal(FileExposition(str(tmp_path / "large"), largest=10)).reason == "too_large"
+
+
+# --- what is left behind
+
+
+@pytest.mark.fault(
+    "hundreds of exporters are away",
+    "what failed leaves nothing that only a search for garbage finds, in which nothing else would run",
+)
+def test_connections_that_fail_leave_no_garbage() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+    pages = [UrlExposition(url) for _ in range(50)]
+
+    async def ask_all() -> int:
+        async with open_session() as session:
+            await asyncio.gather(*(refused(page, session) for page in pages))
+            gc.collect()
+            gc.disable()
+            try:
+                await asyncio.gather(*(refused(page, session) for page in pages))
+                return gc.collect()
+            finally:
+                gc.enable()
+
+    async def refused(page: UrlExposition, session: aiohttp.ClientSession) -> None:
+        with pytest.raises(SourceError, match="cannot be reached"):
+            await page.fetch_with(session)
+
+    assert asyncio.run(ask_all()) < 10 * len(pages)

@@ -1,4 +1,4 @@
-"""Fetches an exporter's page from a URL or a file, as bytes: bounded in time and size, never half a page."""
+"""Fetches an exporter's exposition from a URL or a file, as bytes: bounded in time and size, never half of one."""
 
 from __future__ import annotations
 
@@ -17,38 +17,38 @@ from podgpu.files import FileIdentity, ReadOnChange, look_at
 from podgpu.http.exchange import open_session
 
 MAX_AGE = 300.0
-LARGEST_PAGE = 16 * 1024 * 1024
+LARGEST_EXPOSITION = 16 * 1024 * 1024
 """A node of 16 GPUs, seven MIG instances on each, and every field there is, has a third of this."""
 _ACCEPT = "text/plain;version=0.0.4,text/plain;q=0.5"
 
 
-class PageSource(Protocol):
+class ExpositionSource(Protocol):
     shown: str
     """What to call it in messages: no secret in it."""
 
     def fetch(self) -> bytes:
-        """The whole page, now. Raises SourceError."""
+        """The whole exposition, now. Raises SourceError."""
 
 
-def open_page_source(
+def exposition_at(
     place: str,
     access: Access | None = None,
     *,
     deadline: float = DEADLINE,
     max_age: float = MAX_AGE,
-    largest: int = LARGEST_PAGE,
-) -> PageSource:
+    largest: int = LARGEST_EXPOSITION,
+) -> ExpositionSource:
     """`place` is a URL, HOST:PORT or the path of a file; a file that is named like a HOST:PORT is ./HOST:PORT. Raises
     UsageError for what can be none of these."""
     if with_scheme(place) != place:
-        return UrlPage(place, access, deadline, largest)
+        return UrlExposition(place, access, deadline, largest)
     scheme, separator, _ = place.partition("://")
     if separator and scheme.lower() in ("http", "https"):
-        return UrlPage(place, access, deadline, largest)
+        return UrlExposition(place, access, deadline, largest)
     if not place or separator or _has_login(place):
         shown = without_secrets(place)
         raise UsageError(f"{shown} cannot be read: write HOST:9400, http(s)://HOST:9400/metrics or the path of a file")
-    return FilePage(place, max_age, largest)
+    return FileExposition(place, max_age, largest)
 
 
 def _has_login(place: str) -> bool:
@@ -57,12 +57,12 @@ def _has_login(place: str) -> bool:
     return not re.match(r"\.{0,2}/(?!/)", name) and re.search(r":.*(?:@|%40)", name, re.DOTALL) is not None
 
 
-class FilePage:
+class FileExposition:
     def __init__(
         self,
         path: str,
         max_age: float = MAX_AGE,
-        largest: int = LARGEST_PAGE,
+        largest: int = LARGEST_EXPOSITION,
         clock: Clock | None = None,
     ) -> None:
         """`max_age`: seconds after which a file nobody writes any more is no reading of now."""
@@ -108,13 +108,13 @@ class _Met(NamedTuple):
     """By the monotonic clock."""
 
 
-class UrlPage:
+class UrlExposition:
     def __init__(
         self,
         url: str,
         access: Access | Credentials | None = None,
         deadline: float = DEADLINE,
-        largest: int = LARGEST_PAGE,
+        largest: int = LARGEST_EXPOSITION,
     ) -> None:
         """Raises UsageError for what is no URL. One without a path means /metrics."""
         self._endpoint = Endpoint(url, access, deadline=deadline, largest=largest, path="/metrics")
@@ -139,7 +139,7 @@ class UrlPage:
 
 
 def above_metrics(url: str) -> str:
-    """Where the server of this page has everything else: what its path has before /metrics, without a query."""
+    """Where the server of this exposition has everything else: what its path has before /metrics, without a query."""
     base = re.split(r"[?#]", url, maxsplit=1)[0].rstrip("/")
     return base.removesuffix("/metrics")
 

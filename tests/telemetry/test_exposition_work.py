@@ -14,7 +14,7 @@ from podgpu.enrich.relabel import relabel
 from podgpu.join.policy import Policy
 from podgpu.model import Assignment, Workload
 from podgpu.telemetry.exporter import ExporterTelemetry
-from podgpu.telemetry.exposition import parse_page
+from podgpu.telemetry.exposition import parse_exposition
 
 SHAPES = {
     "an instance on each GPU": 'a{{gpu="{n}",UUID="G{n}",GPU_I_ID="1"}} 1\n',
@@ -26,7 +26,7 @@ SHAPES = {
 TEMPERATURE = field_named("DCGM_FI_DEV_GPU_TEMP")
 
 
-class Page:
+class Text:
     shown = "the page"
 
     def __init__(self, content: bytes) -> None:
@@ -59,13 +59,13 @@ def page_of(shape: str, rows: int) -> bytes:
 
 
 def telemetry(content: bytes) -> None:
-    source = ExporterTelemetry(Page(content))
+    source = ExporterTelemetry(Text(content))
     for gpu in source.inventory().gpus:
         source.read(gpu, [TEMPERATURE] if TEMPERATURE else [])
 
 
 def enrichment(content: bytes) -> None:
-    page = parse_page(content, "page")
+    page = parse_exposition(content, "page")
     relabel(page, [Assignment(d.key, Workload("ns", "pod", "c"), "kubelet") for d in page.devices], Policy())
 
 
