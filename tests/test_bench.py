@@ -11,6 +11,7 @@ from bench import __main__ as command
 from bench import (
     allocation,
     autoscale,
+    calls,
     cluster,
     history,
     hook,
@@ -50,6 +51,7 @@ def _quiet() -> Iterator[None]:
         (lambda: allocation.measure(pods=4, few_pods=2, turns=2), 3),
         (lambda: largest.measure(SMALL, ticks=5), 0),
         (lambda: memory.measure(first=5, last=10, scrape_every=5, seconds=1), 4),
+        (lambda: calls.measure(minutes=1), 6),
         (lambda: cluster.measure(nodes=3, rounds=2, firsts=1), 4),
         (lambda: autoscale.measure(pods=100, queries=1, polls=1), 4),
         (lambda: page.measure(turns=2, nodes=20), 2 if chromium() else 0),
@@ -66,6 +68,7 @@ def _quiet() -> Iterator[None]:
         "allocation",
         "largest",
         "memory",
+        "calls",
         "cluster",
         "autoscale",
         "page",

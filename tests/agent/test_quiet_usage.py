@@ -11,6 +11,7 @@ import pytest
 
 from podgpu.agent.usage_turn import patience
 from tests.agent.test_usage import GIB, UIDS, Node
+from tests.nodes.clock import wait_until
 
 BUSY, ENERGY = "nvmlDeviceGetProcessUtilization", "nvmlDeviceGetTotalEnergyConsumption"
 LISTS = "nvmlDeviceGetComputeRunningProcesses_v3"
@@ -125,6 +126,21 @@ def test_a_gpu_that_is_lost_is_noticed(tmp_path: Path) -> None:
     seconds(node, 1)
     (outcome,) = (o for o in node.agent.published.snapshot.outcomes if o.source == "usage")
     assert outcome.error == "gpu_lost"
+    node.agent.stop()
+
+
+def test_an_xid_is_told_meanwhile(tmp_path: Path) -> None:
+    node = quiet_node(tmp_path)
+    seconds(node, 1)
+    before = node.driver.calls[BUSY]
+    node.driver.faults.raise_xid(0, 79)
+
+    def is_told() -> bool:
+        node.agent.read_due_usage()
+        return bool(node.agent.published.snapshot.xids)
+
+    wait_until(is_told, "the XID is published")
+    assert node.driver.calls[BUSY] == before
     node.agent.stop()
 
 

@@ -193,9 +193,11 @@ class Agent:
         self._publish()
 
     def read_due_usage(self) -> None:
-        """One usage turn, or none where it would say nothing that the next one does not."""
+        """One usage turn; none where it would say nothing that the next one does not, but errors are published."""
         turn, holders = self._usage_turn, self._allocation_part.allocation.assignments
-        if turn is None or not turn.can_wait(self._telemetry_part.listed, holders):
+        if turn is not None and turn.can_wait(self._telemetry_part.listed, holders):
+            self._publish()
+        else:
             self.read_usage()
 
     def read_counters(self) -> None:

@@ -89,12 +89,14 @@ class XidWatch:
             with self._driver.using(gives_way=True):
                 if event_set is not self._set:
                     return False
-                self._note(self._driver.call("nvmlEventSetWait_v2", event_set, _WAIT_MS))
+                event = self._driver.wait_for_event(event_set, _WAIT_MS)
         except DriverGone:
             raise
-        except SourceError as e:
-            if e.reason != "timeout":  # a lost GPU makes the wait itself fail: breathe, then go on for the others
-                time.sleep(_WAIT_MS / 1000)
+        except SourceError:  # a lost GPU makes the wait itself fail: breathe, then go on for the others
+            time.sleep(_WAIT_MS / 1000)
+            return True
+        if event is not None:
+            self._note(event)
         return True
 
     def _note(self, data: Any) -> None:
