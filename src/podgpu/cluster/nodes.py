@@ -277,10 +277,10 @@ def _notes(
     reading: NodeReading, siblings: Sequence[NodeReading], outcomes: Mapping[str, TargetOutcome]
 ) -> tuple[str, ...]:
     notes = list(reading.notes)
-    for told in (reading, *siblings):
-        outcome = outcomes.get(told.target)
+    for copy in (reading, *siblings):
+        outcome = outcomes.get(copy.target)
         if outcome is not None and outcome.error:
-            notes.append(f"{told.target}: {outcome.message or outcome.error}")
+            notes.append(f"{copy.target}: {outcome.message or outcome.error}")
     if siblings:
         others = few_of(sibling.target for sibling in siblings)
         notes.append(f"read from {reading.target}; also reported by {others}, which is ignored")
