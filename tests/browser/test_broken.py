@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 
 from podgpu.figures.device import Condition
 from podgpu.figures.picture import NodePicture
-from tests.browser.chromium import Tab
+from tests.browser.chromium import Tab, opened
 from tests.browser.pictures import Showing, gpu, held, picture, three_nodes
 from tests.browser.records import ALERTS, TEXTS, troubled, troubled_showing, with_alerts
 from tests.browser.test_cluster_page import CONTRAST
@@ -23,18 +22,6 @@ LOST = "GPU-gpu-a-01-0003-4c5e-9d3f-000000000000"
 @pytest.fixture
 def shown() -> Showing:
     return troubled_showing()
-
-
-@pytest.fixture
-def url(shown: Showing) -> Iterator[str]:
-    with shown.served() as client:
-        yield client.address.url
-
-
-def opened(tab: Tab, url: str, hash: str = "") -> None:
-    tab.open("about:blank")
-    tab.open(f"{url}/{hash}")
-    tab.wait_for(f"{STATUS}.state === 'live'", "the page is live")
 
 
 def tile(tab: Tab, name: str) -> str:
