@@ -1,6 +1,5 @@
-"""The flag that rewrites the golden files, short temporary folders for sockets, and how properties are explored.
-
-And that no test reads anything of the machine it runs on.
+"""The flag that rewrites the golden files, short temporary folders for sockets, how properties are explored, and which
+files go first. And that no test reads anything of the machine it runs on.
 """
 
 from __future__ import annotations
@@ -66,6 +65,25 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="write what comes out to tests/nodes/*/expected.prom instead of comparing",
     )
+
+
+LONGEST = (
+    *("endurance/test_attack.py", "deploy/test_alerts_live.py", "deploy/test_chart.py", "deploy/test_image.py"),
+    *("browser/test_history.py", "browser/test_cluster_page.py", "browser/test_demo_page.py", "test_billing.py"),
+    *("endurance/test_fuzz.py", "endurance/test_soak.py", "cli/test_demo.py", "cli/test_cluster.py"),
+    *("cluster/test_hostile.py", "cluster/test_prom_live.py", "cluster/test_prom_real_history.py"),
+    *("agent/test_gpu_faults.py", "test_churn.py", "test_doc_commands.py"),
+)
+"""Files of ten seconds and more. A worker that takes one up when the others are done keeps everybody waiting."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest files first, else the order they came in: pytest-xdist deals them out in this order."""
+    tests = Path(__file__).parent
+    place = {tests / name: number for number, name in enumerate(LONGEST)}
+    if gone := [str(path) for path in place if not path.exists()]:
+        raise pytest.UsageError(f"LONGEST in tests/conftest.py names what is not there: {', '.join(gone)}")
+    items.sort(key=lambda item: place.get(item.path, len(LONGEST)))
 
 
 @pytest.fixture

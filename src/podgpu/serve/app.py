@@ -14,15 +14,17 @@ from typing import TYPE_CHECKING, Protocol
 
 from aiohttp import web
 
-from podgpu.agent.loop import Agent
+from podgpu.clock import OnceAMinute
 from podgpu.errors import StartError
-from podgpu.serve.connections import Entrance, Limits, MakeContext, OnceAMinute, limits_for, note_request
-from podgpu.serve.lifecycle import DEFAULT_RELEASE_SECONDS
-from podgpu.serve.routes import NOTHING_BESIDE, BesideFigures, gpu_manager_routes, probe_routes, routes
+from podgpu.serve.connections import Entrance, Limits, MakeContext, limits_for, note_request
 from podgpu.serve.sockets import ADDRESS_OPTION, Address, address_of, bind
 
-if TYPE_CHECKING:  # the last brings YAML and bcrypt, for those who have a web config only
+if TYPE_CHECKING:
+    # A node's agent and its routes are imported by the functions that serve one: `podgpu autoscale` has none.
+    # `protection` brings YAML and bcrypt, for those who have a web config only.
+    from podgpu.agent.loop import Agent
     from podgpu.serve.protection import Protection
+    from podgpu.serve.routes import BesideFigures
 
 GPU_MANAGER_OPTION = "--gpu-manager-address"
 PROBE_OPTION = "--probe-address"
@@ -108,7 +110,7 @@ def serve(
     protection: Protection | None = None,
     sockets: Sequence[socket.socket] = (),
     lifecycle: bool = True,
-    shown: BesideFigures = NOTHING_BESIDE,
+    shown: BesideFigures | None = None,
     beside: Sequence[Served] = (),
     bounds: Bounds | None = None,
 ) -> None:
@@ -119,6 +121,9 @@ def serve(
     already, in place of the address. `lifecycle`: POST /-/release is answered. `shown`: on the page. `beside`: what
     runs as long as the agent does.
     """
+    from podgpu.serve.lifecycle import DEFAULT_RELEASE_SECONDS
+    from podgpu.serve.routes import probe_routes
+
     bounds = bounds or Bounds()
     app = application(agent, protection, lifecycle, shown, bounds.scrapes)
     tls = protection.tls if protection else None
@@ -166,7 +171,7 @@ async def _run(
     for stop_signal in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(stop_signal, done.set)
     if release is not None:
-        loop.add_signal_handler(signal.SIGUSR1, lambda: loop.run_in_executor(None, release))
+        loop.add_signal_handler(signal.SIGUSR1, _one_at_a_time(release))
     loop.add_signal_handler(signal.SIGHUP, served.reload)
     async with AsyncExitStack() as at_the_end:
         at_the_end.enter_context(_foreign_logs_are_short())
@@ -178,6 +183,20 @@ async def _run(
         on_listening(bound)
         served.start(on_fatal=partial(loop.call_soon_threadsafe, done.set))
         await done.wait()
+
+
+def _one_at_a_time(work: Callable[[], object]) -> Callable[[], None]:
+    """In another thread. Whoever asks while it is being done has asked for the same: a queue of what takes seconds
+    would keep every thread, and the process from its end."""
+    loop = asyncio.get_running_loop()
+    doing: asyncio.Future[object] | None = None
+
+    def do() -> None:
+        nonlocal doing
+        if doing is None or doing.done():
+            doing = loop.run_in_executor(None, work)
+
+    return do
 
 
 @contextmanager
@@ -215,14 +234,18 @@ def application(
     agent: Agent,
     protection: Protection | None = None,
     lifecycle: bool = True,
-    shown: BesideFigures = NOTHING_BESIDE,
+    shown: BesideFigures | None = None,
     scrapes: int = 16,
 ) -> web.Application:
-    return make_application(routes(agent, lifecycle, shown, scrapes), protection)
+    from podgpu.serve.routes import NOTHING_BESIDE, routes
+
+    return make_application(routes(agent, lifecycle, shown or NOTHING_BESIDE, scrapes), protection)
 
 
 def gpu_manager_application(agent: Agent, protection: Protection | None = None) -> web.Application:
     """What gpu-manager itself would answer, as far as its metrics go."""
+    from podgpu.serve.routes import gpu_manager_routes
+
     return make_application(gpu_manager_routes(agent), protection)
 
 
