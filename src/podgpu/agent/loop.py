@@ -155,9 +155,8 @@ class Agent:
         self.read_telemetry(only_due=True)
 
     def _take(self, part: TelemetryPart) -> None:
-        self._clock_counts = self._clock_events.note(
-            clock_event_masks(part.readings, part.lanes), self.clock.monotonic()
-        )
+        masks = clock_event_masks(part.readings, part.lanes)
+        self._clock_counts = self._clock_events.note(masks, self.clock.monotonic())
         self._clock_totals = self._clock_events.totals()
         if part.devices != self._telemetry_part.devices:
             self._allocate_now.set()  # ids that named nothing a moment ago may name a device now
@@ -168,9 +167,11 @@ class Agent:
         if part.readings:
             self._taken_at = self.clock.wall()
 
-    def read_allocation(self) -> None:
+    def read_allocation(self, *, counters_first: bool = False) -> None:
         """One allocation turn, published."""
-        self._allocate_now.clear()
+        self._allocate_now.clear()  # before anything is read: who asks for another turn meanwhile gets one
+        if counters_first:
+            self.read_counters()
         telemetry = self._telemetry_part
         part = self._allocation_turn.collect(telemetry.devices)
         self._allocation_part, left_out = without_crowds(part)
@@ -327,8 +328,7 @@ class Agent:
             self._allocate_now.wait(max(0.0, due - self.clock.monotonic()))
             due = self.clock.monotonic() + self.settings.allocation_interval
             if not self._stopping:
-                self.read_counters()
-                self.read_allocation()
+                self.read_allocation(counters_first=True)
 
     def _usage_loop(self) -> None:
         while not self._stopping:
