@@ -145,9 +145,11 @@ class Agent:
                 self._schedule.hurry(self.clock.monotonic())
         self._parts.take_telemetry(part, self.clock.monotonic(), self.clock.wall())
 
-    def read_allocation(self) -> None:
+    def read_allocation(self, *, counters_first: bool = False) -> None:
         """One allocation turn, published."""
-        self._allocate_now.clear()
+        self._allocate_now.clear()  # before anything is read: who asks for another turn meanwhile gets one
+        if counters_first:
+            self.read_counters()
         telemetry = self._parts.telemetry
         part = self._allocation_turn.collect(telemetry.devices)
         self._telemetry_turn.hear_of(lost_gpus(part.offered, part.allocation.unmapped, telemetry.device_count))
@@ -268,8 +270,7 @@ class Agent:
             self._allocate_now.wait(max(0.0, due - self.clock.monotonic()))
             due = self.clock.monotonic() + self.settings.allocation_interval
             if not self._stopping:
-                self.read_counters()
-                self.read_allocation()
+                self.read_allocation(counters_first=True)
 
     def _usage_loop(self) -> None:
         while not self._stopping:
