@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
-from hypothesis.internal.conjecture import providers
 
 # The same examples in every run and no wall clock: a red run means a change. PODGPU_EXPLORE=1 draws anew.
 settings.register_profile(
@@ -24,9 +23,10 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("podgpu")
-if settings.default.derandomize:
+_PROVIDERS = sys.modules.get("hypothesis.internal.conjecture.providers")
+if settings.default.derandomize and hasattr(_PROVIDERS, "is_local_module_file"):
     # Hypothesis also draws constants out of the sources that are loaded: which are, that hangs on what ran before.
-    providers.is_local_module_file = lambda path: False  # type: ignore[attr-defined]
+    _PROVIDERS.is_local_module_file = lambda path: False  # type: ignore[union-attr]
 
 # Else every worker, and every command that a test starts, compiles anew what it imports.
 sys.dont_write_bytecode = False

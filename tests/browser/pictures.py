@@ -27,6 +27,9 @@ from tests.serve.server import LOOPBACK, Client, running
 GIB = 1024**3
 HOUR = 3600.0
 INTERVAL = 1.0
+_DUE_SECONDS = 4.0
+"""The page calls a picture old after eight."""
+_ON_PURPOSE_SECONDS = 300.0
 
 
 Records = Callable[[str, Mapping[str, str]], Mapping[str, Any] | None]
@@ -43,10 +46,14 @@ class Showing:
     more: Callable[[dict[str, Any]], dict[str, Any]] | None = None
     """Makes of the picture's JSON what is served: with alerts, say."""
     asked: int = 0
+    goes_on: bool = True
+    """A picture that nobody made old on purpose is taken again in time, however long the machine needs for a test."""
     _made: tuple[Picture, PageState] | None = field(default=None, repr=False)
 
     def latest(self) -> PageState:
         self.asked += 1
+        if self.goes_on and _DUE_SECONDS < time.time() - (self.picture.taken_at or 0.0) < _ON_PURPOSE_SECONDS:
+            self.picture = replace(self.picture, taken_at=time.time())
         if self._made is None or self._made[0] is not self.picture:
             self._made = self.picture, self._state(self.picture)
         return self._made[1]
