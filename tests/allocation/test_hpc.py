@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from podgpu.allocation.hpc import LONGEST_JOB, MOST_BYTES, MOST_JOBS, HpcAllocat
 from podgpu.allocation.source import AllocationSource
 from podgpu.errors import SourceError
 from podgpu.model import Allocation, Assignment, Device, Unmapped, Workload
+from tests.privilege import without_privilege
 
 
 def uuid(number: int) -> str:
@@ -205,22 +205,6 @@ def test_files_that_cannot_be_read_take_nothing_from_the_others(
     assert [record.getMessage().split()[0] for record in caplog.records] == [
         str(tmp_path / name) for name in ("0", "1", "1.7")
     ]
-
-
-@contextmanager
-def without_privilege() -> Iterator[None]:
-    """Root may open everything, so be nobody for a while; effective ids are the whole process's on Linux."""
-    if os.geteuid() != 0:
-        yield
-        return
-    try:
-        os.seteuid(65534)
-    except OSError as error:
-        pytest.skip(f"root opens every file, and cannot become nobody here: {error}")
-    try:
-        yield
-    finally:
-        os.seteuid(0)
 
 
 def test_what_nobody_may_read(folder: Path) -> None:

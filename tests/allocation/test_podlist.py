@@ -7,8 +7,7 @@ import logging
 import os
 import random
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ from podgpu.allocation.source import AllocationSource
 from podgpu.errors import SourceError
 from podgpu.files import SETTLED_NS, ReadOnChange, read_bounded
 from podgpu.model import Allocation, Assignment, Device, Unmapped, Workload
+from tests.privilege import without_privilege
 
 FIXTURE = Path(__file__).parent / "podlist.json"
 
@@ -410,22 +410,6 @@ def test_paths_nothing_can_be_at(path: Path, source: PodlistAllocation) -> None:
     assert failed_reading(source).reason == "unreadable"
     assert failure(lambda: read_bounded("a\0b", 1)).reason == "unreadable"
     assert failure(lambda: PodlistAllocation("a\0b").assignments(NODE)).reason == "unreadable"
-
-
-@contextmanager
-def without_privilege() -> Iterator[None]:
-    """Root may open everything, so be nobody for a while; effective ids are the whole process's on Linux."""
-    if os.geteuid() != 0:
-        yield
-        return
-    try:
-        os.seteuid(65534)
-    except OSError as error:
-        pytest.skip(f"root opens every file, and cannot become nobody here: {error}")
-    try:
-        yield
-    finally:
-        os.seteuid(0)
 
 
 def test_a_file_nobody_may_read(folder: Path) -> None:

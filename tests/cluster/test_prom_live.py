@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -21,7 +19,7 @@ from podgpu.cluster.scraping.exposition import ExpositionReader
 from podgpu.cluster.settings import UsedMeans, ViewSettings
 from podgpu.figures.device import DeviceFigures
 from tests.cluster.instants import both_ways
-from tests.cluster.real_servers import needs, prometheus, victoria_metrics, wait_for
+from tests.cluster.real_servers import expositions_at, needs, prometheus, victoria_metrics, wait_for
 from tests.nodes.node import FIXTURES
 from tests.two_names import renamed
 
@@ -92,28 +90,8 @@ def exporters() -> Iterator[tuple[str, set[str]]]:
     """HOST:PORT that has every page at /NAME, and the names of those that are away."""
     away: set[str] = set()
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            name = self.path.strip("/")
-            body = page_of(name).encode()
-            self.send_response(503 if name in away else 200)
-            self.send_header("Content-Type", "text/plain; version=0.0.4")
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-    thread.start()
-    try:
-        yield f"127.0.0.1:{server.server_port}", away
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with expositions_at(page_of, away) as address:
+        yield address, away
 
 
 def configuration(address: str) -> str:

@@ -59,7 +59,7 @@ def _paths(text: str) -> list[str]:
 
 def _rank(controllers: str) -> int:
     """v2 has no controllers in its line, and no other line to be chosen before unless v1 is there too."""
-    known = [_PREFERRED.index(one) for one in controllers.split(",") if one in _PREFERRED]
+    known = [_PREFERRED.index(name) for name in controllers.split(",") if name in _PREFERRED]
     return min(known, default=len(_PREFERRED))
 
 

@@ -10,7 +10,8 @@ from podgpu.agent.process_metrics import process_families
 from podgpu.exposition.body import NO_METRICS, Exposition
 from podgpu.exposition.text import encode
 from podgpu.join import Policy, figure_families, gpu_manager_families, self_families
-from podgpu.model import Family, Snapshot
+from podgpu.model import Snapshot
+from podgpu.series import Family
 
 K = TypeVar("K")
 T = TypeVar("T")

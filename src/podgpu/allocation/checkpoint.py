@@ -22,8 +22,8 @@ from podgpu.allocation.holdings import (
     parse_id,
     replicas_of,
 )
-from podgpu.allocation.json_shape import as_list, as_object, as_text, parse_json
 from podgpu.files import ReadOnChange
+from podgpu.json_shape import as_list, as_object, as_text, parse_json
 from podgpu.model import Allocation, Device, Workload
 
 SOURCE = "checkpoint"

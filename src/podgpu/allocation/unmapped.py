@@ -118,7 +118,7 @@ def explain(unmapped: Unmapped) -> Explanation:
 def statement(unmapped: Unmapped) -> str:
     """What the source says, on one line: `ns/pod/main holds nvidia.com/gpu GPU-…`, `job 4711 is in the job file 9`."""
     text = _statement(unmapped)
-    return text if text.isprintable() else "".join(one if one.isprintable() else "?" for one in text)
+    return text if text.isprintable() else "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def _statement(unmapped: Unmapped) -> str:

@@ -111,4 +111,4 @@ def _idle_before(device: DeviceFigures, of: HolderFigures, idle_for: IdleFor) ->
 
 def wasted(idle: Iterable[IdleHolder], idle_after: float, wall: float) -> list[IdleHolder]:
     """Those of fresh nodes that have been idle for longer than that."""
-    return [one for one in idle if not one.node.old and wall - one.since > idle_after]
+    return [idler for idler in idle if not idler.node.old and wall - idler.since > idle_after]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from podgpu.model import Labels
+from podgpu.series import Labels
 
 Names = tuple[str, ...]
 Values = tuple[str, ...]

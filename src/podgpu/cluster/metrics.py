@@ -22,7 +22,8 @@ from podgpu.cluster.view import ClusterView
 from podgpu.figures.device import device_model
 from podgpu.figures.parts import WHOLE
 from podgpu.figures.waste_rows import hourly_by_namespace
-from podgpu.model import NO_LABELS, Family, Labels, Sample, Workload
+from podgpu.model import Workload
+from podgpu.series import NO_LABELS, Family, Labels, Sample
 
 T = TypeVar("T")
 Key = TypeVar("Key", bound=tuple[str, ...])

@@ -277,8 +277,8 @@ def _notes(
     reading: NodeReading, siblings: Sequence[NodeReading], outcomes: Mapping[str, TargetOutcome]
 ) -> tuple[str, ...]:
     notes = list(reading.notes)
-    for told in (reading, *siblings):
-        outcome = outcomes.get(told.target)
+    for copy in (reading, *siblings):
+        outcome = outcomes.get(copy.target)
         if outcome is not None and outcome.error:
             notes.append(outcome.said)
     if siblings:

@@ -14,12 +14,12 @@ from functools import partial
 from podgpu.atomic_file import AtomicFile
 from podgpu.errors import SourceError, StartError
 from podgpu.hook.cards import Cards, CardsWatch, read_cards
-from podgpu.hook.keeper import Keeper
+from podgpu.hook.keeper import PodlistKeeper
 from podgpu.hook.plugin import Plugin
 from podgpu.hook.sandboxes import Sandbox
 from podgpu.hook.session import Session
 from podgpu.hook.tallies import State, Tallies
-from podgpu.model import Family
+from podgpu.series import Family
 
 _log = logging.getLogger("podgpu")
 _FIRST_RETRY, _LAST_RETRY = 0.1, 2.0
@@ -44,7 +44,7 @@ class Hook:
         self._settings = settings
         self._tallies = Tallies()
         self._cards = CardsWatch(partial(read, settings.proc), self._wake)
-        self._keeper = Keeper(file, self._tallies, lambda: self._cards.cards)
+        self._keeper = PodlistKeeper(file, self._tallies, lambda: self._cards.cards)
         self._stopping = threading.Event()
         self._connection: socket.socket | None = None
         self._plugin: Plugin | None = None

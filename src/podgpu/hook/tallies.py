@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from podgpu import __version__
 from podgpu.catalog import hook_families as families
-from podgpu.model import NO_LABELS, Family, Labels, Sample
+from podgpu.series import NO_LABELS, Family, Labels, Sample
 
 
 @dataclass(frozen=True, slots=True)

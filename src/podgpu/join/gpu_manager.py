@@ -14,8 +14,9 @@ from math import fsum
 from podgpu.catalog import families as f
 from podgpu.catalog.mig import part_of_gpu
 from podgpu.join.policy import Policy
-from podgpu.model import ContainerUsage, Device, Family, Labels, Sample, Snapshot, Value, VcudaRequest, Who
+from podgpu.model import ContainerUsage, Device, Snapshot, Value, VcudaRequest, Who
 from podgpu.model import physical as gpu_of
+from podgpu.series import Family, Labels, Sample
 
 FB_TOTAL_FIELD = 250
 """In MiB; a MIG instance has its own."""
