@@ -13,6 +13,7 @@ from pathlib import Path
 from bench import (
     allocation,
     autoscale,
+    calls,
     cluster,
     history,
     hook,
@@ -40,6 +41,7 @@ BENCHMARKS: Mapping[str, Callable[[], list[Figure]]] = {
     "switches": switches.measure,
     "largest": largest.measure,
     "watching": watching.measure,
+    "calls": calls.measure,
     "memory": memory.measure,
     "cluster": cluster.measure,
     "prometheus": prometheus.measure,

@@ -1,4 +1,5 @@
-"""The process that `bench/autoscale.py` measures: the store, full of rounds of made-up nodes, behind both listeners."""
+"""The process that `bench/autoscale.py` measures: the store, full of rounds of made-up nodes, behind both listeners,
+with certificates and the API server's reviews as in a cluster."""
 
 from __future__ import annotations
 
@@ -6,25 +7,33 @@ import asyncio
 import json
 import sys
 from functools import cache
+from pathlib import Path
 from sys import intern
 
-from aiohttp import web
-
-from podgpu.autoscale.api_paths import Attributes
+import podgpu.cli.autoscale  # noqa: F401  (what the command imports is part of its memory)
 from podgpu.autoscale.metrics import FIELDS_BESIDE
 from podgpu.autoscale.pods import PodSeen, index_pods
 from podgpu.autoscale.scene import Store
 from podgpu.clock import Clock
 from podgpu.cluster.reading import ClusterReading, NodeReading
 from podgpu.cluster.settings import ViewSettings
-from podgpu.cluster.view import Memory, assemble
+from podgpu.cluster.view import Memory, assemble_use
 from podgpu.compose.process import look_for_cycles_seldom, share_one_heap, take_turns_often
 from podgpu.figures.device import DeviceFigures, HolderFigures
+from podgpu.http.aside import Aside
+from podgpu.http.tls import Pem
+from podgpu.kube.access import ApiConfig
+from podgpu.kube.client import ApiClient
 from podgpu.model import Workload
+from podgpu.serve.api_tls import ApiContexts, pair_of_files
 from podgpu.serve.app import Listener, listening
 from podgpu.serve.connections import Limits
 from podgpu.serve.external_scaler import Callers, ExternalScaler, start_scaler
-from podgpu.serve.metrics_api import MetricsApi, Rejection
+from podgpu.serve.front_proxy import Trust
+from podgpu.serve.gate import ApiGate
+from podgpu.serve.metrics_api import MetricsApi
+from podgpu.serve.reviews import Reviews
+from podgpu.serve.scaler_tls import ScalerFiles, ScalerTls
 from podgpu.serve.sockets import Address
 
 GPUS = 8
@@ -32,11 +41,6 @@ WORKLOADS = 100
 """Deployments, each with its part of all pods; every pod has the label `all` too."""
 _ROUNDS = 44
 _BEGAN = 1_700_000_100.0
-
-
-class _Everybody:
-    async def admit(self, request: web.Request, asked: Attributes | None) -> Rejection | None:
-        return None
 
 
 class _Time:
@@ -47,10 +51,15 @@ def _workload(number: int) -> str:
     return f"inference-{number % WORKLOADS}"
 
 
-def _pods(count: int) -> list[PodSeen]:
+def namespace_of(number: int, namespaces: int) -> str:
+    """Deployments have their namespaces in turn."""
+    return intern(f"serving-{number % WORKLOADS % namespaces}")
+
+
+def _pods(count: int, namespaces: int) -> list[PodSeen]:
     return [
         PodSeen(
-            "serving",
+            namespace_of(number, namespaces),
             intern(f"pod-{number}"),
             f"node-{number // GPUS}",
             _BEGAN - 3600,
@@ -63,24 +72,24 @@ def _pods(count: int) -> list[PodSeen]:
     ]
 
 
-def _reading(count: int, turn: int, now: float) -> ClusterReading:
+def _reading(count: int, namespaces: int, turn: int, now: float) -> ClusterReading:
     nodes = []
     for first in range(0, count, GPUS):
-        devices = tuple(_device(n, turn) for n in range(first, min(first + GPUS, count)))
+        devices = tuple(_device(n, namespaces, turn) for n in range(first, min(first + GPUS, count)))
         name = f"node-{first // GPUS}"
         nodes.append(NodeReading(f"http://{name}:9400/metrics", name, devices=devices, read_at=now))
     return ClusterReading(tuple(nodes))
 
 
 @cache
-def _holder(number: int) -> Workload:
+def _holder(number: int, namespaces: int) -> Workload:
     """Names are kept once however many rounds name them, as of pages that are read."""
-    return Workload("serving", intern(f"pod-{number}"), "main")
+    return Workload(namespace_of(number, namespaces), intern(f"pod-{number}"), "main")
 
 
-def _device(number: int, turn: int) -> DeviceFigures:
+def _device(number: int, namespaces: int, turn: int) -> DeviceFigures:
     ratio = (number * 7 + turn * 13) % 100 / 100
-    holder = HolderFigures(_holder(number), ratio, 10**10, 1, turn * 15 * ratio, 0.0, turn * 5000.0, 1.0)
+    holder = HolderFigures(_holder(number, namespaces), ratio, 10**10, 1, turn * 15 * ratio, 0.0, turn * 5000.0, 1.0)
     return DeviceFigures(
         intern(f"GPU-{number}"),
         number % GPUS,
@@ -95,15 +104,17 @@ def _device(number: int, turn: int) -> DeviceFigures:
     )
 
 
-def _filled(count: int) -> tuple[Store, float]:
+def _filled(count: int, namespaces: int) -> tuple[Store, float]:
     """With a window's worth of rounds; and the seconds that the last one took to be taken in."""
     loop_time, clock = asyncio.get_running_loop().time, Clock(lambda: _Time.now, lambda: _BEGAN + _Time.now)
-    settings = ViewSettings(fields_beside=FIELDS_BESIDE)
-    running = index_pods(_pods(count))
+    settings = ViewSettings(fields_beside=FIELDS_BESIDE, window=ViewSettings().interval)
+    running = index_pods(_pods(count, namespaces))
     store, memory, seconds = Store(settings, 600.0, lambda: running, clock=clock), Memory(), 0.0
     for turn in range(1, _ROUNDS + 1):
         _Time.now = turn * settings.interval
-        view = assemble(_reading(count, turn, _Time.now), memory, settings, _Time.now, _BEGAN + _Time.now)
+        view = assemble_use(
+            _reading(count, namespaces, turn, _Time.now), memory, settings, _Time.now, _BEGAN + _Time.now
+        )
         began = loop_time()
         store.take(view)
         seconds = loop_time() - began
@@ -112,18 +123,36 @@ def _filled(count: int) -> tuple[Store, float]:
     return store, seconds
 
 
-async def main(count: int) -> None:
+def _front_proxy(folder: Path) -> Trust:
+    return Trust(
+        (folder / "front-proxy.crt").read_text(),
+        (folder / "client-ca.crt").read_text(),
+        frozenset({"front-proxy-client"}),
+        ("X-Remote-User",),
+        ("X-Remote-Group",),
+    )
+
+
+async def main(count: int, namespaces: int, folder: Path, api_url: str) -> None:
+    """`folder` has the certificates of tests/autoscale/authorities.py; `api_url` answers reviews."""
     share_one_heap()
     look_for_cycles_seldom()
     take_turns_often()
-    store, seconds = _filled(count)
-    scaler = ExternalScaler(store, Callers(by_certificate=False, namespaces=frozenset({"serving"})))
-    _, keda = await start_scaler(scaler, Address("127.0.0.1", 0), None, "--keda-address")
-    app = MetricsApi(store, _Everybody()).application()
-    async with listening(Listener(app, Address("127.0.0.1", 0)), Limits()) as bound:
-        print(json.dumps({"http": bound.port, "grpc": keda.port, "take_seconds": seconds}), flush=True)
-        await asyncio.to_thread(sys.stdin.read)
+    store, seconds = _filled(count, namespaces)
+    certificate, key = (Pem(file=str(folder / f"server.{ending}")) for ending in ("crt", "key"))
+    client_ca = Pem(file=str(folder / "client-ca.crt"))
+    credentials = ScalerTls(ScalerFiles(certificate, key, client_ca)).credentials()
+    scaler = ExternalScaler(store, Callers(by_certificate=True))
+    _, keda = await start_scaler(scaler, Address("127.0.0.1", 0), credentials, "--keda-address")
+    trust = _front_proxy(folder)
+    async with ApiClient(ApiConfig(api_url, "the benchmark")) as client:
+        reviews = Reviews(client)
+        app = MetricsApi(store, ApiGate(lambda: trust, lambda: reviews)).application()
+        tls = ApiContexts(pair_of_files(certificate, key), lambda: trust).for_listener(Aside("api-tls"))
+        async with listening(Listener(app, Address("127.0.0.1", 0), tls=tls), Limits()) as bound:
+            print(json.dumps({"https": bound.port, "grpc": keda.port, "take_seconds": seconds}), flush=True)
+            await asyncio.to_thread(sys.stdin.read)
 
 
 if __name__ == "__main__":
-    asyncio.run(main(int(sys.argv[1])))
+    asyncio.run(main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4]))

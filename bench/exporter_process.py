@@ -24,6 +24,7 @@ from podgpu.agent.loop import Agent
 from podgpu.allocation.kubelet import KubeletAllocation
 from podgpu.cli import exporter as _loaded_as_in_production  # noqa: F401 - click and the option table count too
 from podgpu.compose.histories import history_of, node_keeper
+from podgpu.compose.process import give_back_unused, look_past_what_stays, share_one_heap
 from podgpu.exposition.text import CONTENT_TYPE
 from podgpu.serve.app import Listener, application, listening
 from podgpu.serve.connections import Limits
@@ -74,6 +75,7 @@ async def run(shape: NodeShape, socket: str) -> None:
     ticker.tick(TICKS_PER_ALLOCATION)
     app = application(agent, shown=BesideFigures(history_of(ticker.keeper)))
     app.add_routes(constant_routes(agent))
+    look_past_what_stays()
     try:
         async with listening(Listener(app, Address("127.0.0.1", 0)), Limits()) as bound:
             _say({"port": bound.port})
@@ -84,8 +86,12 @@ async def run(shape: NodeShape, socket: str) -> None:
 
 async def _obey(ticker: Ticker, agent: Agent) -> None:
     loop = asyncio.get_running_loop()
+    settled = False
     while line := await loop.run_in_executor(None, sys.stdin.readline):
         cost = await loop.run_in_executor(None, ticker.tick, int(line.removeprefix("tick ")))
+        if not settled:
+            settled = True
+            give_back_unused()  # as the exporter does once all has turned
         snapshot = agent.published.snapshot
         page = {"plain": len(agent.published.fresh.plain), "zipped": len(agent.published.fresh.zipped)}
         failed = [f"{o.source}: {o.message}" for o in snapshot.outcomes if not o.ok]
@@ -118,4 +124,5 @@ if __name__ == "__main__":
     parser.add_argument("--kubelet", required=True)
     given = parser.parse_args()
     logging.disable(logging.WARNING)  # simulated GPUs leave some fields out, and the agent says so
+    share_one_heap()
     asyncio.run(run(NodeShape(given.gpus, given.pods), given.kubelet))

@@ -1,4 +1,4 @@
-"""Resident memory of the exporter's process: after 1,000 ticks, and that 10,000 need no more.
+"""Resident memory of the exporter: of the real command with everything on, and that 10,000 ticks need no more.
 
 The kubelet and the scraper live in this process. The simulated driver must live in the exporter's; what it and each
 import add is measured apart, step by step in one interpreter, so that it can be taken off.
@@ -8,36 +8,45 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
+from contextlib import suppress
 
 from bench.figures import Figure
 from bench.node import EIGHT_GPUS
-from bench.running import ExporterProcess, Memory, Scraper, exporter_process
+from bench.running import ExporterProcess, Memory, Scraper, exporter_process, free_port, kubelet_of, memory_of
 
-MOST_MIB = 64
+MOST_MIB = 58
 MOST_GROWTH_MIB = 1
 LADDER = (
     ("bare Python", "pass"),
     ("+ logging, asyncio, ssl", "import logging, asyncio, ssl"),
     ("+ click", "import click"),
     ("+ pynvml", "import pynvml"),
-    ("+ aiohttp.web", "import aiohttp.web"),
+    ("+ aiohttp.web", "import podgpu.http.exchange, aiohttp.web"),
     ("+ podgpu, but for what follows", "import podgpu.cli.exporter, podgpu.telemetry.nvml, podgpu.serve.app"),
     ("+ the kubelet's messages (protobuf)", "from podgpu.allocation import kubelet, podresources_pb2"),
     (
         "+ the simulated driver of 8 GPUs",
         "from bench.node import *; kept = simulated_driver(EIGHT_GPUS, TickClock())",
     ),
+    (
+        "- what goes back once it has started",
+        "from podgpu.compose.process import *; look_past_what_stays()",
+    ),
 )
 """Where the exporter's memory is: what each step adds in one interpreter. What it stands at beyond is what it keeps."""
 
 
-def measure(first: int = 1_000, last: int = 10_000, scrape_every: int = 100) -> list[Figure]:
+def measure(first: int = 1_000, last: int = 10_000, scrape_every: int = 100, seconds: float = 40) -> list[Figure]:
+    command = of_the_command(seconds)
     with exporter_process(EIGHT_GPUS) as exporter:
         scraper = Scraper(exporter.port)
         early = _memory_after(exporter, scraper, first, scrape_every)
         late = _memory_after(exporter, scraper, last - first, scrape_every)
         scraper.close()
     return [
+        Figure(f"`podgpu exporter`, everything on, RSS after {seconds:g} s", command.rss, "MiB", MOST_MIB),
+        Figure("  of it anonymous", command.anonymous, "MiB"),
         Figure(f"exporter's RSS after {first:,} ticks", early.rss, "MiB", MOST_MIB),
         Figure(f"exporter's RSS after {last:,} ticks", late.rss, "MiB", MOST_MIB),
         Figure(f"growth from {first:,} to {last:,} ticks", late.rss - early.rss, "MiB", MOST_GROWTH_MIB),
@@ -45,6 +54,33 @@ def measure(first: int = 1_000, last: int = 10_000, scrape_every: int = 100) -> 
         Figure("  of it anonymous (the rest is mapped libraries)", late.anonymous, "MiB"),
         *ladder(),
     ]
+
+
+def of_the_command(seconds: float) -> Memory:
+    """Telemetry, holders, usage, history and waste at their own pace, scraped every second."""
+    port = free_port()
+    with kubelet_of(EIGHT_GPUS) as kubelet:
+        options = ["--telemetry", f"simulated:{EIGHT_GPUS.gpus}", "-k", "--pod-resources-kubelet-socket", kubelet]
+        options += ["-f", "dcp", "-c", "1000", "-a", f"127.0.0.1:{port}"]
+        command = [sys.executable, "-m", "podgpu", "exporter", *options]
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+            try:
+                scraper = _first_scraper(process, port)
+                until = time.monotonic() + seconds
+                while time.monotonic() < until:
+                    scraper.get("/metrics", zipped=True)
+                    time.sleep(1)
+                return memory_of(process.pid)
+            finally:
+                process.kill()
+
+
+def _first_scraper(process: subprocess.Popen[bytes], port: int) -> Scraper:
+    while process.poll() is None:
+        with suppress(ConnectionError):
+            return Scraper(port)
+        time.sleep(0.1)
+    raise RuntimeError(f"the exporter ended with {process.returncode}")
 
 
 def _memory_after(exporter: ExporterProcess, scraper: Scraper, ticks: int, scrape_every: int) -> Memory:

@@ -1,6 +1,5 @@
-"""The flag that rewrites the golden files, short temporary folders for sockets, and how properties are explored.
-
-And that no test reads anything of the machine it runs on.
+"""The flag that rewrites the golden files, short temporary folders for sockets, how properties are explored, and which
+files go first. And that no test reads anything of the machine it runs on.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 
 # The same examples in every run and no wall clock: a red run means a change. PODGPU_EXPLORE=1 draws anew.
 settings.register_profile(
@@ -24,15 +24,23 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("podgpu")
+if settings.default.derandomize:
+    # Hypothesis also draws constants out of the sources that are loaded: which are, that hangs on what ran before.
+    providers.is_local_module_file = lambda path: False  # type: ignore[attr-defined]
+
+# Else every worker, and every command that a test starts, compiles anew what it imports.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # So that `pytest` finds tests.nodes and tests.serve as `python -m pytest` does.
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tests.host.guard import NOTES, watch, without_what_means_something  # noqa: E402
+from tests.host.guard import NOTES, on_no_node, watch, without_what_means_something  # noqa: E402
 
 _notes = Path(tempfile.mkdtemp(prefix="podgpu-tests-")) / "read"
 _read: list[str] = []
 without_what_means_something(keep=("PODGPU_EXPLORE",))
+on_no_node(str(_notes.parent))
 os.environ[NOTES] = str(_notes)
 os.environ["PYTHONPATH"] = str(Path(__file__).parent / "host")
 atexit.register(shutil.rmtree, _notes.parent)
@@ -57,6 +65,25 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="write what comes out to tests/nodes/*/expected.prom instead of comparing",
     )
+
+
+LONGEST = (
+    *("endurance/test_attack.py", "deploy/test_alerts_live.py", "deploy/test_chart.py", "deploy/test_image.py"),
+    *("browser/test_history.py", "browser/test_cluster_page.py", "browser/test_demo_page.py", "test_billing.py"),
+    *("endurance/test_fuzz.py", "endurance/test_soak.py", "cli/test_demo.py", "cli/test_cluster.py"),
+    *("cluster/test_hostile.py", "cluster/test_prom_live.py", "cluster/test_prom_real_history.py"),
+    *("agent/test_gpu_faults.py", "test_churn.py", "test_doc_commands.py"),
+)
+"""Files of ten seconds and more. A worker that takes one up when the others are done keeps everybody waiting."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest files first, else the order they came in: pytest-xdist deals them out in this order."""
+    tests = Path(__file__).parent
+    place = {tests / name: number for number, name in enumerate(LONGEST)}
+    if gone := [str(path) for path in place if not path.exists()]:
+        raise pytest.UsageError(f"LONGEST in tests/conftest.py names what is not there: {', '.join(gone)}")
+    items.sort(key=lambda item: place.get(item.path, len(LONGEST)))
 
 
 @pytest.fixture

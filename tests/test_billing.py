@@ -44,8 +44,8 @@ SLOTS_OF_GPU = (1, 1, 1, 1, 2, 2, 4, 4)
 """Time slices of each of the eight GPUs."""
 NAMESPACES = ("research", "serving", "batch", "notebooks")
 DUTIES = (0.0, 0.15, 0.4, 0.7, 1.0)
-SIMULATED_PER_REAL = 60.0
-SCRAPE_EVERY = 30.0
+SIMULATED_PER_REAL = 150.0
+SCRAPE_EVERY = 75.0
 """Simulated seconds."""
 USAGE_EVERY, ALLOCATION_EVERY, TELEMETRY_EVERY = 1.0, 5.0, 30.0
 USAGE_AT, ALLOCATION_AT = 0.13, 0.61

@@ -10,6 +10,15 @@ _ALL = f"count by (UUID) (DCGM_FI_DEV_GPU_TEMP{{{_CHOSEN}}})"
 _UTIL = f"max by (UUID) (DCGM_FI_DEV_GPU_UTIL{{{_CHOSEN}}})"
 _BUSY = f"sum by (UUID) (rate(podgpu_device_busy_seconds_total{{{_CHOSEN}}}[$__rate_interval]))"
 _HELD = "on (UUID) podgpu_allocation_info"
+_ALLOCATED = f"count({_ALL} and {_HELD}) or vector(0)"
+_USED = f"count({_ALL} and {_HELD} and on (UUID) ({_BUSY} > 0)) or vector(0)"
+_IDLE = f"count({_ALL} and {_HELD} and on (UUID) ({_BUSY} == 0)) or vector(0)"
+_NOT_KNOWN = f"count({_ALL} and {_HELD} unless on (UUID) {_BUSY}) or vector(0)"
+_FREE = f"count({_ALL} unless {_HELD}) or vector(0)"
+_UNWELL = f'podgpu_device_health{{{_CHOSEN},UUID!=""}} == 1'
+_GONE = 'podgpu_device_health{node=~"$node",condition="node_gone"} == 1'
+"""What only podgpu cluster can say: of an exporter that is gone nothing is left here."""
+_BROKEN = f"(count(max by (UUID) ({_UNWELL})) or vector(0)) + (count({_GONE}) or vector(0))"
 _MOST = largest("sum by (namespace, pod) (podgpu_allocation_share_ratio)", 100)
 """Every column of a table is for these pods only: else the lines of all others would be there with gaps."""
 _NODE_PAGE = "/d/podgpu-node?${datasource:queryparam}&var-node=${__data.fields.Node}&${__url_time_range}"
@@ -24,39 +33,41 @@ def _overview() -> Row:
     return Row(
         "Now",
         (
-            stat("GPUs", f"count({_ALL})", "That answer.", width=3),
+            stat("GPUs", f"count({_ALL})", "That answer."),
+            stat("Allocated", _ALLOCATED, "To somebody, in whole or in part."),
+            stat("Used", _USED, "Allocated, and something ran on it lately."),
+            stat("Idle", _IDLE, "Allocated, and nothing runs.", steps=((None, "green"), (1, "orange"))),
+            stat("Free", _FREE, "Allocated to nobody."),
             stat(
-                "Lost",
-                'sum(podgpu_device_count{state="lost",Hostname=~"$node"})',
-                "On the bus and silent.",
+                "Broken",
+                _BROKEN,
+                "Lost, unreadable, with an XID that needs action, bad memory, throttled, NVLink down, without a driver,"
+                " or gone with its node (that one needs podgpu cluster).",
                 steps=_BAD_ABOVE_0,
-                width=3,
             ),
-            stat("Held", f"count({_ALL} and {_HELD}) or vector(0)", "By somebody, in whole or in part.", width=3),
-            stat("Free", f"count({_ALL} unless {_HELD}) or vector(0)", "Held by nobody.", width=3),
             stat(
                 "Utilisation of GPUs in use",
                 f"avg({_UTIL} > 0)",
                 "Idle GPUs do not pull it down.",
                 "percent",
                 decimals=0,
-                width=3,
+                width=6,
             ),
             stat(
-                "Power", f"sum(max by (UUID) (DCGM_FI_DEV_POWER_USAGE{{{_CHOSEN}}}))", "Of all GPUs.", "watt", width=3
+                "Power", f"sum(max by (UUID) (DCGM_FI_DEV_POWER_USAGE{{{_CHOSEN}}}))", "Of all GPUs.", "watt", width=6
             ),
             stat(
                 "Nodes",
                 'count(count by (Hostname) (podgpu_device_count{Hostname=~"$node"}))',
                 "With an exporter that answers.",
-                width=3,
+                width=6,
             ),
             stat(
                 "Alerts",
                 'count(ALERTS{alertname=~"Podgpu.*",alertstate="firing"}) or vector(0)',
                 "podgpu's, that fire.",
                 steps=_BAD_ABOVE_0,
-                width=3,
+                width=6,
             ),
         ),
     )
@@ -68,15 +79,8 @@ def _use() -> Row:
         (
             graph(
                 "GPUs by what becomes of them",
-                [
-                    (f"count({_ALL} and {_HELD} and on (UUID) ({_BUSY} > 0)) or vector(0)", "held and working"),
-                    (
-                        f"count({_ALL} and {_HELD} unless on (UUID) ({_BUSY} > 0)) or vector(0)",
-                        "held and doing nothing",
-                    ),
-                    (f"count({_ALL} unless {_HELD}) or vector(0)", "free"),
-                ],
-                "The three add up to all GPUs.",
+                [(_USED, "used"), (_IDLE, "idle"), (_NOT_KNOWN, "not known"), (_FREE, "free")],
+                "They add up to all GPUs that answer. Used, idle and not known are allocated.",
                 stacked=True,
             ),
             graph(
@@ -92,13 +96,13 @@ def _use() -> Row:
                 top=100,
             ),
             graph(
-                "GPUs held, by namespace",
+                "GPUs allocated, by namespace",
                 largest_and_rest("sum by (namespace) (podgpu_allocation_share_ratio)", "{{namespace}}"),
                 "Shares added up; a MIG instance counts as one.",
                 stacked=True,
             ),
             graph(
-                "GPUs busy, by namespace",
+                "GPUs used, by namespace",
                 largest_and_rest(
                     "sum by (namespace) (rate(podgpu_namespace_gpu_busy_seconds_total[$__rate_interval]))",
                     "{{namespace}}",
@@ -109,7 +113,7 @@ def _use() -> Row:
             table(
                 "Pods",
                 [
-                    Query(_MOST, "GPUs held", decimals=2),
+                    Query(_MOST, "GPUs allocated", decimals=2),
                     Query(
                         f"sum by (namespace, pod) (podgpu_container_gpu_utilization_ratio) and {_MOST}",
                         "GPUs' worth of work",
@@ -128,7 +132,7 @@ def _use() -> Row:
                     ),
                 ],
                 {"namespace": "Namespace", "pod": "Pod"},
-                "The hundred that hold most.",
+                "The hundred that have most.",
                 link=("Pod", "This pod", _POD_PAGE),
             ),
         ),
@@ -145,7 +149,7 @@ def _nodes() -> Row:
                 "Nodes",
                 [
                     Query(f"count by ({by}) (count by ({by}, UUID) (DCGM_FI_DEV_GPU_TEMP{{{_CHOSEN}}}))", "GPUs"),
-                    Query(f"count by ({by}) ({held})", "Held"),
+                    Query(f"count by ({by}) ({held})", "Allocated"),
                     Query(f"avg by ({by}) (DCGM_FI_DEV_GPU_UTIL{{{_CHOSEN}}})", "Utilisation", "percent", 0),
                     Query(f"sum by ({by}) (DCGM_FI_DEV_POWER_USAGE{{{_CHOSEN}}})", "Power", "watt"),
                     Query(f"max by ({by}) (DCGM_FI_DEV_GPU_TEMP{{{_CHOSEN}}})", "Hottest", "celsius"),
@@ -199,9 +203,18 @@ def _nodes() -> Row:
                 decimals=0,
             ),
             graph(
-                "GPUs lost, by node",
-                [(largest('max by (Hostname) (podgpu_device_count{state="lost",Hostname=~"$node"})'), "{{Hostname}}")],
-                "The twenty worst. 0 is how it should be.",
+                "GPUs broken, by node and condition",
+                [
+                    (
+                        largest(f'sum by (Hostname, condition) (podgpu_device_health{{{_CHOSEN},UUID!=""}})') + " > 0",
+                        "{{Hostname}} {{condition}}",
+                    ),
+                    (
+                        largest('max by (Hostname) (podgpu_device_count{state="lost",Hostname=~"$node"})'),
+                        "{{Hostname}} do not answer",
+                    ),
+                ],
+                "The twenty worst. No line above 0 is how it should be.",
                 decimals=0,
             ),
             graph(
@@ -213,6 +226,29 @@ def _nodes() -> Row:
                 ],
                 "Whether the figures above can be trusted.",
                 decimals=0,
+            ),
+        ),
+    )
+
+
+def _cost() -> Row:
+    return Row(
+        "From podgpu cluster: cost (needs that component, with --prices)",
+        (
+            stat(
+                "Cost per hour",
+                "sum(podgpu_namespace_cost_per_hour)",
+                "Of what is allocated now, in the currency of --prices.",
+                decimals=2,
+                width=12,
+            ),
+            stat(
+                "Wasted per hour",
+                "sum(podgpu_namespace_wasted_per_hour)",
+                "Of that, what is idle.",
+                steps=((None, "green"), (0.01, "orange")),
+                decimals=2,
+                width=12,
             ),
         ),
     )
@@ -242,8 +278,8 @@ def _from_podgpu_cluster() -> Row:
             graph(
                 "Devices, by model",
                 [
-                    ('sum by (model) (podgpu_node_allocated_gpus{node=~"$node"})', "{{model}} held"),
-                    ('sum by (model) (podgpu_node_used_gpus{node=~"$node"})', "{{model}} in use"),
+                    ('sum by (model) (podgpu_node_allocated_gpus{node=~"$node"})', "{{model}} allocated"),
+                    ('sum by (model) (podgpu_node_used_gpus{node=~"$node"})', "{{model}} used"),
                     ('sum by (model) (podgpu_node_free_gpus{node=~"$node"})', "{{model}} free"),
                 ],
                 "MIG instances count each.",
@@ -261,5 +297,9 @@ def cluster() -> Json:
     ]
     about = "All GPUs of the cluster: how many, whose, how busy, on which nodes."
     return dashboard(
-        "podgpu-cluster", "podgpu: cluster", about, variables, [_overview(), _use(), _nodes(), _from_podgpu_cluster()]
+        "podgpu-cluster",
+        "podgpu: cluster",
+        about,
+        variables,
+        [_overview(), _cost(), _use(), _nodes(), _from_podgpu_cluster()],
     )

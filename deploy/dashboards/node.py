@@ -29,14 +29,14 @@ def _overview() -> Row:
                 width=3,
             ),
             stat(
-                "GPUs lost",
-                f'sum(podgpu_device_count{{{_NODE},state="lost"}})',
-                "On the bus or seen before, and silent now.",
+                "Broken",
+                f"count(max by (UUID) (podgpu_device_health{{{_GPU}}} == 1)) or vector(0)",
+                "GPUs with something wrong; below is what.",
                 steps=_BAD_ABOVE_0,
                 width=3,
             ),
             stat(
-                "Devices held",
+                "Devices allocated",
                 f"count(count by (UUID, GPU_I_ID) (podgpu_allocation_info {_HERE})) or vector(0)",
                 "GPUs and MIG instances that somebody was given, used or not.",
                 width=3,
@@ -76,11 +76,26 @@ def _overview() -> Row:
                 width=3,
             ),
             table(
+                "What is broken",
+                [
+                    Query(
+                        f"time() - max by (gpu, UUID, condition) "
+                        f"(podgpu_device_condition_since_timestamp_seconds{{{_GPU}}})",
+                        "For",
+                        "s",
+                        0,
+                    ),
+                ],
+                {"gpu": "GPU", "condition": "What", "UUID": "UUID"},
+                "Nothing here: nothing is. The node's page and /health say it in words, with what to do.",
+                height=5,
+            ),
+            table(
                 "Who is on which GPU",
                 [
                     Query(
                         f"max by ({_HOLDER}) (podgpu_allocation_share_ratio {_HERE})",
-                        "Share held",
+                        "Share allocated",
                         "percentunit",
                     ),
                     Query(

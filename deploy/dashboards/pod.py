@@ -37,7 +37,7 @@ def _overview() -> Row:
         "In the time shown",
         (
             stat(
-                "GPUs held now",
+                "GPUs allocated now",
                 f"sum(podgpu_allocation_share_ratio{{{_POD}}})",
                 "Shares added up: half a GPU is 0.5.",
                 decimals=2,
@@ -49,17 +49,17 @@ def _overview() -> Row:
                 "percentunit",
             ),
             stat(
-                "Busy part",
+                "Used part",
                 f"{_in_range('busy_seconds')} / {_in_range('allocated_seconds')}",
-                "Of the time it held GPUs. More than 100 % is possible where a share is less than a GPU.",
+                "Of the time it had GPUs. More than 100 % is possible where a share is less than a GPU.",
                 "percentunit",
                 steps=((None, "red"), (0.2, "orange"), (0.5, "green")),
             ),
-            stat("GPU-hours held", f"{_in_range('allocated_seconds')} / 3600", "Share × time.", "h", decimals=1),
+            stat("GPU-hours allocated", f"{_in_range('allocated_seconds')} / 3600", "Share × time.", "h", decimals=1),
             stat(
                 "GPU-hours idle",
                 f"{_in_range('idle_seconds')} / 3600",
-                "Held, and nothing at all run.",
+                "Allocated, and nothing at all run.",
                 "h",
                 decimals=1,
                 steps=((None, "green"), (1, "orange")),
@@ -111,12 +111,12 @@ def _use() -> Row:
                 "bytes",
             ),
             graph(
-                "GPUs: held, busy, idle",
+                "GPUs: allocated, used, idle",
                 [
                     (f"sum(rate(podgpu_container_gpu_{what}_seconds_total{{{_POD}}}[$__rate_interval]))", name)
-                    for what, name in (("allocated", "held"), ("busy", "busy"), ("idle", "holding and running nothing"))
+                    for what, name in (("allocated", "allocated"), ("busy", "used"), ("idle", "idle"))
                 ],
-                "As numbers of GPUs. Between held and busy lies what could be given back.",
+                "As numbers of GPUs. Between allocated and used lies what could be given back.",
             ),
             graph(
                 "Power charged",

@@ -44,24 +44,30 @@ def _overview() -> Row:
     return Row(
         "In the time shown",
         (
-            stat("GPU-hours held", f"{held} / 3600", "Share × time, short jobs included.", "h", decimals=1, width=3),
-            stat("GPU-hours busy", f"{busy} / 3600", "In which kernels ran.", "h", decimals=1, width=3),
             stat(
-                "Busy part",
+                "GPU-hours allocated", f"{held} / 3600", "Share × time, short jobs included.", "h", decimals=1, width=3
+            ),
+            stat("GPU-hours used", f"{busy} / 3600", "In which kernels ran.", "h", decimals=1, width=3),
+            stat(
+                "Used part",
                 f"{busy} / {held}",
-                "Of what was held.",
+                "Of what was allocated.",
                 "percentunit",
                 steps=((None, "red"), (0.2, "orange"), (0.5, "green")),
                 decimals=0,
                 width=3,
             ),
             stat(
-                "Cost of what was held", f"{held} / 3600 * $gpu_hour_price", "At the price above.", decimals=2, width=3
+                "Cost of what was allocated",
+                f"{held} / 3600 * $gpu_hour_price",
+                "At the price above.",
+                decimals=2,
+                width=3,
             ),
             stat(
-                "Of that, not used",
+                "Of that, idle",
                 f"clamp_min({held} - {busy}, 0) / 3600 * $gpu_hour_price",
-                "Held while nothing ran.",
+                "Allocated while nothing ran.",
                 decimals=2,
                 steps=((None, "orange"),),
                 width=3,
@@ -85,11 +91,11 @@ def _overview() -> Row:
             table(
                 "By namespace",
                 [
-                    Query(f"{_by_namespace('allocated_seconds')} / 3600", "GPU-hours held", decimals=1),
-                    Query(f"{_by_namespace('busy_seconds')} / 3600", "GPU-hours busy", decimals=1),
+                    Query(f"{_by_namespace('allocated_seconds')} / 3600", "GPU-hours allocated", decimals=1),
+                    Query(f"{_by_namespace('busy_seconds')} / 3600", "GPU-hours used", decimals=1),
                     Query(
                         f"{_by_namespace('busy_seconds')} / {_by_namespace('allocated_seconds')}",
-                        "Busy part",
+                        "Used part",
                         "percentunit",
                         0,
                     ),
@@ -97,7 +103,7 @@ def _overview() -> Row:
                     Query(
                         f"clamp_min({_by_namespace('allocated_seconds')} - {_by_namespace('busy_seconds')}, 0)"
                         " / 3600 * $gpu_hour_price",
-                        "Of that, not used",
+                        "Of that, idle",
                         decimals=2,
                     ),
                     Query(f"{_by_namespace('energy_joules')} / {_JOULES_PER_KWH}", "Energy", "kwatth", 1),
@@ -123,7 +129,7 @@ def _waste() -> Row:
         "Where it goes",
         (
             table(
-                "Who holds GPUs and does nothing with them",
+                "Who leaves GPUs idle",
                 [
                     Query(idlers, "Idle in the time shown", "s", 0),
                     Query(
@@ -137,13 +143,13 @@ def _waste() -> Row:
                 link=("Pod", "This pod", _POD_PAGE),
             ),
             graph(
-                "GPUs held and not busy, by namespace",
+                "GPUs allocated and idle, by namespace",
                 largest_and_rest(f"clamp_min({_gpus('allocated')} - {_gpus('busy')}, 0)", "{{namespace}}"),
                 "What could be given back.",
                 stacked=True,
             ),
             graph(
-                "GPUs nobody holds, by model",
+                "GPUs free, by model",
                 [
                     (
                         "count by (modelName) (count by (modelName, UUID) (DCGM_FI_DEV_GPU_TEMP)"
@@ -157,7 +163,7 @@ def _waste() -> Row:
             graph(
                 "Cost per hour, by namespace",
                 largest_and_rest(f"{_gpus('allocated')} * $gpu_hour_price", "{{namespace}}"),
-                "Of what is held, at the price above.",
+                "Of what is allocated, at the price above.",
                 stacked=True,
                 decimals=2,
             ),
@@ -176,7 +182,7 @@ def _waste() -> Row:
                 stacked=True,
             ),
             graph(
-                "Busy part of what is held, by namespace",
+                "Used part of what is allocated, by namespace",
                 [(f"bottomk({LINES}, {_gpus('busy')} / {_gpus('allocated')})", "{{namespace}}")],
                 "The twenty lowest. Low for long: fewer or smaller GPUs would do.",
                 "percentunit",
@@ -223,6 +229,21 @@ def _from_podgpu_cluster() -> Row:
                 largest_and_rest(f"sum by (namespace) (podgpu_namespace_idle_gpus{{{_HOLDER}}})", "{{namespace}}"),
                 "Idle longer than --idle-after.",
                 stacked=True,
+            ),
+            graph(
+                "Wasted per hour by --prices",
+                [
+                    (
+                        largest(f"sum by (namespace, currency) (podgpu_namespace_wasted_per_hour{{{_HOLDER}}})"),
+                        "{{namespace}} ({{currency}})",
+                    ),
+                    (
+                        f"sum by (currency) (podgpu_namespace_cost_per_hour{{{_HOLDER}}})",
+                        "all that is allocated ({{currency}})",
+                    ),
+                ],
+                "What is idle from the first second on, beside the cost of all that is allocated.",
+                decimals=2,
             ),
             graph(
                 "Cost per hour by --prices",

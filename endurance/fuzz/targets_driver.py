@@ -23,7 +23,7 @@ from podgpu.telemetry.dcgm.health import check_health, read_p2p
 from podgpu.telemetry.dcgm.library import translate
 from podgpu.telemetry.dcgm.structs import MAX_GPUS, FieldType, FieldValueV2
 from podgpu.telemetry.dcgm.values import decode
-from podgpu.telemetry.nvml.driver import NvmlDriver
+from podgpu.telemetry.nvml.driver import Grip, NvmlDriver
 from podgpu.telemetry.nvml.mig import MigLayout
 from podgpu.telemetry.nvml.process_list import ProcessList
 from podgpu.telemetry.nvml.switches.attribution import Habits, Residency, young_first
@@ -177,7 +177,7 @@ def dcgm_structs(case: Case) -> object:
 
 _GPU = SimulatedNvml("1xH100/2x1g.10gb", clock=lambda: 5.0, wall=lambda: 5.0, unrest=0)
 _GPU.nvmlInit()
-_HANDLE = _GPU.nvmlDeviceGetHandleByIndex(0)
+_GRIP = Grip(_GPU.nvmlDeviceGetHandleByIndex(0))
 _LISTS = [f"nvmlDeviceGet{kind}RunningProcesses_v3" for kind in ("Compute", "MPSCompute", "Graphics")]
 
 
@@ -196,7 +196,7 @@ def processes(case: Case) -> object:
         ]
         _GPU.faults.answer(name, entries)
     driver = NvmlDriver(_GPU)
-    found = ProcessList(driver, _HANDLE, "GPU-x").read(*MigLayout(driver, _HANDLE).read())
+    found = ProcessList(driver, _GRIP, "GPU-x").read(*MigLayout(driver, _GRIP, lambda: 5.0).read(believing=0))
     places = [(one.device, one.pid) for one in found]
     assert len(set(places)) == len(places), "a process twice"
     assert all(one.memory is None or one.memory < 2**63 for one in found), "a sentinel leaves as bytes"

@@ -3,6 +3,7 @@ line of the log."""
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from typing import Generic, TypeVar
 K = TypeVar("K", bound=Hashable)
 _LEAST_STEP = 2.0
 """A smaller step of the wall clock moves nothing: moments that are told as series should stay where they are."""
+_REPEATED_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -74,3 +76,25 @@ class Faults(Generic[K]):
     def forget(self, gone: Callable[[K], bool]) -> None:
         for key in [key for key in self._faults if gone(key)]:
             del self._faults[key]
+
+
+class OnceAMinute(logging.Filter):
+    """Lets the same kind of line through once a minute, with the number of those that were held back."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._clock = clock
+        self._said: dict[str, tuple[float, int]] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        kind, now = str(record.msg), self._clock()
+        at, held_back = self._said.get(kind, (float("-inf"), 0))
+        if now - at < _REPEATED_SECONDS:
+            self._said[kind] = at, held_back + 1
+            return False
+        if len(self._said) > 1000:
+            self._said.clear()
+        self._said[kind] = now, 0
+        if held_back:
+            record.msg = f"{kind} (and {held_back} more like it since the last such line)"
+        return True

@@ -47,18 +47,23 @@ def look_at(path: str) -> FileIdentity:
 
 def read_bounded(path: str, limit: int) -> bytes:
     """The bytes of a regular file of at most `limit` bytes."""
-    look_at(path)  # before it is opened: opening a device or a FIFO is not without effect
+    if look_at(path).size > limit:  # before it is opened: opening a device or a FIFO is not without effect
+        raise _too_large(path, limit)
     try:
         with open(path, "rb", opener=_open_without_waiting) as file:
             _refuse_irregular(os.fstat(file.fileno()), path)
             content = file.read(limit + 1)
     except (OSError, ValueError) as error:
         raise explain(error, path) from error
-    if len(content) > limit:
-        raise SourceError(
-            "too_large", f"{path} has more than {limit} bytes, which is all that is read: see that it is the right file"
-        )
+    if len(content) > limit:  # it grew, or is one of the kernel's, which have no size
+        raise _too_large(path, limit)
     return content
+
+
+def _too_large(path: str, limit: int) -> SourceError:
+    return SourceError(
+        "too_large", f"{path} has more than {limit} bytes, which is all that is read: see that it is the right file"
+    )
 
 
 def _open_without_waiting(path: str, flags: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
+import pynvml
 import pytest
 
 from podgpu.agent.lanes import fields_to_read
@@ -115,6 +116,20 @@ def test_the_slow_ones_may_be_the_collections(bench: Bench) -> None:
     bench.run(2)
     calls = bench.run(58)
     assert (calls[TEMP], calls[CLOCK], calls[GPM]) == (29, 1, 1)
+
+
+def test_what_is_only_podgpus_own_and_dear_is_read_every_5_s() -> None:
+    """A gauge of the file that the driver tells in the same way, the memory's temperature, is read every second."""
+    quick = Bench(interval=1.0)
+    quick.run(2)
+    assert quick.run(50)[FIELD_VALUES] == 50 + 10
+    asked_for = Bench(interval=1.0, text=CSV + "DCGM_FI_DEV_POWER_VIOLATION,counter,p\n")
+    asked_for.run(2)
+    before = asked_for.value("DCGM_FI_DEV_POWER_VIOLATION")
+    assert before is not None
+    asked_for.driver.faults.answer(pynvml.NVML_FI_DEV_PERF_POLICY_POWER, 10**12)
+    asked_for.run(1)
+    assert asked_for.value("DCGM_FI_DEV_POWER_VIOLATION") != before, "what a counter file has is as quick as it says"
 
 
 def test_every_page_has_every_field(bench: Bench) -> None:

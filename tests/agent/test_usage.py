@@ -31,7 +31,9 @@ NAMES = Identities(stated=frozenset(Workload("ns", name, "main", UIDS[name], IDS
 class Node:
     """One H100 in three time slices: two pods at work, one that holds and does nothing."""
 
-    def __init__(self, root: Path, spec: str = "1xH100", virtual: bool = False, sees: bool = True) -> None:
+    def __init__(
+        self, root: Path, spec: str = "1xH100", virtual: bool = False, sees: bool = True, interval: float = 1.0
+    ) -> None:
         self.time = 1000.0
         self.driver = SimulatedNvml(spec, clock=lambda: self.time, wall=self.wall, unrest=0)
         namespace = {} if sees else {"pid_namespace": OTHER_PID_NAMESPACE}
@@ -44,7 +46,7 @@ class Node:
         self.agent = Agent(
             telemetry,
             [self.holders],
-            Settings(interval=1.0, policy=policy),
+            Settings(interval=interval, policy=policy),
             Clock(lambda: self.time, self.wall),
             identities=lambda: NAMES,
             containers=ContainerFinder(str(root / "proc"), lambda: self.time),

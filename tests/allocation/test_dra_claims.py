@@ -326,18 +326,39 @@ def test_a_monitor_is_no_holder_when_the_api_server_comes_late(
     assert pods_by_device(source.assignments(NODE)) == [(uuid(1), "train")]
 
 
-def test_a_server_that_was_away_is_asked_again_soon(
-    kubelet: SimulatedKubelet, make_source: MakeSource, api: SimulatedApiServer
+@pytest.mark.parametrize("refusal", [(503, "starting"), (403, "its rules are not read yet")])
+def test_a_server_that_starts_is_asked_again_soon(
+    kubelet: SimulatedKubelet, make_source: MakeSource, api: SimulatedApiServer, refusal: tuple[int, str]
 ) -> None:
     clock = Time()
     api.put("resourceclaims", claim_object("all", result("gpu-0", True)))
-    api.refusal = (503, "starting")
+    api.refusal = refusal
     reader = ClaimReader(ApiConfig(server=api.url, origin="the test"), clock)
     source = make_source(kubelet.socket, claims=DraClaims(feed_of(*OFFERED), reader=reader))
     kubelet.pods = (pod("monitor", claim("all", "gpu-0")),)
     assert len(source.assignments(NODE).assignments) == 1
     api.refusal, clock.now = None, 11.0
     assert source.assignments(NODE).assignments == ()
+
+
+@pytest.mark.fault(
+    "the API server is upgraded, and has DRA in another version than the one podgpu knew",
+    "the next claim is asked about in that version: one with adminAccess is known as such",
+)
+def test_a_server_that_was_upgraded(
+    kubelet: SimulatedKubelet, make_source: MakeSource, api: SimulatedApiServer
+) -> None:
+    """As kube-apiserver does from 1.33 to 1.34: a version that it no longer has is 404, as a claim that is gone is."""
+    api.resource_api_versions = ("v1beta1",)
+    claims = (claim_object(name, result("gpu-0", admin)) for name, admin in (("all", True), ("mine", False)))
+    api.put("resourceclaims", *claims)
+    reader = ClaimReader(ApiConfig(server=api.url, origin="the test"), Time())
+    source = make_source(kubelet.socket, claims=DraClaims(feed_of(*OFFERED), reader=reader))
+    kubelet.pods = (pod("train", claim("mine", "gpu-0")),)
+    assert pods_by_device(source.assignments(NODE)) == [(uuid(1), "train")]
+    api.resource_api_versions = ("v1",)
+    kubelet.pods = (*kubelet.pods, pod("monitor", claim("all", "gpu-0")))
+    assert pods_by_device(source.assignments(NODE)) == [(uuid(1), "train")]
 
 
 @pytest.mark.fault(

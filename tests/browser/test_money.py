@@ -45,7 +45,13 @@ def test_example_prices_are_marked_as_such(tab: Tab, url: str, shown: Showing) -
     shown.more = lambda view: {**view, "prices": "example"}
     opened(tab, url)
     assert tab.texts(".total-cost .total-more") == ["examples"]
-    assert tab.text("#prices-hint").startswith("The prices are examples, not yours. --prices FILE")
+    assert tab.text("#prices-hint") == "The prices are examples. Set yours with --prices FILE."
+
+
+def test_what_is_wasted_leads_to_who_wastes_it(tab: Tab, url: str) -> None:
+    opened(tab, url)
+    tab.click("a.total-wasted")
+    tab.wait_for("location.hash === '#view=waste' && document.querySelector('.waste')", "the waste view")
 
 
 def test_without_prices_a_hint_says_how_to_set_them(tab: Tab, url: str, shown: Showing) -> None:
@@ -53,7 +59,8 @@ def test_without_prices_a_hint_says_how_to_set_them(tab: Tab, url: str, shown: S
     opened(tab, url)
     assert "Cost/h" not in totals(tab)
     assert tab.text("#prices-hint") == (
-        "No prices are set, so no cost is shown. --prices FILE has yours, --prices example some to try."
+        "No cost is shown, as no prices are set. Start podgpu with --prices FILE for yours, or --prices example to try"
+        " it out."
     )
     assert tab.count(".toggle") == 0
 

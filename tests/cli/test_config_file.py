@@ -179,11 +179,12 @@ def test_a_command_with_brackets_in_its_name(tmp_path: Path) -> None:
 
 
 def test_more_scrapes_than_allowed_get_503(tmp_path: Path) -> None:
-    """Real sockets: one reader who does not read keeps the only place, until it goes."""
+    """Real sockets: one reader who does not read keeps the only place, until it goes. The page is twice as long as
+    what the kernel takes for one who does not read (tcp_wmem: 4 MiB)."""
     every = [f for f in fields().values() if f.recipe is not None and f.type in ("int", "float") and f.id < 9000]
     csv = tmp_path / "every.csv"
     csv.write_text("".join(f"{f.name},gauge,x\n" for f in every), encoding="utf-8")
-    gpus = ("--telemetry", "simulated:64xH100/7x1g.10gb", "--mig-copy-parent-values", "-f", str(csv))
+    gpus = ("--telemetry", "simulated:12xH100/7x1g.10gb", "--mig-copy-parent-values", "-f", str(csv))
     arguments = (*gpus, "--max-concurrent-scrapes", "1", "-c", "10000")
     with running(tmp_path, *arguments) as exporter, sockets.socket() as slow:
         slow.setsockopt(sockets.SOL_SOCKET, sockets.SO_RCVBUF, 4096)

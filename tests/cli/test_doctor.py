@@ -33,6 +33,7 @@ from podgpu.simulate.driver import SimulatedNvml
 from podgpu.simulate.kubelet import SimulatedKubelet, SimulatedPod
 from podgpu.telemetry.nvml import NvmlTelemetry
 from podgpu.telemetry.source import GpuAnswer, Inventory
+from tests.host.guard import MEANS_SOMETHING, NODES_PLACES
 from tests.kube.api_server import SimulatedApiServer
 from tests.nodes.node import kubeconfig
 
@@ -96,7 +97,7 @@ class Clock:
 @pytest.fixture(autouse=True)
 def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
-        if name.startswith(("DCGM_", "PODGPU_", "KUBERNETES_", "NODE_NAME", "NVIDIA_", "NO_COLOR")):
+        if name not in NODES_PLACES and name.startswith((*MEANS_SOMETHING, "NO_COLOR")):
             monkeypatch.delenv(name)
 
 

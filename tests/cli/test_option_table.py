@@ -19,6 +19,7 @@ from podgpu.cli.exporter import command
 from podgpu.cli.main import run
 from podgpu.cli.option_table import EXPORTER_OPTIONS
 from podgpu.cli.params import Option, normalise
+from tests.host.guard import NODES_PLACES
 
 TABLE = Path(__file__).parents[1] / "data" / "dcgm_exporter_options.csv"
 ROWS: list[dict[str, str]] = list(csv.DictReader(TABLE.read_text(encoding="utf-8").splitlines()))
@@ -92,7 +93,7 @@ def execute(arguments: list[str], **variables: str) -> Ran:
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     with pytest.MonkeyPatch.context() as patch:
-        for name in (*VARIABLES, "NODE_NAME"):
+        for name in {*VARIABLES, "NODE_NAME"} - NODES_PLACES.keys():
             patch.delenv(name, raising=False)
         for name, value in variables.items():
             patch.setenv(name, value)

@@ -243,3 +243,24 @@ def test_a_snapshot_of_1970_is_not_fresh(settings: ViewSettings, told: str) -> N
             assert b'podgpu_cluster_node_up{node="node-0"} 0' in published.metrics.plain
 
     asyncio.run(go())
+
+
+@pytest.mark.fault(
+    "an exporter's page has thousands of sources that fail, with names of thousands of letters",
+    "the first of them are named, cut short; the page and its JSON stay small",
+)
+def test_sources_without_end_do_not_fill_the_page(settings: ViewSettings) -> None:
+    sources = b"".join(b'podgpu_exporter_source_up{source="%s%d"} 0\n' % (b"s" * 3000, n) for n in range(4000))
+
+    async def go() -> ClusterReading:
+        async with exporters(page_of(0) + sources) as fleet:
+            backend = ScrapeBackend(FixedTargets(fleet.urls))
+            await backend.turn()
+            await backend.close()
+            return backend.reading()
+
+    reading = asyncio.run(go())
+    assert list(nodes(reading)) == ["node-0"]
+    published = Publisher(settings).publish(reading, reading.nodes[0].read_at, 1000.0, whole_round=True)
+    assert b"podgpu cannot read ssss" in published.page().view.plain
+    assert len(published.page().view.plain) < 50_000

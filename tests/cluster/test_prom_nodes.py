@@ -38,7 +38,8 @@ def time_of(at: float, **labels: str) -> ParsedSample:
 def read(
     samples: Iterable[ParsedSample], ups: Iterable[ParsedSample] = (), times: Iterable[ParsedSample] = ()
 ) -> tuple[NodeReading, ...]:
-    return nodes_of(samples, times, targets_of(ups, NODE_LABELS), NOW)
+    targets = targets_of(ups, NODE_LABELS)
+    return nodes_of(samples, targets.times(times), targets, NOW)
 
 
 def holders(node: NodeReading) -> list[tuple[str, str]]:

@@ -279,6 +279,14 @@ def test_several_clusters_are_not_drained_at_once() -> None:
     assert pod(VARIANTS["cluster of two"], "cluster")["topologySpreadConstraints"]
 
 
+def test_example_prices_need_no_configmap() -> None:
+    values = {"cluster": {"enabled": True, "prices": "example"}}
+    made = pod(values, "cluster")
+    assert "--prices=example" in made["containers"][0]["args"]
+    assert [one for one in of_kind("ConfigMap", values) if one["metadata"]["name"] == "podgpu-prices"] == []
+    assert "prices" not in {volume["name"] for volume in made.get("volumes", ())}
+
+
 def test_prices_are_a_configmap() -> None:
     values = VARIANTS["cluster of two"]
     (config,) = [one for one in of_kind("ConfigMap", values) if one["metadata"]["name"] == "podgpu-prices"]

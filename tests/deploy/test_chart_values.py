@@ -56,6 +56,7 @@ HANDED_ON = {"global", "kubernetesObject"}
         ({"hook": {"nri": {"directory": "run/nri"}}}, "hook.nri.directory: Does not match pattern"),
         ({"hook": {"injekt": True}}, "injekt"),
         ({"cluster": {"prices": {"models": {"*": {"hour": 1}}}}}, "Additional property hour is not allowed"),
+        ({"cluster": {"prices": "exmaple"}}, "cluster.prices: Does not match pattern"),
         ({"rules": {"enabled": "never"}}, "rules.enabled"),
         ({"rules": {"runbookBase": "wiki/alerts"}}, "rules.runbookBase: Does not match pattern"),
         ({"exporter": {"seLinuxOptions": {"typ": "spc_t"}}}, "seLinuxOptions: Additional property typ is not allowed"),

@@ -21,6 +21,7 @@ from podgpu.errors import SourceError
 from podgpu.fetch.exposition import FileExposition
 from podgpu.telemetry.exposition import ParsedExposition, parse_exposition
 from tests.nodes.clock import wait_until
+from tests.serve.process import NO_LOGS
 
 PAGE = b'# TYPE t gauge\nt{gpu="0",UUID="GPU-1"} 33\n'
 DAY = 86_400.0
@@ -31,7 +32,7 @@ DAY = 86_400.0
 
 @contextmanager
 def enriching(page: Path, out: Path) -> Iterator[subprocess.Popen[str]]:
-    words = ["--in", page, "--out", out, "-k=false", "--interval", "100ms", "--stale-after", "400ms"]
+    words = ["--in", page, "--out", out, "-k=false", "--interval", "100ms", "--stale-after", "400ms", *NO_LOGS]
     process = subprocess.Popen(
         [sys.executable, "-m", "podgpu", "enrich", *words], stderr=subprocess.PIPE, text=True, env={**os.environ}
     )

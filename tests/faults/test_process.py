@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -17,7 +19,7 @@ from endurance.attack.exporter_process import WELL, WELL_VARIABLE, driver
 from endurance.attack.victims import memory_limit
 from endurance.vitals import vitals_of
 from podgpu.simulate.kubelet import SimulatedKubelet
-from tests.faults.exporter import AILING, ROOT, environment, running, words
+from tests.faults.exporter import AILING, ROOT, Exporter, environment, running, words
 from tests.nodes.clock import wait_until
 
 TEMPERATURE, ENERGY = "DCGM_FI_DEV_GPU_TEMP", "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION"
@@ -25,26 +27,89 @@ NODE = "gpu-1"
 needs_dev_full = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full here")
 
 
+@contextmanager
+def largest_node(folder: Path, through: Sequence[str] = ()) -> Iterator[Exporter]:
+    """16 GPUs, 112 MIG instances, 250 pods; every instance is on the page."""
+    kubelet = str(folder / "kubelet.sock")
+    arguments = ("-k", "--allocation", "kubelet", "--pod-resources-kubelet-socket", kubelet, "-f", "dcp")
+    telemetry = ("--telemetry", f"simulated:{LARGEST.gpus}")
+    with (
+        SimulatedKubelet(kubelet, pods(LARGEST, NODE)),
+        running(folder, *telemetry, *arguments, variables={"NODE_NAME": NODE}, through=through) as exporter,
+    ):
+        wait_until(lambda: exporter.get()[1].count("podgpu_allocation_info{") >= 112, "every pod is on the page")
+        yield exporter
+
+
 @pytest.mark.fault(
     "the largest node there is (16 GPUs, 112 MIG instances, 250 pods) with no more memory than the chart allows",
     "it stays within the limit from the start on, and every instance is on the page",
 )
 def test_the_largest_node_fits_the_charts_limit(folder: Path) -> None:
-    """The most it ever had resident, which is what a control group counts; no group of the machine's is touched."""
-    limit = memory_limit("exporter")
-    socket = str(folder / "kubelet.sock")
-    arguments = ("-k", "--allocation", "kubelet", "--pod-resources-kubelet-socket", socket, "-f", "dcp")
-    with (
-        SimulatedKubelet(socket, pods(LARGEST, NODE)),
-        running(
-            folder, "--telemetry", f"simulated:{LARGEST.gpus}", *arguments, variables={"NODE_NAME": NODE}
-        ) as exporter,
-    ):
-        pages = [exporter.get() for _ in range(10)]
-        wait_until(lambda: exporter.get()[1].count("podgpu_allocation_info{") >= 112, "every pod is on the page")
-        assert {status for status, _ in pages} == {200}
+    """The most it ever had resident, for machines on which no control group can be made."""
+    with largest_node(folder) as exporter:
+        assert {exporter.get()[0] for _ in range(10)} == {200}
         assert exporter.process.poll() is None
-        assert vitals_of(exporter.process.pid, 0.0).peak <= limit
+        assert vitals_of(exporter.process.pid, 0.0).peak <= memory_limit("exporter")
+
+
+class ControlGroup(NamedTuple):
+    """One of the kernel's, with the files of its first or second version."""
+
+    folder: Path
+    limit: str
+    kills: str
+
+    @property
+    def through(self) -> tuple[str, ...]:
+        """A shell that enters the group, and then becomes what follows."""
+        return "sh", "-c", f'echo $$ > {self.folder}/cgroup.procs && exec "$@"', "sh"
+
+    @property
+    def killed(self) -> int:
+        """How many of its processes were ended because they wanted more."""
+        lines = (self.folder / self.kills).read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
+
+
+@pytest.fixture
+def control_group() -> Iterator[ControlGroup]:
+    """With as much memory as the chart gives the exporter: sockets, page tables and files count too."""
+    name, most = f"podgpu-test-{os.getpid()}", str(int(memory_limit("exporter") * 1024 * 1024))
+    root = Path("/sys/fs/cgroup")
+    made = ControlGroup(root / "memory" / name, "memory.limit_in_bytes", "memory.oom_control")
+    if not made.folder.parent.is_dir():
+        made = ControlGroup(root / name, "memory.max", "memory.events")
+    try:
+        made.folder.mkdir()
+    except OSError as error:
+        pytest.skip(f"no control group can be made here: {error}")
+    try:
+        if not (made.folder / made.limit).exists():
+            pytest.skip("control groups have no limit of memory here")
+        (made.folder / made.limit).write_text(most)
+        yield made
+    finally:
+        wait_until(lambda: not (made.folder / "cgroup.procs").read_text(), "nobody is in the group any more")
+        made.folder.rmdir()
+
+
+@pytest.mark.fault(
+    "the kernel enforces the chart's limit of memory on the largest node, while a thousand clients hold connections",
+    "it is not killed: the kernel's own memory for that fits beside podgpu's, and every instance stays on the page",
+)
+def test_the_kernel_enforces_the_charts_limit(folder: Path, control_group: ControlGroup) -> None:
+    with largest_node(folder, control_group.through) as exporter, ExitStack() as held:
+        for _ in range(10):
+            for _ in range(100):
+                client = held.enter_context(socket.create_connection(("127.0.0.1", exporter.port), timeout=10.0))
+                with suppress(OSError):  # closed already: there are too many
+                    client.sendall(b"GET /metrics HTTP/1.1\r\n" + b"X-Filler: " + b"a" * 8000)
+            status, page = exporter.get()
+            assert (status, page.count("podgpu_allocation_info{")) == (200, 112)
+            assert exporter.get("/")[0] == 200
+        assert exporter.process.poll() is None
+        assert control_group.killed == 0
 
 
 @pytest.mark.fault(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import gzip
 import os
 import socket
@@ -13,11 +15,13 @@ from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import aiohttp
 import pytest
 
 from podgpu.errors import SourceError, UsageError
 from podgpu.fetch.access import Access
 from podgpu.fetch.exposition import FileExposition, UrlExposition, exposition_at
+from podgpu.http.exchange import open_session
 from podgpu.telemetry.exposition import parse_exposition
 from tests.kube.conftest import Certificates, certificates
 
@@ -317,3 +321,33 @@ def test_a_file_that_is_none(tmp_path: Path) -> None:
     assert refusal(FileExposition(str(tmp_path))).reason == "not_a_file"
     (tmp_path / "large").write_bytes(PAGE)
     assert refusal(FileExposition(str(tmp_path / "large"), largest=10)).reason == "too_large"
+
+
+# --- what is left behind
+
+
+@pytest.mark.fault(
+    "hundreds of exporters are away",
+    "what failed leaves nothing that only a search for garbage finds, in which nothing else would run",
+)
+def test_connections_that_fail_leave_no_garbage() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+    pages = [UrlExposition(url) for _ in range(50)]
+
+    async def ask_all() -> int:
+        async with open_session() as session:
+            await asyncio.gather(*(refused(page, session) for page in pages))
+            gc.collect()
+            gc.disable()
+            try:
+                await asyncio.gather(*(refused(page, session) for page in pages))
+                return gc.collect()
+            finally:
+                gc.enable()
+
+    async def refused(page: UrlExposition, session: aiohttp.ClientSession) -> None:
+        with pytest.raises(SourceError, match="cannot be reached"):
+            await page.fetch_with(session)
+
+    assert asyncio.run(ask_all()) < 10 * len(pages)

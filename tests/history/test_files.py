@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from podgpu.history import frames
 from podgpu.history.asking import RANGES, STEP
 from podgpu.history.directory import Directory
 from podgpu.history.journal import Journal
 from podgpu.history.ring import Ring, Told
-from podgpu.history.rows import Key
+from podgpu.history.rows import MOST_ROWS, Key
 from tests.history.figures import NOON, HandClock, Run, fill, gpu, holder, pod, wrong
 
 
@@ -139,3 +140,32 @@ def test_a_disk_that_is_mounted_after_the_start_loses_nothing(tmp_path: Path, ha
     now = {path.name: path.read_bytes() for path in (tmp_path / "h").glob("*.history")}
     assert files.items() <= now.items()
     assert len(now) == len(files) + 2
+
+
+@pytest.mark.fault(
+    "somebody fills the history directory with files of gigabytes, or with many that are podgpu's own",
+    "the newest are read, as much as podgpu ever keeps; the rest is left as it is, and that is said",
+)
+def test_no_more_is_read_than_is_ever_kept(tmp_path: Path) -> None:
+    column = frames.column_frame("fine", NOON, bytes(8 * MOST_ROWS))
+    for number in range(1, 5):
+        (tmp_path / f"hour-0000000{number}.history").write_bytes(frames.head() + column * 200)  # 29 MB each
+    with (tmp_path / "day-00000009.history").open("wb") as sparse:
+        sparse.truncate(4 << 30)
+    segments, words = Directory(str(tmp_path)).read()
+    assert [len(segment.columns) for segment in segments] == [200, 200]
+    assert [f"{name}.history has more than" in said for name, said in zip(LEFT_OUT, words, strict=True)] == [True] * 3
+    assert len(list(tmp_path.iterdir())) == 5
+
+
+LEFT_OUT = ("day-00000009", "hour-00000002", "hour-00000001")
+
+
+def test_a_file_with_the_highest_number_is_not_the_last(tmp_path: Path, hand: HandClock) -> None:
+    (tmp_path / "h").mkdir()
+    (tmp_path / "h" / "day-99999999.history").touch()
+    for life in range(3):
+        run = Run(tmp_path / "h", hand)
+        run.tell(gpu(0, 0.5), times=3)
+        assert [value for value in run.line() if value is not None] == [0.5] * 3 * (life + 1)
+        run.dies()

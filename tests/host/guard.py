@@ -15,6 +15,11 @@ NOTES = "TESTS_NOTE_WHAT_IS_READ_IN"
 """The variable that names the file in which other processes note it."""
 MEANS_SOMETHING = ("DCGM_", "PODGPU_", "KUBE", "NODE_NAME", "NODE_IP", "NVIDIA_", "HPC_", "NOTIFY_SOCKET", "LISTEN_")
 """How the variables begin that change what podgpu does."""
+NODES_PLACES = {
+    "PODGPU_PATH_VARLOG": "var/log",
+    "DCGM_POD_RESOURCES_KUBELET_SOCKET": "var/lib/kubelet/pod-resources/kubelet.sock",
+}
+"""The variables that say where a node's things are, and where they are in the folder of `on_no_node`."""
 
 _OF_THE_HOST = re.compile(
     r"/(proc|sys|run|var/run|var/lib/kubelet|var/log|etc/kubernetes|etc/dcgm-exporter|etc/podgpu)(/|$)"
@@ -37,6 +42,13 @@ def without_what_means_something(keep: tuple[str, ...] = ()) -> None:
     for name in list(os.environ):
         if name not in keep and (name.startswith(MEANS_SOMETHING) or name.lower().endswith("_proxy")):
             del os.environ[name]
+
+
+def on_no_node(folder: str) -> None:
+    """Commands look for what a kubelet leaves on its node where nothing is, unless a test says where: this machine may
+    be a node."""
+    for name, place in NODES_PLACES.items():
+        os.environ[name] = os.path.join(folder, place)
 
 
 def watch(note: Callable[[str], None]) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.host.guard import MEANS_SOMETHING, NOTES, is_of_the_host
+from tests.host.guard import MEANS_SOMETHING, NODES_PLACES, NOTES, is_of_the_host
 
 
 @pytest.mark.parametrize(
@@ -52,4 +52,8 @@ def test_a_command_notes_what_it_reads(tmp_path: Path) -> None:
 
 def test_no_variable_that_means_something_is_left() -> None:
     left = [name for name in os.environ if name.startswith(MEANS_SOMETHING) or name.lower().endswith("_proxy")]
-    assert set(left) <= {"PODGPU_EXPLORE"}
+    assert set(left) <= {"PODGPU_EXPLORE", *NODES_PLACES}
+
+
+def test_commands_look_for_a_kubelet_where_none_is() -> None:
+    assert not any(os.path.exists(os.environ[name]) for name in NODES_PLACES)

@@ -502,6 +502,18 @@ def test_one_refusal_names_all_that_is_needed(server: SimulatedApiServer, watch:
     assert 'verbs: ["list", "watch"]' in str(watcher.error)
 
 
+def test_who_is_refused_is_not_kept_waiting(server: SimulatedApiServer, watch: MakeWatcher) -> None:
+    """An hour: a wait that did not end with the refusal would be noticed."""
+    server.put("pods", pod("a"))
+    server.refusal = (403, "pods is forbidden")
+    watcher = watch()
+    assert not watcher.wait_synced(3600)
+    assert reason(watcher) == "forbidden"
+    server.refusal = None
+    eventually(lambda: watcher.items() == ("a",))
+    assert watcher.wait_synced(0)
+
+
 def test_watching_alone_is_refused(server: SimulatedApiServer, watch: MakeWatcher) -> None:
     server.put("pods", pod("a"))
     server.refusal, server.refuse_watches_only = (403, "cannot watch"), True

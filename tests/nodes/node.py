@@ -29,7 +29,7 @@ from podgpu.simulate.node import place_loads, pods, tenants
 from podgpu.simulate.proc import OTHER_PID_NAMESPACE, SimulatedProc, cgroup_text, container_cgroup
 from podgpu.simulate.workload import SimulatedLoad
 from podgpu.telemetry.nvml import NvmlTelemetry
-from tests.host.guard import MEANS_SOMETHING
+from tests.host.guard import MEANS_SOMETHING, NODES_PLACES
 from tests.kube.api_server import SimulatedApiServer
 from tests.nodes.clock import FakeClock, wait_until
 
@@ -281,10 +281,10 @@ ROOTS = (
 
 @contextmanager
 def only_these_variables(variables: Mapping[str, str]) -> Iterator[None]:
-    """podgpu's, Kubernetes' and no others of those that mean something to it."""
+    """podgpu's, Kubernetes' and no others of those that mean something to it, but for where a node's things are."""
     with pytest.MonkeyPatch.context() as patch:
         for name in list(os.environ):
-            if name.startswith(MEANS_SOMETHING):
+            if name.startswith(MEANS_SOMETHING) and name not in NODES_PLACES:
                 patch.delenv(name)
         for name, value in variables.items():
             patch.setenv(name, value)

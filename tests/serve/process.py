@@ -15,7 +15,9 @@ from podgpu.serve.sockets import Address
 from tests.nodes.clock import wait_until
 from tests.serve.server import Client
 
-EXPORTER = ("exporter", "--telemetry", "simulated:2xH100", "-a", "127.0.0.1:0", "-c", "1s")
+NO_LOGS = ("--path-varlog", "/nonexistent")
+"""On a machine with a kubelet /var/log/pods is there, and has nothing to do with the tests."""
+EXPORTER = ("exporter", "--telemetry", "simulated:2xH100", "-a", "127.0.0.1:0", "-c", "1s", *NO_LOGS)
 CLUSTER = ("cluster", "--scrape", "http://127.0.0.1:9/metrics", "-a", "127.0.0.1:0", "--interval", "1s")
 _LISTENING = re.compile(r"listening on https?://127\.0\.0\.1:(\d+)/metrics")
 

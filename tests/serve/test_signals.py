@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -17,6 +18,7 @@ from tests.serve.server import Client
 # As `podgpu exporter --telemetry simulated -c 1s`, with a way to make the driver hang.
 SCRIPT = """
 import sys
+import time
 from podgpu.agent.loop import Agent, Settings
 from podgpu.serve.app import serve
 from podgpu.serve.sockets import Address
@@ -88,3 +90,20 @@ def test_sigusr1_lets_go_of_the_driver() -> None:
         assert 'source_up{source="nvml"} 0' in client.ask("/metrics").text
         process.send_signal(signal.SIGTERM)
         assert_ends_cleanly(process)
+
+
+@pytest.mark.fault(
+    "a GPU hangs, and podgpu is told again and again to let go of the driver",
+    "it tries once at a time: the page is answered meanwhile, and nothing is left to be done when it is to end",
+)
+def test_a_storm_of_sigusr1_while_a_gpu_hangs() -> None:
+    with exporter("nvmlDeviceGetFieldValues") as (process, client):
+        wait_for(client, "/health", ": hung: ")
+        for _ in range(200):
+            process.send_signal(signal.SIGUSR1)
+            time.sleep(0.005)  # a signal that is pending is not sent again
+        assert client.ask("/api/v1/view").status == 200
+        process.send_signal(signal.SIGTERM)
+        began = time.monotonic()
+        assert_ends_cleanly(process)
+        assert time.monotonic() - began < 30.0

@@ -18,6 +18,7 @@ from podgpu.compose.allocations import SOURCES
 from podgpu.compose.telemetries import simulated_driver
 from podgpu.simulate.kubelet import SimulatedKubelet
 from podgpu.simulate.node import furnish, pods, tenants
+from tests.host.guard import MEANS_SOMETHING, NODES_PLACES
 from tests.top.scene import HEADER
 
 GPUS = "8xH100,1xH100/7x1g.10gb"
@@ -26,7 +27,7 @@ GPUS = "8xH100,1xH100/7x1g.10gb"
 @pytest.fixture(autouse=True)
 def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
-        if name.startswith(("DCGM_", "PODGPU_", "KUBERNETES_", "NODE_NAME", "NVIDIA_", "NO_COLOR")):
+        if name not in NODES_PLACES and name.startswith((*MEANS_SOMETHING, "NO_COLOR")):
             monkeypatch.delenv(name)
 
 

@@ -217,6 +217,8 @@ def test_once_in_a_terminal_has_colours_and_stays_on_the_usual_screen(server: Ra
         assert b"\x1b[" in live.output
         assert ALTERNATE not in live.output
         assert "█".encode() in live.output
+        last = re.sub(rb"\x1b\[[0-9;?]*[a-zA-Z]", b"", live.output).split(b"\r\n")[-2]
+        assert re.search(rb"/\d+ allocated .* free  0 broken", last), "the totals"
     finally:
         live.close()
 

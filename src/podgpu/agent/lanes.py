@@ -13,11 +13,15 @@ from podgpu.configuration.config_file import DEFAULT_RETENTION, Collection, Rete
 from podgpu.join import Policy
 from podgpu.join.dcgm import CLOCK_EVENTS_COUNT_FIELD, CLOCK_EVENTS_TOTAL_FIELD
 from podgpu.join.gpu_manager import FB_TOTAL_FIELD
+from podgpu.model import Reading
 from podgpu.telemetry.source import Lane
 
 _CLOCK_EVENT_COUNTS = {CLOCK_EVENTS_COUNT_FIELD, CLOCK_EVENTS_TOTAL_FIELD}
 _TOGETHER_SECONDS = 0.02
 """What is due this soon is read now: every turn has a cost of its own."""
+SELDOM_SECONDS = 5.0
+"""How far apart readings of podgpu's own sums of throttled time are at least: one takes the driver 1.5 ms of CPU (an
+H200), and whether a GPU is throttled is judged at this pace too."""
 
 
 def make_lanes(
@@ -28,13 +32,17 @@ def make_lanes(
     retention: Retention = DEFAULT_RETENTION,
     pass_over: bool = False,
 ) -> tuple[Lane, ...]:
-    """One for each collection, and one for the fields of none, which podgpu's own are among.
+    """One for each collection, and one for the fields of none, which podgpu's own are among; at quick intervals one
+    more, for those of podgpu's own that are dear and need not be as quick.
 
     Raises UsageError for a collection without a field, unless such are passed over.
     """
     collection_of = collection_of_fields(counters, collections, pass_over)
-    base = tuple(f for f in wanted if f.id not in collection_of)
+    asked_for = {counter.field.id for counter in counters}
+    own_sums = THROTTLE_REASONS.keys() - asked_for if interval < SELDOM_SECONDS else set()
+    base = tuple(f for f in wanted if f.id not in collection_of and f.id not in own_sums)
     lanes = [_lane(base, interval, retention)]
+    lanes.append(_lane(tuple(f for f in wanted if f.id in own_sums), SELDOM_SECONDS, retention))
     for collection in collections:
         own = tuple(f for f in wanted if collection_of.get(f.id) is collection)
         lanes.append(_lane(own, collection.every, collection.retention.over(retention)))
@@ -91,3 +99,11 @@ def fields_to_read(policy: Policy) -> tuple[Field, ...]:
 
 def fields_of(lanes: Iterable[Lane]) -> frozenset[int]:
     return frozenset(f.id for lane in lanes for f in lane.fields)
+
+
+def clock_event_masks(readings: Iterable[Reading], lanes: Iterable[Lane]) -> dict[str, int]:
+    """By device, of the samples of the turn in which these lanes were read."""
+    if CLOCK_EVENTS_FIELD not in fields_of(lanes):
+        return {}
+    masks = ((r.device.key, r.values.get(CLOCK_EVENTS_FIELD)) for r in readings)
+    return {key: mask for key, mask in masks if isinstance(mask, int)}

@@ -21,7 +21,7 @@ from podgpu.agent.lanes import Schedule, fields_to_read, make_lanes
 from podgpu.agent.parts import NodeParts
 from podgpu.agent.publish import Published
 from podgpu.agent.telemetry_turn import TelemetryPart, TelemetryTurn
-from podgpu.agent.usage_turn import UsageTurn
+from podgpu.agent.usage_turn import UsageTurn, patience
 from podgpu.allocation.source import AllocationSource
 from podgpu.allocation.unmapped import lost_gpus
 from podgpu.catalog.counters import Counter as MetricCounter
@@ -92,11 +92,7 @@ class Agent:
         self._counter_watch = CounterWatch(counter_feed, self._isolation, self.settings.deadline)
         self._schedule = self._new_schedule(policy)
         self._telemetry_turn = TelemetryTurn(
-            telemetry,
-            self._schedule.lanes,
-            self.settings.selection,
-            self._isolation,
-            self.settings.deadline,
+            telemetry, self._schedule.lanes, self.settings.selection, self._isolation, self.settings.deadline
         )
         self._allocation_turn = AllocationTurn(
             allocation, identities, self._isolation, DEADLINE, self.clock.monotonic, signs, self.reload
@@ -105,7 +101,10 @@ class Agent:
         self._usage_turn = (
             None
             if containers is None
-            else UsageTurn(telemetry, containers, self._isolation, self.settings.deadline, self.clock)
+            else UsageTurn(
+                *(telemetry, containers, self._isolation, self.settings.deadline, self.clock),
+                patience(self.settings.usage_interval, self.settings.interval),
+            )
         )
         self._parts = NodeParts(policy)
         self._changes = ChangeLog(self.clock.monotonic)
@@ -166,6 +165,14 @@ class Agent:
             telemetry.listed, assignments, holders.complete, holders.identify, sick
         )
         self._publish()
+
+    def read_due_usage(self) -> None:
+        """One usage turn; none where it would say nothing that the next one does not, but errors are published."""
+        turn, holders = self._usage_turn, self._parts.allocation.allocation.assignments
+        if turn is not None and turn.can_wait(self._parts.telemetry.listed, holders):
+            self._publish()
+        else:
+            self.read_usage()
 
     def read_counters(self) -> None:
         """Takes up counters that changed; bad ones leave the last good set in place."""
@@ -267,7 +274,7 @@ class Agent:
     def _usage_loop(self) -> None:
         while not self._stopping:
             began = self.clock.monotonic()
-            self.read_usage()
+            self.read_due_usage()
             self._stopped.wait(max(0.0, began + self.settings.usage_interval - self.clock.monotonic()))
 
     def release(self, seconds: float) -> bool:

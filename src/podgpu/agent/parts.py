@@ -11,11 +11,10 @@ from dataclasses import replace
 
 from podgpu.agent.allocation_turn import AllocationPart, AllocationTurn, without_crowds
 from podgpu.agent.health_watch import HealthWatch
-from podgpu.agent.lanes import fields_of
+from podgpu.agent.lanes import clock_event_masks
 from podgpu.agent.tallies import ClockEventLog, XidLog
 from podgpu.agent.telemetry_turn import TelemetryPart
 from podgpu.agent.usage_turn import UsagePart
-from podgpu.catalog.families import CLOCK_EVENTS_FIELD
 from podgpu.configuration.counter_feeds import CounterWatch
 from podgpu.join import Policy
 from podgpu.model import Outcome, PodLabels, Snapshot
@@ -40,7 +39,7 @@ class NodeParts:
 
     def take_telemetry(self, part: TelemetryPart, now: float, wall: float) -> None:
         """`now` is monotonic time here and below, `wall` Unix time."""
-        self._clock_counts = self._clock_events.note(_clock_event_masks(part), now)
+        self._clock_counts = self._clock_events.note(clock_event_masks(part.readings, part.lanes), now)
         self._clock_totals = self._clock_events.totals()
         self.telemetry = part
         self.health.take(part, now, wall)
@@ -108,11 +107,3 @@ class NodeParts:
             usage=replace(usage.usage, containers=show(usage.usage.containers)),
             health=self.health.report(allocation.assignments, now, wall),
         )
-
-
-def _clock_event_masks(part: TelemetryPart) -> dict[str, int]:
-    """Of this turn's samples."""
-    if CLOCK_EVENTS_FIELD not in fields_of(part.lanes):
-        return {}
-    masks = ((r.device.key, r.values.get(CLOCK_EVENTS_FIELD)) for r in part.readings)
-    return {key: mask for key, mask in masks if isinstance(mask, int)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
@@ -16,7 +16,7 @@ from podgpu.clock import Clock
 from podgpu.errors import SourceError
 from podgpu.isolate import Isolation, Result
 from podgpu.model import Assignment, ContainerUsage, Device, DeviceUsage, Outcome, Usage, physical
-from podgpu.telemetry.source import Telemetry, UsageFlaws
+from podgpu.telemetry.source import Telemetry, TellsQuiet, UsageFlaws
 
 K = TypeVar("K")
 _log = logging.getLogger(__name__)
@@ -38,6 +38,15 @@ class UsagePart:
     """(source, reason) -> how often since the start, as of this turn."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Scene:
+    """Who was where in a turn."""
+
+    gpus: frozenset[str]
+    assignments: tuple[Assignment, ...]
+    pids: frozenset[int]
+
+
 class UsageTurn:
     def __init__(
         self,
@@ -46,15 +55,23 @@ class UsageTurn:
         isolation: Isolation,
         deadline: float,
         clock: Clock,
+        patience: float = 0.0,
     ) -> None:
+        """`patience`: for how many seconds nothing need be told while nobody comes or goes."""
         self._telemetry = telemetry
+        self._quiet = telemetry if isinstance(telemetry, TellsQuiet) else None
         self._processes = ProcessOwners(finder)
         self._isolation = isolation
         self._deadline = deadline
         self._clock = clock
+        self._patience = patience
         self._ledger = Ledger()
         self._statement = Usage()
         self._charged_at: float | None = None
+        self._scene: _Scene | None = None
+        """Of the last turn; None where it could not see everything."""
+        self._is_steady = False
+        """The turn before saw the same."""
         self._gpus: frozenset[str] = frozenset()
         self._shared: frozenset[str] = frozenset()
         """Keys of the devices that several containers ran on in the last turn."""
@@ -74,13 +91,14 @@ class UsageTurn:
 
         `sick` are UUIDs of GPUs that are known not to answer: it need not be said again that their use is not known.
         """
-        gpus = [d for d in devices if not d.is_instance]
+        gpus = _gpus_of(devices)
         self._forget(gpus)
         began, began_at = self._clock.monotonic(), self._clock.wall()
         results = self._isolation.run({_worker(g): partial(self._read, g) for g in gpus}, self._deadline)
         usages = [u for result in results.values() if result.value is not None for u in result.value[0]]
         self._count(results)
         owners = self._find_owners(usages, complete, learn)
+        self._settle(_Scene(frozenset(g.uuid for g in gpus), tuple(assignments), _pids_of(usages)), results, owners)
         self._shared = frozenset(usage.device.key for usage in usages if _is_shared(usage, owners))
         elapsed = 0 if self._charged_at is None else round((began - self._charged_at) * _NS)
         self._charged_at = began
@@ -94,6 +112,25 @@ class UsageTurn:
         )
         outcomes = (outcome, *_switches_outcome(results))
         return UsagePart(replace(self._statement, at=began_at), outcomes, dict(self._errors))
+
+    def can_wait(self, devices: Sequence[Device], assignments: Sequence[Assignment]) -> bool:
+        """Whether a turn now would say nothing that the next one does not: it is not long since the last, the same
+        people are on the same GPUs, and what each of them does the driver sums up meanwhile."""
+        gpus, scene = _gpus_of(devices), self._scene
+        if self._quiet is None or scene is None or not self._is_steady or self._charged_at is None:
+            return False
+        if scene.gpus != {g.uuid for g in gpus} or scene.assignments != tuple(assignments):
+            return False
+        if self._clock.monotonic() - self._charged_at >= self._patience:
+            return False
+        results = self._isolation.run({_worker(g): partial(self._quiet.is_quiet, g) for g in gpus}, self._deadline)
+        return all(result.value is True for result in results.values())
+
+    def _settle(self, scene: _Scene, results: Results, owners: Owners) -> None:
+        """Rates and joules need a turn after the first in which somebody was there."""
+        clear = not owners.untold and all(r.value is not None and not r.value[1].errors for r in results.values())
+        self._is_steady = clear and scene == self._scene
+        self._scene = scene if clear else None
 
     def _read(self, gpu: Device) -> tuple[tuple[DeviceUsage, ...], UsageFlaws]:
         return self._telemetry.usage(gpu, self._shared), self._telemetry.usage_flaws(gpu)
@@ -126,8 +163,7 @@ class UsageTurn:
         self._lacking = frozenset(lacking)
 
     def _find_owners(self, usages: Sequence[DeviceUsage], complete: Complete, learn: Callable[[], Complete]) -> Owners:
-        pids = {p.pid for u in usages for p in u.processes or ()} | {i for u in usages for i in u.process_busy_ns or ()}
-        owners = self._processes.find(pids, complete, learn)
+        owners = self._processes.find(set(_pids_of(usages)), complete, learn)
         self._errors.update((SOURCE, reason) for reason in owners.untold.values())
         return owners
 
@@ -156,6 +192,23 @@ class UsageTurn:
             message = f"what its containers use of {uuid}{others} is not known and left out: {error}"
             return Outcome(SOURCE, seconds, getattr(error, "reason", "error"), message)
         return Outcome(SOURCE, seconds)
+
+
+def patience(usage_interval: float, interval: float) -> float:
+    """Seconds after a turn from which on there is another though nobody came or went. That is as seldom as the GPUs'
+    own figures are read, but every other time at most, every fifth time at least, and after 5 s in any case."""
+    turns = min(5.0, max(2.0, interval / usage_interval))
+    return min(5.0, turns * usage_interval) - 0.5 * usage_interval  # a turn that comes a little early is not put off
+
+
+def _gpus_of(devices: Iterable[Device]) -> list[Device]:
+    return [d for d in devices if not d.is_instance]
+
+
+def _pids_of(usages: Iterable[DeviceUsage]) -> frozenset[int]:
+    """Of those that are listed, and of those that ran."""
+    listed = {process.pid for usage in usages for process in usage.processes or ()}
+    return frozenset(listed.union(*(usage.process_busy_ns or () for usage in usages)))
 
 
 def _is_shared(usage: DeviceUsage, owners: Owners) -> bool:

@@ -20,7 +20,7 @@ from podgpu.json_shape import as_list, as_object, as_text, list_in, mapping_in, 
 from podgpu.kube.access import ApiConfig
 from podgpu.kube.client import ApiClient
 from podgpu.kube.pace import REFUSALS
-from podgpu.kube.resource_slices import GROUP_PATH, NVIDIA_DRIVER, choose_version
+from podgpu.kube.resource_slices import GROUP_PATH, NVIDIA_DRIVER, find_version
 
 NAME = f"plugins/{NVIDIA_DRIVER}/checkpoint.json"
 """In the kubelet's own directory."""
@@ -29,8 +29,8 @@ _ASK_SECONDS = 2.0
 """For all claims that were not seen before, within one reading."""
 _ASK_AGAIN_SECONDS = 10.0
 _REFUSED_SECONDS = 60.0
-"""After a refusal, which stands until a person changes something."""
-_NEWEST = "v1"
+"""After a second refusal, which stands until a person changes something. A server that starts refuses everything for a
+moment, until it has read its rules."""
 _PREPARED = ("PrepareCompleted", "")
 """States of a claim in the checkpoint; its first version has none."""
 
@@ -148,7 +148,6 @@ class ClaimReader:
         self._config = config
         self._clock = clock
         self._known: dict[ClaimName, frozenset[DeviceName]] = {}
-        self._version = ""
         self._ask_at = float("-inf")
         self._said = ""
 
@@ -162,7 +161,8 @@ class ClaimReader:
                 asyncio.run(self._ask(new))
                 self._said = ""
             except SourceError as error:
-                self._ask_at = self._clock() + (_REFUSED_SECONDS if error.reason in REFUSALS else _ASK_AGAIN_SECONDS)
+                is_refusal = error.reason in REFUSALS and error.reason == self._said
+                self._ask_at = self._clock() + (_REFUSED_SECONDS if is_refusal else _ASK_AGAIN_SECONDS)
                 self._say(error)
         return self._known
 
@@ -176,19 +176,19 @@ class ClaimReader:
     async def _ask(self, names: Collection[ClaimName]) -> None:
         try:
             async with asyncio.timeout(_ASK_SECONDS), ApiClient(self._config, verbs=("get",)) as client:
-                if not self._version:
-                    self._version = choose_version(await client.get(GROUP_PATH)) or _NEWEST
+                version = await find_version(client)  # each time: an upgraded server has no older ones
                 for namespace, name in names:
-                    self._known[namespace, name] = admin_devices(await self._claim(client, namespace, name))
+                    self._known[namespace, name] = admin_devices(await _claim(client, version, namespace, name))
         except TimeoutError as error:
             raise SourceError("timeout", f"no answer about them within {_ASK_SECONDS:g} s") from error
 
-    async def _claim(self, client: ApiClient, namespace: str, name: str) -> Mapping[str, Any]:
-        """Empty for one that is gone: the kubelet knows of it for a moment longer."""
-        parts = (GROUP_PATH, self._version, "namespaces", quote(namespace, ""), "resourceclaims", quote(name, ""))
-        try:
-            return await client.ask("/".join(parts))
-        except SourceError as error:
-            if error.reason != "not_found":
-                raise
-            return {}
+
+async def _claim(client: ApiClient, version: str, namespace: str, name: str) -> Mapping[str, Any]:
+    """Empty for one that is gone: the kubelet knows of it for a moment longer."""
+    parts = (GROUP_PATH, version, "namespaces", quote(namespace, ""), "resourceclaims", quote(name, ""))
+    try:
+        return await client.ask("/".join(parts))
+    except SourceError as error:
+        if error.reason != "not_found":
+            raise
+        return {}

@@ -7,6 +7,7 @@ it, and nothing where it does not. Nodes not heard of lately tell nothing.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -29,6 +30,7 @@ _SAME_READING = 0.5
 """Seconds."""
 _SURE = 0.95
 """Part of the time that has to be counted as idle: counting begins and ends between readings."""
+_NOT_KNOWN = (NAN,) * m.COLUMNS
 _FRACTION = ((m.SM, m.SM_ACTIVE), (m.TENSOR, m.TENSOR_ACTIVE), (m.DRAM, m.DRAM_ACTIVE))
 
 
@@ -44,7 +46,7 @@ class Round(NamedTuple):
     """Rows are by column; NaN: not known."""
 
     holding: dict[PodKey, Holding]
-    pods: dict[PodKey, tuple[float, ...]]
+    pods: dict[PodKey, Sequence[float]]
     scopes: dict[ScopeKey, tuple[float, ...]]
 
 
@@ -86,7 +88,9 @@ class Rates:
 
     def of(self, device: DeviceFigures, of: HolderFigures, read_at: float, stale_after: float) -> _Rate:
         key = device.uuid, device.instance, of.who
-        before = self._before.get(key)
+        # Taken out as it is read: both rounds' rates together would be the most of this process's memory. Who is in a
+        # round twice (two nodes claim its device) is compared with what was first said.
+        before = self._before.pop(key, None) or self._now.get(key)
         if before is None or read_at <= before.read_at - _SAME_READING:  # then the clock was set back
             rate = _Rate(read_at, of.busy_seconds, of.idle_seconds, of.energy_joules, idle=_idle_at_first(of))
         elif read_at - before.read_at < _SAME_READING:
@@ -191,9 +195,9 @@ def _ratio(value: float | None) -> float | None:
     return min(1.0, value) if value is not None and 0 <= value <= _OVER_FULL else None
 
 
-def _row(parts: Sequence[_Part]) -> tuple[float, ...]:
+def _row(parts: Sequence[_Part]) -> Sequence[float]:
     """The columns of a pod that holds these."""
-    row = [NAN] * m.COLUMNS
+    row = array("f", _NOT_KNOWN)
     row[m.UTILIZATION.column] = _percent([part.utilization for part in parts])
     memory, total = _sum(part.memory for part in parts), _sum(part.memory_total for part in parts)
     row[m.MEMORY.column] = NAN if memory is None or not total else min(100.0, 100 * memory / total)
@@ -205,7 +209,7 @@ def _row(parts: Sequence[_Part]) -> tuple[float, ...]:
     if all(part.in_use is not None for part in parts):
         in_use = [part.used for part in parts if part.in_use and part.used is not None]
         row[m.USED.column], row[m.USED_COUNT] = sum(in_use), float(len(in_use))
-    return tuple(row)
+    return row
 
 
 def _percent(ratios: Sequence[float | None]) -> float:
@@ -252,7 +256,11 @@ def sample_round(view: ClusterView, rates: Rates) -> Round:
         scopes["node", node.name] = _node_row(node.devices, busy_of, view, node.name)
     rates.next_round()
     holding = {pod: Holding(nodes[pod], since[pod]) for pod in parts}
-    return Round(holding, {pod: _row(of) for pod, of in parts.items()}, {**scopes, **_used_scopes(view)})
+    rows = {}
+    while parts:  # one goes as the other comes: there are thousands
+        pod, of_pod = parts.popitem()
+        rows[pod] = _row(of_pod)
+    return Round(holding, rows, {**scopes, **_used_scopes(view)})
 
 
 def _latest(moments: Sequence[float | None]) -> float | None:

@@ -10,10 +10,9 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 from types import MappingProxyType
 
-from podgpu.catalog.fields import Field, field_named, nearest_names
+from podgpu.catalog.fields import Field, field_named, nearest_names, table_text
 from podgpu.errors import UsageError
 
 SHIPPED: Mapping[str, str] = MappingProxyType(
@@ -83,8 +82,7 @@ def shipped_counters(short: str) -> tuple[Counter, ...] | None:
     file_name = SHIPPED.get(short, short)
     if file_name not in SHIPPED.values():
         return None
-    text = files("podgpu.catalog").joinpath("counters", file_name).read_text(encoding="utf-8")
-    return parse_counters(text, file_name)
+    return parse_counters(table_text("counters", file_name), file_name)
 
 
 # --- the format: Go's encoding/csv with '#' comments, strict quotes, spaces kept until the cell is cut out

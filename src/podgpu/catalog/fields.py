@@ -16,12 +16,10 @@ The `nvml` column is a small language, parsed here and carried out in `telemetry
 from __future__ import annotations
 
 import csv
-import difflib
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 
 ALL_SCOPES = 0xFFFFFFFF
 INSTANCE_LEVELS = frozenset({"GPU_I", "GPU_CI"})
@@ -131,10 +129,15 @@ def fields() -> Mapping[int, Field]:
     return {int(row["id"]): _field(row) for row in table_rows("fields.csv")}
 
 
+def table_text(*names: str) -> str:
+    """Of a file beside this one: `importlib.resources` would bring zipfile and more with it, half a MiB."""
+    folder, _, _ = __file__.rpartition("/")
+    with open("/".join((folder, *names)), encoding="utf-8") as file:
+        return file.read()
+
+
 def table_rows(table: str) -> Iterator[dict[str, str]]:
-    """Of a CSV file beside this one."""
-    text = files("podgpu.catalog").joinpath(table).read_text(encoding="utf-8")
-    return iter(csv.DictReader(text.splitlines()))
+    return iter(csv.DictReader(table_text(table).splitlines()))
 
 
 def _field(row: Mapping[str, str]) -> Field:
@@ -182,6 +185,8 @@ def _by_folded_name() -> Mapping[str, str]:
 
 def nearest_names(name: str, n: int = 1) -> list[str]:
     """Real names close to a mistyped one, upper and lower case taken as the same."""
+    import difflib  # not needed until there is something to say
+
     close = difflib.get_close_matches(name.casefold(), _by_folded_name(), n, 0.6)
     return [_by_folded_name()[folded] for folded in close]
 

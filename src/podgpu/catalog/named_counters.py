@@ -11,10 +11,9 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 
 from podgpu.catalog.counters import SHIPPED, Counter, parse_counters, shipped_counters
-from podgpu.catalog.fields import Field
+from podgpu.catalog.fields import Field, table_text
 from podgpu.catalog.names import HOST_LABELS, NameSet, Rename, rename_of
 
 _ADDED = "added-in-4.9.csv"
@@ -71,8 +70,7 @@ class Naming:
 @cache
 def _added() -> tuple[Counter, ...]:
     """What 4.9 has in its default file and 4.8 has not."""
-    text = files("podgpu.catalog").joinpath(_ADDED).read_text(encoding="utf-8")
-    return parse_counters(text, _ADDED)
+    return parse_counters(table_text(_ADDED), _ADDED)
 
 
 def _under_both(counters: Iterable[Counter]) -> Iterator[Counter]:

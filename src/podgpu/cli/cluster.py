@@ -18,7 +18,6 @@ from podgpu.cluster.publish import Publisher
 from podgpu.cluster.reading import MakeBackend
 from podgpu.cluster.settings import ViewSettings, check_settings
 from podgpu.compose.cluster import prometheus_backend, prometheus_history, scrape_backend
-from podgpu.compose.histories import cluster_with_keeper, history_of, waste_keeper
 from podgpu.compose.process import (
     configure_logging,
     look_for_cycles_seldom,
@@ -29,7 +28,6 @@ from podgpu.compose.process import (
 from podgpu.configuration.price_file import read_prices
 from podgpu.errors import UsageError
 from podgpu.serve.app import PROBE_OPTION, Served, Several, run
-from podgpu.serve.cluster_app import cluster_listeners
 from podgpu.serve.sockets import Address, parse_address
 
 if TYPE_CHECKING:
@@ -58,6 +56,9 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     Asks a Prometheus server, or scrapes the exporters itself: exactly one of --prometheus, --scrape and
     --discover-kubernetes.
     """
+    # Here, as `podgpu autoscale`, which shares what is below, has no page.
+    from podgpu.serve.cluster_app import cluster_listeners
+
     share_one_heap()
     look_for_cycles_seldom()
     take_turns_often()
@@ -83,11 +84,11 @@ def command(ctx: click.Context, /, **options: Any) -> None:
 def _with_history(
     options: dict[str, Any], make_backend: MakeBackend, publisher: Publisher
 ) -> tuple[Cluster, list[Served], History]:
-    """Prometheus has the past already, but for the waste; the exporters have to be watched for it."""
+    """Prometheus has the past already; the exporters have to be watched for it."""
     if options["prometheus"]:
-        cluster = Cluster(make_backend, publisher)
-        beside = [waste_keeper(cluster, publisher, options["history_dir"])] if options["history_dir"] else []
-        return cluster, [*beside], prometheus_history(options)
+        return Cluster(make_backend, publisher), [], prometheus_history(options)
+    from podgpu.compose.histories import cluster_with_keeper, history_of
+
     cluster, keeper = cluster_with_keeper(make_backend, publisher, directory=options["history_dir"])
     return cluster, [keeper], history_of(keeper)
 

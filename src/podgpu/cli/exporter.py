@@ -20,7 +20,14 @@ from podgpu.clock import Clock
 from podgpu.compose.agent import exporter_agent
 from podgpu.compose.allocations import SOURCES, Sources
 from podgpu.compose.histories import history_of, node_keeper
-from podgpu.compose.process import configure_logging, look_past_what_stays, print_out, share_one_heap, take_turns_often
+from podgpu.compose.process import (
+    configure_logging,
+    give_back_once_settled,
+    look_past_what_stays,
+    print_out,
+    share_one_heap,
+    take_turns_often,
+)
 from podgpu.compose.servers import SOON_SECONDS, ApiAccess
 from podgpu.device_selection import parse_selection
 from podgpu.errors import MOST_NAMED, StartError, UsageError
@@ -73,6 +80,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
                 keeper = node_keeper(agent, options["history_dir"], waste)
             take_turns_often()
             look_past_what_stays()
+            give_back_once_settled()
             serve(
                 *(agent, address, _announce, gpu_manager_address, probe_address, protection, sockets, lifecycle),
                 shown=BesideFigures(history_of(keeper), prices, waste.wasted),

@@ -325,7 +325,8 @@ EXPORTER_OPTIONS: tuple[Option, ...] = (
         "",
         "PODGPU_USAGE_INTERVAL",
         "1000",
-        "How often use is accounted for; at least 100 ms.",
+        "How often it is looked who uses the GPUs, and accounted for: less often while nobody comes or goes. "
+        "At least 100 ms.",
         "duration",
         ours=True,
     ),

@@ -159,12 +159,17 @@ def _print_once(feed: Feed, controls: Controls) -> int:
     colour = _wants_colour()
     size = os.get_terminal_size(sys.stdout.fileno()) if sys.stdout.isatty() else None
     table = _table(seen, controls, _glyphs(colour), size.columns if size else None)
+    lines = [table.header, *table.body]
+    if size:  # for a person; a script gets the table alone
+        from podgpu.top.summary import totals_line
+
+        lines.append(totals_line(seen.totals, seen.view.currency, size.columns, _glyphs(colour)))
     if colour and size:
         from podgpu.top.screen import Screen
 
-        Screen(sys.stdout, colour).write([table.header, *table.body], size)
+        Screen(sys.stdout, colour).write(lines, size)
     else:
-        print_out("".join(f"{as_text(line)}\n" for line in (table.header, *table.body)))
+        print_out("".join(f"{as_text(line)}\n" for line in lines))
     if controls.wanted and not table.body:
         click.echo(f"podgpu: no line has {controls.wanted!r} in it (--filter)", err=True)
     for note in seen.notes:

@@ -280,7 +280,7 @@ def _notes(
     for copy in (reading, *siblings):
         outcome = outcomes.get(copy.target)
         if outcome is not None and outcome.error:
-            notes.append(f"{copy.target}: {outcome.message or outcome.error}")
+            notes.append(outcome.said)
     if siblings:
         others = few_of(sibling.target for sibling in siblings)
         notes.append(f"read from {reading.target}; also reported by {others}, which is ignored")

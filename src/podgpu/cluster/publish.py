@@ -12,7 +12,7 @@ from podgpu.cluster.metrics import cluster_families, node_families, self_familie
 from podgpu.cluster.pictures import picture_of
 from podgpu.cluster.reading import ClusterReading
 from podgpu.cluster.settings import ViewSettings
-from podgpu.cluster.view import ClusterView, Memory, assemble
+from podgpu.cluster.view import ClusterView, Memory, assemble, assemble_use
 from podgpu.exposition.body import NO_METRICS, Exposition
 from podgpu.exposition.text import encode
 from podgpu.figures.as_json import PageState
@@ -88,6 +88,11 @@ class Publisher:
 
     def publish(self, reading: ClusterReading, now: float, wall: float, whole_round: bool) -> PublishedView:
         """`whole_round`: a round has ended, and counts as one where rounds are counted."""
+        if self._on_round is not None:
+            view = assemble_use(reading, self._memory, self.settings, now, wall, self.notes_beside())
+            if whole_round:
+                self._on_round(view)
+            return PublishedView(view, NO_METRICS, NO_METRICS, NO_METRICS, now)
         prices, notes = self._prices()
         notes = (*notes, *self.notes_beside())
         if not self._earlier.empty():
@@ -97,11 +102,7 @@ class Publisher:
         )
         if whole_round and self._earlier.empty():
             self._waste_is_whole = True
-        if self._on_round is None:
-            return self._render(view, now)
-        if whole_round:
-            self._on_round(view)
-        return PublishedView(view, NO_METRICS, NO_METRICS, NO_METRICS, now)
+        return self._render(view, now)
 
     def _render(self, view: ClusterView, now: float) -> PublishedView:
         metrics = Exposition.of(encode(cluster_families(view, self._labels)))

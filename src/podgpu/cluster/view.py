@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from podgpu.clock import WallClock
 from podgpu.cluster.bills import Amounts, BillLedger, Series
@@ -113,6 +113,45 @@ class ClusterView:
         return any(not node.old for node in self.nodes)
 
 
+class _Basis(NamedTuple):
+    """What every view is made of."""
+
+    settled: Settled
+    outcomes: dict[str, TargetOutcome]
+    used: dict[Scope, Used]
+    idle: Sequence[IdleHolder]
+    unread: tuple[str, ...]
+
+
+def _basis(reading: ClusterReading, memory: Memory, settings: ViewSettings, now: float, wall: float) -> _Basis:
+    memory.look_at_clock(now, wall)
+    outcomes = {outcome.target: outcome for outcome in reading.outcomes}
+    settled = settle(reading.nodes, outcomes, memory.choices, settings, now, wall)
+    settled = memory.forgotten.leave_out(memory.missing.keep(settled, wall))
+    used = used_by_scope(settled.nodes, settled.contested, reading.owners, settings)
+    idle = memory.idle.turn(settled.nodes, reading.idle_for, now, wall)
+    return _Basis(settled, outcomes, used, idle, tuple(_unread(outcomes, settled)))
+
+
+def assemble_use(
+    reading: ClusterReading, memory: Memory, settings: ViewSettings, now: float, wall: float, notes: Sequence[str] = ()
+) -> ClusterView:
+    """Who holds what and what they do on it, alone: neither bills nor waste nor the map's rows, which are kept and
+    counted for the page and the metrics."""
+    basis = _basis(reading, memory, settings, now, wall)
+    return ClusterView(
+        settings=settings,
+        taken_at=wall,
+        nodes=basis.settled.nodes,
+        notes=bounded((*notes, *reading.notes, *basis.unread)),
+        used=basis.used,
+        idle=tuple(basis.idle),
+        owners=reading.owners,
+        outcomes=tuple(basis.outcomes[target] for target in sorted(basis.outcomes)),
+        errors=reading.errors,
+    )
+
+
 def assemble(
     reading: ClusterReading,
     memory: Memory,
@@ -126,18 +165,12 @@ def assemble(
 ) -> ClusterView:
     """`now` is monotonic, `wall` Unix time. `whole_round`: False in the middle of a round, which then is no instant of
     the rolling average. `notes` are put before what is found here."""
-    memory.look_at_clock(now, wall)
-    outcomes = {outcome.target: outcome for outcome in reading.outcomes}
-    settled = settle(reading.nodes, outcomes, memory.choices, settings, now, wall)
-    settled = memory.forgotten.leave_out(memory.missing.keep(settled, wall))
-    used = used_by_scope(settled.nodes, settled.contested, reading.owners, settings)
-    idle = memory.idle.turn(settled.nodes, reading.idle_for, now, wall)
+    settled, outcomes, used, idle, unread = _basis(reading, memory, settings, now, wall)
     too_long = wasted(idle, settings.idle_after, wall)
     memory.costs.charge(memory.bills.turn(settled, now), prices)
     bills = memory.bills.totals()
     memory.costs.keep(bills)
     unpriced = memory.costs.unpriced()
-    unread = tuple(_unread(outcomes, settled))
     alerts = (*alerts_of(map(_state, settled.nodes)), *(Alert("warning", text) for text in unread[:MOST_NOTES]))
     if whole_round:
         found = _holdings(settled, idle, prices, now)

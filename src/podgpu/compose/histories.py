@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from podgpu.agent.loop import Agent
 from podgpu.history.answering import RingHistory
-from podgpu.history.keeper import Keeper, Read
+from podgpu.history.keeper import Keeper
 from podgpu.history.ring import Told
 
 if TYPE_CHECKING:  # the exporter has no cluster
@@ -46,23 +46,14 @@ def cluster_with_keeper(
     from podgpu.cluster.loop import Cluster
 
     cluster = Cluster(make_backend, publisher, clock)
-    return cluster, _keeper_of(cluster, publisher, lambda: told_by_cluster(cluster), directory)
-
-
-def waste_keeper(cluster: Cluster, publisher: Publisher, directory: str) -> Keeper:
-    """Keeps nothing but the waste: for those who have the past from elsewhere. Raises UsageError."""
-    return _keeper_of(cluster, publisher, tuple, directory)
-
-
-def _keeper_of(cluster: Cluster, publisher: Publisher, read: Read, directory: str) -> Keeper:
     beside = None
     if directory:
         from podgpu.history.waste_file import WasteFile
 
         beside = WasteFile(directory, publisher.waste, publisher.restore_waste, cluster.clock.wall)
-    keeper = Keeper(read, cluster.clock, directory, beside)
+    keeper = Keeper(lambda: told_by_cluster(cluster), cluster.clock, directory, beside)
     publisher.notes_beside = keeper.notes
-    return keeper
+    return cluster, keeper
 
 
 def told_by_cluster(cluster: Cluster) -> Iterable[Told]:

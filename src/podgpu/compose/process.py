@@ -13,6 +13,7 @@ import logging
 import os
 import socket
 import sys
+import threading
 from contextlib import suppress
 from datetime import UTC, datetime
 
@@ -21,9 +22,12 @@ import click
 from podgpu.errors import StartError, one_line
 
 _M_ARENA_MAX = -8
-_NEW_OBJECTS = 20_000
-"""Looking at so many takes 2 ms, in which no other thread runs; at those of three times together, 6 ms."""
+_NEW_OBJECTS = 5_000
+"""Looking at so many takes half a millisecond where none is garbage and ten where all are, as after strangers were let
+go by the hundred; no other thread runs meanwhile."""
 _TURN_SECONDS = 0.0005
+_SETTLED_SECONDS = 20.0
+"""Every cadence but telemetry's at its slowest has turned by then, and somebody has scraped."""
 
 
 def node_name(elsewhere: str = "") -> str:
@@ -93,10 +97,25 @@ def share_one_heap() -> None:
         ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
 
 
+def give_back_unused() -> None:
+    """What starting took and nobody holds any more: 12 MiB where modules were compiled on the way, as without `.pyc`
+    files, since glibc keeps what lies below anything that is in use."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def give_back_once_settled() -> None:
+    """Opening the driver and the first turns take and let go of another MiB."""
+    timer = threading.Timer(_SETTLED_SECONDS, give_back_unused)
+    timer.daemon = True
+    timer.name = "give-back"
+    timer.start()
+
+
 def look_for_cycles_seldom() -> None:
     """A round over thousands of GPUs makes objects by the hundred thousand, none in a cycle; looking for cycles after
     every 700 of them, as Python does, takes a third of the round."""
-    gc.set_threshold(_NEW_OBJECTS, 2, 500)
+    gc.set_threshold(_NEW_OBJECTS, 2, 2000)
 
 
 def look_past_what_stays() -> None:
@@ -104,6 +123,7 @@ def look_past_what_stays() -> None:
     scrape is answered."""
     gc.collect()
     gc.freeze()
+    give_back_unused()
 
 
 def take_turns_often() -> None:

@@ -68,6 +68,8 @@ _MOST_DIGITS = 9
 _MOST = 1e18
 """Of anything: an exabyte, 30 billion years. What says more is a broken counter."""
 _MOST_LOST = 1e6
+_MOST_SOURCES, _LONGEST_SOURCE = 64, 64
+"""Of what an exporter cannot read: each of its GPUs is one, and every name is on the page."""
 _DCGM_BLANK = 0x7FFFFFF0
 """From here on DCGM's marks for "no value" begin. No field here, in %, MiB, W or degrees, has so much of it."""
 
@@ -200,8 +202,8 @@ class _Builder:
         elif name == f.SOURCE_UP.name:
             source = labels.get("source", "?")
             self.simulated |= source == SIMULATED
-            if value == 0:
-                self.down.append(source)
+            if value == 0 and len(self.down) < _MOST_SOURCES:
+                self.down.append(source[:_LONGEST_SOURCE])
         elif name == f.DEVICE_COUNT.name:
             self._hosts.append(labels)
             if labels.get("state") == "lost" and value and value < _MOST_LOST:

@@ -24,10 +24,14 @@ OPTION = "--history-dir"
 Period = Literal["hour", "day"]
 PERIODS: Mapping[Period, float] = {"hour": 3600.0, "day": 86_400.0}
 """For how many seconds the files of each are worth keeping."""
-_NAME = re.compile(r"(hour|day)-(\d{8})\.history")
+_NAME = re.compile(r"(hour|day)-(\d{8,15})\.history", re.ASCII)
 _LOCK = "podgpu.lock"
 _LEFT_BEHIND = ".*.podgpu-tmp"
-_LARGEST = 128 * 1024 * 1024
+_LARGEST = 56 * 1024 * 1024
+"""Of one file: all of a full ring's day, written anew."""
+_MOST_BYTES = 80 * 1024 * 1024
+"""Of all that is read: a full ring. With more in hand at its start an exporter is ended by the chart's limit, and so is
+the next."""
 _MOST_FILES = 200
 
 
@@ -58,26 +62,32 @@ class Directory:
         OutputError when it cannot be known what is there: then nothing may be written either."""
         segments: list[Segment] = []
         words: list[str] = []
-        try:
-            names = sorted(name for name in os.listdir(self.path) if _NAME.fullmatch(name))
-        except (FileNotFoundError, NotADirectoryError):  # it is made before the first file is
-            return [], []
-        except OSError as error:
-            raise OutputError(f"{self.path} cannot be read ({error.strerror})") from error
-        for name in names[-_MOST_FILES:]:
-            path = self.path / name
-            self._next = max(self._next, int(name[-16:-8]) + 1)
+        left = _MOST_BYTES
+        for number, path in reversed(self._numbered()):
+            self._next = max(self._next, number + 1)
             try:
-                segment = load_segment(read_bounded(str(path), _LARGEST))
+                content = read_bounded(str(path), min(_LARGEST, left))
+                segment = load_segment(content)
             except SourceError as error:
                 said = str(error) if str(path) in str(error) else f"{path} {error}"
                 words.append(f"{said}; it is left as it is")
                 continue
+            left -= len(content)
             segments.append(segment)
             self._newest[path] = segment.newest
             if segment.damaged:
                 words.append(f"{path} is damaged ({segment.damaged} bytes are lost): the rest of it was read")
-        return segments, words
+        return segments[::-1], words
+
+    def _numbered(self) -> list[tuple[int, Path]]:
+        """Those that look like ours, in the order in which they were begun; the last of them."""
+        try:
+            found = [match for match in map(_NAME.fullmatch, os.listdir(self.path)) if match]
+        except (FileNotFoundError, NotADirectoryError):  # it is made before the first file is
+            return []
+        except OSError as error:
+            raise OutputError(f"{self.path} cannot be read ({error.strerror})") from error
+        return sorted((int(match[2]), self.path / match[0]) for match in found)[-_MOST_FILES:]
 
     @property
     def files(self) -> int:

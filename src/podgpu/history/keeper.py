@@ -106,9 +106,9 @@ class Keeper:
             return
         try:
             if not self._loaded:
-                words = self._journal.load(now, ahead)
+                notes = self._journal.load(now, ahead)
                 self._loaded = True
-                _warn(words)
+                _warn(notes)
             if self._beside is not None and not self._beside_loaded:
                 of_beside = self._beside.load()
                 self._beside_loaded = True

@@ -19,6 +19,8 @@ from podgpu.files import read_bounded
 
 _LARGEST_PEM = 4 * 1024 * 1024
 """Of authorities, too: the whole world's are a quarter of a megabyte."""
+_WHERE_AUTHORITIES_ARE = ("SSL_CERT_FILE", "SSL_CERT_DIR")
+"""OpenSSL's variables, which come before the places it was built with."""
 T = TypeVar("T")
 
 
@@ -65,6 +67,21 @@ class KeptContext(Generic[T]):
     @property
     def is_made(self) -> bool:
         return self._kept is not None
+
+
+@contextmanager
+def without_authorities() -> Iterator[None]:
+    """Around an import that makes a context with all of the system's authorities, and keeps it: 2 MiB and 20 ms."""
+    before = {name: os.environ.get(name) for name in _WHERE_AUTHORITIES_ARE}
+    os.environ.update(dict.fromkeys(_WHERE_AUTHORITIES_ARE, os.devnull))
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def client_context(authorities: bytes | None, name: str, verify: bool = True) -> ssl.SSLContext:

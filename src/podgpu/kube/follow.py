@@ -15,7 +15,7 @@ from podgpu.errors import SourceError
 from podgpu.kube.answers import Object, Refused
 from podgpu.kube.client import LARGEST_ANSWER, ApiClient
 from podgpu.kube.events import LONGEST, Lines, is_older, parse_event, parse_list
-from podgpu.kube.pace import Backoff, Pace
+from podgpu.kube.pace import REFUSALS, Backoff, Pace
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -48,6 +48,8 @@ class Kept(Generic[T]):
         self._snapshot: tuple[T, ...] | None = ()
         self._failures: Counter[str] = Counter()
         self.synced = threading.Event()
+        self.answered = threading.Event()
+        """Synced, or refused for good: there is nothing to wait for."""
         self.version = 0
         self.error: SourceError | None = None
 
@@ -72,6 +74,7 @@ class Kept(Generic[T]):
                 self._things = things
                 self._changed()
         self.synced.set()
+        self.answered.set()
 
     def put(self, key: str, thing: T | None) -> None:
         """One thing is new, changed, or (None) gone."""
@@ -87,6 +90,8 @@ class Kept(Generic[T]):
     def fail(self, error: SourceError) -> None:
         self.error = error
         self.count(error.reason)
+        if error.reason in REFUSALS:
+            self.answered.set()
 
     def count(self, reason: str) -> None:
         with self._lock:

@@ -1,6 +1,6 @@
 """Reads what DRA drivers publish about their devices: it takes ResourceSlices of every API version apart.
 
-Pure, but for `find_slices_path`, which asks the server what it has.
+Pure, but for `find_version` and `find_slices_path`, which ask the server what it has.
 """
 
 from __future__ import annotations
@@ -54,6 +54,11 @@ def slices_path(version: str) -> str:
 
 async def find_slices_path(client: ApiClient) -> str:
     """Where this server has its slices. Asked again before each list: servers come late, and are replaced by others."""
+    return slices_path(await find_version(client))
+
+
+async def find_version(client: ApiClient) -> str:
+    """Which version of DRA this server has. Raises SourceError (`not_found`) where it has none."""
     try:
         version = choose_version(await client.ask(GROUP_PATH))
     except SourceError as error:
@@ -64,7 +69,7 @@ async def find_slices_path(client: ApiClient) -> str:
         version = VERSIONS[0]  # who may not ask what there is may still be let at the slices
     if version is None:
         raise _no_slices("no version that podgpu knows")
-    return slices_path(version)
+    return version
 
 
 def _no_slices(what: str) -> SourceError:

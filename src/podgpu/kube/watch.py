@@ -106,7 +106,9 @@ class Watcher(Generic[T]):
         return self._kept.failures()
 
     def wait_synced(self, timeout: float) -> bool:
-        return self._kept.synced.wait(timeout)
+        """Whether the collection was read in full by then. Who is refused is not kept waiting."""
+        self._kept.answered.wait(timeout)
+        return self.synced
 
     def close(self) -> None:
         """Ends the connection and the thread; the last items stay readable. May be called twice."""

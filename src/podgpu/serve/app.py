@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Protocol
 from aiohttp import web
 
 from podgpu.agent.loop import Agent
+from podgpu.clock import OnceAMinute
 from podgpu.errors import StartError
-from podgpu.serve.connections import Entrance, Limits, MakeContext, OnceAMinute, limits_for, note_request
+from podgpu.serve.connections import Entrance, Limits, MakeContext, limits_for, note_request
 from podgpu.serve.lifecycle import DEFAULT_RELEASE_SECONDS
 from podgpu.serve.routes import NOTHING_BESIDE, BesideFigures, gpu_manager_routes, probe_routes, routes
 from podgpu.serve.sockets import ADDRESS_OPTION, Address, address_of, bind
@@ -166,7 +167,7 @@ async def _run(
     for stop_signal in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(stop_signal, done.set)
     if release is not None:
-        loop.add_signal_handler(signal.SIGUSR1, lambda: loop.run_in_executor(None, release))
+        loop.add_signal_handler(signal.SIGUSR1, _one_at_a_time(release))
     loop.add_signal_handler(signal.SIGHUP, served.reload)
     async with AsyncExitStack() as at_the_end:
         at_the_end.enter_context(_foreign_logs_are_short())
@@ -178,6 +179,20 @@ async def _run(
         on_listening(bound)
         served.start(on_fatal=partial(loop.call_soon_threadsafe, done.set))
         await done.wait()
+
+
+def _one_at_a_time(work: Callable[[], object]) -> Callable[[], None]:
+    """In another thread. Whoever asks while it is being done has asked for the same: a queue of what takes seconds
+    would keep every thread, and the process from its end."""
+    loop = asyncio.get_running_loop()
+    doing: asyncio.Future[object] | None = None
+
+    def do() -> None:
+        nonlocal doing
+        if doing is None or doing.done():
+            doing = loop.run_in_executor(None, work)
+
+    return do
 
 
 @contextmanager

@@ -25,6 +25,8 @@ from typing import Any
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
+from podgpu.clock import OnceAMinute
+
 BACKLOG = 512
 MakeContext = Callable[[], Awaitable[ssl.SSLContext]]
 _EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
@@ -34,7 +36,6 @@ _WAITING_BYTES = 64 * 1024
 """Whoever leaves more of an answer unread counts as slow."""
 _HEARD_AT_A_TIME = 4
 """Requests that are begun before the loop looks who else has come: each takes a third of a millisecond."""
-_REPEATED_SECONDS = 60.0
 _RESET = struct.pack("ii", 1, 0)
 _CLOSED = b"HTTP/1.1 431 Request Header Fields Too Large\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 _log = logging.getLogger(__name__)
@@ -69,28 +70,6 @@ def limits_for(listeners: int) -> Limits:
     return Limits(strangers=min(usual.strangers, places), known=min(usual.known, places))
 
 
-class OnceAMinute(logging.Filter):
-    """Lets the same kind of line through once a minute, with the number of those that were held back."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        super().__init__()
-        self._clock = clock
-        self._said: dict[str, tuple[float, int]] = {}
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        kind, now = str(record.msg), self._clock()
-        at, held_back = self._said.get(kind, (float("-inf"), 0))
-        if now - at < _REPEATED_SECONDS:
-            self._said[kind] = at, held_back + 1
-            return False
-        if len(self._said) > 1000:
-            self._said.clear()
-        self._said[kind] = now, 0
-        if held_back:
-            record.msg = f"{kind} (and {held_back} more like it since the last such line)"
-        return True
-
-
 _log.addFilter(OnceAMinute())
 
 
@@ -98,7 +77,7 @@ class Connection(web.RequestHandler):
     """aiohttp's, which also knows since when it waits for what."""
 
     __slots__ = (
-        *("_answering", "_beginning", "_line", "_places", "_received", "_slow_since"),
+        *("_answering", "_beginning", "_has_ended", "_line", "_places", "_received", "_slow_since"),
         *("answers", "deadline", "idle_since", "when_answered"),
     )
 
@@ -115,6 +94,7 @@ class Connection(web.RequestHandler):
         self._line: asyncio.Transport | None = None
         self._beginning: asyncio.Task[None] | None = None
         self._answering = False
+        self._has_ended = False
         self._received = 0
         self._slow_since: float | None = None
         self.answers = 0
@@ -171,7 +151,18 @@ class Connection(web.RequestHandler):
 
     def read(self, data: bytes) -> None:
         """It is this one's turn."""
-        super().data_received(data)
+        if self._line is not None and not self._line.is_closing():
+            super().data_received(data)
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """True: stays open. Who has said all that he will may still wait for an answer, as `printf … | nc` does. TLS
+        has no such half connection."""
+        if self._line is None or self._line.get_extra_info("sslcontext") is not None:
+            return False
+        self._has_ended = True
+        if self._answering:
+            self.close()
+        return self._answering or self._received > 0
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -205,7 +196,7 @@ class Connection(web.RequestHandler):
         One that came along with another is the last: nobody who scrapes or looks asks before he has his answer, and
         whoever asks a thousand times in one packet would have us work for him alone.
         """
-        if not self._received:
+        if not self._received or self._has_ended:
             self.close()
         self._answering, self._received = True, 0
         self.deadline = self._places.clock() + self._places.limits.answer_seconds

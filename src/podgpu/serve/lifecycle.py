@@ -7,7 +7,6 @@ and programs that mean podgpu: they say so in a header that no page can make a b
 
 from __future__ import annotations
 
-import asyncio
 import ipaddress
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
@@ -16,6 +15,7 @@ from urllib.parse import urlsplit
 from aiohttp import web
 
 from podgpu.agent.loop import Agent
+from podgpu.http.aside import Turns
 
 if TYPE_CHECKING:
     from podgpu.cluster.loop import Cluster
@@ -77,6 +77,7 @@ def _is_same_site(request: web.Request) -> bool:
 
 def release(agent: Agent, allowed: bool) -> Callable[[web.Request], Awaitable[web.Response]]:
     """Lets go of the driver so that it can be unloaded."""
+    turns = Turns(1)
 
     async def handle(request: web.Request) -> web.Response:
         if (refused := _refusal(request, "release", allowed)) is not None:
@@ -89,7 +90,7 @@ def release(agent: Agent, allowed: bool) -> Callable[[web.Request], Awaitable[we
         if not 0 < seconds <= MOST_RELEASE_SECONDS:
             limits = f"a number above 0, up to {MOST_RELEASE_SECONDS:.0f}"
             return web.Response(status=400, text=f"seconds={asked!r}: {limits}\n")
-        if not await asyncio.to_thread(agent.release, seconds):
+        if not await turns.do(agent.release, seconds):
             return web.Response(status=409, text="a call into the driver has not returned: it cannot be let go\n")
         return web.Response(text=f"driver let go for {seconds:g} s\n")
 
@@ -103,6 +104,7 @@ _LONGEST_UUID = 256
 
 def forget(act: Forget, allowed: bool) -> Callable[[web.Request], Awaitable[web.Response]]:
     """Leaves out a GPU that is gone, once an operator has said so."""
+    turns = Turns(1)
 
     async def handle(request: web.Request) -> web.Response:
         if (refused := _refusal(request, "forget", allowed)) is not None:
@@ -110,7 +112,7 @@ def forget(act: Forget, allowed: bool) -> Callable[[web.Request], Awaitable[web.
         uuid = request.query.get("gpu", "")
         if not uuid or len(uuid) > _LONGEST_UUID or not uuid.isprintable():
             return web.Response(status=400, text="say which GPU: POST /-/forget?gpu=UUID\n")
-        status, words = await asyncio.to_thread(act, uuid)
+        status, words = await turns.do(act, uuid)
         return web.Response(status=status, text=f"{words}\n")
 
     return handle

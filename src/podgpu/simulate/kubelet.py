@@ -13,8 +13,6 @@ from types import TracebackType
 from typing import Any, Self
 from urllib.parse import quote
 
-import grpc
-
 from podgpu.allocation import podresources_pb2
 
 Resources = Mapping[str, Sequence[str]]
@@ -85,6 +83,8 @@ class SimulatedKubelet:
         self.stop()
 
     def start(self) -> None:
+        import grpc  # 9 MiB, for those only who start one
+
         self._workers = ThreadPoolExecutor(max_workers=4, thread_name_prefix="simulated-kubelet")
         self._server = grpc.server(self._workers, handlers=(self,))
         # gRPC removes the path it bound some time after stopping, when it may be a successor's. So it binds a
@@ -134,6 +134,8 @@ class SimulatedKubelet:
         answer = answers.get((package, method))
         if answer is None:
             return None
+
+        import grpc
 
         def handle(_request: bytes, context: Any) -> bytes:
             self._answering.wait()

@@ -5,7 +5,6 @@ Pure: text in, `GpuSpec` out, or one line that says what is wrong and what would
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -99,6 +98,8 @@ def _check_slices(model: GpuModel, profiles: Sequence[MigProfile]) -> None:
 
 def _nearest_models(name: str) -> str:
     by_lower = {known.lower(): known for known in MODELS}
+    import difflib  # not needed until there is something to say
+
     close = difflib.get_close_matches(name.lower(), by_lower, n=3, cutoff=0.5)
     if not close:
         return f"known: {', '.join(MODELS)}"

@@ -13,13 +13,14 @@ from podgpu.compose.telemetries import open_telemetry
 from podgpu.telemetry.dcgm import DcgmTelemetry
 from podgpu.telemetry.dcgm.session import parse_address
 from podgpu.telemetry.nvml import NvmlTelemetry
+from tests.host.guard import NODES_PLACES
 from tests.telemetry.dcgm.double import GPU, Double
 
 
 @pytest.fixture(autouse=True)
 def bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for option in EXPORTER_OPTIONS:
-        if option.env:
+        if option.env and option.env not in NODES_PLACES:
             monkeypatch.delenv(option.env, raising=False)
     monkeypatch.setenv("NODE_NAME", "node-1")
 

@@ -43,8 +43,8 @@ class Matrix:
 
 
 def parse_answer(body: bytes, shown: str, known: KnownSeries | None = None) -> Vector:
-    """`shown` is what to call the server; `known`: what was learned of answers to the same question. Raises SourceError,
-    also for `status: error`."""
+    """`shown` is what to call the server; `known`: what was learned from answers to the same question. Raises
+    SourceError, also for `status: error`."""
     cut = None if known is None else known.cut(body)
     if cut is not None:
         document = _document(cut.rest, shown)

@@ -33,8 +33,9 @@ from podgpu.cluster.prom.owners import (
 from podgpu.cluster.prom.queries import Queries
 from podgpu.cluster.prom.rolling import RollingInstants, RollingQueries, figures_by_scope, last_instant
 from podgpu.cluster.prom.series import KnownSeries, SeriesMemory
+from podgpu.cluster.prom.slim import Answers, Slim, WholeRound
 from podgpu.cluster.prom.spellings import SpellingMemory
-from podgpu.cluster.prom.targets import Targets, targets_of
+from podgpu.cluster.prom.targets import Target, Targets, targets_of
 from podgpu.cluster.reading import ClusterReading, NodeReading, Scope, TargetOutcome, moment
 from podgpu.cluster.settings import ViewSettings, full_scale
 from podgpu.errors import SourceError, UsageError
@@ -45,8 +46,8 @@ from podgpu.figures.from_exposition import NODE_LABELS
 
 _LOST = "Prometheus has no figures of it any more: see that its exporter runs and is scraped"
 _SOON = 1 / 8
-"""Of an interval. A round that begins so soon after an instant of the average, as rounds do, is asked as of the instant:
-its samples are the average's then."""
+"""Of an interval. A round that begins so soon after an instant of the average, as rounds do, is asked as of the
+instant: its samples are the average's then."""
 _NO_UUID = "GPUs without a UUID label are in no rolling average"
 
 
@@ -83,6 +84,7 @@ class PrometheusBackend:
         self._spelt = SpellingMemory(self._node_labels, settings.window)
         self._instants = RollingInstants(settings)
         self._series = SeriesMemory()
+        self._whole = WholeRound()
         self._owners = Owners()
         self._owners_of = owners_of
         self._clock = clock
@@ -111,20 +113,23 @@ class PrometheusBackend:
     async def _turn(self, round_: _Asking) -> None:
         """Nodes are told of as soon as they are known: averages take the server longest, and must not hold them up."""
         of = await self._begin(round_)
-        targets = await self._targets(round_)
-        samples = await self._read_nodes(round_, targets, of)
+        slim = self._whole.plan(of.at)
+        asked = await self._ask(round_, slim)
+        oldest = of.at - self._settings.stale_after
+        if slim is not None and not self._whole.explains(*asked, oldest):
+            slim = None
+            round_.failures.clear()
+            asked = await self._ask(round_, slim)
+        answers, targets, times = asked
+        samples = [sample for _, of_part in answers for sample in of_part]
+        nodes = nodes_of(samples, times, targets, of if slim is None else replace(of, totals=slim.totals))
+        if slim is None and not round_.failures:
+            self._whole.take(*asked, oldest, of.at, nodes)
+        await self._take_nodes(round_, of, nodes, targets)
         rolling = await self._rolling(round_, targets, samples)
         self._reading = replace(self._reading, rolling=rolling, notes=self._notes(round_))
 
-    async def _read_nodes(self, round_: _Asking, targets: Targets, of: Round) -> list[ParsedSample]:
-        samples, times, _ = await asyncio.gather(
-            self._samples(round_, targets),
-            round_.need(self._queries.times(targets.copy_labels)),
-            self._ask_idle(round_),
-        )
-        if round_.needed_failed is not None:
-            raise round_.needed_failed
-        nodes = nodes_of(samples, times.samples, targets, of)
+    async def _take_nodes(self, round_: _Asking, of: Round, nodes: Sequence[NodeReading], targets: Targets) -> None:
         await self._ask_owners(round_, nodes)
         self._idle.watch(nodes)
         self.asked_at, self._succeeded_at = of.at, of.at_monotonic
@@ -134,7 +139,6 @@ class PrometheusBackend:
             owners=self._owners.known(self._owners_of),
             idle_for=self._idle.idle_for(of.at),
         )
-        return samples
 
     # What is asked
 
@@ -152,25 +156,39 @@ class PrometheusBackend:
             round_.at, between - (told - round_.at), self._node_labels, self._field, self._settings.fields_beside
         )
 
-    async def _targets(self, round_: _Asking) -> Targets:
-        answer = await round_.ask(self._queries.targets(self._up_has_match))
+    async def _ask(self, round_: _Asking, slim: Slim | None) -> tuple[Answers, Targets, dict[Target, float]]:
+        """The third: of each target's newest sample, Unix time."""
+        names = () if slim is None else slim.finding
+        targets = await self._targets(round_, names)
+        answers, times, _ = await asyncio.gather(
+            self._answers(round_, targets, slim),
+            round_.need(self._queries.times(targets.copy_labels, names)),
+            self._ask_idle(round_),
+        )
+        if round_.needed_failed is not None:
+            raise round_.needed_failed
+        return answers, targets, targets.times(times.samples)
+
+    async def _targets(self, round_: _Asking, names: Sequence[str]) -> Targets:
+        answer = await round_.ask(self._queries.targets(self._up_has_match, names))
         if not answer.samples and self._match and self._up_has_match:
             # What --match asks for may be on the exporters' series only.
-            answer = await round_.ask(self._queries.targets(with_match=False))
+            answer = await round_.ask(self._queries.targets(with_match=False, names=names))
             self._up_has_match = not answer.samples
         return targets_of(answer.samples, self._node_labels)
 
-    async def _samples(self, round_: _Asking, targets: Targets) -> list[ParsedSample]:
-        parts = self._queries.parts()
-        texts = [self._queries.samples(part, targets.copy_labels) for part in parts]
-        known = [self._series.of(part.name) for part in parts]
+    async def _answers(self, round_: _Asking, targets: Targets, slim: Slim | None) -> Answers:
+        is_slim = slim is not None
+        parts = self._queries.parts() if slim is None else self._queries.parts(slim.memory)
+        texts = [self._queries.samples(part, targets.copy_labels, is_slim) for part in parts]
+        known = [self._series.of(f"{part.name}, slim" if is_slim else part.name) for part in parts]
         answers = await asyncio.gather(
             *(
                 round_.need(text, of) if part.needed else round_.may(part.name, text, known=of)
                 for part, text, of in zip(parts, texts, known, strict=True)
             )
         )
-        return [sample for answer in answers if answer is not None for sample in answer.samples]
+        return [(part, answer.samples) for part, answer in zip(parts, answers, strict=True) if answer is not None]
 
     async def _rolling(
         self, round_: _Asking, targets: Targets, samples: list[ParsedSample]

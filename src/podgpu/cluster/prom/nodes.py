@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from podgpu.catalog import families as f
@@ -38,6 +38,8 @@ class Round:
     node_labels: tuple[str, ...]
     used_field: Field
     beside: tuple[int, ...] = ()
+    totals: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    """Memory of devices, where the round did not ask for it."""
 
     def read_at(self, sampled_at: float) -> float:
         return self.at_monotonic - max(0.0, self.at - sampled_at)
@@ -53,12 +55,11 @@ class LabelSet(NamedTuple):
 
 
 def nodes_of(
-    samples: Iterable[ParsedSample], times: Iterable[ParsedSample], targets: Targets, of: Round
+    samples: Iterable[ParsedSample], sampled_at: Mapping[Target, float], targets: Targets, of: Round
 ) -> tuple[NodeReading, ...]:
-    """`times`: the newest sample of each target, as Unix time."""
+    """`sampled_at`: Unix time of each target's newest sample."""
     everything = _by_labels(samples)
     targets = with_own_pods(targets, ((labels, (name for name, _ in figures)) for labels, figures in everything))
-    sampled_at = {targets.of(sample.labels): sample.value for sample in times}
     found: dict[tuple[str, str], list[NodeReading]] = {}
     for target, series in _by_target(everything, targets).items():
         own = targets.own_pods.get(target[:2], frozenset())
@@ -122,7 +123,7 @@ def _read_target(
                 target=target.instance or node,
                 node=node,
                 named=names.are_names,
-                devices=tuple(_on(node, device, profiles) for device in view.devices),
+                devices=tuple(_on(node, device, profiles, of.totals) for device in view.devices),
                 namespaces=tuple(counters.get(node, {}).values()),
                 read_at=of.read_at(sampled_at),
                 taken_at=moment(told_at),
@@ -137,10 +138,15 @@ def _read_target(
     return readings
 
 
-def _on(node: str, device: DeviceFigures, profiles: Mapping[tuple[str, str], str]) -> DeviceFigures:
+def _on(
+    node: str, device: DeviceFigures, profiles: Mapping[tuple[str, str], str], totals: Mapping[tuple[str, str], int]
+) -> DeviceFigures:
     """`podgpu_allocation_info` names no profile, and may be all that its instance's labels were taken from."""
     profile = device.profile or profiles.get(device.key, "")
-    return device if (device.node, device.profile) == (node, profile) else replace(device, node=node, profile=profile)
+    total = totals.get(device.key) if device.memory_total is None else device.memory_total
+    if (device.node, device.profile, device.memory_total) == (node, profile, total):
+        return device
+    return replace(device, node=node, profile=profile, memory_total=total)
 
 
 def _skew(taken_at: float | None, sampled_at: float) -> float | None:

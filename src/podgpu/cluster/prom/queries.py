@@ -6,7 +6,7 @@ Every selector has the user's `--match`. Series are brought to the labels needed
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from podgpu.catalog import families as f
@@ -15,7 +15,7 @@ from podgpu.catalog.families import EXPORTED, JOB_LABEL, NAMELESS_LABELS, OLD_PO
 from podgpu.catalog.fields import XID_FIELD, Field
 from podgpu.catalog.names import names_of
 from podgpu.cluster.prom import promql
-from podgpu.cluster.prom.promql import Matcher
+from podgpu.cluster.prom.promql import Matcher, is_
 from podgpu.figures.device import (
     FB_FREE,
     FB_RESERVED,
@@ -23,6 +23,7 @@ from podgpu.figures.device import (
     FB_USED,
     GR_ENGINE,
     POWER,
+    SIMULATED,
     TEMPERATURE,
     UTIL,
 )
@@ -36,11 +37,20 @@ HOLDER_LABELS = (
     *(JOB_LABEL, *NAMELESS_LABELS, "vgpu"),
 )
 SAMPLE_LABELS = ("__name__", *_IDENTITY, *HOLDER_LABELS)
+_SLIM_LABELS = ("__name__", "job", "instance", "UUID", "uuid", "gpu_uuid", "GPU_I_ID", *HOLDER_LABELS)
+"""What tells whose a sample is, where others tell the rest of its GPU."""
 _TARGET = ("job", "instance")
 
 _TIMED = (UTIL, GR_ENGINE, TEMPERATURE)
 """Any of these tells when a target was last scraped; few counter files are without all of them. Where no GPU answers,
 that is what is told of each."""
+
+
+def _names(*ids: int) -> tuple[str, ...]:
+    return tuple(name for number in ids for name in names_of(number))
+
+
+_MEMORY = (*_names(FB_TOTAL, FB_FREE, FB_USED, FB_RESERVED), f.DEVICE_MEMORY.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +61,17 @@ class Part:
     names: tuple[str, ...]
     needed: bool = False
     """Without its answer the round has failed: what is held would look free, or the exporter's pod like a holder."""
+    identifies: bool = False
+    """Its series tell all about the GPUs they are of, in every round; the labels of others may be left out."""
+    whole: bool = False
+    """Its labels are never left out."""
     extra: tuple[str, ...] = ()
     """Labels beside those of a sample."""
+    matchers: tuple[Matcher, ...] = ()
     above_zero: bool = False
     """A zero says nothing, and is left on the server."""
+    zero: bool = False
+    """Only a zero says something."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,52 +81,63 @@ class Queries:
     used_field: Field
     beside: tuple[int, ...] = ()
 
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self, memory: tuple[str, ...] = _MEMORY) -> tuple[Part, ...]:
+        """`memory`: the names to ask of a GPU's memory."""
         utilisation = dict.fromkeys(_names(UTIL, GR_ENGINE, self.used_field.id, *self.beside))
         return (
-            Part("GPUs", (*utilisation, *_names(TEMPERATURE)), needed=True),
+            Part("GPUs", (*utilisation, *_names(TEMPERATURE)), needed=True, identifies=True),
             Part("holders", _own(f.ALLOCATION_INFO, f.ALLOCATION_SHARE, f.CONTAINER_PROCESSES), needed=True),
-            Part("memory", (*_names(FB_TOTAL, FB_FREE, FB_USED, FB_RESERVED), f.DEVICE_MEMORY.name)),
+            Part("memory", memory),
             Part("power", (*_names(POWER), f.DEVICE_ENERGY.name)),
             Part("use by containers", _own(f.CONTAINER_UTILIZATION, f.CONTAINER_MEMORY)),
             Part("time by containers", _own(f.CONTAINER_BUSY, f.CONTAINER_IDLE, f.CONTAINER_ENERGY)),
-            Part("namespaces", _own(f.NAMESPACE_ALLOCATED, f.NAMESPACE_BUSY, f.NAMESPACE_ENERGY)),
+            Part("namespaces", _own(f.NAMESPACE_ALLOCATED, f.NAMESPACE_BUSY, f.NAMESPACE_ENERGY), whole=True),
+            Part("exporters", _own(f.BUILD_INFO, f.SNAPSHOT_TIMESTAMP), whole=True),
             Part(
-                "exporters",
-                _own(f.BUILD_INFO, f.SNAPSHOT_TIMESTAMP, f.SOURCE_UP, f.DEVICE_COUNT),
-                extra=("source", "state"),
+                *("simulated sources", _own(f.SOURCE_UP)),
+                whole=True,
+                extra=("source",),
+                matchers=(is_("source", SIMULATED),),
             ),
-            Part("conditions", _own(f.CONDITION_SINCE, f.LAST_HOLDER), extra=("condition", "detail")),
-            Part("faults", _names(*FIELD_CONDITIONS, XID_FIELD), above_zero=True),
+            Part("failing sources", _own(f.SOURCE_UP), whole=True, extra=("source",), zero=True),
+            Part(*("lost GPUs", _own(f.DEVICE_COUNT)), whole=True, extra=("state",), matchers=(is_("state", "lost"),)),
+            Part(
+                *("conditions", _own(f.CONDITION_SINCE, f.LAST_HOLDER)),
+                identifies=True,
+                extra=("condition", "detail"),
+            ),
+            Part("faults", _names(*FIELD_CONDITIONS, XID_FIELD), whole=True, above_zero=True),
         )
 
-    def samples(self, part: Part, copy_labels: Iterable[str] = ()) -> str:
-        labels = (*SAMPLE_LABELS, *self.node_labels, *part.extra, *copy_labels)
+    def samples(self, part: Part, copy_labels: Iterable[str] = (), slim: bool = False) -> str:
+        """`slim`: without labels that other parts tell."""
+        if slim and not (part.identifies or part.whole):
+            labels: tuple[str, ...] = (*_SLIM_LABELS, *copy_labels)
+        else:
+            labels = (*SAMPLE_LABELS, *self.node_labels, *part.extra, *copy_labels)
         above = " > 0" if part.above_zero else ""
-        return f"max{promql.by(*labels)} ({promql.selector(part.names, *self.match)}{above})"
+        highest = f"max{promql.by(*labels)} ({promql.selector(part.names, *part.matchers, *self.match)}{above})"
+        return f"{highest} == 0" if part.zero else highest
 
-    def targets(self, with_match: bool = True) -> str:
+    def targets(self, with_match: bool = True, names: Sequence[str] = ()) -> str:
         """`up` of the targets with GPUs, with all its labels: whose pods the exporters are, and what copies differ in.
 
         A label that `--match` asks for may be one that only the exporter's series have: `with_match` off, then.
+        `names`: of series that every target has one of, where they are known.
         """
         up = promql.selector(("up",), *(self.match if with_match else ()))
-        gpus = promql.selector(_timed(), *self.match)
+        gpus = promql.selector(names or timed_names(), *self.match)
         return f"{up} and on (job, instance) group by (job, instance) ({gpus})"
 
-    def times(self, copy_labels: Iterable[str] = ()) -> str:
+    def times(self, copy_labels: Iterable[str] = (), names: Sequence[str] = ()) -> str:
         """When each target's newest sample is of. `timestamp` leaves the name out, so it takes one at a time."""
         labels = promql.by(*_TARGET, *copy_labels)
-        each = (f"max{labels} (timestamp({promql.selector((name,), *self.match)}))" for name in _timed())
+        each = (f"max{labels} (timestamp({promql.selector((name,), *self.match)}))" for name in names or timed_names())
         return " or ".join(each)
 
 
-def _timed() -> tuple[str, ...]:
+def timed_names() -> tuple[str, ...]:
     return (*_names(*_TIMED), f.CONDITION_SINCE.name)
-
-
-def _names(*ids: int) -> tuple[str, ...]:
-    return tuple(name for number in ids for name in names_of(number))
 
 
 def _own(*specs: FamilySpec) -> tuple[str, ...]:

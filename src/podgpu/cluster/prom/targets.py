@@ -36,6 +36,10 @@ class Targets:
         copy = tuple(labels.get(name, "") for name in self.copy_labels)
         return Target(labels.get("job", ""), labels.get("instance", ""), copy)
 
+    def times(self, samples: Iterable[ParsedSample]) -> dict[Target, float]:
+        """The value of each, which is Unix time."""
+        return {self.of(sample.labels): sample.value for sample in samples}
+
 
 def targets_of(up: Iterable[ParsedSample], node_labels: Iterable[str] = ()) -> Targets:
     """From `up` with all its labels. Where a target has several series of it, they are copies of one."""

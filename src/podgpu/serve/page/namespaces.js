@@ -60,9 +60,9 @@ function columnsOf(rows, currency) {
     number("idle_gpus", "Idle", parts, isSome),
     number("costNow", "Cost now", hourly),
     number("wastedNow", "Wasted now", hourly, isSome),
-    number("allocated_gpu_hours", "GPU-hours", amount),
-    number("busy_gpu_hours", "Busy GPU-hours", amount),
-    { name: "efficiency", title: "Busy of allocated", value: efficiency, write: percent },
+    number("allocated_gpu_hours", "Allocated GPU-hours", amount),
+    number("busy_gpu_hours", "Used GPU-hours", amount),
+    { name: "efficiency", title: "Used of allocated", value: efficiency, write: percent },
     number("energy_kwh", "kWh", amount),
     ...KINDS.map(([kind, title]) => ({
       name: `cost-${kind}`,

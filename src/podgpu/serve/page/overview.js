@@ -34,7 +34,7 @@ export class Overview {
     this.buttons = [this.all, this.held, this.used, this.idle, this.unknown, this.free, this.broken];
     this.power = new Plain("Power", "power");
     this.cost = new Plain("Cost/h", "cost");
-    this.wasted = new Plain("Wasted/h", "wasted");
+    this.wasted = new Plain("Wasted/h", "wasted", "#view=waste");
     this.hint = byId("prices-hint");
     place(byId("totals"), [...this.buttons, this.power, this.cost, this.wasted].map((one) => one.element));
     this.spread = COLOURS.map(([colour]) => h("span", { class: `is-${colour}` }));
@@ -86,6 +86,7 @@ export class Overview {
     this.wasted.element.classList.toggle("is-none", !totals.wasted);
     this.hint.hidden = picture.taken_at === undefined || (priced && !example);
     setText(byId("prices-why"), priced ? EXAMPLE_HINT : NO_PRICES_HINT);
+    byId("prices-try").hidden = priced;
   }
 
   showChosen(criteria) {
@@ -111,8 +112,8 @@ export class Overview {
   }
 }
 
-const NO_PRICES_HINT = "No prices are set, so no cost is shown.";
-const EXAMPLE_HINT = "The prices are examples, not yours.";
+const NO_PRICES_HINT = "No cost is shown, as no prices are set. Start podgpu with";
+const EXAMPLE_HINT = "The prices are examples. Set yours with";
 
 function stateText(feed) {
   const { state } = feed;
@@ -154,12 +155,14 @@ class Total {
   }
 }
 
-// A figure that filters nothing.
+// A figure that filters nothing. `href`: where there is more of it.
 class Plain {
-  constructor(name, kind) {
+  constructor(name, kind, href) {
     this.value = h("span", { class: "total-value" });
     this.more = h("span", { class: "total-more" });
-    this.element = h("li", { class: "is-plain" }, h("div", { class: `total total-${kind}` }, this.value, h("span", { class: "total-name" }, name), this.more));
+    const inside = [this.value, h("span", { class: "total-name" }, name), this.more];
+    const total = h(href ? "a" : "div", { class: `total total-${kind}`, href }, ...inside);
+    this.element = h("li", { class: "is-plain" }, total);
   }
 
   show(value, more) {

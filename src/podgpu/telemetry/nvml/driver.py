@@ -59,6 +59,9 @@ _OUT_STRUCTS = {
 }
 
 
+_WAIT = "nvmlEventSetWait_v2"
+
+
 class Grip:
     """By what the driver knows one GPU. After a reset it is taken anew under all who read the GPU through it."""
 
@@ -131,6 +134,16 @@ class NvmlDriver:
             if e.value == pynvml.NVML_ERROR_FUNCTION_NOT_FOUND and function in _OLDER:
                 return self._call_older(function, *given)
             raise translate(e.value, function) from e
+
+    def wait_for_event(self, event_set: Any, milliseconds: int) -> Any | None:
+        """The next event; None when there was none in time, as nearly always: that is not put into words first, which
+        takes as long as the call. Raises as `call` does."""
+        try:
+            return self._function(_WAIT)(event_set, milliseconds)
+        except pynvml.NVMLError as e:
+            if e.value == pynvml.NVML_ERROR_TIMEOUT:
+                return None
+            raise translate(e.value, _WAIT) from e
 
     def _call_older(self, function: str, *arguments: Any) -> Any:
         try:

@@ -21,7 +21,7 @@ from podgpu.errors import DeviceLost, DriverGone, SourceError, Unsupported
 from podgpu.model import Device, DeviceUsage, ProcessUsage, Reading, Value
 from podgpu.telemetry.nvml.driver import Grip, NvmlDriver
 from podgpu.telemetry.nvml.energy import EnergyCounter
-from podgpu.telemetry.nvml.mig import Instance, MigLayout
+from podgpu.telemetry.nvml.mig import IN_ONE_SECOND, IN_ONE_TURN, Instance, MigLayout
 from podgpu.telemetry.nvml.plan import DevicePlan
 from podgpu.telemetry.nvml.process_list import ProcessList
 from podgpu.telemetry.nvml.usage import UsageReader
@@ -52,8 +52,8 @@ def meet(driver: NvmlDriver, index: int) -> tuple[Any, Device]:
 
 
 class Gpu:
-    """`read`, `processes` and `usage` may each have a worker, so each has a layout and a process list of its own. They
-    share the handle, which `_taking` guards, who the GPU is, and what the energy counter said."""
+    """`read`, `processes` and `usage` may each have a worker, so each of the latter has a process list of its own. They
+    share the handle, which `_taking` guards, who the GPU is, how it is cut, and what the energy counter said."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Gpu:
         """Which grip each was last done with."""
         self._reset_with = 0
         """Which grip came after the driver or the GPU was away, and its counters and samples may have begun anew."""
-        self._layout = MigLayout(driver, grip)
+        self._layout = MigLayout(driver, grip, clock)
         self._instances: tuple[Instance, ...] = ()
         self._asked: dict[int, Sequence[Field]] = {}
         """By their identity, the sets of fields there are plans for: each has its own rates and samples."""
@@ -85,12 +85,10 @@ class Gpu:
         self._details: DevicePlan | None = None
         self._detailed_at = float("-inf")
         self._told_details: Mapping[int, Value] = {}
-        self._process_layout = MigLayout(driver, grip)
         self._process_list = ProcessList(driver, grip, device.uuid)
         self._energy = EnergyCounter(driver, grip, clock)
         self._links = LinkStates(driver, grip, clock)
         self.usage_reader = make_usage_reader(grip, energy=self._energy)
-        self._usage_layout = MigLayout(driver, grip)
         self._usage_processes = ProcessList(driver, grip, device.uuid)
 
     def take(self, handle: Any, device: Device) -> None:
@@ -128,7 +126,7 @@ class Gpu:
 
     def processes(self) -> tuple[ProcessUsage, ...]:
         self._check_handle()
-        return self._process_list.read(*self._process_layout.read())
+        return self._process_list.read(*self._layout.read(IN_ONE_SECOND))
 
     def usage(self, shared: Collection[str] = ()) -> tuple[DeviceUsage, ...]:
         self._check_handle()
@@ -139,10 +137,13 @@ class Gpu:
                 self.usage_reader.begin_anew()
             else:
                 self.usage_reader.close()
-        enabled, instances = self._usage_layout.read()
+        enabled, instances = self._layout.read(IN_ONE_SECOND)
         device = replace(self.device, mig_enabled=enabled)
         processes = partial(self._usage_processes.read, enabled, instances)
         return self.usage_reader.read(device, instances, processes, shared)
+
+    def is_quiet(self) -> bool:
+        return self._used_with == self._grip.taken and self.usage_reader.is_quiet()
 
     def _check_handle(self) -> None:
         """A re-loaded driver refuses old handles in words that also mean "not supported": ask what always works.
@@ -200,7 +201,7 @@ class Gpu:
         self._watched_with, self._watch_failed = taken, False
 
     def _follow_layout(self) -> None:
-        enabled, instances = self._layout.read()
+        enabled, instances = self._layout.read(IN_ONE_TURN)
         if enabled != self.device.mig_enabled or instances != self._instances:
             layout = ", ".join(i.profile for i in instances) or "none"
             _log.info("GPU %d: MIG %s, instances: %s", self.device.index, "on" if enabled else "off", layout)

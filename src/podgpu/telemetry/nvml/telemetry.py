@@ -33,7 +33,8 @@ from podgpu.telemetry.source import ErrorEvent, GpuAnswer, Inventory, Lane, Usag
 _log = logging.getLogger(__name__)
 _BUS_LOOK_SECONDS = 10.0
 _CLOSE_WAIT = 0.45
-"""Seconds for calls in flight to return: within the shortest deadline that an inventory is given."""
+"""Seconds for calls in flight to return, the wait for XIDs among them: within the shortest deadline that an inventory
+is given."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 5.0, 60.0
 """Seconds between two attempts to start over; they double until one is made and somebody answers."""
 _FIRST_SEARCH, _LONGEST_SEARCH, _SEARCH_GROWTH = 30.0, 600.0, 1.25
@@ -186,6 +187,10 @@ class NvmlTelemetry:
     def usage(self, gpu: Device, shared: Collection[str] = ()) -> tuple[DeviceUsage, ...]:
         with self._using(gpu) as state:
             return state.usage(shared)
+
+    def is_quiet(self, gpu: Device) -> bool:
+        with self._using(gpu) as state:
+            return state.is_quiet()
 
     def usage_flaws(self, gpu: Device) -> UsageFlaws:
         state = self._gpus.get(gpu.uuid)

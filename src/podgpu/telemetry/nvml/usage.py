@@ -55,6 +55,8 @@ class UsageReader:
         """Whether MIG was on when it was last read."""
         self._anybody = True
         """Whether a process was listed when they were last read, as far as is known."""
+        self._memory: int | None = None
+        """In use when it was last read, just before processes were listed; None: not known, or not all that tells."""
         self._windows = self._new_windows()
         self._instances: dict[int, InstanceBusy] = {}
         self._opening = opening or Opening()
@@ -85,13 +87,14 @@ class UsageReader:
         """The GPU, then its instances. Raises DeviceLost or DriverGone; anything smaller costs only its own figure."""
         self._attempts.begin()
         self._follow(device.mig_enabled, instances)
+        memory = self._read_memory(_MEMORY, self._handle)
+        self._memory = None if device.mig_enabled else memory
         running = self._read_processes(processes)
         anybody, self._anybody = self._anybody, running is None or bool(running)
         if self._division is not None:
             self._division.begin(device, running, shared)
         parts = [self._read_instance(device, instance, running) for instance in instances]
         busy = Busy() if device.mig_enabled else self._windows.read(anybody or self._anybody)
-        memory = self._read_memory(_MEMORY, self._handle)
         # Last: it takes 5 to 20 ms, and should tell of the same time as the busy windows that end now.
         energy = self._energy.read(None if running is None else frozenset(process.pid for process in running))
         return (self._divided(_usage(device, busy, memory, running, energy), busy.until), *parts)
@@ -99,6 +102,14 @@ class UsageReader:
     def _divided(self, usage: DeviceUsage, until: float | None) -> DeviceUsage:
         """With the busy time as context switches tell it, where they do."""
         return usage if self._division is None else self._division.divide(usage, until)
+
+    def is_quiet(self) -> bool:
+        """Whether as much memory is in use as when it was last read, to the byte: nobody comes or goes without any.
+        It takes the driver 0.01 ms, a reading 5. Raises SourceError."""
+        if self._memory is None:
+            return False
+        version = self._driver.constant("nvmlMemory_v2")
+        return bool(self._driver.call(_MEMORY, self._handle, version).used == self._memory)
 
     def outlook(self, device: Device) -> Outlook:
         """How it would be told apart if containers shared it."""
@@ -111,6 +122,7 @@ class UsageReader:
         self._instances = {}
         if self._division is not None:
             self._division.close()
+        self._memory = None
         self._was_cut = None if self._topology is None else self._topology[0]
         self._topology = None
 

@@ -65,7 +65,9 @@
 {{- if $cluster.historyDir }}
 - --history-dir=/var/lib/podgpu/history
 {{- end }}
-{{- if $cluster.prices }}
+{{- if eq (toString $cluster.prices) "example" }}
+- --prices=example
+{{- else if $cluster.prices }}
 - --prices=/etc/podgpu/prices/prices.yaml
 {{- end }}
 {{- if $cluster.webConfig.secretName }}
@@ -82,7 +84,7 @@
 {{- if $cluster.historyDir }}
 - {name: history, mountPath: /var/lib/podgpu/history}
 {{- end }}
-{{- if $cluster.prices }}
+{{- if and $cluster.prices (kindIs "map" $cluster.prices) }}
 - {name: prices, mountPath: /etc/podgpu/prices, readOnly: true}
 {{- end }}
 {{- if $cluster.prometheus.secret.name }}
@@ -108,7 +110,7 @@
 - {name: history, persistentVolumeClaim: {claimName: {{ trimPrefix "claim:" . }}}}
 {{- end }}
 {{- end }}
-{{- if $cluster.prices }}
+{{- if and $cluster.prices (kindIs "map" $cluster.prices) }}
 - {name: prices, configMap: {name: {{ include "podgpu.component" (list . "prices") }}}}
 {{- end }}
 {{- with $cluster.prometheus.secret.name }}
