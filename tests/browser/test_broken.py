@@ -203,3 +203,14 @@ def test_what_is_wrong_stands_out_from_its_ground(tab: Tab, url: str, theme: str
         opened(tab, url, view)
         tab.evaluate("new Promise(done => setTimeout(done, 300))")
         assert tab.evaluate(CONTRAST) == [], view
+
+
+@pytest.mark.parametrize("view", [f"#gpu={LOST}", "#pod=serving/rerank"])
+def test_on_a_phone_one_gpu_or_pod_is_seen_without_scrolling(tab: Tab, url: str, view: str) -> None:
+    tab.look(360, 780)
+    opened(tab, url, view)
+    tab.wait_for("document.querySelector('main h2')?.getBoundingClientRect().top < 300", "its name is on the screen")
+    assert "broken" in tab.text("#status"), "what else is wrong is still said"
+    tab.evaluate("location.hash = ''")
+    tab.wait_for("document.querySelector('#overview').checkVisibility()", "all of it again with all GPUs")
+    assert tab.evaluate("document.documentElement.scrollWidth") <= 360
