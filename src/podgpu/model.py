@@ -1,4 +1,5 @@
-"""The words podgpu thinks in, as frozen dataclasses. Imports nothing of podgpu and nothing of the world.
+"""This module has the words podgpu thinks in, as frozen dataclasses. It imports nothing of podgpu and nothing of the
+world.
 
 Readers make them, the agent gathers them into one `Snapshot`; the join makes families of it (`series.py`).
 """

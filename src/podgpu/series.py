@@ -1,4 +1,5 @@
-"""The shape of what is printed: families of samples, each with its labels. Imports nothing of podgpu nor of the world.
+"""This module has the shape of what is printed: families of samples, each with its labels. It imports nothing of podgpu
+nor of the world.
 
 The join makes them, the encoder writes them as text, and any other way out reads them too.
 """

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,14 +13,9 @@ from hypothesis import strategies as st
 
 from podgpu.allocation.hpc import LONGEST_JOB, MOST_BYTES, MOST_JOBS, HpcAllocation, JobFile, map_jobs, parse_jobs
 from podgpu.allocation.source import AllocationSource
-from podgpu.errors import SourceError
 from podgpu.model import Allocation, Assignment, Device, Unmapped, Workload
+from tests.allocation.devices import failure, uuid
 from tests.privilege import without_privilege
-
-
-def uuid(number: int) -> str:
-    return f"GPU-0000000{number}-1111-2222-3333-444444444444"
-
 
 # Minors run against the index: job files go by the index.
 NODE = (
@@ -43,15 +37,6 @@ def jobs_by_device(allocation: Allocation) -> list[tuple[str, str]]:
 
 def left_out(allocation: Allocation) -> list[tuple[str, str, str]]:
     return [(one.device_id, one.reason, one.holder.job) for one in allocation.unmapped]
-
-
-def failure(call: Callable[[], object], *in_message: str) -> SourceError:
-    with pytest.raises(SourceError) as caught:
-        call()
-    assert "\n" not in str(caught.value)
-    for part in in_message:
-        assert part in str(caught.value)
-    return caught.value
 
 
 # What it says

@@ -28,13 +28,10 @@ from podgpu.allocation.source import AllocationSource
 from podgpu.errors import SourceError
 from podgpu.files import SETTLED_NS, ReadOnChange, read_bounded
 from podgpu.model import Allocation, Assignment, Device, Unmapped, Workload
+from tests.allocation.devices import failure, uuid
 from tests.privilege import without_privilege
 
 FIXTURE = Path(__file__).parent / "podlist.json"
-
-
-def uuid(number: int) -> str:
-    return f"GPU-0000000{number}-1111-2222-3333-444444444444"
 
 
 MIG_A, MIG_B = (f"MIG-{letter * 8}-1111-2222-3333-444444444444" for letter in "ab")
@@ -72,15 +69,6 @@ def path(tmp_path: Path) -> Path:
 @pytest.fixture
 def source(path: Path) -> PodlistAllocation:
     return PodlistAllocation(str(path))
-
-
-def failure(call: Callable[[], object], *in_message: str) -> SourceError:
-    with pytest.raises(SourceError) as caught:
-        call()
-    assert "\n" not in str(caught.value)
-    for part in in_message:
-        assert part in str(caught.value)
-    return caught.value
 
 
 def failed_reading(source: PodlistAllocation) -> SourceError:

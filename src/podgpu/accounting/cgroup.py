@@ -1,4 +1,4 @@
-"""Which container a process is in, from the text of its /proc/<pid>/cgroup. Pure.
+"""This module says which container a process is in, from the text of its /proc/<pid>/cgroup. Pure.
 
 The text is the same question answered in many dialects: cgroup v1 and v2, the kubelet's cgroupfs and systemd drivers,
 five runtimes, containers in containers, and paths seen from inside another cgroup namespace.

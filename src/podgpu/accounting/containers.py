@@ -1,4 +1,5 @@
-"""Which container a pid runs in, now: reads /proc, remembers what it read for as long as the process lives.
+"""ContainerFinder says which container a pid runs in, now: it reads /proc, and remembers what it read for as long as
+the process lives.
 
 A pid is only a number that is given again: with the moment it started, it is one process.
 """

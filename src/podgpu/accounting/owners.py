@@ -1,4 +1,5 @@
-"""Whose process a pid is: the container it runs in, with its names. Reads /proc through a `ContainerFinder`.
+"""This module says whose process a pid is: the container it runs in, with its names. Reads /proc through a
+`ContainerFinder`.
 
 There are three answers: a container, surely none, and that it cannot be told. Taking the third for the second would
 make a container at work look idle.

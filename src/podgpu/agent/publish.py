@@ -1,4 +1,5 @@
-"""What is published: one snapshot, with its families and expositions, made when first asked for. Never the driver."""
+"""Published is what is handed out: one snapshot, with its families and expositions, made when first asked for. It never
+asks the driver."""
 
 from __future__ import annotations
 

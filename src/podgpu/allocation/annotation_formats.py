@@ -1,4 +1,5 @@
-"""The annotations in which schedulers note the GPUs they gave a pod: koordinator, HAMi, Volcano, gpu-manager. Pure.
+"""This module reads the annotations in which schedulers note the GPUs they gave a pod: koordinator, HAMi, Volcano,
+gpu-manager. Pure.
 
 One function for each format, from a pod to what it was granted. Text that is not in the format is refused as a whole:
 half an allocation would be a wrong one.

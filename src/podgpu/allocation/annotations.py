@@ -1,4 +1,5 @@
-"""Who was given which GPU, as schedulers note it in the pods' annotations. The API server is watched elsewhere.
+"""This module says who was given which GPU, as schedulers note it in the pods' annotations. The API server is watched
+elsewhere.
 
 For schedulers that hand out GPUs past the kubelet (koordinator), or other ones than it was told (HAMi, gpu-manager).
 """

@@ -1,4 +1,4 @@
-"""Who was given which device, as the kubelet notes it in its device checkpoint. Reads; never writes.
+"""This module says who was given which device, as the kubelet notes it in its device checkpoint. Reads; never writes.
 
 It knows what the pod-resources API does not: pod uids, and how many replicas there are of a shared GPU. It does not
 know names. It can be behind: a pod that ended stays until the kubelet next hands out a device, and an init container

@@ -1,4 +1,5 @@
-"""What is told of single claims (DRA): the live UUID of each device, and which of them were given for looking only.
+"""This module says what is told of single claims (DRA): the live UUID of each device, and which of them were given for
+looking only.
 
 Two know it: the NVIDIA driver's own checkpoint, where its directory is mounted, and the API server. The kubelet knows
 neither, nor do the ResourceSlices know the UUID of a MIG device that is made when it is claimed.

@@ -1,4 +1,5 @@
-"""Header blocks of HTTP/2 (RFC 7541): decodes whatever a peer may send, and encodes the few headers of our requests."""
+"""This module decodes whatever header blocks of HTTP/2 (RFC 7541) a peer may send, and encodes the few headers of our
+requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Who is taken to hold what while a source is silent, or was started anew and does not know everybody yet.
+"""This module says who is taken to hold what while a source is silent, or was started anew and does not know everybody
+yet.
 
 A kubelet that restarts answers with no pods and no error: for a second, and for as long as the API server is away. So a
 holder is not gone because a new kubelet does not name it. It is kept for `KEEP_SECONDS` after it was last named, for

@@ -1,5 +1,5 @@
-"""Who was given which GPU, as koordinator's hook writes it into podlist.json: its scheduler hands out GPUs, so the
-kubelet knows of none. Reads; never writes.
+"""This module says who was given which GPU, as koordinator's hook writes it into podlist.json: its scheduler hands out
+GPUs, so the kubelet knows of none. Reads; never writes.
 
 The file is a JSON list of {"name", "namespace", "container", "gpu_list": [ids]}; other keys are passed over.
 """

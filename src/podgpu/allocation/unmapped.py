@@ -1,4 +1,4 @@
-"""What an assignment that came to nothing means to a person: who, what, why, and what to do. Pure.
+"""This module says what an assignment that came to nothing means to a person: who, what, why, and what to do. Pure.
 
 The exporter's log and `podgpu doctor` say the same; the doctor, who knows the GPUs, says more of ids that name none.
 """

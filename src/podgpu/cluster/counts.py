@@ -1,4 +1,4 @@
-"""How many devices there are, held, used, free and wasted: per node, per model, per namespace. Pure.
+"""This module says how many devices there are, held, used, free and wasted: per node, per model, per namespace. Pure.
 
 A GPU cut into MIG instances is not counted itself: its instances are, as devices of a model of their own.
 """

@@ -1,4 +1,4 @@
-"""Holders that run nothing on what they hold, and since when. Pure but for what was seen before.
+"""This module finds the holders that run nothing on what they hold, and since when. Pure but for what was seen before.
 
 A holder is idle when its own utilisation is 0 (the device's where nobody knows its own) and its busy time, where it is
 counted, has not grown since the last round: what ran and ended between two rounds was no idleness.

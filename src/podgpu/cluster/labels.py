@@ -1,4 +1,4 @@
-"""Label sets kept from one rendering to the next: most of a cluster's series are the same every time."""
+"""LabelMemory keeps label sets from one rendering to the next: most of a cluster's series are the same every time."""
 
 from __future__ import annotations
 

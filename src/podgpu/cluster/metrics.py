@@ -1,4 +1,5 @@
-"""The view as metric families: who is on which GPU, how the used ones are doing, waste, cost, and cluster on itself."""
+"""This module makes metric families of the view: who is on which GPU, how the used ones are doing, waste, cost, and
+cluster on itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Who is who: of everything that was read, each node once and each GPU where it is. Pure but for what was chosen last.
+"""This module says who is who: of everything that was read, each node once and each GPU where it is. Pure but for what
+was chosen last.
 
 A node may be told of by several targets, and a GPU by several nodes: one node under two addresses, a GPU that moved, or
 two nodes that both swear they have it.

@@ -1,4 +1,4 @@
-"""The view as the picture that people look at: the web page, `top --cluster`, `/api/v1`. Pure."""
+"""This module makes of the view the picture that people look at: the web page, `top --cluster`, `/api/v1`. Pure."""
 
 from __future__ import annotations
 

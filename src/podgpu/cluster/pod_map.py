@@ -1,4 +1,4 @@
-"""Which pod is on which GPU: the rows of `pod_and_gpu_map_info`, and the families made of them. Pure."""
+"""This module says which pod is on which GPU: the rows of `pod_and_gpu_map_info`, and families made of them. Pure."""
 
 from __future__ import annotations
 

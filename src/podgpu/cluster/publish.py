@@ -1,4 +1,4 @@
-"""From a reading to bytes, and the one reference a request reads."""
+"""Publisher takes a reading to bytes, and to the one reference a request reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""From what a backend read to the view of the cluster: the one place where all its parts come together.
+"""This module assembles the view of the cluster from what a backend read: the one place where all its parts come
+together.
 
 Pure but for the memory it is given, which is what one round has to know of those before it.
 """

@@ -1,4 +1,5 @@
-"""The way back from `/api/v1/view` to figures, for `top --cluster`: any server may have written it. Pure."""
+"""This module goes the way back from `/api/v1/view` to figures, for `top --cluster`: any server may have written it.
+Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Which GPUs the containers of a sandbox have, by the first source that says it. Pure: records in, entries out.
+"""This module says which GPUs the containers of a sandbox have, by the first source that says it. Pure: records in,
+entries out.
 
 In order: the annotations of schedulers (koordinator's, HAMi's, Volcano's, gpu-manager's), NVIDIA_VISIBLE_DEVICES, the
 files of the volume-mount strategy, device nodes. A scheduler's annotation is its word for the whole pod. What a user

@@ -1,4 +1,5 @@
-"""The hook as a whole: connects to the runtime, hands what it tells to the keeper, connects again when it is away."""
+"""Hook is the hook as a whole: it connects to the runtime, hands what that tells to the keeper, and connects again when
+it is away."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sandboxes and containers a runtime told of, cut down to what says something about GPUs. Pure.
+"""This module keeps the sandboxes and containers a runtime told of, cut down to what says something about GPUs. Pure.
 
 Records are frozen: whoever was handed them keeps a true picture of that moment, while the runtime goes on telling.
 """

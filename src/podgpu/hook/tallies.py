@@ -1,4 +1,4 @@
-"""What the hook counts about itself, from any of its threads, and the metric families made of that."""
+"""This module says what the hook counts about itself, from any of its threads, and the metric families made of that."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""dcgm-exporter's families from a snapshot: its names, its labels in its order.
+"""This module makes dcgm-exporter's families of a snapshot: its names, its labels in its order.
 
 A device has many holders. Pod labels go on a series when exactly one workload holds the device; with several the
 device's figure belongs to none of them.

@@ -1,4 +1,5 @@
-"""gpu-manager's four families from a snapshot: its names, labels and units, for every container on a GPU. Pure.
+"""This module makes gpu-manager's four families of a snapshot: its names, labels and units, for every container on a
+GPU. Pure.
 
 Cards are gpu0, gpu1 and so on, and `total` is their plain sum. A MIG instance is its part of the card it is on. Where
 the use of one card cannot be known, that card has no series and the container no total; what it asked for stays.

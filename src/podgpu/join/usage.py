@@ -1,4 +1,5 @@
-"""What containers really use, as families: device and workload labels as on the DCGM series, base units."""
+"""This module tells as families what containers really use: device and workload labels as on the DCGM series, base
+units."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What podgpu's own servers answer beside the view: everybody's utilisation of late, and all that is known of one GPU.
+"""This module says what podgpu's own servers answer beside the view: everybody's utilisation of late, and all that is
+known of one GPU.
 
 Whatever is not as docs/api.md has it is left out; an answer that is not podgpu's at all raises SourceError. Pure.
 """

@@ -1,4 +1,5 @@
-"""The details of one GPU, as lines of a given width: what is wrong and what to do, who holds it, every figure.
+"""This module writes the details of one GPU, as lines of a given width: what is wrong and what to do, who holds it,
+every figure.
 
 Pure, but for the time zone that clock times are shown in.
 """
