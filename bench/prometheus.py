@@ -34,7 +34,7 @@ MOST_SECONDS = 2.0
 _SCRAPED_EVERY = 15
 _PATIENCE = 240.0
 _TURNS = 8
-"""Two of them are whole rounds, the others slim."""
+"""A round in every minute is whole, the others are slim."""
 _PAGES = 4
 _SIZE = "PODGPU_BENCH_NODES"
 
@@ -71,7 +71,7 @@ async def _turns(fleet: Conversation, url: str, server: int, nodes: int) -> list
     wall, ours, theirs = (median(turn[kind] for turn in steady) for kind in range(3))
     return [
         Figure(f"a turn, {nodes * GPUS:,} GPUs", wall, "s", MOST_SECONDS if nodes >= NODES else None),
-        Figure("  the longest, a whole round", max(turn[0] for turn in steady), "s"),
+        Figure("  the longest", max(turn[0] for turn in steady), "s"),
         Figure("  CPU of podgpu in it", ours, "s"),
         Figure("  CPU of Prometheus in it, its scrapes included", theirs, "s"),
         Figure("  the first turn, with all instants of the average", first[0], "s"),
