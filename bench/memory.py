@@ -70,6 +70,7 @@ def of_the_command(seconds: float) -> Memory:
                 while time.monotonic() < until:
                     scraper.get("/metrics", zipped=True)
                     time.sleep(1)
+                scraper.close()
                 return memory_of(process.pid)
             finally:
                 process.kill()

@@ -19,7 +19,8 @@ from bench.running import kubelet_of
 from podgpu.allocation.kubelet import KubeletAllocation
 from podgpu.exposition.text import encode
 from podgpu.join import Policy, join
-from podgpu.model import Family, Snapshot
+from podgpu.model import Snapshot
+from podgpu.series import Family
 
 LEAST_TIMES_FASTER = 15
 

@@ -15,8 +15,6 @@ import podgpu
 SOURCE = Path(podgpu.__file__).parent
 WORLD = {"os", "socket", "time", "ctypes", "grpc", "aiohttp", "asyncio", "threading", "subprocess", "pynvml", "pathlib"}
 """What touches something outside. A room that imports none of it, nor a room that does, is pure."""
-GROUND = ("model", "errors", "clock")
-"""Everybody stands on these: an arrow to each would hide all the others."""
 WAY: Mapping[tuple[str, str], str] = {
     ("telemetry", "catalog"): "1 a value",
     ("agent", "telemetry"): "2 readings",
@@ -25,6 +23,8 @@ WAY: Mapping[tuple[str, str], str] = {
     ("serve", "agent"): "7 bytes",
 }
 """(who asks, who answers) -> what is handed back there, by the number of its hop in the table of the same page."""
+INSIDE: Mapping[str, tuple[str, ...]] = {"agent": ("3 one snapshot", "6 published")}
+"""The hops that leave no room."""
 
 
 def room_of(path: Path) -> str:
@@ -59,25 +59,42 @@ def room_imports(source: Path = SOURCE) -> dict[str, set[str]]:
     return graph
 
 
+def ground(graph: Mapping[str, set[str]]) -> tuple[str, ...]:
+    """The rooms of a single file. Any room may stand on them: an arrow to each would hide all the others."""
+    return tuple(sorted(room for room in graph if (SOURCE / f"{room}.py").exists()))
+
+
 def picture() -> Iterator[str]:
     """Mermaid. An arrow that follows from two others is left out; the way of a sample is drawn thick, always."""
     graph = room_imports()
     missing = sorted(f"{asker} -> {asked}" for asker, asked in WAY if asked not in graph.get(asker, ()))
     if missing:
         raise SystemExit(f"docs/rooms.py: the way of a sample goes where nothing is imported: {', '.join(missing)}")
+    files = ground(graph)
     yield "```mermaid"
     yield "flowchart TD"
-    for room in sorted(graph.keys() - set(GROUND)):
-        name = f"{room}/" if (SOURCE / room).is_dir() else f"{room}.py"
-        is_pure = not any(_touches_world(part) for part in {room, *_below(room, graph)})
-        yield f'    {room}(["{name}"])' if is_pure else f'    {room}["{name}"]'
-    for room in sorted(graph):
-        for other in sorted(graph[room].difference(GROUND)):
+    for room in sorted(graph.keys() - set(files)):
+        yield f"    {_drawn(room, '/', graph)}"
+    for room in sorted(graph.keys() - set(files)):
+        for other in sorted(graph[room].difference(files)):
             if (room, other) in WAY:
                 yield f'    {room} == "{WAY[room, other]}" ==> {other}'
             elif not any(other in _below(between, graph) for between in graph[room]):
                 yield f"    {room} --> {other}"
+    yield '    subgraph ground["single files, on which any room may stand"]'
+    for room in files:
+        yield f"    {_drawn(room, '.py', graph)}"
+    yield "    end"
+    yield f"    catalog ~~~ {files[len(files) // 2]}"
+    yield f"    class {','.join(sorted({room for step in WAY for room in step}))} way"
+    yield "    classDef way stroke-width:3px"
     yield "```"
+
+
+def _drawn(room: str, ending: str, graph: Mapping[str, set[str]]) -> str:
+    is_pure = not any(_touches_world(part) for part in {room, *_below(room, graph)})
+    words = "<br/>".join((f"{room}{ending}", *INSIDE.get(room, ())))
+    return f'{room}(["{words}"])' if is_pure else f'{room}["{words}"]'
 
 
 @cache

@@ -3,7 +3,7 @@
 What `podgpu top` shows of the demo, and the page with made-up figures: on desktop and phone, light and dark, for a node
 of eight GPUs, a cluster of three nodes, one in which things are broken, and one of 8,000 GPUs. Without FOLDER only
 those that the documentation shows are written, to docs/images; the other pictures of the page there are of a real
-`podgpu demo` that had run for ten minutes. Look at each before you commit it.
+`podgpu demo` that had run for half an hour. Look at each before you commit it.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ import fcntl
 import os
 import pty
 import re
+import select
 import struct
 import subprocess
 import sys
@@ -22,19 +23,24 @@ from rich.text import Text
 
 SIZE = (112, 34)
 """Columns and rows."""
-_SETTLE_SECONDS = 12.0
-"""So long the demo runs before it is looked at: idle ones have been idle for a while."""
+_BROKEN_SECONDS = 345.0
+"""So long the demo runs before it is looked at: an XID, a lost GPU and a node that is gone for the third time, and
+lines that have a past."""
+_LOOK_SECONDS = 6.0
+_PLACED = re.compile(r"\x1b\[(\d*);?(\d*)H")
+_ERASING = re.compile(r"\x1b\[\??[0-9;]*[hlJK]")
 _STYLE = (
     "body{margin:0;background:#14181f;padding:14px 18px;display:inline-block} pre{margin:0;font:13px/1.35 monospace}"
 )
 
 
 def top_html() -> str:
+    """The live screen while things are broken, with the pane of the first of them."""
     with _demo() as url:
-        time.sleep(_SETTLE_SECONDS)
-        shown = _in_terminal("top", "--cluster", url, "--once")
+        time.sleep(_BROKEN_SECONDS)
+        screen = _live("top", "--cluster", url)
     console = Console(record=True, width=SIZE[0], file=open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
-    console.print(Text.from_ansi(f"$ podgpu top --cluster http://localhost:9401\n{shown}"), no_wrap=True, crop=True)
+    console.print(Text.from_ansi(f"$ podgpu top --cluster localhost:9401\n{screen}"), no_wrap=True, crop=True)
     code = console.export_html(theme=SVG_EXPORT_THEME, inline_styles=True, code_format="<pre>{code}</pre>")
     return f'<!doctype html><meta charset="utf-8"><style>{_STYLE} pre{{color:#d9dee7}}</style>{code}'
 
@@ -46,7 +52,6 @@ def _demo() -> Iterator[str]:
         "-m",
         "podgpu",
         "demo",
-        "--calm",
         "-a",
         "127.0.0.1:0",
         "--cluster-address",
@@ -73,20 +78,32 @@ def _wait_until_ready(url: str) -> None:
     raise SystemExit(f"{url} did not become ready")
 
 
-def _in_terminal(*arguments: str) -> str:
+def _live(*arguments: str) -> str:
+    """What stands on the screen after a while: the last whole frame, with its colours."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", SIZE[1], SIZE[0], 0, 0))
     environment = {**os.environ, "TERM": "xterm-256color", "COLORTERM": "truecolor"}
-    with subprocess.Popen([sys.executable, "-m", "podgpu", *arguments], stdin=theirs, stdout=theirs, env=environment):
+    command = [sys.executable, "-m", "podgpu", *arguments]
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, env=environment, start_new_session=True) as process:
         os.close(theirs)
-        return "".join(_read(ours)).replace("\r\n", "\n")
+        _read(ours, _LOOK_SECONDS)
+        os.write(ours, b"\r")
+        written = _read(ours, _LOOK_SECONDS)
+        os.write(ours, b"q")
+        _read(ours, _LOOK_SECONDS)
+        process.wait()
+        os.close(ours)
+    frames = _PLACED.split(written.replace("\r\n", "\n"))
+    whole = max(frames[-12:], key=lambda frame: frame.count("\n"))
+    return _ERASING.sub("", whole)
 
 
-def _read(terminal: int) -> Iterator[str]:
-    try:
-        while piece := os.read(terminal, 65536):
-            yield piece.decode()
-    except OSError:  # EIO: the other end is closed
-        return
-    finally:
-        os.close(terminal)
+def _read(terminal: int, seconds: float) -> str:
+    pieces, end = [], time.monotonic() + seconds
+    while (left := end - time.monotonic()) > 0:
+        if select.select([terminal], [], [], left)[0]:
+            try:
+                pieces.append(os.read(terminal, 65536))
+            except OSError:  # EIO: the other end is closed
+                break
+    return b"".join(pieces).decode(errors="replace")

@@ -183,7 +183,7 @@ def test_every_room_is_on_the_map() -> None:
 
 
 def test_every_file_and_function_on_the_map_exists() -> None:
-    """`agent/loop.py`: `Agent._snapshot` must be there under these names."""
+    """`agent/parts.py`: `NodeParts.snapshot` must be there under these names."""
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     for path in re.findall(r"`((?:[a-z]+/)+[a-z_]+\.(?:py|csv))`", text):
         assert (ROOT / path).exists() or (ROOT / "src" / "podgpu" / path).exists(), path

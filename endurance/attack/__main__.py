@@ -16,7 +16,7 @@ from endurance.attack import crude, hostile, secure, slow, strangers
 from endurance.attack.attackers import NICE, Aim, Attack, Attacker
 from endurance.attack.checks import ClusterCheck, ExporterCheck, check_nothing
 from endurance.attack.scraper import Check, Scraper
-from endurance.attack.victims import LOGIN, Victim, Victims, beside, victims
+from endurance.attack.victims import LOGIN, SCRAPE_SECONDS, Victim, Victims, beside, victims
 
 MOST_MS = 50.0
 MOST_LOG = 1_000_000
@@ -64,16 +64,17 @@ def attack(
     well: bool = False,
     logs: Path | None = None,
     nice: int = NICE,
+    scrape_seconds: float = SCRAPE_SECONDS,
 ) -> tuple[list[Figure], list[str]]:
     """The table, and what was wrong with scrapes. `only`: names of attacks; None: all of them. `nice`: how far the
-    attackers give way to their victims."""
+    attackers give way to their victims. `scrape_seconds`: how long the cluster views wait for a page."""
     with tempfile.TemporaryDirectory(prefix="pg", dir="/tmp") as folder, ExitStack() as stack:
         port, *ports = stack.enter_context(beside("endurance.attack.hostile"))
         (bystander,) = stack.enter_context(beside("endurance.attack.bystander"))
         chosen = [f"http://127.0.0.1:{port}/{path}" for path in hostile.PATHS if only is None or path in only]
         named = zip(hostile.DISCOVERED, ports, strict=True)
         discovered = [port for path, port in named if only is None or path in only]
-        attacked = stack.enter_context(victims(Path(folder), chosen, discovered, well))
+        attacked = stack.enter_context(victims(Path(folder), chosen, discovered, well, scrape_seconds))
         scrapers = list(_scrapers(attacked, well))
         control = Scraper("a bystander", bystander, "/", None, check_nothing)
         attackers = list(_attackers(attacked, seconds, only, nice))

@@ -44,13 +44,15 @@ def connection_to(port: int, authority: str = "") -> http.client.HTTPConnection:
     return http.client.HTTPSConnection("127.0.0.1", port, timeout=_TIMEOUT, context=context)
 
 
-def answers(port: int, login: Login, authority: str = "") -> bool:
+def page_of(port: int, login: Login, authority: str = "") -> str:
+    """Of somebody who may not be up yet: empty."""
     connection = connection_to(port, authority)
     try:
         connection.request("GET", "/metrics", headers={"Authorization": login.header})
-        return connection.getresponse().status == 200
-    except OSError:
-        return False
+        response = connection.getresponse()
+        return response.read().decode() if response.status == 200 else ""
+    except (OSError, http.client.HTTPException):
+        return ""
     finally:
         connection.close()
 

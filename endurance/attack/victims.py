@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,7 @@ import bcrypt
 import yaml
 
 from endurance.attack.exporter_process import WELL, WELL_VARIABLE, driver
-from endurance.attack.scraper import Login, answers, free_port
+from endurance.attack.scraper import Login, free_port, page_of
 from endurance.vitals import Vitals, vitals_of
 from podgpu.autoscale.x509 import issue
 from podgpu.simulate.kubelet import SimulatedKubelet, SimulatedPod
@@ -30,8 +30,9 @@ LOGIN = Login("prometheus", "correct horse")
 DESCRIPTORS = 1024
 """As a container often has it."""
 KUBELET_SECONDS = 1.5
+SCRAPE_SECONDS = 1.5
 NODE = "honest"
-_PATIENCE = 60.0
+_PATIENCE = 120.0
 _MIB_OF = {"Mi": 1.0, "Gi": 1024.0}
 
 
@@ -92,10 +93,14 @@ class Victims(NamedTuple):
 
 @contextmanager
 def victims(
-    folder: Path, hostile: Sequence[str], discovered: Sequence[int] = (), well: bool = False
+    folder: Path,
+    hostile: Sequence[str],
+    discovered: Sequence[int] = (),
+    well: bool = False,
+    scrape_seconds: float = SCRAPE_SECONDS,
 ) -> Iterator[Victims]:
     """All up and answering. `hostile`: URLs of exporters that mean no good; `discovered`: ports of some that the API
-    server names. `well`: the GPUs and the kubelet are."""
+    server names. `well`: the GPUs and the kubelet are. `scrape_seconds`: how long the cluster views wait for a page."""
     secrets = _write_secrets(folder)
     for name in ("proc", "log/pods", "log/containers"):
         (folder / name).mkdir(parents=True)
@@ -109,16 +114,18 @@ def victims(
         words = _exporter_words(folder, "quick.sock", secrets["web_tls"])
         secure = stack.enter_context(_victim("exporter over TLS", words, folder, variables, secrets["authority"]))
         urls = [f"http://127.0.0.1:{exporter.port}/metrics", *hostile]
-        words = _cluster_words(("--scrape", ",".join(urls)), secrets, secrets["web"])
+        words = _cluster_words(("--scrape", ",".join(urls)), secrets, secrets["web"], scrape_seconds)
         cluster = stack.enter_context(_victim("cluster", words, folder, {}))
         (api,) = stack.enter_context(beside("endurance.attack.hostile_api", secure.port, *discovered))
-        words = _cluster_words(_discovery(folder, api), secrets, secrets["web_tls"])
+        words = _cluster_words(_discovery(folder, api), secrets, secrets["web_tls"], scrape_seconds)
         # Nobody but the honest exporter speaks TLS: its authority is one of the system's.
         trust = {"SSL_CERT_FILE": secrets["authority"]}
         finder = stack.enter_context(_victim("cluster over TLS", words, folder, trust, secrets["authority"]))
         attacked = Victims(exporter, cluster, secure, finder)
         for victim in attacked:
-            _wait_until_up(victim)
+            _wait_until(victim, lambda page: True)
+        for victim in (cluster, finder):
+            _wait_until(victim, lambda page: f'podgpu_node_gpus{{node="{NODE}"' in page)
         yield attacked
 
 
@@ -132,9 +139,10 @@ def _exporter_words(folder: Path, kubelet: str, web: str) -> list[str]:
     ]
 
 
-def _cluster_words(targets: Sequence[str], secrets: Mapping[str, str], web: str) -> list[str]:
+def _cluster_words(targets: Sequence[str], secrets: Mapping[str, str], web: str, seconds: float) -> list[str]:
     return [
-        *("-m", "podgpu", "cluster", *targets, "--interval", "2s", "--scrape-timeout", "1500ms"),
+        *("-m", "podgpu", "cluster", *targets, "--interval", "2s", "--scrape-timeout", f"{1000 * seconds:.0f}ms"),
+        *("--stale-after", f"{4000 * seconds:.0f}ms"),
         *("--exporter-username", LOGIN.user, "--exporter-password-file", secrets["password"]),
         *("--web-config-file", web),
     ]
@@ -207,10 +215,11 @@ def _victim(
         process.wait()
 
 
-def _wait_until_up(victim: Victim) -> None:
+def _wait_until(victim: Victim, is_good: Callable[[str], bool]) -> None:
+    """It answers, and with such a page."""
     give_up_at = time.monotonic() + _PATIENCE
     pause = threading.Event()
-    while not answers(victim.port, LOGIN, victim.authority):
+    while not is_good(page := page_of(victim.port, LOGIN, victim.authority)) or not page:
         if not victim.is_alive or time.monotonic() > give_up_at:
             raise RuntimeError(f"{victim.name} does not come up: {victim.log.read_text()[-2000:]}")
         pause.wait(0.1)

@@ -15,6 +15,7 @@ from endurance.fuzz.mutate import Case, blobs, documents, either, texts
 from endurance.fuzz.target import Target
 from podgpu.cluster.prom.answer import parse_answer, parse_error
 from podgpu.cluster.prom.owners import parse_pod_owners, parse_replica_set_owners, resolved
+from podgpu.cluster.prom.series import SeriesMemory
 from podgpu.cluster.reading import NodeReading
 from podgpu.cluster.scraping.exposition import ExpositionReader
 from podgpu.enrich.relabel import relabel
@@ -149,6 +150,9 @@ def prometheus_answer(case: Case) -> object:
     assert isinstance(case, bytes)
     parse_error(case)
     vector = parse_answer(case, "http://prometheus")
+    known = SeriesMemory().of("a question")
+    assert vector == parse_answer(case, "http://prometheus", known), "cut or not, it says the same"
+    assert vector == parse_answer(case, "http://prometheus", known), "known or not, it says the same"
     assert all(math.isfinite(sample.value) for sample in vector.samples), "no number leaves as a sample"
     "".join(value for sample in vector.samples for value in sample.labels.values()).encode()
     resolved(parse_pod_owners(vector.samples), parse_replica_set_owners(vector.samples))

@@ -95,7 +95,7 @@ def _recover(churn: Churn, world: World, judge: Judge, agent: Agent) -> None:
         world.clock.advance(1.0)
         agent.read_telemetry()
         agent.read_allocation()
-        agent.read_usage()
+        agent.read_due_usage()
     judge.look(agent.published.fresh.plain.decode())
 
 

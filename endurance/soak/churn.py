@@ -38,7 +38,7 @@ class Churn:
         if now % INTERVAL == 0:
             self._agent.read_telemetry()
             self._agent.read_allocation()
-        self._agent.read_usage()
+        self._agent.read_due_usage()
         if now % _LOOK_EVERY == 0:
             self._judge.look(self._agent.published.fresh.plain.decode())
 

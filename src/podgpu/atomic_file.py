@@ -1,4 +1,4 @@
-"""The one writer of files that others read at any moment: each is always whole.
+"""AtomicFile is the one writer of files that others read at any moment: each is always whole.
 
 What is new is written beside, brought to the disk, and renamed. A symbolic link is never written through: at the start
 it is refused, and one put there later is replaced by the file.

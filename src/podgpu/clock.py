@@ -1,4 +1,4 @@
-"""Time, injected, so that tests move it by hand: the clock itself, when it was set, and how often a fault is worth a
+"""Clock is time, injected, so that tests move it by hand; beside it: when it was set, and how often a fault is worth a
 line of the log."""
 
 from __future__ import annotations

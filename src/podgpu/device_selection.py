@@ -1,4 +1,5 @@
-"""dcgm-exporter's device strings: which GPUs and MIG instances (`-d`), switches (`-s`), CPUs (`-p`) are shown. Pure."""
+"""This module reads dcgm-exporter's device strings: which GPUs and MIG instances (`-d`), switches (`-s`), CPUs (`-p`)
+are shown. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The few errors podgpu raises itself, and how a message names many things in a line.
+"""This module has the few errors podgpu raises itself, and how a message names many things in a line.
 
 Foreign exceptions become one of these errors where they enter.
 """

@@ -1,4 +1,4 @@
-"""A snapshot as JSON and back: a dump from a user's node is a test fixture. Pure."""
+"""This module writes a snapshot as JSON, and reads it: a dump from a user's node is a test fixture. Pure."""
 
 from __future__ import annotations
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -48,21 +47,3 @@ def proc(root: Path) -> SimulatedProc:
 @pytest.fixture
 def finder(proc: SimulatedProc, clock: Clock) -> ContainerFinder:
     return ContainerFinder(str(proc.root), clock)
-
-
-@pytest.fixture
-def unprivileged() -> Callable[[], AbstractContextManager[None]]:
-    """Root may read everything: what is forbidden is seen as nobody."""
-
-    @contextmanager
-    def become() -> Iterator[None]:
-        if os.geteuid() != 0:
-            yield
-            return
-        os.seteuid(_NOBODY)
-        try:
-            yield
-        finally:
-            os.seteuid(0)
-
-    return become

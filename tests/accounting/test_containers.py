@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import threading
-from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +23,7 @@ from podgpu.accounting.containers import (
 )
 from podgpu.model import Workload
 from podgpu.simulate.proc import OTHER_PID_NAMESPACE, SimulatedProc, container_cgroup, stat_line
+from tests.privilege import without_privilege
 
 if TYPE_CHECKING:
     from tests.accounting.conftest import Clock
@@ -83,23 +83,19 @@ def test_the_cgroup_is_read_once_while_fresh(proc: SimulatedProc, finder: Contai
     assert finder.find(41) == FOUND_B, "a process can be moved to another cgroup"
 
 
-def test_what_is_not_permitted_is_said_and_asked_again(
-    proc: SimulatedProc, finder: ContainerFinder, unprivileged: Callable[[], AbstractContextManager[None]]
-) -> None:
+def test_what_is_not_permitted_is_said_and_asked_again(proc: SimulatedProc, finder: ContainerFinder) -> None:
     proc.add(41, IN_A)
     proc.forbid(41)
-    with unprivileged():
+    with without_privilege():
         assert finder.find(41) == Whereabouts("not_permitted")
     (proc.root / "41" / "cgroup").chmod(0o444)
     assert finder.find(41) == FOUND_A
 
 
-def test_a_folder_that_may_not_be_entered(
-    proc: SimulatedProc, finder: ContainerFinder, unprivileged: Callable[[], AbstractContextManager[None]]
-) -> None:
+def test_a_folder_that_may_not_be_entered(proc: SimulatedProc, finder: ContainerFinder) -> None:
     proc.add(41, IN_A)
     (proc.root / "41").chmod(0)
-    with unprivileged():
+    with without_privilege():
         assert finder.find(41) == Whereabouts("not_permitted")
     (proc.root / "41").chmod(0o755)
 

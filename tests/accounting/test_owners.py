@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 
 import pytest
 
@@ -12,6 +11,7 @@ from podgpu.accounting.owners import Owners, ProcessOwners
 from podgpu.errors import SourceError
 from podgpu.model import Workload
 from podgpu.simulate.proc import SimulatedProc, cgroup_text, container_cgroup
+from tests.privilege import without_privilege
 
 UIDS = [f"{n}f1f4ffc-0b8c-4d53-9b1e-6b2d0f9b8a1{n}" for n in range(3)]
 IDS = [f"{n:x}" * 64 for n in range(3)]
@@ -132,13 +132,12 @@ def test_what_may_not_be_read_cannot_be_told(
     proc: SimulatedProc,
     owners: ProcessOwners,
     names: Names,
-    unprivileged: Callable[[], AbstractContextManager[None]],
 ) -> None:
     start(proc, 7, 0)
     start(proc, 8, 1)
     proc.forbid(8)
     names.pods[UIDS[0]] = "train"
-    with unprivileged():
+    with without_privilege():
         assert owners.find({7, 8}, names.complete, names.learn) == Owners({7: train()}, {8: "not_permitted"})
         owners.require_sight()
         owners.find({8}, names.complete, names.learn)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from podgpu.simulate.driver import SimulatedNvml
 from podgpu.simulate.proc import OTHER_PID_NAMESPACE, SimulatedProc, container_cgroup
 from podgpu.simulate.workload import SimulatedLoad
 from podgpu.telemetry.nvml import NvmlTelemetry
+from tests.privilege import without_privilege
 
 UID = "3f1f4ffc-0b8c-4d53-9b1e-6b2d0f9b8a11"
 OTHER_UID = "aaaaaaaa-bbbb-4ccc-8ddd-eeeeeeeeeeee"
@@ -139,30 +139,26 @@ def test_without_proc_it_says_so(node: Node) -> None:
     assert caught.value.reason == "pid_namespace_unknown"
 
 
-def test_what_may_not_be_seen_is_counted_once_a_device(
-    node: Node, unprivileged: Callable[[], AbstractContextManager[None]]
-) -> None:
+def test_what_may_not_be_seen_is_counted_once_a_device(node: Node) -> None:
     node.run(41, IN_A)
     for pid in (42, 43):
         node.run(pid, IN_B)
         node.proc.forbid(pid)
     key = node.gpus[0].key
-    with unprivileged():
+    with without_privilege():
         assert node.read() == Allocation(
             (Assignment(key, CONTAINER_A, "processes"),),
             (Unmapped("processes", "not_permitted", key, "pid", Workload()),),
         )
 
 
-def test_that_nothing_may_be_seen_is_an_error(
-    node: Node, unprivileged: Callable[[], AbstractContextManager[None]]
-) -> None:
+def test_that_nothing_may_be_seen_is_an_error(node: Node) -> None:
     for pid in (41, 42):
         node.run(pid, IN_A)
         node.proc.forbid(pid)
     node.run(43, IN_A)
     node.proc.remove(43)
-    with unprivileged(), pytest.raises(SourceError, match="runAsUser") as caught:
+    with without_privilege(), pytest.raises(SourceError, match="runAsUser") as caught:
         node.read()
     assert caught.value.reason == "not_permitted"
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import pytest
 
 from podgpu.agent.loop import Agent, Settings
-from podgpu.catalog.counters import parse_counters, shipped_counters
+from podgpu.catalog.counters import Counter, parse_counters, shipped_counters
 from podgpu.clock import Clock
 from podgpu.device_selection import parse_selection
 from podgpu.errors import SourceError, UsageError
@@ -18,6 +18,7 @@ from podgpu.serve import routes
 from podgpu.simulate.driver import SimulatedNvml
 from podgpu.telemetry.nvml import NvmlTelemetry
 from podgpu.telemetry.nvml.driver import VersionMismatch
+from tests.nodes.clock import wait_until
 
 EXTRA = parse_counters(
     "DCGM_FI_DEV_GPU_TEMP,gauge,t\nDCGM_FI_DEV_XID_ERRORS,gauge,x\nDCGM_EXP_XID_ERRORS_COUNT,gauge,n\n"
@@ -273,6 +274,32 @@ def test_the_loops_run_and_end(node: Node) -> None:
     node.holders.assignments = lambda devices: (read.set(), Allocation())[1] if devices else Allocation()  # type: ignore[method-assign]
     node.agent.start(on_fatal=lambda: None)
     assert read.wait(10), "the allocation loop is woken as soon as devices are known"
+
+
+class ChangingFeed:
+    """Counters that are changed, with a word about it, just after they were read for the first time."""
+
+    def __init__(self) -> None:
+        self.read_so_far = 0
+        self.tell: Callable[[], object] = lambda: None
+
+    def read(self) -> tuple[Counter, ...]:
+        self.read_so_far += 1
+        if self.read_so_far == 1:
+            self.tell()
+        return parse_counters("DCGM_FI_DEV_GPU_TEMP,gauge,t\n", "counters.csv")
+
+
+def test_who_says_in_the_middle_of_a_turn_that_something_changed_is_heard() -> None:
+    feed, driver = ChangingFeed(), SimulatedNvml("1xH100")
+    settings = Settings(interval=600.0, allocation_interval=600.0, policy=Policy(hostname="h"))
+    agent = Agent(NvmlTelemetry(driver, "simulated", lambda: 1), settings=settings, counter_feed=feed)
+    feed.tell = agent.reload  # SIGHUP
+    agent.read_telemetry()  # asks for the holders of what it found, which is the turn in the middle of which it is said
+    agent.start(lambda: None)
+    wait_until(lambda: feed.read_so_far > 1, "the counters are read again")
+    driver.faults.unload_driver()
+    agent.stop()
 
 
 def test_shipped_counters_leave_no_family_without_help() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import signal
+import threading
 from pathlib import Path
 
 import pynvml
@@ -12,7 +13,7 @@ import pytest
 
 from podgpu.agent.allocation_turn import MOST_HOLDERS
 from tests.agent.gpu_bench import bench_of
-from tests.nodes.clock import wait_until
+from tests.nodes.clock import PATIENCE, wait_until
 from tests.serve.test_signals import assert_ends_cleanly, exporter, wait_for
 
 MINUTE = 60
@@ -43,6 +44,29 @@ def test_a_hung_gpu_never_takes_the_others_with_it(tmp_path: Path, caplog: pytes
         bench.faults.release_all()
         wait_until(lambda: bench.turn(0, 2) and bench.shown(1), "the GPU is back")
         assert lines_about(caplog, "answers again") == [f"gpu1 ({bench.uuid(1)}): answers again"]
+
+
+@pytest.mark.fault(
+    "Prometheus scrapes at the very moment in which a turn waits for a GPU that hangs",
+    "The scrape does not wait with it: all that the last turn brought is there within 50 ms",
+)
+def test_a_scrape_waits_for_no_driver(tmp_path: Path) -> None:
+    with bench_of(tmp_path, "3xH100", 0, 1, 2) as bench:
+        hang = bench.faults.hang("nvmlDeviceGetTemperature", 1)
+        bench.time += 1.0
+        turn = threading.Thread(target=bench.agent.read_telemetry)
+        turn.start()
+        assert hang.entered.wait(PATIENCE)
+        bench.waited.clear()
+        for _ in range(20):
+            bench.page = bench.scrape()
+            if not turn.is_alive():
+                break
+            assert all(map(bench.shown, range(3)))
+        assert min(bench.waited) < 0.05
+        turn.join()
+        bench.turn(0, 2)
+        assert not bench.shown(1)
 
 
 @pytest.mark.fault(

@@ -5,12 +5,10 @@ Two nodes with the same GPUs, pods and history, one of them spoilt: whatever dif
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -18,6 +16,7 @@ import pytest
 from podgpu.simulate.proc import cgroup_text, container_cgroup
 from podgpu.simulate.workload import SimulatedLoad
 from tests.agent.test_usage import GIB, IDS, UIDS, Node
+from tests.privilege import without_privilege
 
 NO_VALUE = 4294967295
 _NOBODY = 65534
@@ -113,26 +112,13 @@ def pair() -> Iterator[Pair]:
     shutil.rmtree(root)
 
 
-@contextmanager
-def unprivileged() -> Iterator[None]:
-    """Root may read everything."""
-    if os.geteuid() != 0:
-        yield
-        return
-    os.seteuid(_NOBODY)
-    try:
-        yield
-    finally:
-        os.seteuid(0)
-
-
 def up(node: Node) -> bool:
     return 'podgpu_exporter_source_up{source="usage"} 1' in node.page
 
 
 def test_no_permission_for_a_containers_proc(pair: Pair) -> None:
     pair.spoilt.proc.forbid(42)
-    with unprivileged():
+    with without_privilege():
         pair.turn(40)  # what is known of a process is believed for half a minute
     assert pair.spoilt.value("podgpu_container_gpu_utilization_ratio", "serve") is None, "not 0: nobody can tell"
     assert pair.differences() == {
@@ -147,7 +133,7 @@ def test_no_permission_for_a_containers_proc(pair: Pair) -> None:
 def test_no_permission_for_any_is_said_by_the_source(pair: Pair) -> None:
     for pid in (41, 42, 99):
         pair.spoilt.proc.forbid(pid)
-    with unprivileged():
+    with without_privilege():
         pair.turn(40)
     assert not up(pair.spoilt)
     (outcome,) = [o for o in pair.spoilt.agent.published.snapshot.outcomes if o.source == "usage"]

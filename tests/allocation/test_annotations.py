@@ -18,14 +18,11 @@ from podgpu.errors import SourceError
 from podgpu.kube.pods import ContainerRecord, PodRecord, parse_pod
 from podgpu.kube.watch import Watcher
 from podgpu.model import Allocation, Assignment, Device, Unmapped, Workload
+from tests.allocation.devices import uuid
 
 KOORDINATOR = "scheduling.koordinator.sh/device-allocated"
 HAMI = "hami.io/vgpu-devices-allocated"
 CARDS = "tencent.com/predicate-gpu-idx-"
-
-
-def uuid(number: int) -> str:
-    return f"GPU-0000000{number}-1111-2222-3333-444444444444"
 
 
 MIG = "MIG-aaaaaaaa-1111-2222-3333-444444444444"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import random
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,21 +18,10 @@ from podgpu.allocation.pod_resources import decode_list
 from podgpu.allocation.source import AllocationSource
 from podgpu.errors import SourceError
 from podgpu.model import Allocation, Assignment, Device, Unmapped, Workload
+from tests.allocation.devices import failure, gpu, mig_uuid, uuid
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "kubelet-1.36"
 REAL = FIXTURES / "kubelet_internal_checkpoint"
-
-
-def uuid(number: int) -> str:
-    return f"GPU-0000000{number}-1111-2222-3333-444444444444"
-
-
-def mig_uuid(letter: str) -> str:
-    return f"MIG-{letter * 8}-1111-2222-3333-444444444444"
-
-
-def gpu(number: int) -> Device:
-    return Device(number, uuid(number), f"00000000:0{number}:00.0", "NVIDIA A100", minor=number)
 
 
 def instance(gi_id: int, *mig_uuids: str) -> Device:
@@ -69,15 +57,6 @@ def read(entries: object, registered: object = None, names: frozenset[str] = fro
 
 def shares(allocation: Allocation) -> list[tuple[str, str, str, float | None]]:
     return [(one.device, one.holder.uid, one.replica, one.share) for one in allocation.assignments]
-
-
-def failure(call: Callable[[], object], *in_message: str) -> SourceError:
-    with pytest.raises(SourceError) as caught:
-        call()
-    assert "\n" not in str(caught.value)
-    for part in in_message:
-        assert part in str(caught.value)
-    return caught.value
 
 
 # What it says

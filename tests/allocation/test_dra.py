@@ -20,22 +20,11 @@ from podgpu.kube.resource_slices import NVIDIA_DRIVER, PoolSlice, SliceDevice, p
 from podgpu.kube.watch import Pace, Watcher
 from podgpu.model import Allocation, Assignment, Device, Unmapped, Workload
 from podgpu.simulate.kubelet import ClaimedDevice, SimulatedClaim, SimulatedKubelet, SimulatedPod, list_answer
+from tests.allocation.devices import gpu, mig_uuid, uuid
 from tests.kube.api_server import SimulatedApiServer
 
 MakeSource = Callable[..., KubeletAllocation]
 POOL = "node-a"
-
-
-def uuid(number: int) -> str:
-    return f"GPU-0000000{number}-1111-2222-3333-444444444444"
-
-
-def mig_uuid(letter: str) -> str:
-    return f"MIG-{letter * 8}-1111-2222-3333-444444444444"
-
-
-def gpu(number: int) -> Device:
-    return Device(number, uuid(number), f"00000000:0{number}:00.0", "NVIDIA A100", minor=number)
 
 
 def instance(number: int, gi_id: int, profile: str, *mig_uuids: str) -> Device:

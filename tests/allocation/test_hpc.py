@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,13 +13,9 @@ from hypothesis import strategies as st
 
 from podgpu.allocation.hpc import LONGEST_JOB, MOST_BYTES, MOST_JOBS, HpcAllocation, JobFile, map_jobs, parse_jobs
 from podgpu.allocation.source import AllocationSource
-from podgpu.errors import SourceError
 from podgpu.model import Allocation, Assignment, Device, Unmapped, Workload
-
-
-def uuid(number: int) -> str:
-    return f"GPU-0000000{number}-1111-2222-3333-444444444444"
-
+from tests.allocation.devices import failure, uuid
+from tests.privilege import without_privilege
 
 # Minors run against the index: job files go by the index.
 NODE = (
@@ -43,15 +37,6 @@ def jobs_by_device(allocation: Allocation) -> list[tuple[str, str]]:
 
 def left_out(allocation: Allocation) -> list[tuple[str, str, str]]:
     return [(one.device_id, one.reason, one.holder.job) for one in allocation.unmapped]
-
-
-def failure(call: Callable[[], object], *in_message: str) -> SourceError:
-    with pytest.raises(SourceError) as caught:
-        call()
-    assert "\n" not in str(caught.value)
-    for part in in_message:
-        assert part in str(caught.value)
-    return caught.value
 
 
 # What it says
@@ -205,22 +190,6 @@ def test_files_that_cannot_be_read_take_nothing_from_the_others(
     assert [record.getMessage().split()[0] for record in caplog.records] == [
         str(tmp_path / name) for name in ("0", "1", "1.7")
     ]
-
-
-@contextmanager
-def without_privilege() -> Iterator[None]:
-    """Root may open everything, so be nobody for a while; effective ids are the whole process's on Linux."""
-    if os.geteuid() != 0:
-        yield
-        return
-    try:
-        os.seteuid(65534)
-    except OSError as error:
-        pytest.skip(f"root opens every file, and cannot become nobody here: {error}")
-    try:
-        yield
-    finally:
-        os.seteuid(0)
 
 
 def test_what_nobody_may_read(folder: Path) -> None:

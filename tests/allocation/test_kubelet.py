@@ -8,8 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import grpc
@@ -21,6 +20,7 @@ from podgpu.allocation.source import AllocationSource
 from podgpu.errors import SourceError
 from podgpu.model import Allocation, Device
 from podgpu.simulate.kubelet import RATE_LIMITED, SimulatedKubelet, SimulatedPod
+from tests.privilege import without_privilege
 
 MakeSource = Callable[..., KubeletAllocation]
 
@@ -217,22 +217,6 @@ def test_a_path_too_long_for_a_socket(folder: Path, make_source: MakeSource) -> 
     error = failure(make_source(str(longest) + "s"))
     assert error.reason == "path_too_long"
     assert "107" in str(error)
-
-
-@contextmanager
-def without_privilege() -> Iterator[None]:
-    """Root may open everything, so be nobody for a while; effective ids are the whole process's on Linux."""
-    if os.geteuid() != 0:
-        yield
-        return
-    try:
-        os.seteuid(65534)
-    except OSError as error:
-        pytest.skip(f"root opens every socket, and cannot become nobody here: {error}")
-    try:
-        yield
-    finally:
-        os.seteuid(0)
 
 
 def test_a_socket_of_root_alone(kubelet: SimulatedKubelet, folder: Path, make_source: MakeSource) -> None:

@@ -15,21 +15,10 @@ from podgpu.allocation.pod_resources import decode_list
 from podgpu.errors import SourceError
 from podgpu.model import Allocation, Assignment, Device, Unmapped, Workload
 from podgpu.simulate.kubelet import SimulatedPod, list_answer
+from tests.allocation.devices import gpu, mig_uuid, uuid
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "kubelet-1.36"
 LIST = (FIXTURES / "podresources-v1-list.bin").read_bytes()
-
-
-def uuid(number: int) -> str:
-    return f"GPU-0000000{number}-1111-2222-3333-444444444444"
-
-
-def mig_uuid(letter: str) -> str:
-    return f"MIG-{letter * 8}-1111-2222-3333-444444444444"
-
-
-def gpu(number: int) -> Device:
-    return Device(number, uuid(number), f"00000000:0{number}:00.0", "NVIDIA A100", minor=number)
 
 
 def instance(number: int, gi_id: int, *mig_uuids: str) -> Device:

@@ -7,8 +7,7 @@ import logging
 import os
 import random
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +28,10 @@ from podgpu.allocation.source import AllocationSource
 from podgpu.errors import SourceError
 from podgpu.files import SETTLED_NS, ReadOnChange, read_bounded
 from podgpu.model import Allocation, Assignment, Device, Unmapped, Workload
+from tests.allocation.devices import failure, uuid
+from tests.privilege import without_privilege
 
 FIXTURE = Path(__file__).parent / "podlist.json"
-
-
-def uuid(number: int) -> str:
-    return f"GPU-0000000{number}-1111-2222-3333-444444444444"
 
 
 MIG_A, MIG_B = (f"MIG-{letter * 8}-1111-2222-3333-444444444444" for letter in "ab")
@@ -72,15 +69,6 @@ def path(tmp_path: Path) -> Path:
 @pytest.fixture
 def source(path: Path) -> PodlistAllocation:
     return PodlistAllocation(str(path))
-
-
-def failure(call: Callable[[], object], *in_message: str) -> SourceError:
-    with pytest.raises(SourceError) as caught:
-        call()
-    assert "\n" not in str(caught.value)
-    for part in in_message:
-        assert part in str(caught.value)
-    return caught.value
 
 
 def failed_reading(source: PodlistAllocation) -> SourceError:
@@ -410,22 +398,6 @@ def test_paths_nothing_can_be_at(path: Path, source: PodlistAllocation) -> None:
     assert failed_reading(source).reason == "unreadable"
     assert failure(lambda: read_bounded("a\0b", 1)).reason == "unreadable"
     assert failure(lambda: PodlistAllocation("a\0b").assignments(NODE)).reason == "unreadable"
-
-
-@contextmanager
-def without_privilege() -> Iterator[None]:
-    """Root may open everything, so be nobody for a while; effective ids are the whole process's on Linux."""
-    if os.geteuid() != 0:
-        yield
-        return
-    try:
-        os.seteuid(65534)
-    except OSError as error:
-        pytest.skip(f"root opens every file, and cannot become nobody here: {error}")
-    try:
-        yield
-    finally:
-        os.seteuid(0)
 
 
 def test_a_file_nobody_may_read(folder: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -118,6 +119,32 @@ def test_both_versions_in_their_own_words() -> None:
     assert new["items"][0]["metric"] == {"name": "gpu_utilization", "selector": None}
     assert new["items"][0]["windowSeconds"] == 60
     assert (old["apiVersion"], new["apiVersion"]) == ("custom.metrics.k8s.io/v1beta1", "custom.metrics.k8s.io/v1beta2")
+
+
+REFERENCE = json.loads((Path(__file__).parents[1] / "data/custom-metrics-apiserver.json").read_text())
+"""Path -> what an adapter of custom-metrics-apiserver 1.35 answered, of figures that were made up; one item a list."""
+
+
+@pytest.mark.parametrize("path", REFERENCE)
+def test_answers_have_the_reference_adapters_shape(path: str) -> None:
+    ((_, answer),) = get(cluster(), f"{CUSTOM}/{path}")
+    expected = REFERENCE[path]
+    if expected["kind"] == "Status":
+        assert {**answer, "message": ""} == {**expected, "message": ""}
+        return
+    items = answer.pop("items")
+    assert answer == {key: value for key, value in expected.items() if key != "items"}
+    (reference,) = expected["items"]
+    for item in items:
+        assert item.keys() == reference.keys()
+        alike = ("kind", "apiVersion", "namespace")
+        found, wanted = item["describedObject"], reference["describedObject"]
+        assert found.keys() == wanted.keys()
+        assert [found.get(key) for key in alike] == [wanted.get(key) for key in alike]
+        for key in {"metric", "metricName", "selector"} & item.keys():
+            assert item[key] == reference[key]
+        for key in {"window", "windowSeconds", "value", "timestamp"} & item.keys():
+            assert type(item[key]) is type(reference[key])
 
 
 @pytest.mark.parametrize("whom", ["pods/*", "pods/a", "deployments.apps/inference"])

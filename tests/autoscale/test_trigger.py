@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from podgpu.autoscale.questions import Over, Whom
@@ -122,3 +124,15 @@ def test_what_cannot_be_meant_is_refused(changes: dict[str, str]) -> None:
 
 def test_no_namespace_is_refused() -> None:
     assert "namespace" in refusal(dict(GOOD), namespace="")
+
+
+@pytest.mark.fault(
+    "a trigger has a key, or names a metric, of tens of thousands of letters",
+    "it is refused without being compared with what could be meant, which would keep all others waiting",
+)
+def test_a_key_of_any_length_is_refused_at_once() -> None:
+    began = time.thread_time()
+    for _ in range(50):
+        refusal({**GOOD, "targets" * 9000: "1"})
+        refusal({**GOOD, "metric": "gpu_utilization" * 4000})
+    assert time.thread_time() - began < 1.0  # comparing them took some ten seconds

@@ -286,3 +286,10 @@ def _fontconfig(folder: Path, font: str) -> dict[str, str]:
     include = '<include ignore_missing="yes">/etc/fonts/fonts.conf</include>'
     file.write_text(f'<?xml version="1.0"?><fontconfig>{alike}{include}</fontconfig>')
     return {"FONTCONFIG_FILE": str(file)}
+
+
+def opened(tab: Tab, url: str, hash: str = "", state: str = "live") -> None:
+    """Has the page loaded anew and waits until it says so: the same address with another # would not load it."""
+    tab.open("about:blank")
+    tab.open(f"{url}/{hash}")
+    tab.wait_for(f"document.querySelector('#status').dataset.state === '{state}'", f"the page is {state}")

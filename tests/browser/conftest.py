@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.browser.chromium import MISSING, Tab, browser, chromium
+from tests.browser.pictures import Showing
 
 
 @pytest.fixture(scope="session")
@@ -24,3 +25,10 @@ def tab(chrome: Tab) -> Iterator[Tab]:
     yield chrome
     chrome.open("about:blank")
     assert chrome.errors == []
+
+
+@pytest.fixture
+def url(shown: Showing) -> Iterator[str]:
+    """Where what a file shows (its own fixture `shown`) is served."""
+    with shown.served() as client:
+        yield client.address.url

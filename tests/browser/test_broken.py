@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 
 from podgpu.figures.device import Condition
 from podgpu.figures.picture import NodePicture
-from tests.browser.chromium import Tab
+from tests.browser.chromium import Tab, opened
 from tests.browser.pictures import Showing, gpu, held, picture, three_nodes
 from tests.browser.records import ALERTS, TEXTS, troubled, troubled_showing, with_alerts
 from tests.browser.test_cluster_page import CONTRAST
@@ -23,18 +22,6 @@ LOST = "GPU-gpu-a-01-0003-4c5e-9d3f-000000000000"
 @pytest.fixture
 def shown() -> Showing:
     return troubled_showing()
-
-
-@pytest.fixture
-def url(shown: Showing) -> Iterator[str]:
-    with shown.served() as client:
-        yield client.address.url
-
-
-def opened(tab: Tab, url: str, hash: str = "") -> None:
-    tab.open("about:blank")
-    tab.open(f"{url}/{hash}")
-    tab.wait_for(f"{STATUS}.state === 'live'", "the page is live")
 
 
 def tile(tab: Tab, name: str) -> str:
@@ -216,3 +203,14 @@ def test_what_is_wrong_stands_out_from_its_ground(tab: Tab, url: str, theme: str
         opened(tab, url, view)
         tab.evaluate("new Promise(done => setTimeout(done, 300))")
         assert tab.evaluate(CONTRAST) == [], view
+
+
+@pytest.mark.parametrize("view", [f"#gpu={LOST}", "#pod=serving/rerank"])
+def test_on_a_phone_one_gpu_or_pod_is_seen_without_scrolling(tab: Tab, url: str, view: str) -> None:
+    tab.look(360, 780)
+    opened(tab, url, view)
+    tab.wait_for("document.querySelector('main h2')?.getBoundingClientRect().top < 300", "its name is on the screen")
+    assert "broken" in tab.text("#status"), "what else is wrong is still said"
+    tab.evaluate("location.hash = ''")
+    tab.wait_for("document.querySelector('#overview').checkVisibility()", "all of it again with all GPUs")
+    assert tab.evaluate("document.documentElement.scrollWidth") <= 360

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 
 from podgpu.figures.picture import NodePicture, Picture
 from podgpu.serve.sockets import Address
-from tests.browser.chromium import Tab
+from tests.browser.chromium import Tab, opened
 from tests.browser.pictures import Showing, gpu, held, large, picture, three_nodes
 
 TILES = "document.querySelectorAll('main .tile[data-key]').length"
@@ -20,18 +19,6 @@ STATE = "document.querySelector('#status').dataset.state"
 @pytest.fixture
 def shown() -> Showing:
     return Showing(three_nodes())
-
-
-@pytest.fixture
-def url(shown: Showing) -> Iterator[str]:
-    with shown.served() as client:
-        yield client.address.url
-
-
-def opened(tab: Tab, url: str, hash: str = "") -> None:
-    tab.open("about:blank")  # the same address with another # would not load the page anew
-    tab.open(f"{url}/{hash}")
-    tab.wait_for(f"{STATE} === 'live'", "the page is live")
 
 
 def pods_shown(tab: Tab) -> list[str]:

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from podgpu.figures.picture import NodePicture
-from tests.browser.chromium import Tab
+from tests.browser.chromium import Tab, opened
 from tests.browser.pictures import Records, Showing, gpu, held, picture
 from tests.browser.records import FIELDS, records_of, troubled, troubled_showing
 
-STATE = "document.querySelector('#status').dataset.state"
 ILL = "GPU-gpu-a-01-0005-4c5e-9d3f-000000000000"
 CUT = "GPU-gpu-a-02-0004-4c5e-9d3f-000000000000"
 CHARTS = "[...document.querySelectorAll('.chart')].filter(c => !c.hidden).length"
@@ -24,18 +23,6 @@ CHARTS = "[...document.querySelectorAll('.chart')].filter(c => !c.hidden).length
 @pytest.fixture
 def shown() -> Showing:
     return troubled_showing()
-
-
-@pytest.fixture
-def url(shown: Showing) -> Iterator[str]:
-    with shown.served() as client:
-        yield client.address.url
-
-
-def opened(tab: Tab, url: str, hash: str = "") -> None:
-    tab.open("about:blank")
-    tab.open(f"{url}/{hash}")
-    tab.wait_for(f"{STATE} === 'live'", "the page is live")
 
 
 def point_at(tab: Tab, ratio: float) -> None:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 
 from podgpu.figures.picture import NodePicture
-from tests.browser.chromium import Tab
+from tests.browser.chromium import Tab, opened
 from tests.browser.pictures import Showing, gpu, held, picture, three_nodes
 from tests.browser.records import owned, priced, records_of
 
 TILES = "document.querySelectorAll('main .tile[data-key]').length"
-STATE = "document.querySelector('#status').dataset.state"
 CLIPBOARD = "Object.defineProperty(navigator, 'clipboard', {value: {writeText: async t => { window.copied = t; }}})"
 
 
@@ -21,18 +19,6 @@ CLIPBOARD = "Object.defineProperty(navigator, 'clipboard', {value: {writeText: a
 def shown() -> Showing:
     cluster = owned(priced(three_nodes()))
     return Showing(cluster, records_of(cluster))
-
-
-@pytest.fixture
-def url(shown: Showing) -> Iterator[str]:
-    with shown.served() as client:
-        yield client.address.url
-
-
-def opened(tab: Tab, url: str, hash: str = "") -> None:
-    tab.open("about:blank")
-    tab.open(f"{url}/{hash}")
-    tab.wait_for(f"{STATE} === 'live'", "the page is live")
 
 
 def totals(tab: Tab) -> dict[str, str]:
@@ -73,8 +59,8 @@ def test_without_prices_a_hint_says_how_to_set_them(tab: Tab, url: str, shown: S
     opened(tab, url)
     assert "Cost/h" not in totals(tab)
     assert tab.text("#prices-hint") == (
-        "No cost is shown, as no prices are set. Start podgpu with --prices FILE for yours, or --prices example to try it"
-        " out."
+        "No cost is shown, as no prices are set. Start podgpu with --prices FILE for yours, or --prices example to try"
+        " it out."
     )
     assert tab.count(".toggle") == 0
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 
 from podgpu.figures.device import DeviceFigures
 from podgpu.figures.picture import NamespacePicture, NodePicture
-from tests.browser.chromium import Tab
+from tests.browser.chromium import Tab, opened
 from tests.browser.pictures import GIB, Showing, gpu, held, picture, three_nodes
 
 STATE = "document.querySelector('#status').dataset.state"
@@ -20,18 +19,6 @@ NOTES_OPEN = "document.querySelector('#notes').open"
 @pytest.fixture
 def shown() -> Showing:
     return Showing(three_nodes())
-
-
-@pytest.fixture
-def url(shown: Showing) -> Iterator[str]:
-    with shown.served() as client:
-        yield client.address.url
-
-
-def opened(tab: Tab, url: str, hash: str = "", state: str = "live") -> None:
-    tab.open("about:blank")  # the same address with another # would not load the page anew
-    tab.open(f"{url}/{hash}")
-    tab.wait_for(f"{STATE} === '{state}'", f"the page is {state}")
 
 
 def instance(number: str, profile: str, load: float | None, pod: str = "") -> DeviceFigures:

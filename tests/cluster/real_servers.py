@@ -10,7 +10,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -84,13 +84,14 @@ def victoria_metrics(folder: Path, points: Iterable[Point] = (), configuration: 
 
 
 @contextlib.contextmanager
-def pages_at(pages: Mapping[str, str]) -> Iterator[str]:
-    """HOST:PORT that has each page at /NAME, as an exporter's."""
+def expositions_at(text_of: Callable[[str], str], away: Collection[str] = ()) -> Iterator[str]:
+    """HOST:PORT that has the text of each name at /NAME, as an exporter's; but for those that are away."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            body = pages[self.path.strip("/")].encode()
-            self.send_response(200)
+            name = self.path.strip("/")
+            body = text_of(name).encode()
+            self.send_response(503 if name in away else 200)
             self.send_header("Content-Type", "text/plain; version=0.0.4")
             self.end_headers()
             self.wfile.write(body)

@@ -15,7 +15,7 @@ from podgpu.clock import Clock
 from podgpu.cluster.bills import MOST_ACCOUNTS
 from podgpu.cluster.publish import Publisher
 from podgpu.cluster.reading import ClusterReading, NamespaceCounters, NodeReading
-from podgpu.cluster.scraping.backend import FixedTargets, ScrapeBackend
+from podgpu.cluster.scraping.backend import FixedTargets, ScrapeBackend, ScrapeSettings
 from podgpu.cluster.scraping.exposition import MOST_NAMESPACES
 from podgpu.cluster.settings import ViewSettings
 from tests.cluster.test_scrape import Listed, Ticking, exporters, nodes, page_of
@@ -264,3 +264,31 @@ def test_sources_without_end_do_not_fill_the_page(settings: ViewSettings) -> Non
     published = Publisher(settings).publish(reading, reading.nodes[0].read_at, 1000.0, whole_round=True)
     assert b"podgpu cannot read ssss" in published.page().view.plain
     assert len(published.page().view.plain) < 50_000
+
+
+@pytest.mark.fault(
+    "somebody makes Services with a hundred thousand endpoints that the selector chooses",
+    "10,000 exporters are asked, those that are known among them and first; one that is left out is named",
+)
+def test_endpoints_without_end_push_nobody_out() -> None:
+    async def go() -> tuple[list[ClusterReading], list[str]]:
+        async with exporters(page_of(0), page_of(1)) as fleet:
+            targets = Listed(fleet.urls)
+            backend = ScrapeBackend(targets, settings=ScrapeSettings(most_targets=30, concurrency=1))
+            await backend.turn()
+            found = [backend.reading()]
+            targets.now = [*(f"http://127.0.0.1:1/{n}/metrics" for n in range(500)), *fleet.urls]
+            for _ in range(2):
+                await backend.turn()
+                found.append(backend.reading())
+            await backend.close()
+            return found, fleet.urls
+
+    (before, *after), urls = asyncio.run(go())
+    assert before.notes == ()
+    for reading in after:
+        assert {outcome.target for outcome in reading.outcomes if not outcome.error} == set(urls)
+        assert len(reading.outcomes) == 30
+        assert all(node.listed for node in reading.nodes)
+        (note,) = reading.notes
+        assert note.startswith("502 exporters are named and 30 are asked: 'http://127.0.0.1:1/28/metrics' is one of")

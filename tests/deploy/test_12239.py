@@ -13,7 +13,7 @@ import pytest
 
 from podgpu.migrate.direction import Direction
 from podgpu.migrate.rewrite import rewrite_expression
-from tests.cluster.real_servers import PATIENCE, needs, pages_at, prometheus, wait_for
+from tests.cluster.real_servers import PATIENCE, expositions_at, needs, prometheus, wait_for
 from tests.deploy.grafana import as_sent, several
 from tests.deploy.test_dashboards import NVIDIA_12239
 from tests.nodes.node import FIXTURES
@@ -35,7 +35,7 @@ Answer = dict[str, float]
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    with tempfile.TemporaryDirectory(prefix="pg") as folder, pages_at(PAGES) as address:
+    with tempfile.TemporaryDirectory(prefix="pg") as folder, expositions_at(PAGES.__getitem__) as address:
         jobs = [
             {
                 "job_name": name,

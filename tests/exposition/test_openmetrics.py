@@ -17,7 +17,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from podgpu.exposition.body import Exposition
 from podgpu.exposition.parse import parse_text
 from podgpu.exposition.text import encode, to_openmetrics
-from podgpu.model import Family, Labels, Sample
+from podgpu.series import Family, Labels, Sample
 from podgpu.serve.answers import accepts_openmetrics
 from tests.deploy.fleet import free_port
 from tests.nodes.clock import wait_until

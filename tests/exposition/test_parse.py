@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from podgpu.exposition.parse import BadExposition, ParsedFamily, ParsedSample, parse_text
 from podgpu.exposition.text import encode, format_float
-from podgpu.model import Family, Labels, Sample
+from podgpu.series import Family, Labels, Sample
 
 GOLDEN = sorted((Path(__file__).parents[1] / "nodes").glob("*/expected.prom"))
 TEXT = st.text(st.characters(blacklist_categories=("Cs",), blacklist_characters="\x00"))

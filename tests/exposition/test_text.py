@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from podgpu.exposition.text import encode, format_float
-from podgpu.model import NO_LABELS, Family, Labels, Sample
+from podgpu.series import NO_LABELS, Family, Labels, Sample
 
 TEXT = st.text(st.characters(blacklist_categories=("Cs",), blacklist_characters="\x00"))
 NAMES = st.from_regex(r"\A[a-zA-Z_][a-zA-Z0-9_]{0,20}\Z").filter(lambda n: not n.endswith(("_total", "_created")))

@@ -16,7 +16,7 @@ import pytest
 from podgpu.atomic_file import AtomicFile
 from podgpu.hook.cards import Cards
 from podgpu.hook.gpus import Entry
-from podgpu.hook.keeper import Keeper, encode_podlist
+from podgpu.hook.keeper import PodlistKeeper, encode_podlist
 from podgpu.hook.loop import Hook, Settings
 from podgpu.hook.sandboxes import ContainerFacts, Sandbox
 from podgpu.hook.tallies import State, Tallies
@@ -62,9 +62,9 @@ def test_a_hook_that_starts_anew_leaves_a_right_file_alone(
     assert count(second, "podgpu_hook_podlist_writes_total") == 0
 
 
-def keeper_of(podlist: Path) -> Keeper:
+def keeper_of(podlist: Path) -> PodlistKeeper:
     """A keeper whose turns are had one at a time."""
-    return Keeper(AtomicFile(str(podlist)), Tallies(), Cards)
+    return PodlistKeeper(AtomicFile(str(podlist)), Tallies(), Cards)
 
 
 PICTURE = (Sandbox("s", "ml", "train", containers=(ContainerFacts("c", "main", uuid(1)),)),)

@@ -200,7 +200,7 @@ def test_ten_thousand_slow_clients(command: tuple[str, ...], folder: Path) -> No
     with podgpu(command, folder) as process:
         scraper = process.client.connect()
         scrape(scraper)
-        descriptors, memory, lines = process.descriptors, process.resident_bytes, len(process.log.splitlines())
+        descriptors, memory = process.descriptors, process.resident_bytes
         with ExitStack() as held:
             waited = []
             for _ in range(40):
@@ -213,7 +213,7 @@ def test_ten_thousand_slow_clients(command: tuple[str, ...], folder: Path) -> No
             assert process.descriptors - descriptors <= Limits().strangers + 8
             assert process.resident_bytes - memory < 16 * MIB
         wait_until(lambda: process.descriptors <= descriptors, "no descriptor is left behind")
-        assert len(process.log.splitlines()) - lines <= 2, process.log
+        assert process.log.count("connections that have not been answered") in (1, 2), process.log
         scrape(scraper)
         scraper.close()
 

@@ -127,3 +127,17 @@ def test_no_width_and_no_name_breaks_it(text: str, width: int, more: More | None
             drawn = "".join(part for part, _ in line)
             assert drawn.isprintable()
             assert width_of(drawn) <= max(width, 5) + 2 * sum(width_of(c) > 1 for c in drawn)
+
+
+@pytest.mark.parametrize(
+    ("field", "text"),
+    [
+        (FieldFact("DCGM_FI_DEV_NAME", "NVIDIA H100", "string"), "DCGM_FI_DEV_NAME NVIDIA H100"),
+        (FieldFact("CUDA_COMPUTE_CAPABILITY", "589824", "packed"), "CUDA_COMPUTE_CAPABILITY 9.0"),
+        (FieldFact("ROW_REMAP_PENDING", "0", "bool"), "ROW_REMAP_PENDING no"),
+        (FieldFact("SM_CLOCK", "1980", "MHz"), "SM_CLOCK 1980 MHz"),
+        (FieldFact("CUDA_COMPUTE_CAPABILITY", "nine", "packed"), "CUDA_COMPUTE_CAPABILITY nine"),
+    ],
+)
+def test_units_that_say_nothing_are_left_out(field: FieldFact, text: str) -> None:
+    assert text in shown(HEALTHY, more=More(GpuFacts(fields=(field,))))

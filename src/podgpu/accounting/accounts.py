@@ -1,4 +1,5 @@
-"""The books: what one workload used of one device, what the device did in all, what a namespace used of one model.
+"""This module keeps the books: what one workload used of one device, what the device did in all, what a namespace used
+of one model.
 
 A counter that was never known has no figure; one that was known once keeps it, whatever a later turn cannot tell.
 """

@@ -1,4 +1,4 @@
-"""Which container a process is in, from the text of its /proc/<pid>/cgroup. Pure.
+"""This module says which container a process is in, from the text of its /proc/<pid>/cgroup. Pure.
 
 The text is the same question answered in many dialects: cgroup v1 and v2, the kubelet's cgroupfs and systemd drivers,
 five runtimes, containers in containers, and paths seen from inside another cgroup namespace.
@@ -59,7 +59,7 @@ def _paths(text: str) -> list[str]:
 
 def _rank(controllers: str) -> int:
     """v2 has no controllers in its line, and no other line to be chosen before unless v1 is there too."""
-    known = [_PREFERRED.index(one) for one in controllers.split(",") if one in _PREFERRED]
+    known = [_PREFERRED.index(name) for name in controllers.split(",") if name in _PREFERRED]
     return min(known, default=len(_PREFERRED))
 
 

@@ -1,4 +1,5 @@
-"""What of one device's turn is whose: busy time, memory and energy. Pure; knows one turn and nothing before it.
+"""This module says what of one device's turn is whose: busy time, memory and energy. Pure; knows one turn and nothing
+before it.
 
 Every division leaves a rest that nobody can be charged for, so that parts and rest are the device's figure again.
 """

@@ -1,4 +1,5 @@
-"""Which container a pid runs in, now: reads /proc, remembers what it read for as long as the process lives.
+"""ContainerFinder says which container a pid runs in, now: it reads /proc, and remembers what it read for as long as
+the process lives.
 
 A pid is only a number that is given again: with the moment it started, it is one process.
 """
@@ -118,7 +119,7 @@ def read_living(proc: str = "/proc") -> frozenset[Workload] | None:
         return None
     if len(pids) > MOST_LOOKED_AT:
         return None
-    return frozenset(Workload(uid=one.uid, container_id=one.container_id) for one in found if one is not None)
+    return frozenset(Workload(uid=place.uid, container_id=place.container_id) for place in found if place is not None)
 
 
 def _read_cgroup(proc: str, pid: str) -> str:
@@ -166,7 +167,7 @@ def require_host_pid_namespace(proc: str) -> None:
 
 def require_sight(seen: Mapping[int, Whereabouts], proc: str) -> None:
     """That not one process can be looked up is a fault of this pod's, not of some process. Raises SourceError."""
-    sights = {one.sight for one in seen.values()} - {"gone"}
+    sights = {place.sight for place in seen.values()} - {"gone"}
     if sights and sights <= UNSEEN:
         raise SourceError(
             "not_permitted" if "not_permitted" in sights else "unreadable",

@@ -1,4 +1,5 @@
-"""Who used how much of which device since podgpu started: integrates turn after turn, in whole ns, mJ and bytes. Pure.
+"""Ledger knows who used how much of which device since podgpu started: it integrates turn after turn, in whole ns, mJ
+and bytes. Pure.
 
 In every turn, what the accounts of a device are charged and what nobody could be is the device's own figure, to the
 last unit. One thread at a time.

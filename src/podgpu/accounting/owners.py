@@ -1,4 +1,5 @@
-"""Whose process a pid is: the container it runs in, with its names. Reads /proc through a `ContainerFinder`.
+"""This module says whose process a pid is: the container it runs in, with its names. Reads /proc through a
+`ContainerFinder`.
 
 There are three answers: a container, surely none, and that it cannot be told. Taking the third for the second would
 make a container at work look idle.
@@ -48,15 +49,15 @@ class ProcessOwners:
         """
         self._finder.forget_others(pids)
         self._seen = {pid: self._finder.find(pid) for pid in pids}
-        found = {pid: self._whereabouts(pid, one) for pid, one in self._seen.items()}
-        inside = {pid: one.workload for pid, one in found.items() if one.sight == "found"}
+        found = {pid: self._whereabouts(pid, place) for pid, place in self._seen.items()}
+        inside = {pid: place.workload for pid, place in found.items() if place.sight == "found"}
         named, untold, nameless = _name(inside, complete)
         if not self._nameless.issuperset(nameless.values()):
             more, conflicts, nameless = _name(nameless, learn())
             named, untold = named | more, untold | conflicts
         self._nameless = frozenset(nameless.values())
-        untold |= {pid: one.sight for pid, one in found.items() if one.sight in UNSEEN}
-        untold |= {pid: NO_NAME for pid, one in nameless.items() if one.uid}  # without one it is no pod's container
+        untold |= {pid: place.sight for pid, place in found.items() if place.sight in UNSEEN}
+        untold |= {pid: NO_NAME for pid, place in nameless.items() if place.uid}  # without one it is no pod's container
         self._last = Owners(named, untold)
         return self._last
 

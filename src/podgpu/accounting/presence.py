@@ -1,4 +1,4 @@
-"""Who is on a device in one turn: those who hold it, and those whose processes run there. Pure.
+"""This module says who is on a device in one turn: those who hold it, and those whose processes run there. Pure.
 
 An account goes by names, as the series it becomes do, so there is one of them at a time. A pod made anew has the old
 one's names and another uid: what is left of the old one then is charged to nobody.

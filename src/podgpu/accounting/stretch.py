@@ -1,5 +1,5 @@
-"""The energy of several turns, told at once: divided among the turns by what each is thought to have used, and within
-each turn as always. Pure.
+"""Stretch divides the energy of several turns, told at once, among the turns by what each is thought to have used, and
+within each turn as always. Pure.
 
 The energy counter is dear to read, so while the same processes run it is read once in some seconds. Who ran in one of
 those seconds pays for that second, be it gone when the figure comes; parts and rest are the figure, to the millijoule.

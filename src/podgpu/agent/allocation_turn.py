@@ -10,7 +10,7 @@ from functools import partial
 from typing import TypeVar
 
 from podgpu.allocation.identity import Identities
-from podgpu.allocation.keeping import KEEP_SECONDS, Keeper, Signs, no_signs
+from podgpu.allocation.keeping import KEEP_SECONDS, HolderKeeper, Signs, no_signs
 from podgpu.allocation.merge import Complete, merge
 from podgpu.allocation.source import AllocationSource
 from podgpu.errors import few_of
@@ -64,7 +64,7 @@ class AllocationTurn:
         self._clock = clock
         self._signs = signs
         self._late = late
-        self._keepers = {source.name: Keeper() for source in sources}
+        self._keepers = {source.name: HolderKeeper() for source in sources}
         self._known = Identities()
         """Who is who, as last read."""
         self._names_result: Result[Identities] | None = None
@@ -169,10 +169,10 @@ def without_crowds(part: AllocationPart) -> tuple[AllocationPart, Counter[tuple[
     """The part with as many holders of each device as an exposition can name, and how many were left out."""
     held: Counter[str] = Counter()
     kept: list[Assignment] = []
-    for one in part.allocation.assignments:
-        held[one.device] += 1
-        if held[one.device] <= MOST_HOLDERS:
-            kept.append(one)
+    for assignment in part.allocation.assignments:
+        held[assignment.device] += 1
+        if held[assignment.device] <= MOST_HOLDERS:
+            kept.append(assignment)
     left_out = len(part.allocation.assignments) - len(kept)
     if not left_out:
         return part, Counter()

@@ -139,10 +139,10 @@ class HealthWatch:
         self, device: Device, found: Mapping[str, str], fine: tuple[str, ...], *, held: bool, now: float
     ) -> DeviceHealth:
         gpu = self._gpus[device.uuid]
-        gpu.xids = {xid: told for xid, told in gpu.xids.items() if now - told.last < XID_SECONDS}
+        gpu.xids = {xid: seen for xid, seen in gpu.xids.items() if now - seen.last < XID_SECONDS}
         findings = [Finding(condition, gpu.since[condition], detail) for condition, detail in found.items()]
         if gpu.xids:
-            findings.append(Finding(XID, min(told.since for told in gpu.xids.values()), xid_detail(gpu.xids)))
+            findings.append(Finding(XID, min(seen.since for seen in gpu.xids.values()), xid_detail(gpu.xids)))
             fine = tuple(condition for condition in fine if condition != XID)
         return DeviceHealth(
             device,
@@ -157,8 +157,8 @@ class HealthWatch:
         if step:
             for gpu in self._gpus.values():
                 gpu.since = {condition: since + step for condition, since in gpu.since.items()}
-                for told in gpu.xids.values():
-                    told.since += step
+                for seen in gpu.xids.values():
+                    seen.since += step
 
     # -- judgement -----------------------------------------------------------------------------------------------
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -13,26 +12,22 @@ from typing import Literal
 from podgpu.accounting.containers import ContainerFinder
 from podgpu.agent.allocation_turn import (
     DEADLINE,
-    AllocationPart,
     AllocationTurn,
     ReadIdentities,
     ReadSigns,
-    without_crowds,
 )
 from podgpu.agent.change_log import ChangeLog
-from podgpu.agent.counter_watch import CounterWatch
-from podgpu.agent.health_watch import HealthWatch
-from podgpu.agent.lanes import Schedule, clock_event_masks, fields_to_read, make_lanes
+from podgpu.agent.lanes import Schedule, fields_to_read, make_lanes
+from podgpu.agent.parts import NodeParts
 from podgpu.agent.publish import Published
-from podgpu.agent.tallies import ClockEventLog, XidLog
 from podgpu.agent.telemetry_turn import TelemetryPart, TelemetryTurn
-from podgpu.agent.usage_turn import UsagePart, UsageTurn, patience
+from podgpu.agent.usage_turn import UsageTurn, patience
 from podgpu.allocation.source import AllocationSource
 from podgpu.allocation.unmapped import lost_gpus
 from podgpu.catalog.counters import Counter as MetricCounter
 from podgpu.clock import Clock
 from podgpu.configuration.config_file import DEFAULT_RETENTION, Collection, Retention
-from podgpu.configuration.counter_feeds import CounterFeed
+from podgpu.configuration.counter_feeds import CounterFeed, CounterWatch
 from podgpu.device_selection import Selection
 from podgpu.errors import StartError
 from podgpu.isolate import Isolation
@@ -111,20 +106,9 @@ class Agent:
                 patience(self.settings.usage_interval, self.settings.interval),
             )
         )
-        self._usage_part = UsagePart()
-        self._health = HealthWatch()
-        self._xids = XidLog(policy.xid_window_ms / 1000)
-        self._clock_events = ClockEventLog(policy.clock_window_ms / 1000)
-        self._clock_counts: Mapping[tuple[str, str], int] = {}
-        self._clock_totals: Mapping[tuple[str, str], int] = {}
+        self._parts = NodeParts(policy)
         self._changes = ChangeLog(self.clock.monotonic)
-        self._telemetry_part = TelemetryPart()
-        self._allocation_part = AllocationPart()
-        self._allocation_errors: Mapping[tuple[str, str], int] = {}
-        self._left_out: Counter[tuple[str, str]] = Counter()
-        # Any loop publishes what the others brought: they hand over copies, which nobody changes.
         self._read_at = float("-inf")
-        self._taken_at = 0.0
         self._released_until = float("-inf")
         self._turn = threading.Lock()
         self._publishing = threading.Lock()
@@ -155,47 +139,39 @@ class Agent:
         self.read_telemetry(only_due=True)
 
     def _take(self, part: TelemetryPart) -> None:
-        self._clock_counts = self._clock_events.note(
-            clock_event_masks(part.readings, part.lanes), self.clock.monotonic()
-        )
-        self._clock_totals = self._clock_events.totals()
-        if part.devices != self._telemetry_part.devices:
+        if part.devices != self._parts.telemetry.devices:
             self._allocate_now.set()  # ids that named nothing a moment ago may name a device now
             if set(part.lanes) != set(self._schedule.lanes):
                 self._schedule.hurry(self.clock.monotonic())
-        self._telemetry_part = part
-        self._health.take(part, self.clock.monotonic(), self.clock.wall())
-        if part.readings:
-            self._taken_at = self.clock.wall()
+        self._parts.take_telemetry(part, self.clock.monotonic(), self.clock.wall())
 
-    def read_allocation(self) -> None:
+    def read_allocation(self, *, counters_first: bool = False) -> None:
         """One allocation turn, published."""
-        self._allocate_now.clear()
-        telemetry = self._telemetry_part
+        self._allocate_now.clear()  # before anything is read: who asks for another turn meanwhile gets one
+        if counters_first:
+            self.read_counters()
+        telemetry = self._parts.telemetry
         part = self._allocation_turn.collect(telemetry.devices)
-        self._allocation_part, left_out = without_crowds(part)
         self._telemetry_turn.hear_of(lost_gpus(part.offered, part.allocation.unmapped, telemetry.device_count))
-        self._health.hold(part.allocation.assignments, telemetry.absent)
-        self._left_out += left_out
-        self._allocation_errors = {**self._allocation_turn.errors, **self._left_out}
+        self._parts.take_allocation(part, telemetry.absent, self._allocation_turn.errors)
         self._publish()
 
     def read_usage(self) -> None:
         """One usage turn, published."""
         if self._usage_turn is None or self.clock.monotonic() < self._released_until:
             return
-        holders, assignments = self._allocation_turn, self._allocation_part.allocation.assignments
-        telemetry = self._telemetry_part
+        holders, assignments = self._allocation_turn, self._parts.allocation.allocation.assignments
+        telemetry = self._parts.telemetry
         sick = {o.device for o in telemetry.outcomes if not o.ok}
-        self._usage_part = self._usage_turn.collect(
+        self._parts.usage = self._usage_turn.collect(
             telemetry.listed, assignments, holders.complete, holders.identify, sick
         )
         self._publish()
 
     def read_due_usage(self) -> None:
         """One usage turn; none where it would say nothing that the next one does not, but errors are published."""
-        turn, holders = self._usage_turn, self._allocation_part.allocation.assignments
-        if turn is not None and turn.can_wait(self._telemetry_part.listed, holders):
+        turn, holders = self._usage_turn, self._parts.allocation.allocation.assignments
+        if turn is not None and turn.can_wait(self._parts.telemetry.listed, holders):
             self._publish()
         else:
             self.read_usage()
@@ -230,46 +206,13 @@ class Agent:
         if self._stopping:
             return  # nobody is asked any more, and it would look as if nobody answered
         with self._publishing:
-            events, now = self._telemetry.error_events(), self.clock.monotonic()
-            self._xids.note(events, now)
-            self._health.note(events, now)
-            snapshot = self._snapshot()
+            parts, now = self._parts, self.clock.monotonic()
+            parts.note_errors(self._telemetry.error_events(), now)
+            snapshot = parts.snapshot(
+                self._policy, self._counter_watch, self._allocation_turn, self._pod_labels(), now, self.clock.wall()
+            )
             self.published = Published(snapshot, self._policy, self._read_at)
             self._changes.report(snapshot)
-
-    def _snapshot(self) -> Snapshot:
-        telemetry, allocation, usage = self._telemetry_part, self._allocation_part.allocation, self._usage_part
-        show = self._allocation_turn.show
-        configured = {c.field.id for c in self._policy.counters}
-        errors: Counter[tuple[str, str]] = Counter()
-        for part in (telemetry.errors, self._allocation_errors, self._counter_watch.errors, usage.errors):
-            errors.update(part)
-        return Snapshot(
-            taken_at=self._taken_at,
-            devices=telemetry.selected,
-            readings=telemetry.readings,
-            others=telemetry.others,
-            assignments=show(allocation.assignments),
-            unmapped=allocation.unmapped,
-            vcuda=show(allocation.vcuda),
-            pod_labels=self._pod_labels(),
-            outcomes=(
-                *telemetry.outcomes,
-                *self._allocation_part.outcomes,
-                *usage.outcomes,
-                *self._counter_watch.outcomes,
-            ),
-            errors=dict(errors),
-            unsupported=tuple(u for u in telemetry.unsupported if u[1] in configured),
-            dropped=telemetry.dropped,
-            xids=self._xids.tallies(self.clock.monotonic()),
-            last_xid=dict(self._xids.last),
-            clock_events=self._clock_counts,
-            clock_event_totals=self._clock_totals,
-            device_count=telemetry.device_count,
-            usage=replace(usage.usage, containers=show(usage.usage.containers)),
-            health=self._health.report(allocation.assignments, self.clock.monotonic(), self.clock.wall()),
-        )
 
     def warm_up(self) -> None:
         """Both readings that rates need, and the holders: what --once prints."""
@@ -327,8 +270,7 @@ class Agent:
             self._allocate_now.wait(max(0.0, due - self.clock.monotonic()))
             due = self.clock.monotonic() + self.settings.allocation_interval
             if not self._stopping:
-                self.read_counters()
-                self.read_allocation()
+                self.read_allocation(counters_first=True)
 
     def _usage_loop(self) -> None:
         while not self._stopping:
@@ -343,31 +285,29 @@ class Agent:
                 return False
             self._released_until = self.clock.monotonic() + seconds
             outcome = Outcome(self._telemetry.name, 0.0, "released", f"let go of for {seconds:.0f} s on request")
-            self._telemetry_part = replace(
-                self._telemetry_part, readings=(), others=(), unsupported=(), outcomes=(outcome,)
-            )
-            self._usage_part = UsagePart(errors=self._usage_part.errors)
+            self._parts.let_go(outcome)
             self._telemetry_turn.drop_values()
         self._publish()
         return True
 
     def details(self, uuid: str) -> tuple[Mapping[int, Value], int | None]:
         """Of one GPU: what only its own view shows, by field id, and how many of its NVLinks are up."""
-        part = self._telemetry_part
+        part = self._parts.telemetry
         return part.details.get(uuid, {}), part.links_up.get(uuid)
 
     def forget(self, uuid: str) -> Forgotten | None:
         """An operator has seen to a GPU that is gone, or to the XIDs of one that is here. None: no such GPU."""
         with self._turn:  # a turn in between would bring back what it began with
-            known = {d.uuid for d in self._telemetry_part.devices}
-            if part := self._telemetry_turn.forget(self._telemetry_part, uuid, self._health.is_lost(uuid)):
-                self._telemetry_part = part
-                self._health.forget(uuid)
+            telemetry, health = self._parts.telemetry, self._parts.health
+            known = {d.uuid for d in telemetry.devices}
+            if part := self._telemetry_turn.forget(telemetry, uuid, health.is_lost(uuid)):
+                self._parts.telemetry = part
+                health.forget(uuid)
                 forgotten: Forgotten = "gpu"
             elif uuid not in known:
                 return None
             else:
-                forgotten = "xids" if self._health.forget_xids(uuid) else "nothing"
+                forgotten = "xids" if health.forget_xids(uuid) else "nothing"
         self._publish()
         return forgotten
 

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from podgpu.catalog.families import FamilySpec
-from podgpu.model import NO_LABELS, Family, Sample
+from podgpu.series import NO_LABELS, Family, Sample
 
 CPU_SECONDS = FamilySpec(
     "process_cpu_seconds_total", "counter", "Total user and system CPU time spent by the exporter, in seconds.", ()

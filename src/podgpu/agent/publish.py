@@ -1,4 +1,5 @@
-"""What is published: one snapshot, with its families and expositions, made when first asked for. Never the driver."""
+"""Published is what is handed out: one snapshot, with its families and expositions, made when first asked for. It never
+asks the driver."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from podgpu.agent.process_metrics import process_families
 from podgpu.exposition.body import NO_METRICS, Exposition
 from podgpu.exposition.text import encode
 from podgpu.join import Policy, figure_families, gpu_manager_families, self_families
-from podgpu.model import Family, Snapshot
+from podgpu.model import Snapshot
+from podgpu.series import Family
 
 K = TypeVar("K")
 T = TypeVar("T")

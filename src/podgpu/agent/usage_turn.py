@@ -220,9 +220,9 @@ def _is_shared(usage: DeviceUsage, owners: Owners) -> bool:
 def _switches_outcome(results: Results) -> list[Outcome]:
     """Of the context switches, where they are read at all: in order unless a shared GPU has to do without."""
     flaws = [result.value[1] for result in results.values() if result.value is not None]
-    if not any(one.follows_switches for one in flaws):
+    if not any(flaw.follows_switches for flaw in flaws):
         return []
-    fallback = next((one for one in flaws if one.fallback), None)
+    fallback = next((flaw for flaw in flaws if flaw.fallback), None)
     if fallback is None:
         return [Outcome(SWITCHES, 0.0)]
     return [Outcome(SWITCHES, 0.0, fallback.doubts[0] if fallback.doubts else "in_doubt", fallback.fallback)]
@@ -239,8 +239,8 @@ def with_power_parts(before: Usage, now: Usage, energy_pending: Collection[str] 
         {who: c.energy_mj for who, c in earlier.items()}, {(c.device, c.holder): c.energy_mj for c in now.containers}
     )
 
-    def part(one: ContainerUsage) -> float | None:
-        who, gpu = (one.device, one.holder), physical(one.device)
+    def part(usage: ContainerUsage) -> float | None:
+        who, gpu = (usage.device, usage.holder), physical(usage.device)
         if gpu in energy_pending:
             return earlier[who].power_part if who in earlier else None
         return _ratio(own.get(who), used.get(gpu))

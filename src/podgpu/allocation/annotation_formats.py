@@ -1,4 +1,5 @@
-"""The annotations in which schedulers note the GPUs they gave a pod: koordinator, HAMi, Volcano, gpu-manager. Pure.
+"""This module reads the annotations in which schedulers note the GPUs they gave a pod: koordinator, HAMi, Volcano,
+gpu-manager. Pure.
 
 One function for each format, from a pod to what it was granted. Text that is not in the format is refused as a whole:
 half an allocation would be a wrong one.
@@ -13,8 +14,8 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from podgpu.allocation import vcuda
-from podgpu.allocation.json_shape import as_list, as_object, as_text
 from podgpu.errors import SourceError
+from podgpu.json_shape import as_list, as_object, as_text
 from podgpu.kube.pods import ContainerRecord, PodRecord, parse_quantity
 
 KOORDINATOR_DEVICES = "scheduling.koordinator.sh/device-allocated"
@@ -132,15 +133,17 @@ def _number(text: str, what: str) -> int:
 def koordinator_grants(pod: PodRecord) -> list[Grant]:
     """JSON: device type -> list of devices, for the pod as a whole. Other types than gpu are passed over."""
     with _reading(pod, KOORDINATOR_DEVICES):
-        return [_koordinator_gpu(one, f"gpu entry {number}") for number, one in enumerate(_koordinator_gpus(pod), 1)]
+        return [
+            _koordinator_gpu(entry, f"gpu entry {number}") for number, entry in enumerate(_koordinator_gpus(pod), 1)
+        ]
 
 
 def koordinator_minors(pod: PodRecord) -> list[int]:
     """The minors koordinator's own hook writes into NVIDIA_VISIBLE_DEVICES; empty when an entry has none, beside its id
     or in its place."""
     with _reading(pod, KOORDINATOR_DEVICES):
-        minors = [as_object(one, "a gpu entry").get("minor") for one in _koordinator_gpus(pod)]
-        return [_minor(one, "a gpu entry") for one in minors] if all(type(one) is int for one in minors) else []
+        minors = [as_object(entry, "a gpu entry").get("minor") for entry in _koordinator_gpus(pod)]
+        return [_minor(minor, "a gpu entry") for minor in minors] if all(type(minor) is int for minor in minors) else []
 
 
 def _koordinator_gpus(pod: PodRecord) -> list[object]:
@@ -205,7 +208,7 @@ def volcano_grants(pod: PodRecord) -> list[Grant]:
 
 
 def _asking(containers: Sequence[ContainerRecord]) -> tuple[ContainerRecord, ...]:
-    return tuple(one for one in containers if asks_for_gpu(one))
+    return tuple(container for container in containers if asks_for_gpu(container))
 
 
 def _positional(pod: PodRecord, key: str, orders: Sequence[Sequence[ContainerRecord]]) -> list[Grant]:
@@ -219,10 +222,10 @@ def _positional(pod: PodRecord, key: str, orders: Sequence[Sequence[ContainerRec
     with _reading(pod, key):
         order = _choose_order(slots, orders)
     return [
-        Grant(container.name, one.device, key, one.share, one.memory)
+        Grant(container.name, entry.device, key, entry.share, entry.memory)
         for container, slot in zip(order, slots, strict=False)
-        for one in slot
-        if one is not None
+        for entry in slot
+        if entry is not None
     ]
 
 
@@ -232,7 +235,7 @@ def parse_slots(text: str) -> list[_Slot]:
 
 
 def _parse_slot(text: str) -> _Slot:
-    return [_parse_slice(one) for one in text.split(":") if one]
+    return [_parse_slice(part) for part in text.split(":") if part]
 
 
 def _parse_slice(text: str) -> _Slice | None:
@@ -256,7 +259,9 @@ def _choose_order(slots: Sequence[_Slot], orders: Sequence[Sequence[ContainerRec
     filled = [number for number, slot in enumerate(slots) if any(slot)]
     needed = max(filled, default=-1) + 1
     for order in orders:
-        if needed <= len(order) and {order[number].name for number in filled} == {one.name for one in _asking(order)}:
+        if needed <= len(order) and {order[number].name for number in filled} == {
+            container.name for container in _asking(order)
+        }:
             return order
     fallback = next((order for order in orders if len(order) == len(slots)), max(orders, key=len))
     if needed > len(fallback):

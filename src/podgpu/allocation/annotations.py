@@ -1,4 +1,5 @@
-"""Who was given which GPU, as schedulers note it in the pods' annotations. The API server is watched elsewhere.
+"""This module says who was given which GPU, as schedulers note it in the pods' annotations. The API server is watched
+elsewhere.
 
 For schedulers that hand out GPUs past the kubelet (koordinator), or other ones than it was told (HAMi, gpu-manager).
 """
@@ -176,14 +177,14 @@ def _map_readings(readings: Iterable[_Reading], devices: Sequence[Device]) -> Al
         if reading.bad is not None:
             whole_pod = Workload(reading.pod.namespace, reading.pod.name, uid=reading.pod.uid)
             unmapped.add(Unmapped(SOURCE, reading.bad.reason, reading.bad.key, reading.bad.key, whole_pod))
-        for one in reading.held:
-            found, reason = _find(index, one.device)
+        for grant in reading.held:
+            found, reason = _find(index, grant.device)
             if found is None:
-                unmapped.add(Unmapped(SOURCE, reason, _device_text(one.device), one.key, one.holder))
+                unmapped.add(Unmapped(SOURCE, reason, _device_text(grant.device), grant.key, grant.holder))
                 continue
-            known = held.get((found.key, one.holder))
-            share = one.share if known is None else _sum(known.share, one.share)
-            held[found.key, one.holder] = Assignment(found.key, one.holder, SOURCE, share=share)
+            known = held.get((found.key, grant.holder))
+            share = grant.share if known is None else _sum(known.share, grant.share)
+            held[found.key, grant.holder] = Assignment(found.key, grant.holder, SOURCE, share=share)
     return in_order(held.values(), unmapped)
 
 
@@ -198,5 +199,5 @@ def _device_text(device: str | int) -> str:
     return f"nvidia{device}" if isinstance(device, int) else device
 
 
-def _sum(one: float | None, other: float | None) -> float | None:
-    return None if one is None or other is None else min(1.0, one + other)
+def _sum(share: float | None, other: float | None) -> float | None:
+    return None if share is None or other is None else min(1.0, share + other)

@@ -1,4 +1,4 @@
-"""Who was given which device, as the kubelet notes it in its device checkpoint. Reads; never writes.
+"""This module says who was given which device, as the kubelet notes it in its device checkpoint. Reads; never writes.
 
 It knows what the pod-resources API does not: pod uids, and how many replicas there are of a shared GPU. It does not
 know names. It can be behind: a pod that ended stays until the kubelet next hands out a device, and an init container
@@ -22,8 +22,8 @@ from podgpu.allocation.holdings import (
     parse_id,
     replicas_of,
 )
-from podgpu.allocation.json_shape import as_list, as_object, as_text, parse_json
 from podgpu.files import ReadOnChange
+from podgpu.json_shape import as_list, as_object, as_text, parse_json
 from podgpu.model import Allocation, Device, Workload
 
 SOURCE = "checkpoint"

@@ -1,4 +1,4 @@
-"""The one parser of device ids, and the one look-up from an id to the device it means. Pure.
+"""This module has the one parser of device ids, and the one look-up from an id to the device it means. Pure.
 
 Every device plugin writes its ids its own way; what they mean is decided here and nowhere else.
 """

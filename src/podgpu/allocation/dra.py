@@ -72,25 +72,29 @@ class DraClaims:
         can be mapped by them.
         """
         admin = dict(prepared.admin)
-        unknown = {(one.namespace, one.claim) for one in claimed} - admin.keys()
+        unknown = {(claim.namespace, claim.claim) for claim in claimed} - admin.keys()
         if self._reader is not None and is_api_known:
             admin |= self._reader.read(unknown)
-        return [one for one in claimed if (one.pool, one.device) not in admin.get((one.namespace, one.claim), ())]
+        return [
+            claim
+            for claim in claimed
+            if (claim.pool, claim.device) not in admin.get((claim.namespace, claim.claim), ())
+        ]
 
     def _remember(self, claimed: Iterable[Claimed], pools: Pools) -> None:
         """Forgotten is what its pool no longer offers and nobody holds. Not only what is held is remembered: a kubelet
         that was started anew lists no claims at first."""
-        held = {(one.pool, one.device) for one in claimed}
+        held = {(claim.pool, claim.device) for claim in claimed}
         local = {pool for pool, _ in (*held, *self._remembered)} & pools.keys()
         offered = {(pool, name): device for pool in local for name, device in pools[pool].items()}
-        kept = {name: one for name, one in self._remembered.items() if name in held or name[0] not in pools}
+        kept = {name: device for name, device in self._remembered.items() if name in held or name[0] not in pools}
         self._remembered = kept | offered
 
     def _known_pools(self) -> Pools:
         slices = () if self.feed is None else self.feed.items()
         if slices is not self._seen:
-            current = current_devices(one for one in slices if one.driver == self.driver)
-            self._pools = {pool: {one.name: one for one in found} for (_, pool), found in current.items()}
+            current = current_devices(offered for offered in slices if offered.driver == self.driver)
+            self._pools = {pool: {device.name: device for device in found} for (_, pool), found in current.items()}
             self._seen = slices
         return self._pools
 
@@ -119,12 +123,12 @@ def parse_claims(response: Any, driver: str = NVIDIA_DRIVER) -> Iterator[Claimed
             holder = Workload(pod.namespace, pod.name, container.name)
             for claim in container.dynamic_resources:
                 whose = holder, claim.claim_namespace, claim.claim_name
-                for one in claim.claim_resources:
-                    claimed = Claimed(*whose, one.driver_name, one.pool_name, one.device_name)
+                for resource in claim.claim_resources:
+                    claimed = Claimed(*whose, resource.driver_name, resource.pool_name, resource.device_name)
                     if claimed.driver == driver and claimed.pool and claimed.device:
                         yield claimed
                     elif claimed.driver in ("", driver):
-                        yield from _parse_cdi_names(claimed, [cdi.name for cdi in one.cdi_devices])
+                        yield from _parse_cdi_names(claimed, [cdi.name for cdi in resource.cdi_devices])
 
 
 def _parse_cdi_names(claimed: Claimed, names: Sequence[str]) -> Iterator[Claimed]:
@@ -166,12 +170,12 @@ def map_claims(
     resolver = _Resolver(claimed, pools, devices, remembered or {}, uuids or {})
     held: dict[tuple[str, Workload], Attributes] = {}
     unmapped: set[Unmapped] = set()
-    for one in claimed:
-        found = resolver.find(one)
+    for claim in claimed:
+        found = resolver.find(claim)
         if isinstance(found, str):
-            unmapped.add(one.unmapped(found))
+            unmapped.add(claim.unmapped(found))
             continue
-        key = found.device.key, one.holder
+        key = found.device.key, claim.holder
         held[key] = min(found.attributes, held.get(key, found.attributes))
     return in_order(
         (Assignment(key, holder, SOURCE, attributes=attributes) for (key, holder), attributes in held.items()),
@@ -201,33 +205,35 @@ class _Resolver:
                 self._instances[device.uuid.lower(), device.profile].append(device)
         self._wanted: dict[tuple[str, str], set[SliceDevice]] = defaultdict(set)
         """(parent, profile) -> MIG devices in somebody's hands whose UUID is not published."""
-        for one in claimed:
-            offered = self._offered(one)
+        for claim in claimed:
+            offered = self._offered(claim)
             if isinstance(offered, SliceDevice) and not offered.uuid:
                 self._wanted[_layout(offered)].add(offered)
 
-    def find(self, one: Claimed) -> Found | str:
-        if not one.device:
-            return self._find_by_cdi_name(one)
-        offered = self._offered(one)
-        uuid = (offered.uuid if isinstance(offered, SliceDevice) else "") or self._uuids.get((one.pool, one.device), "")
+    def find(self, claim: Claimed) -> Found | str:
+        if not claim.device:
+            return self._find_by_cdi_name(claim)
+        offered = self._offered(claim)
+        uuid = (offered.uuid if isinstance(offered, SliceDevice) else "") or self._uuids.get(
+            (claim.pool, claim.device), ""
+        )
         if uuid:
-            return self._with_uuid(one, uuid)
+            return self._with_uuid(claim, uuid)
         if isinstance(offered, str):
             return offered
         device = self._find_instance(offered)
         if isinstance(device, str):
             return device
-        return Found(device, _attributes(one, _only_mig_uuid(device), offered.profile))
+        return Found(device, _attributes(claim, _only_mig_uuid(device), offered.profile))
 
-    def _offered(self, one: Claimed) -> SliceDevice | str:
-        pool = (self._pools or {}).get(one.pool, {})
-        found = pool.get(one.device) or self._remembered.get((one.pool, one.device))
+    def _offered(self, claim: Claimed) -> SliceDevice | str:
+        pool = (self._pools or {}).get(claim.pool, {})
+        found = pool.get(claim.device) or self._remembered.get((claim.pool, claim.device))
         if found is not None:
             return found
         if self._pools is None:
             return "slices_not_synced"
-        return "unknown_claim_device" if one.pool in self._pools else "unknown_pool"
+        return "unknown_claim_device" if claim.pool in self._pools else "unknown_pool"
 
     def _find_by_uuid(self, uuid: str) -> Device | str:
         device_id = parse_id(uuid) if uuid.startswith(("GPU-", "MIG-")) else None
@@ -248,17 +254,17 @@ class _Resolver:
             return "ambiguous_mig_device"
         return instances[0]
 
-    def _find_by_cdi_name(self, one: Claimed) -> Found | str:
-        uuid = _UUID.search(one.cdi_name)
-        return "claim_without_device_name" if uuid is None else self._with_uuid(one, uuid[0])
+    def _find_by_cdi_name(self, claim: Claimed) -> Found | str:
+        uuid = _UUID.search(claim.cdi_name)
+        return "claim_without_device_name" if uuid is None else self._with_uuid(claim, uuid[0])
 
-    def _with_uuid(self, one: Claimed, uuid: str) -> Found | str:
+    def _with_uuid(self, claim: Claimed, uuid: str) -> Found | str:
         device = self._find_by_uuid(uuid)
         if isinstance(device, str):
             return device
         if not device.is_instance:
-            return Found(device, _attributes(one))
-        return Found(device, _attributes(one, uuid, device.profile))
+            return Found(device, _attributes(claim))
+        return Found(device, _attributes(claim, uuid, device.profile))
 
 
 def _layout(offered: SliceDevice) -> tuple[str, str]:
@@ -269,15 +275,15 @@ def _only_mig_uuid(device: Device) -> str:
     return device.mig_uuids[0] if len(device.mig_uuids) == 1 else ""
 
 
-def _attributes(one: Claimed, mig_uuid: str = "", profile: str = "") -> Attributes:
+def _attributes(claim: Claimed, mig_uuid: str = "", profile: str = "") -> Attributes:
     """dcgm-exporter's labels, in its order; without those that are not known."""
     labels = (
-        ("dra_claim_name", one.claim),
-        ("dra_claim_namespace", one.namespace),
-        ("dra_device_name", one.device),
-        ("dra_driver_name", one.driver),
+        ("dra_claim_name", claim.claim),
+        ("dra_claim_namespace", claim.namespace),
+        ("dra_device_name", claim.device),
+        ("dra_driver_name", claim.driver),
         ("dra_mig_device_uuid", mig_uuid),
         ("dra_mig_profile", profile),
-        ("dra_pool_name", one.pool),
+        ("dra_pool_name", claim.pool),
     )
     return tuple((name, value) for name, value in labels if value)

@@ -1,4 +1,5 @@
-"""What is told of single claims (DRA): the live UUID of each device, and which of them were given for looking only.
+"""This module says what is told of single claims (DRA): the live UUID of each device, and which of them were given for
+looking only.
 
 Two know it: the NVIDIA driver's own checkpoint, where its directory is mounted, and the API server. The kubelet knows
 neither, nor do the ResourceSlices know the UUID of a MIG device that is made when it is claimed.
@@ -14,9 +15,9 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
 
-from podgpu.allocation.json_shape import as_list, as_object, as_text, parse_json
 from podgpu.errors import SourceError
 from podgpu.files import ReadOnChange
+from podgpu.json_shape import as_list, as_object, as_text, list_in, mapping_in, parse_json
 from podgpu.kube.access import ApiConfig
 from podgpu.kube.client import ApiClient
 from podgpu.kube.pace import REFUSALS
@@ -101,8 +102,8 @@ def _prepared(value: object) -> Prepared:
 
 def _uuids(claim: Mapping[str, object]) -> Iterator[tuple[DeviceName, str]]:
     for group in as_list(claim.get("preparedDevices"), "preparedDevices"):
-        for one in as_list(as_object(group, "a group of devices").get("devices"), "devices"):
-            device = as_object(one, "a device")
+        for entry in as_list(as_object(group, "a group of devices").get("devices"), "devices"):
+            device = as_object(entry, "a device")
             # Where the UUID is: a MIG device has had three shapes so far.
             for kind, part, key in (
                 ("gpu", "info", "uuid"),
@@ -110,11 +111,11 @@ def _uuids(claim: Mapping[str, object]) -> Iterator[tuple[DeviceName, str]]:
                 ("mig", "created", "uuid"),
                 ("mig", "info", "uuid"),
             ):
-                found = _mapping(device.get(kind))
-                names = _mapping(found.get("device"))
-                uuid = _mapping(found.get(part)).get(key)
+                found = mapping_in(device.get(kind))
+                names = mapping_in(found.get("device"))
+                uuid = mapping_in(found.get(part)).get(key)
                 if isinstance(uuid, str) and uuid:
-                    pool, name = (as_text(names.get(one), one) for one in ("PoolName", "DeviceName"))
+                    pool, name = (as_text(names.get(word), word) for word in ("PoolName", "DeviceName"))
                     yield (pool, name), uuid
 
 
@@ -126,18 +127,18 @@ def admin_devices(claim: Mapping[str, Any], driver: str = NVIDIA_DRIVER) -> froz
 
     Kubernetes 1.31 says so of the request alone; later ones say it of what was given, too.
     """
-    asked = _list(_mapping(_mapping(claim.get("spec")).get("devices")).get("requests"))
+    asked = list_in(mapping_in(mapping_in(claim.get("spec")).get("devices")).get("requests"))
     looking = {
-        _mapping(one).get("name")
-        for one in asked
-        if True in (_mapping(one).get("adminAccess"), _mapping(_mapping(one).get("exactly")).get("adminAccess"))
+        request.get("name")
+        for request in map(mapping_in, asked)
+        if True in (request.get("adminAccess"), mapping_in(request.get("exactly")).get("adminAccess"))
     }
-    allocation = _mapping(_mapping(claim.get("status")).get("allocation"))
-    given = [_mapping(one) for one in _list(_mapping(allocation.get("devices")).get("results"))]
+    allocation = mapping_in(mapping_in(claim.get("status")).get("allocation"))
+    given = [mapping_in(result) for result in list_in(mapping_in(allocation.get("devices")).get("results"))]
     return frozenset(
-        (str(one.get("pool")), str(one.get("device")))
-        for one in given
-        if one.get("driver") == driver and (one.get("adminAccess") is True or one.get("request") in looking)
+        (str(result.get("pool")), str(result.get("device")))
+        for result in given
+        if result.get("driver") == driver and (result.get("adminAccess") is True or result.get("request") in looking)
     )
 
 
@@ -192,11 +193,3 @@ async def _claim(client: ApiClient, version: str, namespace: str, name: str) -> 
         if error.reason != "not_found":
             raise
         return {}
-
-
-def _mapping(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def _list(value: object) -> list[Any]:
-    return value if isinstance(value, list) else []

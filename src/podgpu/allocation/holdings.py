@@ -1,4 +1,5 @@
-"""Ids in somebody's hands: which of them concern GPUs, which device each names, and how much of it that is. Pure."""
+"""This module maps the ids in somebody's hands: which of them concern GPUs, which device each names, and how much of it
+that is. Pure."""
 
 from __future__ import annotations
 

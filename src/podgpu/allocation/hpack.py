@@ -1,4 +1,5 @@
-"""Header blocks of HTTP/2 (RFC 7541): decodes whatever a peer may send, and encodes the few headers of our requests."""
+"""This module decodes whatever header blocks of HTTP/2 (RFC 7541) a peer may send, and encodes the few headers of our
+requests."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ _STATIC_TEXT = (
     "|proxy-authenticate|proxy-authorization|range|referer|refresh|retry-after|server|set-cookie"
     "|strict-transport-security|transfer-encoding|user-agent|vary|via|www-authenticate"
 )
-_STATIC = tuple((name, value) for name, _, value in (one.partition("=") for one in _STATIC_TEXT.split("|")))
+_STATIC = tuple((name, value) for name, _, value in (pair.partition("=") for pair in _STATIC_TEXT.split("|")))
 _CODE_LENGTHS = (
     "13 23 28 28 28 28 28 28 28 24 30 28 28 30 28 28 28 28 28 28 28 28 30 28 28 28 28 28 28 28 28 28 6 10 10 12 13 "
     "6 8 11 10 10 8 11 8 6 6 6 5 5 5 6 6 6 6 6 6 6 7 8 15 6 12 10 13 6 7 7 7 7 7 7 7 7 7 7 7 7 7 7 7 7 7 7 7 7 7 7 "

@@ -1,4 +1,5 @@
-"""Which jobs of an HPC scheduler run on which GPU, from a directory its prolog writes. Reads; never writes.
+"""This module says which jobs of an HPC scheduler run on which GPU, from a directory its prolog writes. Reads; never
+writes.
 
 dcgm-exporter's convention: a file named `<gpu>` or `<gpu>.<gpu instance>`, by the driver's numbers, has one job per
 line. No file, or an empty one, is nobody. Files of other names are none of our business.

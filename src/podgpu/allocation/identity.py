@@ -1,4 +1,5 @@
-"""Who is who on this node, from the names of its log files: uids, pod names and container ids, without the API server.
+"""This module says who is who on this node, from the names of its log files: uids, pod names and container ids, without
+the API server.
 
 No source knows all parts of a workload. What is known for sure is filled in here; nothing is guessed, and parts that
 contradict each other are refused. Reads names in two directories, and no file.

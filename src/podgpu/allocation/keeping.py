@@ -1,4 +1,5 @@
-"""Who is taken to hold what while a source is silent, or was started anew and does not know everybody yet.
+"""This module says who is taken to hold what while a source is silent, or was started anew and does not know everybody
+yet.
 
 A kubelet that restarts answers with no pods and no error: for a second, and for as long as the API server is away. So a
 holder is not gone because a new kubelet does not name it. It is kept for `KEEP_SECONDS` after it was last named, for
@@ -41,7 +42,7 @@ class _Held:
     """With the uid and container id it had when it was last named: its files go when it goes."""
 
 
-class Keeper:
+class HolderKeeper:
     """The last word about each holder of one source."""
 
     def __init__(self) -> None:
@@ -76,9 +77,9 @@ class Keeper:
         self._named = _by_holder(answer, now)
         given_away = _had_alone(before.values()) & {_what(assignment) for assignment in answer.assignments}
         self._unnamed = {
-            holder: one
-            for holder, one in before.items()
-            if holder not in self._named and given_away.isdisjoint(map(_what, one.assignments))
+            holder: of_holder
+            for holder, of_holder in before.items()
+            if holder not in self._named and given_away.isdisjoint(map(_what, of_holder.assignments))
         }
         self._answer, self._answered_at = answer, now
 
@@ -103,9 +104,9 @@ class Keeper:
         return replace(united, vcuda=tuple(item for holder in held for item in holder.vcuda), life=self._answer.life)
 
     def _identify(self, held: Mapping[Workload, _Held]) -> None:
-        for holder, one in held.items():
+        for holder, of_holder in held.items():
             with suppress(SourceError):  # its names contradict each other
-                one.known = self._complete(holder)
+                of_holder.known = self._complete(holder)
 
 
 def _by_holder(answer: Allocation, now: float) -> dict[Workload, _Held]:
@@ -133,7 +134,7 @@ def _had_alone(held: Iterable[_Held]) -> Set[tuple[str, ...]]:
 
 
 def _who_stay(held: Mapping[Workload, _Held], now: float, signs: Signs) -> dict[Workload, _Held]:
-    return {holder: one for holder, one in held.items() if _stays(one, now, signs)}
+    return {holder: of_holder for holder, of_holder in held.items() if _stays(of_holder, now, signs)}
 
 
 def _stays(held: _Held, now: float, signs: Signs) -> bool:

@@ -1,4 +1,4 @@
-"""Who was given which device, as the kubelet says on its pod-resources socket."""
+"""This module says who was given which device, as the kubelet says on its pod-resources socket."""
 
 from __future__ import annotations
 

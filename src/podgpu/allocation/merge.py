@@ -1,4 +1,4 @@
-"""Several sources, one answer: who holds which device. Pure.
+"""This module makes one answer of several sources: who holds which device. Pure.
 
 Sources come in order of precedence. The first that names a workload says what that workload holds; later ones may
 complete it (identity, share, labels) but not contradict it: what they add is refused and counted, never guessed.

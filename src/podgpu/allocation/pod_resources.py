@@ -1,4 +1,5 @@
-"""The kubelet's pod-resources API over its Unix socket: one connection, kept and made again. Asks; never writes.
+"""PodResourcesClient asks the kubelet's pod-resources API over its Unix socket: one connection, kept and made again. It
+never writes.
 
 protobuf costs about 8 MiB of memory: it is imported at the first reading, not before.
 """

@@ -1,5 +1,5 @@
-"""Who was given which GPU, as koordinator's hook writes it into podlist.json: its scheduler hands out GPUs, so the
-kubelet knows of none. Reads; never writes.
+"""This module says who was given which GPU, as koordinator's hook writes it into podlist.json: its scheduler hands out
+GPUs, so the kubelet knows of none. Reads; never writes.
 
 The file is a JSON list of {"name", "namespace", "container", "gpu_list": [ids]}; other keys are passed over.
 """
@@ -14,9 +14,9 @@ from functools import lru_cache
 
 from podgpu.allocation.device_ids import DeviceId, parse_device_id
 from podgpu.allocation.holdings import HeldId, map_held
-from podgpu.allocation.json_shape import as_list, as_object, as_text, parse_json
 from podgpu.errors import SourceError
 from podgpu.files import ReadOnChange, read_bounded
+from podgpu.json_shape import as_list, as_object, as_text, parse_json
 from podgpu.model import Allocation, Device, Workload
 
 SOURCE = "podlist"

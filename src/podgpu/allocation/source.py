@@ -1,4 +1,4 @@
-"""What every allocation source is and gives. Touches nothing."""
+"""This module says what every allocation source is and gives. Touches nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""One gRPC call at a time over a Unix socket: HTTP/2 as far as that takes it. No thread of its own, and no pool.
+"""UnixChannel makes one gRPC call at a time over a Unix socket: HTTP/2 as far as that takes it. No thread of its own,
+and no pool.
 
 grpcio does the same with 20 MiB of memory and a thread for every core, up to 16, where the exporter makes one call in
 five seconds. Only what servers are allowed to send is understood; anything else ends the connection.

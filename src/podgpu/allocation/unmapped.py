@@ -1,4 +1,4 @@
-"""What an assignment that came to nothing means to a person: who, what, why, and what to do. Pure.
+"""This module says what an assignment that came to nothing means to a person: who, what, why, and what to do. Pure.
 
 The exporter's log and `podgpu doctor` say the same; the doctor, who knows the GPUs, says more of ids that name none.
 """
@@ -118,7 +118,7 @@ def explain(unmapped: Unmapped) -> Explanation:
 def statement(unmapped: Unmapped) -> str:
     """What the source says, on one line: `ns/pod/main holds nvidia.com/gpu GPU-…`, `job 4711 is in the job file 9`."""
     text = _statement(unmapped)
-    return text if text.isprintable() else "".join(one if one.isprintable() else "?" for one in text)
+    return text if text.isprintable() else "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def _statement(unmapped: Unmapped) -> str:

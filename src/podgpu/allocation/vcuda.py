@@ -1,4 +1,4 @@
-"""What containers ask tkestack gpu-manager for: hundredths of a card and blocks of 256 MiB. Pure.
+"""This module says what containers ask tkestack gpu-manager for: hundredths of a card and blocks of 256 MiB. Pure.
 
 Its device ids count over the whole node and say nothing about the card: how many there are is all they tell.
 """

@@ -20,6 +20,7 @@ from typing import Any
 from podgpu.autoscale.x509 import Issued, RandomBelow, certificates_in, issue, parse_validity, pem_of
 from podgpu.clock import Clock, Faults
 from podgpu.errors import SourceError
+from podgpu.json_shape import mapping_in
 from podgpu.kube.answers import Refused
 from podgpu.kube.client import ApiClient
 
@@ -54,7 +55,7 @@ class Served:
         return host, f"{host}.cluster.local"
 
     def is_behind(self, api_service: Mapping[str, Any]) -> bool:
-        service = _mapping(_mapping(api_service.get("spec")).get("service"))
+        service = mapping_in(mapping_in(api_service.get("spec")).get("service"))
         return (service.get("namespace"), service.get("name")) == (self.namespace, self.name)
 
 
@@ -180,8 +181,8 @@ class BundleKeeper:
 
     async def _keep(self, name: str, authorities: Sequence[str]) -> bool:
         found = await self._client.ask(f"{_PATH}{name}")
-        spec, metadata = _mapping(found.get("spec")), _mapping(found.get("metadata"))
-        service = _mapping(spec.get("service"))
+        spec, metadata = mapping_in(found.get("spec")), mapping_in(found.get("metadata"))
+        service = mapping_in(spec.get("service"))
         if not self._served.is_behind(found):
             if self._faults.fails(name, "foreign"):
                 owner = f"{service.get('namespace')}/{service.get('name')}" if service else "the API server itself"
@@ -229,7 +230,3 @@ def _decoded(bundle: object) -> str:
         return base64.b64decode(bundle, validate=True).decode("ascii", "ignore") if isinstance(bundle, str) else ""
     except ValueError:
         return ""
-
-
-def _mapping(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}

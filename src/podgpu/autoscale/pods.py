@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from podgpu.clock import Clock
 from podgpu.errors import SourceError
+from podgpu.json_shape import mapping_in
 from podgpu.kube.access import ApiConfig
 from podgpu.kube.pods import PODS_PATH, Pairs, parse_owner, parse_pod
 from podgpu.kube.watch import Bounds, Pace, Watcher
@@ -47,7 +48,7 @@ class PodSeen(NamedTuple):
 def parse_running_pod(body: Mapping[str, Any]) -> PodSeen | None:
     """None: it is no pod, or on its way out, and no longer what scaling is about. Never raises."""
     record = parse_pod(body)
-    if record is None or _mapping(body.get("metadata")).get("deletionTimestamp"):
+    if record is None or mapping_in(body.get("metadata")).get("deletionTimestamp"):
         return None
     owner = parse_owner(body)
     requests = {name for of in (*record.containers, *record.init_containers) for name, _ in of.requests}
@@ -56,16 +57,12 @@ def parse_running_pod(body: Mapping[str, Any]) -> PodSeen | None:
         record.namespace,
         record.name,
         record.node,
-        _moment(_mapping(body.get("status")).get("startTime")),
+        _moment(mapping_in(body.get("status")).get("startTime")),
         owner.kind if owner else "",
         owner.name if owner else "",
-        by_name or bool(_mapping(body.get("spec")).get("resourceClaims")),
+        by_name or bool(mapping_in(body.get("spec")).get("resourceClaims")),
         record.labels,
     )
-
-
-def _mapping(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}
 
 
 def _moment(text: object) -> float:
@@ -164,8 +161,8 @@ class NodeFeed:
 
 
 def _named_labels(body: Mapping[str, Any]) -> tuple[str, Pairs] | None:
-    metadata = _mapping(body.get("metadata"))
-    name, labels = metadata.get("name"), _mapping(metadata.get("labels"))
+    metadata = mapping_in(body.get("metadata"))
+    name, labels = metadata.get("name"), mapping_in(metadata.get("labels"))
     pairs = sorted((key, text) for key, text in labels.items() if isinstance(key, str) and isinstance(text, str))
     return (name, tuple(pairs)) if isinstance(name, str) and name else None
 

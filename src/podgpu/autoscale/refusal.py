@@ -52,7 +52,10 @@ def quoted(text: str) -> str:
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """The known word that was probably meant; empty: none."""
+    """The known word that was probably meant; empty: none. Comparing takes longer than a word is long: a tenth of a
+    second for a key of 60 KB, in which nobody else would be answered."""
+    if len(word) > _LONGEST:
+        return ""
     by_lower = {name.lower(): name for name in known}
     found = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=0.6)
     return by_lower[found[0]] if found else ""

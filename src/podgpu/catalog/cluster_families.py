@@ -1,5 +1,5 @@
-"""The families of `podgpu cluster`, each declared once: name, type, help, labels. The table in docs/cluster.md is made
-from this."""
+"""This module declares the families of `podgpu cluster`, each once: name, type, help, labels. The table in
+docs/cluster.md is made from this."""
 
 from __future__ import annotations
 

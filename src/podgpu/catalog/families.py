@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from podgpu.model import Family, Sample
+from podgpu.series import Family, Sample
 
 DEVICE_LABELS = ("gpu", "UUID", "pci_bus_id", "device", "Hostname")
 XID_LABELS = (*DEVICE_LABELS, "GPU_I_PROFILE", "GPU_I_ID")

@@ -1,5 +1,5 @@
-"""The families of `podgpu hook`, each declared once: name, type, help, labels. The table in docs/hook.md is made from
-this."""
+"""This module declares the families of `podgpu hook`, each once: name, type, help, labels. The table in docs/hook.md is
+made from this."""
 
 from __future__ import annotations
 

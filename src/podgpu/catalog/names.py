@@ -167,5 +167,5 @@ def names_of(field_id: int) -> tuple[str, ...]:
     """Every name under which the figure of a field may stand in an exposition, in either unit, 4.8's first."""
     field = fields()[field_id]
     other = counterpart(field)
-    both = (field,) if other is None else sorted((field, other[0]), key=lambda one: one.id)
-    return tuple(name for one in both for name in one.names)
+    both = (field,) if other is None else sorted((field, other[0]), key=lambda known: known.id)
+    return tuple(name for known in both for name in known.names)

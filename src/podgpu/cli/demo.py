@@ -84,13 +84,15 @@ def command(address: str, cluster_address: str, gpus: str, calm: bool, prices: s
         exporters = [exporter_on(node, read) for node in nodes]
         for exporter in exporters:
             exporter.agent.warm_up()
-        several = Several([member for one in exporters for member in (one.agent, one.keeper, one.waste)])
+        several = Several(
+            [member for exporter in exporters for member in (exporter.agent, exporter.keeper, exporter.waste)]
+        )
         targets: list[str] = []
         cluster, keeper = cluster_with_keeper(
             lambda: ScrapeBackend(FixedTargets(targets), owners=lambda: owners_of(nodes)), Publisher(CLUSTER, read)
         )
         listeners = [
-            *(Listener(one.application(), where) for one, where in zip(exporters, addresses, strict=True)),
+            *(Listener(exporter.application(), where) for exporter, where in zip(exporters, addresses, strict=True)),
             Listener(cluster_application(cluster, history=history_of(keeper)), listen, "--cluster-address"),
         ]
         script = [] if calm else acts(nodes)

@@ -154,7 +154,10 @@ def _collections(options: dict[str, Any], counters: tuple[Counter, ...]) -> list
         chosen = collection_of_fields(counters, config.collections)
     except UsageError as e:
         return [wrong(_CONFIG_FILE, str(e))]
-    own = [f"{c.name}: {sum(one is c for one in chosen.values())} every {c.every:g} s" for c in config.collections]
+    own = [
+        f"{c.name}: {sum(chosen_by is c for chosen_by in chosen.values())} every {c.every:g} s"
+        for c in config.collections
+    ]
     every = f"every {options['collect_interval']:g} s"
     return [ok(_CONFIG_FILE, "; ".join((f"{config.path}: {len(counters) - len(chosen)} fields {every}", *own)))]
 

@@ -1,4 +1,5 @@
-"""How `--help` reads: options in groups, the common ones first, three examples at the end, where the prompt is.
+"""This module says how `--help` reads: options in groups, the common ones first, three examples at the end, where the
+prompt is.
 
 `GROUPS` names every option of every command once, in the order people need them; a test fails for one that is missing.
 """

@@ -1,4 +1,4 @@
-"""The entry point: finds the command, and turns every error into one line and an exit code."""
+"""This module is the entry point: it finds the command, and turns every error into one line and an exit code."""
 
 from __future__ import annotations
 

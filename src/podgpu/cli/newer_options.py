@@ -1,4 +1,4 @@
-"""The options dcgm-exporter got with 4.8.3 and 4.8.4, and how its configuration file comes under them.
+"""This module has the options dcgm-exporter got with 4.8.3 and 4.8.4, and how its configuration file comes under them.
 
 A flag goes before its variable, that before the file, that before the default.
 """

@@ -325,7 +325,7 @@ EXPORTER_OPTIONS: tuple[Option, ...] = (
         "",
         "PODGPU_USAGE_INTERVAL",
         "1000",
-        "How often it is looked who uses the GPUs, and accounted for: less often while nobody comes or goes. At least 100 ms.",
+        "How often it is looked who uses the GPUs; accounted for less often while none comes or goes; at least 100 ms.",
         "duration",
         ours=True,
     ),

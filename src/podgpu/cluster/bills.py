@@ -1,4 +1,5 @@
-"""What namespaces used in the whole cluster, from the nodes' own counters, which begin anew, vanish and come back.
+"""This module says what namespaces used in the whole cluster, from the nodes' own counters, which begin anew, vanish
+and come back.
 
 A node's counters are a baseline when it is first seen. After that every growth counts; a series that is new on a known
 node counts from 0; one that went down began anew and counts from 0; a node that comes back counts from where it was.

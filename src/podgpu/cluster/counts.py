@@ -1,4 +1,4 @@
-"""How many devices there are, held, used, free and wasted: per node, per model, per namespace. Pure.
+"""This module says how many devices there are, held, used, free and wasted: per node, per model, per namespace. Pure.
 
 A GPU cut into MIG instances is not counted itself: its instances are, as devices of a model of their own.
 """
@@ -83,11 +83,11 @@ def count(
             if device.uuid not in contested or counted_at.setdefault(device.key, node.name) == node.name:
                 found.append(_of(counts.models, model))
                 counts.add_to_namespaces(device, model, is_used, means)
-            for one in found:
-                one.devices += 1
-                one.allocated += is_held
+            for tally in found:
+                tally.devices += 1
+                tally.allocated += is_held
                 if is_used is not None:
-                    one.used = (one.used or 0) + is_used
+                    tally.used = (tally.used or 0) + is_used
     for node, device, of, _ in wasted:
         is_cut = not device.instance and (node.name, device.uuid) in cut
         if of.holder.namespace and not is_cut and counted_at.get(device.key, node.name) == node.name:

@@ -1,4 +1,4 @@
-"""Holders that run nothing on what they hold, and since when. Pure but for what was seen before.
+"""This module finds the holders that run nothing on what they hold, and since when. Pure but for what was seen before.
 
 A holder is idle when its own utilisation is 0 (the device's where nobody knows its own) and its busy time, where it is
 counted, has not grown since the last round: what ran and ended between two rounds was no idleness.
@@ -111,4 +111,4 @@ def _idle_before(device: DeviceFigures, of: HolderFigures, idle_for: IdleFor) ->
 
 def wasted(idle: Iterable[IdleHolder], idle_after: float, wall: float) -> list[IdleHolder]:
     """Those of fresh nodes that have been idle for longer than that."""
-    return [one for one in idle if not one.node.old and wall - one.since > idle_after]
+    return [idler for idler in idle if not idler.node.old and wall - idler.since > idle_after]

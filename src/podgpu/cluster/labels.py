@@ -1,10 +1,10 @@
-"""Label sets kept from one rendering to the next: most of a cluster's series are the same every time."""
+"""LabelMemory keeps label sets from one rendering to the next: most of a cluster's series are the same every time."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from podgpu.model import Labels
+from podgpu.series import Labels
 
 Names = tuple[str, ...]
 Values = tuple[str, ...]

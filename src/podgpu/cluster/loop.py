@@ -1,4 +1,5 @@
-"""The cluster's loop: a round every interval, in a thread with an event loop of its own, and the bytes it leaves.
+"""Cluster takes a round every interval, in a thread with an event loop of its own, and leaves the bytes that are handed
+out.
 
 What is served is one reference, replaced whole. Rounds begin at multiples of the interval, so that the rolling average
 is taken over the same instants as Prometheus takes it over.

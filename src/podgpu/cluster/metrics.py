@@ -1,4 +1,5 @@
-"""The view as metric families: who is on which GPU, how the used ones are doing, waste, cost, and cluster on itself."""
+"""This module makes metric families of the view: who is on which GPU, how the used ones are doing, waste, cost, and
+cluster on itself."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ from podgpu.cluster.view import ClusterView
 from podgpu.figures.device import device_model
 from podgpu.figures.parts import WHOLE
 from podgpu.figures.waste_rows import hourly_by_namespace
-from podgpu.model import NO_LABELS, Family, Labels, Sample, Workload
+from podgpu.model import Workload
+from podgpu.series import NO_LABELS, Family, Labels, Sample
 
 T = TypeVar("T")
 Key = TypeVar("Key", bound=tuple[str, ...])

@@ -1,4 +1,5 @@
-"""Who is who: of everything that was read, each node once and each GPU where it is. Pure but for what was chosen last.
+"""This module says who is who: of everything that was read, each node once and each GPU where it is. Pure but for what
+was chosen last.
 
 A node may be told of by several targets, and a GPU by several nodes: one node under two addresses, a GPU that moved, or
 two nodes that both swear they have it.
@@ -277,8 +278,8 @@ def _notes(
     reading: NodeReading, siblings: Sequence[NodeReading], outcomes: Mapping[str, TargetOutcome]
 ) -> tuple[str, ...]:
     notes = list(reading.notes)
-    for told in (reading, *siblings):
-        outcome = outcomes.get(told.target)
+    for copy in (reading, *siblings):
+        outcome = outcomes.get(copy.target)
         if outcome is not None and outcome.error:
             notes.append(outcome.said)
     if siblings:

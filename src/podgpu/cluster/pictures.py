@@ -1,4 +1,4 @@
-"""The view as the picture that people look at: the web page, `top --cluster`, `/api/v1`. Pure."""
+"""This module makes of the view the picture that people look at: the web page, `top --cluster`, `/api/v1`. Pure."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def picture_of(view: ClusterView) -> Picture:
 
 def _idle_since(view: ClusterView) -> IdleSince:
     found: dict[int, dict[Who, float]] = {}
-    for one in view.idle:
-        found.setdefault(id(one.device), {})[one.of.who] = one.since
+    for idler in view.idle:
+        found.setdefault(id(idler.device), {})[idler.of.who] = idler.since
     return found
 
 

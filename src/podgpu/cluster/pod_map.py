@@ -1,4 +1,4 @@
-"""Which pod is on which GPU: the rows of `pod_and_gpu_map_info`, and the families made of them. Pure."""
+"""This module says which pod is on which GPU: the rows of `pod_and_gpu_map_info`, and families made of them. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import NamedTuple
 from podgpu.catalog import cluster_families as f
 from podgpu.cluster.labels import LabelMemory
 from podgpu.cluster.nodes import NodeView
-from podgpu.model import Family, Sample
+from podgpu.series import Family, Sample
 
 _DNS_PART = "[a-z0-9](?:[-a-z0-9]*[a-z0-9])?"
 _DNS_NAME = re.compile(rf"{_DNS_PART}(?:\.{_DNS_PART})*")
@@ -88,6 +88,6 @@ def metric_name(node: str) -> str:
     if _DNS_NAME.fullmatch(node):
         name = node.translate(_FOR_DNS)
     else:
-        name = _NOT_PLAIN.sub(lambda one: f"::{ord(one[0]):x}:", node)
+        name = _NOT_PLAIN.sub(lambda match: f"::{ord(match[0]):x}:", node)
     # No metric begins with a digit. No DNS name begins with "-", and no other name gives a "_": nothing else begins so.
     return f"_{name}_info" if name[:1].isdigit() else f"{name}_info"

@@ -1,4 +1,4 @@
-"""From a reading to bytes, and the one reference a request reads."""
+"""Publisher takes a reading to bytes, and to the one reference a request reads."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # only for those who keep it on disk
     from podgpu.history.waste_file import EarlierWaste
 
 
-class Published:
+class PublishedView:
     """All a request handler needs. Replaced as a whole; only the page's figures wait until somebody looks."""
 
     def __init__(
@@ -69,7 +69,7 @@ class Publisher:
         self._earlier: SimpleQueue[EarlierWaste] = SimpleQueue()
         self._waste_is_whole = True
 
-    def nothing_yet(self, wall: float) -> Published:
+    def nothing_yet(self, wall: float) -> PublishedView:
         """Before the first round."""
         return self._render(ClusterView(self.settings, wall), float("-inf"))
 
@@ -86,13 +86,13 @@ class Publisher:
         """What was counted until the last round; None: without what was restored. For the thread that restores it."""
         return self._memory.wasted if self._waste_is_whole else None
 
-    def publish(self, reading: ClusterReading, now: float, wall: float, whole_round: bool) -> Published:
+    def publish(self, reading: ClusterReading, now: float, wall: float, whole_round: bool) -> PublishedView:
         """`whole_round`: a round has ended, and counts as one where rounds are counted."""
         if self._on_round is not None:
             view = assemble_use(reading, self._memory, self.settings, now, wall, self.notes_beside())
             if whole_round:
                 self._on_round(view)
-            return Published(view, NO_METRICS, NO_METRICS, NO_METRICS, now)
+            return PublishedView(view, NO_METRICS, NO_METRICS, NO_METRICS, now)
         prices, notes = self._prices()
         notes = (*notes, *self.notes_beside())
         if not self._earlier.empty():
@@ -104,9 +104,9 @@ class Publisher:
             self._waste_is_whole = True
         return self._render(view, now)
 
-    def _render(self, view: ClusterView, now: float) -> Published:
+    def _render(self, view: ClusterView, now: float) -> PublishedView:
         metrics = Exposition.of(encode(cluster_families(view, self._labels)))
         nodes = Exposition.of(encode(node_families(view, self._labels)))
         stale = Exposition.of(encode(self_families(view, self._labels)))
         self._labels.next_rendering()
-        return Published(view, metrics, nodes, stale, now)
+        return PublishedView(view, metrics, nodes, stale, now)

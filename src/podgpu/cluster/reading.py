@@ -1,4 +1,5 @@
-"""What a backend gives in one round, whatever it asked: the one shape the view is assembled from. Pure."""
+"""This module says what a backend gives in one round, whatever it asked: the one shape the view is assembled from.
+Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rolling average where no Prometheus computes it: the mean of the rounds in the window.
+"""RollingMemory computes the rolling average where no Prometheus does: the mean of the rounds in the window.
 
 Rounds are taken at multiples of the interval, one to each, so this is what `avg_over_time((…)[window:interval])` gives
 at such an instant, its window open at the older end.

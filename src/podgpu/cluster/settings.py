@@ -1,4 +1,6 @@
-"""What the user chose for the view: when data is old, what "in use" means, how long a window is. Pure."""
+"""This module has what the user chose for the view: when data is old, what "in use" means, how long a window is.
+
+Pure."""
 
 from __future__ import annotations
 

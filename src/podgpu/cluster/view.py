@@ -1,4 +1,5 @@
-"""From what a backend read to the view of the cluster: the one place where all its parts come together.
+"""This module assembles the view of the cluster from what a backend read: the one place where all its parts come
+together.
 
 Pure but for the memory it is given, which is what one round has to know of those before it.
 """
@@ -203,8 +204,8 @@ def assemble(
 def _holdings(settled: Settled, idle: Iterable[IdleHolder], prices: Prices, now: float) -> Iterator[Holding]:
     """What everybody holds, each GPU once; an old node's as it was when that was last heard of."""
     resting: dict[int, dict[Who, float]] = {}
-    for one in idle:
-        resting.setdefault(id(one.device), {})[one.of.who] = one.since
+    for idler in idle:
+        resting.setdefault(id(idler.device), {})[idler.of.who] = idler.since
     tags, counted = PriceTags(prices) if prices.currency else None, set[str]()
     for node in settled.nodes:
         yield from holdings(node.name, node.devices, counted, now - node.age, resting, tags, old=node.old)

@@ -1,4 +1,5 @@
-"""The table that names the allocation sources: `--allocation NAME[:ARGUMENT],…`, the most trusted first."""
+"""This module has the table that names the allocation sources: `--allocation NAME[:ARGUMENT],…`, the most trusted
+first."""
 
 from __future__ import annotations
 

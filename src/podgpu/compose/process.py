@@ -1,5 +1,5 @@
-"""How this process behaves, whatever it does: what its log lines look like, how it manages memory, how its threads
-take turns, and which node it is on.
+"""This module says how this process behaves, whatever it does: what its log lines look like, how it manages memory, how
+its threads take turns, and which node it is on.
 
 Lines are text for people or JSON for collectors, and go to standard error; what was asked for does not.
 """

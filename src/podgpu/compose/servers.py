@@ -1,4 +1,5 @@
-"""Whom podgpu asks over the network, as the options describe it: the API server, other exporters, and how to be let in.
+"""This module says whom podgpu asks over the network, as the options describe it: the API server, other exporters, and
+how to be let in.
 
 A feed from the API server is opened only when an option asks for one.
 """

@@ -1,4 +1,4 @@
-"""The table that names the telemetry sources: `--telemetry NAME[:ARGUMENT]`."""
+"""This module has the table that names the telemetry sources: `--telemetry NAME[:ARGUMENT]`."""
 
 from __future__ import annotations
 

@@ -55,21 +55,21 @@ class BoundedPattern:
             self._reach(self._first, text, at, reached)
             if _FOUND in reached:
                 return True
-            taken = (self._parts[one] for one in reached) if at < len(text) else ()
+            taken = (self._parts[number] for number in reached) if at < len(text) else ()
             following = {after for part in taken if part.takes and part.takes(text[at]) for after in part.after}
             reached = set()
-            for one in following:
-                self._reach(one, text, at + 1, reached)
+            for number in following:
+                self._reach(number, text, at + 1, reached)
         return False
 
     def _reach(self, first: int, text: str, at: int, reached: set[int]) -> None:
         """Adds the part, and those that come after it without taking a letter."""
         waiting = [first]
         while waiting:
-            one = waiting.pop()
-            if one not in reached:
-                reached.add(one)
-                part = self._parts[one]
+            number = waiting.pop()
+            if number not in reached:
+                reached.add(number)
+                part = self._parts[number]
                 if part.takes is None and (part.place is None or _is_at(part.place, text, at)):
                     waiting += part.after
 
@@ -123,7 +123,7 @@ def _letter(kind: Any, value: Any, any_case: bool) -> Callable[[str], bool]:
     if kind is c.ANY:
         return lambda letter: letter != "\n"
     items = value if kind is c.IN else [(kind, value)]
-    wanted = not any(one is c.NEGATE or one is c.NOT_LITERAL for one, _ in items)
+    wanted = not any(kind is c.NEGATE or kind is c.NOT_LITERAL for kind, _ in items)
     tests = [_test(*item) for item in items if item[0] is not c.NEGATE]
 
     def takes(letter: str) -> bool:
@@ -147,5 +147,7 @@ def _is_at(place: Any, text: str, at: int) -> bool:
         return at == 0
     if place in (c.AT_END, c.AT_END_STRING):
         return at == len(text)
-    before, behind = (one != "" and _CATEGORIES[c.CATEGORY_WORD](one) for one in (text[:at][-1:], text[at : at + 1]))
+    before, behind = (
+        letter != "" and _CATEGORIES[c.CATEGORY_WORD](letter) for letter in (text[:at][-1:], text[at : at + 1])
+    )
     return (bool(before) != bool(behind)) is (place is c.AT_BOUNDARY)

@@ -1,4 +1,5 @@
-"""What dcgm-exporter's YAML configuration can say, in one shape for both versions; durations as Go writes them. Pure.
+"""This module says what dcgm-exporter's YAML configuration can say, in one shape for both versions; durations as Go
+writes them. Pure.
 
 Apart from `config_yaml.py`, which reads it: an exporter without such a file loads no YAML.
 """

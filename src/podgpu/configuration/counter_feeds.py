@@ -1,9 +1,11 @@
-"""Reads the counters from a file or a ConfigMap, again whenever they may have changed."""
+"""This module reads the counters from a file or a ConfigMap, again whenever they may have changed. CounterWatch keeps
+what went wrong with them: the last good ones stay."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections import Counter as Tally
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Protocol
 
@@ -11,9 +13,13 @@ from podgpu.catalog.counters import MOST_BYTES, Counter
 from podgpu.catalog.named_counters import Naming
 from podgpu.errors import SourceError, UsageError
 from podgpu.files import ReadOnChange
+from podgpu.isolate import Isolation
+from podgpu.model import Outcome
 
 _log = logging.getLogger("podgpu")
 
+_NAME = "counters"
+"""Among the sources, in podgpu's own metrics."""
 CONFIGMAP_KEY = "metrics"
 """The key dcgm-exporter reads in its ConfigMap."""
 
@@ -76,3 +82,37 @@ def _parse(naming: Naming, content: bytes, origin: str) -> tuple[Counter, ...]:
     for sentence in naming.remarks(counters):
         _log.info("%s: %s", origin, sentence)
     return counters
+
+
+class CounterWatch:
+    def __init__(self, feed: CounterFeed | None, isolation: Isolation, deadline: float) -> None:
+        self._feed = feed
+        self._isolation = isolation
+        self._deadline = deadline
+        self.outcomes: tuple[Outcome, ...] = ()
+        self.errors: Mapping[tuple[str, str], int] = {}
+        """(source, reason) -> how often since the start. Replaced, never changed: others read it meanwhile."""
+
+    @property
+    def watches(self) -> bool:
+        """There is something that may change."""
+        return self._feed is not None
+
+    def read(self, take: Callable[[tuple[Counter, ...]], None]) -> None:
+        """Hands over the counters as they are now; `take` may refuse them by a UsageError."""
+        if self._feed is None:
+            return
+        result = self._isolation.run({_NAME: self._feed.read}, self._deadline)[_NAME]
+        if isinstance(result.error, SourceError):
+            self._refuse(result.error)
+        elif result.value is not None:
+            try:
+                take(result.value)
+            except UsageError as e:  # a collection of the configuration file has none of them
+                self._refuse(SourceError("malformed", str(e)))
+            else:
+                self.outcomes = (Outcome(_NAME, result.seconds),)
+
+    def _refuse(self, error: SourceError) -> None:
+        self.errors = Tally(self.errors) + Tally([(_NAME, error.reason)])
+        self.outcomes = (Outcome(_NAME, 0.0, error.reason, str(error)),)

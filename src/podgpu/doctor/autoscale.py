@@ -14,6 +14,7 @@ from podgpu.autoscale.refusal import Refusal
 from podgpu.autoscale.trigger import KEYS, parse_trigger
 from podgpu.doctor.findings import Finding, note, ok, wrong
 from podgpu.errors import SourceError
+from podgpu.json_shape import mapping_in, objects_in
 from podgpu.kube.answers import Object
 from podgpu.kube.client import ApiClient
 
@@ -53,7 +54,7 @@ async def _api_service(client: ApiClient, name: str, needed: bool) -> Finding:
         if needed:
             return note(subject, "is not there: HPAs cannot ask for custom metrics", _INSTALL)
         return ok(subject, "is not there: nobody serves external metrics, which KEDA or podgpu could")
-    service = _mapping(_mapping(found.get("spec")).get("service"))
+    service = mapping_in(mapping_in(found.get("spec")).get("service"))
     owner = f"{service.get('namespace', '?')}/{service.get('name', '?')}" if service else "the API server itself"
     available = _condition(found, "Available")
     if available.get("status") == "True":
@@ -75,11 +76,11 @@ async def _hpas(client: ApiClient) -> AsyncIterator[Finding]:
     except SourceError as error:
         yield wrong("HPAs", str(error))
         return
-    if _mapping(listed.get("metadata")).get("continue"):
+    if mapping_in(listed.get("metadata")).get("continue"):
         yield note("HPAs", f"there are more than {_MOST}: the first {_MOST} are looked at")
     asked = 0
-    for hpa in _objects(listed.get("items")):
-        for metric in _objects(_mapping(hpa.get("spec")).get("metrics")):
+    for hpa in objects_in(listed.get("items")):
+        for metric in objects_in(mapping_in(hpa.get("spec")).get("metrics")):
             finding = await _hpa_metric(client, hpa, metric)
             if finding is not None:
                 asked += 1
@@ -91,12 +92,12 @@ async def _hpas(client: ApiClient) -> AsyncIterator[Finding]:
 async def _hpa_metric(client: ApiClient, hpa: Object, metric: Object) -> Finding | None:
     """None: it is no metric of podgpu's."""
     kind = str(metric.get("type"))
-    asked = _mapping(metric.get(kind.lower()))
-    about = _mapping(asked.get("metric"))
+    asked = mapping_in(metric.get(kind.lower()))
+    about = mapping_in(asked.get("metric"))
     name = str(about.get("name"))
     if kind not in ("Pods", "Object") or name not in _OURS:
         return None
-    metadata = _mapping(hpa.get("metadata"))
+    metadata = mapping_in(hpa.get("metadata"))
     namespace = str(metadata.get("namespace"))
     subject = f"HPA {namespace}/{metadata.get('name')}"
     try:
@@ -105,23 +106,23 @@ async def _hpa_metric(client: ApiClient, hpa: Object, metric: Object) -> Finding
             query["labelSelector"] = await _pod_selector(client, hpa, namespace)
             path = f"pods/*/{name}"
         else:
-            path = f"{_described(_mapping(asked.get('describedObject')))}/{name}"
+            path = f"{_described(mapping_in(asked.get('describedObject')))}/{name}"
         place = f"/apis/{CUSTOM}/{CUSTOM_VERSIONS[0]}/namespaces/{quote(namespace)}/{path}"
         answer = await client.ask(place, query)
     except SourceError as error:
         return wrong(subject, f"{name}: {error}", "an HPA without a figure leaves the number of replicas as it is")
-    items = _objects(answer.get("items"))
-    values = [f"{_mapping(item.get('describedObject')).get('name')} {item.get('value')}" for item in items]
+    items = objects_in(answer.get("items"))
+    values = [f"{mapping_in(item.get('describedObject')).get('name')} {item.get('value')}" for item in items]
     return ok(subject, f"{name}: {', '.join(values[:8])}{f' and {len(values) - 8} more' if len(values) > 8 else ''}")
 
 
 async def _pod_selector(client: ApiClient, hpa: Object, namespace: str) -> str:
     """Of the target's pods, as its scale subresource has it: what the HPA controller goes by."""
-    target = _mapping(_mapping(hpa.get("spec")).get("scaleTargetRef"))
+    target = mapping_in(mapping_in(hpa.get("spec")).get("scaleTargetRef"))
     version, kind = str(target.get("apiVersion", "v1")), str(target.get("kind"))
     root = f"/apis/{version}" if "/" in version else f"/api/{version}"
     path = f"{root}/namespaces/{quote(namespace)}/{kind.lower()}s/{quote(str(target.get('name')))}/scale"
-    return str(_mapping((await client.ask(path)).get("status")).get("selector", ""))
+    return str(mapping_in((await client.ask(path)).get("status")).get("selector", ""))
 
 
 def _described(described: Mapping[str, Any]) -> str:
@@ -133,7 +134,7 @@ def _described(described: Mapping[str, Any]) -> str:
 
 
 def _labels(selector: object) -> str:
-    labels = _mapping(_mapping(selector).get("matchLabels"))
+    labels = mapping_in(mapping_in(selector).get("matchLabels"))
     return ",".join(f"{key}={value}" for key, value in labels.items())
 
 
@@ -146,11 +147,11 @@ async def _scaled_objects(client: ApiClient) -> AsyncIterator[Finding]:
     except SourceError as error:
         yield ok("KEDA", "is not here") if error.reason == "not_found" else wrong("KEDA", str(error))
         return
-    for scaled in _objects(listed.get("items")):
-        metadata = _mapping(scaled.get("metadata"))
+    for scaled in objects_in(listed.get("items")):
+        metadata = mapping_in(scaled.get("metadata"))
         namespace, name = str(metadata.get("namespace")), str(metadata.get("name"))
-        for trigger in _objects(_mapping(scaled.get("spec")).get("triggers")):
-            given = {str(key): str(value) for key, value in _mapping(trigger.get("metadata")).items()}
+        for trigger in objects_in(mapping_in(scaled.get("spec")).get("triggers")):
+            given = {str(key): str(value) for key, value in mapping_in(trigger.get("metadata")).items()}
             if str(trigger.get("type")).startswith("external") and "podgpu" in given.get("scalerAddress", ""):
                 yield _trigger(f"ScaledObject {namespace}/{name}", namespace, given, trigger.get("metricType"))
 
@@ -174,13 +175,5 @@ def _trigger(subject: str, namespace: str, given: Mapping[str, str], metric_type
 
 
 def _condition(found: Object, kind: str) -> Mapping[str, Any]:
-    conditions = _objects(_mapping(found.get("status")).get("conditions"))
+    conditions = objects_in(mapping_in(found.get("status")).get("conditions"))
     return next((condition for condition in conditions if condition.get("type") == kind), {})
-
-
-def _objects(value: object) -> list[Object]:
-    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
-
-
-def _mapping(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}

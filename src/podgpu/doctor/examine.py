@@ -156,8 +156,8 @@ def look_at_holders(question: Question, gpus: Gpus, isolation: Isolation, deadli
     """Every source of holders on its own, then what they say together."""
     if not question.sources:
         return [note("kubelet", "not asked, as --kubernetes (DCGM_EXPORTER_KUBERNETES) is false: no pod labels")]
-    kubelet = next((one for one in question.sources if isinstance(one, KubeletAllocation)), None)
-    others = [one for one in question.sources if one is not kubelet]
+    kubelet = next((source for source in question.sources if isinstance(source, KubeletAllocation)), None)
+    others = [source for source in question.sources if source is not kubelet]
     readings, findings = read_sources(others, gpus.devices, isolation, deadline)
     answer = None
     if kubelet is not None:
@@ -169,7 +169,7 @@ def look_at_holders(question: Question, gpus: Gpus, isolation: Isolation, deadli
     if not readings:
         return findings
     names = isolation.run({"names": question.identities.read}, deadline)["names"].value
-    in_order = {one.name: readings[one.name] for one in question.sources if one.name in readings}
+    in_order = {source.name: readings[source.name] for source in question.sources if source.name in readings}
     allocation = merge(in_order, names.complete) if names is not None else merge(in_order)
     return findings + judge_mapping(
         allocation,

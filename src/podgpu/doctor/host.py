@@ -1,4 +1,4 @@
-"""What the doctor must know of the machine and of this process on it, and what it makes of that.
+"""This module says what the doctor must know of the machine and of this process on it, and what it makes of that.
 
 `read_host` touches /proc, /sys and /dev, whose places are given; the rest is pure.
 """

@@ -1,4 +1,5 @@
-"""How a GPU would be told apart if containers shared it, with the given `--usage-from`, and what better would need."""
+"""This module says how a GPU would be told apart if containers shared it, with the given `--usage-from`, and what
+better would need."""
 
 from __future__ import annotations
 

@@ -14,7 +14,8 @@ from podgpu.enrich.relabel import relabel
 from podgpu.errors import SourceError
 from podgpu.exposition.text import encode, encode_parsed
 from podgpu.join import Policy, self_families
-from podgpu.model import Allocation, Device, Family, Outcome, Sample, Snapshot
+from podgpu.model import Allocation, Device, Outcome, Snapshot
+from podgpu.series import Family, Sample
 from podgpu.telemetry.beside import DriverBeside
 from podgpu.telemetry.exposition import ParsedExposition
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from podgpu.model import Family, Labels
+from podgpu.series import Family, Labels
 
 if TYPE_CHECKING:  # an exporter parses no exposition
     from podgpu.exposition.parse import ParsedFamily

@@ -1,4 +1,5 @@
-"""A picture as the JSON of `/api/v1/view` (docs/api.md). What is not known is left out, never null. Pure."""
+"""This module writes a picture as the JSON of `/api/v1/view` (docs/api.md), ready to be handed out. What is not known
+is left out, never null. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Devices and their holders with every figure that people look at, wherever it came from. None: nobody knows it."""
+"""This module has the shape of devices and their holders with every figure that people look at, wherever it came from.
+None: nobody knows it."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ holders' use. Pure."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from sys import intern
@@ -29,18 +29,20 @@ from podgpu.figures.device import (
     in_order,
     is_there,
     memory_of,
-    nameless_uuid,
     utilization_of,
 )
-from podgpu.figures.figure_names import HEALTH_FIELDS, UNKNOWN_FIELD, field_names, names_printed
+from podgpu.figures.figure_names import (
+    HEALTH_FIELDS,
+    UNKNOWN_FIELD,
+    Labels,
+    field_names,
+    first_label,
+    names_printed,
+    places_of,
+)
 from podgpu.model import Who, Workload
 
 NODE_LABELS = ("Hostname", "hostname", "node", "instance")
-_UUID_LABELS = ("UUID", "uuid", "gpu_uuid")
-_MODEL_LABELS = ("modelName", "model_name")
-_POD_LABELS = (f.POD_LABELS, f.OLD_POD_LABELS)
-_EXPORTED_LABELS = (tuple(f.EXPORTED.values()),)
-_CONTAINER = f.POD_LABELS[2]
 _INSTANCE_LABELS = ("GPU_I_ID", "GPU_I_PROFILE")
 _HOLDER_FIGURES = {
     f.CONTAINER_UTILIZATION.name: 0,
@@ -70,7 +72,6 @@ _MOST_SOURCES, _LONGEST_SOURCE = 64, 64
 """Of what an exporter cannot read: each of its GPUs is one, and every name is on the page."""
 _DCGM_BLANK = 0x7FFFFFF0
 """From here on DCGM's marks for "no value" begin. No field here, in %, MiB, W or degrees, has so much of it."""
-Labels = Mapping[str, str]
 
 
 class ExpositionFigures(NamedTuple):
@@ -127,16 +128,6 @@ def samples_named(families: Iterable[ParsedFamily], names: frozenset[str]) -> li
 # What is found
 
 
-class _Place(NamedTuple):
-    """What a label set says. Many series share one, so it is looked at once."""
-
-    uuid: str
-    instance: str
-    model: str
-    holder: Workload | None
-    who: Who
-
-
 @dataclass(slots=True)
 class _Found:
     """One device, as far as the exposition was read."""
@@ -178,7 +169,7 @@ class _Builder:
         self.is_podgpu = False
         self.simulated = False
         of_devices = [s.labels for s in samples if s.name not in (f.BUILD_INFO.name, f.SOURCE_UP.name)]
-        self._places = _places(of_devices)
+        self._places = places_of(of_devices)
         for name, labels, value, _ in samples:
             self._take(name, labels, value if 0 <= value <= _MOST else None)
 
@@ -333,51 +324,6 @@ class _Builder:
             add_up = sum if self.is_podgpu and number == POWER else max
             value = add_up(parts) if parts else None
         return value if value is not None and value < _DCGM_BLANK else None
-
-
-# Labels
-
-
-def _places(label_sets: Iterable[Labels]) -> dict[int, _Place]:
-    """By the id of the labels, which those of equal text share."""
-    places: dict[int, _Place] = {}
-    models: dict[tuple[str, str], str] = {}
-    for labels in label_sets:
-        if id(labels) not in places:
-            place = places[id(labels)] = _place(labels)
-            if place.model:
-                models.setdefault((place.uuid, place.instance), place.model)
-                models.setdefault((place.uuid, ""), place.model)
-    for key, place in places.items():
-        if not place.model and (place.uuid, place.instance) in models:
-            places[key] = place._replace(model=models[place.uuid, place.instance])
-    return places
-
-
-def _place(labels: Labels) -> _Place:
-    uuid = first_label(labels, _UUID_LABELS) or nameless_uuid(labels.get("gpu", "?"))
-    holder = holder_of(labels)
-    who = holder.who if holder else ()
-    return _Place(uuid, labels.get("GPU_I_ID", ""), first_label(labels, _MODEL_LABELS), holder, who)
-
-
-def holder_of(labels: Labels) -> Workload | None:
-    """Who holds what the series is about; `exported_pod` is what Prometheus makes of an exposition's own `pod`."""
-    get = labels.get
-    if job := get(f.JOB_LABEL):
-        return Workload(job=job)
-    for namespace, pod, container in _EXPORTED_LABELS if _EXPORTED_LABELS[0][1] in labels else _POD_LABELS:
-        if name := get(pod):
-            return Workload(intern(get(namespace, "")), intern(name), intern(get(container, "")))
-    uid, container_id = (get(name, "") for name in f.NAMELESS_LABELS)
-    return Workload("", "", get(_CONTAINER, ""), uid, container_id) if uid or container_id else None
-
-
-def first_label(labels: Labels, names: Iterable[str]) -> str:
-    for name in names:
-        if value := labels.get(name):
-            return value
-    return ""
 
 
 def _whole(value: float | None) -> int | None:

@@ -1,4 +1,4 @@
-"""Figures from the agent's own snapshot. Pure."""
+"""This module makes figures of the agent's own snapshot. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The picture of one node, from its agent's snapshot: what the exporter's own page shows. Pure."""
+"""This module makes the picture of one node, from its agent's snapshot: what the exporter's own page shows. Pure."""
 
 from __future__ import annotations
 

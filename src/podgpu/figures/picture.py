@@ -1,4 +1,5 @@
-"""A picture of one node or of many: what the web page draws and what `/api/v1` answers. Pure."""
+"""This module has the shape of a picture of one node or of many: what the web page draws and what `/api/v1` answers.
+Pure."""
 
 from __future__ import annotations
 

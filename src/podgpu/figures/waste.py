@@ -311,16 +311,16 @@ def _stated(pod: Pod, account: _Account, wall_ahead: float) -> PodWaste:
         if use != "idle":
             return PodWaste(pod, account.owner, account.amounts, part, 0, price)
         return PodWaste(pod, account.owner, account.amounts, part, part, price, price or 0, since)
-    idle = [one for one in held if one.use == "idle"]
-    known = [one.idle_since for one in idle if one.idle_since is not None]
-    prices = [one.price for one in held if one.price is not None]
+    idle = [holding for holding in held if holding.use == "idle"]
+    known = [holding.idle_since for holding in idle if holding.idle_since is not None]
+    prices = [holding.price for holding in held if holding.price is not None]
     return PodWaste(
         pod,
         account.owner,
         account.amounts,
-        sum(one.part for one in held),
-        sum(one.part for one in idle),
+        sum(holding.part for holding in held),
+        sum(holding.part for holding in idle),
         sum(prices) if prices else None,
-        sum(one.price for one in idle if one.price is not None),
+        sum(holding.price for holding in idle if holding.price is not None),
         max(known) if len(known) == len(held) else None,
     )

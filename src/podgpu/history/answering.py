@@ -43,7 +43,7 @@ class RingHistory:
         with self._ring.lock:
             devices = self._ring.spans.devices_of(namespace, pod)
         found = (self._ring.keep_of(device, asked, now) for device in devices)
-        kept = [_unix(one, ahead) for one in found if one is not None]
+        kept = [_unix(keep, ahead) for keep in found if keep is not None]
         return telling.pod_json(_window(asked, now, ahead), namespace, pod, kept)
 
 

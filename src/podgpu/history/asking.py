@@ -1,4 +1,5 @@
-"""What is asked about the past, and the shape it is answered from, whoever kept it: the ring, or Prometheus. Pure."""
+"""This module says what is asked about the past, and the shape it is answered from, whoever kept it: the ring, or
+Prometheus. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The ring as bytes of a file: a line that says what it is, then frames one after the other, each with its checksum.
+"""This module writes the ring as bytes of a file, and reads it: a line that says what it is, then frames one after the
+other, each with its checksum.
 
 A frame that was torn or damaged is passed over, and the next one is looked for: what can be read is read. A file tells
 whose the places of its columns are before the columns come. Pure.

@@ -1,4 +1,5 @@
-"""The JSON of `/api/v1/history` (docs/api.md), from what is kept of devices. A gap is null, never 0. Pure."""
+"""This module makes the JSON of `/api/v1/history` (docs/api.md), from what is kept of devices. A gap is null, never 0.
+Pure."""
 
 from __future__ import annotations
 

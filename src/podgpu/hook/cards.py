@@ -1,4 +1,5 @@
-"""How this node numbers its GPUs, as the kernel driver tells it: by minor (/dev/nvidiaN), index (PCI order) and UUID.
+"""This module says how this node numbers its GPUs, as the kernel driver tells it: by minor (/dev/nvidiaN), index (PCI
+order) and UUID.
 
 koordinator writes minors where the container toolkit reads indices. This needs no driver library, and no GPU in the
 container: /proc/driver/nvidia is the same in every one. A driver that hangs hangs the thread here, and nobody else.

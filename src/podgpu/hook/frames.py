@@ -1,4 +1,4 @@
-"""The frames on a runtime's connection: NRI's multiplexing outside, ttrpc's messages inside. Pure.
+"""This module knows the frames on a runtime's connection: NRI's multiplexing outside, ttrpc's messages inside. Pure.
 
 Two byte streams share the connection: on one the runtime asks and the plugin answers, on the other the plugin asks.
 Their bytes come in pieces that mean nothing; each piece says whose it is. Lengths are checked before bytes are kept.

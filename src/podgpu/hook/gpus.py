@@ -1,4 +1,5 @@
-"""Which GPUs the containers of a sandbox have, by the first source that says it. Pure: records in, entries out.
+"""This module says which GPUs the containers of a sandbox have, by the first source that says it. Pure: records in,
+entries out.
 
 In order: the annotations of schedulers (koordinator's, HAMi's, Volcano's, gpu-manager's), NVIDIA_VISIBLE_DEVICES, the
 files of the volume-mount strategy, device nodes. A scheduler's annotation is its word for the whole pod. What a user
@@ -72,16 +73,17 @@ def gpus_of_sandbox(sandbox: Sandbox, cards: Cards) -> Found:
     except BadAnnotation as error:
         return Found(notes=(Note(error.reason, str(error)),))
     if held is None:
-        held = {one.name: _by_container(one, cards) for one in sandbox.containers}
+        held = {container.name: _by_container(container, cards) for container in sandbox.containers}
     entries = (
-        Entry(sandbox.namespace, sandbox.name, one.name, _once(held.get(one.name, ()))) for one in sandbox.containers
+        Entry(sandbox.namespace, sandbox.name, container.name, _once(held.get(container.name, ())))
+        for container in sandbox.containers
     )
     notes = tuple(_disagreements(sandbox, cards))
     return Found(tuple(entry for entry in entries if entry.gpus), notes, len(notes))
 
 
 def _once(ids: Iterable[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(one for one in ids if len(one) <= _MOST_LETTERS))[:MOST_IDS]
+    return tuple(dict.fromkeys(id_ for id_ in ids if len(id_) <= _MOST_LETTERS))[:MOST_IDS]
 
 
 # What a scheduler says
@@ -89,13 +91,17 @@ def _once(ids: Iterable[str]) -> tuple[str, ...]:
 
 def _by_scheduler(sandbox: Sandbox, cards: Cards) -> dict[str, tuple[str, ...]] | None:
     """None: no scheduler says anything about this pod."""
-    own = {one.name: tuple(_gpu_manager_nodes(one, cards)) for one in sandbox.containers if one.gpu_manager}
+    own = {
+        container.name: tuple(_gpu_manager_nodes(container, cards))
+        for container in sandbox.containers
+        if container.gpu_manager
+    }
     grants = read_grants(_pod_record(sandbox))
     if not grants:
         return own or None
     for_all = tuple(_text(grant.device, cards) for grant in grants if grant.container is None)
     if for_all:
-        return {one.name: for_all for one in sandbox.containers}
+        return {container.name: for_all for container in sandbox.containers}
     return (_chosen_by_variable(sandbox, grants) or _by_place(grants, cards)) | own
 
 
@@ -204,7 +210,7 @@ def _disagreements(sandbox: Sandbox, cards: Cards) -> Iterator[Note]:
     given = _uuids(grants, cards)
     for container in sandbox.containers:
         named = _explicitly_named(container, cards)
-        if named and {one.lower() for one in named} != {one.lower() for one in given}:
+        if named and {id_.lower() for id_ in named} != {id_.lower() for id_ in given}:
             text = (
                 f"pod {sandbox.namespace}/{sandbox.name}, container {container.name}: koordinator gave it"
                 f" {few_of(given)}, but {VISIBLE_DEVICES}={(container.visible or '')[:200]} means {few_of(named)}"
@@ -237,7 +243,7 @@ def wanted_variable(sandbox: Sandbox, container: ContainerFacts, cards: Cards) -
     if not grants:
         return None
     given = _uuids(grants, cards)
-    if {one.lower() for one in _explicitly_named(container, cards)} == {one.lower() for one in given}:
+    if {id_.lower() for id_ in _explicitly_named(container, cards)} == {id_.lower() for id_ in given}:
         return None
     minors = koordinator_minors(pod)
     misread = any(cards.of_minor(minor) != cards.of_index(minor) for minor in minors)

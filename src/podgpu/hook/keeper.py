@@ -32,10 +32,10 @@ _STOP_SECONDS = 5.0
 def encode_podlist(entries: Iterable[Entry]) -> bytes:
     """The file's bytes, a line for each container: the same for the same entries, in whatever order they were told."""
     plain = (
-        {"name": one.name, "namespace": one.namespace, "container": one.container, "gpu_list": list(one.gpus)}
-        for one in sorted(entries)
+        {"name": e.name, "namespace": e.namespace, "container": e.container, "gpu_list": list(e.gpus)}
+        for e in sorted(entries)
     )
-    lines = ",\n".join(json.dumps(one, ensure_ascii=False) for one in plain)
+    lines = ",\n".join(json.dumps(entry, ensure_ascii=False) for entry in plain)
     return f"[\n{lines}\n]\n".encode() if lines else b"[]\n"
 
 
@@ -51,8 +51,8 @@ class Evaluation:
     def of(self, picture: Sequence[Sandbox], cards: Cards) -> list[Found]:
         known = self._found if cards == self._cards else {}
         self._cards = cards
-        self._found = {one.id: self._look(one, known.get(one.id)) for one in picture}
-        self._said = {id_: said for id_, said in self._said.items() if id_ in self._found}
+        self._found = {sandbox.id: self._look(sandbox, known.get(sandbox.id)) for sandbox in picture}
+        self._said = {id_: words for id_, words in self._said.items() if id_ in self._found}
         return [found for _, found in self._found.values()]
 
     def _look(self, sandbox: Sandbox, known: tuple[Sandbox, Found] | None) -> tuple[Sandbox, Found]:
@@ -77,7 +77,7 @@ class Evaluation:
             return Found(notes=(Note("bug", f"{where} is left out: {type(error).__name__}: {error}"),))
 
 
-class Keeper:
+class PodlistKeeper:
     def __init__(
         self,
         file: AtomicFile,
@@ -146,8 +146,8 @@ class Keeper:
         if picture is None:
             return
         found = self._evaluation.of(picture, self._cards())
-        entries = [entry for one in found for entry in one.entries]
-        self.gpu_containers, self.disagreeing = len(entries), sum(one.disagreeing for one in found)
+        entries = [entry for of_sandbox in found for entry in of_sandbox.entries]
+        self.gpu_containers, self.disagreeing = len(entries), sum(of_sandbox.disagreeing for of_sandbox in found)
         self._write(encode_podlist(entries))
         self.is_up_to_date = picture is self._picture
 

@@ -1,4 +1,5 @@
-"""The hook as a whole: connects to the runtime, hands what it tells to the keeper, connects again when it is away."""
+"""Hook is the hook as a whole: it connects to the runtime, hands what that tells to the keeper, and connects again when
+it is away."""
 
 from __future__ import annotations
 
@@ -14,12 +15,12 @@ from functools import partial
 from podgpu.atomic_file import AtomicFile
 from podgpu.errors import SourceError, StartError
 from podgpu.hook.cards import Cards, CardsWatch, read_cards
-from podgpu.hook.keeper import Keeper
+from podgpu.hook.keeper import PodlistKeeper
 from podgpu.hook.plugin import Plugin
 from podgpu.hook.sandboxes import Sandbox
 from podgpu.hook.session import Session
 from podgpu.hook.tallies import State, Tallies
-from podgpu.model import Family
+from podgpu.series import Family
 
 _log = logging.getLogger("podgpu")
 _FIRST_RETRY, _LAST_RETRY = 0.1, 2.0
@@ -44,7 +45,7 @@ class Hook:
         self._settings = settings
         self._tallies = Tallies()
         self._cards = CardsWatch(partial(read, settings.proc), self._wake)
-        self._keeper = Keeper(file, self._tallies, lambda: self._cards.cards)
+        self._keeper = PodlistKeeper(file, self._tallies, lambda: self._cards.cards)
         self._stopping = threading.Event()
         self._connection: socket.socket | None = None
         self._plugin: Plugin | None = None

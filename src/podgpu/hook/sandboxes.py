@@ -1,4 +1,4 @@
-"""The sandboxes and containers a runtime told of, cut down to what says something about GPUs. Pure.
+"""This module keeps the sandboxes and containers a runtime told of, cut down to what says something about GPUs. Pure.
 
 Records are frozen: whoever was handed them keeps a true picture of that moment, while the runtime goes on telling.
 """
@@ -60,12 +60,12 @@ class Sandbox:
 
     def with_container(self, container: ContainerFacts) -> Sandbox:
         """A container made anew takes the place of the one of its name, whose end may have been missed."""
-        others = (one for one in self.containers if one.name != container.name and one.id != container.id)
+        others = (other for other in self.containers if other.name != container.name and other.id != container.id)
         order = self.order if container.name in self.order else (*self.order, container.name)
         return replace(self, containers=(*others, container), order=order)
 
     def without_container(self, container_id: str) -> Sandbox:
-        return replace(self, containers=tuple(one for one in self.containers if one.id != container_id))
+        return replace(self, containers=tuple(c for c in self.containers if c.id != container_id))
 
 
 def sandbox_facts(pod: Any) -> Sandbox:
@@ -92,14 +92,16 @@ def container_facts(container: Any) -> ContainerFacts:
 
 def _mounted(mounts: Iterable[Any]) -> list[str]:
     inside = f"{MOUNTED_DEVICES}/".encode()
-    names = (one.destination[len(inside) :] for one in mounts if one.destination.startswith(inside))
+    names = (mount.destination[len(inside) :] for mount in mounts if mount.destination.startswith(inside))
     return [name.decode(errors="replace") for name in names][:_MOST_IDS]
 
 
 def _minors(devices: Sequence[Any]) -> list[int]:
-    if any((one.major, one.minor) in _EVERY_CONTAINER_HAS for one in devices):
+    if any((device.major, device.minor) in _EVERY_CONTAINER_HAS for device in devices):
         return []
-    minors = {one.minor for one in devices if one.major == _NVIDIA_MAJOR and 0 <= one.minor < _FIRST_CONTROL_MINOR}
+    minors = {
+        device.minor for device in devices if device.major == _NVIDIA_MAJOR and 0 <= device.minor < _FIRST_CONTROL_MINOR
+    }
     return sorted(minors)
 
 
@@ -124,10 +126,9 @@ class Sandboxes:
 
     def run(self, pod: Any) -> None:
         """A new sandbox. Another of the same pod has ended, whether that was told or not."""
-        for other in [
-            one.id for one in self._sandboxes.values() if pod.uid and one.uid == pod.uid and one.id != pod.id
-        ]:
-            self.end(other)
+        for sandbox in list(self._sandboxes.values()):
+            if pod.uid and sandbox.uid == pod.uid and sandbox.id != pod.id:
+                self.end(sandbox.id)
         self._know(pod)
 
     def end(self, sandbox_id: str) -> None:
@@ -147,7 +148,7 @@ class Sandboxes:
             raise _too_many()
         before = self._know(pod)
         after = before.with_container(container_facts(container))
-        for gone in {one.id for one in before.containers} - {one.id for one in after.containers}:
+        for gone in {c.id for c in before.containers} - {c.id for c in after.containers}:
             self._sandbox_of.pop(gone, None)
         self._sandboxes[after.id] = after
         self._sandbox_of[container.id] = after.id
@@ -180,7 +181,7 @@ def synchronised(pods: Iterable[Any], containers: Iterable[Any]) -> Sandboxes:
     named = {pod.id: pod for pod in pods}
     for pod in named.values():
         sandboxes.run(pod)
-    for container in sorted(containers, key=lambda one: one.created_at):  # a stable sort: older runtimes tell no time
+    for container in sorted(containers, key=lambda c: c.created_at):  # a stable sort: older runtimes tell no time
         pod = named.get(container.pod_sandbox_id)
         if pod is not None:
             sandboxes.put(pod, container)

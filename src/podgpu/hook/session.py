@@ -1,4 +1,4 @@
-"""One connection to the runtime: registers the plugin, then answers until the connection ends.
+"""Session is one connection to the runtime: it registers the plugin, then answers until the connection ends.
 
 Whatever goes wrong inside, the runtime gets an answer without an adjustment, and at once: an error would be the end of
 the container. The plugin works in a thread of its own; what it has not answered by the deadline is answered for it, and

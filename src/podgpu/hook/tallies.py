@@ -1,4 +1,4 @@
-"""What the hook counts about itself, from any of its threads, and the metric families made of that."""
+"""This module says what the hook counts about itself, from any of its threads, and the metric families made of that."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from podgpu import __version__
 from podgpu.catalog import hook_families as families
-from podgpu.model import NO_LABELS, Family, Labels, Sample
+from podgpu.series import NO_LABELS, Family, Labels, Sample
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,8 @@ from podgpu.join.gpu_manager import gpu_manager_families
 from podgpu.join.own import device_families, health_families, self_families
 from podgpu.join.policy import Policy
 from podgpu.join.usage import usage_families
-from podgpu.model import Family, Snapshot
+from podgpu.model import Snapshot
+from podgpu.series import Family
 
 __all__ = ["Policy", "figure_families", "gpu_manager_families", "join", "self_families"]
 

@@ -1,4 +1,4 @@
-"""dcgm-exporter's families from a snapshot: its names, its labels in its order.
+"""This module makes dcgm-exporter's families of a snapshot: its names, its labels in its order.
 
 A device has many holders. Pod labels go on a series when exactly one workload holds the device; with several the
 device's figure belongs to none of them.
@@ -27,16 +27,14 @@ from podgpu.model import (
     ContainerUsage,
     Detail,
     Device,
-    Family,
-    Labels,
     OtherReading,
     PodLabels,
-    Sample,
     Snapshot,
     Value,
     Workload,
     XidTally,
 )
+from podgpu.series import Family, Labels, Sample
 
 GPU_UTIL, FB_USED, POWER_USAGE, TOTAL_ENERGY = 203, 252, 155, 156
 GPU_UTIL_RATIO, FB_USED_BYTES, ENERGY_JOULES = 1613, 1627, 1611
@@ -94,10 +92,10 @@ def _label_readings(snapshot: Snapshot, policy: Policy) -> list[_Labelled]:
                 reading.device, reading.values, alone, parent, KEPT_FOR_DEVICE | _DETAILED, reading.details
             )
             labelled.append(device)
-            for one in holders:
-                usage = used.get((one.device, one.holder.who))
+            for assignment in holders:
+                usage = used.get((assignment.device, assignment.holder.who))
                 own = own_values(reading.values, usage)
-                labels = plain(*_virtual_labels(one, snapshot.pod_labels, policy), policy)
+                labels = plain(*_virtual_labels(assignment, snapshot.pod_labels, policy), policy)
                 labelled.append(_Labelled(reading.device, own, labels, parent))
         else:
             labels = plain(*_holder_labels(sole.get(reading.device.key), snapshot.pod_labels, policy), policy)
@@ -170,7 +168,7 @@ def _beside(taken: frozenset[str], pod_labels: Pairs) -> Iterator[tuple[str, str
     for name, value in pod_labels:
         if name in taken:
             names = (f"pod_label_{name}", *(f"pod_label_{name}_conflict{n}" for n in range(1, len(pod_labels) + 1)))
-            new = next(one for one in names if one not in free and one not in taken)
+            new = next(candidate for candidate in names if candidate not in free and candidate not in taken)
             free[new] = value
             yield new, value
 

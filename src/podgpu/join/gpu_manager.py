@@ -1,4 +1,5 @@
-"""gpu-manager's four families from a snapshot: its names, labels and units, for every container on a GPU. Pure.
+"""This module makes gpu-manager's four families of a snapshot: its names, labels and units, for every container on a
+GPU. Pure.
 
 Cards are gpu0, gpu1 and so on, and `total` is their plain sum. A MIG instance is its part of the card it is on. Where
 the use of one card cannot be known, that card has no series and the container no total; what it asked for stays.
@@ -14,8 +15,9 @@ from math import fsum
 from podgpu.catalog import families as f
 from podgpu.catalog.mig import part_of_gpu
 from podgpu.join.policy import Policy
-from podgpu.model import ContainerUsage, Device, Family, Labels, Sample, Snapshot, Value, VcudaRequest, Who
+from podgpu.model import ContainerUsage, Device, Snapshot, Value, VcudaRequest, Who
 from podgpu.model import physical as gpu_of
+from podgpu.series import Family, Labels, Sample
 
 FB_TOTAL_FIELD = 250
 """In MiB; a MIG instance has its own."""

@@ -12,7 +12,8 @@ from podgpu.catalog import families as f
 from podgpu.catalog.fields import fields
 from podgpu.join.dcgm import Pairs, model_name
 from podgpu.join.policy import Policy
-from podgpu.model import NO_LABELS, Device, Family, Labels, Sample, Snapshot, Workload, physical
+from podgpu.model import Device, Snapshot, Workload, physical
+from podgpu.series import NO_LABELS, Family, Labels, Sample
 
 _NS = 1_000_000_000
 """The host label as a pair, or nothing with --no-hostname."""

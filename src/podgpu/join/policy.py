@@ -1,4 +1,4 @@
-"""How the user wants series to look."""
+"""Policy says how the user wants series to look."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What containers really use, as families: device and workload labels as on the DCGM series, base units."""
+"""This module tells as families what containers really use: device and workload labels as on the DCGM series, base
+units."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ from podgpu.catalog import families as f
 from podgpu.catalog.families import FamilySpec
 from podgpu.join.dcgm import device_labels, holder_pairs, model_name
 from podgpu.join.policy import Policy
-from podgpu.model import ContainerUsage, Device, DeviceTotals, Family, Labels, NamespaceTotals, Sample, Snapshot, Usage
+from podgpu.model import ContainerUsage, Device, DeviceTotals, NamespaceTotals, Snapshot, Usage
+from podgpu.series import Family, Labels, Sample
 
 T = TypeVar("T")
 _NS = 1_000_000_000

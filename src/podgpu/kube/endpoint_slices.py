@@ -9,6 +9,7 @@ from sys import intern
 from typing import Any, NamedTuple
 
 from podgpu.errors import few_of
+from podgpu.json_shape import list_in, mapping_in, text_in
 
 GROUP_PATH = "/apis/discovery.k8s.io/v1"
 ANY_PORT = "metrics"
@@ -45,15 +46,15 @@ def slices_path(namespace: str = "") -> str:
 
 def parse_endpoint_slice(body: Mapping[str, Any]) -> EndpointSliceRecord | None:
     """What can be read of an EndpointSlice; None: it is none. Never raises."""
-    metadata = _mapping(body.get("metadata"))
-    name = _text(metadata.get("name"))
+    metadata = mapping_in(body.get("metadata"))
+    name = text_in(metadata.get("name"))
     if not name:
         return None
-    service = _text(_mapping(metadata.get("labels")).get("kubernetes.io/service-name"))
-    endpoints = (_endpoint(_mapping(endpoint)) for endpoint in _list(body.get("endpoints")))
-    ports = (_port(_mapping(port)) for port in _list(body.get("ports")))
+    service = text_in(mapping_in(metadata.get("labels")).get("kubernetes.io/service-name"))
+    endpoints = (_endpoint(mapping_in(endpoint)) for endpoint in list_in(body.get("endpoints")))
+    ports = (_port(mapping_in(port)) for port in list_in(body.get("ports")))
     return EndpointSliceRecord(
-        intern(_text(metadata.get("namespace"))),
+        intern(text_in(metadata.get("namespace"))),
         service or name,
         tuple(port for port in ports if port is not None),
         tuple(endpoint for endpoint in endpoints if endpoint is not None),
@@ -62,11 +63,13 @@ def parse_endpoint_slice(body: Mapping[str, Any]) -> EndpointSliceRecord | None:
 
 def _endpoint(body: Mapping[str, Any]) -> EndpointRecord | None:
     """All addresses of an endpoint are the same to whoever asks."""
-    address = next((text for text in map(_text, _list(body.get("addresses"))) if _is_address(text)), "")
-    target = _mapping(body.get("targetRef"))
+    address = next((text for text in map(text_in, list_in(body.get("addresses"))) if _is_address(text)), "")
+    target = mapping_in(body.get("targetRef"))
     if not address:
         return None
-    return EndpointRecord(address, _text(target.get("uid")), _text(target.get("name")), _text(body.get("nodeName")))
+    return EndpointRecord(
+        address, text_in(target.get("uid")), text_in(target.get("name")), text_in(body.get("nodeName"))
+    )
 
 
 def _is_address(text: str) -> bool:
@@ -84,8 +87,8 @@ def _port(body: Mapping[str, Any]) -> SlicePort | None:
         return None
     if body.get("protocol") not in (None, "TCP"):
         return None
-    name = _text(body.get("name"))
-    is_https = _text(body.get("appProtocol")).lower() == _HTTPS or _HTTPS in name.lower()
+    name = text_in(body.get("name"))
+    is_https = text_in(body.get("appProtocol")).lower() == _HTTPS or _HTTPS in name.lower()
     return SlicePort(intern(name), number, is_https)
 
 
@@ -136,15 +139,3 @@ def _unclear(record: EndpointSliceRecord, wanted: str) -> str:
         f"the Service {record.namespace}/{record.service} has no port {wanted!r}; it has {there}: "
         "name one with --discover-port"
     )
-
-
-def _mapping(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def _list(value: object) -> list[Any]:
-    return value if isinstance(value, list) else []
-
-
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else ""

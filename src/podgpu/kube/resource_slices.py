@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from podgpu.errors import SourceError
+from podgpu.json_shape import integer_in, list_in, mapping_in, text_in
 
 if TYPE_CHECKING:
     from podgpu.kube.client import ApiClient
@@ -87,43 +88,43 @@ def slices_params(node: str = "", driver: str = NVIDIA_DRIVER) -> dict[str, str]
 
 def choose_version(group: Mapping[str, Any]) -> str | None:
     """The newest version we can read that the server has, from its answer at `GROUP_PATH`; None: it has none."""
-    offered = {_text(_mapping(version).get("version")) for version in _list(group.get("versions"))}
-    offered.add(_text(_mapping(group.get("preferredVersion")).get("version")))
+    offered = {text_in(mapping_in(version).get("version")) for version in list_in(group.get("versions"))}
+    offered.add(text_in(mapping_in(group.get("preferredVersion")).get("version")))
     return next((version for version in VERSIONS if version in offered), None)
 
 
 def parse_slice(obj: Mapping[str, Any], driver: str = NVIDIA_DRIVER) -> PoolSlice | None:
     """What can be read of a ResourceSlice; None for another driver's, or when it names no pool. Never raises."""
-    spec = _mapping(obj.get("spec"))
-    pool = _mapping(spec.get("pool"))
-    name = _text(pool.get("name"))
+    spec = mapping_in(obj.get("spec"))
+    pool = mapping_in(spec.get("pool"))
+    name = text_in(pool.get("name"))
     if spec.get("driver") != driver or not name:
         return None
-    devices = (_parse_device(_mapping(device), driver, name) for device in _list(spec.get("devices")))
+    devices = (_parse_device(mapping_in(device), driver, name) for device in list_in(spec.get("devices")))
     return PoolSlice(
-        driver, name, _integer(pool.get("generation")) or 0, tuple(device for device in devices if device is not None)
+        driver, name, integer_in(pool.get("generation")) or 0, tuple(device for device in devices if device is not None)
     )
 
 
 def _parse_device(device: Mapping[str, Any], driver: str, pool: str) -> SliceDevice | None:
-    name = _text(device.get("name"))
+    name = text_in(device.get("name"))
     if not name:
         return None
     # v1beta1 and v1alpha3 have it one level down. The objects of a list do not say their version.
-    body = _mapping(device.get("basic")) or device
-    attributes = _mapping(body.get("attributes"))
+    body = mapping_in(device.get("basic")) or device
+    attributes = mapping_in(body.get("attributes"))
 
     def text(attribute: str) -> str:
-        return _text(_value(attributes, driver, attribute, "string"))
+        return text_in(_value(attributes, driver, attribute, "string"))
 
-    minor = _integer(_value(attributes, driver, "minor", "int"))
+    minor = integer_in(_value(attributes, driver, "minor", "int"))
     return SliceDevice(driver, pool, name, text("type"), text("uuid"), text("parentUUID"), text("profile"), minor)
 
 
 def _value(attributes: Mapping[str, Any], driver: str, name: str, kind: str) -> object:
     """An attribute without a domain is in its driver's: `uuid` and `gpu.nvidia.com/uuid` are one."""
     found = attributes[name] if name in attributes else attributes.get(f"{driver}/{name}")
-    return _mapping(found).get(kind)
+    return mapping_in(found).get(kind)
 
 
 def current_devices(slices: Iterable[PoolSlice]) -> dict[tuple[str, str], tuple[SliceDevice, ...]]:
@@ -139,19 +140,3 @@ def current_devices(slices: Iterable[PoolSlice]) -> dict[tuple[str, str], tuple[
         if not known or part.generation == known[0].generation:
             known.append(part)
     return {pool: tuple(device for part in parts for device in part.devices) for pool, parts in newest.items()}
-
-
-def _mapping(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def _list(value: object) -> list[Any]:
-    return value if isinstance(value, list) else []
-
-
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else ""
-
-
-def _integer(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None

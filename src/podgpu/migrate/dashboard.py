@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from podgpu.errors import UsageError
 from podgpu.migrate.direction import Direction
-from podgpu.migrate.result import Change, Migrated, gather
-from podgpu.migrate.rewrite import PromqlError, Rewritten, rewrite_expression, rewrite_query
+from podgpu.migrate.result import Change, Migrated, Rewritten, gather
+from podgpu.migrate.rewrite import PromqlError, rewrite_expression, rewrite_query
 
 _DEEPEST = 200
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*+"')
@@ -54,26 +54,26 @@ def migrate_dashboard(text: str, origin: str, direction: Direction) -> Migrated:
     if not isinstance(document, dict):
         raise UsageError(f"{origin}: not a dashboard: a JSON object was expected")
     texts = list(_texts(text, origin))
-    rewritten = {one: made for one in texts if (made := _rewritten(one, direction)) is not None}
-    settled = {_owner(one) for one, made in rewritten.items() if made.asks_both}
+    rewritten = {string: made for string in texts if (made := _rewritten(string, direction)) is not None}
+    settled = {_owner(string) for string, made in rewritten.items() if made.asks_both}
     """Panels and variables that read either name: what stands beside their queries goes with those."""
-    theirs = {_owner(one) for one, made in rewritten.items() if made.is_theirs} - settled
+    theirs = {_owner(string) for string, made in rewritten.items() if made.is_theirs} - settled
     """Those whose labels are the exporter's: legends, columns and patterns there name these."""
-    for one in texts:
-        if _owner(one) in theirs and one not in rewritten:
-            rewritten[one] = _beside_query(one, direction)
-    for one in [one for one in rewritten if _owner(one) in settled]:
-        rewritten[one] = _beside_either(one, rewritten[one])
-    changes = (_change(one, made, text) for one, made in rewritten.items())
+    for string in texts:
+        if _owner(string) in theirs and string not in rewritten:
+            rewritten[string] = _beside_query(string, direction)
+    for string in [string for string in rewritten if _owner(string) in settled]:
+        rewritten[string] = _beside_either(string, rewritten[string])
+    changes = (_change(string, made, text) for string, made in rewritten.items())
     return gather(text, [change for change in changes if change is not None])
 
 
-def _owner(one: _Text) -> tuple[str | int, ...]:
+def _owner(string: _Text) -> tuple[str | int, ...]:
     """The panel or the variable that a string belongs to."""
-    for length in range(len(one.path), 0, -1):
-        if isinstance(one.path[length - 1], int) and length > 1 and one.path[length - 2] in ("panels", "list"):
-            return one.path[:length]
-    return one.path
+    for length in range(len(string.path), 0, -1):
+        if isinstance(string.path[length - 1], int) and length > 1 and string.path[length - 2] in ("panels", "list"):
+            return string.path[:length]
+    return string.path
 
 
 def _place(error: Exception) -> str:
@@ -82,71 +82,71 @@ def _place(error: Exception) -> str:
     return ""
 
 
-def _change(one: _Text, rewritten: Rewritten, text: str) -> Change | None:
-    if rewritten.text == one.value and not rewritten.left and not rewritten.notes:
+def _change(string: _Text, rewritten: Rewritten, text: str) -> Change | None:
+    if rewritten.text == string.value and not rewritten.left and not rewritten.notes:
         return None
-    new = text[one.start : one.end]
-    if rewritten.text != one.value:
+    new = text[string.start : string.end]
+    if rewritten.text != string.value:
         new = json.dumps(rewritten.text, ensure_ascii=new.isascii() or "\\u" in new)
-    return Change(one.start, one.end, new, one.shown, rewritten)
+    return Change(string.start, string.end, new, string.shown, rewritten)
 
 
-def _rewritten(one: _Text, direction: Direction) -> Rewritten | None:
+def _rewritten(string: _Text, direction: Direction) -> Rewritten | None:
     """By itself: queries, and names of metrics where there should be none."""
-    if _is_query(one):
-        return _as_promql(one, direction) if one.key == "expr" else _as_variable(one, direction)
-    names = direction.mentions(one.value)
+    if _is_query(string):
+        return _as_promql(string, direction) if string.key == "expr" else _as_variable(string, direction)
+    names = direction.mentions(string.value)
     if not names:
         return None
-    if one.key in _PROSE or one.path[:1] == ("templating",):
-        return Rewritten(one.value, notes=(f"{', '.join(names)}: named in a text, which stays as it is",))
-    return Rewritten(one.value, (f"{', '.join(names)}: named outside of a query: look at it yourself",))
+    if string.key in _PROSE or string.path[:1] == ("templating",):
+        return Rewritten(string.value, notes=(f"{', '.join(names)}: named in a text, which stays as it is",))
+    return Rewritten(string.value, (f"{', '.join(names)}: named outside of a query: look at it yourself",))
 
 
-def _is_query(one: _Text) -> bool:
-    of_variable = one.path[:1] == ("templating",) and one.key in ("query", "definition")
-    return not one.is_key and (one.key == "expr" or of_variable)
+def _is_query(string: _Text) -> bool:
+    of_variable = string.path[:1] == ("templating",) and string.key in ("query", "definition")
+    return not string.is_key and (string.key == "expr" or of_variable)
 
 
-def _beside_query(one: _Text, direction: Direction) -> Rewritten:
+def _beside_query(string: _Text, direction: Direction) -> Rewritten:
     """In the panel or variable of a query: legends, columns by their labels' names, patterns of printed series."""
-    if not _OF_VARIABLES.isdisjoint(one.path):
-        return Rewritten(one.value)
-    if one.key == "regex" and not one.is_key:
-        return _as_pattern(one.value, direction)
-    if one.key in _LEGENDS or "${__" in one.value:
-        return _as_template(one.value, direction)
-    if one.is_key or one.key not in _PROSE:
-        return Rewritten(direction.label(one.value) or one.value)
-    return Rewritten(one.value)
+    if not _OF_VARIABLES.isdisjoint(string.path):
+        return Rewritten(string.value)
+    if string.key == "regex" and not string.is_key:
+        return _as_pattern(string.value, direction)
+    if string.key in _LEGENDS or "${__" in string.value:
+        return _as_template(string.value, direction)
+    if string.is_key or string.key not in _PROSE:
+        return Rewritten(direction.label(string.value) or string.value)
+    return Rewritten(string.value)
 
 
-def _beside_either(one: _Text, made: Rewritten) -> Rewritten:
+def _beside_either(string: _Text, made: Rewritten) -> Rewritten:
     """In a panel or variable that reads either name: legends and columns are shared, so another query stays as well."""
-    if not _is_query(one):
-        return Rewritten(one.value)
+    if not _is_query(string):
+        return Rewritten(string.value)
     said = "stands beside a query that reads either name: rewrite it by hand"
-    return Rewritten(one.value, made.left or ((said,) if made.text != one.value else ()))
+    return Rewritten(string.value, made.left or ((said,) if made.text != string.value else ()))
 
 
-def _as_promql(one: _Text, direction: Direction) -> Rewritten | None:
+def _as_promql(string: _Text, direction: Direction) -> Rewritten | None:
     try:
-        return rewrite_expression(one.value, direction)
+        return rewrite_expression(string.value, direction)
     except PromqlError as error:
-        return _unread(one, direction, error)
+        return _unread(string, direction, error)
 
 
-def _as_variable(one: _Text, direction: Direction) -> Rewritten | None:
+def _as_variable(string: _Text, direction: Direction) -> Rewritten | None:
     """What is no query (a list of values, a data source) is no PromQL either."""
     try:
-        return rewrite_query(one.value, direction)
+        return rewrite_query(string.value, direction)
     except PromqlError as error:
-        return _unread(one, direction, error)
+        return _unread(string, direction, error)
 
 
-def _unread(one: _Text, direction: Direction, error: PromqlError) -> Rewritten | None:
-    names = direction.mentions(one.value)
-    return Rewritten(one.value, (f"{', '.join(names)}: not PromQL that can be read: {error}",)) if names else None
+def _unread(string: _Text, direction: Direction, error: PromqlError) -> Rewritten | None:
+    names = direction.mentions(string.value)
+    return Rewritten(string.value, (f"{', '.join(names)}: not PromQL that can be read: {error}",)) if names else None
 
 
 def _as_template(value: str, direction: Direction) -> Rewritten:

@@ -25,6 +25,7 @@ from podgpu.migrate.questions import (
     selectors,
     value_of,
 )
+from podgpu.migrate.result import Edit, Rewritten
 from podgpu.migrate.syntax import (
     Aggregation,
     Binary,
@@ -58,26 +59,6 @@ _BLIND = frozenset(
 """Functions of a range that do not look at how large a figure is."""
 _BLIND_TO_ONE = frozenset({"absent", "timestamp", "count", "group"})
 """The same of a vector; `absent` and `timestamp` mean something else of anything but a plain selector."""
-
-
-Edit = tuple[int, int, str]
-"""From, to, and what stands there instead."""
-
-
-@dataclass(frozen=True, slots=True)
-class Rewritten:
-    text: str
-    """As before where something of it could not be rewritten."""
-    left: tuple[str, ...] = ()
-    """What could not be rewritten, each in a sentence."""
-    notes: tuple[str, ...] = ()
-    """What is worth knowing about what was."""
-    edits: tuple[Edit, ...] = ()
-    """What was done to the text, by places in the old one."""
-    asks_both: bool = False
-    """It reads either name already, and stays as it is."""
-    is_theirs: bool = False
-    """It reads the exporter's series: what names their labels beside it means these."""
 
 
 @dataclass

@@ -16,8 +16,8 @@ import yaml
 from podgpu.errors import UsageError
 from podgpu.migrate.direction import Direction
 from podgpu.migrate.questions import name_in, selectors
-from podgpu.migrate.result import Change, Migrated, gather
-from podgpu.migrate.rewrite import Edit, PromqlError, Rewritten, edited, rewrite_expression
+from podgpu.migrate.result import Change, Edit, Migrated, Rewritten, gather
+from podgpu.migrate.rewrite import PromqlError, edited, rewrite_expression
 from podgpu.migrate.syntax import parse_promql
 
 _MOST_NODES = 200_000
@@ -44,14 +44,16 @@ class _Scalar:
 def migrate_rules(text: str, origin: str, direction: Direction) -> Migrated:
     """Raises UsageError for what is no YAML, or has no rules."""
     scalars = _scalars(text, origin)
-    if not any(one.use == "expr" for one in scalars):
+    if not any(scalar.use == "expr" for scalar in scalars):
         raise UsageError(f"{origin}: no rules in it: what has an expr beside alert or record was expected")
     carriers = _carriers(scalars, direction)
-    rewritten = {one: made for one in scalars if (made := _rewritten(one, direction, carriers)) is not None}
-    theirs = {_rule(one) for one, made in rewritten.items() if made.is_theirs}
+    rewritten = {scalar: made for scalar in scalars if (made := _rewritten(scalar, direction, carriers)) is not None}
+    theirs = {_rule(scalar) for scalar, made in rewritten.items() if made.is_theirs}
     """Rules of the exporter's series: their templates name its labels. Not those that read either name already."""
-    moving = ((one, made) for one, made in rewritten.items() if one.use != "template" or _rule(one) in theirs)
-    changes = [c for one, made in moving if (c := _change(text, one, made)) is not None]
+    moving = (
+        (scalar, made) for scalar, made in rewritten.items() if scalar.use != "template" or _rule(scalar) in theirs
+    )
+    changes = [c for scalar, made in moving if (c := _change(text, scalar, made)) is not None]
     for quoted in (False, True):
         migrated = gather(text, [_quoted(c) for c in changes] if quoted else changes)
         if _is_as_meant(migrated.text, origin, scalars, {c.end: c for c in changes}):
@@ -111,9 +113,9 @@ def _carriers(scalars: Sequence[_Scalar], direction: Direction) -> frozenset[str
     """Recorded metrics that have the exporter's labels, for they are made of its figures."""
     found: frozenset[str] = frozenset()
     rules: dict[str, dict[str, str]] = {}
-    for one in scalars:
-        if one.use in ("expr", "record"):
-            rules.setdefault(one.rule, {})[one.use] = str(one.node.value)
+    for scalar in scalars:
+        if scalar.use in ("expr", "record"):
+            rules.setdefault(scalar.rule, {})[scalar.use] = str(scalar.node.value)
     for _ in range(_ROUNDS):
         before = found
         for rule in rules.values():
@@ -136,32 +138,32 @@ def _reads(expression: str, direction: Direction, carriers: frozenset[str]) -> b
 # One value
 
 
-def _rule(one: _Scalar) -> str:
-    return one.rule or one.path
+def _rule(scalar: _Scalar) -> str:
+    return scalar.rule or scalar.path
 
 
-def _change(text: str, one: _Scalar, rewritten: Rewritten) -> Change | None:
-    value = str(one.node.value)
+def _change(text: str, scalar: _Scalar, rewritten: Rewritten) -> Change | None:
+    value = str(scalar.node.value)
     if rewritten.text == value and not rewritten.left and not rewritten.notes:
         return None
-    start, end = one.node.start_mark.index, one.node.end_mark.index
+    start, end = scalar.node.start_mark.index, scalar.node.end_mark.index
     if (prefix := _PROPERTIES.match(text, start, end)) is not None:
         start = prefix.end()
-    place = f"line {one.node.start_mark.line + 1}, {one.path}"
-    new = text[start:end] if rewritten.text == value else _in_style(text[start:end], one.node, rewritten)
+    place = f"line {scalar.node.start_mark.line + 1}, {scalar.path}"
+    new = text[start:end] if rewritten.text == value else _in_style(text[start:end], scalar.node, rewritten)
     return Change(start, end, new, place, rewritten)
 
 
-def _rewritten(one: _Scalar, direction: Direction, carriers: frozenset[str]) -> Rewritten | None:
-    value = str(one.node.value)
-    if one.use == "expr":
+def _rewritten(scalar: _Scalar, direction: Direction, carriers: frozenset[str]) -> Rewritten | None:
+    value = str(scalar.node.value)
+    if scalar.use == "expr":
         try:
             return rewrite_expression(value, direction, carriers)
         except PromqlError as error:
             names = direction.mentions(value)
             said = f"{', '.join(names)}: not PromQL that can be read: {error}"
             return Rewritten(value, (said,)) if names else None
-    if one.use == "template":
+    if scalar.use == "template":
         return _as_template(value, direction)
     names = direction.mentions(value)
     said = f"{', '.join(names)}: named outside of a rule's expression: look at it yourself"
@@ -239,7 +241,7 @@ def _is_as_meant(text: str, origin: str, before: Sequence[_Scalar], changes: dic
     except UsageError:
         return False
     meant = []
-    for one in before:
-        change = changes.get(one.node.end_mark.index)
-        meant.append(str(one.node.value) if change is None else change.rewritten.text)
-    return [str(one.node.value) for one in after] == meant
+    for scalar in before:
+        change = changes.get(scalar.node.end_mark.index)
+        meant.append(str(scalar.node.value) if change is None else change.rewritten.text)
+    return [str(scalar.node.value) for scalar in after] == meant

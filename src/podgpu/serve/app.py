@@ -14,16 +14,17 @@ from typing import TYPE_CHECKING, Protocol
 
 from aiohttp import web
 
-from podgpu.agent.loop import Agent
 from podgpu.clock import OnceAMinute
 from podgpu.errors import StartError
 from podgpu.serve.connections import Entrance, Limits, MakeContext, limits_for, note_request
-from podgpu.serve.lifecycle import DEFAULT_RELEASE_SECONDS
-from podgpu.serve.routes import NOTHING_BESIDE, BesideFigures, gpu_manager_routes, probe_routes, routes
 from podgpu.serve.sockets import ADDRESS_OPTION, Address, address_of, bind
 
-if TYPE_CHECKING:  # the last brings YAML and bcrypt, for those who have a web config only
+if TYPE_CHECKING:
+    # A node's agent and its routes are imported by the functions that serve one: `podgpu autoscale` has none.
+    # `protection` brings YAML and bcrypt, for those who have a web config only.
+    from podgpu.agent.loop import Agent
     from podgpu.serve.protection import Protection
+    from podgpu.serve.routes import BesideFigures
 
 GPU_MANAGER_OPTION = "--gpu-manager-address"
 PROBE_OPTION = "--probe-address"
@@ -109,7 +110,7 @@ def serve(
     protection: Protection | None = None,
     sockets: Sequence[socket.socket] = (),
     lifecycle: bool = True,
-    shown: BesideFigures = NOTHING_BESIDE,
+    shown: BesideFigures | None = None,
     beside: Sequence[Served] = (),
     bounds: Bounds | None = None,
 ) -> None:
@@ -120,6 +121,9 @@ def serve(
     already, in place of the address. `lifecycle`: POST /-/release is answered. `shown`: on the page. `beside`: what
     runs as long as the agent does.
     """
+    from podgpu.serve.lifecycle import DEFAULT_RELEASE_SECONDS
+    from podgpu.serve.routes import probe_routes
+
     bounds = bounds or Bounds()
     app = application(agent, protection, lifecycle, shown, bounds.scrapes)
     tls = protection.tls if protection else None
@@ -230,14 +234,18 @@ def application(
     agent: Agent,
     protection: Protection | None = None,
     lifecycle: bool = True,
-    shown: BesideFigures = NOTHING_BESIDE,
+    shown: BesideFigures | None = None,
     scrapes: int = 16,
 ) -> web.Application:
-    return make_application(routes(agent, lifecycle, shown, scrapes), protection)
+    from podgpu.serve.routes import NOTHING_BESIDE, routes
+
+    return make_application(routes(agent, lifecycle, shown or NOTHING_BESIDE, scrapes), protection)
 
 
 def gpu_manager_application(agent: Agent, protection: Protection | None = None) -> web.Application:
     """What gpu-manager itself would answer, as far as its metrics go."""
+    from podgpu.serve.routes import gpu_manager_routes
+
     return make_application(gpu_manager_routes(agent), protection)
 
 

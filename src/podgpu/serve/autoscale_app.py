@@ -22,7 +22,7 @@ from podgpu.cluster.loop import Cluster
 from podgpu.exposition.body import Exposition
 from podgpu.exposition.text import encode
 from podgpu.kube.client import ApiClient
-from podgpu.model import NO_LABELS, Family, Labels, Sample
+from podgpu.series import NO_LABELS, Family, Labels, Sample
 from podgpu.serve.answers import exposition, probe
 from podgpu.serve.app import PROBE_OPTION, Listener, make_application
 from podgpu.serve.connections import MakeContext

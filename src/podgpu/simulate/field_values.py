@@ -22,7 +22,7 @@ Reader = Callable[[SimulatedGpu, int], int | None]
 
 def read_field_values(gpu: SimulatedGpu, asked: Iterable[Any], answer_for: Callable[[int, int], Any]) -> Any:
     """A ctypes array as pynvml returns it; `answer_for(field, gpu)` may know better than the table."""
-    wanted = [one if isinstance(one, tuple | list) else (one, 0) for one in asked]
+    wanted = [entry if isinstance(entry, tuple | list) else (entry, 0) for entry in asked]
     values = (pynvml.c_nvmlFieldValue_t * len(wanted))()
     for value, (field_id, scope) in zip(values, wanted, strict=True):
         value.fieldId, value.scopeId = field_id, scope

@@ -329,7 +329,9 @@ class SimulatedGpu:
     def _engine_sample(self, engine: Engine, index: int, there: Sequence[Residence]) -> UtilisationSample:
         """Measured: all the engine did since the last sample is given to the one process that ran when it was taken."""
         sample = engine.sample(index)
-        parts = tuple((one, sample.busy_ns / SAMPLE_NS) for one in there if one.load.pid == sample.pid)[:1]
+        parts = tuple(
+            (residence, sample.busy_ns / SAMPLE_NS) for residence in there if residence.load.pid == sample.pid
+        )[:1]
         return UtilisationSample(int((index / SAMPLES_PER_SECOND + self.epoch) * 1e6), parts)
 
 

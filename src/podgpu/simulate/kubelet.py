@@ -183,14 +183,14 @@ def _dynamic_resource(claim: SimulatedClaim) -> Any:
     """Within a claim and a driver the kubelet repeats the CDI names of the devices before each device."""
     told = podresources_pb2.DynamicResource(claim_name=claim.name, claim_namespace=claim.namespace)
     cdi_names: dict[str, list[str]] = {}
-    for one in claim.devices:
-        names = cdi_names.setdefault(one.driver, [])
-        names += one.cdi_names
+    for device in claim.devices:
+        names = cdi_names.setdefault(device.driver, [])
+        names += device.cdi_names
         told.claim_resources.add(
             cdi_devices=[podresources_pb2.CDIDevice(name=name) for name in names],
-            driver_name=one.driver,
-            pool_name=one.pool,
-            device_name=one.device,
+            driver_name=device.driver,
+            pool_name=device.pool,
+            device_name=device.device,
         )
     return told
 

@@ -139,7 +139,7 @@ class Machine:
             specs = parse_spec(spec)
             if len(self.gpus) + len(specs) > MAX_GPUS:
                 raise UsageError(f"adding {spec!r} would make more than {MAX_GPUS} GPUs on one node")
-            added = [self._build(one).number for one in specs]
+            added = [self._build(spec).number for spec in specs]
             self._wire()
             return added
 

@@ -1,4 +1,5 @@
-"""What podgpu's own servers answer beside the view: everybody's utilisation of late, and all that is known of one GPU.
+"""This module says what podgpu's own servers answer beside the view: everybody's utilisation of late, and all that is
+known of one GPU.
 
 Whatever is not as docs/api.md has it is left out; an answer that is not podgpu's at all raises SourceError. Pure.
 """
@@ -7,7 +8,6 @@ from __future__ import annotations
 
 import binascii
 import json
-import math
 from base64 import b64decode
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,6 +15,7 @@ from typing import Any
 
 from podgpu.errors import SourceError
 from podgpu.figures.gpu_view import parse_details
+from podgpu.json_shape import number_in, text_in
 
 FULL = 200
 """One byte a point: so much is a utilisation of 1."""
@@ -69,7 +70,7 @@ class GpuFacts:
 def parse_history(body: bytes) -> ServerHistory:
     """Of `/api/v1/history`. Raises SourceError."""
     document = _document(body)
-    step, devices = _number(document.get("step_seconds")), document.get("devices")
+    step, devices = number_in(document.get("step_seconds")), document.get("devices")
     if step is None or not 0 < step <= _LONGEST_STEP or not isinstance(devices, dict):
         raise SourceError("malformed", "answers without a history")
     found = ((_device_key(name), _points(text)) for name, text in devices.items())
@@ -80,9 +81,9 @@ def parse_gpu_facts(body: bytes) -> GpuFacts:
     """Of `/api/v1/gpus/UUID`. Raises SourceError."""
     details = parse_details(body)
     return GpuFacts(
-        fields=tuple(_field(of) for of in details.get("fields", ()) if _text(of.get("name"))),
-        xids=tuple(_xid(of) for of in details.get("xids", ()) if _number(of.get("xid")) is not None),
-        sources=tuple(_source(of) for of in details.get("sources", ()) if _text(of.get("source"))),
+        fields=tuple(_field(of) for of in details.get("fields", ()) if text_in(of.get("name"))),
+        xids=tuple(_xid(of) for of in details.get("xids", ()) if number_in(of.get("xid")) is not None),
+        sources=tuple(_source(of) for of in details.get("sources", ()) if text_in(of.get("source"))),
         method=details.get("method", ""),
     )
 
@@ -103,25 +104,25 @@ def _points(text: object) -> bytes:
 
 
 def _field(of: dict[str, Any]) -> FieldFact:
-    return FieldFact(_text(of["name"]), _value(of.get("value")), _text(of.get("unit")), _text(of.get("source")))
+    return FieldFact(text_in(of["name"]), _value(of.get("value")), text_in(of.get("unit")), text_in(of.get("source")))
 
 
 def _value(value: object) -> str:
     """As it is read: a whole number without a point."""
     if isinstance(value, str):
         return value
-    number = _number(value)
+    number = number_in(value)
     return "" if number is None else f"{number:.0f}" if number.is_integer() else f"{number:g}"
 
 
 def _xid(of: dict[str, Any]) -> XidFact:
-    number = _number(of["xid"])
-    return XidFact(int(number or 0), _text(of.get("says")), _text(of.get("class")), _number(of.get("at")))
+    number = number_in(of["xid"])
+    return XidFact(int(number or 0), text_in(of.get("says")), text_in(of.get("class")), number_in(of.get("at")))
 
 
 def _source(of: dict[str, Any]) -> SourceFact:
-    message = _text(of.get("message")) or _text(of.get("error"))
-    return SourceFact(_text(of["source"]), of.get("ok") is not False, message)
+    message = text_in(of.get("message")) or text_in(of.get("error"))
+    return SourceFact(text_in(of["source"]), of.get("ok") is not False, message)
 
 
 def _document(body: bytes) -> dict[str, Any]:
@@ -132,16 +133,3 @@ def _document(body: bytes) -> dict[str, Any]:
     if not isinstance(document, dict) or document.get("api") != "podgpu/v1":
         raise SourceError("malformed", "does not answer as podgpu does")
     return document
-
-
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else ""
-
-
-def _number(value: object) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        return float(value) if math.isfinite(value) else None
-    except OverflowError:
-        return None

@@ -1,4 +1,5 @@
-"""Figures as short texts: what stands in a cell. Pure. Names come from others: nothing in them may move the cursor."""
+"""This module writes figures as short texts, for a cell. Pure. Names come from others: nothing in them may move the
+cursor."""
 
 from __future__ import annotations
 

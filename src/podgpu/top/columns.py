@@ -1,4 +1,5 @@
-"""The table's columns: title, what stands in a cell, how wide it must be, how it is coloured. Pure."""
+"""This module describes the table's columns: title, what stands in a cell, how wide it must be, how it is coloured.
+Pure."""
 
 from __future__ import annotations
 

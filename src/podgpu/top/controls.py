@@ -1,4 +1,5 @@
-"""What the keys have set: order, filter, the row the cursor is on, details. A key in, new controls out. Pure."""
+"""This module says what the keys have set: order, filter, the row the cursor is on, details. A key in, new controls
+out. Pure."""
 
 from __future__ import annotations
 

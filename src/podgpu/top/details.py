@@ -1,4 +1,5 @@
-"""The details of one GPU, as lines of a given width: what is wrong and what to do, who holds it, every figure.
+"""This module writes the details of one GPU, as lines of a given width: what is wrong and what to do, who holds it,
+every figure.
 
 Pure, but for the time zone that clock times are shown in.
 """
@@ -167,9 +168,22 @@ def _xid(of: XidFact) -> str:
     return " ".join(filter(None, facts)) + (f": {of.says}" if of.says else "")
 
 
+_BARE = frozenset({"string", "enum", "count", "number", "index", "id", "code", "packed", "bitmask", "binary"})
+"""Units that say nothing beside the value."""
+
+
+def _in_words(of: FieldFact) -> str:
+    if of.unit == "bool":
+        return "no" if of.value in ("", "0", "False") else "yes"
+    if of.unit == "packed" and "CAPABILITY" in of.name and of.value.isdecimal():
+        packed = int(of.value[:10])
+        return f"{packed >> 16}.{packed & 0xFFFF}"
+    return of.value if of.unit in _BARE else f"{of.value} {of.unit}".rstrip()
+
+
 def _fields(fields: Iterable[FieldFact], width: int, glyphs: Glyphs) -> Iterator[Printed]:
     """As many beside each other as there is room for."""
-    texts = [printable(f"{of.name} {of.value} {of.unit}".rstrip()) for of in fields]
+    texts = [printable(f"{of.name} {_in_words(of)}") for of in fields]
     if not texts:
         return
     cell = min(max(map(width_of, texts)), max(_WIDEST_FIELD, width // 2 - 2))

@@ -1,4 +1,5 @@
-"""An exporter as a source of `top`: its metrics, or podgpu's own view of the same figures where that is to be had."""
+"""This module makes an exporter a source of `top`: its metrics, or podgpu's own view of the same figures where that is
+to be had."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A screenful: title, totals, table, details, what is wrong, the keys. Pure, but for whom it has asked for more."""
+"""This module puts a screenful together: title, totals, table, details, what is wrong, the keys. Pure, but for whom it
+has asked for more."""
 
 from __future__ import annotations
 

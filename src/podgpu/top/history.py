@@ -1,4 +1,5 @@
-"""What top learns by looking on: since when a holder has run nothing, and its part of the device's power. Pure."""
+"""This module says what top learns by looking on: since when a holder has run nothing, and its part of the device's
+power. Pure."""
 
 from __future__ import annotations
 

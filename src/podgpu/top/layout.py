@@ -1,4 +1,5 @@
-"""How wide each column is on a terminal of a given width: which give way, in which order, and which may grow. Pure.
+"""This module says how wide each column is on a terminal of a given width: which give way, in which order, and which
+may grow. Pure.
 
 The pod's name is what people look for: bars, model and container give way before it, then its namespace, then columns.
 """

@@ -1,4 +1,5 @@
-"""The table's lines as a tree: a GPU, beneath it what is wrong with it, its MIG instances or holders, and processes.
+"""This module makes the table's lines as a tree: a GPU, beneath it what is wrong with it, its MIG instances or holders,
+and processes.
 
 A device with one holder is one line. `arrange.py` sorts and filters them. Pure.
 """

@@ -1,4 +1,5 @@
-"""The live table: waits for keys, signals and news, and draws. Runs in the main thread until it is told to end."""
+"""This module runs the live table: it waits for keys, signals and news, and draws, in the main thread until it is told
+to end."""
 
 from __future__ import annotations
 

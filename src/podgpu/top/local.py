@@ -1,4 +1,5 @@
-"""The local driver as a source: an agent's turns taken one after another, and the processes they saw."""
+"""This module makes the local driver a source of `top`: an agent's turns taken one after another, and the processes
+they saw."""
 
 from __future__ import annotations
 

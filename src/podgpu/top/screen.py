@@ -1,4 +1,5 @@
-"""Spans on a real terminal, coloured where that is wanted. The one place that knows rich, which is slow to import."""
+"""This module puts spans on a real terminal, coloured where that is wanted. It is the one place that knows rich, which
+is slow to import."""
 
 from __future__ import annotations
 

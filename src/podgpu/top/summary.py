@@ -1,4 +1,4 @@
-"""The line of totals: GPUs broken, idle, used and free, what they draw and what that costs. Pure.
+"""This module writes the line of totals: GPUs broken, idle, used and free, what they draw and what that costs. Pure.
 
 The sums are those of `figures/totals.py`, in the words of the page. What a narrow terminal has no room for is left out
 from the end of `_LEFT_OUT`; what is wrong, idle or paid for stays longest.

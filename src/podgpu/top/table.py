@@ -1,4 +1,5 @@
-"""Lines as a table of a given width: cells with names of styles, so that plain and coloured output are one. Pure."""
+"""This module lays lines out as a table of a given width: cells with names of styles, so that plain and coloured output
+are one. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Utilisation of late, a row each: what top saw itself, and before that what the server remembers. Pure.
+"""This module keeps utilisation of late, a row each: what top saw itself, and before that what the server remembers.
+Pure.
 
 A row keeps one byte a point and one mean for the moment. As long as nobody remembers more, points come closer
 together at the beginning and further apart the longer top looks on, so that all it has seen is shown, up to an hour.

@@ -103,7 +103,7 @@ class PrometheusHistory:
         async with self._asking(asked) as ask:
             answers = await ask.about([device.uuid])
         kept = await asyncio.to_thread(kept_of, answers, self._node_labels)
-        found = next((one for one in kept if one.key == device), None)
+        found = next((keep for keep in kept if keep.key == device), None)
         return None if found is None else telling.gpu_json(ask.window, found)
 
     async def _pod(self, namespace: str, pod: str, asked: Range) -> JSON | None:

@@ -103,16 +103,16 @@ def _read_target(
     profiles: dict[tuple[str, str], str] = {}
     counters: dict[str, dict[tuple[str, str], NamespaceCounters]] = {}
     told_at: float | None = None
-    for told, figures in series:
-        node = names.of(told)
-        labels = with_own_holder(told, own_pods)
+    for theirs, figures in series:
+        node = names.of(theirs)
+        labels = with_own_holder(theirs, own_pods)
         if "GPU_I_PROFILE" in labels:
             profiles[_uuid(labels), labels.get("GPU_I_ID", "")] = labels["GPU_I_PROFILE"]
         for name, value in figures:
             if name in wanted:
                 pages.setdefault(node, []).append(ParsedSample(name, labels, value))
             elif name in _COUNTERS:
-                _count(counters.setdefault(node, {}), name, told, value)
+                _count(counters.setdefault(node, {}), name, theirs, value)
             elif name == f.SNAPSHOT_TIMESTAMP.name:
                 told_at = value
     readings = []

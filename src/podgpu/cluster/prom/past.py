@@ -19,7 +19,7 @@ from podgpu.cluster.prom.promql import Matcher, by, has, is_
 from podgpu.cluster.prom.queries import HOLDER_LABELS
 from podgpu.cluster.prom.targets import Labels, with_own_holder
 from podgpu.figures.device import FB_USED, GR_ENGINE, POWER, TEMPERATURE, UTIL
-from podgpu.figures.from_exposition import first_label, holder_of
+from podgpu.figures.figure_names import first_label, holder_of
 from podgpu.history.asking import STEP, Kept, Window
 from podgpu.history.columns import Sample
 from podgpu.history.rows import Key

@@ -25,7 +25,7 @@ from podgpu.cluster.reading import ClusterReading, NodeReading, TargetOutcome
 from podgpu.cluster.scraping.exposition import USED_FIELD, ExpositionReader, Shelf
 from podgpu.cluster.scraping.lanes import Lane, allow_connections
 from podgpu.errors import SourceError, UsageError
-from podgpu.fetch.access import Credentials
+from podgpu.fetch.access import Credentials, without_secrets
 from podgpu.fetch.endpoint import Endpoint
 from podgpu.fetch.exposition import LARGEST_EXPOSITION, UrlExposition, above_metrics
 from podgpu.figures.device import Owner
@@ -55,6 +55,8 @@ class ScrapeSettings:
     fields_beside: tuple[int, ...] = ()
     node_labels: tuple[str, ...] = NODE_LABELS
     largest: int = LARGEST_EXPOSITION
+    most_targets: int = 10_000
+    """Twice the nodes of the largest cluster that Kubernetes supports. In many a cluster anybody can make a Service."""
     keep_gone: float = 300.0
     """Seconds for which one that left the list is kept as it last was: --drop-after."""
 
@@ -184,7 +186,8 @@ class ScrapeBackend:
     async def turn(self) -> None:
         self._take_targets(self._source.urls())
         session = await self._open()
-        well = [t for t in self._targets.values() if not t.failed]
+        # Whoever has answered before is asked before those of whom nobody knows yet whether they are there.
+        well = sorted((t for t in self._targets.values() if not t.failed), key=lambda t: t.node is None)
         failed = sorted((t for t in self._targets.values() if t.failed), key=lambda t: t.asked_at)
         settings = self._settings
 
@@ -198,8 +201,8 @@ class ScrapeBackend:
         await Lane.run_all(first, second)
 
     def _take_targets(self, urls: Sequence[str]) -> None:
-        wanted = dict.fromkeys(urls)
-        refused: list[str] = []
+        wanted, too_many = self._within_bounds(urls)
+        refused = [too_many] if too_many else []
         for url in wanted:
             if url not in self._targets:
                 try:
@@ -216,6 +219,19 @@ class ScrapeBackend:
             self._forget_errors(target.shown)
         self._drop_gone()
         self._refused = tuple(refused)
+
+    def _within_bounds(self, urls: Sequence[str]) -> tuple[dict[str, None], str]:
+        """Those to be asked, and what to say of the rest. Who is there stays, whoever else is named."""
+        wanted, most = dict.fromkeys(urls), self._settings.most_targets
+        if len(wanted) <= most:
+            return wanted, ""
+        known = [url for url in wanted if url in self._targets]
+        chosen = dict.fromkeys([*known, *(url for url in wanted if url not in self._targets)][:most])
+        left_out = next(url for url in wanted if url not in chosen)
+        return chosen, (
+            f"{len(wanted):,} exporters are named and {most:,} are asked: {without_secrets(left_out)} is one of"
+            " those left out; see which Services the selector chooses, or give each podgpu part of the nodes"
+        )
 
     def _forget_errors(self, shown: str) -> None:
         for key in [key for key in self._errors if key[0] == shown]:

@@ -1,4 +1,5 @@
-"""One exporter's exposition to a `NodeReading`; and what is refused: no metrics, no GPU, more than any node could have.
+"""ExpositionReader makes a `NodeReading` of one exporter's text, and refuses what is none: no metrics, no GPU, more
+than any node could have.
 
 Whoever answers at an exporter's address may write anything: what is kept of a text, and what it costs to look at it,
 is bounded here. The bounds are some ten times what a node of 16 GPUs cut into slices has.

@@ -1,5 +1,5 @@
-"""Many askings, so many at a time: whoever is slow does not keep the place of others; and how many connections may stay
-open."""
+"""This module has many askings run, so many at a time: whoever is slow does not keep the place of others; and says how
+many connections may stay open."""
 
 from __future__ import annotations
 

@@ -91,6 +91,7 @@ export class Overview {
 
   showChosen(criteria) {
     const list = isList(criteria);
+    document.body.dataset.shows = criteria.gpu || criteria.pod ? "one" : "all";
     for (const total of this.buttons) total.press(list && criteria.state === total.state);
     this.alerts.render(list);
   }

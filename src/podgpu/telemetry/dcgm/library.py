@@ -52,7 +52,6 @@ _SIGNATURES: Mapping[str, tuple[Any, ...]] = {
     "dcgmHealthCheck": (_H, _H, c_void_p),
 }
 
-VERSION_MISMATCH = -12
 _UNSUPPORTED = {
     -6: "not_supported",
     -13: "unknown_field",

@@ -305,7 +305,7 @@ class DcgmTelemetry:
 
 def _watch_name(kind: str, lane: Lane, lanes: Sequence[Lane]) -> str:
     """A lane's watches of one kind of entity; of the first lane, the kind's own name."""
-    number = next((n for n, one in enumerate(lanes) if one is lane), 0)
+    number = next((n for n, other in enumerate(lanes) if other is lane), 0)
     return f"{kind} every {lane.interval:g} s ({number})" if number else kind
 
 

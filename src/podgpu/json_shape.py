@@ -1,13 +1,16 @@
-"""Takes JSON that others write apart, and names the place where it is of another shape. Pure.
+"""This module takes JSON that others write apart, in two ways. Pure.
 
-The kubelet's checkpoint, `podlist.json`, DRA's claims and the schedulers' annotations are all read with it.
+Strictly, naming the place where it is of another shape (`parse_json`, `as_*`): the kubelet's checkpoint, the hook's
+`podlist.json`, DRA's claims, the schedulers' annotations. Loosely (`*_in`), where a part of another shape is no reason
+to lose the others: the API server's objects, podgpu's own JSON of another version.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from typing import TypeVar
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 from podgpu.errors import SourceError
 
@@ -50,3 +53,41 @@ def as_text(value: object, where: str) -> str:
         except UnicodeEncodeError:  # "\ud800" is JSON, but no exposition could carry it
             raise ValueError(f"{where} has half a surrogate pair") from None
     return value
+
+
+# Loosely: what is of another shape is not there
+
+
+def mapping_in(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def list_in(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def objects_in(value: object) -> list[dict[str, Any]]:
+    return [item for item in list_in(value) if isinstance(item, dict)]
+
+
+def text_in(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def integer_in(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def number_in(value: object) -> float | None:
+    """Finite; `true` is none."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:
+        return None
+
+
+def whole_in(value: object) -> int | None:
+    number = number_in(value)
+    return None if number is None else round(number)
