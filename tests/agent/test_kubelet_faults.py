@@ -19,7 +19,6 @@ from tests.nodes.node import Description, Node, node_of
 GPUS = [f"GPU-0000000{number}-1111-2222-3333-444444444444" for number in range(2)]
 HELD = {"namespace": "ns", "name": "train", "containers": {"main": {"nvidia.com/gpu": [GPUS[0]]}}}
 UID = "0f1f4ffc-0b8c-4d53-9b1e-6b2d0f9b8a10"
-SPAM = [SimulatedPod("ns", f"web-{number:06}" + "x" * 200, {"main": {}}) for number in range(100_000)]
 
 
 def page(node: Node) -> str:
@@ -110,7 +109,8 @@ def test_a_kubelet_that_answers_garbage(folder: Path, size: int) -> None:
 )
 def test_a_kubelet_with_much_to_say(folder: Path) -> None:
     with held(folder) as node:
-        node.kubelet.raw_answer = list_answer([*SPAM, *node.kubelet.pods])
+        spam = [SimulatedPod("ns", f"web-{number:06}" + "x" * 200, {"main": {}}) for number in range(100_000)]
+        node.kubelet.raw_answer = list_answer([*spam, *node.kubelet.pods])
         assert len(node.kubelet.raw_answer) > 20 << 20
         node.clock.advance(5.0)
         node.agent.read_allocation()

@@ -10,7 +10,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -234,16 +234,17 @@ def many(count: int) -> bytes:
     return pods_of(*({"metadata": {"name": f"p{n}", "uid": f"u{n}", "namespace": "n"}} for n in range(count)))
 
 
-HOSTILE = {
-    "an object of 20 MiB": (pods_of({"metadata": {"uid": "u", "name": "x" * (20 << 20)}}), {}, False),
-    "an object of 10 MiB": (pods_of({"metadata": {"uid": "u", "name": "x" * (10 << 20)}}), {}, False),
-    "a list without end": (b'{"metadata": {"resourceVersion": "900"}, "items": [' + b"{}," * 9000, {}, True),
-    "100,000 pods of one node": (many(100_000), {}, False),
-    "a list cut short": (many(50)[:-9], {}, False),
-    "a page to log in": (b"<html>please log in</html>", {"Content-Type": "text/html"}, False),
-    "a compressed 200 MiB": (gzip.compress(b" " * (200 << 20)), {"Content-Encoding": "gzip"}, False),
-    "nothing": (b"", {}, False),
+HOSTILE: Mapping[str, tuple[Callable[[], bytes], Mapping[str, str], bool]] = {
+    "an object of 20 MiB": (lambda: pods_of({"metadata": {"uid": "u", "name": "x" * (20 << 20)}}), {}, False),
+    "an object of 10 MiB": (lambda: pods_of({"metadata": {"uid": "u", "name": "x" * (10 << 20)}}), {}, False),
+    "a list without end": (lambda: b'{"metadata": {"resourceVersion": "900"}, "items": [' + b"{}," * 9000, {}, True),
+    "100,000 pods of one node": (lambda: many(100_000), {}, False),
+    "a list cut short": (lambda: many(50)[:-9], {}, False),
+    "a page to log in": (lambda: b"<html>please log in</html>", {"Content-Type": "text/html"}, False),
+    "a compressed 200 MiB": (lambda: gzip.compress(b" " * (200 << 20), 1), {"Content-Encoding": "gzip"}, False),
+    "nothing": (lambda: b"", {}, False),
 }
+"""What makes the body, its headers, and whether it goes on for ever. Made when it is sent: every worker reads this."""
 
 
 @pytest.mark.fault(
@@ -253,10 +254,10 @@ HOSTILE = {
 )
 @pytest.mark.parametrize("case", HOSTILE)
 def test_nonsense_costs_the_api_server_only(case: str, folder: Path) -> None:
-    body, headers, endless = HOSTILE[case]
+    make, headers, endless = HOSTILE[case]
     with watched_node(folder) as (node, server):
         (feed,) = node.api.feeds
-        server.raw_answer, server.raw_endless = body, endless
+        server.raw_answer, server.raw_endless = make(), endless
         server.raw_headers = {"Content-Type": "application/json"} | headers
         server.send(b"nonsense\n")
         wait_until(lambda: feed.failures.get("bad_answer", 0) >= 2, "the list was refused too")
