@@ -14,7 +14,7 @@ from podgpu.errors import MOST_NAMED, SourceError
 from podgpu.figures.device import ProcessFigures, View
 from podgpu.figures.from_snapshot import view_of_snapshot
 from podgpu.model import Device, DeviceUsage, ProcessUsage, Workload
-from podgpu.telemetry.source import ErrorEvent, GpuAnswer, Inventory, Telemetry, UsageFlaws
+from podgpu.telemetry.source import ErrorEvent, FollowsSchedule, GpuAnswer, Inventory, Lane, Telemetry, UsageFlaws
 
 _ALLOCATION_SECONDS = 1.0
 
@@ -45,6 +45,10 @@ class OverheardTelemetry:
 
     def read(self, gpu: Device, fields: Sequence[Field]) -> GpuAnswer:
         return self._telemetry.read(gpu, fields)
+
+    def schedule(self, lanes: Sequence[Lane]) -> None:
+        if isinstance(self._telemetry, FollowsSchedule):
+            self._telemetry.schedule(lanes)
 
     def processes(self, gpu: Device) -> Sequence[ProcessUsage]:
         return self._telemetry.processes(gpu)
