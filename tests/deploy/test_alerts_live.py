@@ -107,6 +107,12 @@ FAULTS = {
         lambda fleet: fleet.nodes[0].driver.faults.clear("nvmlDeviceGetRemappedRows", 3),
         "Held by: nobody",
     ),
+    "row remapping waits": Fault(
+        (("PodgpuGpuBroken", "node-1", "3", ""),),
+        lambda fleet: fleet.nodes[0].driver.faults.answer("nvmlDeviceGetRemappedRows", (0, 1, 1, 0), 3),
+        lambda fleet: fleet.nodes[0].driver.faults.clear("nvmlDeviceGetRemappedRows", 3),
+        "row_remap_pending for five minutes.*Held by: nobody",
+    ),
     "heat": Fault(
         (("PodgpuThermalThrottling", "node-1", "0", ""),),
         lambda fleet: Growing(fleet, _THERMAL, 0),

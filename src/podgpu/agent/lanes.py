@@ -31,6 +31,7 @@ def make_lanes(
     collections: Sequence[Collection] = (),
     retention: Retention = DEFAULT_RETENTION,
     pass_over: bool = False,
+    sums_interval: float = SELDOM_SECONDS,
 ) -> tuple[Lane, ...]:
     """One for each collection, and one for the fields of none, which podgpu's own are among; at quick intervals one
     more, for those of podgpu's own that are dear and need not be as quick.
@@ -39,10 +40,10 @@ def make_lanes(
     """
     collection_of = collection_of_fields(counters, collections, pass_over)
     asked_for = {counter.field.id for counter in counters}
-    own_sums = THROTTLE_REASONS.keys() - asked_for if interval < SELDOM_SECONDS else set()
+    own_sums = THROTTLE_REASONS.keys() - asked_for if interval < sums_interval else set()
     base = tuple(f for f in wanted if f.id not in collection_of and f.id not in own_sums)
     lanes = [_lane(base, interval, retention)]
-    lanes.append(_lane(tuple(f for f in wanted if f.id in own_sums), SELDOM_SECONDS, retention))
+    lanes.append(_lane(tuple(f for f in wanted if f.id in own_sums), sums_interval, retention))
     for collection in collections:
         own = tuple(f for f in wanted if collection_of.get(f.id) is collection)
         lanes.append(_lane(own, collection.every, collection.retention.over(retention)))

@@ -17,7 +17,7 @@ from podgpu.agent.allocation_turn import (
     ReadSigns,
 )
 from podgpu.agent.change_log import ChangeLog
-from podgpu.agent.lanes import Schedule, fields_to_read, make_lanes
+from podgpu.agent.lanes import SELDOM_SECONDS, Schedule, fields_to_read, make_lanes
 from podgpu.agent.parts import NodeParts
 from podgpu.agent.publish import Published
 from podgpu.agent.telemetry_turn import TelemetryPart, TelemetryTurn
@@ -47,6 +47,8 @@ class Settings:
     interval: float = 30.0
     allocation_interval: float = 5.0
     usage_interval: float = 1.0
+    sums_interval: float = SELDOM_SECONDS
+    """Of podgpu's own sums of throttled time, at least."""
     collections: tuple[Collection, ...] = ()
     """Fields with an interval of their own."""
     counters_may_come: bool = False
@@ -184,7 +186,10 @@ class Agent:
         """Raises UsageError where a collection has none of the counters."""
         its = self.settings
         pass_over, wanted = its.counters_may_come, fields_to_read(policy)
-        lanes = make_lanes(wanted, policy.counters, its.interval, its.collections, its.retention, pass_over)
+        lanes = make_lanes(
+            *(wanted, policy.counters, its.interval, its.collections, its.retention, pass_over),
+            sums_interval=its.sums_interval,
+        )
         return Schedule(lanes, WARM_UP_SECONDS)
 
     def _change_counters(self, counters: tuple[MetricCounter, ...]) -> None:
