@@ -43,6 +43,7 @@ class Truth:
     shares: dict[Holding, float] = field(default_factory=dict)
     """Where the device is cut into slices: the part the holder has."""
     released: dict[Holding, float] = field(default_factory=dict)
+    ever_held: set[Holding] = field(default_factory=set)
     kubelet_ill_until: float = 0.0
     """When it was last ill; the moment itself while it is."""
     gpu_ill_until: dict[int, float] = field(default_factory=dict)
@@ -54,6 +55,7 @@ class Truth:
 
     def hold(self, holding: Holding, share: float | None = None) -> None:
         self.held[holding] = self.changed[holding.uuid] = self.clock.monotonic()
+        self.ever_held.add(holding)
         if share is not None:
             self.shares[holding] = share
 
