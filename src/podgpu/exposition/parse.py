@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
@@ -26,7 +26,6 @@ from podgpu.errors import SourceError
 TYPES = frozenset({"counter", "gauge", "histogram", "summary", "untyped"})
 _PARTS = {"histogram": ("bucket", "sum", "count"), "summary": ("sum", "count")}
 _LEAST_TIMESTAMP, _MOST_TIMESTAMP = -(2**63), 2**63 - 1
-
 _NAME = r"[a-zA-Z_:][a-zA-Z0-9_:]*+"
 _METRIC_NAME = re.compile(_NAME)
 _LABEL_NAME = re.compile(r"([a-zA-Z_][a-zA-Z0-9_]*+)[ \t]*+(=)?")
@@ -42,7 +41,7 @@ _NO_FINITE_NUMBER = re.compile(r"[+-]?inf(?:inity)?|nan", re.IGNORECASE)
 _INTEGER = re.compile(r"[+-]?[0-9]{1,19}")
 _COMMENT = re.compile(rf"[ \t]*+#[ \t]*+(?:(HELP|TYPE)(?:[ \t]++|\Z)(?:({_NAME})(?:[ \t]++|\Z))?)?(.*)", re.DOTALL)
 _NO_NAME = "{"
-_BLOCK = 1 << 20
+_BLOCK = 1 << 16
 _SHORT = 1024
 """Longer texts are not remembered."""
 _FEW = 1000
@@ -84,21 +83,22 @@ class ParsedFamily:
     samples: tuple[ParsedSample, ...] = ()
 
 
-def parse_text(text: str, most: int | None = None) -> list[ParsedFamily]:
+def parse_text(text: str, most: int | None = None, between: Callable[[], object] = int) -> list[ParsedFamily]:
     """The families in the order they first appear, their samples in the exposition's order. Raises BadExposition.
 
     `most`: lines and different labels that are taken in all, each of which costs up to a kilobyte; None: any number.
+    `between` is called after each part of the text, for a caller who has others to think of.
     """
     if text and not text.endswith("\n"):
         raise BadExposition(text.count("\n") + 1, "the page ends in the middle of this line")
     taken = _Text(most)
-    is_plain = text.isascii() and not any(blank in text for blank in _BLANKS_TO_FLOAT)
-    take = taken.take_plain if is_plain else taken.take_all
+    take = taken.take_plain if text.isascii() and not any(b in text for b in _BLANKS_TO_FLOAT) else taken.take_all
     first = 1
     try:
         for lines in _blocks(text):
             take(lines, first)
             first += len(lines)
+            between()
     except BadExposition:
         taken.let_go()
         raise

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from sys import intern
 
 from podgpu.catalog import families as f
@@ -55,13 +55,13 @@ class ExpositionReader:
         self._beside = beside
         self._node_labels = node_labels
 
-    def read(self, body: bytes, read_at: float, wall: float) -> NodeReading:
+    def read(self, body: bytes, read_at: float, wall: float, between: Callable[[], object] = int) -> NodeReading:
         """`read_at`, `wall`: monotonic and Unix time at which it came. Raises SourceError: malformed, no_gpu, too_much.
 
         The skew of the node's clock is told only where it cannot be the age of its figures: when they are from the
         future by more than LEAST_SKEW_SECONDS. Figures from the past may as well be old.
         """
-        samples = self._samples(body)
+        samples = self._samples(body, between)
         view, nodes, is_podgpu = figures_of(samples, self._measured, self._node_labels, self._address, self._beside)
         if not view.devices and not is_podgpu:
             raise SourceError("no_gpu", f"{self._target} has no GPU on its page: is it a GPU exporter?")
@@ -87,13 +87,13 @@ class ExpositionReader:
             tells_lost=is_podgpu,
         )
 
-    def _samples(self, body: bytes) -> list[ParsedSample]:
+    def _samples(self, body: bytes, between: Callable[[], object]) -> list[ParsedSample]:
         """Those that are looked at here."""
         lines = body.count(b"\n")
         if lines > MOST_LINES:
             raise self._too_much(self._node_in(body), lines, MOST_LINES, "lines")
         try:
-            families = parse_text(body.decode(), MOST_LINES)
+            families = parse_text(body.decode(), MOST_LINES, between)
         except UnicodeDecodeError as error:
             line = body.count(b"\n", 0, error.start) + 1
             raise self._malformed(f"line {line}: byte {error.start} is not UTF-8") from error
