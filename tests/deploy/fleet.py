@@ -10,7 +10,6 @@ import http.client
 import json
 import re
 import shutil
-import socket
 import subprocess
 import threading
 import time
@@ -25,6 +24,7 @@ from urllib.parse import urlencode
 import pytest
 import yaml
 
+from endurance.attack.scraper import free_port
 from podgpu.accounting.containers import ContainerFinder
 from podgpu.agent.loop import Agent, Settings
 from podgpu.allocation.identity import IdentityReader
@@ -46,7 +46,7 @@ PROMETHEUS, ALERTMANAGER = shutil.which("prometheus"), shutil.which("prometheus-
 SCRAPE_EVERY = "250ms"
 FASTER = 300
 """How many seconds of the shipped rules pass in one of the test's: five minutes are one second, an hour is twelve."""
-PATIENCE = 40.0
+PATIENCE = 120.0
 """Seconds after which a condition that should have come is given up; on an idle machine most take two or three."""
 _GIB = 1024**3
 
@@ -381,9 +381,3 @@ def _process(command: Sequence[str], server: Server, log: Path) -> Iterator[None
             yield
         finally:
             process.kill()  # nothing it could still write matters
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -313,7 +313,7 @@ class Gated(Counting):
         self.let = threading.Event()
 
     def __call__(self, password: bytes, hashed: bytes) -> bool:
-        assert self.let.wait(10)
+        assert self.let.wait(30)
         return super().__call__(password, hashed)
 
 
