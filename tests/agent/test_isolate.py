@@ -59,8 +59,12 @@ def test_a_hung_call_is_abandoned_and_not_started_again_until_it_returns(isolati
 ONE_QUESTION = """
 import sys
 from podgpu.isolate import Isolation
-print("asks", flush=True)
-found = Isolation().run({"slow": sys.stdin.readline}, 1.0)["slow"]
+
+def slow():
+    print("asked", flush=True)
+    return sys.stdin.readline()
+
+found = Isolation().run({"slow": slow}, 1.0)["slow"]
 print(found.value if found.error is None else found.error.reason)
 """
 
@@ -77,6 +81,7 @@ def test_what_podgpu_stood_still_is_not_the_sources(answers: bool, expected: str
         assert asking.stdin is not None
         assert asking.stdout is not None
         asking.stdout.readline()
+        time.sleep(0.1)  # it waits for the answer by now; if not, the test shows less, and is not wrong
         asking.send_signal(signal.SIGSTOP)
         wait_until(lambda: " T " in Path(f"/proc/{asking.pid}/stat").read_text(), "it stands still")
         time.sleep(1.2)  # not for luck: for longer than its deadline
