@@ -55,7 +55,7 @@ FIGURES = ("allocated_seconds", "busy_seconds", "energy_joules")
 SERIES = "podgpu_namespace_gpu_busy_seconds_total"
 _GIB = 1024**3
 _PATIENCE = 60.0
-_LONGEST_RUN = 240.0
+_LONGEST_RUN = 600.0
 _FIRST_PID = 10_000
 _UNIX_AT_ZERO = 1_700_000_000.0
 
