@@ -238,18 +238,20 @@ def test_those_that_failed_wait_in_a_lane_of_their_own() -> None:
             fleet.hanging = set(dead)
             settings = _Hurried(deadline=1.0, concurrency=4)
             backend = ScrapeBackend(FixedTargets(fleet.urls), settings=settings, clock=time.clock())
-            await backend.turn()
-            assert {o.error for o in backend.reading().outcomes} == {"", "timeout"}
-            asked: list[int] = []
-            for turn in (1, 2):
-                fleet.asked.clear()
-                time.now += 15.0
+            try:
                 await backend.turn()
-                assert {0, 1} <= set(fleet.asked)
-                asked += dead & set(fleet.asked)
-                assert nodes(backend.reading()) == {"node-0": 100.0 + 15 * turn, "node-1": 100.0 + 15 * turn}
-            assert sorted(asked) == [2, 3]
-            await backend.close()
+                assert {o.error for o in backend.reading().outcomes} == {"", "timeout"}
+                asked: list[int] = []
+                for turn in (1, 2):
+                    fleet.asked.clear()
+                    time.now += 15.0
+                    await backend.turn()
+                    assert {0, 1} <= set(fleet.asked)
+                    asked += dead & set(fleet.asked)
+                    assert nodes(backend.reading()) == {"node-0": 100.0 + 15 * turn, "node-1": 100.0 + 15 * turn}
+                assert sorted(asked) == [2, 3]
+            finally:
+                await backend.close()
 
     one_of_three(lambda: asyncio.run(go()))
 
