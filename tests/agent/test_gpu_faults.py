@@ -340,7 +340,7 @@ def test_a_gpu_that_hangs_where_only_use_is_read(tmp_path: Path) -> None:
 
 @pytest.mark.fault(
     "One GPU is said to have 20,000 holders",
-    "1,024 of them are named, so that the page stays small enough to be served in time; how many were left out is"
+    "1,024 of them are named, so that the metrics stay small enough to be served in time; how many were left out is"
     " counted, and /health says it",
 )
 def test_a_crowd_on_one_gpu(tmp_path: Path) -> None:

@@ -35,8 +35,8 @@ def test_a_gpu_that_is_well(bench: GpuBench) -> None:
 
 @pytest.mark.fault(
     "A GPU falls off the bus, and the driver does not list it any more",
-    "It stays on the page, in the JSON and in podgpu_device_health as lost: with its number, its holder for as long as"
-    " the kubelet names it, since when, and what to do; /health says the same words; when it is back it is well",
+    "It stays in the metrics, in the JSON and in podgpu_device_health as lost: with its number, its holder for as"
+    " long as the kubelet names it, since when, and what to do; /health says the same words; when it is back it is well",
 )
 def test_a_lost_gpu_stays_until_it_is_back(bench: GpuBench) -> None:
     lost_at = bench.wall() + 1.0

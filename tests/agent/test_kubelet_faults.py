@@ -148,7 +148,7 @@ def write_in_pieces(path: Path, text: str) -> None:
 
 @pytest.mark.fault(
     "podlist.json or the kubelet's checkpoint is replaced, or written over in pieces, while it is read",
-    "one of its whole contents is on every page, never a part, never nobody; after the last change the newest",
+    "one of its whole contents is in every exposition, never a part, never nobody; after the last change the newest",
 )
 @pytest.mark.parametrize("write", [replace_whole, write_in_pieces])
 @pytest.mark.parametrize("content", [podlist, checkpoint])

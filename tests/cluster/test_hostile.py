@@ -25,8 +25,8 @@ MIB = 1024 * 1024
 
 
 @pytest.mark.fault(
-    "an exporter's page has an indented comment line, or any other line the format allows",
-    "the page is read; podgpu cluster goes on",
+    "an exporter's metrics have an indented comment line, or any other line the format allows",
+    "they are read; podgpu cluster goes on",
 )
 def test_an_indented_comment_line_ends_nothing() -> None:
     async def go() -> ClusterReading:
@@ -44,8 +44,8 @@ def test_an_indented_comment_line_ends_nothing() -> None:
 
 
 @pytest.mark.fault(
-    "reading one exporter's page brings out a bug in podgpu",
-    "that page fails with the reason bug, said once with its address; the other nodes are read",
+    "reading one exporter's metrics brings out a bug in podgpu",
+    "that exporter fails with the reason bug, said once with its address; the other nodes are read",
 )
 def test_a_bug_met_on_one_page_costs_that_page(caplog: pytest.LogCaptureFixture) -> None:
     async def go() -> tuple[ClusterReading, str]:
@@ -95,8 +95,8 @@ HUGE = {
 
 
 @pytest.mark.fault(
-    "an exporter's page has 200,000 devices, or 120,000 holders",
-    "that page is refused with a note that names the node; the others are read, memory stays within the limit",
+    "an exporter tells of 200,000 devices, or 120,000 holders",
+    "all it tells is refused with a note that names the node; the others are read, memory stays within the limit",
 )
 @pytest.mark.parametrize(
     ("what", "said"),
@@ -161,7 +161,7 @@ def test_the_real_process_stays_within_the_charts_limit() -> None:
 
 
 @pytest.mark.fault(
-    "an exporter tells of other namespaces on every page",
+    "an exporter tells of other namespaces at every scrape",
     "those it no longer tells of are forgotten, oldest first; memory does not grow with them",
 )
 def test_other_namespaces_on_every_page_do_not_fill_the_memory() -> None:
@@ -189,7 +189,7 @@ def settings() -> ViewSettings:
 
 
 @pytest.mark.fault(
-    "a page claims the name of another node",
+    "an exporter claims the name of another node",
     "the name stays with the address that has it, which is marked old when it fails, until that is dropped or gone",
 )
 def test_a_name_belongs_to_the_address_that_has_it(settings: ViewSettings) -> None:
@@ -246,8 +246,8 @@ def test_a_snapshot_of_1970_is_not_fresh(settings: ViewSettings, told: str) -> N
 
 
 @pytest.mark.fault(
-    "an exporter's page has thousands of sources that fail, with names of thousands of letters",
-    "the first of them are named, cut short; the page and its JSON stay small",
+    "an exporter tells of thousands of sources that fail, with names of thousands of letters",
+    "the first of them are named, cut short; the web page's JSON stays small",
 )
 def test_sources_without_end_do_not_fill_the_page(settings: ViewSettings) -> None:
     sources = b"".join(b'podgpu_exporter_source_up{source="%s%d"} 0\n' % (b"s" * 3000, n) for n in range(4000))

@@ -71,7 +71,7 @@ def over_http(story: Callable[[Exporters, Listed, Publisher, Turn], Awaitable[No
 
 
 @pytest.mark.fault(
-    "A GPU vanishes from a dcgm-exporter's page",
+    "A GPU vanishes from a dcgm-exporter's metrics",
     "podgpu cluster keeps it as lost, with its number, who held it last, since when and what to do, until it is back,"
     " has moved, or is forgotten",
 )

@@ -36,8 +36,8 @@ UUIDS = [gpu.uuid for gpu in driver().machine.gpus]
 
 
 @pytest.mark.fault(
-    "strangers attack the ports in every way at once, exporters serve hostile pages, GPUs hang, the kubelet is slow",
-    "the well GPUs and the honest nodes are on every page with their pods, memory and log stay small, nothing ends",
+    "strangers attack the ports in every way at once, exporters serve hostile metrics, GPUs hang, the kubelet is slow",
+    "the well GPUs and the honest nodes are always there with their pods, memory and log stay small, nothing ends",
 )
 def test_all_attacks_at_once() -> None:
     figures, wrong = attack(10.0, PATIENT_MS, nice=NICE, scrape_seconds=10.0)

@@ -19,7 +19,7 @@ HEAD = "# TYPE podgpu_device_energy_joules_total counter\n"
 
 @pytest.mark.fault(
     "pods, processes and MIG layouts change all the time while kubelet, driver and single GPUs fail and recover",
-    "every sample names a true holder, healthy GPUs are on every page, counters never fall, what is split adds up",
+    "every sample names a true holder, healthy GPUs are always there, counters never fall, what is split adds up",
 )
 def test_twenty_minutes_of_churn() -> None:
     figures, judge = soak(1200.0)

@@ -140,7 +140,7 @@ class Hands:
 
 
 @pytest.mark.fault(
-    "The wall clock jumps a day forward or back while enrich cannot read its page",
+    "The wall clock jumps a day forward or back while enrich cannot read its exporter",
     "The last figures stand for --stale-after, not a second more or less",
 )
 @pytest.mark.parametrize("jump", [DAY, -DAY, 0.0])
@@ -243,7 +243,7 @@ def replace(file: Path, content: bytes) -> None:
 
 @pytest.mark.fault(
     "An exporter's file is replaced, or written over, again and again while podgpu reads it",
-    "Every reading is one whole page; where that cannot be had the page is refused as being_written",
+    "Every reading is one whole exposition; where that cannot be had it is refused as being_written",
 )
 @pytest.mark.parametrize("write", [replace, Path.write_bytes], ids=["renamed", "written over"])
 def test_a_file_that_changes_while_it_is_read(write: Callable[[Path, bytes], object], tmp_path: Path) -> None:

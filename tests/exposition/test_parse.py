@@ -229,7 +229,7 @@ def test_a_trailing_comma_is_right() -> None:
 
 
 def test_a_page_cut_short() -> None:
-    with pytest.raises(BadExposition, match="line 2: the page ends in the middle of this line"):
+    with pytest.raises(BadExposition, match="line 2: the text ends in the middle of this line"):
         parse_text("x 1\ny 1")
 
 

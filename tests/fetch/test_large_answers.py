@@ -84,8 +84,8 @@ def peak(code: str, *arguments: str) -> tuple[str, int, str]:
 
 
 @pytest.mark.fault(
-    "An exporter's page is a gzip bomb, or made of a million labels, metrics or GPUs",
-    "The page is refused as soon as it is past its bounds, with the reason; memory stays within the chart's limit",
+    "What an exporter answers is a gzip bomb, or made of a million labels, metrics or GPUs",
+    "It is refused as soon as it is past its bounds, with the reason; memory stays within the chart's limit",
 )
 @pytest.mark.parametrize("name", PAGES)
 def test_a_hostile_page_costs_little(name: str, tmp_path: Path) -> None:

@@ -370,7 +370,7 @@ def test_who_hangs_up_at_once_is_not_in_the_log(client: Client, caplog: pytest.L
 
 
 @pytest.mark.fault(
-    "clients ask for the page and never read it",
+    "clients ask for the metrics and never read them",
     "no more than 16 MiB wait for all of them together; the slowest are let go",
 )
 def test_slow_readers_are_let_go(node: Node) -> None:
@@ -391,7 +391,7 @@ def test_slow_readers_are_let_go(node: Node) -> None:
 
 
 @pytest.mark.fault(
-    "as many as may scrape at once ask for the page and never read it, again and again",
+    "as many as may scrape at once ask for the metrics and never read them, again and again",
     "they give their places to scrapers from elsewhere at once, to those of their own address after five seconds",
 )
 @pytest.mark.parametrize(("source", "slow_seconds"), [("127.0.0.2", 60.0), ("127.0.0.1", 0.2)])

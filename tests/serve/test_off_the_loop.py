@@ -114,7 +114,7 @@ def test_the_page_is_not_made_where_scrapes_are_answered(node: Node, path: str) 
 
 @pytest.mark.fault(
     "dozens look at the page at once, and what they look at takes long to make",
-    "two of them at a time have a thread; a scraper who needs one, for a long page, finds one free",
+    "two of them at a time have a thread; a scraper who needs one, for a long exposition, finds one free",
 )
 def test_those_who_look_take_no_thread_from_a_scraper(node: Node) -> None:
     held: Held[PageState] = Held(NodePage(node.agent).latest)

@@ -94,7 +94,7 @@ def large_page(node: Node) -> Iterator[tuple[Watched, Client]]:
 
 
 @pytest.mark.fault(
-    "The page is so long that it takes seconds to render",
+    "The exposition is so long that it takes seconds to render",
     "it is rendered beside the event loop, once for everybody who asks; probes are answered meanwhile",
 )
 def test_a_long_page_is_rendered_once_and_keeps_nobody_else_waiting(node: Node) -> None:

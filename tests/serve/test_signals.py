@@ -94,7 +94,7 @@ def test_sigusr1_lets_go_of_the_driver() -> None:
 
 @pytest.mark.fault(
     "a GPU hangs, and podgpu is told again and again to let go of the driver",
-    "it tries once at a time: the page is answered meanwhile, and nothing is left to be done when it is to end",
+    "it tries once at a time: scrapes are answered meanwhile, and nothing is left to be done when it is to end",
 )
 def test_a_storm_of_sigusr1_while_a_gpu_hangs() -> None:
     with exporter("nvmlDeviceGetFieldValues") as (process, client):

@@ -324,8 +324,8 @@ def test_a_gpu_that_left_the_page() -> None:
 
 
 @pytest.mark.fault(
-    "A GPU vanishes from the dcgm-exporter's page that podgpu reads (--telemetry exporter:)",
-    "It stays as lost, with who held it, on the page, in /health and as podgpu_device_health, until back or forgotten",
+    "A GPU vanishes from the dcgm-exporter's metrics that podgpu reads (--telemetry exporter:)",
+    "It stays as lost, with who held it, in metrics, in /health and as podgpu_device_health, until back or forgotten",
 )
 def test_a_gpu_that_left_the_page_is_kept_as_lost() -> None:
     page = fixture("seeds/000-sample.prom")

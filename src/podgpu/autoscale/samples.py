@@ -24,7 +24,7 @@ PodKey = tuple[str, str]
 ScopeKey = tuple[str, str]
 """`node`, `namespace` or `cluster`, and its name."""
 _MOST_RATE = 1.5
-"""Of one device's time: a page read late tells a little more than everything, and more than that is no rate."""
+"""Of one device's time: an exposition read late tells a little more than everything, and more than that is no rate."""
 _OVER_FULL = 1.01
 _SAME_READING = 0.5
 """Seconds."""
@@ -115,8 +115,8 @@ def _idle_at_first(of: HolderFigures) -> _Idle | None:
 
 
 def _idle(before: _Rate, of: HolderFigures, seconds: float, stale_after: float) -> _Idle | None:
-    """Nobody is idle in time that nobody has counted: an exporter that was away, or whose counters stand still. Pages
-    that are made seldom let them stand still for a while, though never for longer than makes a node old."""
+    """Nobody is idle in time that nobody has counted: an exporter that was away, or whose counters stand still. One
+    that reads its GPUs seldom lets them stand still for a while, though never for longer than makes a node old."""
     if of.utilization is None or of.idle_seconds is None or of.busy_seconds is None:
         return None
     if before.idle_seconds is None or before.busy_seconds is None:

@@ -19,18 +19,18 @@ _HOST = (
 _DCGM = "accepted; belongs to DCGM, which podgpu does not need"
 PRICES_HELP = "Prices per GPU-hour and kWh: a YAML file (docs/cluster.md), or example for those that podgpu ships."
 
-EXPORTER_PAGE_OPTIONS: tuple[Option, ...] = tuple(
+EXPORTER_ACCESS_OPTIONS: tuple[Option, ...] = tuple(
     Option(f"exporter-{name}", "", f"PODGPU_EXPORTER_{name.replace('-', '_').upper()}", default, text, kind, ours=True)
     for name, default, kind, text in (
         ("ca-file", "", "text", "CA certificates (PEM) to verify the exporter's certificate with."),
         ("insecure-skip-verify", "false", "bool", "Do not verify the exporter's certificate."),
-        ("username", "", "text", "Basic auth at the exporter's page; with --exporter-password-file."),
+        ("username", "", "text", "Basic auth at the exporter; with --exporter-password-file."),
         ("password-file", "", "text", "File with the password of --exporter-username; read at every fetch."),
-        ("token-file", "", "text", "File with a bearer token for the exporter's page; read at every fetch."),
+        ("token-file", "", "text", "File with a bearer token for the exporter; read at every fetch."),
         ("max-age", "5m", "duration", "A file of the exporter that was not written for this long is too old to use."),
     )
 )
-"""How another exporter's page is reached, where it feeds podgpu."""
+"""How another exporter is reached, where it feeds podgpu."""
 
 EXPORTER_OPTIONS: tuple[Option, ...] = (
     Option(
@@ -279,7 +279,7 @@ EXPORTER_OPTIONS: tuple[Option, ...] = (
         "PODGPU_TELEMETRY",
         "auto",
         "Where figures come from: auto (dcgm with -r, else nvml), nvml, dcgm[:LIBRARY] (through libdcgm), "
-        "exporter:HOST:PORT, exporter:URL or exporter:PATH (a dcgm-exporter's page or its file), or simulated[:SPEC] "
+        "exporter:HOST:PORT, exporter:URL or exporter:PATH (a dcgm-exporter or its file), or simulated[:SPEC] "
         "such as simulated:2xH100,1xH100/7x1g.10gb.",
         ours=True,
     ),
@@ -384,8 +384,10 @@ EXPORTER_OPTIONS: tuple[Option, ...] = (
         "bool",
         ours=True,
     ),
-    Option("prices", "", "PODGPU_PRICES", "", f"For the page: {PRICES_HELP[0].lower()}{PRICES_HELP[1:]}", ours=True),
-    *EXPORTER_PAGE_OPTIONS,
+    Option(
+        "prices", "", "PODGPU_PRICES", "", f"For the web page: {PRICES_HELP[0].lower()}{PRICES_HELP[1:]}", ours=True
+    ),
+    *EXPORTER_ACCESS_OPTIONS,
     Option("once", "", "", "false", "Read twice, print the exposition, exit.", "bool", ours=True),
     Option("dump-snapshot", "", "", "", "With --once: write the snapshot as JSON to this file.", ours=True),
 )

@@ -90,7 +90,7 @@ def parse_text(text: str, most: int | None = None, between: Callable[[], object]
     `between` is called after each part of the text, for a caller who has others to think of.
     """
     if text and not text.endswith("\n"):
-        raise BadExposition(text.count("\n") + 1, "the page ends in the middle of this line")
+        raise BadExposition(text.count("\n") + 1, "the text ends in the middle of this line")
     taken = _Text(most)
     take = taken.take_plain if text.isascii() and not any(b in text for b in _BLANKS_TO_FLOAT) else taken.take_all
     first = 1

@@ -76,7 +76,7 @@ class DriverBeside:
     def _asking(self, gpu: Device) -> Iterator[Telemetry]:
         if self._driver is None or gpu.uuid not in self._gpus:
             raise Unsupported(
-                f"GPU {gpu.index}: no driver answers for it here, and an exporter's page says nothing about processes"
+                f"GPU {gpu.index}: no driver answers for it here, and an exporter's metrics say nothing about processes"
             )
         yield self._driver
 

@@ -55,10 +55,10 @@ class ExporterTelemetry:
         self._turn = None  # if this fails, nothing of the last exposition is told again
         exposition = parse_exposition(self._source.fetch(), self.shown)
         if not exposition.devices:
-            raise SourceError("no_gpu", f"{self.shown} names no GPU: see that it is a dcgm-exporter's page")
+            raise SourceError("no_gpu", f"{self.shown} names no GPU: see that it is dcgm-exporter that answers there")
         if len(exposition.devices) > _MOST_DEVICES:
             why = f"names {len(exposition.devices)} GPUs and MIG instances, and no node has more than {_MOST_DEVICES}"
-            raise SourceError("too_many_devices", f"{self.shown} {why}: name one node's page")
+            raise SourceError("too_many_devices", f"{self.shown} {why}: name one node's exporter")
         turn = _Turn(exposition, {d.key: d for d in self._beside.complete(map(self._with_minor, exposition.devices))})
         self._note_xids(turn)
         self._turn = turn
@@ -72,7 +72,7 @@ class ExporterTelemetry:
         if turn is None:
             raise SourceError("unreachable", f"{self.shown} was not read this time")
         if gpu.uuid not in turn.devices:
-            raise DeviceLost(f"GPU {gpu.index} ({gpu.uuid}) is no longer on the page {self.shown}")
+            raise DeviceLost(f"GPU {gpu.index} ({gpu.uuid}) is no longer in the metrics of {self.shown}")
         return turn.answer(gpu.uuid, [f for f in fields if f.id < _EXPORTER_FIELDS])
 
     # XIDs: the exposition has the number of the last one

@@ -49,7 +49,7 @@ class IdleQuery:
     def _idle(self, field: int, keys: tuple[str, ...], *matchers: Matcher) -> str:
         """`group` over each look's instant is 1 where there is data: as many of them as looks, or there was a gap.
 
-        What is over time has no name any more: a page with a figure under two names would have two series alike.
+        What is over time has no name any more: a figure under two names would be two series alike.
         """
         window, step = promql.milliseconds(self.window), promql.milliseconds(self.step)
         short = promql.milliseconds(self.window - 0.001)

@@ -1,6 +1,6 @@
 """From the samples of a round to nodes: whose sample it is, what the node is called, which copy is the newest. Pure.
 
-Each target's samples are put together again as the page they were scraped from, and read as every page is.
+Each target's samples are put together again as the exposition they were scraped from, and read as every exposition is.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def _read_target(
     names = _Names(series, of.node_labels)
     measured = of.used_field.name
     wanted = figure_names(measured, of.beside)
-    pages: dict[str, list[ParsedSample]] = {}
+    samples_of_node: dict[str, list[ParsedSample]] = {}
     profiles: dict[tuple[str, str], str] = {}
     counters: dict[str, dict[tuple[str, str], NamespaceCounters]] = {}
     told_at: float | None = None
@@ -110,14 +110,14 @@ def _read_target(
             profiles[_uuid(labels), labels.get("GPU_I_ID", "")] = labels["GPU_I_PROFILE"]
         for name, value in figures:
             if name in wanted:
-                pages.setdefault(node, []).append(ParsedSample(name, labels, value))
+                samples_of_node.setdefault(node, []).append(ParsedSample(name, labels, value))
             elif name in _COUNTERS:
                 _count(counters.setdefault(node, {}), name, theirs, value)
             elif name == f.SNAPSHOT_TIMESTAMP.name:
                 told_at = value
     readings = []
-    for node in pages.keys() | counters.keys():
-        view, _, is_podgpu = figures_of(pages.get(node, ()), measured, beside=of.beside)
+    for node in samples_of_node.keys() | counters.keys():
+        view, _, is_podgpu = figures_of(samples_of_node.get(node, ()), measured, beside=of.beside)
         readings.append(
             NodeReading(
                 target=target.instance or node,
