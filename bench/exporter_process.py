@@ -93,13 +93,13 @@ async def _obey(ticker: Ticker, agent: Agent) -> None:
             settled = True
             give_back_unused()  # as the exporter does once all has turned
         snapshot = agent.published.snapshot
-        page = {"plain": len(agent.published.fresh.plain), "zipped": len(agent.published.fresh.zipped)}
+        exposition = {"plain": len(agent.published.fresh.plain), "zipped": len(agent.published.fresh.zipped)}
         failed = [f"{o.source}: {o.message}" for o in snapshot.outcomes if not o.ok]
-        _say({"cost": cost, "page": page, "assignments": len(snapshot.assignments), "failed": failed})
+        _say({"cost": cost, "exposition": exposition, "assignments": len(snapshot.assignments), "failed": failed})
 
 
 def constant_routes(agent: Agent) -> list[web.RouteDef]:
-    """The page as it is now, handed out by the least that aiohttp asks of a handler."""
+    """The exposition as it is now, handed out by the least that aiohttp asks of a handler."""
     body = agent.published.fresh
     headers = {"Content-Type": CONTENT_TYPE, "Vary": "Accept, Accept-Encoding"}
     zipped_headers = {**headers, "Content-Encoding": "gzip"}

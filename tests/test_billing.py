@@ -342,7 +342,7 @@ def test_namespaces_are_billed_for_short_jobs(folder: Path) -> None:
         began = time.time()
         node.live(jobs, until)
         ended = time.time()
-        _wait_until(lambda: min(server.ask(f"timestamp({SERIES})").values()) > ended, "the last page is scraped")
+        _wait_until(lambda: min(server.ask(f"timestamp({SERIES})").values()) > ended, "the last exposition is scraped")
         window = f"{time.time() - began + 1:.0f}s"
         rests = [_rest(server, name) for name in ("busy_seconds", "energy_joules")]
         billed = _bill(server, "podgpu_namespace_gpu_{}_total")

@@ -29,7 +29,7 @@ needs_dev_full = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="the
 
 @contextmanager
 def largest_node(folder: Path, through: Sequence[str] = ()) -> Iterator[Exporter]:
-    """16 GPUs, 112 MIG instances, 250 pods; every instance is on the page."""
+    """16 GPUs, 112 MIG instances, 250 pods; every instance is in the metrics."""
     kubelet = str(folder / "kubelet.sock")
     arguments = ("-k", "--allocation", "kubelet", "--pod-resources-kubelet-socket", kubelet, "-f", "dcp")
     telemetry = ("--telemetry", f"simulated:{LARGEST.gpus}")
@@ -37,7 +37,7 @@ def largest_node(folder: Path, through: Sequence[str] = ()) -> Iterator[Exporter
         SimulatedKubelet(kubelet, pods(LARGEST, NODE)),
         running(folder, *telemetry, *arguments, variables={"NODE_NAME": NODE}, through=through) as exporter,
     ):
-        wait_until(lambda: exporter.get()[1].count("podgpu_allocation_info{") >= 112, "every pod is on the page")
+        wait_until(lambda: exporter.get()[1].count("podgpu_allocation_info{") >= 112, "every pod is in the metrics")
         yield exporter
 
 
@@ -105,8 +105,8 @@ def test_the_kernel_enforces_the_charts_limit(folder: Path, control_group: Contr
                 client = held.enter_context(socket.create_connection(("127.0.0.1", exporter.port), timeout=10.0))
                 with suppress(OSError):  # closed already: there are too many
                     client.sendall(b"GET /metrics HTTP/1.1\r\n" + b"X-Filler: " + b"a" * 8000)
-            status, page = exporter.get()
-            assert (status, page.count("podgpu_allocation_info{")) == (200, 112)
+            status, exposition = exporter.get()
+            assert (status, exposition.count("podgpu_allocation_info{")) == (200, 112)
             assert exporter.get("/")[0] == 200
         assert exporter.process.poll() is None
         assert control_group.killed == 0
@@ -206,7 +206,7 @@ def test_a_full_disk_under_the_log(folder: Path) -> None:
             marks=pytest.mark.fault(
                 "the disk is full when --once writes the metrics to a file", "one line that says why; exit code 1"
             ),
-            id="page",
+            id="exposition",
         ),
     ],
 )

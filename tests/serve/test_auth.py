@@ -124,7 +124,7 @@ def test_users_and_headers_change_without_a_restart(node: Node, write: Callable[
         assert (answer.status, answer.headers["X-Frame-Options"]) == (200, "deny")
 
 
-def test_headers_are_on_every_answer_and_a_pages_own_stand(node: Node, write: Callable[..., Path]) -> None:
+def test_headers_are_on_every_answer_and_a_expositions_own_stand(node: Node, write: Callable[..., Path]) -> None:
     headers = {"X-Content-Type-Options": "nosniff", "Content-Security-Policy": "default-src 'self'"}
     users = {"alice": ALICE}
     with guarded(node, write(http_server_config={"headers": headers}, basic_auth_users=users)) as client:
