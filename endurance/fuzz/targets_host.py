@@ -9,7 +9,7 @@ from podgpu.accounting.containers import parse_started
 from podgpu.catalog.mig import slices_of_profile
 from podgpu.doctor.host import parse_kernel_driver, parse_status
 from podgpu.errors import UsageError
-from podgpu.fetch.exposition import looks_like_web_exposition
+from podgpu.fetch.exposition import looks_like_web_page
 from podgpu.hook.cards import parse_card
 from podgpu.simulate.proc import cgroup_text, container_cgroup, stat_line
 from podgpu.telemetry.dcgm.library import parse_version
@@ -76,7 +76,7 @@ def engine(case: Case) -> object:
 
 def version(case: Case) -> object:
     assert isinstance(case, bytes)
-    looks_like_web_exposition(case)
+    looks_like_web_page(case)
     return parse_version(case) or None
 
 
