@@ -26,8 +26,9 @@ from podgpu.cli import exporter as _loaded_as_in_production  # noqa: F401 - clic
 from podgpu.compose.histories import history_of, node_keeper
 from podgpu.compose.process import give_back_unused, look_past_what_stays, share_one_heap
 from podgpu.exposition.text import CONTENT_TYPE
-from podgpu.serve.app import Listener, application, listening
+from podgpu.serve.app import Listener, listening
 from podgpu.serve.connections import Limits
+from podgpu.serve.exporter_app import application
 from podgpu.serve.routes import BesideFigures
 from podgpu.serve.sockets import Address
 

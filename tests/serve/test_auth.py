@@ -21,7 +21,6 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podgpu.serve.app import application, gpu_manager_application
 from podgpu.serve.auth import (
     MOST_REMEMBERED,
     MOST_WAITING_FROM_ONE,
@@ -30,6 +29,7 @@ from podgpu.serve.auth import (
     guard,
     parse_basic,
 )
+from podgpu.serve.exporter_app import application, gpu_manager_application
 from podgpu.serve.protection import Protection, protect
 from podgpu.serve.web_config import RateLimit, WebConfig, parse_web_config
 from tests.nodes.node import Node

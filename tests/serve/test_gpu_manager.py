@@ -23,7 +23,7 @@ from podgpu.errors import StartError
 from podgpu.exposition.text import CONTENT_TYPE
 from podgpu.join import Policy
 from podgpu.model import Workload
-from podgpu.serve.app import gpu_manager_application, serve
+from podgpu.serve.exporter_app import gpu_manager_application, serve
 from podgpu.serve.sockets import Address, parse_address
 from podgpu.simulate.driver import SimulatedNvml
 from podgpu.simulate.kubelet import SimulatedKubelet, SimulatedPod

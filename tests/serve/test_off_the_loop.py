@@ -20,8 +20,9 @@ from aiohttp import web
 from podgpu.agent.loop import Agent
 from podgpu.figures.as_json import PageState
 from podgpu.http.aside import Aside, Latest
-from podgpu.serve.app import application, make_application
+from podgpu.serve.app import make_application
 from podgpu.serve.auth import Passwords, guard
+from podgpu.serve.exporter_app import application
 from podgpu.serve.page_routes import page_routes
 from podgpu.serve.protection import Protection
 from podgpu.serve.routes import NodePage, routes

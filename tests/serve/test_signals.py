@@ -20,7 +20,7 @@ SCRIPT = """
 import sys
 import time
 from podgpu.agent.loop import Agent, Settings
-from podgpu.serve.app import serve
+from podgpu.serve.exporter_app import serve
 from podgpu.serve.sockets import Address
 from podgpu.simulate.driver import SimulatedNvml
 from podgpu.telemetry.nvml import NvmlTelemetry
