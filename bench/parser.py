@@ -19,7 +19,7 @@ from bench.figures import Figure
 from bench.rendering import turn_seconds
 from podgpu.atomic_file import AtomicFile
 from podgpu.enrich.turn import Enricher, Held, Settings
-from podgpu.exposition import parse
+from podgpu.exposition import lines as lines_of_text
 from podgpu.exposition.parse import parse_text
 from podgpu.model import Allocation, Assignment, Workload
 from podgpu.telemetry.exposition import parse_exposition
@@ -62,8 +62,8 @@ def measure(turns: int = 100, largest: int = 100_000_000) -> list[Figure]:
 
 
 def _parse_as_if_first(exposition: str) -> None:
-    parse._names_in.cache_clear()
-    parse._comment_parts.cache_clear()
+    lines_of_text.names_in.cache_clear()
+    lines_of_text.comment_parts.cache_clear()
     parse_text(exposition)
 
 
