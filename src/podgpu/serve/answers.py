@@ -1,4 +1,5 @@
-"""Answers with prepared bytes: in the format and encoding asked for, or not at all when the asker has them already."""
+"""This module answers with prepared bytes: in the format and encoding asked for, or not at all when the asker has them
+already."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Which devices Prometheus knows to have been idle, so that podgpu need not have watched them itself. Pure.
+"""This module asks which devices Prometheus knows to have been idle, so that podgpu need not have watched them itself.
+Pure.
 
 A device is idle while its utilisation is 0: of a MIG instance the engine's, as everywhere. Only one that has samples
 all through the window counts; what happened in a gap, nobody knows.
