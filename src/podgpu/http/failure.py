@@ -1,4 +1,4 @@
-"""Says once, in plain words, why a question over HTTP got no answer, or half of one. Pure.
+"""This module says once, in plain words, why a question over HTTP got no answer, or half of one. Pure.
 
 Those who ask put their advice behind it: which option, which field of a kubeconfig. What is said holds no header and no
 URL, so no secret either.
