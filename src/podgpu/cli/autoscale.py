@@ -12,7 +12,13 @@ from podgpu.cli.cluster import chosen_backend, freshness
 from podgpu.cli.help import podgpu_command
 from podgpu.cli.params import naming_variable, with_options
 from podgpu.compose.autoscale import assemble_autoscale, autoscale_settings, unregister
-from podgpu.compose.process import configure_logging, look_for_cycles_seldom, share_one_heap, take_turns_often
+from podgpu.compose.process import (
+    configure_logging,
+    let_go_of_what_ended,
+    look_for_cycles_seldom,
+    share_one_heap,
+    take_turns_often,
+)
 from podgpu.serve.app import PROBE_OPTION, run
 from podgpu.serve.sockets import parse_address
 
@@ -42,6 +48,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     """
     share_one_heap()
     look_for_cycles_seldom()
+    let_go_of_what_ended()
     take_turns_often()
     configure_logging(options["log_format"], options["debug"])
     with naming_variable(ctx, "probe_address"):

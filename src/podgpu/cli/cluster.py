@@ -20,6 +20,7 @@ from podgpu.cluster.settings import ViewSettings, check_settings
 from podgpu.compose.cluster import prometheus_backend, prometheus_history, scrape_backend
 from podgpu.compose.process import (
     configure_logging,
+    let_go_of_what_ended,
     look_for_cycles_seldom,
     look_past_what_stays,
     share_one_heap,
@@ -61,6 +62,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
 
     share_one_heap()
     look_for_cycles_seldom()
+    let_go_of_what_ended()
     take_turns_often()
     configure_logging(options["log_format"], options["debug"])
     with naming_variable(ctx, "address"):

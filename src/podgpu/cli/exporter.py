@@ -23,6 +23,7 @@ from podgpu.compose.histories import history_of, node_keeper
 from podgpu.compose.process import (
     configure_logging,
     give_back_once_settled,
+    let_go_of_what_ended,
     look_past_what_stays,
     print_out,
     share_one_heap,
@@ -78,6 +79,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
             waste = WasteWatch(agent, prices)
             with naming_variable(ctx, "history_dir"):
                 keeper = node_keeper(agent, options["history_dir"], waste)
+            let_go_of_what_ended()
             take_turns_often()
             look_past_what_stays()
             give_back_once_settled()

@@ -20,6 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import count
+from traceback import clear_frames
 from typing import Any
 
 from aiohttp import web
@@ -132,6 +133,7 @@ class Connection(web.RequestHandler):
         super().connection_made(transport)
 
     def connection_lost(self, exc: BaseException | None) -> None:
+        self._beginning = None  # which knows by way of what it was cancelled, this connection too
         self._places.forget(self)
         super().connection_lost(exc)
 
@@ -219,6 +221,8 @@ class Connection(web.RequestHandler):
         """Rubbish is answered and not logged: it is not podgpu's fault, and there may be much of it."""
         if status >= 500:
             return super().handle_error(request, status, exc, message)
+        if exc is not None:
+            clear_frames(exc.__traceback__)  # they hold the connection, which holds them
         answer = web.Response(status=status, text="podgpu does not understand this request\n")
         answer.force_close()
         return answer
@@ -373,13 +377,18 @@ class Entrance:
         context = await self._tls() if self._tls is not None else None
         if context is not None:
             handshake = {"ssl_handshake_timeout": self._handshake_seconds}
-        with suppress(OSError):  # of a handshake that failed, or was too slow; ssl's errors are of this kind too
+        try:
             await loop.connect_accepted_socket(lambda: connection, accepted, ssl=context, **handshake)
+        except OSError as error:  # of a handshake that failed, or was too slow; ssl's errors are of this kind too
+            clear_frames(error.__traceback__)
+        except asyncio.CancelledError as error:
+            clear_frames(error.__traceback__)  # what it came through holds the connection, in a circle
+            raise
 
     def _begun(self, accepted: socket.socket, connection: Connection) -> None:
         """Also for a task that was cancelled before its first step."""
         if not connection.has_begun:
-            self._places.forget(connection)
+            connection.connection_lost(None)  # nobody else will say so
             accepted.close()
 
     async def _look_at_times(self) -> None:
