@@ -283,10 +283,10 @@ class ScrapeBackend:
         except SourceError as error:
             reason, message = error.reason, str(error)
         except Exception as error:  # noqa: BLE001 - the edge: a bug that one exporter's text brings out costs that exporter only
-            reason, message = "bug", f"{shown}: its page cannot be read ({type(error).__name__}: {str(error)[:200]})"
+            reason, message = "bug", f"{shown}: its metrics cannot be read ({type(error).__name__}: {str(error)[:200]})"
             if target.bug != message:
                 target.bug = message
-                _log.exception("%s: unexpected error on this page, please report it", shown)
+                _log.exception("%s: unexpected error in its metrics, please report it", shown)
         if reason:
             self._errors[shown, reason] += 1
         target.outcome = TargetOutcome(shown, self._clock.monotonic() - began, reason, message)
