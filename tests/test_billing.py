@@ -361,7 +361,7 @@ def _scraped_after(ended: float, server: Prometheus) -> float:
         scraped[:] = server.ask(f"timestamp({SERIES})").values()
         return min(scraped, default=0.0) > ended
 
-    _wait_until(is_scraped, "the last page is scraped")
+    _wait_until(is_scraped, "the last exposition is scraped")
     return min(scraped)
 
 

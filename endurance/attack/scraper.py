@@ -24,7 +24,7 @@ _LABEL = re.compile(r'(\w+)="([^"]*)"')
 
 
 Check = Callable[[str, float], list[str]]
-"""Is given a page and the seconds since the start; returns what is wrong with it."""
+"""Is given an exposition and the seconds since the start; returns what is wrong with it."""
 
 
 class Login(NamedTuple):
@@ -54,7 +54,7 @@ def connection_to(port: int, authority: str = "") -> http.client.HTTPConnection:
     return http.client.HTTPSConnection("127.0.0.1", port, timeout=_TIMEOUT, context=context)
 
 
-def page_of(port: int, login: Login, authority: str = "") -> str:
+def exposition_of(port: int, login: Login, authority: str = "") -> str:
     """Of somebody who may not be up yet: empty."""
     connection = connection_to(port, authority)
     try:
@@ -71,8 +71,8 @@ def labels_of(line: str) -> dict[str, str]:
     return dict(_LABEL.findall(line))
 
 
-def lines_of(page: str, family: str) -> list[tuple[dict[str, str], float]]:
-    found = (line for line in page.splitlines() if line.startswith((family + "{", family + " ")))
+def lines_of(exposition: str, family: str) -> list[tuple[dict[str, str], float]]:
+    found = (line for line in exposition.splitlines() if line.startswith((family + "{", family + " ")))
     return [(labels_of(line), float(line.rpartition(" ")[2])) for line in found]
 
 
@@ -107,16 +107,16 @@ class Scraper(threading.Thread):
     def _scrape(self, at: float) -> None:
         before = time.perf_counter()
         try:
-            status, page = self._get()
+            status, exposition = self._get()
         except (OSError, http.client.HTTPException) as error:
             self._note("no answer", at, type(error).__name__)
             self._drop()
             return
         self.waited.append(time.perf_counter() - before)
         if status != 200:
-            self._note(f"status {status}", at, page[:80])
+            self._note(f"status {status}", at, exposition[:80])
             return
-        for what in self.check(page, at):
+        for what in self.check(exposition, at):
             self._note(what, at)
 
     def _get(self) -> tuple[int, str]:

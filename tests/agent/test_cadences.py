@@ -73,7 +73,7 @@ def running_agent(proc: Path, holders: Holders) -> Iterator[tuple[Agent, Simulat
 
 @pytest.mark.fault(
     "All three cadences turn as fast as they can, each with new errors in every turn",
-    "Each hands over a part that nobody changes any more: every page is whole, and the process goes on",
+    "Each hands over a part that nobody changes any more: every exposition is whole, and the process goes on",
 )
 @pytest.mark.parametrize("restless", [True, False])
 def test_three_cadences_against_each_other(tmp_path: Path, restless: bool) -> None:

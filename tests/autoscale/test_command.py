@@ -168,7 +168,7 @@ class Exporter:
         self.utilization = 0.6
         exporter = self
 
-        class Page(BaseHTTPRequestHandler):
+        class Exposition(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 labels = 'gpu="0",UUID="GPU-0",Hostname="n1",namespace="serving",pod="a",container="main"'
                 text = f"DCGM_FI_DEV_GPU_UTIL{{{labels}}} {100 * exporter.utilization:.0f}\n"
@@ -180,7 +180,7 @@ class Exporter:
             def log_message(self, *_words: object) -> None:
                 """Nobody reads it."""
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Page)
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Exposition)
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
         self.url = f"http://127.0.0.1:{self._server.server_port}/metrics"
 

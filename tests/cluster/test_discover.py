@@ -16,7 +16,7 @@ from podgpu.cluster.settings import ViewSettings
 from podgpu.errors import UsageError
 from podgpu.figures.device import Owner
 from podgpu.kube.config import ApiConfig
-from tests.cluster.test_scrape import Ticking, exporters, page_of
+from tests.cluster.test_scrape import Ticking, exporters, exposition_of
 from tests.kube.api_server import SimulatedApiServer
 from tests.kube.conftest import HURRY, config, eventually, server
 from tests.kube.test_endpoint_slices import endpoint, slice_of
@@ -154,7 +154,7 @@ def named(name: str) -> dict[str, Any]:
     return body | {"metadata": body["metadata"] | {"name": name}}
 
 
-def test_owners_are_listed_in_pages(server: SimulatedApiServer, config: ApiConfig) -> None:
+def test_owners_are_listed_in_expositions(server: SimulatedApiServer, config: ApiConfig) -> None:
     server.put("pods", *(named(f"p-{n}") for n in range(7)))
     owners = ApiOwners(config, HURRY, page_size=3)
     try:
@@ -175,7 +175,7 @@ def test_owners_are_listed_in_pages(server: SimulatedApiServer, config: ApiConfi
     "the list begins anew, at once; no owner is missing",
 )
 @pytest.mark.parametrize("times", [1, 2, 5])
-def test_a_list_whose_pages_are_forgotten_begins_anew(
+def test_a_list_whose_expositions_are_forgotten_begins_anew(
     server: SimulatedApiServer, config: ApiConfig, times: int
 ) -> None:
     server.put("pods", *(named(f"p-{n}") for n in range(7)))
@@ -211,8 +211,8 @@ async def _roll_out(server: SimulatedApiServer, config: ApiConfig) -> None:
             server.put("endpointslices", labelled(body, name))
 
     time, publisher = Ticking(), Publisher(ViewSettings(interval=15.0, stale_after=45.0, drop_after=300.0))
-    page = page_of(1, 0).replace(b"Hostname", b'namespace="n",pod="train",Hostname')
-    async with exporters(page, page) as fleet:
+    exposition = exposition_of(1, 0).replace(b"Hostname", b'namespace="n",pod="train",Hostname')
+    async with exporters(exposition, exposition) as fleet:
         before, after = fleet.urls
         publish_slices((before, True))
         with targets(config) as found:

@@ -245,7 +245,7 @@ class ThirdNode:
 
     @contextmanager
     def told_of(self) -> Iterator[str]:
-        """The address of kube-state-metrics' page."""
+        """The address of kube-state-metrics' exposition."""
         node = self
 
         class Handler(BaseHTTPRequestHandler):

@@ -37,10 +37,10 @@ class Exporter:
     def series(self, family: str) -> dict[str, float]:
         """By UUID; empty where there is no answer, or one that has stood still for too long to tell figures."""
         try:
-            _, page = self.get()
+            _, exposition = self.get()
         except OSError:
             return {}
-        return {labels["UUID"]: value for labels, value in lines_of(page, family)}
+        return {labels["UUID"]: value for labels, value in lines_of(exposition, family)}
 
 
 def environment() -> dict[str, str]:

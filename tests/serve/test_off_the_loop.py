@@ -20,8 +20,9 @@ from aiohttp import web
 from podgpu.agent.loop import Agent
 from podgpu.figures.as_json import PageState
 from podgpu.http.aside import Aside, Latest
-from podgpu.serve.app import application, make_application
+from podgpu.serve.app import make_application
 from podgpu.serve.auth import Passwords, guard
+from podgpu.serve.exporter_app import application
 from podgpu.serve.page_routes import page_routes
 from podgpu.serve.protection import Protection
 from podgpu.serve.routes import NodePage, routes
@@ -114,7 +115,7 @@ def test_the_page_is_not_made_where_scrapes_are_answered(node: Node, path: str) 
 
 @pytest.mark.fault(
     "dozens look at the page at once, and what they look at takes long to make",
-    "two of them at a time have a thread; a scraper who needs one, for a long page, finds one free",
+    "two of them at a time have a thread; a scraper who needs one, for a long exposition, finds one free",
 )
 def test_those_who_look_take_no_thread_from_a_scraper(node: Node) -> None:
     held: Held[PageState] = Held(NodePage(node.agent).latest)

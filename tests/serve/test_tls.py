@@ -21,8 +21,8 @@ import pytest
 import yaml
 
 from podgpu.errors import UsageError
-from podgpu.serve.app import application
 from podgpu.serve.connections import Limits
+from podgpu.serve.exporter_app import application
 from podgpu.serve.protection import protect
 from podgpu.serve.sockets import Address
 from podgpu.serve.tls import subject_names
