@@ -93,7 +93,7 @@ def test_a_new_snapshot_shows_without_a_reload(tab: Tab, client: Client, agent: 
     tab.wait_for("document.querySelectorAll('.tile[data-key]').length === 9")
     tab.evaluate("window.stayed = true; window.tile = document.querySelector('.tile[data-key]')")
     line = "document.querySelectorAll('.spark-line')[0].getAttribute('d')"
-    before, deadline = tab.evaluate(line), time.monotonic() + 20
+    before, deadline = tab.evaluate(line), time.monotonic() + 90
     while tab.evaluate(line) == before and time.monotonic() < deadline:  # a step of the line is five seconds
         agent.read_telemetry()
         tab.look_again()
