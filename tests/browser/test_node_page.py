@@ -38,7 +38,7 @@ def agent(folder: Path) -> Iterator[Agent]:
         agent = Agent(
             NvmlTelemetry(driver, "simulated", count_expected=lambda: 9),
             [KubeletAllocation(str(folder / "kubelet.sock"))],
-            Settings(interval=1.0, allocation_interval=1.0, policy=policy),
+            Settings(interval=30.0, policy=policy),  # nobody turns it: a picture must last until it was looked at
             identities=names.read,
             containers=ContainerFinder(str(folder / "proc")),
         )
