@@ -43,7 +43,7 @@ def test_a_hung_call_is_abandoned_and_not_started_again_until_it_returns(isolati
         release.wait(30)
         return "late"
 
-    first = isolation.run({"sick": hang, "well": lambda: "fine"}, 0.05)
+    first = isolation.run({"well": lambda: "fine", "sick": hang}, 0.5)
     assert first["sick"].error is not None
     assert first["sick"].error.reason == "deadline"  # type: ignore[union-attr]
     assert first["well"].value == "fine"

@@ -372,7 +372,7 @@ def attributes_of(one: SliceDevice) -> dict[str, Any]:
 
 
 def eventually(true: Callable[[], object]) -> None:
-    until = time.monotonic() + 10
+    until = time.monotonic() + 60
     while not true():
         assert time.monotonic() < until, "did not become true in time"
         time.sleep(0.002)

@@ -22,7 +22,7 @@ from typing import Any
 
 import aiohttp
 
-PATIENCE = 30.0
+PATIENCE = 90.0
 MISSING = "no chromium here (Debian's package of that name)"
 _LARGEST_MESSAGE = 64 * 1024 * 1024
 _OPTIONS = (

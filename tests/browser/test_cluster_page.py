@@ -214,13 +214,15 @@ def test_nobody_is_asked_while_nobody_looks(tab: Tab, url: str, shown: Showing) 
     hide = "Object.defineProperty(document, 'hidden', {configurable: true, get: () => %s});"
     tell = "document.dispatchEvent(new Event('visibilitychange'))"
     tab.evaluate(hide % "true" + tell)
-    tab.evaluate("new Promise(done => setTimeout(done, 300))")
-    asked = shown.asked
-    tab.evaluate("new Promise(done => setTimeout(done, 2500))")  # longer than a pause between two questions
+    for _ in range(3):  # what was asked before may arrive late
+        asked = shown.asked
+        tab.evaluate("new Promise(done => setTimeout(done, 2500))")  # longer than a pause between two questions
+        if shown.asked == asked:
+            break
     assert shown.asked == asked
     tab.evaluate(hide % "false" + tell)
     tab.wait_for(f"{STATE} === 'live'")
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while shown.asked == asked and time.monotonic() < deadline:
         tab.evaluate("new Promise(done => setTimeout(done, 50))")
     assert shown.asked > asked

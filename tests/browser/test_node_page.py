@@ -38,7 +38,7 @@ def agent(folder: Path) -> Iterator[Agent]:
         agent = Agent(
             NvmlTelemetry(driver, "simulated", count_expected=lambda: 9),
             [KubeletAllocation(str(folder / "kubelet.sock"))],
-            Settings(interval=1.0, allocation_interval=1.0, policy=policy),
+            Settings(interval=30.0, policy=policy),  # nobody turns it: a picture must last until it was looked at
             identities=names.read,
             containers=ContainerFinder(str(folder / "proc")),
         )
@@ -93,7 +93,7 @@ def test_a_new_snapshot_shows_without_a_reload(tab: Tab, client: Client, agent: 
     tab.wait_for("document.querySelectorAll('.tile[data-key]').length === 9")
     tab.evaluate("window.stayed = true; window.tile = document.querySelector('.tile[data-key]')")
     line = "document.querySelectorAll('.spark-line')[0].getAttribute('d')"
-    before, deadline = tab.evaluate(line), time.monotonic() + 20
+    before, deadline = tab.evaluate(line), time.monotonic() + 90
     while tab.evaluate(line) == before and time.monotonic() < deadline:  # a step of the line is five seconds
         agent.read_telemetry()
         tab.look_again()

@@ -327,7 +327,7 @@ def test_one_hung_gpu_leaves_the_others(driver: SimulatedNvml, clock: Clock, exa
     findings = examined(driver, clock)
     bad = [f for f in about(findings, "GPUs") if f.level is Level.WRONG]
     assert [f.text.split(" (")[0] for f in bad] == ["GPU 1"]
-    assert "no answer within 0." in bad[0].text
+    assert "no answer within " in bad[0].text
     assert only(findings, "driver").text.endswith("2 GPUs")
 
 

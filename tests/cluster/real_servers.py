@@ -92,10 +92,11 @@ def expositions_at(text_of: Callable[[str], str], away: Collection[str] = ()) ->
         def do_GET(self) -> None:
             name = self.path.strip("/")
             body = text_of(name).encode()
-            self.send_response(503 if name in away else 200)
-            self.send_header("Content-Type", "text/plain; version=0.0.4")
-            self.end_headers()
-            self.wfile.write(body)
+            with contextlib.suppress(ConnectionError):  # Prometheus does not wait for long
+                self.send_response(503 if name in away else 200)
+                self.send_header("Content-Type", "text/plain; version=0.0.4")
+                self.end_headers()
+                self.wfile.write(body)
 
         def log_message(self, format: str, *args: object) -> None:
             pass

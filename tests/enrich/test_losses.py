@@ -46,13 +46,14 @@ def enriching(exposition: Path, out: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def fill(process: subprocess.Popen[str], disk: Path) -> None:
-    """To the last byte, while enrich stands still between two writings: a file that it is about to put in place would
-    free the room of the one before."""
+    """To the last byte, and for good: while enrich stands still between two writings, as a file that it is about to put
+    in place would free the room of the one before, and with a second name for the file that it will remove."""
     while True:
         process.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, process.pid, os.WSTOPPED)
         try:
             if os.listdir(disk) == ["gpu.prom"]:
+                os.link(disk / "gpu.prom", disk / "kept")
                 _fill_up(disk / "filler")
                 return
         finally:
@@ -67,6 +68,7 @@ def _fill_up(path: Path) -> None:
 
 def empty(process: subprocess.Popen[str], disk: Path) -> None:
     (disk / "filler").unlink()
+    (disk / "kept").unlink()
 
 
 def forbid_writing(process: subprocess.Popen[str], disk: Path) -> None:

@@ -44,7 +44,7 @@ def node_exporter(directory: Path) -> Iterator[str]:
 
 
 def scrape(url: str) -> str:
-    give_up = time.monotonic() + 10
+    give_up = time.monotonic() + 60
     while True:
         try:
             with urllib.request.urlopen(url, timeout=30) as response:

@@ -26,7 +26,7 @@ STATE_CHANGE_ONLY = {
 """Events that runtimes before NRI 0.12 tell through StateChange."""
 UNIMPLEMENTED = 12
 STOPPED = 4
-_PATIENCE = 20.0
+_PATIENCE = 60.0
 
 
 # protobuf's wire format

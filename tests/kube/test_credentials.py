@@ -168,7 +168,7 @@ def printing(status: str, count: Path | None = None) -> str:
     return f"{counting}import json, os\nprint(json.dumps({answer}))"
 
 
-def run(made: ExecPlugin, seconds: float = 20.0) -> Any:
+def run(made: ExecPlugin, seconds: float = 60.0) -> Any:
     return run_plugin(made, seconds, threading.Event())
 
 

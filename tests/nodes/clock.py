@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 T = TypeVar("T")
-PATIENCE = 30.0
+PATIENCE = 90.0
 """Seconds. Reached only when something is broken."""
 _UNIX_AT_ZERO = 1_700_000_000.0
 _NAP_SECONDS = 0.005

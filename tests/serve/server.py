@@ -20,7 +20,7 @@ from podgpu.serve.exporter_app import application
 from podgpu.serve.sockets import Address
 
 LOOPBACK = Address("127.0.0.1", 0)
-_PATIENCE = 30.0
+_PATIENCE = 90.0
 RELEASE = {"X_Podgpu_Request": "release"}
 """What `ask` sends to be heard at /-/release."""
 

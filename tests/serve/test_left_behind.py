@@ -15,8 +15,8 @@ import pytest
 import yaml
 
 from podgpu.compose.process import let_go_of_what_ended
-from podgpu.serve.app import application
 from podgpu.serve.connections import Connection, Limits
+from podgpu.serve.exporter_app import application
 from podgpu.serve.protection import protect
 from tests.nodes.clock import PATIENCE, wait_until
 from tests.nodes.node import Node

@@ -20,7 +20,7 @@ import pytest
 
 from tests.top.test_exporter import EXPOSITION, HTML, RawServer, answer, nobody, serving
 
-PATIENCE = 30.0
+PATIENCE = 90.0
 ALTERNATE, BACK = b"\x1b[?1049h", b"\x1b[?1049l"
 HIDDEN, SHOWN = b"\x1b[?25l", b"\x1b[?25h"
 

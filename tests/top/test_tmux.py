@@ -18,7 +18,7 @@ from tests.top.test_api import FACTS
 from tests.top.test_exporter import RawServer
 
 pytestmark = pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")
-PATIENCE = 40.0
+PATIENCE = 90.0
 POD = "vllm-llama-3-70b-6d4f9c7b5d-x2x9z"
 ANSWERS = {
     "/api/v1/view": view(
