@@ -123,6 +123,7 @@ def test_every_form_of_an_answer(folder: Path, said: tuple[bytes, ...]) -> None:
         (frame(HEADERS, 5, 1, encode_headers([(":status", "404")])), "UNAVAILABLE"),
         (frame(HEADERS, 5, 1, b"\x88" + encode_headers([("grpc-status", "12")])), "UNIMPLEMENTED"),
         (frame(HEADERS, 5, 1, b"\x88" + encode_headers([("grpc-status", "99")])), "UNKNOWN"),
+        (frame(HEADERS, 5, 1, b"\x88" + encode_headers([("grpc-status", "1" * 5000)])), "UNKNOWN"),
         (frame(HEADERS, 5, 1, b"\x88"), "UNKNOWN"),
         (frame(HEADERS, 4, 1, b"\x88") + frame(DATA, 1, 1, message(b"x")), "UNKNOWN"),
         (frame(RST_STREAM, 0, 1, struct.pack(">I", 7)), "UNAVAILABLE"),
@@ -149,6 +150,22 @@ def test_every_form_of_an_answer(folder: Path, said: tuple[bytes, ...]) -> None:
 def test_an_ill_server(folder: Path, said: bytes, code: str) -> None:
     with server(folder, say(said), say(answer(1))) as channel:
         assert failure(channel).code == code
+
+
+def test_data_without_end_is_not_kept(folder: Path) -> None:
+    """A byte was announced; the server goes on for as long as somebody takes what it sends."""
+    taken = 0
+
+    def speak(connection: socket.socket) -> None:
+        nonlocal taken
+        connection.sendall(frame(HEADERS, 4, 1, GOOD[0]) + frame(DATA, 0, 1, message(b"x")))
+        with suppress(OSError):
+            while taken < 64 * MOST:
+                taken += connection.send(frame(DATA, 0, 1, bytes(16384)))
+
+    with server(folder, speak) as channel:
+        assert failure(channel).code == "INTERNAL"
+    assert taken < 8 * MOST
 
 
 def test_a_connection_that_ended_between_two_calls_is_made_anew(folder: Path) -> None:

@@ -228,6 +228,33 @@ def test_a_connection_does_not_stand_for_ever() -> None:
     assert asyncio.run(run()) is not grpc.ChannelConnectivity.READY
 
 
+@pytest.mark.fault(
+    "hundreds connect to KEDA's listener and say nothing",
+    "at most 256 are let in, for ten seconds; the probes keep their descriptors, and who asks is answered",
+)
+def test_strangers_who_say_nothing_are_not_let_in_without_end() -> None:
+    async def run() -> int:
+        async with (
+            serving(busy_stage()) as (_, port),
+            grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel,
+        ):
+            assert (await Client(channel).is_active(ref())).result
+            strangers = [await asyncio.open_connection("127.0.0.1", port) for _ in range(300)]
+            left = {asyncio.create_task(reader.read()) for reader, _ in strangers}
+            try:
+                async with asyncio.timeout(60):
+                    while len(left) > 256:
+                        _, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
+                assert (await Client(channel).is_active(ref())).result
+            finally:
+                for _, writer in strangers:
+                    writer.transport.abort()
+                await asyncio.gather(*left, return_exceptions=True)
+        return len(left)
+
+    assert asyncio.run(run()) <= 256
+
+
 def test_another_metric_than_the_triggers_is_refused() -> None:
     question = pb.GetMetricsRequest(scaledObjectRef=ref(), metricName="gpu_power")
     assert refused(busy_stage(), lambda client: client.metrics(question))[0] is grpc.StatusCode.INVALID_ARGUMENT

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,6 +18,13 @@ from podgpu.fetch.access import Access
 from podgpu.figures.device import Owner
 from tests.cluster.prometheus_double import Asked, PrometheusDouble, Reply, error, running_double, some_gpus, vector
 from tests.nodes.clock import FakeClock, wait_until
+
+NOBODYS = (
+    b'{"status":"success","data":{"resultType":"vector","result":['
+    + b'{"metric":{},"value":[1,"1"]},' * 400_000
+    + b'{"metric":{},"value":[1,"1"]}]}}'
+)
+BOMB = gzip.compress(bytes(40 * 1024 * 1024), 1)
 
 
 @pytest.fixture
@@ -117,6 +125,17 @@ REPLIES: dict[str, tuple[Callable[[Asked], Reply], str, str]] = {
         lambda asked: Reply(b'{"status":"success","data":{"resultType":"vector","result":[{"value":[1]}]}}'),
         *("malformed", "an unknown shape"),
     ),
+    "more series than anybody has": (lambda asked: Reply(NOBODYS), "too_much", "--match"),
+    "brackets without end": (lambda asked: Reply(b'{"status":"success","data":' + b"[]," * 2_000_000), "too_much", ""),
+    "a body without end": (lambda asked: Reply(b"{", claimed_length=1 << 40), "too_large", "bytes"),
+    "a small body of a large one": (
+        lambda asked: Reply(BOMB, headers={"Content-Encoding": "gzip"}),
+        *("too_large", "bytes"),
+    ),
+    "a refusal without end": (
+        lambda asked: error(500, "\x1b[2J" * 200_000),
+        *("http_500", "answers 500"),
+    ),
     "no time": (lambda asked: vector([], 1.0), "malformed", "time()"),
     "no such time": (lambda asked: vector([({}, "1e308")], 1.0), "malformed", "time()"),
 }
@@ -154,6 +173,23 @@ def test_what_fails_is_said_and_all_stays_as_it_was(
     assert all(new.read_at > old.read_at for new, old in zip(again.nodes, before.nodes, strict=True))
 
 
+@pytest.mark.fault(
+    "one of Prometheus' targets makes up more GPUs, or longer names, than a node has",
+    "what it tells is ignored, with a note that names it; the other nodes are as they are",
+)
+@pytest.mark.parametrize(("many", "name"), [(1025, "n"), (1, "n" * 257)])
+def test_a_target_that_makes_figures_up(
+    many: int, name: str, double: PrometheusDouble, backend_of: MakeBackend
+) -> None:
+    before = {node.node for node in backend_of(double.url).turn().nodes}
+    for n in range(many):
+        labels = {"instance": "evil:9400", "job": "gpu", "Hostname": name, "gpu": str(n), "UUID": f"GPU-evil-{n}"}
+        double.put("DCGM_FI_DEV_GPU_UTIL", "5", **labels)
+    after = backend_of(double.url).turn()
+    assert {node.node for node in after.nodes} == before
+    assert [note for note in after.notes if "evil:9400" in note and "ignored" in note and len(note) < 1000]
+
+
 def test_a_slow_server_costs_its_deadline(double: PrometheusDouble, backend_of: MakeBackend) -> None:
     double.misbehave = double.hang
     reading = backend_of(double.url, timeout=0.2).turn()
@@ -167,6 +203,19 @@ def test_a_server_that_is_away(backend_of: MakeBackend) -> None:
     reading = backend_of(url).turn()
     assert reading.outcomes[0].error == "unreachable"
     assert "Prometheus runs there" in reading.outcomes[0].message
+
+
+@pytest.mark.fault(
+    "Prometheus answers a question with the figures of another, or with one that cannot be",
+    "what is no ratio is no average; the view goes on",
+)
+@pytest.mark.parametrize("number", ["1e308", "-1e308", "500"])
+def test_an_average_that_cannot_be_is_none(number: str, double: PrometheusDouble, backend_of: MakeBackend) -> None:
+    double.misbehave = lambda asked: vector([({}, number)], double.now) if is_rolling(asked) else None
+    reading = backend_of(double.url).turn()
+    assert reading.nodes
+    assert reading.outcomes[0].error == ""
+    assert all(0 <= value <= 1 for value in (reading.rolling or {}).values())
 
 
 def test_averages_of_a_server_that_stays_away_end(double: PrometheusDouble, backend_of: MakeBackend) -> None:

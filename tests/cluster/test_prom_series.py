@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podgpu.cluster.prom.answer import Vector, parse_answer
+from podgpu.cluster.prom.answer import MOST_VALUES, Vector, parse_answer
 from podgpu.cluster.prom.series import SeriesMemory
 from podgpu.errors import SourceError
 
@@ -80,6 +80,31 @@ def test_a_series_that_is_gone_is_not_told_of_again() -> None:
         content = body([of("a", n, pod=f"p{n}") for n in numbers])
         found = parse_answer(content, "x", memory.of("q")).samples
         assert [(s.labels["pod"], s.value) for s in found] == [(f"p{n}", n) for n in numbers]
+
+
+def test_a_long_answer_is_cut_where_an_element_ends() -> None:
+    """It is looked at in pieces, so that no other thread waits for all of it."""
+    seams = ('"]},{"metric":{', '\\"]},{"metric":{"a":"b"', "]},", "plain")
+    content = body([of("a", n, pod=f"p{n}", odd=seams[n % 4]) for n in range(8000)])
+    assert len(content) > 512 * 1024
+    memory = SeriesMemory()
+    assert memory.of("question").cut(content) is not None
+    assert said(content, memory) == said(content, None)
+
+
+@pytest.mark.fault(
+    "Prometheus has more series than podgpu remembers, and then others",
+    "they are read without being remembered; the view goes on",
+)
+def test_more_series_than_are_remembered() -> None:
+    memory = SeriesMemory()
+    for numbers in (range(201_000), range(300_000, 300_003), range(300_000, 300_003)):
+        memory.begin_round()
+        elements = ",".join(f'{{"metric":{{"pod":"{n}"}},"value":[1,"1"]}}' for n in numbers)
+        content = body([]).replace(b'"result":[]', f'"result":[{elements}]'.encode())
+        found = parse_answer(content, "x", memory.of("q"), MOST_VALUES).samples
+        assert len(found) == len(numbers)
+        assert found[-1].labels == {"pod": str(numbers[-1])}
 
 
 @pytest.mark.parametrize("between", ["", " ", ",,", ";"])

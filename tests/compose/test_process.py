@@ -45,6 +45,16 @@ def test_in_json_it_is_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(line)["msg"] == f"{FORGED}: seen"
 
 
+def test_no_letter_of_a_json_line_tells_a_terminal_anything(capsys: pytest.CaptureFixture[str]) -> None:
+    """JSON itself wants only ASCII's control characters escaped."""
+    name = "a\x9b2Jb\u202ec\u2028d\x7fe\U000e0001f"
+    configure_logging("json", debug=False)
+    logging.getLogger("podgpu").warning("%s: seen", name)
+    text = capsys.readouterr().err
+    assert text.rstrip("\n").isprintable()
+    assert json.loads(text)["msg"] == f"{name}: seen"
+
+
 @pytest.mark.parametrize("debug", [False, True])
 def test_a_request_that_is_no_http_is_no_news(capsys: pytest.CaptureFixture[str], debug: bool) -> None:
     configure_logging("text", debug=debug)

@@ -348,3 +348,15 @@ def test_a_file_with_nothing_to_do_is_not_written(tmp_path: Path, capsys: pytest
     assert run(["migrate", "--in-place", str(path)]) == 0
     assert path.stat().st_mtime_ns == before
     assert "nothing to rewrite for 4.9" in capsys.readouterr().err
+
+
+def test_no_name_of_others_tells_a_terminal_anything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A dashboard from the internet, under a name and with queries that clear the screen."""
+    dashboard = tmp_path / "a\x1b[2Jb.json"
+    query = 'DCGM_FI_DEV_GPU_UTIL{pod="\x9b2J"} +'
+    dashboard.write_text(json.dumps({"panels": [{"title": "\x1b[2J", "targets": [{"expr": query}]}]}))
+    run(["migrate", str(dashboard), "--to", "4.9"])
+    run(["migrate", str(tmp_path / "c\x1b[2Jd.json")])
+    said = capsys.readouterr().err
+    assert said.count("podgpu: ") >= 2
+    assert all(line.isprintable() for line in said.splitlines())

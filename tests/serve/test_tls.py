@@ -132,6 +132,42 @@ def test_visitors_over_tls_cost_little_memory(
         assert process.resident_bytes - before < 40 * 1024**2
 
 
+@pytest.mark.fault(
+    "a client over TLS sends without end what carries next to nothing, and is work to decrypt (KeyUpdate)",
+    "2 KiB of it are read at a time, and 48 KiB before a request is whole; then it is let go, and scrapes go on",
+)
+def test_records_that_carry_next_to_nothing(node: Node, write: Callable[..., Path], certificates: Certificates) -> None:
+    """A header that grows by one letter a record: what is decrypted stays far below what a request may be."""
+    patient = Limits(headers_seconds=10 * PATIENCE)
+    with secured(node, write(PAIR), patient) as client:
+        scraper = client(certificates.client())
+        connection = scraper.connect()
+        connection.connect()
+        try:
+            connection.sock.sendall(b"GET /metrics HTTP/1.1\r\nX: ")
+            with suppress(*REFUSED):
+                for _ in range(3000):  # 23 bytes each on the line
+                    connection.sock.sendall(b"a")
+                assert connection.sock.recv(1) == b"", "it is let go"
+            assert scraper.ask("/metrics").status == 200
+        finally:
+            connection.close()
+
+
+def test_who_comes_back_over_tls_may_ask_for_ever(
+    node: Node, write: Callable[..., Path], certificates: Certificates
+) -> None:
+    """On one connection, more in all than any one request may take."""
+    with secured(node, write(PAIR)) as client:
+        connection = client(certificates.client()).connect()
+        try:
+            for _ in range(20):
+                connection.request("GET", "/livez", headers={"X-Long": "a" * 4000})
+                assert connection.getresponse().read() == b"OK\n"
+        finally:
+            connection.close()
+
+
 # --- who is let in
 
 

@@ -165,8 +165,7 @@ class _Connection:
                 said.update(self._headers.decode(content))
             elif kind == _DATA:
                 body += content
-                if len(body) >= 5 and (size := int.from_bytes(body[1:5], "big")) > most_bytes:
-                    raise CallFailed("RESOURCE_EXHAUSTED", f"the message is larger than max ({size} vs. {most_bytes})")
+                _check_size(body, most_bytes)
             elif kind == _RST_STREAM:
                 (reason,) = struct.unpack(">I", content)
                 raise CallFailed(_RESETS.get(reason, "INTERNAL"), f"the server ended the call (HTTP/2 error {reason})")
@@ -262,12 +261,23 @@ def _unpadded(flags: int, content: bytes) -> bytes:
     return content[1 : len(content) - content[0]]
 
 
+def _check_size(body: bytearray, most_bytes: int) -> None:
+    """What has come of a message so far. Raises CallFailed."""
+    if len(body) < 5:
+        return
+    size = int.from_bytes(body[1:5], "big")
+    if size > most_bytes:
+        raise CallFailed("RESOURCE_EXHAUSTED", f"the message is larger than max ({size} vs. {most_bytes})")
+    if len(body) - 5 > size:  # it may never end
+        raise CallFailed("INTERNAL", f"more than the {size} bytes that were announced")
+
+
 def _message(body: bytes | bytearray, said: dict[str, str]) -> bytes:
     """Raises CallFailed for every answer but a good one."""
     if said.get(":status", "") != "200":
         raise CallFailed("UNAVAILABLE", f"what answers speaks no gRPC (HTTP status {said.get(':status', 'missing')})")
     status = said.get("grpc-status", "")
-    number = int(status) if status.isascii() and status.isdigit() else -1
+    number = int(status) if status.isascii() and status.isdigit() and len(status) < 3 else -1
     code = _CODES[number] if 0 <= number < len(_CODES) else "UNKNOWN"
     if code != "OK":
         raise CallFailed(code, unquote(said.get("grpc-message", "")) or (f"status {status}" if status else "no status"))

@@ -13,7 +13,7 @@ from podgpu import __version__
 from podgpu.cli.help import write_examples, write_list
 from podgpu.cli.option_table import EXPORTER_OPTIONS
 from podgpu.cli.params import normalise
-from podgpu.errors import PodgpuError, UsageError
+from podgpu.errors import PodgpuError, UsageError, one_line
 
 COMMANDS = {
     "exporter": "Export this node's GPUs to Prometheus (a drop-in for dcgm-exporter).",
@@ -120,5 +120,5 @@ def _long_names(ctx: click.Context | None) -> list[str]:
 
 
 def _fail(message: str, code: int) -> int:
-    click.echo(f"podgpu: {message}", err=True)
+    click.echo(f"podgpu: {one_line(message)}", err=True)
     return code

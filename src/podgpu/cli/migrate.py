@@ -14,7 +14,7 @@ from podgpu.atomic_file import AtomicFile
 from podgpu.cli.help import podgpu_command
 from podgpu.cli.params import Option, with_options
 from podgpu.compose.process import print_out
-from podgpu.errors import SourceError, UsageError
+from podgpu.errors import SourceError, UsageError, one_line
 from podgpu.files import read_bounded
 from podgpu.migrate.dashboard import migrate_dashboard
 from podgpu.migrate.direction import Direction, Generation
@@ -116,11 +116,11 @@ def _expression(text: str, direction: Direction) -> Migrated:
 
 
 def _report(name: str, result: Migrated, to: str) -> None:
-    shown = "standard input" if name == _STDIN else name
+    shown = "standard input" if name == _STDIN else one_line(name)
     for sentence in result.left:
-        click.echo(f"podgpu: {shown}: not rewritten: {sentence}", err=True)
+        click.echo(f"podgpu: {shown}: not rewritten: {one_line(sentence)}", err=True)
     for sentence in dict.fromkeys(result.notes):
-        click.echo(f"podgpu: {shown}: note: {sentence}", err=True)
+        click.echo(f"podgpu: {shown}: note: {one_line(sentence)}", err=True)
     if not result.changed and not result.left:
         click.echo(f"podgpu: {shown}: nothing to rewrite for {to}", err=True)
     elif name != "--expr":

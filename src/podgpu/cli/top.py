@@ -19,7 +19,7 @@ from podgpu.cli.option_table import exporter_options
 from podgpu.cli.params import Option, naming_variable, with_options
 from podgpu.compose.process import print_out
 from podgpu.compose.servers import ApiAccess
-from podgpu.errors import UsageError
+from podgpu.errors import UsageError, one_line
 from podgpu.top.arrange import Order, arrange
 from podgpu.top.cells import ASCII, PLAIN, RICH, Glyphs
 from podgpu.top.controls import ORDERS, Controls
@@ -173,7 +173,7 @@ def _print_once(feed: Feed, controls: Controls) -> int:
     if controls.wanted and not table.body:
         click.echo(f"podgpu: no line has {controls.wanted!r} in it (--filter)", err=True)
     for note in seen.notes:
-        click.echo(f"podgpu: {note}", err=True)
+        click.echo(f"podgpu: {one_line(note)}", err=True)
     return 0
 
 

@@ -55,7 +55,8 @@ class _Json(logging.Formatter):
         }
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)
-        return json.dumps(entry, ensure_ascii=False)
+        text = json.dumps(entry, ensure_ascii=False)  # it escapes of ASCII alone what tells a terminal something
+        return text if text.isprintable() else "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
 
 
 def _is_for_us(record: logging.LogRecord) -> bool:

@@ -28,6 +28,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from podgpu.clock import OnceAMinute
+from podgpu.http.tls import Metered
 
 BACKLOG = 512
 MakeContext = Callable[[], Awaitable[ssl.SSLContext]]
@@ -79,11 +80,11 @@ class Connection(web.RequestHandler):
     """aiohttp's, which also knows since when it waits for what."""
 
     __slots__ = (
-        *("_answering", "_beginning", "_has_ended", "_line", "_places", "_received", "_slow_since"),
+        *("_accepted", "_answering", "_beginning", "_has_ended", "_line", "_places", "_received", "_slow_since"),
         *("answers", "deadline", "idle_since", "when_answered"),
     )
 
-    def __init__(self, places: Places, server: web.Server) -> None:
+    def __init__(self, places: Places, server: web.Server, accepted: Metered) -> None:
         limits = places.limits
         super().__init__(
             server,
@@ -93,6 +94,7 @@ class Connection(web.RequestHandler):
             lingering_time=1.0,
         )
         self._places = places
+        self._accepted = accepted
         self._line: asyncio.Transport | None = None
         self._beginning: asyncio.Task[None] | None = None
         self._answering = False
@@ -202,6 +204,7 @@ class Connection(web.RequestHandler):
         if not self._received or self._has_ended:
             self.close()
         self._answering, self._received = True, 0
+        self._accepted.allow()
         self.deadline = self._places.clock() + self._places.limits.answer_seconds
 
     async def finish_response(self, request: Any, resp: Any, start_time: Any) -> Any:
@@ -284,9 +287,7 @@ class Places:
         self._strangers.pop(connection, None)
         connection.answers += 1
         if connection not in self._known and len(self._known) >= self.limits.known:
-            min(
-                self._known, key=lambda connection: connection.answers
-            ).drop()  # of several, who was answered least lately
+            min(self._known, key=lambda each: each.answers).drop()  # of several, who was answered least lately
         self._known.pop(connection, None)
         self._known[connection] = None
 
@@ -367,7 +368,8 @@ class Entrance:
         await asyncio.sleep(0.01 if room else 0.5)
 
     def _welcome(self, accepted: socket.socket) -> None:
-        connection = Connection(self._places, self._server)
+        accepted = Metered(accepted)
+        connection = Connection(self._places, self._server, accepted)
         self._places.take(connection)
         task = self._keep(asyncio.create_task(self._begin(accepted, connection)))
         connection.begins(task)

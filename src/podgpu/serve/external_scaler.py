@@ -32,9 +32,13 @@ _STATUS = {
     Kind.NO_DATA: grpc.StatusCode.UNAVAILABLE,
 }
 _MOST_STREAMS = 2000
+_MOST_CONNECTIONS = 256
+"""KEDA has one, or one for each of its replicas. Each stranger takes a descriptor, and the probes need some, too."""
 _OPTIONS = (
     ("grpc.max_receive_message_length", 64 * 1024),
     ("grpc.so_reuseport", 0),  # a second podgpu on the same address is a mistake, and to be told so
+    ("grpc.max_allowed_incoming_connections", _MOST_CONNECTIONS),
+    ("grpc.server_handshake_timeout_ms", 10_000),  # gRPC would wait two minutes for the first byte
     ("grpc.max_connection_idle_ms", 600_000),
     ("grpc.max_connection_age_grace_ms", 10_000),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),

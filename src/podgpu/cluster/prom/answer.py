@@ -12,7 +12,16 @@ from podgpu.errors import SourceError
 from podgpu.exposition.parse import ParsedSample
 
 _LONGEST_TEXT = 200
+_LARGEST_REFUSAL = 64 * 1024
+MOST_VALUES, MOST_BESIDE = 4_000_000, 750_000
+"""Texts and numbers in all of a round's answers that are kept, which is some 12,500 GPUs with a holder each; and in an
+answer on targets, averages or idleness, which has fewer of each. Each takes a hundred bytes or more once it is read,
+and the chart gives the cluster view 512 MiB."""
+_OBJECT_WEIGHT = 4
+"""As many texts and numbers take no more than a JSON object without any."""
 MOST_NOTES = 5
+_NOTES_READ = 100
+"""Of each kind: most are the same again."""
 _CUT = {"resultType": "vector", "result": []}
 """What is left of an answer's data without its samples."""
 
@@ -26,6 +35,8 @@ class Vector:
     """Unix time the query was evaluated at, by the server's clock; None for an answer without samples."""
     notes: tuple[str, ...] = ()
     """The server's warnings, and that an answer is not whole."""
+    values: int = 0
+    """How many texts and numbers it was, at most."""
 
 
 class Line(NamedTuple):
@@ -42,25 +53,27 @@ class Matrix:
     notes: tuple[str, ...] = ()
 
 
-def parse_answer(body: bytes, shown: str, known: KnownSeries | None = None) -> Vector:
+def parse_answer(body: bytes, shown: str, known: KnownSeries | None = None, most_values: int = MOST_BESIDE) -> Vector:
     """`shown` is what to call the server; `known`: what was learned from answers to the same question. Raises
     SourceError, also for `status: error`."""
+    values = _check_size(body, shown, most_values)
     cut = None if known is None else known.cut(body)
     if cut is not None:
         document = _document(cut.rest, shown)
         if document.get("status") == "success" and document.get("data") == _CUT:
-            return Vector(cut.samples, cut.at, _notes(document))
+            return Vector(cut.samples, cut.at, _notes(document), values)
     document = _document(body, shown)
     kind, result = _result(document, shown, ("vector", "scalar"))
     try:
         samples, at = _vector(result) if kind == "vector" else _scalar(result)
     except (TypeError, ValueError, KeyError, IndexError, AttributeError, OverflowError):
         raise _malformed(shown, "a sample of an unknown shape") from None
-    return Vector(samples, at, _notes(document))
+    return Vector(samples, at, _notes(document), values)
 
 
 def parse_matrix(body: bytes, shown: str) -> Matrix:
     """The answer to a range query. Raises SourceError as `parse_answer` does."""
+    _check_size(body, shown, MOST_VALUES)
     document = _document(body, shown)
     _, result = _result(document, shown, ("matrix",))
     try:
@@ -90,6 +103,8 @@ def _result(document: dict[str, Any], shown: str, kinds: tuple[str, ...]) -> tup
 
 def parse_error(body: bytes) -> str:
     """What a server says in an answer that is no success; empty: nothing that could be read."""
+    if len(body) > _LARGEST_REFUSAL:
+        return ""
     try:
         document = json.loads(body)
     except (ValueError, RecursionError):
@@ -106,6 +121,18 @@ def plain_text(text: str) -> str:
     """One short line without anything that could move a cursor."""
     line = " ".join("".join(c if c.isprintable() else " " for c in text[: 4 * _LONGEST_TEXT]).split())
     return line if len(line) <= _LONGEST_TEXT else line[: _LONGEST_TEXT - 1] + "…"
+
+
+def _check_size(body: bytes, shown: str, most: int) -> int:
+    """Before any of it is read: no text or number is in JSON without one of these before it. Raises SourceError."""
+    values = body.count(b",") + body.count(b"[") + body.count(b"{") * _OBJECT_WEIGHT
+    if values > most:
+        raise SourceError(
+            "too_much",
+            f"{shown} has more series of GPUs than podgpu takes in one round: ask for part of the GPUs with --match,"
+            " and see that no scrape target makes them up",
+        )
+    return values
 
 
 def _document(body: bytes, shown: str) -> dict[str, Any]:
@@ -169,5 +196,5 @@ def _notes(document: dict[str, Any]) -> tuple[str, ...]:
     for kind in ("warnings", "infos"):
         texts = document.get(kind)
         if isinstance(texts, list):
-            notes += [plain_text(text) for text in texts if isinstance(text, str) and text.strip()]
+            notes += [plain_text(text) for text in texts[:_NOTES_READ] if isinstance(text, str) and text.strip()]
     return tuple(dict.fromkeys(notes))[:MOST_NOTES]

@@ -17,11 +17,11 @@ from dataclasses import dataclass, field, replace
 from podgpu.catalog.fields import Field
 from podgpu.catalog.names import meaning
 from podgpu.cluster.prom import promql
-from podgpu.cluster.prom.answer import MOST_NOTES, Vector
+from podgpu.cluster.prom.answer import MOST_NOTES, MOST_VALUES, Vector
 from podgpu.cluster.prom.client import PrometheusClient
 from podgpu.cluster.prom.idle import IdleDevices, IdleQuery
 from podgpu.cluster.prom.instant import figures_at
-from podgpu.cluster.prom.nodes import Round, nodes_of
+from podgpu.cluster.prom.nodes import Round, accepted, nodes_of
 from podgpu.cluster.prom.owners import (
     OwnerQueries,
     Owners,
@@ -113,6 +113,7 @@ class PrometheusBackend:
 
     async def _turn(self, round_: _Asking) -> None:
         """Nodes are told of as soon as they are known: averages take the server longest, and must not hold them up."""
+        self._series.begin_round()
         of = await self._begin(round_)
         slim = self._whole.plan(of.at)
         asked = await self._ask(round_, slim)
@@ -120,10 +121,13 @@ class PrometheusBackend:
         if slim is not None and not self._whole.explains(*asked, oldest):
             slim = None
             round_.failures.clear()
+            round_.values_left = MOST_VALUES
             asked = await self._ask(round_, slim)
         answers, targets, times = asked
         samples = [sample for _, of_part in answers for sample in of_part]
-        nodes = nodes_of(samples, times, targets, of if slim is None else replace(of, totals=slim.totals))
+        of = of if slim is None else replace(of, totals=slim.totals)
+        nodes, refused = accepted(nodes_of(samples, times, targets, of))
+        round_.notes += refused
         if slim is None and not round_.failures:
             self._whole.take(*asked, oldest, of.at, nodes)
         await self._take_nodes(round_, of, nodes, targets)
@@ -319,10 +323,17 @@ class _Asking:
         self.notes: list[str] = []
         self.failures: list[tuple[str, SourceError]] = []
         self.needed_failed: SourceError | None = None
+        self.values_left = MOST_VALUES
+        """Of answers whose samples are kept until the round ends."""
 
     async def ask(self, query: str, at: float | None = None, known: KnownSeries | None = None) -> Vector:
         """Raises SourceError."""
-        answer = await self._client.ask(query, self.at if at is None else at, known)
+        when = self.at if at is None else at
+        if known is None:
+            answer = await self._client.ask(query, when)
+        else:
+            answer = await self._client.ask(query, when, known, lambda: self.values_left)
+            self.values_left -= answer.values
         self.notes += answer.notes
         return answer
 

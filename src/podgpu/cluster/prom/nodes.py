@@ -15,7 +15,7 @@ from podgpu.catalog import families as f
 from podgpu.catalog.fields import Field
 from podgpu.cluster.prom.targets import Labels, Target, Targets, own_namespace, with_own_holder, with_own_pods
 from podgpu.cluster.reading import NamespaceCounters, NodeReading, is_about_now, moment
-from podgpu.cluster.scraping.exposition import LEAST_SKEW_SECONDS
+from podgpu.cluster.scraping.exposition import LEAST_SKEW_SECONDS, LONGEST_NAME, beyond
 from podgpu.exposition.parse import ParsedSample
 from podgpu.figures.device import DeviceFigures
 from podgpu.figures.from_exposition import figure_names, figures_of
@@ -67,6 +67,24 @@ def nodes_of(
         for node in _read_target(series, target, own, sampled_at.get(target, of.at), of):
             found.setdefault((f"{target.job}/{target.instance}", node.node), []).append(node)
     return tuple(node for copies in found.values() for node in newest_copies(copies))
+
+
+def accepted(nodes: Iterable[NodeReading]) -> tuple[tuple[NodeReading, ...], list[str]]:
+    """Those with no more than a node has, and a note on each of the others: any target may make figures up, and the
+    server stores what it is told."""
+    kept: list[NodeReading] = []
+    notes: list[str] = []
+    for node in nodes:
+        excess = next(beyond((node.node,), node.devices, node.namespaces), None)
+        if excess is None:
+            kept.append(node)
+        else:
+            count, most, what = excess
+            notes.append(
+                f"{node.target[:LONGEST_NAME]}: node {node.node[:LONGEST_NAME]} has {count:,} {what}, and at most"
+                f" {most:,} are accepted of one node; all of it is ignored: see what is scraped there"
+            )
+    return tuple(kept), notes
 
 
 def _by_labels(samples: Iterable[ParsedSample]) -> list[LabelSet]:

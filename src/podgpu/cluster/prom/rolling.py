@@ -231,13 +231,13 @@ def scope_of(kind: str, labels: Mapping[str, str], node_labels: Iterable[str]) -
 
 
 def figures_by_scope(answers: Mapping[str, Iterable[ParsedSample]], node_labels: Iterable[str]) -> dict[Scope, float]:
-    """Of one instant. `answers`: kind of scope -> samples."""
+    """Of one instant. `answers`: kind of scope -> samples. What is no ratio was not asked for, and is nobody's."""
     labels = tuple(node_labels)
     found: dict[Scope, float] = {}
     for kind, samples in answers.items():
         for sample in samples:
             scope = scope_of(kind, sample.labels, labels)
-            if scope is not None:
+            if scope is not None and sample.value <= OVER_FULL:
                 found[scope] = max(sample.value, found.get(scope, 0.0))
     return found
 

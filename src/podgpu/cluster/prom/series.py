@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from sys import intern
 from typing import Any, NamedTuple
 
@@ -24,8 +24,13 @@ _ELEMENT = re.compile(
     r"|.+",
     re.DOTALL,
 )
-_MOST_KNOWN = 200_000
-"""Series of one question: of 50,000 GPUs and more. What is beyond is read anew every time."""
+_BETWEEN, _END_OF_ONE = '"]},{"metric":{', 4
+"""Where an element ends and the next begins: within a text the quote before metric would have a backslash. How much of
+it is the first one's."""
+_PIECE = 128 * 1024
+"""Letters that are looked at in one go: nobody else's thread runs meanwhile."""
+_MOST_KNOWN, _MOST_SETS = 400_000, 60_000
+"""Series of all questions, and different sets of labels that they have. What is beyond is read, and not remembered."""
 Series = tuple[str, dict[str, str]]
 
 
@@ -49,6 +54,15 @@ class SeriesMemory:
             known = self._known[question] = KnownSeries(self)
         return known
 
+    def begin_round(self) -> None:
+        """Answers that had other series each time, or that could not be read to their end, leave them behind."""
+        if self.is_full or sum(len(known) for known in self._known.values()) > _MOST_KNOWN:
+            self._known, self._sets = {}, {}
+
+    @property
+    def is_full(self) -> bool:
+        return len(self._sets) >= _MOST_SETS
+
     def shared(self, labels: dict[str, str]) -> dict[str, str]:
         return self._sets.setdefault(tuple(labels.items()), labels)
 
@@ -64,6 +78,9 @@ class KnownSeries:
         self._memory = memory
         self._by_text: dict[str, Series] = {}
 
+    def __len__(self) -> int:
+        return len(self._by_text)
+
     def series(self) -> Iterable[Series]:
         return self._by_text.values()
 
@@ -74,31 +91,50 @@ class KnownSeries:
             return None
         try:
             text = body[begin:end].decode()
-            elements: list[tuple[str, str, str]] = [] if text[-1] == "," else _ELEMENT.findall(text)
-            samples = tuple(self._samples(elements))
-            return Cut(body[:begin] + body[end:], samples, float(elements[-1][1]))
+            samples, at = self._samples(text)
+            return Cut(body[:begin] + body[end:], samples, at)
         except (ValueError, TypeError, AttributeError, IndexError, RecursionError):
             return None
 
-    def _samples(self, elements: list[tuple[str, str, str]]) -> Iterable[ParsedSample]:
-        known = self._by_text
-        for text, _, value in elements:
-            number = float(value)
-            name, labels = known.get(text) or self._learned(text)
-            if number - number == 0:  # neither NaN nor endless
-                yield ParsedSample(name, labels, number)
-        if len(known) > 2 * len(elements) + 1000:
-            self._by_text = {text: known[text] for text, _, _ in elements}
+    def _samples(self, answer: str) -> tuple[tuple[ParsedSample, ...], float]:
+        """And the time they are of. Raises ValueError for what is of another shape."""
+        known, count, at = self._by_text, 0, ""
+        samples: list[ParsedSample] = []
+        for elements in _pieces(answer):
+            count += len(elements)
+            at = elements[-1][1]
+            for text, _, value in elements:
+                number = float(value)
+                name, labels = known.get(text) or self._learned(text)
+                if number - number == 0:  # neither NaN nor endless
+                    samples.append(ParsedSample(name, labels, number))
+        if len(known) > 2 * count + 1000:
+            texts = (text for elements in _pieces(answer) for text, _, _ in elements)
+            self._by_text = {text: known[text] for text in texts if text in known}
             self._memory.forget_unused()
+        return tuple(samples), float(at)
 
     def _learned(self, text: str) -> Series:
         """Raises ValueError for what is between two elements: that is no text of a series."""
         labels = labels_of(json.loads(text))
         name = intern(labels.pop("__name__", ""))
+        if self._memory.is_full:
+            return name, labels
         labels = self._memory.shared({intern(label): intern(value) for label, value in labels.items()})
-        if len(self._by_text) < _MOST_KNOWN:
-            self._by_text[text] = name, labels
+        self._by_text[text] = name, labels
         return name, labels
+
+
+def _pieces(text: str) -> Iterator[list[tuple[str, str, str]]]:
+    """Elements: text of the series, time, value. All three are empty for what is none."""
+    if text[-1] == ",":
+        raise ValueError("nothing follows the last comma")
+    at = 0
+    while at < len(text):
+        end = text.find(_BETWEEN, at + _PIECE)
+        end = len(text) if end < 0 else end + _END_OF_ONE
+        yield _ELEMENT.findall(text, at, end)
+        at = end
 
 
 def labels_of(metric: Any) -> dict[str, str]:

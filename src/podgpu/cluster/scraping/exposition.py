@@ -111,15 +111,8 @@ class ExpositionReader:
     def _check(
         self, nodes: Sequence[str], devices: Sequence[DeviceFigures], namespaces: Sequence[NamespaceCounters]
     ) -> None:
-        longest = max(map(len, (*nodes, *_names(devices, namespaces))), default=0)
-        for count, most, what in (
-            (len(devices), MOST_DEVICES, "devices"),
-            (sum(map(_holders, devices)), MOST_HOLDERS, "holders"),
-            (len(namespaces), MOST_NAMESPACES, "namespaces"),
-            (longest, LONGEST_NAME, "characters in one name"),
-        ):
-            if count > most:
-                raise self._too_much(nodes[0] if nodes else self._address, count, most, what)
+        for count, most, what in beyond(nodes, devices, namespaces):
+            raise self._too_much(nodes[0] if nodes else self._address, count, most, what)
 
     def _node_in(self, body: bytes) -> str:
         """The node's name in an exposition that is not worth reading."""
@@ -134,6 +127,21 @@ class ExpositionReader:
             f"{self._target}: the exposition of node {node[:LONGEST_NAME]} has {count:,} {what}, and at most {most:,}"
             " are accepted from one exporter; the whole exposition is ignored: see what answers there",
         )
+
+
+def beyond(
+    nodes: Sequence[str], devices: Sequence[DeviceFigures], namespaces: Sequence[NamespaceCounters]
+) -> Iterator[tuple[int, int, str]]:
+    """What there is more of than one node has: how many, how many there may be, of what."""
+    longest = max(map(len, (*nodes, *_names(devices, namespaces))), default=0)
+    for count, most, what in (
+        (len(devices), MOST_DEVICES, "devices"),
+        (sum(map(_holders, devices)), MOST_HOLDERS, "holders"),
+        (len(namespaces), MOST_NAMESPACES, "namespaces"),
+        (longest, LONGEST_NAME, "characters in one name"),
+    ):
+        if count > most:
+            yield count, most, what
 
 
 class Shelf:
