@@ -130,6 +130,16 @@ def test_a_small_file_owns_something() -> None:
     assert {name for name in SMALL_ROOMS if not (SOURCE / name).exists()} == set()
 
 
+def test_a_docstring_has_a_subject() -> None:
+    """This module, this room, the command it is, or the class it has: not `Owns what ...`, of which one asks who."""
+    for path in FILES:
+        tree = ast.parse(path.read_text())
+        first, *_ = (ast.get_docstring(tree) or " ").split(" ", 1)
+        classes = {node.name for node in tree.body if isinstance(node, ast.ClassDef)}
+        if not path.name.endswith("_pb2.py") and path != SOURCE / "__init__.py":
+            assert first.startswith("`") or first in {"This", "The", "A"} | classes, path
+
+
 LOOP_WORDS = {"one", "told", "said"}
 
 
