@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import http.client
+import itertools
+import os
 import re
 import socket
 import ssl
@@ -11,10 +13,13 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 _TIMEOUT = 10.0
+_FIRST_PORT, _PORTS_GIVEN = 20_000, 12_000
+_PORTS = itertools.count(os.getpid() * 64)
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 
 
@@ -32,8 +37,13 @@ class Login(NamedTuple):
 
 
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
+    """For a process that is yet to bind it. Not one of those that the kernel gives to whoever connects or listens: it
+    would be somebody else's by then. Nor one that another process asks for here."""
+    while True:
+        port = _FIRST_PORT + next(_PORTS) % _PORTS_GIVEN
+        with suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def connection_to(port: int, authority: str = "") -> http.client.HTTPConnection:

@@ -273,7 +273,7 @@ def test_the_loops_run_and_end(node: Node) -> None:
     read = threading.Event()
     node.holders.assignments = lambda devices: (read.set(), Allocation())[1] if devices else Allocation()  # type: ignore[method-assign]
     node.agent.start(on_fatal=lambda: None)
-    assert read.wait(10), "the allocation loop is woken as soon as devices are known"
+    assert read.wait(30), "the allocation loop is woken as soon as devices are known"
 
 
 class ChangingFeed:
@@ -313,6 +313,6 @@ def test_a_bug_in_a_loop_ends_the_process_instead_of_leaving_old_figures(node: N
 
     node.agent.read_allocation = lambda: 1 / 0  # type: ignore[method-assign,assignment,return-value]
     node.agent.start(on_fatal=ended.set)
-    assert ended.wait(10)
+    assert ended.wait(30)
     assert node.agent.fatal is not None
     assert "allocation loop ended by a bug" in str(node.agent.fatal)

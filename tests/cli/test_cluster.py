@@ -208,15 +208,15 @@ def _logged_url(process: subprocess.Popen[str]) -> str:
 
 def _nodes(url: str, number: int) -> dict[str, Any] | None:
     try:
-        with urllib.request.urlopen(f"{url}/api/v1/view", timeout=5) as response:
+        with urllib.request.urlopen(f"{url}/api/v1/view", timeout=30) as response:
             view = json.load(response)
-    except urllib.error.URLError:
+    except OSError:
         return None
     return view if len(view["nodes"]) >= number else None
 
 
 def _metrics(url: str) -> str:
-    with urllib.request.urlopen(f"{url}/metrics", timeout=5) as response:
+    with urllib.request.urlopen(f"{url}/metrics", timeout=30) as response:
         return str(response.read(), "utf-8")
 
 

@@ -111,7 +111,7 @@ HUGE = {
 def test_an_exposition_of_more_than_a_node_has_is_refused(what: str, said: str) -> None:
     async def go() -> None:
         async with exporters(HUGE[what], exposition_of(1)) as fleet:
-            backend = ScrapeBackend(FixedTargets(fleet.urls))
+            backend = ScrapeBackend(FixedTargets(fleet.urls), settings=ScrapeSettings(deadline=120.0))
             await backend.turn()
             await backend.close()
             view = Publisher(ViewSettings()).publish(backend.reading(), 0.0, 0.0, whole_round=True).view
@@ -150,7 +150,7 @@ def test_the_real_process_stays_within_the_charts_limit() -> None:
         async with exporters(exposition_of(0), *expositions) as fleet:
             process = Process(fleet.urls)
             try:
-                async with asyncio.timeout(120):
+                async with asyncio.timeout(300):
                     while any(fleet.asked.count(number) < 3 for number in range(len(fleet.urls))):
                         await asyncio.sleep(0.1)
                 return process.peak_mib()

@@ -183,7 +183,7 @@ def test_the_loop_turns_in_its_thread_and_stops_in_the_middle_of_a_round() -> No
 
     cluster = Cluster(make, Publisher(SETTINGS))
     cluster.start(on_fatal=lambda: None)
-    assert started.wait(10)
+    assert started.wait(30)
     cluster.stop()
     assert made[0].closed
     assert cluster.fatal is None
@@ -197,7 +197,7 @@ def test_a_bug_in_a_round_ends_the_process_instead_of_leaving_old_figures() -> N
 
     cluster = Cluster(lambda: Script(burst), Publisher(SETTINGS))
     cluster.start(on_fatal=ended.set)
-    assert ended.wait(10)
+    assert ended.wait(30)
     assert "ended by a bug (ZeroDivisionError: oops)" in str(cluster.fatal)
     cluster.stop()
 
@@ -238,6 +238,6 @@ def test_a_reload_in_the_middle_of_a_round_is_another_round_at_once() -> None:
 
     cluster = Cluster(make, Publisher(ViewSettings(interval=3600.0, stale_after=7200.0, drop_after=7200.0)))
     cluster.start(on_fatal=lambda: None)
-    assert again.wait(10)
+    assert again.wait(30)
     cluster.stop()
     assert len(rounds) == 1

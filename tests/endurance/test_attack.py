@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from bench.figures import Figure
 from endurance.attack.__main__ import FAMILIES, OVER_TLS, attack
 from endurance.attack.attackers import Aim, Attacker
 from endurance.attack.checks import ClusterCheck, ExporterCheck
@@ -27,6 +28,7 @@ from podgpu.kube.endpoint_slices import metrics_urls, parse_endpoint_slice, slic
 from podgpu.kube.watch import Watcher
 from tests.kube.api_server import SimulatedApiServer
 from tests.kube.conftest import HURRY, eventually
+from tests.nodes.clock import one_of_three
 
 PATIENT_MS = 8000.0
 """The machine that runs the tests may be busy: how long a scrape waits, `make attack` judges."""
@@ -40,16 +42,20 @@ UUIDS = [gpu.uuid for gpu in driver().machine.gpus]
     "the well GPUs and the honest nodes are always there with their pods, memory and log stay small, nothing ends",
 )
 def test_all_attacks_at_once() -> None:
-    figures, wrong = attack(10.0, PATIENT_MS, nice=NICE, scrape_seconds=10.0)
-    assert wrong == []
-    assert [figure.name for figure in figures if figure.missed] == []
+    one_of_three(lambda: all_right(*attack(10.0, PATIENT_MS, nice=NICE, scrape_seconds=10.0)))
 
 
 def test_nothing_is_wrong_when_nobody_attacks() -> None:
-    figures, wrong = attack(5.0, PATIENT_MS, only=["nothing"], well=True, scrape_seconds=10.0)
+    figures, _ = one_of_three(
+        lambda: all_right(*attack(5.0, PATIENT_MS, only=["nothing"], well=True, scrape_seconds=10.0))
+    )
+    assert len(figures) == 8 * 5 + 4 * 3 + 1
+
+
+def all_right(figures: list[Figure], wrong: list[str]) -> tuple[list[Figure], list[str]]:
     assert wrong == []
     assert [figure.name for figure in figures if figure.missed] == []
-    assert len(figures) == 8 * 5 + 4 * 3 + 1
+    return figures, wrong
 
 
 # The attackers
@@ -135,7 +141,7 @@ def test_the_honest_exporter_is_known_whatever_the_api_server_does() -> None:
         mischief = Mischief(server, [1, 2, 3], pause=lambda _seconds: None)
         config = ApiConfig(server=server.url, origin="the test")
         with Watcher(config, slices_path("monitoring"), {}, parse_endpoint_slice, pace=HURRY) as watcher:
-            assert watcher.wait_synced(10.0)
+            assert watcher.wait_synced(30.0)
             for _ in range(ACTS):
                 mischief.next()
                 assert "https://127.0.0.1:9400/metrics" in metrics_urls(watcher.items()).urls

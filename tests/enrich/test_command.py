@@ -157,7 +157,7 @@ def test_a_loop_until_it_is_told_to_end(exposition: Path, out: Path, socket: str
         exposition.write_text(BARE)
         _until(lambda: "dcgm_gpu_temp" in out.read_text())
         process.send_signal(signal.SIGTERM)
-        _, said = process.communicate(timeout=10)
+        _, said = process.communicate(timeout=30)
     finally:
         process.kill()
     assert process.returncode == 0

@@ -46,8 +46,21 @@ def enriching(exposition: Path, out: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def fill(process: subprocess.Popen[str], disk: Path) -> None:
-    """To the last byte: what is freed by a shorter file is taken too."""
-    with suppress(OSError), (disk / "filler").open("ab", buffering=0) as filler:
+    """To the last byte, while enrich stands still between two writings: a file that it is about to put in place would
+    free the room of the one before."""
+    while True:
+        process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+        try:
+            if os.listdir(disk) == ["gpu.prom"]:
+                _fill_up(disk / "filler")
+                return
+        finally:
+            process.send_signal(signal.SIGCONT)
+
+
+def _fill_up(path: Path) -> None:
+    with suppress(OSError), path.open("ab", buffering=0) as filler:
         while True:
             filler.write(b"#" * 512)
 
@@ -89,7 +102,7 @@ def stays_without_room(
         give(process, disk)
         wait_until(lambda: out.exists() and b"GPU-1" in out.read_bytes(), "figures are written again")
         process.send_signal(signal.SIGTERM)
-        _, said = process.communicate(timeout=10)
+        _, said = process.communicate(timeout=30)
     return said, sorted(os.listdir(disk))
 
 

@@ -40,14 +40,14 @@ def node_exporter(directory: Path) -> Iterator[str]:
         yield f"http://127.0.0.1:{port}/metrics"
     finally:
         process.terminate()
-        process.communicate(timeout=10)
+        process.communicate(timeout=30)
 
 
 def scrape(url: str) -> str:
     give_up = time.monotonic() + 10
     while True:
         try:
-            with urllib.request.urlopen(url, timeout=5) as response:
+            with urllib.request.urlopen(url, timeout=30) as response:
                 return str(response.read().decode())
         except urllib.error.URLError:
             assert time.monotonic() < give_up, "node_exporter does not answer"

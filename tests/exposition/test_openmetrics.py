@@ -14,12 +14,12 @@ import pytest
 from prometheus_client import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 
+from endurance.attack.scraper import free_port
 from podgpu.exposition.body import Exposition
 from podgpu.exposition.parse import parse_text
 from podgpu.exposition.text import encode, to_openmetrics
 from podgpu.series import Family, Labels, Sample
 from podgpu.serve.answers import accepts_openmetrics
-from tests.deploy.fleet import free_port
 from tests.nodes.clock import wait_until
 from tests.nodes.node import Node
 from tests.serve.conftest import client, node  # noqa: F401 - fixtures
@@ -165,7 +165,7 @@ def prometheus(folder: Path, target: str, port: int) -> Iterator[str]:
 
 def ask(url: str) -> object:
     try:
-        with urllib.request.urlopen(url, timeout=5) as answer:
+        with urllib.request.urlopen(url, timeout=30) as answer:
             return json.load(answer)["data"]
     except OSError:
         return None

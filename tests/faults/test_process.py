@@ -119,10 +119,10 @@ def test_the_kernel_enforces_the_charts_limit(folder: Path, control_group: Contr
 def test_sigterm_in_mid_tick(folder: Path) -> None:
     with running(folder, "--telemetry", "simulated", module=AILING, variables={WELL_VARIABLE: "1"}) as well:
         well.process.send_signal(signal.SIGTERM)
-        assert well.process.wait(15.0) == 0
+        assert well.process.wait(30.0) == 0
     with running_in_spite(folder) as ailing:
         ailing.send_signal(signal.SIGTERM)
-        assert ailing.wait(15.0) == 0
+        assert ailing.wait(30.0) == 0
     assert "Traceback" not in (folder / "ailing.log").read_text()
 
 

@@ -194,5 +194,5 @@ def test_the_waiting_way_works_beside_a_loop() -> None:
     with serving(send) as url:
         thread = threading.Thread(target=lambda: found.append(UrlExposition(url).fetch()))
         thread.start()
-        thread.join(10)
+        thread.join(30)
     assert found == [b"a 1\n"]

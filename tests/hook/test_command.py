@@ -43,7 +43,7 @@ def test_started_by_hand_until_told_to_stop(runtime: Runtime, folder: Path, podl
         runtime.accept()
         runtime.create(gpu_pod(1))
         hook.send_signal(signal.SIGTERM)  # what was told is written before it ends
-        said = hook.communicate(timeout=20)[1]
+        said = hook.communicate(timeout=60)[1]
     assert hook.returncode == 0
     written(runtime, podlist)
     assert "registered with containerd v2.2.1" in said
@@ -66,7 +66,7 @@ def test_started_by_the_runtime(folder: Path, podlist: Path) -> None:
         runtime.create(gpu_pod(1))
         written(runtime, podlist)
         runtime.drop()
-        assert hook.wait(timeout=20) == 0, "the runtime starts another"
+        assert hook.wait(timeout=60) == 0, "the runtime starts another"
     runtime.stop()
 
 

@@ -32,6 +32,7 @@ from podgpu.serve.auth import (
 from podgpu.serve.exporter_app import application, gpu_manager_application
 from podgpu.serve.protection import Protection, protect
 from podgpu.serve.web_config import RateLimit, WebConfig, parse_web_config
+from tests.nodes.clock import wait_until
 from tests.nodes.node import Node
 from tests.serve.server import LOOPBACK, RELEASE, Client, running
 
@@ -313,7 +314,7 @@ class Gated(Counting):
         self.let = threading.Event()
 
     def __call__(self, password: bytes, hashed: bytes) -> bool:
-        assert self.let.wait(10)
+        assert self.let.wait(30)
         return super().__call__(password, hashed)
 
 
@@ -340,6 +341,7 @@ def test_strangers_cost_a_known_login_nothing(
                 strangers.submit(client.ask, "/metrics", Authorization=basic("alice", f"guess {number}"))
                 for number in range(300)
             ]
+            wait_until(lambda: any(guess.done() for guess in guesses), "one is past the queue")
             statuses = [client.ask("/metrics", Authorization=login).status for _ in range(50)]
             compare.let.set()
             refused = Counter(guess.result().status for guess in guesses)

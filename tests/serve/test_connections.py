@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
+from endurance.attack.scraper import free_port
 from podgpu.agent.loop import Agent
 from podgpu.clock import OnceAMinute
 from podgpu.serve.app import make_application
@@ -472,18 +473,12 @@ def with_descriptors() -> Iterator[Callable[[int], None]]:
 
 
 def test_the_probes_own_address_is_guarded_too(folder: Path) -> None:
-    port = _free_port()
+    port = free_port()
     with podgpu((*EXPORTER, "--probe-address", f"127.0.0.1:{port}"), folder) as process:
         probes = Client(type(process.client.address)("127.0.0.1", port))
         with holding(probes, 300):
             assert [probes.ask(path).status for path in ("/livez", "/health")] == [200, 200]
             assert is_served(process)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def test_what_repeats_is_said_once_a_minute() -> None:
