@@ -110,7 +110,6 @@ SMALL_ROOMS = {
     "allocation/vcuda.py": "gpu-manager's requests, which name no device",
     "catalog/autoscale_families.py": "declarations, which only `podgpu autoscale` loads",
     "catalog/mig.py": "the one place for a MIG instance's name and size",
-    "cli/autoscale.py": "a command is a file",
     "configuration/pod_labels.py": "which labels of a pod go on series; the pattern engine is a room of its own",
     "exposition/body.py": "what is handed out, in both encodings, whoever serves it",
     "join/policy.py": "what the user chose; everything in the room stands on it",
