@@ -110,7 +110,6 @@ SMALL_ROOMS = {
     "allocation/vcuda.py": "gpu-manager's requests, which name no device",
     "catalog/autoscale_families.py": "declarations, which only `podgpu autoscale` loads",
     "catalog/mig.py": "the one place for a MIG instance's name and size",
-    "cli/autoscale.py": "a command is a file",
     "configuration/pod_labels.py": "which labels of a pod go on series; the pattern engine is a room of its own",
     "exposition/body.py": "what is handed out, in both encodings, whoever serves it",
     "join/policy.py": "what the user chose; everything in the room stands on it",
@@ -128,6 +127,16 @@ def test_a_small_file_owns_something() -> None:
     small = {p.relative_to(SOURCE).as_posix() for p in ours if len(p.read_text().splitlines()) < 60}
     assert small - SMALL_ROOMS.keys() == set(), "part of a neighbour, or worth a line above"
     assert {name for name in SMALL_ROOMS if not (SOURCE / name).exists()} == set()
+
+
+def test_a_docstring_has_a_subject() -> None:
+    """This module, this room, the command it is, or the class it has: not `Owns what ...`, of which one asks who."""
+    for path in FILES:
+        tree = ast.parse(path.read_text())
+        first, *_ = (ast.get_docstring(tree) or " ").split(" ", 1)
+        classes = {node.name for node in tree.body if isinstance(node, ast.ClassDef)}
+        if not path.name.endswith("_pb2.py") and path != SOURCE / "__init__.py":
+            assert first.startswith("`") or first in {"This", "The", "A"} | classes, path
 
 
 LOOP_WORDS = {"one", "told", "said"}

@@ -1,4 +1,4 @@
-"""Lanes are fields that are read together, at one interval; the schedule knows which of them are due. Pure."""
+"""This module has the lanes, fields that are read together at one interval; the schedule knows which are due. Pure."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from podgpu.catalog.conditions import POWER_BRAKE, THERMAL
-from podgpu.catalog.families import CLOCK_EVENTS_FIELD
+from podgpu.catalog.families import CLOCK_EVENTS, CLOCK_EVENTS_FIELD, THROTTLE_REASONS
 from podgpu.model import Value
 
 WHILE_SECONDS = 60.0
@@ -27,9 +27,17 @@ class _Kind:
     """Of the clock events, where there are no such counters."""
 
 
+def _kind(*reasons: str) -> _Kind:
+    counters = {reason: field_id for field_id, reason in THROTTLE_REASONS.items()}
+    return _Kind(
+        tuple(counters[reason] for reason in reasons),
+        sum(bit for bit, event in CLOCK_EVENTS.items() if event in reasons),
+    )
+
+
 _KINDS: Mapping[str, _Kind] = {
-    THERMAL: _Kind((1422, 1423, 241), 0x20 | 0x40),
-    POWER_BRAKE: _Kind((1424,), 0x80),
+    THERMAL: _kind("sw_thermal", "hw_thermal", "thermal"),
+    POWER_BRAKE: _kind("hw_power_brake"),
 }
 _FIELDS = frozenset(i for kind in _KINDS.values() for i in kind.counters) | {CLOCK_EVENTS_FIELD}
 

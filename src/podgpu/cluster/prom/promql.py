@@ -1,4 +1,4 @@
-"""PromQL as text: the user's `--match` read and checked, selectors and durations written. Pure."""
+"""This module writes PromQL as text: the user's `--match` read and checked, selectors and durations written. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attribution tells how long each process kept the GPU busy, from who was resident when. Pure; GPU nanoseconds.
+"""This module tells how long each process kept the GPU busy, from who was resident when. Pure; GPU nanoseconds.
 
 A context stays resident after its work ends until another one has work, so residency is work and an idle tail. How much
 of each is told by what is known beside it: the device's own busy time, and, where they may be taken, samples of whether

@@ -1,4 +1,4 @@
-"""Records reads the bytes of the driver's context-switch log and tells who was resident when. Pure.
+"""This module reads the bytes of the driver's context-switch log and tells who was resident when. Pure.
 
 Every record is checked against the one before it. Whatever does not fit (a number missing, an order that cannot be)
 raises Doubt: what is doubtful is not published, and the caller goes back to the driver's samples.
