@@ -83,7 +83,7 @@ def _reading(count: int, namespaces: int, turn: int, now: float) -> ClusterReadi
 
 @cache
 def _holder(number: int, namespaces: int) -> Workload:
-    """Names are kept once however many rounds name them, as of pages that are read."""
+    """Names are kept once however many rounds name them, as of expositions that are read."""
     return Workload(namespace_of(number, namespaces), intern(f"pod-{number}"), "main")
 
 

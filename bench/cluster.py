@@ -1,8 +1,8 @@
 """The embedded backend of `podgpu cluster` over a thousand nodes of eight GPUs: what a round costs beyond downloading.
 
-The exporters live in one process (`fleet_process`), the backend in another (`cluster_process`) on one core. Pages of
-108 KB, gzip, over loopback, on connections that stay open; every round has other figures. A bare download of all pages
-has the same headers and as many requests at a time, and throws away the pages. Bare downloads and rounds take turns, so
+The exporters live in one process (`fleet_process`), the backend in another (`cluster_process`) on one core. Texts of
+108 KB, gzip, over loopback, on connections that stay open; every round has other figures. A bare download of all texts
+has the same headers and as many requests at a time, and throws away the texts. Bare downloads and rounds take turns, so
 that both meet the same machine; judged is CPU time, of which there is one core: the ratio of the medians. The first
 round has a backend that has seen nothing, and has to open its connections too, which the bare downloads have open.
 Beside it stand downloads that are not even unpacked: 6 KB each, and nobody could read them.
@@ -24,10 +24,10 @@ from bench.figures import Figure
 
 NODES = 1000
 MOST_TIMES_BARE, MOST_TIMES_BARE_FIRST = 12, 14
-"""Every page is read in full in every round: the first only opens its connections besides."""
+"""Every exposition is read in full in every round: the first only opens its connections besides."""
 MOST_MIB = 400
 MOST_RENDER_MS = 200
-_PAGES = 4
+_EXPOSITIONS = 4
 _ROOT = Path(__file__).parents[1]
 
 
@@ -67,7 +67,7 @@ def process(*arguments: str) -> Iterator[Conversation]:
 
 
 def measure(nodes: int = NODES, rounds: int = 7, firsts: int = 3) -> list[Figure]:
-    with process("bench.fleet_process", str(nodes), str(_PAGES)) as fleet:
+    with process("bench.fleet_process", str(nodes), str(_EXPOSITIONS)) as fleet:
         made = fleet.answer()
         with process("bench.cluster_process") as cluster:
             cluster.say(json.dumps(made["ports"]))
@@ -129,7 +129,7 @@ def _figures(made: dict[str, Any], took: dict[str, list[dict[str, Any]]], nodes:
         Figure("  the view assembled", middle("render", "assemble") * 1e3, "ms"),
         Figure("  /metrics rendered for the first time", took["render"][0]["render"] * 1e3, "ms"),
         Figure("  /metrics: size", took["render"][-1]["bytes"] / 1024, "KiB"),
-        Figure("  a page", made["page_bytes"] / 1024, "KiB"),
-        Figure("  a page as it travels", made["zipped_bytes"] / 1024, "KiB"),
+        Figure("  an exposition", made["exposition_bytes"] / 1024, "KiB"),
+        Figure("  an exposition as it travels", made["zipped_bytes"] / 1024, "KiB"),
         Figure("  cores", len(os.sched_getaffinity(0)), ""),
     ]

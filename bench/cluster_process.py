@@ -1,7 +1,7 @@
 """The cluster's embedded backend as a process of its own, on one core, with a round whenever it is told.
 
 `python -m bench.cluster_process` reads the exporters' ports as one JSON line, then a word per line, and answers each
-with one JSON line: `bare` downloads every page and throws it away, `packed` without unpacking it; `first` makes a new
+with one JSON line: `bare` downloads every text and throws it away, `packed` without unpacking it; `first` makes a new
 backend and has its first round; `steady` has one more; `render` makes /metrics of what was read; `memory` says what the
 process has taken.
 """
@@ -20,7 +20,7 @@ from typing import Any
 import aiohttp
 
 from bench.running import memory_of
-from podgpu.cli import cluster as _loaded_as_in_production  # noqa: F401 - click, the server and the page count too
+from podgpu.cli import cluster as _loaded_as_in_production  # noqa: F401 - click, the server and the exposition count too
 from podgpu.cluster.labels import LabelMemory
 from podgpu.cluster.metrics import cluster_families
 from podgpu.cluster.reading import ClusterReading
@@ -48,14 +48,14 @@ class Measured:
         self._energy = 0.0
 
     async def bare(self) -> Taken:
-        """As anybody would download pages: with the headers and as many at a time as the backend has."""
+        """As anybody would download expositions: with the headers and as many at a time as the backend has."""
         if self._bare is None:
             allow_connections(3 * len(self._urls))
             self._bare = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=70))
         return await self._download(self._bare)
 
     async def packed(self) -> Taken:
-        """The same with the backend's own session, which leaves what comes as it is: nobody could read these pages."""
+        """The same with the backend's own session, which leaves what comes as it is: nobody could read these texts."""
         if self._packed is None:
             self._packed = open_session()
         return await self._download(self._packed)
@@ -101,14 +101,14 @@ class Measured:
         began = time.process_time()
         view = assemble(reading, self._memory, settings, time.monotonic(), time.time(), whole_round=True)
         assembled = time.process_time()
-        page = encode(cluster_families(view, self._labels))
+        exposition = encode(cluster_families(view, self._labels))
         rendered = time.process_time()
         self._labels.next_rendering()
         devices = sum(len(node.devices) for node in reading.nodes)
         return {
             "assemble": assembled - began,
             "render": rendered - assembled,
-            "bytes": len(page),
+            "bytes": len(exposition),
             "devices": devices,
         }
 

@@ -26,8 +26,9 @@ from podgpu.cli import exporter as _loaded_as_in_production  # noqa: F401 - clic
 from podgpu.compose.histories import history_of, node_keeper
 from podgpu.compose.process import give_back_unused, look_past_what_stays, share_one_heap
 from podgpu.exposition.text import CONTENT_TYPE
-from podgpu.serve.app import Listener, application, listening
+from podgpu.serve.app import Listener, listening
 from podgpu.serve.connections import Limits
+from podgpu.serve.exporter_app import application
 from podgpu.serve.routes import BesideFigures
 from podgpu.serve.sockets import Address
 
@@ -93,13 +94,13 @@ async def _obey(ticker: Ticker, agent: Agent) -> None:
             settled = True
             give_back_unused()  # as the exporter does once all has turned
         snapshot = agent.published.snapshot
-        page = {"plain": len(agent.published.fresh.plain), "zipped": len(agent.published.fresh.zipped)}
+        exposition = {"plain": len(agent.published.fresh.plain), "zipped": len(agent.published.fresh.zipped)}
         failed = [f"{o.source}: {o.message}" for o in snapshot.outcomes if not o.ok]
-        _say({"cost": cost, "page": page, "assignments": len(snapshot.assignments), "failed": failed})
+        _say({"cost": cost, "exposition": exposition, "assignments": len(snapshot.assignments), "failed": failed})
 
 
 def constant_routes(agent: Agent) -> list[web.RouteDef]:
-    """The page as it is now, handed out by the least that aiohttp asks of a handler."""
+    """The exposition as it is now, handed out by the least that aiohttp asks of a handler."""
     body = agent.published.fresh
     headers = {"Content-Type": CONTENT_TYPE, "Vary": "Accept, Accept-Encoding"}
     zipped_headers = {**headers, "Content-Encoding": "gzip"}

@@ -1,7 +1,7 @@
-"""A fleet of exporters in a process of its own: as many ports as nodes, pages made by podgpu's own agent and renderer.
+"""A fleet of exporters in a process of its own: as many ports as nodes, texts made by podgpu's own agent and renderer.
 
-`python -m bench.fleet_process NODES ROUNDS` simulates one lived-in node over so many rounds, renders its page each
-time, and gives every node of the fleet those pages under a name, UUIDs and pods of its own. It prints one JSON line
+`python -m bench.fleet_process NODES ROUNDS` simulates one lived-in node over so many rounds, renders its text each
+time, and gives every node of the fleet those texts under a name, UUIDs and pods of its own. It prints one JSON line
 when all listen, and one for each line it reads: that begins the next round. It ends when its standard input does.
 
 The server is the least that speaks HTTP: what is measured is whoever asks.
@@ -42,9 +42,9 @@ SECONDS_PER_ROUND = 15
 _LEVEL = 6
 
 
-def template_pages(rounds: int, gpus: str = "8xH100") -> list[bytes]:
+def template_expositions(rounds: int, gpus: str = "8xH100") -> list[bytes]:
     """One node's page in each round, with dcp counters and everything podgpu knows of its holders."""
-    clock = TickClock(time.time())  # a page of another day would not count as fresh
+    clock = TickClock(time.time())  # an exposition of another day would not count as fresh
     driver = SimulatedNvml(gpus, clock=clock, wall=clock)
     on_node = tenants(driver)
     place_loads(driver, on_node)
@@ -53,7 +53,7 @@ def template_pages(rounds: int, gpus: str = "8xH100") -> list[bytes]:
         furnish(host, on_node)
         socket = str(host / "kubelet.sock")
         with SimulatedKubelet(socket, pods(on_node)):
-            return list(_pages(_agent(driver, host, socket, clock), clock, rounds))
+            return list(_expositions(_agent(driver, host, socket, clock), clock, rounds))
 
 
 def _agent(driver: SimulatedNvml, host: Path, socket: str, clock: TickClock) -> Agent:
@@ -69,7 +69,7 @@ def _agent(driver: SimulatedNvml, host: Path, socket: str, clock: TickClock) -> 
     )
 
 
-def _pages(agent: Agent, clock: TickClock, rounds: int) -> Iterator[bytes]:
+def _expositions(agent: Agent, clock: TickClock, rounds: int) -> Iterator[bytes]:
     agent.read_telemetry()
     agent.read_allocation()
     for _ in range(rounds):
@@ -81,8 +81,8 @@ def _pages(agent: Agent, clock: TickClock, rounds: int) -> Iterator[bytes]:
     agent.stop()
 
 
-def of_node(page: bytes, number: int) -> bytes:
-    """The page as another node would have it: names of its own, of the same length, and every figure as it was."""
+def of_node(exposition: bytes, number: int) -> bytes:
+    """The text as another node would have it: names of its own, of the same length, and every figure as it was."""
     names: dict[bytes, bytes] = {}
 
     def own(match: re.Match[bytes]) -> bytes:
@@ -92,7 +92,7 @@ def of_node(page: bytes, number: int) -> bytes:
             found = names[name] = _own_name(name, number)
         return found
 
-    return _OWN_NAMES.sub(own, page)
+    return _OWN_NAMES.sub(own, exposition)
 
 
 def _own_name(name: bytes, number: int) -> bytes:
@@ -133,22 +133,22 @@ class Exporter(asyncio.Protocol):
             self._transport.write(self._fleet.answer(self._node))
 
 
-def answer_of(page: bytes) -> bytes:
-    body = gzip.compress(page, _LEVEL)
+def answer_of(exposition: bytes) -> bytes:
+    body = gzip.compress(exposition, _LEVEL)
     head = f"HTTP/1.1 200 OK\r\nContent-Type: {CONTENT_TYPE}\r\nContent-Encoding: gzip\r\nContent-Length: {len(body)}"
     return head.encode() + b"\r\n\r\n" + body
 
 
 async def run(nodes: int, rounds: int) -> None:
-    pages = template_pages(rounds)
-    fleet = Fleet([[answer_of(of_node(page, node)) for node in range(nodes)] for page in pages])
+    expositions = template_expositions(rounds)
+    fleet = Fleet([[answer_of(of_node(exposition, node)) for node in range(nodes)] for exposition in expositions])
     loop = asyncio.get_running_loop()
     ports = []
     for node in range(nodes):
         server = await loop.create_server(lambda node=node: Exporter(fleet, node), "127.0.0.1", 0)  # type: ignore[misc]
         ports.append(server.sockets[0].getsockname()[1])
     zipped = sum(map(len, fleet.answers[0]))
-    _say({"ports": ports, "page_bytes": len(pages[0]), "zipped_bytes": zipped / nodes})
+    _say({"ports": ports, "exposition_bytes": len(expositions[0]), "zipped_bytes": zipped / nodes})
     while await loop.run_in_executor(None, sys.stdin.readline):
         fleet.round += 1
         _say({"round": fleet.round})

@@ -37,7 +37,7 @@ _GIB = 1024**3
 
 
 class Fleet:
-    """Figures of a moment: objects of their own in every round, as those that are read from pages."""
+    """Figures of a moment: objects of their own in every round, as those that are read from expositions."""
 
     def __init__(self, gpus: int) -> None:
         self._gpus = gpus

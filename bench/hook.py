@@ -109,8 +109,8 @@ def _until(holds: Callable[[], object]) -> None:
 def _writes(folder: Path) -> int:
     """Each write is another file under the name; the hook counts them."""
     port = (folder / "port").read_text()
-    page = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10).read().decode()
-    line = next(one for one in page.splitlines() if one.startswith("podgpu_hook_podlist_writes_total "))
+    exposition = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10).read().decode()
+    line = next(one for one in exposition.splitlines() if one.startswith("podgpu_hook_podlist_writes_total "))
     return int(line.split()[1])
 
 

@@ -1,4 +1,4 @@
-"""The largest node promised: 16 GPUs in 112 MIG slices, 250 pods. Memory, CPU of a tick, size of the page. Informs."""
+"""The largest node promised: 16 GPUs in 112 MIG slices, 250 pods. Memory, CPU of a tick, size of the text. Informs."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ def measure(shape: NodeShape = LARGEST, ticks: int = 100) -> list[Figure]:
         served = len(scraper.get("/metrics").body)
         scraper.close()
         memory = exporter.memory()
-    cost, page = answer["cost"], answer["page"]
+    cost, exposition = answer["cost"], answer["exposition"]
     return [
         Figure("telemetry turn: CPU, simulated driver included", median(cost["telemetry"]) * 1e3, "ms"),
         Figure("allocation turn: CPU", median(cost["allocation"]) * 1e3, "ms"),
         Figure("assignments", answer["assignments"], ""),
-        Figure("the page as served", served / 1024, "KiB"),
-        Figure("the page with gzip", page["zipped"] / 1024, "KiB"),
+        Figure("the exposition as served", served / 1024, "KiB"),
+        Figure("the exposition with gzip", exposition["zipped"] / 1024, "KiB"),
         Figure("exporter's RSS", memory.rss, "MiB"),
         Figure("  most it ever was (VmHWM)", memory.peak, "MiB"),
     ]

@@ -35,7 +35,7 @@ LARGEST = NodeShape("16xH100/7x1g.10gb", 250)
 class TickClock:
     """Stands still but for `advance`: one second to the physics, the rates and the windows, at any speed.
 
-    Durations within a tick read 0 on the page for that reason; that makes it some hundred bytes shorter.
+    Durations within a tick read 0 in the metrics for that reason; that makes it some hundred bytes shorter.
     """
 
     def __init__(self, start: float = 1_700_000_000.0) -> None:

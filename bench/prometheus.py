@@ -35,7 +35,7 @@ _SCRAPED_EVERY = 15
 _PATIENCE = 240.0
 _TURNS = 8
 """A round in every minute is whole, the others are slim."""
-_PAGES = 4
+_EXPOSITIONS = 4
 _SIZE = "PODGPU_BENCH_NODES"
 
 
@@ -45,7 +45,7 @@ def measure(nodes: int = int(os.environ.get(_SIZE, NODES))) -> list[Figure]:
         return []
     with (
         tempfile.TemporaryDirectory(prefix="podgpu-bench-") as folder,
-        process("bench.fleet_process", str(nodes), str(_PAGES)) as fleet,
+        process("bench.fleet_process", str(nodes), str(_EXPOSITIONS)) as fleet,
         _prometheus(Path(folder), fleet.answer()["ports"]) as (url, server),
     ):
         _wait_until_scraped(url, nodes)

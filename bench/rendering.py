@@ -63,7 +63,7 @@ def measure(turns: int = 150) -> list[Figure]:
         Figure("encode", ours * 1e6, "us"),
         Figure("join + encode", joined * 1e6, "us"),
         Figure("prometheus_client.generate_latest", oracle * 1e6, "us"),
-        Figure("samples on the page", sum(len(f.samples) for f in families), ""),
+        Figure("samples in the metrics", sum(len(f.samples) for f in families), ""),
     ]
 
 
@@ -88,9 +88,9 @@ def _see_that_both_print_the_same(ours: bytes, theirs: bytes) -> None:
         raise RuntimeError("prometheus_client printed other samples: there is nothing to compare")
 
 
-def _samples(page: bytes) -> list[tuple[str, list[tuple[str, str]], float]]:
+def _samples(exposition: bytes) -> list[tuple[str, list[tuple[str, str]], float]]:
     # Without the TYPE lines: they make the parser rename our counters as it would have named its own.
-    lines = "".join(line for line in page.decode().splitlines(keepends=True) if not line.startswith("#"))
+    lines = "".join(line for line in exposition.decode().splitlines(keepends=True) if not line.startswith("#"))
     parsed = (sample for family in text_string_to_metric_families(lines) for sample in family.samples)
     return sorted((s.name, sorted(s.labels.items()), round(s.value, 6)) for s in parsed)
 

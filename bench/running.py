@@ -41,7 +41,7 @@ class ExporterProcess:
         return self._process.pid
 
     def tick(self, count: int) -> dict[str, Any]:
-        """Has it make so many ticks; what they cost and what stands on the page afterwards."""
+        """Has it make so many ticks; what they cost and what stands in the metrics afterwards."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"tick {count}\n")
         self._process.stdin.flush()

@@ -1,7 +1,7 @@
 """Serving a scrape against serving the same bytes as a constant: what podgpu's handler adds to aiohttp's own cost.
 
 The exporter runs as a process of its own (8 simulated H100s, dcp counters, 8 pods from a gRPC kubelet) and its agent
-rests, so that the page stays the same. Its aiohttp application has a second route which hands out the page as it was,
+rests, so that the text stays the same. Its aiohttp application has a second route which hands out the text as it was,
 with the same headers, in a new `web.Response`: aiohttp's responses cannot be sent twice. One connection stays open;
 blocks of requests to the one and to the other take turns, A B A B. After each block the server's own CPU clock is
 read, once the server has come to rest. The ratio of the medians over the blocks is judged; seconds are never compared
@@ -46,18 +46,18 @@ def compare(
     exporter: ExporterProcess, scraper: Scraper, constant: str, blocks: int, requests: int, *, zipped: bool
 ) -> tuple[Cost, Cost]:
     """What a scrape costs, and what the constant costs."""
-    ask_page = partial(scraper.get, "/metrics", zipped=zipped)
+    ask_exposition = partial(scraper.get, "/metrics", zipped=zipped)
     ask_constant = partial(scraper.get, constant, zipped=zipped)
-    _see_that_both_answer_alike(ask_page(), ask_constant())
-    page, same = [], []
+    _see_that_both_answer_alike(ask_exposition(), ask_constant())
+    exposition, same = [], []
     for _ in range(blocks):
-        page.append(_block(exporter, ask_page, requests))
+        exposition.append(_block(exporter, ask_exposition, requests))
         same.append(_block(exporter, ask_constant, requests))
-    return _median(page), _median(same)
+    return _median(exposition), _median(same)
 
 
-def _see_that_both_answer_alike(page: Answer, constant: Answer) -> None:
-    if page.body != constant.body or page.headers | {"date": ""} != constant.headers | {"date": ""}:
+def _see_that_both_answer_alike(exposition: Answer, constant: Answer) -> None:
+    if exposition.body != constant.body or exposition.headers | {"date": ""} != constant.headers | {"date": ""}:
         raise RuntimeError("the constant is not what /metrics serves: there is nothing to compare")
 
 

@@ -65,12 +65,12 @@ def measure(ticks: int = 300) -> list[Figure]:
     tick = run_ticks(ticks)
     snapshot, policy = tick.snapshot, tick.policy
     families = join(snapshot, policy)
-    page, stale_page = encode(families), encode(self_families(snapshot))
+    exposition, stale_exposition = encode(families), encode(self_families(snapshot))
     joining, encoding, zipping, stale = median_seconds(
         ticks,
         lambda: join(snapshot, policy),
         lambda: encode(families),
-        lambda: Body.of(page),
+        lambda: Body.of(exposition),
         lambda: Body.of(encode(self_families(snapshot))),
     )
     rest = tick.whole - tick.driver - joining - encoding - zipping - stale
@@ -81,10 +81,10 @@ def measure(ticks: int = 300) -> list[Figure]:
         Figure("  join", joining * 1e3, "ms"),
         Figure("  encode", encoding * 1e3, "ms"),
         Figure("  gzip", zipping * 1e3, "ms"),
-        Figure("  the page of self-metrics", stale * 1e3, "ms"),
+        Figure("  the exposition of self-metrics", stale * 1e3, "ms"),
         Figure("NVML calls in a tick", tick.calls, ""),
-        Figure("the page, plain", len(page) / 1024, "KiB"),
-        Figure("the page of self-metrics, plain", len(stale_page) / 1024, "KiB"),
+        Figure("the exposition, plain", len(exposition) / 1024, "KiB"),
+        Figure("the exposition of self-metrics, plain", len(stale_exposition) / 1024, "KiB"),
     ]
 
 

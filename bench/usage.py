@@ -2,7 +2,7 @@
 
 Eight GPUs in eight time slices each, a container with one process on every slice, a fake /proc (in memory where
 there is /dev/shm), names from the kubelet's log directories. A turn reads the driver and /proc, charges everybody,
-and renders the page. CPU is of all threads; judged is the least of many turns, the others are medians. Memory is that
+and renders the text. CPU is of all threads; judged is the least of many turns, the others are medians. Memory is that
 of a process of its own: `python -m bench.usage FIRST LAST` has every container live for one turn, and prints its
 resident memory after so many of them.
 """
@@ -182,7 +182,7 @@ def measure_cpu(turns: int) -> list[Figure]:
     return [
         Figure("usage turn beyond the driver's own time: CPU", min(beyond) * 1e3, "ms", MOST_MS),
         Figure("  median of them all, other work on the machine included", median(beyond) * 1e3, "ms"),
-        Figure("  of it rendering the page", rendering * 1e3, "ms"),
+        Figure("  of it rendering the exposition", rendering * 1e3, "ms"),
         Figure("  of it looking 64 processes up, cgroups remembered", remembered * 1e3, "ms"),
         Figure("  the same with no cgroup remembered", forgotten * 1e3, "ms"),
         Figure("the simulated driver's own calls", median(driver) * 1e3, "ms"),

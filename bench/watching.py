@@ -1,6 +1,6 @@
-"""What watching costs as the node grows: GPUs, MIG instances, pods, fields. CPU of a telemetry turn, and of the page.
+"""What watching costs as the node grows: GPUs, MIG instances, pods, fields. CPU of a telemetry turn, and of the text.
 
-The turn includes the simulated driver's own time. Pages are rendered anew from the last snapshot, with a series for
+The turn includes the simulated driver's own time. Texts are rendered anew from the last snapshot, with a series for
 each holder (`--kubernetes-virtual-gpus`) and without; label text is remembered as in every tick but the first. What is
 judged is that a series costs nowhere more than twice what one of the smallest node does.
 """
@@ -105,8 +105,8 @@ def cost_of(shape: NodeShape, counters: tuple[Counter, ...], ticks: int) -> tupl
     virtual, more = rendering(Published(snapshot, virtual_policy, 0.0), virtual_policy, ticks)
     return [
         Figure(f"{where}: turn", median(turns) * 1e3, "ms"),
-        Figure(f"  the page, {series} series", plain * 1e3, "ms"),
-        Figure(f"  the page with virtual GPUs, {more} series", virtual * 1e3, "ms"),
+        Figure(f"  the exposition, {series} series", plain * 1e3, "ms"),
+        Figure(f"  the exposition with virtual GPUs, {more} series", virtual * 1e3, "ms"),
     ], virtual / more
 
 
@@ -115,6 +115,6 @@ def rendering(published: Published, policy: Policy, times: int) -> tuple[float, 
     seconds = []
     for _ in range(times):
         began = time.thread_time()
-        page = Published(published.snapshot, policy, 0.0).fresh.plain
+        exposition = Published(published.snapshot, policy, 0.0).fresh.plain
         seconds.append(time.thread_time() - began)
-    return min(seconds), sum(not line.startswith(b"#") for line in page.splitlines())
+    return min(seconds), sum(not line.startswith(b"#") for line in exposition.splitlines())

@@ -22,7 +22,7 @@ AREAS = {
     "The Kubernetes API server": ("kube",),
     "Scrapers, browsers and strangers": ("serve",),
     "Many nodes: podgpu cluster": ("cluster",),
-    "Exporters' pages, files and feeds": ("fetch", "enrich", "configuration", "exposition", "figures"),
+    "Exporters' metrics, files and feeds": ("fetch", "enrich", "configuration", "exposition", "figures"),
     "podgpu doctor and the command line": ("doctor", "cli", "top"),
     "The whole process and its machine": ("faults", "endurance", "nodes", "deploy"),
 }

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from endurance.attack.scraper import free_port
+
 ROOT = Path(__file__).parents[1]
 PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md")))
 BIN = Path(sys.executable).parent
@@ -226,13 +228,6 @@ def environment() -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("DCGM_", "PODGPU_", "KUBE"))}
     kept.pop("NODE_NAME", None)
     return kept | {"PATH": f"{BIN}:{os.environ['PATH']}", "PODGPU_TELEMETRY": "simulated:2xH100", **MACHINE}
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port: int = one.getsockname()[1]
-        return port
 
 
 def answers(port: int) -> bool:

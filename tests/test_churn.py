@@ -1,7 +1,7 @@
-"""Pods come and go at random while the kubelet is well or ill: a page never names who did not hold the device.
+"""Pods come and go at random while the kubelet is well or ill: an exposition never names who did not hold the device.
 
 Real gRPC, the exporter's own agent, injected time. A reading is due every allocation interval, as the agent's loop
-takes it; pages are looked at after every step.
+takes it; expositions are looked at after every step.
 """
 
 from __future__ import annotations
@@ -162,10 +162,10 @@ class Churn:
         return self.last_reading - named_at <= KEEP_SECONDS
 
     def check(self) -> None:
-        page = self.agent.published.fresh.plain.decode()
+        exposition = self.agent.published.fresh.plain.decode()
         now, truth = self.clock.monotonic(), self.truth
-        info = set(_named(page, "podgpu_allocation_info"))
-        labelled = set(_named(page, "DCGM_FI_DEV_GPU_UTIL"))
+        info = set(_named(exposition, "podgpu_allocation_info"))
+        labelled = set(_named(exposition, "DCGM_FI_DEV_GPU_UTIL"))
         lingering = {one for one, at in truth.lingering.items() if self._lingers(at)}
         assert info <= truth.at_last_reading | lingering, "named, but not held when the kubelet last answered"
         assert labelled <= info
@@ -181,8 +181,8 @@ class Churn:
         assert {g for g, _ in labelled} == alone, "a device's figures are its sole holder's"
 
 
-def _named(page: str, family: str) -> Iterator[Holding]:
-    for line in page.splitlines():
+def _named(exposition: str, family: str) -> Iterator[Holding]:
+    for line in exposition.splitlines():
         if line.startswith(family + "{") and (found := _LABELS.search(line)):
             yield int(found[1]), found[2]
 
@@ -216,7 +216,9 @@ STEPS = st.one_of(
 
 @settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(STEPS, min_size=40, max_size=100))
-def test_no_page_names_who_does_not_hold_the_device(kubelet: SimulatedKubelet, steps: list[tuple[str, object]]) -> None:
+def test_no_exposition_names_who_does_not_hold_the_device(
+    kubelet: SimulatedKubelet, steps: list[tuple[str, object]]
+) -> None:
     churn = Churn(kubelet)
     try:
         for name, *arguments in steps:

@@ -1,4 +1,4 @@
-"""An exporter's page under other names: as dcgm-exporter 4.9 prints what 4.8 does, or as a podgpu with both."""
+"""An exporter's exposition under other names: as dcgm-exporter 4.9 prints what 4.8 does, or as a podgpu with both."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ _SAMPLE = re.compile(r"(?P<name>DCGM_\w+)\{(?P<labels>.*)\} (?P<value>\S+)")
 _COMMENT = re.compile(r"# (?P<kind>HELP|TYPE) (?P<name>DCGM_\w+) (?P<rest>.*)")
 
 
-def renamed(page: str, names: NameSet) -> str:
-    """A page of 4.8's names with others."""
+def renamed(exposition: str, names: NameSet) -> str:
+    """An exposition of 4.8's names with others."""
     if names == "4.8":
-        return page
-    return "".join(f"{line}\n" for old in page.splitlines() for line in _lines(old, keep=names == "both"))
+        return exposition
+    return "".join(f"{line}\n" for old in exposition.splitlines() for line in _lines(old, keep=names == "both"))
 
 
 def _lines(line: str, keep: bool) -> list[str]:

@@ -42,7 +42,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--most-ms", type=float, default=MOST_MS, help="of waiting for a scrape")
     parser.add_argument("--logs", type=Path, help="keep all logs in this folder")
-    parser.add_argument("--only", metavar="NAME", action="append", help="only this attack, or hostile page; repeatable")
+    parser.add_argument(
+        "--only", metavar="NAME", action="append", help="only this attack, or hostile exposition; repeatable"
+    )
     parser.add_argument("--well", action="store_true", help="GPUs and kubelet have no faults")
     options = parser.parse_args(arguments)
     known = (*FAMILIES, *OVER_TLS, *hostile.PATHS, "nothing")
@@ -67,7 +69,7 @@ def attack(
     scrape_seconds: float = SCRAPE_SECONDS,
 ) -> tuple[list[Figure], list[str]]:
     """The table, and what was wrong with scrapes. `only`: names of attacks; None: all of them. `nice`: how far the
-    attackers give way to their victims. `scrape_seconds`: how long the cluster views wait for a page."""
+    attackers give way to their victims. `scrape_seconds`: how long the cluster views wait for an exposition."""
     with tempfile.TemporaryDirectory(prefix="pg", dir="/tmp") as folder, ExitStack() as stack:
         port, *ports = stack.enter_context(beside("endurance.attack.hostile"))
         (bystander,) = stack.enter_context(beside("endurance.attack.bystander"))

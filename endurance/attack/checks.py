@@ -1,4 +1,4 @@
-"""What must be on every page in spite of everything: the well GPUs of the exporter, the honest node of the cluster."""
+"""What must be in every text in spite of everything: the well GPUs of the exporter, the honest node of the cluster."""
 
 from __future__ import annotations
 
@@ -9,56 +9,58 @@ from endurance.attack.victims import NODE
 _READ_BY = 5.0
 """Seconds after which the first turn is over, whatever hangs in it."""
 _LABELS_BY = 10.0
-"""Seconds after which even a slow kubelet's pods are on the page."""
+"""Seconds after which even a slow kubelet's pods are in the metrics."""
 _CLUSTER_BY = 10.0
 _UTILISATION = "DCGM_FI_DEV_GPU_UTIL"
 _ENERGY = "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION"
 
 
 class ExporterCheck:
-    """Keeps the energy counters between pages. `well`: all of them answer with numbers."""
+    """Keeps the energy counters between expositions. `well`: all of them answer with numbers."""
 
     def __init__(self, well: bool = False) -> None:
         self._well = well
         self._uuids = {gpu.number: gpu.uuid for gpu in driver().machine.gpus}
         self._energy: dict[str, float] = {}
 
-    def __call__(self, page: str, at: float) -> list[str]:
+    def __call__(self, exposition: str, at: float) -> list[str]:
         if at < _READ_BY:
             return []
-        found = {labels["UUID"]: (labels, value) for labels, value in lines_of(page, _UTILISATION)}
+        found = {labels["UUID"]: (labels, value) for labels, value in lines_of(exposition, _UTILISATION)}
         wrong = []
         for number, percent in WELL.items():
             labels, value = found.get(self._uuids[number], ({}, -1.0))
             if not labels:
-                wrong.append("a well GPU is not on the page")
+                wrong.append("a well GPU is not in the metrics")
             elif value != percent:
                 wrong.append("a well GPU's figure is not right")
             elif at > _LABELS_BY and labels.get("pod") != f"on-{number}":
-                wrong.append("a well GPU's pod is not on the page")
-        return wrong + self._judge_energy(page)
+                wrong.append("a well GPU's pod is not in the metrics")
+        return wrong + self._judge_energy(exposition)
 
-    def _judge_energy(self, page: str) -> list[str]:
+    def _judge_energy(self, exposition: str) -> list[str]:
         wrong = []
-        for labels, value in lines_of(page, _ENERGY):
+        for labels, value in lines_of(exposition, _ENERGY):
             uuid = labels["UUID"]
             if value < self._energy.get(uuid, 0.0):
                 wrong.append("a counter falls")
             if uuid == self._uuids[NO_ENERGY] and not self._well:
-                wrong.append("what is no number is on the page")
+                wrong.append("what is no number is in the metrics")
             self._energy[uuid] = value
         return wrong
 
 
 class ClusterCheck:
-    def __call__(self, page: str, at: float) -> list[str]:
+    def __call__(self, exposition: str, at: float) -> list[str]:
         if at < _CLUSTER_BY:
             return []
-        of_node = [(labels["model"], n) for labels, n in lines_of(page, "podgpu_node_gpus") if labels["node"] == NODE]
-        up = {labels["node"]: value for labels, value in lines_of(page, "podgpu_cluster_node_up")}
+        of_node = [
+            (labels["model"], n) for labels, n in lines_of(exposition, "podgpu_node_gpus") if labels["node"] == NODE
+        ]
+        up = {labels["node"]: value for labels, value in lines_of(exposition, "podgpu_cluster_node_up")}
         wrong = []
         if not of_node:
-            wrong.append("the honest node is not on the page")
+            wrong.append("the honest node is not in the metrics")
         elif len(of_node) != 1 or "H100" not in of_node[0][0] or not len(WELL) <= of_node[0][1] <= len(WELL) + 2:
             wrong.append("the honest node is not shown as it is")
         elif up.get(NODE) != 1:
@@ -66,5 +68,5 @@ class ClusterCheck:
         return wrong
 
 
-def check_nothing(_page: str, _at: float) -> list[str]:
+def check_nothing(_exposition: str, _at: float) -> list[str]:
     return []

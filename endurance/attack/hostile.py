@@ -1,7 +1,7 @@
-"""Exporters that mean no good, for the cluster view: each page is one of the ways it was once brought down.
+"""Exporters that mean no good, for the cluster view: each exposition is one of the ways it was once brought down.
 
 `python -m endurance.attack.hostile` listens on ports of loopback, prints them, and answers until its standard input
-ends: on the first port each path with its page, on each of the others one page, for those who can name no path.
+ends: on the first port each path with its text, on each of the others one text, for those who can name no path.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from collections.abc import Callable
 from endurance.attack.victims import NODE
 
 _PEACEFUL = 4
-"""Pages before it claims a name: who comes first has it, and that is the honest node."""
+"""Expositions before it claims a name: who comes first has it, and that is the honest node."""
 _HEAD = "# TYPE DCGM_FI_DEV_GPU_UTIL gauge\n"
-Page = Callable[[int], str]
+Exposition = Callable[[int], str]
 
 
 def _bomb(mebibytes: int = 512) -> bytes:
@@ -53,7 +53,7 @@ def holders(_turn: int) -> str:
 
 
 def namespaces(turn: int) -> str:
-    """New ones on each page."""
+    """New ones in each exposition."""
     lines = (
         f'podgpu_namespace_gpu_energy_joules_total{{namespace="ns-{turn}-{n}",modelName="FAKE",Hostname="churn"}} 5\n'
         for n in range(2000)
@@ -82,12 +82,12 @@ def impossible(_turn: int) -> str:
     return _HEAD + "".join(_gpu(n, "impossible", value) for n, value in enumerate((-1.0, 1e300, float("nan"), 9e18)))
 
 
-PAGES: dict[str, Page] = {
-    page.__name__: page
-    for page in (indented_comment, devices, holders, namespaces, claimed_name, long_ago, long_labels, impossible)
+EXPOSITIONS: dict[str, Exposition] = {
+    exposition.__name__: exposition
+    for exposition in (indented_comment, devices, holders, namespaces, claimed_name, long_ago, long_labels, impossible)
 }
 OTHERS = ("bomb", "endless", "redirect", "silent", "short", "latin")
-PATHS = (*PAGES, *OTHERS)
+PATHS = (*EXPOSITIONS, *OTHERS)
 DISCOVERED = ("indented_comment", "claimed_name", "long_labels", "redirect", "silent", "short")
 """Those with a port of their own, in the order of the ports."""
 
@@ -106,8 +106,8 @@ async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, tu
 
 async def _serve(path: str, turn: int, writer: asyncio.StreamWriter) -> None:
     ok = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n"
-    if path in PAGES:
-        body = _MADE.get(path) or PAGES[path](turn).encode()
+    if path in EXPOSITIONS:
+        body = _MADE.get(path) or EXPOSITIONS[path](turn).encode()
         writer.write(ok + b"Content-Length: %d\r\n\r\n" % len(body) + body)
     elif path == "bomb":
         body = _MADE[path]
@@ -130,19 +130,19 @@ async def _serve(path: str, turn: int, writer: asyncio.StreamWriter) -> None:
 
 
 _MADE: dict[str, bytes] = {}
-"""Large pages that are the same each time."""
+"""Large expositions that are the same each time."""
 
 
 async def main() -> None:
     os.nice(19)
-    _MADE.update({page.__name__: page(0).encode() for page in (devices, holders)}, bomb=_bomb())
+    _MADE.update({exposition.__name__: exposition(0).encode() for exposition in (devices, holders)}, bomb=_bomb())
     servers = [await _listen(path) for path in ("", *DISCOVERED)]
     print(*(server.sockets[0].getsockname()[1] for server in servers), flush=True)
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
 
 
 async def _listen(only: str) -> asyncio.Server:
-    """`only`: the one page that is served, whatever the path; empty: as the path says."""
+    """`only`: the one exposition that is served, whatever the path; empty: as the path says."""
     turns: dict[str, int] = {}
     return await asyncio.start_server(lambda r, w: _answer(r, w, turns, only), "127.0.0.1", 0, limit=1 << 20)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import http.client
+import itertools
+import os
 import re
 import socket
 import ssl
@@ -11,15 +13,18 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 _TIMEOUT = 10.0
+_FIRST_PORT, _PORTS_GIVEN = 20_000, 12_000
+_PORTS = itertools.count(os.getpid() * 64)
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 
 
 Check = Callable[[str, float], list[str]]
-"""Is given a page and the seconds since the start; returns what is wrong with it."""
+"""Is given an exposition and the seconds since the start; returns what is wrong with it."""
 
 
 class Login(NamedTuple):
@@ -32,8 +37,13 @@ class Login(NamedTuple):
 
 
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
+    """For a process that is yet to bind it. Not one of those that the kernel gives to whoever connects or listens: it
+    would be somebody else's by then. Nor one that another process asks for here."""
+    while True:
+        port = _FIRST_PORT + next(_PORTS) % _PORTS_GIVEN
+        with suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def connection_to(port: int, authority: str = "") -> http.client.HTTPConnection:
@@ -44,7 +54,7 @@ def connection_to(port: int, authority: str = "") -> http.client.HTTPConnection:
     return http.client.HTTPSConnection("127.0.0.1", port, timeout=_TIMEOUT, context=context)
 
 
-def page_of(port: int, login: Login, authority: str = "") -> str:
+def exposition_of(port: int, login: Login, authority: str = "") -> str:
     """Of somebody who may not be up yet: empty."""
     connection = connection_to(port, authority)
     try:
@@ -61,8 +71,8 @@ def labels_of(line: str) -> dict[str, str]:
     return dict(_LABEL.findall(line))
 
 
-def lines_of(page: str, family: str) -> list[tuple[dict[str, str], float]]:
-    found = (line for line in page.splitlines() if line.startswith((family + "{", family + " ")))
+def lines_of(exposition: str, family: str) -> list[tuple[dict[str, str], float]]:
+    found = (line for line in exposition.splitlines() if line.startswith((family + "{", family + " ")))
     return [(labels_of(line), float(line.rpartition(" ")[2])) for line in found]
 
 
@@ -97,16 +107,16 @@ class Scraper(threading.Thread):
     def _scrape(self, at: float) -> None:
         before = time.perf_counter()
         try:
-            status, page = self._get()
+            status, exposition = self._get()
         except (OSError, http.client.HTTPException) as error:
             self._note("no answer", at, type(error).__name__)
             self._drop()
             return
         self.waited.append(time.perf_counter() - before)
         if status != 200:
-            self._note(f"status {status}", at, page[:80])
+            self._note(f"status {status}", at, exposition[:80])
             return
-        for what in self.check(page, at):
+        for what in self.check(exposition, at):
             self._note(what, at)
 
     def _get(self) -> tuple[int, str]:

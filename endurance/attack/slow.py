@@ -43,7 +43,7 @@ async def one_byte_a_second(aim: Aim, tally: Tally) -> None:
 
 
 async def nobody_reads(aim: Aim, tally: Tally) -> None:
-    """Many pages are asked for on one connection, and none is read."""
+    """Many expositions are asked for on one connection, and none is read."""
 
     async def one(_number: int) -> None:
         _, writer = await connect(aim)

@@ -20,7 +20,7 @@ import bcrypt
 import yaml
 
 from endurance.attack.exporter_process import WELL, WELL_VARIABLE, driver
-from endurance.attack.scraper import Login, free_port, page_of
+from endurance.attack.scraper import Login, exposition_of, free_port
 from endurance.vitals import Vitals, vitals_of
 from podgpu.autoscale.x509 import issue
 from podgpu.simulate.kubelet import SimulatedKubelet, SimulatedPod
@@ -100,7 +100,7 @@ def victims(
     scrape_seconds: float = SCRAPE_SECONDS,
 ) -> Iterator[Victims]:
     """All up and answering. `hostile`: URLs of exporters that mean no good; `discovered`: ports of some that the API
-    server names. `well`: the GPUs and the kubelet are. `scrape_seconds`: how long the cluster views wait for a page."""
+    server names. `well`: the GPUs and the kubelet are. `scrape_seconds`: how long the cluster views wait for a text."""
     secrets = _write_secrets(folder)
     for name in ("proc", "log/pods", "log/containers"):
         (folder / name).mkdir(parents=True)
@@ -123,9 +123,9 @@ def victims(
         finder = stack.enter_context(_victim("cluster over TLS", words, folder, trust, secrets["authority"]))
         attacked = Victims(exporter, cluster, secure, finder)
         for victim in attacked:
-            _wait_until(victim, lambda page: True)
+            _wait_until(victim, lambda exposition: True)
         for victim in (cluster, finder):
-            _wait_until(victim, lambda page: f'podgpu_node_gpus{{node="{NODE}"' in page)
+            _wait_until(victim, lambda exposition: f'podgpu_node_gpus{{node="{NODE}"' in exposition)
         yield attacked
 
 
@@ -216,10 +216,10 @@ def _victim(
 
 
 def _wait_until(victim: Victim, is_good: Callable[[str], bool]) -> None:
-    """It answers, and with such a page."""
+    """It answers, and with such an exposition."""
     give_up_at = time.monotonic() + _PATIENCE
     pause = threading.Event()
-    while not is_good(page := page_of(victim.port, LOGIN, victim.authority)) or not page:
+    while not is_good(exposition := exposition_of(victim.port, LOGIN, victim.authority)) or not exposition:
         if not victim.is_alive or time.monotonic() > give_up_at:
             raise RuntimeError(f"{victim.name} does not come up: {victim.log.read_text()[-2000:]}")
         pause.wait(0.1)

@@ -7,13 +7,13 @@ from endurance.fuzz.targets_api import API_TARGETS
 from endurance.fuzz.targets_autoscale import AUTOSCALE_TARGETS
 from endurance.fuzz.targets_config import CONFIG_TARGETS
 from endurance.fuzz.targets_driver import DRIVER_TARGETS
+from endurance.fuzz.targets_expositions import EXPOSITION_TARGETS
 from endurance.fuzz.targets_history import HISTORY_TARGETS
 from endurance.fuzz.targets_holders import HOLDER_TARGETS
 from endurance.fuzz.targets_host import HOST_TARGETS
-from endurance.fuzz.targets_pages import PAGE_TARGETS
 
 _ALL = (
-    *PAGE_TARGETS,
+    *EXPOSITION_TARGETS,
     *HOLDER_TARGETS,
     *API_TARGETS,
     *CONFIG_TARGETS,

@@ -58,7 +58,7 @@ _CREDENTIAL = {
 
 
 def of_object(parse: Callable[[Mapping[str, Any]], object]) -> Callable[[Case], object]:
-    """For what is given an object of the API and must never raise. Labels it yields can stand on a page."""
+    """For what is given an object of the API and must never raise. Labels it yields can stand on an exposition."""
 
     def run(case: Case) -> object:
         try:

@@ -110,7 +110,7 @@ def nvml_value(case: Case) -> object:
     return _check(known.unit, value_of(known, _answer(rng, known.convert)))
 
 
-def page_value(case: Case) -> object:
+def exposition_value(case: Case) -> object:
     rng = _drawn(case)
     known = rng.choice(_FIELDS)
     return _check(
@@ -261,6 +261,6 @@ DRIVER_TARGETS = (
     Target("nvml-values", _seed, nvml_value, (Blank,)),
     Target("dcgm-values", _seed, dcgm_value, (Blank, SourceError)),
     Target("dcgm-structs", _seed, dcgm_structs),
-    Target("values-on-pages", _seed, page_value, (Blank,)),
+    Target("values-of-expositions", _seed, exposition_value, (Blank,)),
     Target("process-lists", _seed, processes),
 )

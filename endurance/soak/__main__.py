@@ -1,4 +1,4 @@
-"""`python -m endurance.soak [--minutes 60]`: churns, judges every page, prints a table; exit 1 when a claim fails."""
+"""`python -m endurance.soak [--minutes 60]`: churns, judges every text, prints a table; exit 1 when a claim fails."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _live(churn: Churn, world: World, simulated: float, speed: float) -> Iterato
 
 
 def _recover(churn: Churn, world: World, judge: Judge, agent: Agent) -> None:
-    """All faults end: after a while everything is on the page again, by itself."""
+    """All faults end: after a while everything is in the metrics again, by itself."""
     churn.heal_all()
     for _ in range(120):
         world.clock.advance(1.0)
@@ -104,19 +104,19 @@ def _figures(world: World, judge: Judge, seen: list[Vitals], speed: float, lines
     grown = growth(settled)
     last = seen[-1] if seen else vitals_of("self", 0.0)
     rules = (
-        "a page names who does not hold the device",
+        "an exposition names who does not hold the device",
         "a sample names who never held the device",
         "a device's figure is not its sole holder's",
-        "a holder is not on the page",
+        "a holder is not in the metrics",
         "a share is not the part that was given",
-        "a healthy GPU is not on the page",
+        "a healthy GPU is not in the metrics",
         "a counter falls",
         "what is split does not add up",
     )
     return [
         Figure("simulated seconds a second", speed, "s"),
         *(Figure(f"{what} that came, or were had", n, "") for what, n in world.count.items()),
-        Figure("pages judged", judge.pages, ""),
+        Figure("expositions judged", judge.expositions, ""),
         Figure("samples with a pod on them", judge.attributed, "", at_least=1),
         *(Figure(rule, judge.breaches[rule], "times", at_most=0) for rule in rules),
         Figure("memory", last.rss, "MiB"),

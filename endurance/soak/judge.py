@@ -1,4 +1,4 @@
-"""Holds each page against the truth: every sample names a true holder, counters never fall, what is split adds up."""
+"""Holds each text against the truth: every sample names a true holder, counters never fall, what is split adds up."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from podgpu.exposition.parse import ParsedFamily, ParsedSample, parse_text
 INTERVAL = 5.0
 """Seconds between two allocation turns, and two telemetry turns."""
 _SETTLED = 2 * INTERVAL + 1.0
-"""A change is on the page by then; sooner it may be."""
+"""A change is in the metrics by then; sooner it may be."""
 _UNSURE = KEEP_SECONDS + 2 * INTERVAL + 60.0
 """So long a mapping may outlive what it says, while and just after the kubelet is not well."""
 _HEALED = 90.0
@@ -38,15 +38,15 @@ class Judge:
         self._truth = world.truth
         self.breaches: Counter[str] = Counter()
         self.examples: dict[str, str] = {}
-        self.pages = 0
+        self.expositions = 0
         self.attributed = 0
         """Samples with a pod on them that were held against the truth."""
         self._counters: dict[Series, float] = {}
         self._sums: Sums = {}
 
-    def look(self, page: str) -> None:
-        families = parse_text(page)
-        self.pages += 1
+    def look(self, exposition: str) -> None:
+        families = parse_text(exposition)
+        self.expositions += 1
         samples = {family.name: family.samples for family in families}
         info = {_holding(one.labels) for one in samples.get("podgpu_allocation_info", ())}
         self._judge_holders(info, samples.get("podgpu_allocation_share_ratio", ()))
@@ -67,11 +67,11 @@ class Judge:
         allowed = _SETTLED if truth.kubelet_well_for() > _UNSURE else _UNSURE
         for one in info:
             if not truth.held_within(one, allowed):
-                self.breach("a page names who does not hold the device", one)
+                self.breach("an exposition names who does not hold the device", one)
         for one, since in truth.held.items():
             number = self._number(one.uuid)
             if is_well and now - since > _SETTLED and truth.gpu_well_for(number) > _HEALED and one not in info:
-                self.breach("a holder is not on the page", one)
+                self.breach("a holder is not in the metrics", one)
         for sample in shares:
             held = _holding(sample.labels)
             true_share = truth.shares.get(held)
@@ -97,7 +97,7 @@ class Judge:
         shown = {one.labels["UUID"] for one in temperatures}
         for number in self._world.numbers:
             if self._truth.gpu_well_for(number) > _HEALED and self._world.uuid_of(number) not in shown:
-                self.breach("a healthy GPU is not on the page", number)
+                self.breach("a healthy GPU is not in the metrics", number)
 
     def _judge_counters(self, families: Iterable[ParsedFamily]) -> None:
         """Across gaps too, but for containers, whose accounts end with them, and what a driver's reset sets back."""
@@ -119,7 +119,7 @@ class Judge:
         return any(name == "UUID" and value in self._truth.resets for name, value in series[1])
 
     def _judge_sums(self, samples: Mapping[str, tuple[ParsedSample, ...]]) -> None:
-        """What a device used since the last page is what its containers did and what is nobody's; MIG apart."""
+        """What a device used since the last exposition is what its containers did and what is nobody's; MIG apart."""
         new: Sums = {}
         for families in _SPLITS:
             whole, found = families[2], defaultdict[str, dict[str, float]](dict)
@@ -134,7 +134,7 @@ class Judge:
         self._sums = new
 
     def _compare(self, whole: str, device: str, values: Mapping[str, float]) -> None:
-        """Only where nobody came or went since the page before: an account that ended takes its last part along."""
+        """Only where nobody came or went since the text before: an account that ended takes its last part along."""
         quiet = self._world.clock.monotonic() - self._truth.changed.get(device.rstrip("/"), 0.0)
         if min(quiet, self._truth.kubelet_well_for() - _UNSURE) < _QUIET:
             return

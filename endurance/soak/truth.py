@@ -1,4 +1,4 @@
-"""What is really so on the simulated node, by the simulated clock: the judge holds every page against it."""
+"""What is really so on the simulated node, by the simulated clock: the judge holds every exposition against it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 _REMEMBERED = 900.0
-"""Seconds for which what was released is known: longer than any page may still name it."""
+"""Seconds for which what was released is known: longer than any exposition may still name it."""
 
 
 class SoakClock:
@@ -26,7 +26,7 @@ class SoakClock:
 
 
 class Holding(NamedTuple):
-    """One container has one device, as the page's labels name both."""
+    """One container has one device, as the exposition's labels name both."""
 
     uuid: str
     gi_id: str
@@ -51,7 +51,7 @@ class Truth:
     changed: dict[str, float] = field(default_factory=dict)
     """UUID -> when somebody was last given the GPU or a part of it, or gave it back."""
     resets: set[str] = field(default_factory=set)
-    """UUIDs of GPUs whose driver's own counters began anew since the last page."""
+    """UUIDs of GPUs whose driver's own counters began anew since the last exposition."""
 
     def hold(self, holding: Holding, share: float | None = None) -> None:
         self.held[holding] = self.changed[holding.uuid] = self.clock.monotonic()

@@ -1,4 +1,4 @@
-"""Owns how podgpu reads a file: whole, within a limit, and parsed again only after a change.
+"""This module owns how podgpu reads a file: whole, within a limit, and parsed again only after a change.
 
 It waits for no writer, reads past no limit, and never hands out a file that changed while it was read.
 """

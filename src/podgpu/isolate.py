@@ -1,5 +1,6 @@
 """Isolation runs each source's call in a thread of its own, with a deadline. One that hangs costs nobody else anything.
 
+The deadline is of time in which podgpu ran: while it stands still itself, nobody can answer it.
 An abandoned call keeps its worker: it is not started again until it returns. A late answer is thrown away, unless the
 caller said that it wants those.
 Worker threads are daemons, so a call that never returns cannot keep the process from ending.
@@ -19,6 +20,7 @@ from podgpu.errors import SourceError, StartError
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
+_PIECE_SECONDS = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +53,8 @@ class Isolation:
                 ended = SourceError("stopping", "podgpu is stopping and asks nothing any more")
                 return {name: Result(None, ended, 0.0) for name in jobs}
             turns = {name: self._worker(name).start(job, late is not None) for name, job in jobs.items()}
-        until = time.monotonic() + deadline
-        return {name: self._outcome(name, turn, until - time.monotonic(), began, late) for name, turn in turns.items()}
+        patience = _Patience(deadline)
+        return {name: self._outcome(name, turn, patience, began, late) for name, turn in turns.items()}
 
     def forget(self, names: Iterable[str]) -> None:
         """End the workers of devices that are gone; one that still hangs ends when its call returns."""
@@ -78,18 +80,40 @@ class Isolation:
         return worker
 
     def _outcome(
-        self, name: str, turn: _Call[T] | float, wait: float, began: float, late: Callable[[], object] | None
+        self, name: str, turn: _Call[T] | float, patience: _Patience, began: float, late: Callable[[], object] | None
     ) -> Result[T]:
         if isinstance(turn, float):
             message = f"{name}: a call begun {turn:.0f} s ago has not returned; skipped until it does"
             return Result(None, SourceError("hung", message), 0.0)
-        if not turn.done.wait(0.0 if turn.late else max(0.0, wait)):  # an earlier run has waited for it already
+        # One that is late already has been waited for by an earlier run.
+        if not (turn.done.is_set() if turn.late else patience.wait(turn.done)):
             turn.late = late
             if late is None or not turn.done.is_set():  # else it came while nobody was looking
                 seconds = self._clock() - (began if late is None else turn.began)
                 return Result(None, SourceError("deadline", f"{name}: no answer within {seconds:.1f} s"), seconds)
         turn.taken = True
         return Result(turn.value, turn.error, turn.seconds)
+
+
+class _Patience:
+    """Seconds that are waited for several calls together, in short pieces, each counted as long as it was meant to be.
+    A piece that took longer found podgpu itself standing still, and its workers with it: on a node that was frozen,
+    or under a CPU limit. No source is blamed for that."""
+
+    __slots__ = ("_left",)
+
+    def __init__(self, seconds: float) -> None:
+        self._left = seconds
+
+    def wait(self, done: threading.Event) -> bool:
+        while self._left > 0.0:
+            piece = min(_PIECE_SECONDS, self._left)
+            began = time.monotonic()
+            if done.wait(piece):
+                self._left -= min(piece, time.monotonic() - began)
+                return True
+            self._left -= piece
+        return done.is_set()
 
 
 class _Call(Generic[T]):

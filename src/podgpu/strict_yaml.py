@@ -1,4 +1,5 @@
-"""Reads YAML strictly, for whatever podgpu is told in it: a key stands once, is a known one, its value is of its type.
+"""This module reads YAML strictly, for whatever podgpu is told in it: a key stands once, is a known one, its value is
+of its type.
 
 Complaints name file and key, those of a `PlacedMapping` line and column too. They quote no value that may be a secret.
 Pure.

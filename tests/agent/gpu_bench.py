@@ -95,7 +95,7 @@ class GpuBench:
             containers=ContainerFinder(str(folder / "proc"), lambda: self.time),
         )
         self.client: Client
-        self.page = ""
+        self.exposition = ""
         self.waited: list[float] = []
         """Seconds, for each scrape."""
         self._highest: dict[str, float] = {}
@@ -119,23 +119,23 @@ class GpuBench:
         self.agent.read_telemetry()
         self.agent.read_allocation()
         self.agent.read_usage()
-        self.page = self.scrape()
+        self.exposition = self.scrape()
         self._no_counter_fell()
         for number in well:
             self._is_right(number)
-        return self.page
+        return self.exposition
 
     def scrape(self) -> str:
         asked = time.monotonic()
-        page = self.client.ask("/metrics").text
+        exposition = self.client.ask("/metrics").text
         self.waited.append(time.monotonic() - asked)
-        return page
+        return exposition
 
     def value(self, name: str, gpu: int, *labels: str) -> float | None:
         uuid = self.uuid(gpu)
         found = [
             float(value)
-            for family, pairs, value in _SERIES.findall(self.page)
+            for family, pairs, value in _SERIES.findall(self.exposition)
             if family == name and f'UUID="{uuid}"' in pairs and all(label in pairs for label in labels)
         ]
         assert len(found) <= 1, f"{name} of GPU {gpu} is there {len(found)} times"
@@ -165,7 +165,7 @@ class GpuBench:
 
     def _no_counter_fell(self) -> None:
         """Nor does one begin again below where it stood when it was last there."""
-        for family, pairs, value in _SERIES.findall(self.page):
+        for family, pairs, value in _SERIES.findall(self.exposition):
             if family.endswith("_total"):
                 series = f"{family}{{{pairs}}}"
                 assert float(value) >= self._highest.get(series, 0.0), series

@@ -61,9 +61,9 @@ class Node:
     def turn(self, seconds: float = 1.0) -> str:
         self.time += seconds
         self.agent.read_telemetry()
-        return self.page()
+        return self.exposition()
 
-    def page(self) -> str:
+    def exposition(self) -> str:
         return self.agent.published.fresh.plain.decode()
 
 
@@ -83,10 +83,10 @@ def test_a_released_pod_is_gone_with_the_next_allocation_reading_whatever_the_in
     uuid = node.driver.machine.gpus[0].uuid
     node.holders.now = [Assignment(uuid, Workload("ns", "p", "c"), "holders")]
     node.agent.read_allocation()
-    assert 'pod="p"' in node.page()
+    assert 'pod="p"' in node.exposition()
     node.holders.now = []
     node.agent.read_allocation()
-    assert 'pod="p"' not in node.page(), "no telemetry turn is needed for that"
+    assert 'pod="p"' not in node.exposition(), "no telemetry turn is needed for that"
 
 
 def test_the_mapping_outlives_a_short_absence_of_its_source_and_no_longer(node: Node) -> None:
@@ -97,24 +97,24 @@ def test_the_mapping_outlives_a_short_absence_of_its_source_and_no_longer(node: 
     node.holders.error = SourceError("rate_limited", "slow down")
     node.time += 30
     node.agent.read_allocation()
-    assert 'pod="p"' in node.page()
-    assert 'podgpu_exporter_source_up{source="holders"} 0' in node.page()
-    assert 'podgpu_exporter_source_errors_total{source="holders",reason="rate_limited"} 1' in node.page()
+    assert 'pod="p"' in node.exposition()
+    assert 'podgpu_exporter_source_up{source="holders"} 0' in node.exposition()
+    assert 'podgpu_exporter_source_errors_total{source="holders",reason="rate_limited"} 1' in node.exposition()
     node.time += 31
     node.agent.read_allocation()
-    assert 'pod="p"' not in node.page()
+    assert 'pod="p"' not in node.exposition()
 
 
 def test_a_hung_gpu_is_left_out_and_the_others_are_served(node: Node) -> None:
     node.turn()
     hang = node.driver.faults.hang("nvmlDeviceGetTemperature", gpu=1)
-    page = node.turn()
+    exposition = node.turn()
     assert hang.entered.is_set()
-    assert 'DCGM_FI_DEV_GPU_TEMP{gpu="0"' in page
-    assert 'DCGM_FI_DEV_GPU_TEMP{gpu="1"' not in page
-    assert 'podgpu_device_count{state="lost",Hostname="h"} 1' in page
-    page = node.turn()
-    assert 'source_errors_total{source="gpu1",reason="hung"} 1' in page
+    assert 'DCGM_FI_DEV_GPU_TEMP{gpu="0"' in exposition
+    assert 'DCGM_FI_DEV_GPU_TEMP{gpu="1"' not in exposition
+    assert 'podgpu_device_count{state="lost",Hostname="h"} 1' in exposition
+    exposition = node.turn()
+    assert 'source_errors_total{source="gpu1",reason="hung"} 1' in exposition
     hang.release()
     node.driver.faults.clear("nvmlDeviceGetTemperature", gpu=1)
     while 'DCGM_FI_DEV_GPU_TEMP{gpu="1"' not in node.turn():
@@ -138,10 +138,10 @@ def test_past_three_intervals_the_figures_are_withheld(node: Node) -> None:
 
 
 def test_xids_are_counted_from_zero_per_gpu(node: Node) -> None:
-    page = node.turn()
-    assert 'podgpu_device_xid_errors_total{gpu="0"' in page
-    assert 'err_code="0"' in page
-    assert 'DCGM_EXP_XID_ERRORS_COUNT{gpu="0"' in page
+    exposition = node.turn()
+    assert 'podgpu_device_xid_errors_total{gpu="0"' in exposition
+    assert 'err_code="0"' in exposition
+    assert 'DCGM_EXP_XID_ERRORS_COUNT{gpu="0"' in exposition
     for xid in (79, 79, 31):
         node.driver.faults.raise_xid(0, xid)
     seen = ""
@@ -154,7 +154,7 @@ def test_xids_are_counted_from_zero_per_gpu(node: Node) -> None:
     assert any(line.startswith("DCGM_FI_DEV_XID_ERRORS{") and line.endswith(" 31") for line in lines)
     assert any('window_size_in_ms="300000",xid="79"} 2' in line for line in lines)
     node.turn(301)
-    gone = node.page()
+    gone = node.exposition()
     assert 'xid="79"} 2' in gone, "the counter stays"
     assert 'window_size_in_ms="300000",xid="79"' not in gone, "the window moved on"
 
@@ -162,7 +162,7 @@ def test_xids_are_counted_from_zero_per_gpu(node: Node) -> None:
 def test_clock_events_are_samples_within_the_window(node: Node) -> None:
     for _ in range(4):
         node.turn()
-    idle = [x for x in node.page().splitlines() if "CLOCK_EVENTS_COUNT" in x and 'clock_event="gpu_idle"' in x]
+    idle = [x for x in node.exposition().splitlines() if "CLOCK_EVENTS_COUNT" in x and 'clock_event="gpu_idle"' in x]
     assert [line.rsplit(" ", 1)[1] for line in idle] == ["4", "4"]
 
 
@@ -173,8 +173,8 @@ def test_clock_events_that_begin_are_counted_for_good(node: Node) -> None:
     for mask in (0x1 | 0x4, 0x4, 0x0, 0x4 | 0x20):
         node.driver.faults.answer(reasons, mask, 0)
         node.turn()
-    page = node.turn(4000.0)
-    totals = [x for x in page.splitlines() if x.startswith("DCGM_EXP_CLOCK_EVENTS_TOTAL")]
+    exposition = node.turn(4000.0)
+    totals = [x for x in exposition.splitlines() if x.startswith("DCGM_EXP_CLOCK_EVENTS_TOTAL")]
     assert [line.partition("clock_event=")[2] for line in totals] == ['"power_cap"} 2', '"sw_thermal"} 1']
 
 
@@ -182,10 +182,10 @@ def test_xids_are_counted_for_good_and_have_no_series_before_the_first(node: Nod
     assert "DCGM_EXP_XID_ERRORS_TOTAL{" not in node.turn()
     for xid in (79, 79, 31):
         node.driver.faults.raise_xid(0, xid)
-    while "DCGM_EXP_XID_ERRORS_TOTAL{" not in (page := node.turn(0.0)) or 'xid="31"' not in page:
+    while "DCGM_EXP_XID_ERRORS_TOTAL{" not in (exposition := node.turn(0.0)) or 'xid="31"' not in exposition:
         pass  # events come through a thread
-    page = node.turn(4000.0)
-    totals = [x for x in page.splitlines() if x.startswith("DCGM_EXP_XID_ERRORS_TOTAL")]
+    exposition = node.turn(4000.0)
+    totals = [x for x in exposition.splitlines() if x.startswith("DCGM_EXP_XID_ERRORS_TOTAL")]
     assert [line.partition("xid=")[2] for line in totals] == ['"31"} 1', '"79"} 2']
 
 
@@ -193,8 +193,8 @@ def test_a_field_the_source_cannot_give_is_a_self_metric_and_one_warning(
     node: Node, caplog: pytest.LogCaptureFixture
 ) -> None:
     node.turn()
-    page = node.turn()
-    assert 'field="DCGM_FI_DEV_NVSWITCH_LINK_STATUS"} 1' in page
+    exposition = node.turn()
+    assert 'field="DCGM_FI_DEV_NVSWITCH_LINK_STATUS"} 1' in exposition
     assert caplog.text.count("DCGM_FI_DEV_NVSWITCH_LINK_STATUS") == 1
 
 
@@ -202,8 +202,8 @@ def test_let_go_of_the_driver_for_a_time(node: Node) -> None:
     node.turn()
     assert node.agent.release(30.0)
     assert node.driver.calls["nvmlShutdown"] == 1
-    assert "GPU_TEMP" not in node.page()
-    assert 'podgpu_exporter_source_up{source="simulated"} 0' in node.page()
+    assert "GPU_TEMP" not in node.exposition()
+    assert 'podgpu_exporter_source_up{source="simulated"} 0' in node.exposition()
     assert "GPU_TEMP" not in node.turn(29.0)
     assert routes.live(node.agent)[0], "the loop turns"
     assert "GPU_TEMP" in node.turn(2.0)
@@ -212,10 +212,10 @@ def test_let_go_of_the_driver_for_a_time(node: Node) -> None:
 def test_a_driver_that_went_and_came_back(node: Node) -> None:
     node.turn()
     node.driver.faults.unload_driver()
-    page = node.turn()
-    page = node.turn()
-    assert "GPU_TEMP" not in page
-    assert 'podgpu_device_count{state="lost",Hostname="h"} 2' in page
+    exposition = node.turn()
+    exposition = node.turn()
+    assert "GPU_TEMP" not in exposition
+    assert 'podgpu_device_count{state="lost",Hostname="h"} 2' in exposition
     assert not routes.ready(node.agent)[0]
     node.driver.faults.load_driver()
     while "GPU_TEMP" not in node.turn(6.0):
@@ -273,7 +273,7 @@ def test_the_loops_run_and_end(node: Node) -> None:
     read = threading.Event()
     node.holders.assignments = lambda devices: (read.set(), Allocation())[1] if devices else Allocation()  # type: ignore[method-assign]
     node.agent.start(on_fatal=lambda: None)
-    assert read.wait(10), "the allocation loop is woken as soon as devices are known"
+    assert read.wait(30), "the allocation loop is woken as soon as devices are known"
 
 
 class ChangingFeed:
@@ -313,6 +313,6 @@ def test_a_bug_in_a_loop_ends_the_process_instead_of_leaving_old_figures(node: N
 
     node.agent.read_allocation = lambda: 1 / 0  # type: ignore[method-assign,assignment,return-value]
     node.agent.start(on_fatal=ended.set)
-    assert ended.wait(10)
+    assert ended.wait(30)
     assert node.agent.fatal is not None
     assert "allocation loop ended by a bug" in str(node.agent.fatal)

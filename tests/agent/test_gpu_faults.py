@@ -59,7 +59,7 @@ def test_a_scrape_waits_for_no_driver(tmp_path: Path) -> None:
         assert hang.entered.wait(PATIENCE)
         bench.waited.clear()
         for _ in range(20):
-            bench.page = bench.scrape()
+            bench.exposition = bench.scrape()
             if not turn.is_alive():
                 break
             assert all(map(bench.shown, range(3)))
@@ -82,7 +82,7 @@ def test_a_gpu_that_hangs_at_the_start(tmp_path: Path, function: str) -> None:
         for _ in range(MINUTE // 5):
             bench.turn(0, 2, seconds=5.0)
         assert "gpu1: hung: GPU 1 does not answer" in bench.client.ask("/health").text
-        assert 'podgpu_device_count{state="lost",Hostname="h"} 1' in bench.page
+        assert 'podgpu_device_count{state="lost",Hostname="h"} 1' in bench.exposition
         bench.faults.release_all()
         wait_until(lambda: bench.turn(0, 2) and bench.shown(1), "the GPU is met late")
         assert bench.client.ask("/health").text == "OK\n"
@@ -333,14 +333,14 @@ def test_a_gpu_that_hangs_where_only_use_is_read(tmp_path: Path) -> None:
         assert (
             f"usage: hung: what its containers use of {bench.uuid(1)} is not known" in bench.client.ask("/health").text
         )
-        assert 'podgpu_exporter_source_up{source="usage"} 0' in bench.page
+        assert 'podgpu_exporter_source_up{source="usage"} 0' in bench.exposition
         bench.faults.release_all()
         wait_until(lambda: bench.turn(0) and bench.client.ask("/health").text == "OK\n", "it is over by itself")
 
 
 @pytest.mark.fault(
     "One GPU is said to have 20,000 holders",
-    "1,024 of them are named, so that the page stays small enough to be served in time; how many were left out is"
+    "1,024 of them are named, so that the metrics stay small enough to be served in time; how many were left out is"
     " counted, and /health says it",
 )
 def test_a_crowd_on_one_gpu(tmp_path: Path) -> None:
@@ -348,7 +348,7 @@ def test_a_crowd_on_one_gpu(tmp_path: Path) -> None:
         bench.crowd(1, 20_000)
         bench.turn(0, seconds=1.0)
         assert bench.shown(1)
-        assert bench.page.count("podgpu_container_gpu_allocated_seconds_total{") == MOST_HOLDERS + 2, (
+        assert bench.exposition.count("podgpu_container_gpu_allocated_seconds_total{") == MOST_HOLDERS + 2, (
             "and those who work there"
         )
         assert "more holders than podgpu names (1024 of one device)" in bench.client.ask("/health").text

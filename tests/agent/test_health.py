@@ -35,8 +35,8 @@ def test_a_gpu_that_is_well(bench: GpuBench) -> None:
 
 @pytest.mark.fault(
     "A GPU falls off the bus, and the driver does not list it any more",
-    "It stays on the page, in the JSON and in podgpu_device_health as lost: with its number, its holder for as long as"
-    " the kubelet names it, since when, and what to do; /health says the same words; when it is back it is well",
+    "It stays in the metrics, in the JSON and in podgpu_device_health as lost: with its number, its holder for as"
+    " long as the kubelet names it, since when and what to do; /health says the same words; when it is back it is well",
 )
 def test_a_lost_gpu_stays_until_it_is_back(bench: GpuBench) -> None:
     lost_at = bench.wall() + 1.0
@@ -55,7 +55,7 @@ def test_a_lost_gpu_stays_until_it_is_back(bench: GpuBench) -> None:
     assert [h["pod"] for h in found["holders"]] == ["p1"], "the kubelet still says so"
     assert "utilization_ratio" not in found
     assert "utilization_ratio" not in found["holders"][0]
-    assert 'namespace="ns",pod="p1"' in bench.page
+    assert 'namespace="ns",pod="p1"' in bench.exposition
     totals = view(bench)["totals"]
     assert (totals["gpus"], totals["allocated"], totals["broken"]) == (4, 4, 1)
     assert totals["allocated"] == totals["used"] + totals["idle"] + totals["unknown"]
@@ -82,7 +82,7 @@ def test_the_last_holder_of_a_lost_gpu_and_forgetting_it(bench: GpuBench) -> Non
     found = gpu(bench, 1)
     assert "holders" not in found
     assert "podgpu_container_gpu_processes" not in "".join(
-        line for line in bench.page.splitlines() if bench.uuid(1) in line
+        line for line in bench.exposition.splitlines() if bench.uuid(1) in line
     )
     assert [h["pod"] for h in found["last_holders"]] == ["p1"]
     last = bench.value("podgpu_device_last_holder_info", 1, 'pod="p1"')
@@ -94,7 +94,7 @@ def test_the_last_holder_of_a_lost_gpu_and_forgetting_it(bench: GpuBench) -> Non
     assert [g["index"] for g in view(bench)["nodes"][0]["gpus"]] == [0, 1, 2]
     for _ in range(3):
         bench.turn(seconds=5.0)
-    assert bench.uuid(1) not in bench.page
+    assert bench.uuid(1) not in bench.exposition
     assert bench.client.ask("/health").text == "OK\n"
     assert bench.client.ask(path, "POST", **FORGET).status == 404
 

@@ -71,11 +71,11 @@ def test_a_forgotten_gpu_that_the_bus_still_shows(bench: GpuBench) -> None:
     turns(bench, 2)
     assert view(bench)["alerts"] == []
     assert bench.client.ask("/health").text == "OK\n"
-    assert 'podgpu_device_count{state="lost",Hostname="h"} 0' in bench.page
+    assert 'podgpu_device_count{state="lost",Hostname="h"} 0' in bench.exposition
     bench.faults.lose(3)
     turns(bench, 30)
     assert [alert["uuid"] for alert in view(bench)["alerts"]] == [bench.uuid(3)]
-    assert 'podgpu_device_count{state="lost",Hostname="h"} 1' in bench.page
+    assert 'podgpu_device_count{state="lost",Hostname="h"} 1' in bench.exposition
 
 
 def test_forgetting_in_the_middle_of_a_turn(bench: GpuBench) -> None:
@@ -126,7 +126,7 @@ def test_a_lost_gpu_that_the_driver_still_lists_is_forgotten_until_it_answers(be
     assert numbers(bench) == [0, 2, 3]
     turns(bench, 5)
     assert numbers(bench) == [0, 2, 3]
-    assert f'podgpu_device_health{{gpu="1",UUID="{bench.uuid(1)}"' not in bench.page
+    assert f'podgpu_device_health{{gpu="1",UUID="{bench.uuid(1)}"' not in bench.exposition
     assert bench.client.ask("/health").text == "OK\n"
     assert forget(bench, 1) == 404
     bench.faults.recover(1)
@@ -143,7 +143,7 @@ def test_a_forgotten_gpu_that_leaves_the_driver_s_list_stays_forgotten(bench: Gp
     bench.expected = 3
     turns(bench, 8)
     assert bench.driver.calls["nvmlInit"] > 1, "the driver does not list it any more"
-    assert bench.uuid(1) not in bench.page
+    assert bench.uuid(1) not in bench.exposition
     assert bench.client.ask("/health").text == "OK\n"
     bench.expected = 4
     bench.faults.recover(1)

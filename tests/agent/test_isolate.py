@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -51,6 +56,42 @@ def test_a_hung_call_is_abandoned_and_not_started_again_until_it_returns(isolati
         pass  # the worker is free a moment after the late return; its answer was thrown away
 
 
+ONE_QUESTION = """
+import sys
+from podgpu.isolate import Isolation
+
+def slow():
+    print("asked", flush=True)
+    return sys.stdin.readline()
+
+found = Isolation().run({"slow": slow}, 1.0)["slow"]
+print(found.value if found.error is None else found.error.reason)
+"""
+
+
+@pytest.mark.fault(
+    "the node, or podgpu's container, is frozen for longer than a source may take",
+    "no source is blamed for it: the deadline is of time in which podgpu ran",
+)
+@pytest.mark.reads_host("whether a process stands still only /proc tells")
+@pytest.mark.parametrize(("answers", "expected"), [(True, "answer"), (False, "deadline")])
+def test_what_podgpu_stood_still_is_not_the_sources(answers: bool, expected: str) -> None:
+    command = [sys.executable, "-c", ONE_QUESTION]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as asking:
+        assert asking.stdin is not None
+        assert asking.stdout is not None
+        asking.stdout.readline()
+        time.sleep(0.1)  # it waits for the answer by now; if not, the test shows less, and is not wrong
+        asking.send_signal(signal.SIGSTOP)
+        wait_until(lambda: " T " in Path(f"/proc/{asking.pid}/stat").read_text(), "it stands still")
+        time.sleep(1.2)  # not for luck: for longer than its deadline
+        if answers:
+            asking.stdin.write("answer\n")
+            asking.stdin.flush()
+        asking.send_signal(signal.SIGCONT)
+        assert asking.stdout.readline().strip() == expected
+
+
 def test_a_bug_in_one_source_is_contained(isolation: Isolation, caplog: pytest.LogCaptureFixture) -> None:
     def bug() -> None:
         raise ZeroDivisionError("oops")
@@ -72,7 +113,7 @@ def test_closing_while_others_begin_and_end_workers_raises_nothing_and_leaves_no
         isolation, begin = Isolation(), threading.Barrier(5)
 
         def churn(number: int, isolation: Isolation = isolation, begin: threading.Barrier = begin) -> None:
-            begin.wait(10)
+            begin.wait(30)
             try:
                 for turn in range(60):
                     isolation.run({f"w{number}-{turn}-{n}": int for n in range(3)}, 5.0)
@@ -83,7 +124,7 @@ def test_closing_while_others_begin_and_end_workers_raises_nothing_and_leaves_no
         threads = [threading.Thread(target=churn, args=(number,)) for number in range(4)]
         for thread in threads:
             thread.start()
-        begin.wait(10)
+        begin.wait(30)
         isolation.close()
         for thread in threads:
             thread.join(30)

@@ -75,13 +75,13 @@ class Bench:
         return self.driver.calls - before
 
     @property
-    def page(self) -> str:
+    def exposition(self) -> str:
         return self.agent.published.fresh.plain.decode()
 
     def value(self, family: str) -> float | None:
         """Of the first series of a family, or of one that begins so."""
         start = family if "{" in family else f"{family}{{"
-        lines = [line for line in self.page.splitlines() if line.startswith(start)]
+        lines = [line for line in self.exposition.splitlines() if line.startswith(start)]
         return float(lines[0].rpartition(" ")[2]) if lines else None
 
 
@@ -132,7 +132,7 @@ def test_what_is_only_podgpus_own_and_dear_is_read_every_5_s() -> None:
     assert asked_for.value("DCGM_FI_DEV_POWER_VIOLATION") != before, "what a counter file has is as quick as it says"
 
 
-def test_every_page_has_every_field(bench: Bench) -> None:
+def test_every_exposition_has_every_field(bench: Bench) -> None:
     for _ in range(40):
         bench.run(1)
         for counter in counters():
@@ -212,9 +212,9 @@ def test_a_new_gpu_instance_has_all_its_fields_at_once() -> None:
     bench.run(10)
     bench.driver.faults.relayout(0, ["1g.10gb", "1g.10gb"])
     bench.run(3)
-    instances = [line for line in bench.page.splitlines() if 'GPU_I_PROFILE="1g.10gb"' in line]
+    instances = [line for line in bench.exposition.splitlines() if 'GPU_I_PROFILE="1g.10gb"' in line]
     assert bench.value("DCGM_FI_DEV_GPU_TEMP") is not None
-    assert not [line for line in bench.page.splitlines() if 'GPU_I_PROFILE="3g.40gb"' in line]
+    assert not [line for line in bench.exposition.splitlines() if 'GPU_I_PROFILE="3g.40gb"' in line]
     bench.run(2)  # its profiling ratios are means, of which this is the second sample
     assert instances or bench.agent.published.snapshot.devices[1:]
 
@@ -249,12 +249,12 @@ def test_counters_that_leave_a_collection_empty_are_refused(tmp_path: Path) -> N
     bench.agent.read_counters()
     bench.run(2)
     assert bench.value("DCGM_FI_DEV_POWER_USAGE") is not None
-    assert 'podgpu_exporter_source_up{source="counters"} 0' in bench.page
-    assert 'podgpu_exporter_source_errors_total{source="counters",reason="malformed"} 1' in bench.page
+    assert 'podgpu_exporter_source_up{source="counters"} 0' in bench.exposition
+    assert 'podgpu_exporter_source_errors_total{source="counters",reason="malformed"} 1' in bench.exposition
     path.write_text(CSV, encoding="utf-8")
     bench.agent.read_counters()
     bench.run(2)
-    assert 'podgpu_exporter_source_up{source="counters"} 1' in bench.page
+    assert 'podgpu_exporter_source_up{source="counters"} 1' in bench.exposition
 
 
 def test_a_collection_without_a_field_is_refused_at_start() -> None:

@@ -83,9 +83,9 @@ def test_the_kubelet_gives_away_a_gpu_that_the_driver_does_not_list(restarted: R
     (alert,) = view["alerts"]
     assert alert["text"].startswith(f"a GPU of node h ({restarted.uuids[1]}): the driver does not list it")
     assert alert["text"] in restarted.client.ask("/health").text.splitlines()
-    page = restarted.client.ask("/metrics").text
-    assert f'podgpu_device_health{{gpu="",UUID="{restarted.uuids[1]}"' in page
-    assert "podgpu_exporter_unmapped_assignments{" not in page
+    exposition = restarted.client.ask("/metrics").text
+    assert f'podgpu_device_health{{gpu="",UUID="{restarted.uuids[1]}"' in exposition
+    assert "podgpu_exporter_unmapped_assignments{" not in exposition
     answer = restarted.client.ask(f"/-/forget?gpu={restarted.uuids[1]}", "POST", **FORGET)
     assert answer.status == 200
     restarted.expected = 2

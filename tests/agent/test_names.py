@@ -1,4 +1,4 @@
-"""Whose uid is on the page: static pods, and a node with more log names than are read. Real files, HTTP and gRPC."""
+"""Whose uid is in the metrics: static pods, and a node with more log names than are read. Real files, HTTP and gRPC."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def description(*arguments: str, **more: object) -> Description:
     )
 
 
-def page(node: Node) -> str:
+def exposition(node: Node) -> str:
     return node.agent.published.fresh.plain.decode()
 
 
@@ -67,13 +67,13 @@ def test_a_static_pod_is_shown_by_the_uid_people_know(folder: Path, asked: bool)
         if asked:
             wait_until(lambda: node.api.known_pods(), "the pods are read")
         node.take_turns()
-        assert uids(page(node)) == {IN_API if asked else ON_NODE}
-        (ratio,) = re.findall(r'podgpu_container_gpu_utilization_ratio\{.*?pod="train".*?\} (\S+)', page(node))
+        assert uids(exposition(node)) == {IN_API if asked else ON_NODE}
+        (ratio,) = re.findall(r'podgpu_container_gpu_utilization_ratio\{.*?pod="train".*?\} (\S+)', exposition(node))
         assert float(ratio) == pytest.approx(0.5, abs=0.05)
 
 
 def test_counters_go_on_when_the_api_server_comes_late(folder: Path) -> None:
-    """The uid on the page changes once; the container is the same."""
+    """The uid in the metrics changes once; the container is the same."""
     static = description(
         "--kubernetes-enable-pod-labels",
         "--kubeconfig",
@@ -85,7 +85,7 @@ def test_counters_go_on_when_the_api_server_comes_late(folder: Path) -> None:
     )
 
     def allocated(node: Node) -> float:
-        (value,) = re.findall(r'gpu_allocated_seconds_total\{.*?pod="train".*?\} (\S+)', page(node))
+        (value,) = re.findall(r'gpu_allocated_seconds_total\{.*?pod="train".*?\} (\S+)', exposition(node))
         return float(value)
 
     with node_of(static, folder) as node:
@@ -97,7 +97,7 @@ def test_counters_go_on_when_the_api_server_comes_late(folder: Path) -> None:
         node.clock.advance(5.0)
         node.agent.read_allocation()
         node.agent.read_usage()
-        assert uids(page(node)) == {IN_API}
+        assert uids(exposition(node)) == {IN_API}
         assert allocated(node) == pytest.approx(before + 5.0)
 
 
@@ -110,17 +110,17 @@ def test_more_names_than_are_read(folder: Path, full: Path, caplog: pytest.LogCa
     (full / f"ns_train_{IN_API}").mkdir()
     with node_of(description(), folder) as node:
         node.take_turns()
-        assert uids(page(node)) == {IN_API}
-        assert "identities" not in page(node)
+        assert uids(exposition(node)) == {IN_API}
+        assert "identities" not in exposition(node)
         for number in range(MOST_ENTRIES):
             (full / f"ns_old-{number}_u{number}").touch()
         for turn in (1, 2):
             node.clock.advance(5.0)
             node.agent.read_allocation()
-            assert 'podgpu_exporter_source_up{source="identities"} 0' in page(node)
+            assert 'podgpu_exporter_source_up{source="identities"} 0' in exposition(node)
             errors = f'podgpu_exporter_source_errors_total{{source="identities",reason="too_large"}} {turn}'
-            assert errors in page(node)
-        assert 'pod="train"' in page(node), "all else goes on"
+            assert errors in exposition(node)
+        assert 'pod="train"' in exposition(node), "all else goes on"
         assert str(folder / "log" / "pods") in routes.live(node.agent)[1]
         (said,) = (message for message in caplog.messages if message.startswith("identities: "))
         assert "find out why the kubelet removes none" in said
@@ -128,8 +128,8 @@ def test_more_names_than_are_read(folder: Path, full: Path, caplog: pytest.LogCa
             (full / f"ns_old-{number}_u{number}").unlink()
         node.clock.advance(5.0)
         node.agent.read_allocation()
-        assert 'podgpu_exporter_source_up{source="identities"} 1' in page(node)
-        assert uids(page(node)) == {IN_API}
+        assert 'podgpu_exporter_source_up{source="identities"} 1' in exposition(node)
+        assert uids(exposition(node)) == {IN_API}
         assert "identities: answers again" in caplog.messages
 
 

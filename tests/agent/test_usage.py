@@ -1,4 +1,4 @@
-"""Containers on shared GPUs, from the simulated driver and a simulated /proc to the page."""
+"""Containers on shared GPUs, from the simulated driver and a simulated /proc to the exposition."""
 
 from __future__ import annotations
 
@@ -70,15 +70,15 @@ class Node:
         self.agent.read_telemetry()
         self.agent.read_allocation()
         self.agent.read_usage()
-        return self.page
+        return self.exposition
 
     @property
-    def page(self) -> str:
+    def exposition(self) -> str:
         return self.agent.published.fresh.plain.decode()
 
     def value(self, name: str, pod: str = "") -> float | None:
         wanted = f'pod="{pod}"' if pod else ""
-        found = [x for x in self.page.splitlines() if x.startswith(f"{name}{{") and wanted in x]
+        found = [x for x in self.exposition.splitlines() if x.startswith(f"{name}{{") and wanted in x]
         found = found if pod else [x for x in found if 'pod="' not in x]
         return float(found[0].rsplit(" ", 1)[1]) if found else None
 
@@ -138,16 +138,16 @@ def test_the_namespace_keeps_what_an_ended_container_used(node: Node) -> None:
 def test_outside_the_hosts_pid_namespace_nothing_is_taken_for_zero(tmp_path: Path) -> None:
     node = shared(Node(tmp_path, sees=False))
     for family in ("utilization_ratio", "memory_used_bytes", "processes", "busy_seconds_total", "idle_seconds_total"):
-        assert f"podgpu_container_gpu_{family}{{" not in node.page
-    assert "podgpu_container_gpu_allocated_seconds_total{" in node.page
-    assert 'podgpu_exporter_source_up{source="usage"} 0' in node.page
+        assert f"podgpu_container_gpu_{family}{{" not in node.exposition
+    assert "podgpu_container_gpu_allocated_seconds_total{" in node.exposition
+    assert 'podgpu_exporter_source_up{source="usage"} 0' in node.exposition
     assert node.value("podgpu_device_energy_joules_total")
     node.agent.stop()
 
 
 def test_virtual_gpus_carry_the_holders_own_part(tmp_path: Path) -> None:
     node = shared(Node(tmp_path, virtual=True))
-    lines = node.page.splitlines()
+    lines = node.exposition.splitlines()
     utils = {
         m[1]: line.rsplit(" ", 1)[1] for line in lines if (m := re.match(r'DCGM_FI_DEV_GPU_UTIL.*pod="(\w+)"', line))
     }
@@ -174,9 +174,9 @@ def test_an_energy_counter_that_hangs_telemetry_does_not_hang_usage(node: Node) 
     shared(node)
     busy, energy = (node.value(f"podgpu_container_gpu_{x}_total", "train") for x in ("busy_seconds", "energy_joules"))
     hang = node.driver.faults.hang("nvmlDeviceGetTotalEnergyConsumption")
-    page = node.turn()
+    exposition = node.turn()
     assert hang.entered.is_set()
-    assert 'podgpu_exporter_source_errors_total{source="usage"' not in page
+    assert 'podgpu_exporter_source_errors_total{source="usage"' not in exposition
     assert (node.value("podgpu_container_gpu_busy_seconds_total", "train") or 0) > (busy or 0)
     assert node.value("podgpu_container_gpu_energy_joules_total", "train") == energy
     node.driver.faults.release_all()
@@ -189,9 +189,9 @@ def test_a_gpu_that_hangs_costs_its_own_usage_only(node: Node) -> None:
     shared(node)
     before = node.value("podgpu_container_gpu_busy_seconds_total", "train")
     hang = node.driver.faults.hang("nvmlDeviceGetProcessUtilization")
-    page = node.turn()
+    exposition = node.turn()
     assert hang.entered.is_set()
-    assert 'podgpu_exporter_source_errors_total{source="usage",reason="deadline"}' in page
+    assert 'podgpu_exporter_source_errors_total{source="usage",reason="deadline"}' in exposition
     assert node.value("podgpu_container_gpu_busy_seconds_total", "train") == before, (
         "the counter stands, it does not vanish"
     )

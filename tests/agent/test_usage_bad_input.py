@@ -1,6 +1,6 @@
 """What goes wrong around usage costs the figures it touches, is counted and explained, and changes nothing else.
 
-Two nodes with the same GPUs, pods and history, one of them spoilt: whatever differs between their pages is named.
+Two nodes with the same GPUs, pods and history, one of them spoilt: whatever differs between their expositions is named.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class Pair:
             self.spoilt.turn(seconds)
 
     def differences(self) -> dict[str, set[str]]:
-        """Who (a pod, `gpu0`, `gpu1`, or a namespace) -> figures that differ, or that only one of the pages has."""
-        sound, spoilt = _series(self.sound.page), _series(self.spoilt.page)
+        """Who (a pod, `gpu0`, `gpu1`, or a namespace) -> figures that differ, or that only one of the texts has."""
+        sound, spoilt = _series(self.sound.exposition), _series(self.spoilt.exposition)
         found: dict[str, set[str]] = {}
         for who, figure in {key for key in sound.keys() | spoilt.keys() if sound.get(key) != spoilt.get(key)}:
             found.setdefault(who, set()).add(figure)
@@ -81,10 +81,10 @@ def _node(root: Path) -> LeapingNode:
 _LINE = re.compile(r"podgpu_(container_gpu|device|namespace_gpu)_(\w+)\{(.*)\} (\S+)")
 
 
-def _series(page: str) -> dict[tuple[str, str], str]:
-    """(who, figure) -> value of every series about use; everything else on the page under its own line."""
+def _series(exposition: str) -> dict[tuple[str, str], str]:
+    """(who, figure) -> value of every series about use; everything else in the metrics under its own line."""
     found: dict[tuple[str, str], str] = {}
-    for line in page.splitlines():
+    for line in exposition.splitlines():
         match = _LINE.fullmatch(line)
         if match is None:
             if not line.startswith(("#", "podgpu_exporter_source_errors_total", "podgpu_exporter_source_up")):
@@ -113,7 +113,7 @@ def pair() -> Iterator[Pair]:
 
 
 def up(node: Node) -> bool:
-    return 'podgpu_exporter_source_up{source="usage"} 1' in node.page
+    return 'podgpu_exporter_source_up{source="usage"} 1' in node.exposition
 
 
 def test_no_permission_for_a_containers_proc(pair: Pair) -> None:
@@ -246,7 +246,7 @@ def test_a_gpu_that_hangs_in_the_usage_call(pair: Pair) -> None:
 def test_a_container_that_uses_a_gpu_it_does_not_hold(pair: Pair) -> None:
     pair.spoilt.driver.place(SimulatedLoad(1, 41, duty=0.3, memory=GIB))
     pair.turn(2)
-    rows = [line for line in pair.spoilt.page.splitlines() if 'gpu="1"' in line and 'pod="train"' in line]
+    rows = [line for line in pair.spoilt.exposition.splitlines() if 'gpu="1"' in line and 'pod="train"' in line]
     named = {line.partition("{")[0].removeprefix("podgpu_container_gpu_") for line in rows}
     assert named == GAUGES | {"busy_seconds_total", "energy_joules_total"}, "nothing allocated, and never idle"
     who = {who: figures for who, figures in pair.differences().items() if not who.startswith("DCGM_")}
@@ -259,16 +259,18 @@ def test_processes_of_the_host_are_nobodys(pair: Pair) -> None:
     """Pid 99 is on both nodes: what it uses is in no container, and all else adds up."""
     node = pair.sound
     assert node.value("podgpu_container_gpu_utilization_ratio", "serve") == 0.2
-    page = _series(node.page)
-    assert float(page["gpu1", "unattributed_memory_bytes"]) == GIB
+    exposition = _series(node.exposition)
+    assert float(exposition["gpu1", "unattributed_memory_bytes"]) == GIB
     for figure in ("busy_seconds_total", "energy_joules_total"):
-        parts = float(page["serve", figure]) + float(page["gpu1", f"unattributed_{figure}"])
-        assert parts == pytest.approx(float(page["gpu1", figure]), rel=1e-12)
-        assert float(page["gpu1", f"unattributed_{figure}"]) == pytest.approx(float(page["gpu1", figure]) / 3, rel=0.01)
+        parts = float(exposition["serve", figure]) + float(exposition["gpu1", f"unattributed_{figure}"])
+        assert parts == pytest.approx(float(exposition["gpu1", figure]), rel=1e-12)
+        assert float(exposition["gpu1", f"unattributed_{figure}"]) == pytest.approx(
+            float(exposition["gpu1", figure]) / 3, rel=0.01
+        )
 
 
 def test_what_is_spoilt_is_found_by_the_comparison() -> None:
-    """The check of the checks: a page that differs in one figure of one pod."""
+    """The check of the checks: an exposition that differs in one figure of one pod."""
     line = 'podgpu_container_gpu_processes{gpu="0",pod="train"} '
     assert _series(line + "1") != _series(line + "2")
     assert _series(line + "1").keys() == {("train", "processes")}

@@ -136,18 +136,18 @@ class Node:
 
     def series(self, name: str) -> dict[str, float]:
         """By pod, or by method."""
-        page = self.agent.published.fresh.plain.decode()
-        found = re.findall(rf'^{name}{{.*?(?:pod|method)="(\w+)".*}} (\S+)$', page, re.MULTILINE)
+        exposition = self.agent.published.fresh.plain.decode()
+        found = re.findall(rf'^{name}{{.*?(?:pod|method)="(\w+)".*}} (\S+)$', exposition, re.MULTILINE)
         return {key: float(value) for key, value in found}
 
     def total(self, name: str) -> float:
-        page = self.agent.published.fresh.plain.decode()
-        return sum(float(x) for x in re.findall(rf"^{name}{{.*}} (\S+)$", page, re.MULTILINE))
+        exposition = self.agent.published.fresh.plain.decode()
+        return sum(float(x) for x in re.findall(rf"^{name}{{.*}} (\S+)$", exposition, re.MULTILINE))
 
     def errors(self) -> dict[str, float]:
-        page = self.agent.published.fresh.plain.decode()
+        exposition = self.agent.published.fresh.plain.decode()
         pattern = r'^podgpu_exporter_source_errors_total{source="switches",reason="(\w+)"} (\S+)$'
-        return {reason: float(value) for reason, value in re.findall(pattern, page, re.MULTILINE)}
+        return {reason: float(value) for reason, value in re.findall(pattern, exposition, re.MULTILINE)}
 
 
 MakeNode = Callable[..., Node]

@@ -396,7 +396,7 @@ def test_slices_as_an_api_server_has_them(
     config, pace = ApiConfig(server=api.url, origin="the test"), Pace(first_wait=0.01, longest_wait=0.02, deadline=5.0)
     with Watcher(config, slices_path(version), slices_params("node-a"), parse_slice, pace=pace) as feed:
         source = make_source(kubelet.socket, claims=DraClaims(feed))
-        assert feed.wait_synced(10)
+        assert feed.wait_synced(30)
         assert pods_by_device(source.assignments(NODE)) == [(uuid(2), "a"), (f"{uuid(3)}/gi11", "small")]
         api.put("resourceslices", slice_object(2, offer("gpu-2", 0)))
         eventually(lambda: pods_by_device(source.assignments(NODE))[0] == (uuid(0), "a"))

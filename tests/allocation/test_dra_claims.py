@@ -399,7 +399,7 @@ def test_a_monitor_takes_nobodys_labels_off(folder: Path) -> None:
         (feed,) = node.api.feeds
         wait_until(lambda: feed.synced, "the slices are read")
         node.take_turns()
-        page = node.agent.published.fresh.plain.decode()
-    assert 'pod="monitor"' not in page
-    figures = [line for line in page.splitlines() if line.startswith("DCGM_FI_DEV_GPU_TEMP{")]
+        exposition = node.agent.published.fresh.plain.decode()
+    assert 'pod="monitor"' not in exposition
+    figures = [line for line in exposition.splitlines() if line.startswith("DCGM_FI_DEV_GPU_TEMP{")]
     assert ['pod="train"' in line for line in figures] == [True, False]

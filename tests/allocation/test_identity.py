@@ -21,7 +21,6 @@ from podgpu.allocation.identity import (
     IdentityReader,
     parse_container_log,
     parse_pod_directory,
-    read_identities,
 )
 from podgpu.allocation.merge import merge
 from podgpu.errors import SourceError
@@ -343,30 +342,30 @@ def logs(tmp_path: Path) -> tuple[Path, Path]:
 
 
 def test_names_are_read_and_nothing_else(logs: tuple[Path, Path]) -> None:
-    identities = read_identities(*map(str, logs))
+    identities = IdentityReader(*map(str, logs)).read()
     assert identities == known(DIRECTORY, f"kube-system_etcd_{HASH}", LOG)
     assert identities.problems == ()
     assert identities.complete(BY_NAME) == FULL
 
 
 def test_a_directory_that_is_not_there_is_a_problem_and_no_names(logs: tuple[Path, Path], tmp_path: Path) -> None:
-    identities = read_identities(str(tmp_path / "no"), str(logs[1]))
+    identities = IdentityReader(str(tmp_path / "no"), str(logs[1])).read()
     assert identities == known(LOG)
     assert [one.reason for one in identities.problems] == ["file_missing"]
     assert "mount" in str(identities.problems[0])
     assert identities.with_pods([record()]).problems == identities.problems
-    nothing = read_identities(str(tmp_path / "no"), str(logs[1] / "README"))
+    nothing = IdentityReader(str(tmp_path / "no"), str(logs[1] / "README")).read()
     assert nothing == Identities()
     assert [one.reason for one in nothing.problems] == ["file_missing", "file_missing"]
 
 
 def test_a_path_that_is_none(logs: tuple[Path, Path]) -> None:
-    assert [one.reason for one in read_identities("\0", str(logs[1])).problems] == ["unreadable"]
+    assert [one.reason for one in IdentityReader("\0", str(logs[1])).read().problems] == ["unreadable"]
 
 
 def test_too_many_entries_are_no_entries(logs: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(identity, "MOST_ENTRIES", 2)
-    identities = read_identities(*map(str, logs))
+    identities = IdentityReader(*map(str, logs)).read()
     assert identities == known(LOG)
     assert [one.reason for one in identities.problems] == ["too_large"]
 

@@ -316,7 +316,7 @@ def test_closing_ends_a_reading_in_progress(kubelet: SimulatedKubelet, make_sour
     while len(kubelet.calls) < 3 and reading.is_alive():
         time.sleep(0.001)
     source.close()
-    reading.join(timeout=10)
+    reading.join(timeout=30)
     assert errors == ["error"]
 
 
@@ -375,7 +375,7 @@ def test_allocatable_devices_as_the_real_kubelet_lists_them(kubelet: SimulatedKu
         for resource in dict.fromkeys(entry.resource_name for entry in listed.devices)
     }
     with grpc.insecure_channel(f"unix://{kubelet.socket}") as channel:
-        assert channel.unary_unary("/v1.PodResourcesLister/GetAllocatableResources")(b"", timeout=5) == real
+        assert channel.unary_unary("/v1.PodResourcesLister/GetAllocatableResources")(b"", timeout=30) == real
 
 
 def test_it_stops_even_while_it_hangs(kubelet: SimulatedKubelet, make_source: MakeSource) -> None:

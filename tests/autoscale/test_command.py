@@ -113,7 +113,7 @@ def test_running_pods_are_known_with_owner_and_labels() -> None:
         feed = PodFeed(ApiConfig(server.url, "the test"), HURRY)
         nodes = NodeFeed(ApiConfig(server.url, "the test"), HURRY)
         try:
-            assert feed.wait_synced(10)
+            assert feed.wait_synced(30)
             (seen,) = feed.now().by_owner["serving", "Deployment", "inference"]
             assert (seen.name, seen.node, seen.asks_gpu, seen.started_at) == ("a", "n1", True, 1767225600.0)
             server.put("pods", pod_object("b"))
@@ -144,7 +144,7 @@ def test_the_list_of_pods_is_believed_for_a_minute_without_the_api_server() -> N
         server.put("pods", pod_object("a"))
         feed = PodFeed(ApiConfig(server.url, "the test"), HURRY, Clock(monotonic=lambda: seconds[0]))
         try:
-            assert feed.wait_synced(10)
+            assert feed.wait_synced(30)
             server.stop()
             eventually(lambda: feed.error)
             assert (len(feed.now().keys), feed.now().trouble) == (1, "")
@@ -168,7 +168,7 @@ class Exporter:
         self.utilization = 0.6
         exporter = self
 
-        class Page(BaseHTTPRequestHandler):
+        class Exposition(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 labels = 'gpu="0",UUID="GPU-0",Hostname="n1",namespace="serving",pod="a",container="main"'
                 text = f"DCGM_FI_DEV_GPU_UTIL{{{labels}}} {100 * exporter.utilization:.0f}\n"
@@ -180,7 +180,7 @@ class Exporter:
             def log_message(self, *_words: object) -> None:
                 """Nobody reads it."""
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Page)
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Exposition)
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
         self.url = f"http://127.0.0.1:{self._server.server_port}/metrics"
 
@@ -219,7 +219,7 @@ def test_the_whole_process_answers_keda_and_says_why_when_the_exporter_is_gone(t
                 assert process.poll() is None
             finally:
                 process.send_signal(signal.SIGTERM)
-                assert process.wait(10) == 0
+                assert process.wait(30) == 0
     assert "Traceback" not in log.read_text()
 
 
@@ -235,7 +235,7 @@ def asked(keda: str, plain: str, exporter: Exporter) -> None:
 
         def outcome() -> tuple[float, str]:
             try:
-                answer = get_metrics(pb.GetMetricsRequest(scaledObjectRef=scaled), timeout=5)
+                answer = get_metrics(pb.GetMetricsRequest(scaledObjectRef=scaled), timeout=30)
             except grpc.RpcError as error:
                 return -1.0, error.details()
             return round(answer.metricValues[0].metricValueFloat), ""

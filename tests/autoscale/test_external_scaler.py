@@ -276,7 +276,7 @@ async def ask_over_tls(port: int, authorities: Authorities, shows: str, namespac
     )
     options = (("grpc.ssl_target_name_override", "localhost"),)
     async with grpc.aio.secure_channel(f"127.0.0.1:{port}", credentials, options) as channel:
-        answer = await Client(channel).metric_spec(ref(namespace), timeout=5)
+        answer = await Client(channel).metric_spec(ref(namespace), timeout=30)
         return len(answer.metricSpecs) == 1
 
 

@@ -35,7 +35,7 @@ def counted(busy_seconds: float, idle_seconds: float, utilization: float | None 
 
 
 def test_nobody_is_surely_idle_where_nobody_counts_it() -> None:
-    """A page of dcgm-exporter's: samples of 0, between which anything may have run."""
+    """An exposition of dcgm-exporter's: samples of 0, between which anything may have run."""
     stage = Stage([pod("a")], counts=False)
     stage.turns(40, n1=(busy("a", 0.0, 0),))
     assert is_active(stage.scene(), INFERENCE, 60.0)
@@ -72,7 +72,7 @@ def test_idleness_does_not_survive_time_that_nobody_counted(counters: str) -> No
         assert is_active(stage.scene(), INFERENCE, 120.0) is (turn < 8)
 
 
-def test_pages_that_are_made_seldom_tell_of_idleness_too() -> None:
+def test_expositions_that_are_made_seldom_tell_of_idleness_too() -> None:
     stage = Stage([pod("a")])
     for turn in range(20):
         stage.turn(n1=(counted(50.0, 30.0 * (turn // 2)),))

@@ -121,7 +121,7 @@ def test_cluster_over_exporters_one_of_them_dead(demo: Demo) -> None:
 @needs("prometheus", "promtool")
 def test_the_map_by_way_of_prometheus_is_the_one_by_scraping(tmp_path: Path, demo: Demo) -> None:
     _until(lambda: _nodes(demo.cluster, 3))
-    exporters = re.findall(r'target_up\{target="http://(\S+)/metrics"\} 1', _page(demo.cluster))
+    exporters = re.findall(r'target_up\{target="http://(\S+)/metrics"\} 1', _metrics(demo.cluster))
     jobs = {"job_name": "gpus", "honor_labels": True, "static_configs": [{"targets": exporters}]}
     configuration = json.dumps({"global": {"scrape_interval": "1s"}, "scrape_configs": [jobs]})
     with (
@@ -208,22 +208,22 @@ def _logged_url(process: subprocess.Popen[str]) -> str:
 
 def _nodes(url: str, number: int) -> dict[str, Any] | None:
     try:
-        with urllib.request.urlopen(f"{url}/api/v1/view", timeout=5) as response:
+        with urllib.request.urlopen(f"{url}/api/v1/view", timeout=30) as response:
             view = json.load(response)
-    except urllib.error.URLError:
+    except OSError:
         return None
     return view if len(view["nodes"]) >= number else None
 
 
-def _page(url: str) -> str:
-    with urllib.request.urlopen(f"{url}/metrics", timeout=5) as response:
+def _metrics(url: str) -> str:
+    with urllib.request.urlopen(f"{url}/metrics", timeout=30) as response:
         return str(response.read(), "utf-8")
 
 
 def _lines(url: str) -> list[str]:
     """What does not change while nobody comes or goes."""
     steady = ("pod_and_gpu_map_info{", "podgpu_node_gpus{", "podgpu_node_allocated_gpus{", "podgpu_node_free_gpus{")
-    return [line for line in _page(url).splitlines() if line.startswith(steady)]
+    return [line for line in _metrics(url).splitlines() if line.startswith(steady)]
 
 
 def _until(look):  # type: ignore[no-untyped-def]

@@ -147,10 +147,10 @@ def test_process_metrics_are_right_and_only_there_when_asked_for(write: Write) -
     assert "process_" not in execute(quick).out
     path = write("version: 2\nmetrics: {enableExporterMetrics: true}\n")
     for ran in (execute([*quick, "--enable-exporter-metrics"]), execute([*quick, "--config-file", path])):
-        page = {f.name: f for f in parse_text(ran.out)}
+        exposition = {f.name: f for f in parse_text(ran.out)}
         for spec in PROCESS_FAMILIES:
-            assert page[spec.name].type == spec.type
-        values = {f.name: f.samples[0].value for f in page.values() if f.name.startswith("process_")}
+            assert exposition[spec.name].type == spec.type
+        values = {f.name: f.samples[0].value for f in exposition.values() if f.name.startswith("process_")}
         assert values["process_cpu_seconds_total"] > 0
         assert 1e6 < values["process_resident_memory_bytes"] < values["process_virtual_memory_bytes"]
         assert 3 <= values["process_open_fds"] <= values["process_max_fds"]
@@ -179,7 +179,7 @@ def test_a_command_with_brackets_in_its_name(tmp_path: Path) -> None:
 
 
 def test_more_scrapes_than_allowed_get_503(tmp_path: Path) -> None:
-    """Real sockets: one reader who does not read keeps the only place, until it goes. The page is twice as long as
+    """Real sockets: one reader who does not read keeps the only place, until it goes. The text is twice as long as
     what the kernel takes for one who does not read (tcp_wmem: 4 MiB)."""
     every = [f for f in fields().values() if f.recipe is not None and f.type in ("int", "float") and f.id < 9000]
     csv = tmp_path / "every.csv"

@@ -318,7 +318,7 @@ def test_library_and_driver_of_different_versions(
 def test_a_hung_driver_is_a_finding(driver: SimulatedNvml, clock: Clock, examined: Any) -> None:
     driver.faults.hang("nvmlInit")
     findings = examined(driver, clock)
-    assert only(findings, "driver").text.startswith("no answer within 0.")
+    assert only(findings, "driver").text.startswith("no answer within ")
     assert only(findings, "host name").level is Level.OK
 
 

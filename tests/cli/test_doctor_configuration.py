@@ -22,7 +22,7 @@ from tests.nodes.node import kubeconfig
 __all__ = ["_no_variables", "kubelet", "socket", "tree"]
 NODE = "gpu-7"
 GPU = "GPU-11111111-2222-3333-4444-555555555555"
-PAGE = f'DCGM_FI_DEV_GPU_TEMP{{gpu="0",UUID="{GPU}",modelName="T4"}} 33\n'
+EXPOSITION = f'DCGM_FI_DEV_GPU_TEMP{{gpu="0",UUID="{GPU}",modelName="T4"}} 33\n'
 
 
 def simulated_pod(name: str, *ids: str) -> SimulatedPod:
@@ -272,7 +272,7 @@ def test_a_right_node_name(doctor: Doctor, kubelet: SimulatedKubelet, api: Simul
 # Whose business it is
 
 
-def test_a_page_that_is_refused_is_no_matter_of_the_driver(doctor: Doctor, tree: Tree) -> None:
+def test_an_exposition_that_is_refused_is_no_matter_of_the_driver(doctor: Doctor, tree: Tree) -> None:
     tree.pci_gpus(4)
     with serving(answer(b"", 403)) as url:
         found = doctor.examine("--allocation", "kubelet", gpus=f"exporter:{url}")
@@ -287,10 +287,10 @@ def test_a_page_that_is_refused_is_no_matter_of_the_driver(doctor: Doctor, tree:
     assert advice == ""
 
 
-def test_a_page_is_judged_as_a_page(doctor: Doctor, kubelet: SimulatedKubelet, tree: Tree) -> None:
+def test_an_exposition_is_judged_as_an_exposition(doctor: Doctor, kubelet: SimulatedKubelet, tree: Tree) -> None:
     kubelet.pods = (simulated_pod("train", GPU),)
     tree.pci_gpus(4)
-    with serving(answer(PAGE.encode())) as url:
+    with serving(answer(EXPOSITION.encode())) as url:
         found = doctor.examine("--allocation", "kubelet", gpus=f"exporter:{url}")
     assert not wrong(found)
     assert doctor.code == 0
@@ -307,7 +307,7 @@ def test_the_exporters_own_access_is_used(doctor: Doctor, tmp_path: Path) -> Non
 
     def note(request: object) -> None:
         seen.append(request.headers["Authorization"])  # type: ignore[attr-defined]
-        answer(PAGE.encode())(request)  # type: ignore[arg-type]
+        answer(EXPOSITION.encode())(request)  # type: ignore[arg-type]
 
     (tmp_path / "token").write_text("abc\n")
     with serving(note) as url:

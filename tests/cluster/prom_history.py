@@ -15,7 +15,7 @@ from tests.cluster.real_servers import Point
 
 STEP = 15
 PAST = 80
-FUTURE = 12
+FUTURE = 40
 """Samples before and after the moment the test starts."""
 LATE = -10
 """Number of the first sample of a node that came late: in the middle of the window."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import socket
 import subprocess
 import threading
 import time
@@ -17,7 +16,9 @@ from pathlib import Path
 
 import pytest
 
-PATIENCE = 30.0
+from endurance.attack.scraper import free_port
+
+PATIENCE = 90.0
 """Seconds. Reached only when something is broken."""
 
 
@@ -132,7 +133,7 @@ def _escaped(value: str) -> str:
 def _running(command_on: Callable[[int], list[str]], ready: str, folder: Path) -> Iterator[str]:
     """A port that was free may be taken a moment later: another is tried then."""
     for attempt in range(3):
-        port = _free_port()
+        port = free_port()
         log = folder / f"log-{attempt}"
         with log.open("wb") as out:
             process = subprocess.Popen(command_on(port), stdout=out, stderr=subprocess.STDOUT)
@@ -143,15 +144,9 @@ def _running(command_on: Callable[[int], list[str]], ready: str, folder: Path) -
                 yield url
                 return
         finally:
-            process.terminate()
-            process.wait(PATIENCE)
+            process.kill()  # nothing it could still write matters
+            process.wait()
     raise AssertionError(f"it does not start: {log.read_text(errors='replace')[-2000:]}")
-
-
-def _free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
 
 
 def _answers(url: str) -> bool:

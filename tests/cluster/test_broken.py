@@ -194,8 +194,8 @@ def test_a_node_that_is_gone(bench: ClusterBench) -> None:
     assert gone["text"].startswith("node h does not answer; 4 GPUs went with it: ")
     assert (gone["severity"], gone["node"]) == ("broken", "h")
     assert gone["text"] in bench.client.ask("/health").text.splitlines()
-    page = bench.client.ask("/metrics").text
-    assert page.count('condition="node_gone"} 1') == 4
+    exposition = bench.client.ask("/metrics").text
+    assert exposition.count('condition="node_gone"} 1') == 4
     assert view["totals"]["unknown"] == view["totals"]["allocated"] == 4
 
 
@@ -254,7 +254,7 @@ def test_a_gpu_s_own_view_without_its_exporter(bench: ClusterBench) -> None:
     assert (source["source"], source["ok"]) == ("exporter", False)
 
 
-# Pages of dcgm-exporter
+# Expositions of dcgm-exporter
 
 
 @pytest.mark.parametrize(
@@ -273,6 +273,6 @@ def test_a_gpu_s_own_view_without_its_exporter(bench: ClusterBench) -> None:
 )
 def test_what_dcgm_exporter_s_fields_tell(line: str, condition: str | None) -> None:
     labels = 'gpu="0",UUID="GPU-a",modelName="H100",Hostname="n"'
-    page = f"DCGM_FI_DEV_GPU_UTIL{{{labels}}} 5\n{line.replace('{LABELS', '{' + labels)}\n"
-    (device,) = ExpositionReader("t", "a").read(page.encode(), 0.0, 1.0).devices
+    exposition = f"DCGM_FI_DEV_GPU_UTIL{{{labels}}} 5\n{line.replace('{LABELS', '{' + labels)}\n"
+    (device,) = ExpositionReader("t", "a").read(exposition.encode(), 0.0, 1.0).devices
     assert [c.name for c in device.conditions] == ([] if condition is None else [condition])

@@ -16,7 +16,7 @@ from podgpu.cluster.settings import ViewSettings
 from podgpu.errors import UsageError
 from podgpu.figures.device import Owner
 from podgpu.kube.config import ApiConfig
-from tests.cluster.test_scrape import Ticking, exporters, page_of
+from tests.cluster.test_scrape import Ticking, exporters, exposition_of
 from tests.kube.api_server import SimulatedApiServer
 from tests.kube.conftest import HURRY, config, eventually, server
 from tests.kube.test_endpoint_slices import endpoint, slice_of
@@ -45,7 +45,7 @@ def test_endpoints_come_and_go(server: SimulatedApiServer, config: ApiConfig) ->
     server.put("endpointslices", labelled(slice_of(endpoint("10.0.0.1", "a")), "one"))
     server.put("endpointslices", slice_of(endpoint("10.9.9.9", "x"), name="another-app"))
     with targets(config) as found:
-        assert found.wait_synced(10)
+        assert found.wait_synced(30)
         assert found.urls() == ("http://10.0.0.1:9400/metrics",)
         assert found.notes() == ()
         assert found.urls() is found.urls()
@@ -65,14 +65,14 @@ def test_one_namespace(server: SimulatedApiServer, config: ApiConfig) -> None:
     for number, namespace in enumerate(("a", "b")):
         server.put("endpointslices", labelled(slice_of(endpoint(f"10.0.0.{number}", namespace)), "s", namespace))
     with targets(config, "b/app.kubernetes.io/name=podgpu", port="1234", https=True) as found:
-        assert found.wait_synced(10)
+        assert found.wait_synced(30)
         assert found.urls() == ("https://10.0.0.1:1234/metrics",)
 
 
 def test_while_the_api_server_is_away_the_last_ones_stay(server: SimulatedApiServer, config: ApiConfig) -> None:
     server.put("endpointslices", labelled(slice_of(endpoint("10.0.0.1", "a")), "one"))
     with targets(config) as found:
-        assert found.wait_synced(10)
+        assert found.wait_synced(30)
         assert found.urls()
         server.stop()
         eventually(lambda: found.notes())
@@ -93,7 +93,7 @@ def test_what_the_server_refuses_is_told(server: SimulatedApiServer, config: Api
 def test_a_port_that_is_not_clear_is_a_note(server: SimulatedApiServer, config: ApiConfig) -> None:
     server.put("endpointslices", labelled(slice_of(endpoint("10.0.0.1", "a"), ports=[]), "one"))
     with targets(config) as found:
-        assert found.wait_synced(10)
+        assert found.wait_synced(30)
         assert found.urls() == ()
         assert "--discover-port" in found.notes()[0]
 
@@ -133,7 +133,7 @@ def test_owners_of_all_pods(server: SimulatedApiServer, config: ApiConfig) -> No
     server.put("pods", pod_of(owner("Job", "train")))
     owners = ApiOwners(config, HURRY)
     try:
-        assert owners.wait_synced(10)
+        assert owners.wait_synced(30)
         assert owners.all() == {("n", "p"): Owner("Job", "train")}
         assert owners.all() is owners.all()
         assert owners.of([("n", "p"), ("n", "q")]) == {("n", "p"): Owner("Job", "train")}
@@ -154,11 +154,11 @@ def named(name: str) -> dict[str, Any]:
     return body | {"metadata": body["metadata"] | {"name": name}}
 
 
-def test_owners_are_listed_in_pages(server: SimulatedApiServer, config: ApiConfig) -> None:
+def test_owners_are_listed_in_expositions(server: SimulatedApiServer, config: ApiConfig) -> None:
     server.put("pods", *(named(f"p-{n}") for n in range(7)))
     owners = ApiOwners(config, HURRY, page_size=3)
     try:
-        assert owners.wait_synced(10)
+        assert owners.wait_synced(30)
         assert sorted(owners.all()) == [("n", f"p-{n}") for n in range(7)]
         server.put("pods", named("later"))
         eventually(lambda: ("n", "later") in owners.all())
@@ -175,14 +175,14 @@ def test_owners_are_listed_in_pages(server: SimulatedApiServer, config: ApiConfi
     "the list begins anew, at once; no owner is missing",
 )
 @pytest.mark.parametrize("times", [1, 2, 5])
-def test_a_list_whose_pages_are_forgotten_begins_anew(
+def test_a_list_whose_expositions_are_forgotten_begins_anew(
     server: SimulatedApiServer, config: ApiConfig, times: int
 ) -> None:
     server.put("pods", *(named(f"p-{n}") for n in range(7)))
     server.forget_pages = times
     owners = ApiOwners(config, HURRY, page_size=3)
     try:
-        assert owners.wait_synced(10)
+        assert owners.wait_synced(30)
         assert sorted(owners.all()) == [("n", f"p-{n}") for n in range(7)]
         eventually(lambda: owners.notes() == ())
     finally:
@@ -211,12 +211,12 @@ async def _roll_out(server: SimulatedApiServer, config: ApiConfig) -> None:
             server.put("endpointslices", labelled(body, name))
 
     time, publisher = Ticking(), Publisher(ViewSettings(interval=15.0, stale_after=45.0, drop_after=300.0))
-    page = page_of(1, 0).replace(b"Hostname", b'namespace="n",pod="train",Hostname')
-    async with exporters(page, page) as fleet:
+    exposition = exposition_of(1, 0).replace(b"Hostname", b'namespace="n",pod="train",Hostname')
+    async with exporters(exposition, exposition) as fleet:
         before, after = fleet.urls
         publish_slices((before, True))
         with targets(config) as found:
-            assert found.wait_synced(10)
+            assert found.wait_synced(30)
             backend = ScrapeBackend(found, clock=time.clock())
 
             async def turn() -> tuple[str, bool, float] | None:

@@ -1,4 +1,4 @@
-"""An exporter's page to a node's reading, and what is refused."""
+"""An exporter's exposition to a node's reading, and what is refused."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ SHARED = (NODES / "usage-time-sliced" / "expected.prom").read_text(encoding="utf
 
 
 def read(
-    page: str | bytes, measured: str = "DCGM_FI_DEV_MEM_COPY_UTIL", wall: float = 0.0, **options: object
+    exposition: str | bytes, measured: str = "DCGM_FI_DEV_MEM_COPY_UTIL", wall: float = 0.0, **options: object
 ) -> NodeReading:
-    body = page.encode() if isinstance(page, str) else page
+    body = exposition.encode() if isinstance(exposition, str) else exposition
     return ExpositionReader("http://h:9400/metrics", "h:9400", measured, **options).read(body, 7.0, wall)  # type: ignore[arg-type]
 
 
@@ -40,7 +40,7 @@ def series(name: str, value: str = "1", **labels: str) -> str:
 GPU = {"gpu": "0", "UUID": "GPU-1", "modelName": "H100", "Hostname": "node-1"}
 
 
-# What is on a page
+# What is on an exposition
 
 
 def test_a_node_of_podgpu() -> None:
@@ -59,27 +59,31 @@ def test_a_node_of_podgpu() -> None:
 def test_figures_that_are_made_up_say_so() -> None:
     made_up = series("podgpu_exporter_source_up", source="simulated")
     real = series("podgpu_exporter_source_up", source="nvml")
-    page = series("DCGM_FI_DEV_GPU_UTIL", "12", **GPU)
-    assert (read(page + made_up).simulated, read(page + real).simulated, read(page).simulated) == (True, False, False)
-    assert read(page + made_up.replace("} 1", "} 0")).simulated, "also while that driver is away"
+    exposition = series("DCGM_FI_DEV_GPU_UTIL", "12", **GPU)
+    assert (read(exposition + made_up).simulated, read(exposition + real).simulated, read(exposition).simulated) == (
+        True,
+        False,
+        False,
+    )
+    assert read(exposition + made_up.replace("} 1", "} 0")).simulated, "also while that driver is away"
 
 
 def test_what_is_measured_is_of_the_field_asked_for() -> None:
-    page = series("DCGM_FI_DEV_MEM_COPY_UTIL", "12", **GPU) + series("DCGM_FI_DEV_GPU_UTIL", "34", **GPU)
-    page += series("my_own_figure", "56", **GPU)
-    assert read(page).devices[0].measured == 12
-    assert read(page, "DCGM_FI_DEV_GPU_UTIL").devices[0].measured == 34
-    assert read(page, "dcgm_gpu_utilization").devices[0].measured == 34, "another generation's name of it"
-    assert read(page, "my_own_figure").devices[0].measured == 56
-    assert read(page, "DCGM_FI_DEV_FB_USED").devices[0].measured is None
+    exposition = series("DCGM_FI_DEV_MEM_COPY_UTIL", "12", **GPU) + series("DCGM_FI_DEV_GPU_UTIL", "34", **GPU)
+    exposition += series("my_own_figure", "56", **GPU)
+    assert read(exposition).devices[0].measured == 12
+    assert read(exposition, "DCGM_FI_DEV_GPU_UTIL").devices[0].measured == 34
+    assert read(exposition, "dcgm_gpu_utilization").devices[0].measured == 34, "another generation's name of it"
+    assert read(exposition, "my_own_figure").devices[0].measured == 56
+    assert read(exposition, "DCGM_FI_DEV_FB_USED").devices[0].measured is None
 
 
 def test_namespaces() -> None:
-    page = series("DCGM_FI_DEV_GPU_UTIL", **GPU)
-    page += series("podgpu_namespace_gpu_allocated_seconds_total", "10", namespace="a", modelName="H100")
-    page += series("podgpu_namespace_gpu_energy_joules_total", "20", namespace="a", modelName="H100")
-    page += series("podgpu_namespace_gpu_busy_seconds_total", "5", namespace="b", modelName="L4")
-    assert read(page).namespaces == (
+    exposition = series("DCGM_FI_DEV_GPU_UTIL", **GPU)
+    exposition += series("podgpu_namespace_gpu_allocated_seconds_total", "10", namespace="a", modelName="H100")
+    exposition += series("podgpu_namespace_gpu_energy_joules_total", "20", namespace="a", modelName="H100")
+    exposition += series("podgpu_namespace_gpu_busy_seconds_total", "5", namespace="b", modelName="L4")
+    assert read(exposition).namespaces == (
         NamespaceCounters("a", "H100", 10.0, None, 20.0),
         NamespaceCounters("b", "L4", None, 5.0, None),
     )
@@ -87,11 +91,11 @@ def test_namespaces() -> None:
 
 def test_one_uuid_under_several_models_is_several_devices() -> None:
     """Seed 002's own data."""
-    page = "".join(
+    exposition = "".join(
         series("DCGM_FI_DEV_GPU_UTIL", "1", **GPU | {"modelName": model, "pod": pod, "namespace": "default"})
         for model, pod in [("4080ti", "test2"), ("2080ti", "test2"), ("2080ti", "test4"), ("2040ti", "test2")]
     )
-    found = {(d.uuid, d.model): [h.holder.pod for h in d.holders] for d in read(page).devices}
+    found = {(d.uuid, d.model): [h.holder.pod for h in d.holders] for d in read(exposition).devices}
     assert found == {
         ("GPU-1", "4080ti"): ["test2"],
         ("GPU-1", "2080ti"): ["test2", "test4"],
@@ -101,11 +105,11 @@ def test_one_uuid_under_several_models_is_several_devices() -> None:
 
 def test_what_names_no_model_goes_to_the_device_that_has_one() -> None:
     held = {"gpu": "0", "UUID": "GPU-1", "namespace": "a", "pod": "p", "container": "c"}
-    for page in (
+    for exposition in (
         series("podgpu_allocation_info", **held) + series("DCGM_FI_DEV_GPU_UTIL", **GPU),
         series("DCGM_FI_DEV_GPU_UTIL", **GPU) + series("podgpu_allocation_share_ratio", "0.5", **held),
     ):
-        (device,) = read(page).devices
+        (device,) = read(exposition).devices
         assert (device.model, [h.holder.pod for h in device.holders]) == ("H100", ["p"])
 
 
@@ -143,46 +147,48 @@ def test_the_nodes_name(labels: dict[str, str], wanted: tuple[str, ...] | None, 
     assert found.named == (node != "h:9400")
 
 
-def test_several_nodes_on_a_page_are_noted() -> None:
-    page = "".join(series("DCGM_FI_DEV_GPU_UTIL", **GPU | {"UUID": f"GPU-{n}", "Hostname": f"n{n}"}) for n in range(5))
-    (note,) = read(page).notes
+def test_several_nodes_on_an_exposition_are_noted() -> None:
+    exposition = "".join(
+        series("DCGM_FI_DEV_GPU_UTIL", **GPU | {"UUID": f"GPU-{n}", "Hostname": f"n{n}"}) for n in range(5)
+    )
+    (note,) = read(exposition).notes
     assert "5 nodes (n0, n1, n2)" in note
 
 
 def test_a_podgpu_without_gpus_is_a_node_all_the_same() -> None:
-    page = series("podgpu_exporter_build_info", version="1") + series(
+    exposition = series("podgpu_exporter_build_info", version="1") + series(
         "podgpu_device_count", "0", state="visible", Hostname="n"
     )
-    page += series("podgpu_exporter_source_up", "0", source="nvml")
-    node = read(page)
+    exposition += series("podgpu_exporter_source_up", "0", source="nvml")
+    node = read(exposition)
     assert (node.node, node.devices, node.notes) == ("n", (), ("the exporter cannot read: nvml",))
 
 
 def test_a_clock_ahead_is_skew_and_one_behind_may_be_age() -> None:
-    page = series("DCGM_FI_DEV_GPU_UTIL", **GPU) + "podgpu_exporter_snapshot_timestamp_seconds 1000.0\n"
-    assert (read(page, wall=1000.0).taken_at, read(page, wall=1000.0).skew_seconds) == (1000.0, None)
-    assert read(page, wall=996.0).skew_seconds is None
-    assert read(page, wall=900.0).skew_seconds == 100.0
-    assert read(page, wall=5000.0).skew_seconds is None
+    exposition = series("DCGM_FI_DEV_GPU_UTIL", **GPU) + "podgpu_exporter_snapshot_timestamp_seconds 1000.0\n"
+    assert (read(exposition, wall=1000.0).taken_at, read(exposition, wall=1000.0).skew_seconds) == (1000.0, None)
+    assert read(exposition, wall=996.0).skew_seconds is None
+    assert read(exposition, wall=900.0).skew_seconds == 100.0
+    assert read(exposition, wall=5000.0).skew_seconds is None
 
 
 @pytest.mark.parametrize(
-    ("page", "reason"), [("up 1\n", "no_gpu"), ("", "no_gpu"), ("a 1", "malformed"), (b"a\xff 1\n", "malformed")]
+    ("exposition", "reason"), [("up 1\n", "no_gpu"), ("", "no_gpu"), ("a 1", "malformed"), (b"a\xff 1\n", "malformed")]
 )
-def test_what_is_refused(page: str | bytes, reason: str) -> None:
+def test_what_is_refused(exposition: str | bytes, reason: str) -> None:
     with pytest.raises(SourceError) as caught:
-        read(page)
+        read(exposition)
     assert caught.value.reason == reason
     assert "http://h:9400/metrics" in str(caught.value)
 
 
 @pytest.mark.parametrize("name", GOLDEN)
-def test_every_golden_page(name: str) -> None:
-    page = (NODES / name / "expected.prom").read_bytes()
+def test_every_golden_exposition(name: str) -> None:
+    exposition = (NODES / name / "expected.prom").read_bytes()
     if name in ("no-driver",):
-        assert read(page).devices == ()
+        assert read(exposition).devices == ()
     else:
-        assert all(d.uuid for d in read(page).devices)
+        assert all(d.uuid for d in read(exposition).devices)
 
 
 # Lines that are no figures
@@ -207,7 +213,7 @@ _EDITS = st.sampled_from(["swap", "repeat", "blank before", "comment between"])
 
 
 @given(st.lists(st.tuples(_EDITS, st.integers(0, 10_000), st.integers(0, 10_000)), min_size=1, max_size=4))
-def test_the_order_and_the_blanks_of_a_page_say_nothing(edits: list[tuple[str, int, int]]) -> None:
+def test_the_order_and_the_blanks_of_an_exposition_say_nothing(edits: list[tuple[str, int, int]]) -> None:
     lines = [line for line in SHARED.splitlines() if not line.startswith("#")]
     for edit, one, other in edits:
         here, there = one % len(lines), other % len(lines)
@@ -219,9 +225,9 @@ def test_the_order_and_the_blanks_of_a_page_say_nothing(edits: list[tuple[str, i
             lines[here] = f"  {lines[here]}"
         else:
             lines.insert(there, " # a comment 5")
-    page, usual = read("\n".join(lines) + "\n"), read(SHARED)
-    assert {d.key: d.utilization for d in page.devices} == {d.key: d.utilization for d in usual.devices}
-    assert set(page.namespaces) == set(usual.namespaces)
+    exposition, usual = read("\n".join(lines) + "\n"), read(SHARED)
+    assert {d.key: d.utilization for d in exposition.devices} == {d.key: d.utilization for d in usual.devices}
+    assert set(exposition.namespaces) == set(usual.namespaces)
 
 
 @given(st.text(max_size=200))
@@ -248,26 +254,26 @@ def namespaces(count: int) -> str:
 
 
 @pytest.mark.parametrize(
-    ("page", "most", "what"),
+    ("exposition", "most", "what"),
     [
         (devices, MOST_DEVICES, "devices"),
         (holders, MOST_HOLDERS, "holders"),
         (namespaces, MOST_NAMESPACES, "namespaces"),
     ],
 )
-def test_more_than_any_node_has_is_refused_by_name(page: Callable[[int], str], most: int, what: str) -> None:
-    assert read(page(most)).devices
+def test_more_than_any_node_has_is_refused_by_name(exposition: Callable[[int], str], most: int, what: str) -> None:
+    assert read(exposition(most)).devices
     for count in (most + 1, 30 * most):
         with pytest.raises(SourceError) as caught:
-            read(page(count))
+            read(exposition(count))
         assert caught.value.reason == "too_much"
-        assert "http://h:9400/metrics: the page of node node-1 has " in str(caught.value)
-    assert f"{most + 1:,} {what}" in str(_refused(page(most + 1)))
+        assert "http://h:9400/metrics: the exposition of node node-1 has " in str(caught.value)
+    assert f"{most + 1:,} {what}" in str(_refused(exposition(most + 1)))
 
 
-def _refused(page: str) -> SourceError:
+def _refused(exposition: str) -> SourceError:
     with pytest.raises(SourceError) as caught:
-        read(page)
+        read(exposition)
     return caught.value
 
 
@@ -280,7 +286,7 @@ def test_a_name_that_nobody_has_is_refused(label: str) -> None:
     assert len(str(error)) < 3 * LONGEST_NAME
 
 
-def test_all_pages_together_are_bounded_and_who_is_there_stays() -> None:
+def test_all_expositions_together_are_bounded_and_who_is_there_stays() -> None:
     shelf = Shelf({"devices": 5, "holders": 5, "namespaces": 5})
     shelf.put("a", read(devices(3)))
     with pytest.raises(
@@ -302,7 +308,7 @@ def test_all_pages_together_are_bounded_and_who_is_there_stays() -> None:
 @pytest.mark.parametrize("told", ["0", "1", "86400", "-5", "4102444800", "1e300"])
 def test_a_snapshot_of_another_age_is_not_fresh(told: str) -> None:
     wall = 1_790_000_000.0
-    page = series("DCGM_FI_DEV_GPU_UTIL", **GPU)
-    assert read(page, wall=wall).dated
-    assert read(f"{page}podgpu_exporter_snapshot_timestamp_seconds {wall - 3600}\n", wall=wall).dated
-    assert not read(f"{page}podgpu_exporter_snapshot_timestamp_seconds {told}\n", wall=wall).dated
+    exposition = series("DCGM_FI_DEV_GPU_UTIL", **GPU)
+    assert read(exposition, wall=wall).dated
+    assert read(f"{exposition}podgpu_exporter_snapshot_timestamp_seconds {wall - 3600}\n", wall=wall).dated
+    assert not read(f"{exposition}podgpu_exporter_snapshot_timestamp_seconds {told}\n", wall=wall).dated

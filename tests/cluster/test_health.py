@@ -13,7 +13,7 @@ from podgpu.cluster.publish import Publisher
 from podgpu.cluster.scraping.backend import FixedTargets, ScrapeBackend
 from podgpu.cluster.settings import ViewSettings
 from podgpu.serve.cluster_app import cluster_application
-from tests.cluster.test_scrape import Ticking, exporters, page_of
+from tests.cluster.test_scrape import Ticking, exporters, exposition_of
 
 
 @pytest.mark.fault(
@@ -25,7 +25,7 @@ def test_health_names_nodes_that_are_old_or_fail() -> None:
         time = Ticking()
         cluster = Cluster(ScrapeBackend, Publisher(ViewSettings(interval=15.0, stale_after=45.0)), time.clock())  # type: ignore[arg-type]
         said: list[tuple[int, list[str]]] = []
-        async with exporters(page_of(0), page_of(1)) as fleet:
+        async with exporters(exposition_of(0), exposition_of(1)) as fleet:
             backend = ScrapeBackend(FixedTargets(fleet.urls), clock=time.clock())
             runner = web.AppRunner(cluster_application(cluster))
             await runner.setup()

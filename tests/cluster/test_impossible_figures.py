@@ -1,4 +1,4 @@
-"""Pages with numbers that nothing can have: no figure comes of them, and no round falls over."""
+"""Expositions with numbers that nothing can have: no figure comes of them, and no round falls over."""
 
 from __future__ import annotations
 
@@ -15,24 +15,26 @@ from podgpu.cluster.settings import UsedMeans, ViewSettings
 from tests.cluster.view_readings import gpu, holder, node, series, value, view_of
 
 NODES = Path(__file__).parents[1] / "nodes"
-PAGES = {name: (NODES / name / "expected.prom").read_text() for name in ("shared", "usage-virtual-gpus", "usage-mig")}
+EXPOSITIONS = {
+    name: (NODES / name / "expected.prom").read_text() for name in ("shared", "usage-virtual-gpus", "usage-mig")
+}
 WALL = 1_700_000_000.0
 
 
-def with_value(page: str, name: str, number: str) -> str:
-    return re.sub(rf"^({name}\{{.*\}}) .*$", rf"\1 {number}", page, flags=re.MULTILINE)
+def with_value(exposition: str, name: str, number: str) -> str:
+    return re.sub(rf"^({name}\{{.*\}}) .*$", rf"\1 {number}", exposition, flags=re.MULTILINE)
 
 
-def read(page: str) -> NodeReading:
-    return ExpositionReader("http://h:9400/metrics", "h:9400").read(page.encode(), 0.0, WALL)
+def read(exposition: str) -> NodeReading:
+    return ExpositionReader("http://h:9400/metrics", "h:9400").read(exposition.encode(), 0.0, WALL)
 
 
 @pytest.mark.parametrize("number", ["1e308", "-1e308", "-5", "9223372036854775794", "1e-320"])
-@pytest.mark.parametrize("scenario", PAGES)
+@pytest.mark.parametrize("scenario", EXPOSITIONS)
 def test_no_number_makes_a_round_fall_over(scenario: str, number: str) -> None:
-    names = sorted(set(re.findall(r"^([A-Za-z_:]+)\{", PAGES[scenario], re.MULTILINE)))
+    names = sorted(set(re.findall(r"^([A-Za-z_:]+)\{", EXPOSITIONS[scenario], re.MULTILINE)))
     for name in [*names, "[A-Za-z_:]+"]:
-        found = read(with_value(PAGES[scenario], name, number))
+        found = read(with_value(EXPOSITIONS[scenario], name, number))
         published = Publisher(ViewSettings()).publish(ClusterReading((found,)), 0.0, WALL, whole_round=True)
         assert json.loads(published.page().view.plain)["nodes"]
         assert b"inf" not in published.metrics.plain.lower().replace(b"_info", b"")
@@ -40,17 +42,19 @@ def test_no_number_makes_a_round_fall_over(scenario: str, number: str) -> None:
 
 @pytest.mark.parametrize("number", ["-1", "1e308", "2147483632", "140737488355328", "9223372036854775794"])
 def test_a_mark_for_no_value_is_none(number: str) -> None:
-    page = PAGES["shared"]
+    exposition = EXPOSITIONS["shared"]
     for name in ("GPU_UTIL", "MEM_COPY_UTIL", "POWER_USAGE", "GPU_TEMP", "FB_USED"):
-        page = with_value(page, f"DCGM_FI_DEV_{name}", number)
-    device = read(page).devices[0]
+        exposition = with_value(exposition, f"DCGM_FI_DEV_{name}", number)
+    device = read(exposition).devices[0]
     assert (device.utilization, device.measured, device.power_watts, device.temperature) == (None, None, None, None)
 
 
 @pytest.mark.parametrize("number", ["1e308", "-1", "0"])
 def test_a_clock_that_shows_nothing_is_none(number: str) -> None:
-    page = re.sub(r"^(podgpu_exporter_snapshot_timestamp_seconds) .*$", rf"\1 {number}", PAGES["shared"], flags=re.M)
-    found = read(page)
+    exposition = re.sub(
+        r"^(podgpu_exporter_snapshot_timestamp_seconds) .*$", rf"\1 {number}", EXPOSITIONS["shared"], flags=re.M
+    )
+    found = read(exposition)
     assert (found.taken_at, found.skew_seconds) == (None, None)
 
 
@@ -62,7 +66,7 @@ def test_a_little_more_than_everything_is_everything() -> None:
 
 @pytest.mark.parametrize("means", ["busy", "processes"])
 def test_what_nobody_can_tell_is_not_counted_as_unused(means: UsedMeans) -> None:
-    """dcgm-exporter's pages tell of no processes, and some of no utilisation."""
+    """dcgm-exporter's expositions tell of no processes, and some of no utilisation."""
     settings = ViewSettings(used_means=means)
     view = view_of(node("n", gpu(0, holder())), settings=settings)
     for name in ("podgpu_node_used_gpus", "podgpu_model_used_gpus", "podgpu_namespace_used_gpus"):

@@ -62,14 +62,14 @@ def tell(reading: ClusterReading) -> Callable[[Script], None]:
     return turn
 
 
-def page_of(cluster: Cluster) -> str:
+def exposition_of(cluster: Cluster) -> str:
     return cluster.published.metrics.plain.decode()
 
 
-def test_before_the_first_round_there_is_a_page_about_itself() -> None:
+def test_before_the_first_round_there_is_an_exposition_about_itself() -> None:
     cluster = Cluster(Script, Publisher(SETTINGS), Time().clock)
-    assert "podgpu_cluster_build_info" in page_of(cluster)
-    assert "avg_GPU_utilization" not in page_of(cluster)
+    assert "podgpu_cluster_build_info" in exposition_of(cluster)
+    assert "avg_GPU_utilization" not in exposition_of(cluster)
     assert not cluster.published.view.has_fresh_nodes
     assert cluster.page().picture.nodes == ()
 
@@ -78,7 +78,7 @@ def test_a_round_is_published_at_its_end() -> None:
     time = Time()
     cluster = Cluster(Script, Publisher(SETTINGS), time.clock)
     asyncio.run(cluster.round(Script(tell(ClusterReading((node("a", 100.0), node("b", 100.0, 0.0)))))))
-    assert "\navg_GPU_utilization 50" in page_of(cluster)
+    assert "\navg_GPU_utilization 50" in exposition_of(cluster)
     assert [n.name for n in cluster.page().picture.nodes] == ["a", "b"]
     assert cluster.turns
 
@@ -106,8 +106,8 @@ def test_a_node_becomes_old_and_is_dropped_while_the_loop_goes_on() -> None:
     asyncio.run(cluster.round(script))
     time.now = 140.0
     asyncio.run(cluster.round(script))
-    assert 'podgpu_cluster_node_up{node="a"} 0' in page_of(cluster)
-    assert "avg_GPU_utilization" not in page_of(cluster)
+    assert 'podgpu_cluster_node_up{node="a"} 0' in exposition_of(cluster)
+    assert "avg_GPU_utilization" not in exposition_of(cluster)
     time.now = 161.0
     asyncio.run(cluster.round(script))
     assert cluster.published.view.nodes == ()
@@ -183,7 +183,7 @@ def test_the_loop_turns_in_its_thread_and_stops_in_the_middle_of_a_round() -> No
 
     cluster = Cluster(make, Publisher(SETTINGS))
     cluster.start(on_fatal=lambda: None)
-    assert started.wait(10)
+    assert started.wait(30)
     cluster.stop()
     assert made[0].closed
     assert cluster.fatal is None
@@ -197,7 +197,7 @@ def test_a_bug_in_a_round_ends_the_process_instead_of_leaving_old_figures() -> N
 
     cluster = Cluster(lambda: Script(burst), Publisher(SETTINGS))
     cluster.start(on_fatal=ended.set)
-    assert ended.wait(10)
+    assert ended.wait(30)
     assert "ended by a bug (ZeroDivisionError: oops)" in str(cluster.fatal)
     cluster.stop()
 
@@ -238,6 +238,6 @@ def test_a_reload_in_the_middle_of_a_round_is_another_round_at_once() -> None:
 
     cluster = Cluster(make, Publisher(ViewSettings(interval=3600.0, stale_after=7200.0, drop_after=7200.0)))
     cluster.start(on_fatal=lambda: None)
-    assert again.wait(10)
+    assert again.wait(30)
     cluster.stop()
     assert len(rounds) == 1

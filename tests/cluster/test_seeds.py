@@ -1,6 +1,6 @@
 """The samples that seed 002 (pod gpu metrics exporter) prints, from its own data: each distinct line to the letter.
 
-Its samples are made by hand: rows come twice, and the two pages do not have the same ones. Each page's own rows are the
+Its samples are made by hand: rows come twice, and the two texts do not have the same ones. Each text's own rows are the
 data here. Its abandoned names are numbered in no order, so there the number is not compared.
 """
 
@@ -52,8 +52,8 @@ def nodes(sample: str) -> list[NodeReading]:
     ]  # fmt: skip
 
 
-def lines(view: ClusterView, page: str) -> set[str]:
-    families = node_families(view) if page == "nodes" else cluster_families(view)
+def lines(view: ClusterView, exposition: str) -> set[str]:
+    families = node_families(view) if exposition == "nodes" else cluster_families(view)
     text = encode(families).decode()
     assert duplicates(parse_text(text)) == []
     return {line for line in text.splitlines() if "map" in line.lower() or "_info" in line}
@@ -81,10 +81,10 @@ def test_the_abandoned_metrics() -> None:
     assert numbers == set(range(len(rows("legacy"))))
 
 
-# The same from exporters' pages
+# The same from exporters' expositions
 
 
-def page(node: str, held: list[Row]) -> bytes:
+def exposition(node: str, held: list[Row]) -> bytes:
     """What dcgm-exporter would say on that node."""
     series = (
         f'DCGM_FI_DEV_GPU_UTIL{{gpu="0",UUID="{uuid}",device="nvidia0",modelName="{model}",Hostname="{node}",'
@@ -95,10 +95,10 @@ def page(node: str, held: list[Row]) -> bytes:
 
 
 @pytest.mark.parametrize("row", rows("metrics"), ids="/".join)
-def test_each_line_from_an_exporters_page(row: Row) -> None:
+def test_each_line_from_an_exporters_exposition(row: Row) -> None:
     node = row[3]
     reader = ExpositionReader(f"http://{node}:9400/metrics", f"{node}:9400")
-    view = view_of(reader.read(page(node, [row]), 0.0, 1_700_000_000.0))
+    view = view_of(reader.read(exposition(node, [row]), 0.0, 1_700_000_000.0))
     (line,) = [line for line in printed("metrics") if line.startswith(map_line(row))][:1]
     assert line in lines(view, "metrics")
 
@@ -108,11 +108,11 @@ def map_line(row: Row) -> str:
     return f"pod_and_gpu_map_info{{{pairs}}} "
 
 
-def test_several_pods_of_one_node_from_one_page() -> None:
+def test_several_pods_of_one_node_from_one_exposition() -> None:
     """Those rows that one node can have: one UUID, one model."""
     held = [row for row in rows("metrics") if (row[1], row[3]) == ("2080ti", "ti2")]
     assert len(held) == 3
     reader = ExpositionReader("http://ti2:9400/metrics", "ti2:9400")
-    view = view_of(reader.read(page("ti2", held), 0.0, 1_700_000_000.0))
+    view = view_of(reader.read(exposition("ti2", held), 0.0, 1_700_000_000.0))
     ours = {line for line in lines(view, "metrics") if line.startswith("pod_and_gpu_map_info")}
     assert ours == {line for line in printed("metrics") for row in held if line.startswith(map_line(row))}

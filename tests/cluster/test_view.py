@@ -17,11 +17,11 @@ from podgpu.model import Workload
 from tests.cluster.view_readings import (
     WALL,
     duplicates,
+    expositions_of,
     gpu,
     holder,
     node,
     node_readings,
-    pages_of,
     readings,
     text_of,
     value,
@@ -184,13 +184,13 @@ def test_a_thousand_notes_are_not_read_by_anybody() -> None:
 
 @given(st.lists(readings(now=0.0), min_size=1, max_size=3), st.sampled_from(["busy", "allocated", "processes"]))
 @settings(max_examples=60)
-def test_no_series_comes_twice_and_every_page_can_be_read(rounds: list[ClusterReading], means: str) -> None:
+def test_no_series_comes_twice_and_every_exposition_can_be_read(rounds: list[ClusterReading], means: str) -> None:
     memory, chosen = Memory(), ViewSettings(used_means=means, idle_after=1.0, legacy_map_metrics=True)  # type: ignore[arg-type]
     for number, reading in enumerate(rounds):
         view = assemble(reading, memory, chosen, 15.0 * number, WALL + 15.0 * number)
-        for page in pages_of(view):
-            assert duplicates(page) == []
-            assert all(sample.value == sample.value for family in page for sample in family.samples)
+        for exposition in expositions_of(view):
+            assert duplicates(exposition) == []
+            assert all(sample.value == sample.value for family in exposition for sample in family.samples)
 
 
 @given(st.lists(node_readings(), max_size=6), st.randoms(use_true_random=False))

@@ -75,7 +75,7 @@ def duplicates(families: Iterable[ParsedFamily]) -> list[tuple[str, Mapping[str,
     return found
 
 
-def pages_of(view: ClusterView) -> list[list[ParsedFamily]]:
+def expositions_of(view: ClusterView) -> list[list[ParsedFamily]]:
     return [parse_text(encode(families).decode()) for families in (cluster_families(view), node_families(view))]
 
 

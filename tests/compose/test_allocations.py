@@ -212,22 +212,22 @@ def test_a_counter_file_is_followed_though_its_configmap_cannot_be_had(
     files = {"counters.csv": "DCGM_FI_DEV_GPU_TEMP, gauge, t\n"}
     with node_of(Description("", "1xT4", arguments, files=files), folder) as node:
         node.take_turns()
-        assert "DCGM_FI_DEV_GPU_TEMP{" in page(node.agent)
+        assert "DCGM_FI_DEV_GPU_TEMP{" in exposition(node.agent)
         (folder / "counters.csv").write_text("DCGM_FI_DEV_SM_CLOCK, gauge, c\n")
         node.agent.read_counters()
         node.agent.read_telemetry()
-        assert "DCGM_FI_DEV_SM_CLOCK{" in page(node.agent)
+        assert "DCGM_FI_DEV_SM_CLOCK{" in exposition(node.agent)
 
 
 # The API server fails in the middle of a watch
 
 
-def page(agent: Agent) -> str:
+def exposition(agent: Agent) -> str:
     return agent.published.fresh.plain.decode()
 
 
 def errors(agent: Agent, source: str) -> Mapping[str, int]:
-    found = re.findall(rf'source_errors_total{{source="{source}",reason="(\w+)"}} (\d+)', page(agent))
+    found = re.findall(rf'source_errors_total{{source="{source}",reason="(\w+)"}} (\d+)', exposition(agent))
     return {reason: int(count) for reason, count in found}
 
 
@@ -240,7 +240,7 @@ def watched_node(folder: Path) -> Iterator[Node]:
     described = Description("", "1xT4", arguments, uuids=[UUID], pods=[HELD], files=files, api_objects={"pods": [POD]})
     with node_of(described, folder) as node:
         node.take_turns()
-        assert SERIES in page(node.agent)
+        assert SERIES in exposition(node.agent)
         yield node
 
 
@@ -286,7 +286,7 @@ def test_a_watch_that_fails_takes_no_series(
         for _ in range(3):
             node.clock.advance(5.0)
             node.agent.read_allocation()
-            assert SERIES in page(node.agent)
+            assert SERIES in exposition(node.agent)
         assert errors(node.agent, "api-server")[reason] >= 1
         said = [one.getMessage() for one in caplog.records if one.getMessage().startswith("api-server: ")]
         (failed,) = (line for line in said if line != "api-server: answers again")
@@ -297,10 +297,10 @@ def test_a_watch_that_fails_takes_no_series(
         before = errors(node.agent, "api-server")
         for _ in range(2):  # what failed since the last reading is still told of, once
             node.agent.read_allocation()
-        assert 'source_up{source="api-server"} 1' in page(node.agent)
+        assert 'source_up{source="api-server"} 1' in exposition(node.agent)
         node.agent.read_allocation()
         assert sum(errors(node.agent, "api-server").values()) - sum(before.values()) <= 1
-        assert SERIES in page(node.agent)
+        assert SERIES in exposition(node.agent)
 
 
 def test_an_api_server_that_is_gone_for_good_takes_no_series_and_delays_nothing(folder: Path) -> None:
@@ -311,8 +311,8 @@ def test_an_api_server_that_is_gone_for_good_takes_no_series_and_delays_nothing(
         node.clock.advance(600.0)
         node.agent.read_telemetry()
         node.agent.read_allocation()
-        assert SERIES in page(node.agent)
-        assert 'source_up{source="annotations"} 1' in page(node.agent)
+        assert SERIES in exposition(node.agent)
+        assert 'source_up{source="annotations"} 1' in exposition(node.agent)
         node.api_server.resume()
 
 
@@ -351,8 +351,8 @@ def test_a_bad_podlist_keeps_the_last_good_one(
     bad: str | None, reason: str, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with two_sources(folder, GOOD) as node:
-        assert BY_KUBELET in page(node.agent)
-        assert BY_PODLIST in page(node.agent)
+        assert BY_KUBELET in exposition(node.agent)
+        assert BY_PODLIST in exposition(node.agent)
         if bad is None:
             # The only default that is there decides: removed, it is found nowhere.
             (folder / "podlist.json").unlink()
@@ -361,16 +361,16 @@ def test_a_bad_podlist_keeps_the_last_good_one(
         for turn in (1, 2):
             node.clock.advance(5.0)
             node.agent.read_allocation()
-            assert BY_KUBELET in page(node.agent)
-            assert BY_PODLIST in page(node.agent)
+            assert BY_KUBELET in exposition(node.agent)
+            assert BY_PODLIST in exposition(node.agent)
             assert errors(node.agent, "podlist") == {reason: turn}
         said = [message for message in caplog.messages if message.startswith("podlist: ")]
         assert len(said) == 1
         assert "; podgpu goes on and tries again" in said[0]
         (folder / "podlist.json").write_text("[]")
         node.agent.read_allocation()
-        assert BY_PODLIST not in page(node.agent)
-        assert BY_KUBELET in page(node.agent)
+        assert BY_PODLIST not in exposition(node.agent)
+        assert BY_KUBELET in exposition(node.agent)
 
 
 def test_unknown_gpus_and_duplicates_in_a_podlist_are_said_once(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -378,9 +378,9 @@ def test_unknown_gpus_and_duplicates_in_a_podlist_are_said_once(folder: Path, ca
     with two_sources(folder, json.dumps([entry, entry])) as node:
         for _ in range(3):
             node.agent.read_allocation()
-        assert page(node.agent).count(BY_PODLIST + "\n") == 1
-        assert 'unmapped_assignments{source="podlist",reason="unknown_device"} 1' in page(node.agent)
-        assert 'unmapped_assignments{source="podlist",reason="unrecognised_id"} 1' in page(node.agent)
+        assert exposition(node.agent).count(BY_PODLIST + "\n") == 1
+        assert 'unmapped_assignments{source="podlist",reason="unknown_device"} 1' in exposition(node.agent)
+        assert 'unmapped_assignments{source="podlist",reason="unrecognised_id"} 1' in exposition(node.agent)
         said = [message for message in caplog.messages if "ns/chat/c holds" in message]
         assert [message.partition(", but ")[0] for message in said] == [
             "podlist: ns/chat/c holds 7",
@@ -417,26 +417,26 @@ def test_an_ill_kubelet_keeps_the_last_mapping_and_the_others(
         for turn in (1, 2, 3):
             node.clock.advance(5.0)
             node.agent.read_allocation()
-            assert BY_KUBELET in page(node.agent)
-            assert BY_PODLIST in page(node.agent)
+            assert BY_KUBELET in exposition(node.agent)
+            assert BY_PODLIST in exposition(node.agent)
             assert errors(node.agent, "kubelet") == {reason: turn}
         (said,) = (message for message in caplog.messages if message.startswith("kubelet: "))
         assert advice in said
         node.clock.advance(60.0)
         node.agent.read_allocation()
-        assert BY_KUBELET not in page(node.agent), "after a minute the mapping is a guess"
-        assert BY_PODLIST in page(node.agent)
+        assert BY_KUBELET not in exposition(node.agent), "after a minute the mapping is a guess"
+        assert BY_PODLIST in exposition(node.agent)
 
 
 def test_a_kubelet_that_restarts_is_found_again(folder: Path) -> None:
     with two_sources(folder, GOOD) as node:
         node.kubelet.restart()
         node.agent.read_allocation()
-        assert BY_KUBELET in page(node.agent)
+        assert BY_KUBELET in exposition(node.agent)
         node.kubelet.pods = ()
         node.agent.read_allocation()
-        assert BY_KUBELET not in page(node.agent), "it was named by this kubelet, and is not any more"
-        assert 'source_up{source="kubelet"} 1' in page(node.agent)
+        assert BY_KUBELET not in exposition(node.agent), "it was named by this kubelet, and is not any more"
+        assert 'source_up{source="kubelet"} 1' in exposition(node.agent)
 
 
 # Changes are taken up while it runs
@@ -457,7 +457,7 @@ def exporter(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], Client]]:
             process.kill()
 
 
-def test_sighup_takes_up_counters_podlist_and_jobs_without_an_empty_page(folder: Path) -> None:
+def test_sighup_takes_up_counters_podlist_and_jobs_without_an_empty_exposition(folder: Path) -> None:
     """The allocation interval is so long that only the signal can have done it."""
     counters, podlist, jobs = folder / "counters.csv", folder / "podlist.json", folder / "jobs"
     temperature = "DCGM_FI_DEV_GPU_TEMP, gauge, t\n"
@@ -480,8 +480,8 @@ def test_sighup_takes_up_counters_podlist_and_jobs_without_an_empty_page(folder:
             words = ("DCGM_FI_DEV_SM_CLOCK{", 'pod="chat"', 'hpc_job="4711"')
             return all(word in seen[-1] for word in words)
 
-        wait_until(taken_up, "the changes are on the page")
-        assert all("DCGM_FI_DEV_GPU_TEMP{" in text for text in seen), "no page in between was empty"
+        wait_until(taken_up, "the changes are in the metrics")
+        assert all("DCGM_FI_DEV_GPU_TEMP{" in text for text in seen), "no exposition in between was empty"
         counters.write_text("DCGM_FI_DEV_GPU_TEMPERATUR, gauge, t\n")
         process.send_signal(signal.SIGHUP)
         bad = 'source_errors_total{source="counters",reason="malformed"} 1'

@@ -22,7 +22,7 @@ BYTES, MIB = "DCGM_FI_DEV_FB_USED_BYTES", "DCGM_FI_DEV_FB_USED"
 HOT, HEAT = "DCGM_FI_DEV_GPU_TEMP_CELSIUS", "DCGM_FI_DEV_GPU_TEMP"
 
 
-def page(folder: Path, names: Sequence[str], *arguments: str) -> str:
+def exposition(folder: Path, names: Sequence[str], *arguments: str) -> str:
     rows = "".join(f"{name},gauge,x\n" for name in names)
     description = Description(
         about="one GPU at 94 %",
@@ -65,7 +65,7 @@ def values(text: str) -> list[tuple[str, float]]:
 def test_a_row_is_printed_under_its_name_in_its_unit(
     folder: Path, arguments: list[str], names: list[str], expected: list[tuple[str, float]]
 ) -> None:
-    assert values(page(folder, names, *arguments)) == expected
+    assert values(exposition(folder, names, *arguments)) == expected
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_a_row_is_printed_under_its_name_in_its_unit(
     ],
 )
 def test_the_host_label_follows_unless_it_is_chosen(folder: Path, arguments: list[str], labels: set[str]) -> None:
-    text = page(folder, [UTIL], *arguments)
+    text = exposition(folder, [UTIL], *arguments)
     for family in ("DCGM_FI_DEV_GPU_UTIL", "podgpu_device_count", "podgpu_device_xid_errors_total"):
         lines = [line for line in text.splitlines() if line.startswith(f"{family}{{")]
         assert lines

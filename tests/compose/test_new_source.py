@@ -72,7 +72,7 @@ def described(*allocation: str, said: str = f"{UUID} research/train/main\nGPU-no
     )
 
 
-def page_of(node: Node) -> str:
+def exposition_of(node: Node) -> str:
     node.take_turns()
     with running(node.agent) as client:
         return client.ask("/metrics").text
@@ -80,7 +80,7 @@ def page_of(node: Node) -> str:
 
 def test_its_labels_are_on_the_exposition(folder: Path) -> None:
     with node_of(described("toy:{folder}/toy"), folder, WITH_TOY) as node:
-        lines = page_of(node).splitlines()
+        lines = exposition_of(node).splitlines()
     temperature = [line for line in lines if line.startswith("DCGM_FI_DEV_GPU_TEMP{")]
     assert ['container="main",namespace="research",pod="train"' in line for line in temperature] == [True, False]
     assert [line for line in lines if line.startswith("podgpu_allocation_info{") and 'source="toy"' in line]
@@ -91,13 +91,13 @@ def test_its_labels_are_on_the_exposition(folder: Path) -> None:
 def test_it_takes_its_place_among_the_others(folder: Path) -> None:
     """The first that names a workload says what it holds; the others' workloads stand beside it."""
     with node_of(described("toy:{folder}/toy,kubelet"), folder, WITH_TOY) as node:
-        lines = [line for line in page_of(node).splitlines() if line.startswith("podgpu_allocation_info{")]
+        lines = [line for line in exposition_of(node).splitlines() if line.startswith("podgpu_allocation_info{")]
     assert [('pod="train"' in line, 'source="toy"' in line) for line in sorted(lines)] == [(False, False), (True, True)]
 
 
 def test_its_failure_is_its_own(folder: Path) -> None:
     with node_of(described("toy:{folder}/not-there,kubelet"), folder, WITH_TOY) as node:
-        text = page_of(node)
+        text = exposition_of(node)
     assert 'podgpu_exporter_source_up{source="toy"} 0' in text
     assert 'podgpu_exporter_source_errors_total{source="toy",reason="file_missing"} 1' in text
     assert 'pod="other"' in text

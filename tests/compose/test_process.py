@@ -67,7 +67,7 @@ def test_what_compiling_took_is_given_back() -> None:
     )
     uncompiled = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPYCACHEPREFIX": "/nowhere"}
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=uncompiled)
-    assert int(done.stdout) * resource.getpagesize() > 4 * 1024 * 1024
+    assert int(done.stdout) * resource.getpagesize() > 2 * 1024 * 1024  # Python 3.11: 12 MiB, 3.12: 4
 
 
 def test_the_exporter_loads_nothing_that_it_does_not_use(tmp_path: Path) -> None:

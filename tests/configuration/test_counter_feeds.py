@@ -50,15 +50,15 @@ def node(path: Path) -> Iterator[Node]:
     node.agent.stop()
 
 
-def test_a_changed_file_is_taken_up_without_an_empty_page(node: Node, path: Path) -> None:
+def test_a_changed_file_is_taken_up_without_an_empty_exposition(node: Node, path: Path) -> None:
     assert "DCGM_FI_DEV_GPU_TEMP" in node.turn()
     path.write_text(POWER)
     node.agent.read_counters()
-    assert "DCGM_FI_DEV_GPU_TEMP" in node.agent.published.fresh.plain.decode(), "the old page stands"
-    page = node.turn()
-    assert "\nDCGM_FI_DEV_POWER_USAGE{" in page
-    assert "\nDCGM_FI_PROF_GR_ENGINE_ACTIVE{" in page, "both readings that a ratio needs were taken"
-    assert "DCGM_FI_DEV_GPU_TEMP" not in page
+    assert "DCGM_FI_DEV_GPU_TEMP" in node.agent.published.fresh.plain.decode(), "the old exposition stands"
+    exposition = node.turn()
+    assert "\nDCGM_FI_DEV_POWER_USAGE{" in exposition
+    assert "\nDCGM_FI_PROF_GR_ENGINE_ACTIVE{" in exposition, "both readings that a ratio needs were taken"
+    assert "DCGM_FI_DEV_GPU_TEMP" not in exposition
 
 
 @pytest.mark.parametrize("bad", ["NOT_A_FIELD,gauge,x\n", "a,b\n", "", "\x00\xff"])
@@ -66,10 +66,10 @@ def test_a_bad_file_keeps_the_last_good_counters_and_says_why(node: Node, path: 
     node.turn()
     path.write_bytes(bad.encode("latin-1"))
     node.agent.read_counters()
-    page = node.turn()
-    assert "DCGM_FI_DEV_GPU_TEMP{" in page
-    assert 'podgpu_exporter_source_up{source="counters"} 0' in page
-    assert 'podgpu_exporter_source_errors_total{source="counters",reason="malformed"} 1' in page
+    exposition = node.turn()
+    assert "DCGM_FI_DEV_GPU_TEMP{" in exposition
+    assert 'podgpu_exporter_source_up{source="counters"} 0' in exposition
+    assert 'podgpu_exporter_source_errors_total{source="counters",reason="malformed"} 1' in exposition
     path.write_text(POWER)
     node.agent.read_counters()
     assert 'podgpu_exporter_source_up{source="counters"} 1' in node.turn()

@@ -10,7 +10,6 @@ import http.client
 import json
 import re
 import shutil
-import socket
 import subprocess
 import threading
 import time
@@ -25,6 +24,7 @@ from urllib.parse import urlencode
 import pytest
 import yaml
 
+from endurance.attack.scraper import free_port
 from podgpu.accounting.containers import ContainerFinder
 from podgpu.agent.loop import Agent, Settings
 from podgpu.allocation.identity import IdentityReader
@@ -46,7 +46,7 @@ PROMETHEUS, ALERTMANAGER = shutil.which("prometheus"), shutil.which("prometheus-
 SCRAPE_EVERY = "250ms"
 FASTER = 300
 """How many seconds of the shipped rules pass in one of the test's: five minutes are one second, an hour is twelve."""
-PATIENCE = 40.0
+PATIENCE = 120.0
 """Seconds after which a condition that should have come is given up; on an idle machine most take two or three."""
 _GIB = 1024**3
 
@@ -245,7 +245,7 @@ class ThirdNode:
 
     @contextmanager
     def told_of(self) -> Iterator[str]:
-        """The address of kube-state-metrics' page."""
+        """The address of kube-state-metrics' exposition."""
         node = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -305,18 +305,26 @@ def write_whole(file: Path, text: str) -> None:
     new.replace(file)
 
 
-def wait_until(condition: Callable[[], object], what: str, meanwhile: Callable[[], None] = lambda: None) -> None:
-    give_up_at = time.monotonic() + PATIENCE
+def wait_until(
+    condition: Callable[[], object],
+    what: str,
+    meanwhile: Callable[[], None] = lambda: None,
+    patience: float = PATIENCE,
+) -> None:
+    give_up_at = time.monotonic() + patience
     while not condition():
         if time.monotonic() > give_up_at:
-            raise AssertionError(f"still not after {PATIENCE:.0f} s: {what}")
+            raise AssertionError(f"still not after {patience:.0f} s: {what}")
         meanwhile()
         time.sleep(0.1)
 
 
 @contextmanager
 def fleet_in(
-    folder: Path, more_jobs: Sequence[Mapping[str, Any]] = (), names: tuple[NameSet, NameSet] = ("4.8", "4.8")
+    folder: Path,
+    more_jobs: Sequence[Mapping[str, Any]] = (),
+    names: tuple[NameSet, NameSet] = ("4.8", "4.8"),
+    faster: int = FASTER,
 ) -> Iterator[Fleet]:
     """Everything up, every node scraped. `more_jobs`: scrape jobs beside the exporters'. `names`: of each node."""
     nodes = [
@@ -336,7 +344,7 @@ def fleet_in(
         told: dict[str, Any] = {"job_name": "kube-state-metrics", "honor_labels": True}
         told["static_configs"] = [{"targets": [stack.enter_context(third.told_of())]}]
         jobs = [scrape_job({node.name: node.instance for node in nodes}), careless, told, *more_jobs]
-        stack.enter_context(_prometheus(prometheus, alertmanager, jobs, folder))
+        stack.enter_context(_prometheus(prometheus, alertmanager, jobs, folder, faster))
         fleet = Fleet(nodes, prometheus, alertmanager, folder, third)
         wait_until(lambda: len(prometheus.ask("podgpu_exporter_build_info")) == len(nodes), "every node is scraped")
         yield fleet
@@ -354,10 +362,10 @@ def _alertmanager(server: AlertmanagerServer, folder: Path) -> Iterator[None]:
 
 @contextmanager
 def _prometheus(
-    server: PrometheusServer, alertmanager: Server, jobs: Sequence[Mapping[str, Any]], folder: Path
+    server: PrometheusServer, alertmanager: Server, jobs: Sequence[Mapping[str, Any]], folder: Path, faster: int
 ) -> Iterator[None]:
     for file in RULES:
-        (folder / file.name).write_text(hasten(file.read_text(encoding="utf-8")), encoding="utf-8")
+        (folder / file.name).write_text(hasten(file.read_text(encoding="utf-8"), faster), encoding="utf-8")
     configuration = {
         "global": {"scrape_interval": SCRAPE_EVERY, "scrape_timeout": SCRAPE_EVERY, "evaluation_interval": "250ms"},
         "rule_files": [str(folder / file.name) for file in RULES],
@@ -381,9 +389,3 @@ def _process(command: Sequence[str], server: Server, log: Path) -> Iterator[None
             yield
         finally:
             process.kill()  # nothing it could still write matters
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

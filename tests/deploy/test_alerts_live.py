@@ -6,6 +6,7 @@ import re
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,13 +15,15 @@ import yaml
 
 from podgpu.simulate.kubelet import SimulatedPod
 from podgpu.simulate.workload import SimulatedLoad
-from tests.deploy.fleet import RULES, Fleet, fleet_in, hasten, needs_servers, wait_until
+from tests.deploy.fleet import RULES, Fleet, Series, fleet_in, hasten, needs_servers, wait_until
 
 Alert = tuple[str, str, str, str]
 """Name, node, GPU, pod."""
 _HW_POWER_BRAKE, _THERMAL = 271, 75
 """Numbers of NVML's field values that count the nanoseconds."""
 _BURST_PID = 9999
+_SLOWER = 60
+"""Seconds of the rules in one of the test's, where `FASTER` of them were too many."""
 _GIB = 1024**3
 
 
@@ -38,6 +41,25 @@ class Growing:
     def __call__(self) -> None:
         elapsed = int(1e9 * (time.monotonic() - self._began))
         self.fleet.nodes[0].driver.faults.answer(self.field, elapsed, self.gpu)
+
+
+@dataclass
+class Recurring:
+    """An XID that comes again every second until its alert was seen. The ten minutes for which one is told are two
+    seconds here, and a busy machine may not scrape or send anything for as long."""
+
+    fleet: Fleet
+    xid: int
+    gpu: int
+
+    def __post_init__(self) -> None:
+        self._due = time.monotonic()
+        self()
+
+    def __call__(self) -> None:
+        if time.monotonic() >= self._due:
+            self.fleet.nodes[0].driver.faults.raise_xid(self.gpu, self.xid)
+            self._due = time.monotonic() + 1.0
 
 
 Meanwhile = Callable[[], None]
@@ -91,13 +113,13 @@ def _forget_the_strange_gpu(fleet: Fleet) -> None:
 FAULTS = {
     "xid of an application": Fault(
         (("PodgpuXidError", "node-1", "0", ""),),
-        lambda fleet: fleet.nodes[0].driver.faults.raise_xid(0, 31),
+        lambda fleet: Recurring(fleet, 31, 0),
         lambda fleet: None,  # it is over; the alert ends ten minutes later
         r"XID 31 .*research/train-0",
     ),
     "xid of the hardware": Fault(
         (("PodgpuXidHardwareError", "node-1", "2", ""),),
-        lambda fleet: fleet.nodes[0].driver.faults.raise_xid(2, 95),
+        lambda fleet: Recurring(fleet, 95, 2),
         lambda fleet: None,
         r"batch/embed-0 batch/ocr-0|batch/ocr-0 batch/embed-0",
     ),
@@ -182,14 +204,41 @@ def fleet() -> Iterator[Fleet]:
         yield running
 
 
+@pytest.fixture(scope="module")
+def slower_fleet() -> Iterator[Callable[[], Fleet]]:
+    """Another one, in which time goes slower; made when it is first asked for."""
+    with ExitStack() as stack:
+        made: list[Fleet] = []
+
+        def make() -> Fleet:
+            if not made:
+                folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="pg", dir="/tmp"))
+                made.append(stack.enter_context(fleet_in(Path(folder), faster=_SLOWER)))
+            return made[0]
+
+        yield make
+
+
 @needs_servers
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
-def test_a_fault_fires_its_alert_and_no_other_and_its_end_resolves_it(fleet: Fleet, fault: Fault) -> None:
-    wait_until(lambda: not fleet.firing(), "nothing fires before")
+def test_a_fault_fires_its_alert_and_no_other_and_its_end_resolves_it(
+    fleet: Fleet, slower_fleet: Callable[[], Fleet], fault: Fault
+) -> None:
+    """A machine that is too busy for five minutes in a second is given five seconds."""
+    try:
+        _comes_and_goes(fleet, fault, 60.0)
+    except AssertionError:
+        _comes_and_goes(slower_fleet(), fault, 300.0)
+
+
+def _comes_and_goes(fleet: Fleet, fault: Fault, patience: float) -> None:
+    wait_until(lambda: not fleet.firing(), "nothing fires before", patience=patience)
     goes_on = fault.inject(fleet) or (lambda: None)
-    wait_until(lambda: _is_told(fleet, fault), f"{fault.expected}", goes_on)
-    fault.remove(fleet)
-    wait_until(lambda: not fleet.firing(), "all resolved")
+    try:
+        wait_until(lambda: _is_told(fleet, fault), f"{fault.expected}", goes_on, patience)
+    finally:
+        fault.remove(fleet)
+    wait_until(lambda: not fleet.firing(), "all resolved", patience=patience)
 
 
 def _is_told(fleet: Fleet, fault: Fault) -> bool:
@@ -201,11 +250,14 @@ def _is_told(fleet: Fleet, fault: Fault) -> bool:
 @needs_servers
 def test_a_pods_series_has_its_own_pod_and_an_idle_gpus_has_none(fleet: Fleet) -> None:
     """With the chart's relabelings. The exporter's own pod is beside it, under another name."""
-    wait_until(lambda: len(fleet.prometheus.ask("DCGM_FI_DEV_FB_FREE")) == 8, "every device is scraped")
-    found = {
-        (one.labels["Hostname"], one.labels["gpu"], one.labels.get("GPU_I_ID", "")): one.labels
-        for one in fleet.prometheus.ask("DCGM_FI_DEV_FB_FREE")
-    }
+    scraped: list[Series] = []
+
+    def every_device() -> bool:
+        scraped[:] = fleet.prometheus.ask("DCGM_FI_DEV_FB_FREE")
+        return len(scraped) == 8
+
+    wait_until(every_device, "every device is scraped")
+    found = {(one.labels["Hostname"], one.labels["gpu"], one.labels.get("GPU_I_ID", "")): one.labels for one in scraped}
     assert {key: labels.get("pod") for key, labels in found.items()} == {
         ("node-1", "0", ""): "train-0",
         ("node-1", "1", ""): "chat-0",

@@ -122,7 +122,7 @@ def test_health_is_asked_on_the_metrics_port() -> None:
 @pytest.mark.parametrize(
     ("variant", "component", "port"), [("web config", "exporter", 9401), ("cluster behind TLS", "cluster", 9402)]
 )
-def test_protected_pages_have_a_plain_port_for_probes(variant: str, component: str, port: int) -> None:
+def test_protected_expositions_have_a_plain_port_for_probes(variant: str, component: str, port: int) -> None:
     one = container(VARIANTS[variant], component)
     assert {item["name"]: item["containerPort"] for item in one["ports"]}["probes"] == port
     assert one["livenessProbe"]["httpGet"] == {"path": "/livez", "port": "probes"}

@@ -141,7 +141,7 @@ def test_a_wrong_value_is_refused_by_name(values: Mapping[str, Any], said: str) 
         ),
         (
             {"enrich": {"enabled": True, "dcgmExporter": {"enabled": False}}},
-            "say where dcgm-exporter's page is, such as http://$(HOST_IP):9400/metrics",
+            "say where dcgm-exporter's metrics are, such as http://$(HOST_IP):9400/metrics",
         ),
         ({"enrich": {"enabled": True, "nodeExporter": {"enabled": False}}}, "nobody would read the file"),
         (

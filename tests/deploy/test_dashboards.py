@@ -22,7 +22,7 @@ from podgpu.catalog.families import OWN_FAMILIES
 from podgpu.catalog.named_counters import Naming
 from podgpu.cli.main import COMMANDS
 from tests.deploy.cluster_process import cluster_process
-from tests.deploy.fleet import ROOT, Fleet, fleet_in, needs_servers, wait_until
+from tests.deploy.fleet import ROOT, Fleet, Series, fleet_in, needs_servers, wait_until
 from tests.deploy.grafana import (
     DASHBOARDS,
     Asked,
@@ -122,7 +122,8 @@ def test_nodes_and_their_gpus_are_found_under_either_label(fleet: Fleet) -> None
     wait_until(lambda: _values(fleet, as_sent(query, {}), label) == {"node-1", "node-2"}, "both nodes can be chosen")
     query, label = label_values(variables(dashboard)["gpu"])
     for node, gpus in (("node-1", {"0", "1", "2", "3"}), ("node-2", {"0", "1"})):
-        assert _values(fleet, as_sent(query, {"node": node}), label) == gpus
+        sent_query = as_sent(query, {"node": node})
+        wait_until(lambda q=sent_query, g=gpus: _values(fleet, q, label) == g, f"the GPUs of {node}")
 
 
 @needs_servers
@@ -170,8 +171,9 @@ def test_one_pod_chosen_shows_that_pod_only(fleet: Fleet) -> None:
         if row == "Its own use":
             for target in panel["targets"]:
                 query = as_sent(target["expr"], picked)
-                wait_until(lambda q=query: fleet.prometheus.ask(q), query)
-                assert {one.labels.get("pod", "embed-0") for one in fleet.prometheus.ask(query)} == {"embed-0"}
+                answers: list[Series] = []
+                wait_until(lambda q=query, a=answers: a.extend(fleet.prometheus.ask(q)) or a, query)
+                assert {one.labels.get("pod", "embed-0") for one in answers} == {"embed-0"}
 
 
 # --- the files themselves

@@ -3,7 +3,7 @@
     python tests/device/cluster_view.py [SECONDS]
 
 Cgroups and kubelet are those of container_usage.py; exporter and cluster are real processes. Compared:
-the page's figures and `avg_GPU_utilization` with nvidia-smi before and after, the map with who holds, the idle list
+the text's figures and `avg_GPU_utilization` with nvidia-smi before and after, the map with who holds, the idle list
 with who does nothing, the cost with shares, seconds and prices. Exits 1 when one of them does not hold.
 """
 
@@ -105,7 +105,7 @@ def judge(uuid: str, seconds: float) -> int:
 
 
 def _figures(rounds: int = 8) -> int:
-    """Each figure of the page must lie between nvidia-smi's word before and after it."""
+    """Each figure of the exposition must lie between nvidia-smi's word before and after it."""
     inside = dict.fromkeys(("utilization.gpu", "avg_GPU_utilization", *COLUMNS[2:]), 0)
     seen: dict[str, list[tuple[float, float, float]]] = {}
     for _ in range(rounds):
@@ -138,13 +138,13 @@ def _smi() -> tuple[float, ...]:
     return tuple(map(float, text.split(",")))
 
 
-def _cost(page: str, namespace: str) -> float:
-    rows = series(page, "podgpu_namespace_cost_total")
+def _cost(exposition: str, namespace: str) -> float:
+    rows = series(exposition, "podgpu_namespace_cost_total")
     return sum(value for s, value in rows if (s["namespace"], s["kind"]) == (namespace, "allocated"))
 
 
-def _value(page: str, name: str) -> float:
-    (only,) = series(page, name)
+def _value(exposition: str, name: str) -> float:
+    (only,) = series(exposition, name)
     return only[1]
 
 

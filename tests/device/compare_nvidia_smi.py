@@ -86,7 +86,7 @@ def scrape() -> bytes:
         return bytes(answer.read())
 
 
-def page_values() -> dict[str, float]:
+def exposition_values() -> dict[str, float]:
     lines = (line for line in scrape().decode().splitlines() if not line.startswith("#"))
     return {line.split("{")[0]: float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("DCGM_")}
 
@@ -108,7 +108,7 @@ def compare() -> list[str]:
     for _ in range(ROUNDS):
         before = smi()
         time.sleep(1.1)  # one whole tick between the two looks
-        ours = page_values()
+        ours = exposition_values()
         after = smi()
         for name, (column, _slack) in FIGURES.items():
             if column and name in ours:

@@ -84,9 +84,9 @@ def measure(gpu: object, exporter_pid: int, seconds: float, out: Path) -> int:
     pmon = subprocess.Popen(
         ["nvidia-smi", "pmon", "-c", str(int(seconds)), "-d", "1"], stdout=subprocess.PIPE, text=True
     )
-    began, before, energy_before, cpu_before = time.monotonic(), page(), energy(gpu), cpu_seconds(exporter_pid)
+    began, before, energy_before, cpu_before = time.monotonic(), exposition(), energy(gpu), cpu_seconds(exporter_pid)
     text = pmon.communicate()[0]
-    elapsed, after, energy_after = time.monotonic() - began, page(), energy(gpu)
+    elapsed, after, energy_after = time.monotonic() - began, exposition(), energy(gpu)
     (out / "usage.prom").write_text(after)
     memory = {p.pid: p.usedGpuMemory for p in pynvml.nvmlDeviceGetComputeRunningProcesses(gpu)}
     wrong, rows = [], []
@@ -130,7 +130,7 @@ def measure(gpu: object, exporter_pid: int, seconds: float, out: Path) -> int:
     return 1 if wrong else 0
 
 
-def page() -> str:
+def exposition() -> str:
     with urllib.request.urlopen(f"http://127.0.0.1:{PORT}/metrics", timeout=5) as answer:
         return str(answer.read().decode())
 

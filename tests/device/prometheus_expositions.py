@@ -1,4 +1,4 @@
-"""Reads series off a page; small enough to run where nothing but podgpu is installed."""
+"""Reads series off an exposition; small enough to run where nothing but podgpu is installed."""
 
 from __future__ import annotations
 

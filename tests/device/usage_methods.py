@@ -100,7 +100,7 @@ class Bench:
                 running[method] = subprocess.Popen(command)
             try:
                 for method in methods:
-                    wait_for(lambda m=method: BUSY in page(m), 30, f"the exporter ({method})")
+                    wait_for(lambda m=method: BUSY in exposition(m), 30, f"the exporter ({method})")
                 yield {method: process.pid for method, process in running.items()}
             finally:
                 for process in running.values():
@@ -122,7 +122,7 @@ def wait_for(there: Callable[[], object], seconds: float, what: str) -> None:
         time.sleep(0.1)
 
 
-def page(method: str) -> str:
+def exposition(method: str) -> str:
     with urllib.request.urlopen(f"http://127.0.0.1:{PORTS[method]}/metrics", timeout=5) as answer:
         return str(answer.read().decode())
 
@@ -168,13 +168,13 @@ def compare(bench: Bench, name: str, bursts: Sequence[Burst], *more: str) -> Non
         time.sleep(6)  # they listen, and the second reading is there
         cpu = {method: cpu_seconds(pid) for method, pid in pids.items()}
         told, energy = told_energy(bench)
-        pages = {method: page(method) for method in METHODS}
+        expositions = {method: exposition(method) for method in METHODS}
         moments = {method: time.monotonic() for method in METHODS}
         time.sleep(SECONDS)
-        after = {method: page(method) for method in METHODS}
+        after = {method: exposition(method) for method in METHODS}
         ended = time.monotonic()
         found = {
-            m: [100 * (value(after[m], BUSY, t.pod) - value(pages[m], BUSY, t.pod)) / SECONDS for t in tenants]
+            m: [100 * (value(after[m], BUSY, t.pod) - value(expositions[m], BUSY, t.pod)) / SECONDS for t in tenants]
             for m in METHODS
         }
         reasons = pynvml.nvmlDeviceGetCurrentClocksEventReasons(bench.gpu)
@@ -212,10 +212,10 @@ def alone(bench: Bench) -> None:
 
 
 def told_energy(bench: Bench) -> tuple[str, float]:
-    """A page that has just told of energy, and the device's counter at that moment: it is told every five seconds."""
-    before = joules(page("exact"))
-    wait_for(lambda: joules(page("exact")) != before, 10, "energy to be told")
-    return page("exact"), bench_energy(bench)
+    """A text that has just told of energy, and the device's counter at that moment: it is told every five seconds."""
+    before = joules(exposition("exact"))
+    wait_for(lambda: joules(exposition("exact")) != before, 10, "energy to be told")
+    return exposition("exact"), bench_energy(bench)
 
 
 def bench_energy(bench: Bench) -> float:
@@ -225,12 +225,12 @@ def bench_energy(bench: Bench) -> float:
 def killed(bench: Bench) -> None:
     with bench.loads([(40, 100), (10, 100), (30, 100)]) as tenants, bench.exporters(tenants, ["exact"]):
         time.sleep(6)
-        before, began = page("exact"), time.monotonic()
+        before, began = exposition("exact"), time.monotonic()
         time.sleep(8)
         tenants[2].kill()
         at_kill = time.monotonic()
         time.sleep(8)
-        after, ended = page("exact"), time.monotonic()
+        after, ended = exposition("exact"), time.monotonic()
         time.sleep(1.2)
         for tenant, until in zip(tenants, (ended, ended, at_kill), strict=True):
             told = value(after, BUSY, tenant.pod) - value(before, BUSY, tenant.pod)
@@ -245,10 +245,10 @@ def restarted(bench: Bench) -> None:
         with bench.exporters(tenants, ["exact"]):
             time.sleep(4)
         with bench.exporters(tenants, ["exact"]):
-            wait_for(lambda: method_of(page("exact")) == "exact", 15, "exact after a restart")
-            before, began = page("exact"), time.monotonic()
+            wait_for(lambda: method_of(exposition("exact")) == "exact", 15, "exact after a restart")
+            before, began = exposition("exact"), time.monotonic()
             time.sleep(12)
-            after, ended = page("exact"), time.monotonic()
+            after, ended = exposition("exact"), time.monotonic()
             time.sleep(1.2)
         for tenant in tenants:
             told = 100 * (value(after, BUSY, tenant.pod) - value(before, BUSY, tenant.pod)) / (ended - began)
@@ -260,10 +260,12 @@ def unprivileged(bench: Bench) -> None:
     drop = ["setpriv", "--bounding-set", "-sys_admin", "--inh-caps", "-sys_admin"]
     with bench.loads([(40, 100), (10, 100)]) as tenants, bench.exporters(tenants, ["exact"], *drop):
         time.sleep(6)
-        bench.check(f"without CAP_SYS_ADMIN: {method_of(page('exact'))}", method_of(page("exact")) == "switches")
+        bench.check(
+            f"without CAP_SYS_ADMIN: {method_of(exposition('exact'))}", method_of(exposition("exact")) == "switches"
+        )
     with bench.loads([(40, 100), (10, 100)], user=65534) as tenants, bench.exporters(tenants, ["switches"], *drop):
         time.sleep(8)
-        text = page("switches")
+        text = exposition("switches")
         said = "hidden_process" in doubts(text)
         bench.check(f"beside another user: {method_of(text)}, {doubts(text)}", method_of(text) == "samples" and said)
 
@@ -272,9 +274,9 @@ def fast(bench: Bench) -> None:
     with bench.loads([(0.1, 0.1)] * 4) as tenants, bench.exporters(tenants, METHODS) as pids:
         time.sleep(6)
         cpu = {m: cpu_seconds(pid) for m, pid in pids.items()}
-        before, began = page("exact"), time.monotonic()
+        before, began = exposition("exact"), time.monotonic()
         time.sleep(60)
-        after, seconds = page("exact"), time.monotonic() - began
+        after, seconds = exposition("exact"), time.monotonic() - began
         used = {m: 100 * (cpu_seconds(pid) - cpu[m]) / seconds for m, pid in pids.items()}
         time.sleep(1.2)
         told = [100 * (value(after, BUSY, t.pod) - value(before, BUSY, t.pod)) / seconds for t in tenants]

@@ -93,10 +93,10 @@ def measure(
     elapsed = time.monotonic() - began
     spent = cpu_seconds(process.pid) - cpu
     print_profile(name, before, profile_of(process.pid), elapsed, spent)
-    took, page = zip(*(scraper.scrape() for _ in range(SCRAPES)), strict=True)
-    (out / f"{name.replace(' ', '-').replace(',', '')}.prom").write_text(page[-1])
+    took, exposition = zip(*(scraper.scrape() for _ in range(SCRAPES)), strict=True)
+    (out / f"{name.replace(' ', '-').replace(',', '')}.prom").write_text(exposition[-1])
     yield f"CPU: {name}", 100 * spent / elapsed, "%", CPU_GOALS[name]
-    yield "  series", sum(not line.startswith("#") for line in page[-1].splitlines()), "", 0
+    yield "  series", sum(not line.startswith("#") for line in exposition[-1].splitlines()), "", 0
     yield "  resident", resident_mib(process.pid), "MiB", MOST_MIB
     yield "  threads", float(len(os.listdir(f"/proc/{process.pid}/task"))), "", MOST_THREADS
     yield "  scrape, back to back, median", 1e3 * median(took), "ms", MOST_SCRAPE_MS
@@ -172,7 +172,7 @@ def exporter(options: Sequence[str], profiled: bool) -> Iterator[subprocess.Pope
     how = [__file__, "--as-exporter"] if profiled else ["-m", "podgpu"]
     process = subprocess.Popen([sys.executable, *how, "exporter", *options], env=compiled_environment())
     try:
-        wait_for_page(process)
+        wait_for_exposition(process)
         time.sleep(6)  # holders are read every 5 s
         yield process
     finally:
@@ -187,7 +187,7 @@ def compiled_environment() -> dict[str, str]:
     return plain | {"PYTHONPYCACHEPREFIX": f"{tempfile.gettempdir()}/podgpu-watching-compiled"}
 
 
-def wait_for_page(process: subprocess.Popen[bytes]) -> None:
+def wait_for_exposition(process: subprocess.Popen[bytes]) -> None:
     give_up_at = time.monotonic() + 30
     while time.monotonic() < give_up_at and process.poll() is None:
         with suppress(OSError, RuntimeError):

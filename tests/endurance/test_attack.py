@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 
+from bench.figures import Figure
 from endurance.attack.__main__ import FAMILIES, OVER_TLS, attack
 from endurance.attack.attackers import Aim, Attacker
 from endurance.attack.checks import ClusterCheck, ExporterCheck
 from endurance.attack.exporter_process import NO_ENERGY, WELL, driver
-from endurance.attack.hostile import PAGES
+from endurance.attack.hostile import EXPOSITIONS
 from endurance.attack.hostile_api import ACTS, Mischief, slice_of
 from endurance.attack.victims import LOGIN, NODE, memory_limit
 from podgpu.autoscale.x509 import issue
@@ -27,6 +28,7 @@ from podgpu.kube.endpoint_slices import metrics_urls, parse_endpoint_slice, slic
 from podgpu.kube.watch import Watcher
 from tests.kube.api_server import SimulatedApiServer
 from tests.kube.conftest import HURRY, eventually
+from tests.nodes.clock import one_of_three
 
 PATIENT_MS = 8000.0
 """The machine that runs the tests may be busy: how long a scrape waits, `make attack` judges."""
@@ -36,20 +38,24 @@ UUIDS = [gpu.uuid for gpu in driver().machine.gpus]
 
 
 @pytest.mark.fault(
-    "strangers attack the ports in every way at once, exporters serve hostile pages, GPUs hang, the kubelet is slow",
-    "the well GPUs and the honest nodes are on every page with their pods, memory and log stay small, nothing ends",
+    "strangers attack the ports in every way at once, exporters serve hostile metrics, GPUs hang, the kubelet is slow",
+    "the well GPUs and the honest nodes are always there with their pods, memory and log stay small, nothing ends",
 )
 def test_all_attacks_at_once() -> None:
-    figures, wrong = attack(10.0, PATIENT_MS, nice=NICE, scrape_seconds=10.0)
-    assert wrong == []
-    assert [figure.name for figure in figures if figure.missed] == []
+    one_of_three(lambda: all_right(*attack(10.0, PATIENT_MS, nice=NICE, scrape_seconds=10.0)))
 
 
 def test_nothing_is_wrong_when_nobody_attacks() -> None:
-    figures, wrong = attack(5.0, PATIENT_MS, only=["nothing"], well=True, scrape_seconds=10.0)
+    figures, _ = one_of_three(
+        lambda: all_right(*attack(5.0, PATIENT_MS, only=["nothing"], well=True, scrape_seconds=10.0))
+    )
+    assert len(figures) == 8 * 5 + 4 * 3 + 1
+
+
+def all_right(figures: list[Figure], wrong: list[str]) -> tuple[list[Figure], list[str]]:
     assert wrong == []
     assert [figure.name for figure in figures if figure.missed] == []
-    assert len(figures) == 8 * 5 + 4 * 3 + 1
+    return figures, wrong
 
 
 # The attackers
@@ -135,20 +141,20 @@ def test_the_honest_exporter_is_known_whatever_the_api_server_does() -> None:
         mischief = Mischief(server, [1, 2, 3], pause=lambda _seconds: None)
         config = ApiConfig(server=server.url, origin="the test")
         with Watcher(config, slices_path("monitoring"), {}, parse_endpoint_slice, pace=HURRY) as watcher:
-            assert watcher.wait_synced(10.0)
+            assert watcher.wait_synced(30.0)
             for _ in range(ACTS):
                 mischief.next()
                 assert "https://127.0.0.1:9400/metrics" in metrics_urls(watcher.items()).urls
             eventually(lambda: len(metrics_urls(watcher.items()).urls) > 100)  # those at which nobody listens
 
 
-@pytest.mark.parametrize("name", PAGES)
-def test_hostile_pages_are_pages(name: str) -> None:
-    """A page that is refused at its first line would attack nothing. Some have what the format forbids on purpose."""
-    page = PAGES[name](1)
-    assert len(page) < 16 * 1024 * 1024
+@pytest.mark.parametrize("name", EXPOSITIONS)
+def test_hostile_expositions_are_expositions(name: str) -> None:
+    """A text that is refused at its first line would attack nothing. Some have what the format forbids on purpose."""
+    exposition = EXPOSITIONS[name](1)
+    assert len(exposition) < 16 * 1024 * 1024
     try:
-        found = parse_text(page)
+        found = parse_text(exposition)
     except BadExposition:
         assert name == "indented_comment"
     else:
@@ -158,7 +164,7 @@ def test_hostile_pages_are_pages(name: str) -> None:
 # The checks
 
 
-def good_page() -> str:
+def good_exposition() -> str:
     lines = [f'DCGM_FI_DEV_GPU_UTIL{{UUID="{UUIDS[n]}",pod="on-{n}"}} {percent}\n' for n, percent in WELL.items()]
     energy = [f'DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION{{UUID="{UUIDS[n]}"}} 77\n' for n in WELL if n != NO_ENERGY]
     return "".join(lines + energy)
@@ -168,26 +174,26 @@ def good_page() -> str:
     ("old", "new", "wrong"),
     [
         ("", "", []),
-        (f'"{UUIDS[0]}",pod', '"GPU-x",pod', ["a well GPU is not on the page"]),
+        (f'"{UUIDS[0]}",pod', '"GPU-x",pod', ["a well GPU is not in the metrics"]),
         ("} 90", "} 89", ["a well GPU's figure is not right"]),
-        ('pod="on-1"', 'pod="on-2"', ["a well GPU's pod is not on the page"]),
+        ('pod="on-1"', 'pod="on-2"', ["a well GPU's pod is not in the metrics"]),
         ("} 77\n", "} 76\n", ["a counter falls"] * 3),
     ],
 )
 def test_what_the_exporter_must_show(old: str, new: str, wrong: list[str]) -> None:
     check = ExporterCheck()
-    assert check(good_page(), 30.0) == []
-    assert check(good_page().replace(old, new) if old else good_page(), 31.0) == wrong
+    assert check(good_exposition(), 30.0) == []
+    assert check(good_exposition().replace(old, new) if old else good_exposition(), 31.0) == wrong
 
 
 def test_a_figure_where_the_driver_gave_none_is_wrong() -> None:
-    page = f'{good_page()}DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION{{UUID="{UUIDS[NO_ENERGY]}"}} 0\n'
-    assert ExporterCheck()(page, 30.0) == ["what is no number is on the page"]
-    assert ExporterCheck(well=True)(page, 30.0) == []
+    exposition = f'{good_exposition()}DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION{{UUID="{UUIDS[NO_ENERGY]}"}} 0\n'
+    assert ExporterCheck()(exposition, 30.0) == ["what is no number is in the metrics"]
+    assert ExporterCheck(well=True)(exposition, 30.0) == []
 
 
 @pytest.mark.parametrize(
-    ("page", "wrong"),
+    ("exposition", "wrong"),
     [
         (f'podgpu_node_gpus{{node="{NODE}",model="H100"}} 4\npodgpu_cluster_node_up{{node="{NODE}"}} 1\n', []),
         (
@@ -195,11 +201,11 @@ def test_a_figure_where_the_driver_gave_none_is_wrong() -> None:
             ["the honest node is said to be down"],
         ),
         (f'podgpu_node_gpus{{node="{NODE}",model="FAKE"}} 1\n', ["the honest node is not shown as it is"]),
-        ('podgpu_node_gpus{node="x",model="H100"} 1\n', ["the honest node is not on the page"]),
+        ('podgpu_node_gpus{node="x",model="H100"} 1\n', ["the honest node is not in the metrics"]),
     ],
 )
-def test_what_the_cluster_view_must_show(page: str, wrong: list[str]) -> None:
-    assert ClusterCheck()(page, 30.0) == wrong
+def test_what_the_cluster_view_must_show(exposition: str, wrong: list[str]) -> None:
+    assert ClusterCheck()(exposition, 30.0) == wrong
 
 
 def test_limits_are_the_charts() -> None:

@@ -19,11 +19,11 @@ HEAD = "# TYPE podgpu_device_energy_joules_total counter\n"
 
 @pytest.mark.fault(
     "pods, processes and MIG layouts change all the time while kubelet, driver and single GPUs fail and recover",
-    "every sample names a true holder, healthy GPUs are on every page, counters never fall, what is split adds up",
+    "every sample names a true holder, healthy GPUs are always there, counters never fall, what is split adds up",
 )
 def test_twenty_minutes_of_churn() -> None:
     figures, judge = soak(1200.0)
-    assert judge.pages > 100
+    assert judge.expositions > 100
     assert judge.attributed > 5000
     assert judge.examples == {}
     assert [figure.name for figure in figures if figure.missed] == []
@@ -37,24 +37,24 @@ def world(folder: Path) -> Iterator[World]:
 
 
 def pod_on(world: World) -> dict[str, str]:
-    """The labels of a true holding that is long on the page."""
+    """The labels of a true holding that is long in the metrics."""
     world.start_pod()
     world.clock.advance(300.0)
     (held,) = world.truth.held
     return {"UUID": held.uuid, "GPU_I_ID": held.gi_id, "namespace": held.namespace, "pod": held.pod}
 
 
-def page(name: str, value: float, **labels: str) -> str:
+def exposition(name: str, value: float, **labels: str) -> str:
     pairs = ",".join(f'{key}="{text}"' for key, text in labels.items() if text)
     return f"{name}{{{pairs}}} {value}\n"
 
 
 def everything(world: World, **labels: str) -> str:
-    gpus = "".join(page("DCGM_FI_DEV_GPU_TEMP", 40, UUID=world.uuid_of(number)) for number in world.numbers)
-    return gpus + page("podgpu_allocation_info", 1, **labels)
+    gpus = "".join(exposition("DCGM_FI_DEV_GPU_TEMP", 40, UUID=world.uuid_of(number)) for number in world.numbers)
+    return gpus + exposition("podgpu_allocation_info", 1, **labels)
 
 
-def test_a_true_page_breaks_no_rule(world: World) -> None:
+def test_a_true_exposition_breaks_no_rule(world: World) -> None:
     judge = Judge(world)
     judge.look(everything(world, **pod_on(world)))
     assert judge.breaches == {}
@@ -63,16 +63,16 @@ def test_a_true_page_breaks_no_rule(world: World) -> None:
 @pytest.mark.parametrize(
     ("spoil", "rule"),
     [
-        (lambda text: text.replace('pod="job-1"', 'pod="other"'), "a page names who does not hold the device"),
-        (lambda text: text.replace("podgpu_allocation_info", "podgpu_other"), "a holder is not on the page"),
-        (lambda text: text.partition("\n")[2], "a healthy GPU is not on the page"),
+        (lambda text: text.replace('pod="job-1"', 'pod="other"'), "an exposition names who does not hold the device"),
+        (lambda text: text.replace("podgpu_allocation_info", "podgpu_other"), "a holder is not in the metrics"),
+        (lambda text: text.partition("\n")[2], "a healthy GPU is not in the metrics"),
         (
             lambda text: text + 'DCGM_FI_X{UUID="GPU-x",namespace="n",pod="p"} 1\n',
             "a sample names who never held the device",
         ),
     ],
 )
-def test_a_page_that_is_not_true_is_noticed(world: World, spoil, rule: str) -> None:  # type: ignore[no-untyped-def]
+def test_an_exposition_that_is_not_true_is_noticed(world: World, spoil, rule: str) -> None:  # type: ignore[no-untyped-def]
     judge = Judge(world)
     judge.look(spoil(everything(world, **pod_on(world))))
     assert rule in judge.breaches
@@ -80,7 +80,7 @@ def test_a_page_that_is_not_true_is_noticed(world: World, spoil, rule: str) -> N
 
 def test_a_counter_that_falls_is_noticed_across_a_gap(world: World) -> None:
     judge = Judge(world)
-    series = page("podgpu_device_energy_joules_total", 10, UUID="GPU-x")
+    series = exposition("podgpu_device_energy_joules_total", 10, UUID="GPU-x")
     for text in (HEAD + series, "", HEAD + series.replace("10", "9")):
         judge.look(text)
     assert judge.breaches["a counter falls"] == 1
@@ -91,8 +91,8 @@ def test_parts_that_are_not_the_whole_are_noticed(world: World) -> None:
     world.clock.advance(1000.0)
     for whole, part in ((10, 4), (30, 14)):
         judge.look(
-            page("podgpu_device_energy_joules_total", whole, UUID="GPU-x")
-            + page("podgpu_device_unattributed_energy_joules_total", part, UUID="GPU-x")
+            exposition("podgpu_device_energy_joules_total", whole, UUID="GPU-x")
+            + exposition("podgpu_device_unattributed_energy_joules_total", part, UUID="GPU-x")
         )
     assert judge.breaches["what is split does not add up"] == 1
 

@@ -1,4 +1,4 @@
-"""`podgpu enrich` from the command line, with a real kubelet socket and a page that goes bad and works again."""
+"""`podgpu enrich` from the command line, with a real kubelet socket and an exposition that goes bad and works again."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def socket(folder: Path) -> Iterator[str]:
 
 
 @pytest.fixture
-def page(folder: Path) -> Path:
+def exposition(folder: Path) -> Path:
     path = folder / "dcgm.prom"
     path.write_text(BARE, encoding="utf-8")
     return path
@@ -53,9 +53,9 @@ def out(folder: Path) -> Path:
     return folder / "textfile" / "gpu.prom"
 
 
-def enrich(page: object, out: object, socket: str, *more: str) -> Ran:
+def enrich(exposition: object, out: object, socket: str, *more: str) -> Ran:
     kubelet = ("--allocation", "kubelet", "--pod-resources-kubelet-socket", socket)
-    return execute(["enrich", "--in", str(page), "--out", str(out), *kubelet, *more])
+    return execute(["enrich", "--in", str(exposition), "--out", str(out), *kubelet, *more])
 
 
 def series(text: str) -> Counter[str]:
@@ -67,31 +67,31 @@ def series(text: str) -> Counter[str]:
     )
 
 
-def test_seed_000(page: Path, out: Path, socket: str) -> None:
-    ran = enrich(page, out, socket, "--once", "-o", "--mode", "0640")
+def test_seed_000(exposition: Path, out: Path, socket: str) -> None:
+    ran = enrich(exposition, out, socket, "--once", "-o", "--mode", "0640")
     assert (ran.code, ran.out) == (0, "")
     assert series(out.read_text()) == series(SEED)
     assert 'podgpu_exporter_source_up{source="kubelet",file="gpu.prom"} 1' in out.read_text()
     assert out.stat().st_mode & 0o777 == 0o640
 
 
-def test_a_page_by_host_and_port(out: Path, socket: str) -> None:
+def test_an_exposition_by_host_and_port(out: Path, socket: str) -> None:
     with serving(answer(BARE.encode())) as url:
         ran = enrich(url.removeprefix("http://").removesuffix("/metrics"), out, socket, "--once", "-o")
     assert (ran.code, ran.out) == (0, "")
     assert series(out.read_text()) == series(SEED)
 
 
-def test_new_names_and_no_self_metrics(page: Path, out: Path, socket: str) -> None:
-    assert enrich(page, out, socket, "--once", "--self-metrics=false").code == 0
+def test_new_names_and_no_self_metrics(exposition: Path, out: Path, socket: str) -> None:
+    assert enrich(exposition, out, socket, "--once", "--self-metrics=false").code == 0
     assert f'dcgm_gpu_temp{{gpu="0",uuid="{UUIDS[0]}",container="pod1-ctr",namespace="default",pod="pod1"}} 33' in (
         out.read_text().splitlines()
     )
     assert "podgpu" not in out.read_text()
 
 
-def test_without_a_kubelet_the_figures_come_without_pods(page: Path, out: Path, folder: Path) -> None:
-    ran = enrich(page, out, str(folder / "nothing.sock"), "--once")
+def test_without_a_kubelet_the_figures_come_without_pods(exposition: Path, out: Path, folder: Path) -> None:
+    ran = enrich(exposition, out, str(folder / "nothing.sock"), "--once")
     assert ran.code == 1, "whoever runs it by a timer is told"
     assert "written without pod labels" in ran.err
     assert "counts for another minute" not in ran.err, "nothing was ever known"
@@ -99,18 +99,18 @@ def test_without_a_kubelet_the_figures_come_without_pods(page: Path, out: Path, 
     assert "kubelet: " in ran.err
 
 
-def test_a_bad_page_leaves_the_file_and_is_the_exit_code(page: Path, out: Path, socket: str) -> None:
+def test_a_bad_exposition_leaves_the_file_and_is_the_exit_code(exposition: Path, out: Path, socket: str) -> None:
     out.write_text("old 1\n")
-    page.write_text(BARE[:-3])
-    ran = enrich(page, out, socket, "--once")
+    exposition.write_text(BARE[:-3])
+    ran = enrich(exposition, out, socket, "--once")
     assert ran.code == 1
     assert "ends in the middle of a line" in ran.complaint
     assert out.read_text() == "old 1\n"
 
 
-def test_a_disk_that_takes_nothing_is_the_exit_code(page: Path, out: Path, socket: str) -> None:
+def test_a_disk_that_takes_nothing_is_the_exit_code(exposition: Path, out: Path, socket: str) -> None:
     out.write_text("old 1\n")
-    ran = enrich(page, out, socket, "--once", "--owner", "4294967")
+    ran = enrich(exposition, out, socket, "--once", "--owner", "4294967")
     assert (ran.code, out.read_text() == "old 1\n") in ((0, False), (1, True))  # root may give files away
 
 
@@ -133,15 +133,15 @@ def test_usage_errors(more: list[str], word: str, out: Path, socket: str) -> Non
     assert word in ran.complaint
 
 
-def test_in_and_out_may_not_be_one_file(page: Path, socket: str, folder: Path) -> None:
-    os.link(page, folder / "second.prom")
-    for other in (page, page.parent / "." / page.name, folder / "second.prom"):
-        assert enrich(page, other, socket, "--once").code == 2
-    assert page.read_text() == BARE
+def test_in_and_out_may_not_be_one_file(exposition: Path, socket: str, folder: Path) -> None:
+    os.link(exposition, folder / "second.prom")
+    for other in (exposition, exposition.parent / "." / exposition.name, folder / "second.prom"):
+        assert enrich(exposition, other, socket, "--once").code == 2
+    assert exposition.read_text() == BARE
 
 
-def test_a_loop_until_it_is_told_to_end(page: Path, out: Path, socket: str) -> None:
-    words = ["--in", page, "--out", out, "--allocation", "kubelet", "--pod-resources-kubelet-socket", socket]
+def test_a_loop_until_it_is_told_to_end(exposition: Path, out: Path, socket: str) -> None:
+    words = ["--in", exposition, "--out", out, "--allocation", "kubelet", "--pod-resources-kubelet-socket", socket]
     process = subprocess.Popen(
         [sys.executable, "-m", "podgpu", "enrich", *words, "--interval", "100ms", "--stale-after", "500ms"],
         stderr=subprocess.PIPE,
@@ -149,15 +149,15 @@ def test_a_loop_until_it_is_told_to_end(page: Path, out: Path, socket: str) -> N
     )
     try:
         _until(lambda: out.exists() and "pod1-ctr" in out.read_text())
-        page.write_text(BARE.replace(" 33\n", " 99\n"))
+        exposition.write_text(BARE.replace(" 33\n", " 99\n"))
         _until(lambda: " 99\n" in out.read_text())
-        page.write_text("<html>\n")
+        exposition.write_text("<html>\n")
         _until(lambda: "dcgm_gpu_temp" not in out.read_text())
         assert 'reason="not_prometheus",file="gpu.prom"' in out.read_text()
-        page.write_text(BARE)
+        exposition.write_text(BARE)
         _until(lambda: "dcgm_gpu_temp" in out.read_text())
         process.send_signal(signal.SIGTERM)
-        _, said = process.communicate(timeout=10)
+        _, said = process.communicate(timeout=30)
     finally:
         process.kill()
     assert process.returncode == 0
@@ -174,11 +174,11 @@ def _until(true: Callable[[], bool], within: float = 15.0) -> None:
 
 
 @pytest.mark.parametrize("scenario", ["shared", "pod-mapped"])
-def test_a_podgpus_page_comes_out_whole(scenario: str, page: Path, out: Path, socket: str) -> None:
+def test_a_podgpus_exposition_comes_out_whole(scenario: str, exposition: Path, out: Path, socket: str) -> None:
     own = (Path(__file__).parents[1] / "nodes" / scenario / "expected.prom").read_text(encoding="utf-8")
-    page.write_text(own, encoding="utf-8")
-    assert enrich(page, out, socket, "--once").code == 0
-    before, after = (parse_exposition(text.encode(), "page") for text in (own, out.read_text(encoding="utf-8")))
+    exposition.write_text(own, encoding="utf-8")
+    assert enrich(exposition, out, socket, "--once").code == 0
+    before, after = (parse_exposition(text.encode(), "exposition") for text in (own, out.read_text(encoding="utf-8")))
     theirs = {f.name: f for f in before.families if f.name.startswith("podgpu_")}
     assert {f.name: f for f in after.families if f.name in theirs} == theirs
 
@@ -187,7 +187,7 @@ def test_a_podgpus_page_comes_out_whole(scenario: str, page: Path, out: Path, so
 
 
 class _World:
-    """A page and a clock that do as they are told."""
+    """An exposition and a clock that do as they are told."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -198,7 +198,7 @@ class _World:
     def fetch(self) -> ParsedExposition:
         if self.error is not None:
             raise self.error
-        return parse_exposition(BARE.encode(), "page")
+        return parse_exposition(BARE.encode(), "exposition")
 
     def holders(self, _devices: object) -> Held:
         assignments = tuple(Assignment(uuid, Workload("default", "pod1", "c"), "kubelet") for uuid in UUIDS)
@@ -210,7 +210,7 @@ def test_old_figures_do_not_live_for_ever(out: Path, caplog: pytest.LogCaptureFi
     enricher = Enricher(world.fetch, world.holders, AtomicFile(str(out)), Settings(stale_after=75.0), clock=world.clock)
     enricher.turn()
     good = out.read_bytes()
-    world.error = SourceError("unreachable", "page cannot be reached")
+    world.error = SourceError("unreachable", "exposition cannot be reached")
     with caplog.at_level(logging.WARNING, "podgpu"):
         for _ in range(5):
             world.now += 15

@@ -23,7 +23,7 @@ from podgpu.telemetry.exposition import ParsedExposition, parse_exposition
 from tests.nodes.clock import wait_until
 from tests.serve.process import NO_LOGS
 
-PAGE = b'# TYPE t gauge\nt{gpu="0",UUID="GPU-1"} 33\n'
+EXPOSITION = b'# TYPE t gauge\nt{gpu="0",UUID="GPU-1"} 33\n'
 DAY = 86_400.0
 
 
@@ -31,8 +31,8 @@ DAY = 86_400.0
 
 
 @contextmanager
-def enriching(page: Path, out: Path) -> Iterator[subprocess.Popen[str]]:
-    words = ["--in", page, "--out", out, "-k=false", "--interval", "100ms", "--stale-after", "400ms", *NO_LOGS]
+def enriching(exposition: Path, out: Path) -> Iterator[subprocess.Popen[str]]:
+    words = ["--in", exposition, "--out", out, "-k=false", "--interval", "100ms", "--stale-after", "400ms", *NO_LOGS]
     process = subprocess.Popen(
         [sys.executable, "-m", "podgpu", "enrich", *words], stderr=subprocess.PIPE, text=True, env={**os.environ}
     )
@@ -46,8 +46,21 @@ def enriching(page: Path, out: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def fill(process: subprocess.Popen[str], disk: Path) -> None:
-    """To the last byte: what is freed by a shorter file is taken too."""
-    with suppress(OSError), (disk / "filler").open("ab", buffering=0) as filler:
+    """To the last byte, while enrich stands still between two writings: a file that it is about to put in place would
+    free the room of the one before."""
+    while True:
+        process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+        try:
+            if os.listdir(disk) == ["gpu.prom"]:
+                _fill_up(disk / "filler")
+                return
+        finally:
+            process.send_signal(signal.SIGCONT)
+
+
+def _fill_up(path: Path) -> None:
+    with suppress(OSError), path.open("ab", buffering=0) as filler:
         while True:
             filler.write(b"#" * 512)
 
@@ -80,16 +93,16 @@ def stays_without_room(
     folder: Path, disk: Path, take: Callable[..., None], give: Callable[..., None]
 ) -> tuple[str, list[str]]:
     """What is said when there is no room for longer than the figures live, and which files are there in the end."""
-    page, out = folder / "in.prom", disk / "gpu.prom"
-    page.write_bytes(PAGE)
-    with enriching(page, out) as process:
+    exposition, out = folder / "in.prom", disk / "gpu.prom"
+    exposition.write_bytes(EXPOSITION)
+    with enriching(exposition, out) as process:
         wait_until(lambda: out.exists() and b"GPU-1" in out.read_bytes(), "the first figures are written")
         take(process, disk)
         wait_until(lambda: not out.exists(), "figures that are too old are gone")
         give(process, disk)
         wait_until(lambda: out.exists() and b"GPU-1" in out.read_bytes(), "figures are written again")
         process.send_signal(signal.SIGTERM)
-        _, said = process.communicate(timeout=10)
+        _, said = process.communicate(timeout=30)
     return said, sorted(os.listdir(disk))
 
 
@@ -114,13 +127,13 @@ def test_a_disk_that_takes_nothing(tmp_path: Path) -> None:
     assert said.count("it is removed") == 1
 
 
-def test_a_page_that_is_gone_and_a_full_disk(small_disk: Path, tmp_path: Path) -> None:
-    page, out = tmp_path / "in.prom", small_disk / "gpu.prom"
-    page.write_bytes(PAGE)
-    with enriching(page, out) as process:
+def test_an_exposition_that_is_gone_and_a_full_disk(small_disk: Path, tmp_path: Path) -> None:
+    exposition, out = tmp_path / "in.prom", small_disk / "gpu.prom"
+    exposition.write_bytes(EXPOSITION)
+    with enriching(exposition, out) as process:
         wait_until(lambda: out.exists() and b"GPU-1" in out.read_bytes(), "the first figures are written")
         fill(process, small_disk)
-        page.unlink()
+        exposition.unlink()
         wait_until(lambda: not out.exists(), "figures that are too old are gone")
 
 
@@ -140,18 +153,18 @@ class Hands:
 
 
 @pytest.mark.fault(
-    "The wall clock jumps a day forward or back while enrich cannot read its page",
+    "The wall clock jumps a day forward or back while enrich cannot read its exporter",
     "The last figures stand for --stale-after, not a second more or less",
 )
 @pytest.mark.parametrize("jump", [DAY, -DAY, 0.0])
 def test_a_clock_that_jumps_while_figures_stand(jump: float, tmp_path: Path) -> None:
     hands, out = Hands(), tmp_path / "gpu.prom"
-    pages = iter([parse_exposition(PAGE, "page")])
+    expositions = iter([parse_exposition(EXPOSITION, "exposition")])
 
     def fetch() -> ParsedExposition:
-        for page in pages:
-            return page
-        raise SourceError("unreachable", "no page")
+        for exposition in expositions:
+            return exposition
+        raise SourceError("unreachable", "no exposition")
 
     file = AtomicFile(str(out), wall=hands.clock.wall)
     enricher = Enricher(fetch, lambda _devices: Held(), file, Settings(stale_after=75.0), clock=hands.clock)
@@ -168,11 +181,11 @@ def test_a_clock_that_jumps_while_figures_stand(jump: float, tmp_path: Path) -> 
 def test_a_file_of_an_earlier_run_from_the_past_or_the_future(written: float, stands: bool, tmp_path: Path) -> None:
     """One from the future is as if written at the start: it grows old like any other."""
     hands, out = Hands(), tmp_path / "gpu.prom"
-    out.write_bytes(PAGE)
+    out.write_bytes(EXPOSITION)
     os.utime(out, (0, hands.wall + written))
 
     def fetch() -> ParsedExposition:
-        raise SourceError("unreachable", "no page")
+        raise SourceError("unreachable", "no exposition")
 
     file = AtomicFile(str(out), wall=hands.clock.wall)
     enricher = Enricher(fetch, lambda _devices: Held(), file, Settings(stale_after=75.0), clock=hands.clock)
@@ -202,34 +215,34 @@ def test_the_age_of_a_file_when_the_clock_is_set(jump: float, tmp_path: Path) ->
     hands, file = Hands(), tmp_path / "in.prom"
 
     def write() -> None:
-        file.write_bytes(PAGE)
+        file.write_bytes(EXPOSITION)
         os.utime(file, (0, hands.wall))
 
-    page = FileExposition(str(file), max_age=60.0, clock=hands.clock)
+    exposition = FileExposition(str(file), max_age=60.0, clock=hands.clock)
     write()
-    assert page.fetch() == PAGE
+    assert exposition.fetch() == EXPOSITION
     hands.wall += jump
-    assert page.fetch() == PAGE, "nothing happened but that somebody set the clock"
+    assert exposition.fetch() == EXPOSITION, "nothing happened but that somebody set the clock"
     write()
     hands.pass_by(30.0)
-    assert page.fetch() == PAGE
+    assert exposition.fetch() == EXPOSITION
     hands.pass_by(31.0)
     with pytest.raises(SourceError) as caught:
-        page.fetch()
+        exposition.fetch()
     assert caught.value.reason == "stale"
     assert "61 s ago" in str(caught.value)
-    assert page.path in str(caught.value)
+    assert exposition.path in str(caught.value)
 
 
 def test_a_file_from_the_future_grows_old_from_when_it_is_seen(tmp_path: Path) -> None:
     hands, file = Hands(), tmp_path / "in.prom"
-    file.write_bytes(PAGE)
+    file.write_bytes(EXPOSITION)
     os.utime(file, (0, hands.wall + DAY))
-    page = FileExposition(str(file), max_age=60.0, clock=hands.clock)
-    assert page.fetch() == PAGE
+    exposition = FileExposition(str(file), max_age=60.0, clock=hands.clock)
+    assert exposition.fetch() == EXPOSITION
     hands.pass_by(61.0)
     with pytest.raises(SourceError, match="was last written 61 s ago"):
-        page.fetch()
+        exposition.fetch()
 
 
 # A file that is replaced
@@ -243,37 +256,37 @@ def replace(file: Path, content: bytes) -> None:
 
 @pytest.mark.fault(
     "An exporter's file is replaced, or written over, again and again while podgpu reads it",
-    "Every reading is one whole page; where that cannot be had the page is refused as being_written",
+    "Every reading is one whole exposition; where that cannot be had it is refused as being_written",
 )
 @pytest.mark.parametrize("write", [replace, Path.write_bytes], ids=["renamed", "written over"])
 def test_a_file_that_changes_while_it_is_read(write: Callable[[Path, bytes], object], tmp_path: Path) -> None:
     file, stop = tmp_path / "in.prom", threading.Event()
 
-    def page_of(number: int) -> bytes:
+    def exposition_of(number: int) -> bytes:
         return b"".join(b't{n="%d"} %d\n' % (row, number) for row in range(2000 + 500 * number))
 
     def keep_writing() -> None:
         number = 0
         while not stop.is_set():
             number += 1
-            write(file, page_of(number % 7))
+            write(file, exposition_of(number % 7))
 
-    file.write_bytes(page_of(1))
+    file.write_bytes(exposition_of(1))
     writer = threading.Thread(target=keep_writing)
     writer.start()
-    page, whole, refusals = FileExposition(str(file)), 0, set[str]()
+    exposition, whole, refusals = FileExposition(str(file)), 0, set[str]()
     try:
         for _ in range(60):
             try:
-                content = page.fetch()
+                content = exposition.fetch()
             except SourceError as error:
                 refusals.add(error.reason)
             else:
                 whole += 1
-                assert content == page_of(int(content[8:].split(b"\n", 1)[0]))
+                assert content == exposition_of(int(content[8:].split(b"\n", 1)[0]))
     finally:
         stop.set()
         writer.join()
-    assert page.fetch() == page_of(int(file.read_bytes()[8:].split(b"\n", 1)[0]))
+    assert exposition.fetch() == exposition_of(int(file.read_bytes()[8:].split(b"\n", 1)[0]))
     assert refusals <= {"being_written"}
     assert whole or write is not replace

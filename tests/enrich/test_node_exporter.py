@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.enrich.test_command import BARE, SEED, enrich, out, page, socket
+from tests.enrich.test_command import BARE, SEED, enrich, exposition, out, socket
 
-__all__ = ["out", "page", "socket"]
+__all__ = ["exposition", "out", "socket"]
 NODE_EXPORTER = shutil.which("prometheus-node-exporter") or shutil.which("node_exporter")
 pytestmark = pytest.mark.skipif(NODE_EXPORTER is None, reason="prometheus-node-exporter is not installed")
 
@@ -40,22 +40,22 @@ def node_exporter(directory: Path) -> Iterator[str]:
         yield f"http://127.0.0.1:{port}/metrics"
     finally:
         process.terminate()
-        process.communicate(timeout=10)
+        process.communicate(timeout=30)
 
 
 def scrape(url: str) -> str:
     give_up = time.monotonic() + 10
     while True:
         try:
-            with urllib.request.urlopen(url, timeout=5) as response:
+            with urllib.request.urlopen(url, timeout=30) as response:
                 return str(response.read().decode())
         except urllib.error.URLError:
             assert time.monotonic() < give_up, "node_exporter does not answer"
             time.sleep(0.05)
 
 
-def test_seed_000_through_node_exporter(page: Path, out: Path, socket: str) -> None:
-    assert enrich(page, out, socket, "--once", "-o").code == 0
+def test_seed_000_through_node_exporter(exposition: Path, out: Path, socket: str) -> None:
+    assert enrich(exposition, out, socket, "--once", "-o").code == 0
     with node_exporter(out.parent) as url:
         text = scrape(url)
     assert "".join(line for line in text.splitlines(keepends=True) if "dcgm" in line) == SEED
@@ -63,10 +63,10 @@ def test_seed_000_through_node_exporter(page: Path, out: Path, socket: str) -> N
     assert 'podgpu_exporter_source_up{file="gpu.prom",source="exporter"} 1' in text
 
 
-def test_timestamps_that_would_make_it_skip_the_file_are_gone(page: Path, out: Path, socket: str) -> None:
+def test_timestamps_that_would_make_it_skip_the_file_are_gone(exposition: Path, out: Path, socket: str) -> None:
     stamped = [f"{line} 1700000000000" if line[0] != "#" else line for line in BARE.splitlines()]
-    page.write_text("\n".join(stamped) + "\n")
-    assert enrich(page, out, socket, "--once", "-o").code == 0
+    exposition.write_text("\n".join(stamped) + "\n")
+    assert enrich(exposition, out, socket, "--once", "-o").code == 0
     with node_exporter(out.parent) as url:
         text = scrape(url)
     assert "".join(line for line in text.splitlines(keepends=True) if "dcgm" in line) == SEED

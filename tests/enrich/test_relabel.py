@@ -1,4 +1,4 @@
-"""Real pages and the seeds' samples with holders put on: what comes out is in goldens/ (make golden rewrites it)."""
+"""Real texts and the seeds' samples with holders put on: what comes out is in goldens/ (make golden rewrites it)."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ CASES = {
 }
 
 
-def enriched(page: bytes, assignments: list[Assignment], policy: Policy) -> str:
-    return encode_parsed(relabel(parse_exposition(page, "page"), assignments, policy).families).decode()
+def enriched(exposition: bytes, assignments: list[Assignment], policy: Policy) -> str:
+    return encode_parsed(relabel(parse_exposition(exposition, "exposition"), assignments, policy).families).decode()
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_golden(name: str, request: pytest.FixtureRequest) -> None:
-    page, assignments, policy = CASES[name]
-    text = enriched((FIXTURES / page).read_bytes(), assignments, policy)
+    exposition, assignments, policy = CASES[name]
+    text = enriched((FIXTURES / exposition).read_bytes(), assignments, policy)
     golden = GOLDENS / f"{name}.prom"
     if request.config.getoption("--rewrite-golden"):
         golden.write_text(text, encoding="utf-8")
@@ -61,21 +61,21 @@ def test_golden(name: str, request: pytest.FixtureRequest) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_nothing_is_there_twice_and_no_family_is_lost(name: str) -> None:
-    page, assignments, policy = CASES[name]
-    before = parse_exposition((FIXTURES / page).read_bytes(), page)
-    after = parse_exposition(enriched((FIXTURES / page).read_bytes(), assignments, policy).encode(), page)
+    exposition, assignments, policy = CASES[name]
+    before = parse_exposition((FIXTURES / exposition).read_bytes(), exposition)
+    after = parse_exposition(enriched((FIXTURES / exposition).read_bytes(), assignments, policy).encode(), exposition)
     assert [(f.name, f.type, f.help) for f in after.families] == [(f.name, f.type, f.help) for f in before.families]
     assert all(len(new.samples) <= len(old.samples) for new, old in zip(after.families, before.families, strict=True))
 
 
 def test_what_names_no_gpu_is_left_alone() -> None:
-    page = b'# TYPE node_load1 gauge\nnode_load1{pod="x"} 1\nlink{nvswitch="0",pod="y"} 2\n'
-    assert enriched(page, held("GPU-1"), NEW).encode() == page
+    exposition = b'# TYPE node_load1 gauge\nnode_load1{pod="x"} 1\nlink{nvswitch="0",pod="y"} 2\n'
+    assert enriched(exposition, held("GPU-1"), NEW).encode() == exposition
 
 
 def test_a_family_the_catalogue_does_not_know_is_enriched_too() -> None:
-    page = b'new_thing{uuid="GPU-1",gpu="0"} 1 1700000000000\n'
-    assert enriched(page, held("GPU-1"), NEW) == (
+    exposition = b'new_thing{uuid="GPU-1",gpu="0"} 1 1700000000000\n'
+    assert enriched(exposition, held("GPU-1"), NEW) == (
         'new_thing{uuid="GPU-1",gpu="0",container="main",namespace="team",pod="other"} 1\n'
     )
 
@@ -85,8 +85,8 @@ def test_a_series_printed_twice_comes_out_once() -> None:
 
 
 def test_copies_that_differ_are_left_out_and_counted() -> None:
-    page = b'a{UUID="GPU-1",gpu="0",pod="x"} 1\na{UUID="GPU-1",gpu="0",pod="y"} 2\nb{UUID="GPU-1",gpu="0"} 3\n'
-    result = relabel(parse_exposition(page, "page"), [], NEW)
+    exposition = b'a{UUID="GPU-1",gpu="0",pod="x"} 1\na{UUID="GPU-1",gpu="0",pod="y"} 2\nb{UUID="GPU-1",gpu="0"} 3\n'
+    result = relabel(parse_exposition(exposition, "exposition"), [], NEW)
     assert result.ambiguous == 1
     assert encode_parsed(result.families).decode().splitlines()[-1] == 'b{UUID="GPU-1",gpu="0"} 3'
 
@@ -104,7 +104,7 @@ def test_every_figure_that_comes_out_went_in(
     pods = {pod: f',pod="{pod}"' if pod else "" for _, _, pod, _ in rows}
     lines = (f'{n}{{UUID="GPU-{g}",gpu="{g}"{pods[pod]}}} {v}\n' for n, g, pod, v in rows)
     assignments = [one for gpu, pod in holds for one in held(f"GPU-{gpu}", pod=pod)]
-    result = relabel(parse_exposition("".join(lines).encode(), "page"), assignments, NEW)
+    result = relabel(parse_exposition("".join(lines).encode(), "exposition"), assignments, NEW)
     came_in = {(name, str(gpu), float(value)) for name, gpu, _, value in rows}
     holders = Counter(gpu for gpu, _ in holds)
     for sample in (s for family in result.families for s in family.samples):
@@ -121,9 +121,11 @@ def test_every_figure_that_comes_out_went_in(
 def test_the_same_under_dcgm_exporter_4_9s_names(name: str, names: NameSet) -> None:
     """Holders go on by UUID, whatever the families are called; every figure stays as it came."""
     file, assignments, policy = CASES[name]
-    page = (FIXTURES / file).read_text(encoding="utf-8")
-    found = parse_exposition(enriched(renamed(page, names).encode(), assignments, policy).encode(), "page")
-    expected = parse_exposition(renamed(enriched(page.encode(), assignments, policy), names).encode(), "page")
+    exposition = (FIXTURES / file).read_text(encoding="utf-8")
+    found = parse_exposition(enriched(renamed(exposition, names).encode(), assignments, policy).encode(), "exposition")
+    expected = parse_exposition(
+        renamed(enriched(exposition.encode(), assignments, policy), names).encode(), "exposition"
+    )
     assert [_sorted(family) for family in found.families] == [_sorted(family) for family in expected.families]
 
 

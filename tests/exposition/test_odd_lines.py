@@ -1,4 +1,4 @@
-"""Every odd line has one meaning, whichever way through the page it goes and whatever stands before it."""
+"""Every odd line has one meaning, whichever way through the exposition it goes and whatever stands before it."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ SAMPLES = ['x{a="b"}2', 'x {a="b"} 2', ' x{a="b"} 2', 'x\t{ a = "b" , }\t2\t', '
 @pytest.mark.parametrize("line", NOTHING)
 @pytest.mark.parametrize("odd", ["", 'x{a="ä"} 1\n'], ids=["plain", "exact"])
 def test_what_says_nothing(line: str, odd: str) -> None:
-    """An ä, and the page goes the exact way."""
+    """An ä, and the exposition goes the exact way."""
     assert parse_text(f"{KNOWN}{odd}{line}\n") == parse_text(KNOWN + odd)
     assert parse_text(f"{line}\n{KNOWN}{odd}") == parse_text(KNOWN + odd)
 
 
 @pytest.mark.parametrize(("line", "why"), REFUSED)
 @pytest.mark.parametrize("odd", ["", 'x{a="ä"} 1\n'], ids=["plain", "exact"])
-def test_what_breaks_the_page(line: str, why: str, odd: str) -> None:
+def test_what_breaks_the_exposition(line: str, why: str, odd: str) -> None:
     with pytest.raises(BadExposition, match=why) as caught:
         parse_text(f"{KNOWN}{odd}{line}\n")
     assert caught.value.line == f"{KNOWN}{odd}".count("\n") + 1

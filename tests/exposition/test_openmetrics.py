@@ -14,12 +14,12 @@ import pytest
 from prometheus_client import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 
+from endurance.attack.scraper import free_port
 from podgpu.exposition.body import Exposition
 from podgpu.exposition.parse import parse_text
 from podgpu.exposition.text import encode, to_openmetrics
 from podgpu.series import Family, Labels, Sample
 from podgpu.serve.answers import accepts_openmetrics
-from tests.deploy.fleet import free_port
 from tests.nodes.clock import wait_until
 from tests.nodes.node import Node
 from tests.serve.conftest import client, node  # noqa: F401 - fixtures
@@ -33,9 +33,9 @@ OF_PROMETHEUS = (
 TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
 
-def series_lines(page: str) -> list[str]:
+def series_lines(exposition: str) -> list[str]:
     """Not by prometheus_client's parser of the text format, which renames counters."""
-    return [line for line in page.splitlines() if line and not line.startswith("#")]
+    return [line for line in exposition.splitlines() if line and not line.startswith("#")]
 
 
 def assert_same_series(written: str, text: str) -> None:
@@ -47,7 +47,7 @@ def assert_same_series(written: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("path", GOLDENS, ids=lambda p: f"{p.parent.name}-{p.stem}")
-def test_every_page_has_the_same_series_in_both_formats(path: Path) -> None:
+def test_every_exposition_has_the_same_series_in_both_formats(path: Path) -> None:
     assert_same_series(to_openmetrics(path.read_bytes()).decode(), path.read_text())
 
 
@@ -96,9 +96,9 @@ def test_nothing_is_an_end_only() -> None:
 
 
 def test_it_is_made_once_and_only_when_asked_for() -> None:
-    page = Exposition.of(encode([family_of("x", "gauge")]))
-    assert page.openmetrics_if_made is None
-    assert page.openmetrics() is page.openmetrics() is page.openmetrics_if_made
+    exposition = Exposition.of(encode([family_of("x", "gauge")]))
+    assert exposition.openmetrics_if_made is None
+    assert exposition.openmetrics() is exposition.openmetrics() is exposition.openmetrics_if_made
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def prometheus(folder: Path, target: str, port: int) -> Iterator[str]:
 
 def ask(url: str) -> object:
     try:
-        with urllib.request.urlopen(url, timeout=5) as answer:
+        with urllib.request.urlopen(url, timeout=30) as answer:
             return json.load(answer)["data"]
     except OSError:
         return None
@@ -193,10 +193,10 @@ def test_a_real_prometheus_stores_the_series_of_the_text_format(
         wait_until(scraped, "Prometheus has scraped the exporter")
         assert node.agent.published.fresh.openmetrics_if_made is not None, "it asked for OpenMetrics"
         stored = series_of(found[0])
-    page = client.ask("/metrics").text
+    exposition = client.ask("/metrics").text
     assert stored == {
         (sample.name, frozenset((k, v) for k, v in sample.labels.items() if v))
-        for family in parse_text(page)
+        for family in parse_text(exposition)
         for sample in family.samples
     }
 

@@ -228,8 +228,8 @@ def test_a_trailing_comma_is_right() -> None:
     assert only('x{a="1",} 1\n').labels == {"a": "1"}
 
 
-def test_a_page_cut_short() -> None:
-    with pytest.raises(BadExposition, match="line 2: the page ends in the middle of this line"):
+def test_an_exposition_cut_short() -> None:
+    with pytest.raises(BadExposition, match="line 2: the text ends in the middle of this line"):
         parse_text("x 1\ny 1")
 
 

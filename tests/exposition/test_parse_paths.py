@@ -1,4 +1,4 @@
-"""The parser's quick way says of every page what its exact way says; real pages and the seeds' go round."""
+"""The parser's quick way says of every exposition what its exact way says; real expositions and the seeds' go round."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from podgpu.exposition.parse import BadExposition, ParsedFamily, parse_text
 from podgpu.exposition.text import encode_parsed
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
-PAGES = sorted((*FIXTURES.glob("h200/*.prom"), *FIXTURES.glob("seeds/*.prom")))
+EXPOSITIONS = sorted((*FIXTURES.glob("h200/*.prom"), *FIXTURES.glob("seeds/*.prom")))
 
 HEADS = st.sampled_from(["a", "a_sum", "b", "# HELP a", "# TYPE a", "# TYPE a_sum", "#", "", " a", "a ", "9", "ä"])
 LABEL_TEXTS = ["", "{}", "{", "}", "{,}", '{x="1"}', '{x="1",}', '{x="1"', '{x="1" }', '{x="{"}', '{x="1",x="1"}']
@@ -55,7 +55,7 @@ LINES = st.builds("{}{}{}".format, HEADS, st.sampled_from(LABEL_TEXTS), st.sampl
 
 
 def exactly(text: str) -> list[ParsedFamily]:
-    """Every page that is not plain ASCII goes the exact way, if only for a remark at its end."""
+    """Every exposition that is not plain ASCII goes the exact way, if only for a remark at its end."""
     return parse_text(f"{text}# ä\n")
 
 
@@ -81,8 +81,8 @@ def test_both_ways_agree_on_garbage(text: str) -> None:
     assert outcome(parse_text, f'a{{x="1"}} 1\n{text}') == outcome(exactly, f'a{{x="1"}} 1\n{text}')
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda p: p.name)
-def test_a_real_page_goes_round(path: Path) -> None:
+@pytest.mark.parametrize("path", EXPOSITIONS, ids=lambda p: p.name)
+def test_a_real_exposition_goes_round(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     parsed = parse_text(text)
     assert parsed
@@ -90,7 +90,7 @@ def test_a_real_page_goes_round(path: Path) -> None:
     assert parsed == exactly(text)
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda p: p.name)
+@pytest.mark.parametrize("path", EXPOSITIONS, ids=lambda p: p.name)
 def test_the_oracle_reads_the_same(path: Path) -> None:
     # Without HELP and TYPE: they make prometheus_client rename counters.
     lines = [line for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if line[0] != "#"]
@@ -112,8 +112,8 @@ def test_numbers_are_rewritten_in_their_shortest_form_and_timestamps_left_out() 
     ]
 
 
-def test_every_word_of_a_page_is_kept() -> None:
-    page = (
+def test_every_word_of_an_exposition_is_kept() -> None:
+    exposition = (
         '# HELP h A \\\\ and a \\n.\n# TYPE h histogram\nh_bucket{le="1"} 2\nh_sum 3\nh_count 2\n# TYPE empty gauge\n'
     )
-    assert encode_parsed(parse_text(page)).decode() == page
+    assert encode_parsed(parse_text(exposition)).decode() == exposition

@@ -47,8 +47,8 @@ def test_special_numbers(value: float, text: str) -> None:
     NAMES,
 )
 def test_labels_and_values_survive_the_oracle(labels: dict[str, str], value: float, name: str) -> None:
-    page = encode([Family(name, "gauge", "help", (Sample(Labels(labels.items()), value),))]).decode()
-    (family,) = text_string_to_metric_families(page)
+    exposition = encode([Family(name, "gauge", "help", (Sample(Labels(labels.items()), value),))]).decode()
+    (family,) = text_string_to_metric_families(exposition)
     (sample,) = family.samples
     assert sample.name == name
     assert sample.labels == labels
@@ -57,5 +57,5 @@ def test_labels_and_values_survive_the_oracle(labels: dict[str, str], value: flo
 
 @given(TEXT)
 def test_help_is_one_line(text: str) -> None:
-    page = encode([Family("x", "gauge", text, (Sample(NO_LABELS, 1),))]).decode()
-    assert [line for line in page.split("\n") if line][1] == "# TYPE x gauge"
+    exposition = encode([Family("x", "gauge", text, (Sample(NO_LABELS, 1),))]).decode()
+    assert [line for line in exposition.split("\n") if line][1] == "# TYPE x gauge"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO
 
 from endurance.attack.scraper import free_port, lines_of
-from tests.nodes.clock import wait_until
+from tests.nodes.clock import PATIENCE, wait_until
 
 ROOT = Path(__file__).parents[2]
 AILING = ("-m", "endurance.attack.exporter_process")
@@ -26,7 +26,7 @@ class Exporter:
     port: int
 
     def get(self, path: str = "/metrics") -> tuple[int, str]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10.0)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
         try:
             connection.request("GET", path)
             response = connection.getresponse()
@@ -35,12 +35,12 @@ class Exporter:
             connection.close()
 
     def series(self, family: str) -> dict[str, float]:
-        """By UUID; empty where there is no answer."""
+        """By UUID; empty where there is no answer, or one that has stood still for too long to tell figures."""
         try:
-            _, page = self.get()
+            _, exposition = self.get()
         except OSError:
             return {}
-        return {labels["UUID"]: value for labels, value in lines_of(page, family)}
+        return {labels["UUID"]: value for labels, value in lines_of(exposition, family)}
 
 
 def environment() -> dict[str, str]:

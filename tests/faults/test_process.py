@@ -29,7 +29,7 @@ needs_dev_full = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="the
 
 @contextmanager
 def largest_node(folder: Path, through: Sequence[str] = ()) -> Iterator[Exporter]:
-    """16 GPUs, 112 MIG instances, 250 pods; every instance is on the page."""
+    """16 GPUs, 112 MIG instances, 250 pods; every instance is in the metrics."""
     kubelet = str(folder / "kubelet.sock")
     arguments = ("-k", "--allocation", "kubelet", "--pod-resources-kubelet-socket", kubelet, "-f", "dcp")
     telemetry = ("--telemetry", f"simulated:{LARGEST.gpus}")
@@ -37,13 +37,13 @@ def largest_node(folder: Path, through: Sequence[str] = ()) -> Iterator[Exporter
         SimulatedKubelet(kubelet, pods(LARGEST, NODE)),
         running(folder, *telemetry, *arguments, variables={"NODE_NAME": NODE}, through=through) as exporter,
     ):
-        wait_until(lambda: exporter.get()[1].count("podgpu_allocation_info{") >= 112, "every pod is on the page")
+        wait_until(lambda: exporter.get()[1].count("podgpu_allocation_info{") >= 112, "every pod is in the metrics")
         yield exporter
 
 
 @pytest.mark.fault(
     "the largest node there is (16 GPUs, 112 MIG instances, 250 pods) with no more memory than the chart allows",
-    "it stays within the limit from the start on, and every instance is on the page",
+    "it stays within the limit from the start on, and every instance is in the metrics",
 )
 def test_the_largest_node_fits_the_charts_limit(folder: Path) -> None:
     """The most it ever had resident, for machines on which no control group can be made."""
@@ -96,7 +96,7 @@ def control_group() -> Iterator[ControlGroup]:
 
 @pytest.mark.fault(
     "the kernel enforces the chart's limit of memory on the largest node, while a thousand clients hold connections",
-    "it is not killed: the kernel's own memory for that fits beside podgpu's, and every instance stays on the page",
+    "it is not killed: the kernel's own memory for that fits beside podgpu's, and every instance stays in the metrics",
 )
 def test_the_kernel_enforces_the_charts_limit(folder: Path, control_group: ControlGroup) -> None:
     with largest_node(folder, control_group.through) as exporter, ExitStack() as held:
@@ -105,8 +105,8 @@ def test_the_kernel_enforces_the_charts_limit(folder: Path, control_group: Contr
                 client = held.enter_context(socket.create_connection(("127.0.0.1", exporter.port), timeout=10.0))
                 with suppress(OSError):  # closed already: there are too many
                     client.sendall(b"GET /metrics HTTP/1.1\r\n" + b"X-Filler: " + b"a" * 8000)
-            status, page = exporter.get()
-            assert (status, page.count("podgpu_allocation_info{")) == (200, 112)
+            status, exposition = exporter.get()
+            assert (status, exposition.count("podgpu_allocation_info{")) == (200, 112)
             assert exporter.get("/")[0] == 200
         assert exporter.process.poll() is None
         assert control_group.killed == 0
@@ -119,10 +119,10 @@ def test_the_kernel_enforces_the_charts_limit(folder: Path, control_group: Contr
 def test_sigterm_in_mid_tick(folder: Path) -> None:
     with running(folder, "--telemetry", "simulated", module=AILING, variables={WELL_VARIABLE: "1"}) as well:
         well.process.send_signal(signal.SIGTERM)
-        assert well.process.wait(15.0) == 0
+        assert well.process.wait(30.0) == 0
     with running_in_spite(folder) as ailing:
         ailing.send_signal(signal.SIGTERM)
-        assert ailing.wait(15.0) == 0
+        assert ailing.wait(30.0) == 0
     assert "Traceback" not in (folder / "ailing.log").read_text()
 
 
@@ -148,7 +148,7 @@ def running_in_spite(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 @pytest.mark.fault(
     "one GPU hangs in the driver from the very first call on",
-    "the other GPUs are on the page after the first deadline, with their figures",
+    "the other GPUs are in the metrics after the first deadline, with their figures",
 )
 def test_a_gpu_that_hangs_at_the_start_hides_no_other(folder: Path) -> None:
     with running(folder, "--telemetry", "simulated", module=AILING) as exporter:
@@ -204,9 +204,9 @@ def test_a_full_disk_under_the_log(folder: Path) -> None:
             "/dev/full",
             "No space left on device",
             marks=pytest.mark.fault(
-                "the disk is full when --once writes the page to a file", "one line that says why; exit code 1"
+                "the disk is full when --once writes the metrics to a file", "one line that says why; exit code 1"
             ),
-            id="page",
+            id="exposition",
         ),
     ],
 )

@@ -110,9 +110,9 @@ def test_a_connection_is_kept() -> None:
 
     async def go() -> None:
         async with site(note) as url, open_session() as session:
-            page = UrlExposition(url)
+            exposition = UrlExposition(url)
             for _ in range(5):
-                assert await page.fetch_with(session) == b"a 1\n"
+                assert await exposition.fetch_with(session) == b"a 1\n"
 
     asyncio.run(go())
     assert len(peers) == 1
@@ -194,5 +194,5 @@ def test_the_waiting_way_works_beside_a_loop() -> None:
     with serving(send) as url:
         thread = threading.Thread(target=lambda: found.append(UrlExposition(url).fetch()))
         thread.start()
-        thread.join(10)
+        thread.join(30)
     assert found == [b"a 1\n"]

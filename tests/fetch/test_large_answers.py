@@ -1,4 +1,4 @@
-"""What a page may cost: real processes that read hostile pages over real HTTP, and the memory they took at most."""
+"""What a text may cost: real processes that read hostile texts over real HTTP, and the memory they took at most."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def rows(form: str, size: int = 8 * MIB) -> bytes:
     return "".join(numbered()).encode()
 
 
-PAGES = {
+EXPOSITIONS = {
     "a gzip bomb": lambda: zeros(512),
     "many labels": lambda: gzip.compress(rows('a{{b="{n}"}} 1\n'), 1),
     "many metrics": lambda: gzip.compress(rows("# HELP a{n} b\n"), 1),
@@ -84,12 +84,12 @@ def peak(code: str, *arguments: str) -> tuple[str, int, str]:
 
 
 @pytest.mark.fault(
-    "An exporter's page is a gzip bomb, or made of a million labels, metrics or GPUs",
-    "The page is refused as soon as it is past its bounds, with the reason; memory stays within the chart's limit",
+    "What an exporter answers is a gzip bomb, or made of a million labels, metrics or GPUs",
+    "It is refused as soon as it is past its bounds, with the reason; memory stays within the chart's limit",
 )
-@pytest.mark.parametrize("name", PAGES)
-def test_a_hostile_page_costs_little(name: str, tmp_path: Path) -> None:
-    with serving(answer(PAGES[name](), Content_Encoding="gzip")) as url:
+@pytest.mark.parametrize("name", EXPOSITIONS)
+def test_a_hostile_exposition_costs_little(name: str, tmp_path: Path) -> None:
+    with serving(answer(EXPOSITIONS[name](), Content_Encoding="gzip")) as url:
         said, mebibytes, logged = peak(READING, url, str(tmp_path / "gpu.prom"))
     assert said == ("too_large" if name == "a gzip bomb" else "malformed")
     assert "more than" in logged
@@ -97,9 +97,9 @@ def test_a_hostile_page_costs_little(name: str, tmp_path: Path) -> None:
 
 
 def test_as_much_as_is_taken_costs_no_more(tmp_path: Path) -> None:
-    """50,000 GPUs, which no node has, but a page by file may be of many nodes."""
-    page, out = rows(GPU, 49_000 * len(GPU.format(n=1_000_000))), tmp_path / "gpu.prom"
-    with serving(answer(gzip.compress(page, 1), Content_Encoding="gzip")) as url:
+    """50,000 GPUs, which no node has, but an exposition by file may be of many nodes."""
+    exposition, out = rows(GPU, 49_000 * len(GPU.format(n=1_000_000))), tmp_path / "gpu.prom"
+    with serving(answer(gzip.compress(exposition, 1), Content_Encoding="gzip")) as url:
         said, mebibytes, _ = peak(READING, url, str(out))
     assert said == "taken"
     assert out.read_bytes().count(b"\na{") == 49_000 - 1
@@ -107,7 +107,7 @@ def test_as_much_as_is_taken_costs_no_more(tmp_path: Path) -> None:
 
 
 def test_the_command_refuses_a_gzip_bomb(tmp_path: Path) -> None:
-    with serving(answer(PAGES["a gzip bomb"](), Content_Encoding="gzip")) as url:
+    with serving(answer(EXPOSITIONS["a gzip bomb"](), Content_Encoding="gzip")) as url:
         code, mebibytes, said = peak(
             COMMAND, "enrich", "--in", url, "--out", str(tmp_path / "gpu.prom"), "-k=false", "--once"
         )
@@ -118,7 +118,7 @@ def test_the_command_refuses_a_gzip_bomb(tmp_path: Path) -> None:
 
 
 def test_the_exporter_takes_one_nodes_gpus() -> None:
-    """Each is read in a thread of its own: a page of ten thousand must not make so many."""
+    """Each is read in a thread of its own: an exposition of ten thousand must not make so many."""
     with serving(answer(gzip.compress(rows(GPU, 500_000), 1), Content_Encoding="gzip")) as url:
         code, mebibytes, said = peak(COMMAND, "exporter", "--telemetry", f"exporter:{url}", "--once", "-c", "5000")
     assert code == "1"

@@ -1,4 +1,4 @@
-"""Figures from snapshots and from pages: dcgm-exporter's own and the golden ones."""
+"""Figures from snapshots and from expositions: dcgm-exporter's own and the golden ones."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def golden(name: str) -> View:
     return view_of_exposition(parse_text((NODES / name / "expected.prom").read_bytes().decode()))
 
 
-def page(text: str) -> View:
+def exposition(text: str) -> View:
     return view_of_exposition(parse_text(text))
 
 
@@ -101,10 +101,10 @@ def test_names_of_holders(workload: Workload, text: str) -> None:
     assert bool(workload.who) == (text != "-")
 
 
-# Pages
+# Expositions
 
 
-def test_a_page_tells_what_its_snapshot_told() -> None:
+def test_an_exposition_tells_what_its_snapshot_told() -> None:
     """The same node, through the join, the encoder and the parser."""
     readings = (
         Reading(gpu(0), {203: 97, 250: 81559, 252: 1024, 155: 301.5, 150: 55}),
@@ -114,7 +114,7 @@ def test_a_page_tells_what_its_snapshot_told() -> None:
     held = {"GPU-0": (TRAINER, SERVER), "GPU-1/gi7": (SERVER,)}
     shot = snapshot(*readings, held=held, usage=(USED,), totals=totals)
     counters = tuple(Counter(fields()[i], fields()[i].name, "gauge", "h") for i in FIELDS)
-    parsed = page(encode(join(shot, Policy(counters, hostname="n"))).decode())
+    parsed = exposition(encode(join(shot, Policy(counters, hostname="n"))).decode())
 
     def comparable(view: View) -> list[tuple[object, ...]]:
         return [
@@ -162,7 +162,7 @@ def test_golden_without_gpus() -> None:
     assert "nvml" in view.notes[0]
 
 
-def test_every_golden_page_is_read() -> None:
+def test_every_golden_exposition_is_read() -> None:
     for path in NODES.glob("*/expected.prom"):
         for found in golden(path.parent.name).devices:
             assert found.index >= 0
@@ -183,24 +183,24 @@ DCGM_FI_DEV_POWER_USAGE{{{SECOND}}} 70.5
 
 
 def test_plain_dcgm_exporter() -> None:
-    view = page(DCGM)
+    view = exposition(DCGM)
     assert (device(view, 0).utilization, names(device(view, 0))) == (0.4, ["ns/p/c"])
     assert device(view, 0).holders[0].utilization is None
 
 
 def test_figures_that_dcgm_exporter_repeats_are_counted_once() -> None:
-    shared = device(page(DCGM), 1)
+    shared = device(exposition(DCGM), 1)
     assert (shared.utilization, shared.power_watts, names(shared)) == (0.6, 70.5, ["ns/p1/c", "ns/p2/c"])
 
 
 def test_parts_of_the_power_that_podgpu_gives_add_up() -> None:
     build = 'podgpu_exporter_build_info{version="1"} 1\n'
-    assert device(page(DCGM + build), 1).power_watts == 141.0
+    assert device(exposition(DCGM + build), 1).power_watts == 141.0
 
 
-def test_a_mig_page_of_dcgm_exporter_has_instances_only() -> None:
+def test_a_mig_exposition_of_dcgm_exporter_has_instances_only() -> None:
     labels = 'gpu="0",UUID="GPU-a",modelName="NVIDIA A100",GPU_I_PROFILE="1g.5gb",GPU_I_ID="{}",Hostname="n"'
-    view = page(
+    view = exposition(
         "".join(
             f"DCGM_FI_DEV_POWER_USAGE{{{labels.format(i)}}} 80\nDCGM_FI_DEV_FB_USED{{{labels.format(i)}}} {i}\n"
             for i in (7, 8)
@@ -213,14 +213,16 @@ def test_a_mig_page_of_dcgm_exporter_has_instances_only() -> None:
 def test_names_since_dcgm_4_6_mean_the_same() -> None:
     """GPU_UTIL_RATIO stays 0 to 100, whatever it is called."""
     labels = '{gpu="0",UUID="GPU-a"}'
-    (found,) = page(f"DCGM_FI_DEV_GPU_UTIL_RATIO{labels} 40\nDCGM_FI_DEV_BOARD_POWER_WATTS{labels} 99\n").devices
+    (found,) = exposition(f"DCGM_FI_DEV_GPU_UTIL_RATIO{labels} 40\nDCGM_FI_DEV_BOARD_POWER_WATTS{labels} 99\n").devices
     assert (found.utilization, found.power_watts) == (0.4, 99)
 
 
 def test_what_is_no_number_is_absent() -> None:
-    (found,) = page('DCGM_FI_DEV_GPU_TEMP{gpu="0",UUID="a"} 5\nDCGM_FI_DEV_GPU_UTIL{gpu="0",UUID="a"} NaN\n').devices
+    (found,) = exposition(
+        'DCGM_FI_DEV_GPU_TEMP{gpu="0",UUID="a"} 5\nDCGM_FI_DEV_GPU_UTIL{gpu="0",UUID="a"} NaN\n'
+    ).devices
     assert (found.utilization, found.temperature) == (None, 5)
 
 
-def test_a_page_about_other_things() -> None:
-    assert page("# TYPE up gauge\nup 1\n") == View()
+def test_an_exposition_about_other_things() -> None:
+    assert exposition("# TYPE up gauge\nup 1\n") == View()

@@ -1,4 +1,4 @@
-"""The same figures from a page with dcgm-exporter 4.8's names, with 4.9's, and with both."""
+"""The same figures from an exposition with dcgm-exporter 4.8's names, with 4.9's, and with both."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.nodes.node import FIXTURES
 from tests.two_names import renamed
 
 NODES = FIXTURES.parent / "nodes"
-PAGES = {
+EXPOSITIONS = {
     "a real 4.8.2": FIXTURES / "h200" / "dcp_pod.prom",
     "podgpu, shared": NODES / "usage-time-sliced" / "expected.prom",
     "podgpu, MIG": NODES / "mig" / "expected.prom",
@@ -24,15 +24,15 @@ PAGES = {
 MEASURED = ["", "DCGM_FI_DEV_MEM_COPY_UTIL", "DCGM_FI_DEV_MEMORY_UTIL_RATIO", "DCGM_FI_PROF_DRAM_ACTIVE"]
 
 
-def figures(page: str, measured: str = "") -> tuple[DeviceFigures, ...]:
-    return view_of_exposition(parse_text(page), measured).devices
+def figures(exposition: str, measured: str = "") -> tuple[DeviceFigures, ...]:
+    return view_of_exposition(parse_text(exposition), measured).devices
 
 
 @pytest.mark.parametrize("names", ["4.9", "both"])
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("exposition", EXPOSITIONS)
 @pytest.mark.parametrize("measured", MEASURED)
-def test_a_page_tells_the_same_under_other_names(page: str, names: NameSet, measured: str) -> None:
-    text = PAGES[page].read_text(encoding="utf-8")
+def test_an_exposition_tells_the_same_under_other_names(exposition: str, names: NameSet, measured: str) -> None:
+    text = EXPOSITIONS[exposition].read_text(encoding="utf-8")
     other = renamed(text, names)
     assert "DCGM_FI_DEV_GPU_TEMP_CELSIUS{" in other or "DCGM_FI_DEV_GPU_UTIL_RATIO{" in other
     assert figures(other, measured) == figures(text, measured)
@@ -51,14 +51,16 @@ def test_what_podgpu_prints_is_read_the_same(names: NameSet) -> None:
 
 def test_utilisation_to_the_percent() -> None:
     for percent in range(101):
-        page = f'DCGM_FI_DEV_GPU_UTIL_RATIO{{gpu="0",UUID="GPU-0"}} {percent / 100:.6f}\n'
-        assert figures(page)[0].utilization == percent / 100
+        exposition = f'DCGM_FI_DEV_GPU_UTIL_RATIO{{gpu="0",UUID="GPU-0"}} {percent / 100:.6f}\n'
+        assert figures(exposition)[0].utilization == percent / 100
 
 
 def test_percent_under_the_name_of_a_ratio_is_percent() -> None:
     """As dcgm-exporter 4.8.3 and 4.8.4 print for who asks for the name: DCGM 4.6 calls field 203 so."""
-    page = "".join(f'DCGM_FI_DEV_GPU_UTIL_RATIO{{gpu="{n}",UUID="GPU-{n}"}} {v}\n' for n, v in enumerate((94, 1, 0)))
-    assert [device.utilization for device in figures(page)] == [0.94, 0.01, 0.0]
+    exposition = "".join(
+        f'DCGM_FI_DEV_GPU_UTIL_RATIO{{gpu="{n}",UUID="GPU-{n}"}} {v}\n' for n, v in enumerate((94, 1, 0))
+    )
+    assert [device.utilization for device in figures(exposition)] == [0.94, 0.01, 0.0]
 
 
 @pytest.mark.parametrize(
@@ -72,16 +74,16 @@ def test_percent_under_the_name_of_a_ratio_is_percent() -> None:
     ],
 )
 def test_blanks_in_a_base_unit_do_not_pass(name: str, blank: str) -> None:
-    page = f'{name}{{gpu="0",UUID="GPU-0"}} {blank}\nDCGM_FI_DEV_GPU_TEMP{{gpu="0",UUID="GPU-0"}} 40\n'
-    (device,) = figures(page)
+    exposition = f'{name}{{gpu="0",UUID="GPU-0"}} {blank}\nDCGM_FI_DEV_GPU_TEMP{{gpu="0",UUID="GPU-0"}} 40\n'
+    (device,) = figures(exposition)
     assert (device.utilization, device.memory_used, device.temperature) == (None, None, 40)
 
 
 def test_a_blank_under_one_name_does_not_hide_the_figure_under_the_other() -> None:
     of = '{gpu="0",UUID="GPU-0"}'
     for lines in (("GPU_UTIL", "50"), ("GPU_UTIL_RATIO", "-1")), (("GPU_UTIL", "-1"), ("GPU_UTIL_RATIO", "0.5")):
-        page = "".join(f"DCGM_FI_DEV_{name}{of} {value}\n" for name, value in lines)
-        assert figures(page)[0].utilization == 0.5
+        exposition = "".join(f"DCGM_FI_DEV_{name}{of} {value}\n" for name, value in lines)
+        assert figures(exposition)[0].utilization == 0.5
 
 
 def test_a_snapshot_in_base_units_has_the_same_figures() -> None:

@@ -47,7 +47,7 @@ def start_hook(folder: Path, podlist: Path) -> Iterator[StartHook]:
         hook.stop()
 
 
-def until(holds: Callable[[], object], seconds: float = 20.0) -> None:
+def until(holds: Callable[[], object], seconds: float = 60.0) -> None:
     """Waits for what threads and processes do in their own time; the limit is for a test that has failed."""
     end = time.monotonic() + seconds
     while not holds():
@@ -57,7 +57,7 @@ def until(holds: Callable[[], object], seconds: float = 20.0) -> None:
 
 def written(runtime: Runtime, podlist: Path) -> None:
     """The file comes to say what the runtime has."""
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while (found := read_podlist(podlist)) != runtime.expected():
         if time.monotonic() > end:
             assert found == runtime.expected()

@@ -43,7 +43,7 @@ def test_started_by_hand_until_told_to_stop(runtime: Runtime, folder: Path, podl
         runtime.accept()
         runtime.create(gpu_pod(1))
         hook.send_signal(signal.SIGTERM)  # what was told is written before it ends
-        said = hook.communicate(timeout=20)[1]
+        said = hook.communicate(timeout=60)[1]
     assert hook.returncode == 0
     written(runtime, podlist)
     assert "registered with containerd v2.2.1" in said
@@ -66,7 +66,7 @@ def test_started_by_the_runtime(folder: Path, podlist: Path) -> None:
         runtime.create(gpu_pod(1))
         written(runtime, podlist)
         runtime.drop()
-        assert hook.wait(timeout=20) == 0, "the runtime starts another"
+        assert hook.wait(timeout=60) == 0, "the runtime starts another"
     runtime.stop()
 
 
@@ -95,15 +95,15 @@ def test_metrics_and_probes_on_a_port(runtime: Runtime, folder: Path, podlist: P
         runtime.create(gpu_pod(1))
         written(runtime, podlist)
         until(lambda: _status(f"{url}/ready") == 200)
-        page = urllib.request.urlopen(f"{url}/metrics", timeout=20).read().decode()
+        exposition = urllib.request.urlopen(f"{url}/metrics", timeout=20).read().decode()
         for line in (
             "podgpu_hook_synchronised 1",
             "podgpu_hook_podlist_up_to_date 1",
             "podgpu_hook_gpu_containers 1",
             'podgpu_hook_requests_total{method="CreateContainer"} 1',
         ):
-            assert f"\n{line}\n" in page
-        assert "pod-1" not in page
+            assert f"\n{line}\n" in exposition
+        assert "pod-1" not in exposition
         runtime.stop()
         until(lambda: _status(f"{url}/ready") == 503)
         assert _status(f"{url}/livez") == 200, "a runtime that is away is no reason to restart the hook"
@@ -117,15 +117,15 @@ def _status(url: str) -> int:
 
 
 def test_the_seed_end_to_end(runtime: Runtime, folder: Path, podlist: Path) -> None:
-    """koordinator's annotation, told to the hook, is the holder on the exporter's page."""
+    """koordinator's annotation, told to the hook, is the holder on the exporter's exposition."""
     with running(*options(folder)):
         runtime.accept()
         given = Pod("s", "train", annotations=koordinator({"minor": 0}))
         runtime.create(Container("c", given, gpus=("0",)))
         written(runtime, podlist)
     command = [*PODGPU, "exporter", "--telemetry", "simulated:1xH100", "--allocation", f"podlist:{podlist}", "--once"]
-    page = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
-    (line,) = (line for line in page.splitlines() if line.startswith("podgpu_allocation_info"))
+    exposition = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    (line,) = (line for line in exposition.splitlines() if line.startswith("podgpu_allocation_info"))
     assert 'namespace="ml",pod="train",container="main"' in line
     assert 'source="podlist"' in line
 

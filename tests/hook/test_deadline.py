@@ -28,7 +28,7 @@ class Troubled:
     def __init__(self, answer: Callable[[str], bytes]) -> None:
         self._plugin = Plugin(lambda plugin, picture: None, Tallies())
         self._answer = answer
-        self.request_timeout: float | None = 0.2
+        self.request_timeout: float | None = None
         self.asked: list[str] = []
 
     def answer(self, method: str, payload: bytes) -> bytes:
@@ -68,6 +68,7 @@ def test_a_plugin_that_hangs(runtime: Runtime) -> None:
 
     plugin = Troubled(hang)
     with session_of(runtime, plugin) as tallies:
+        plugin.request_timeout = 0.2
         assert runtime.create(gpu_pod(1)) == {}, "after a quarter of 0.2 s"
         plugin.request_timeout = 10_000.0  # whoever waits for that now waits for ever
         runtime.start(gpu_pod(1))

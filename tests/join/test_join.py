@@ -57,8 +57,8 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
     return Snapshot(1.0, tuple(DEVICES), readings, tuple(draw(assignments)), xids=tallies, last_xid={"GPU-0": 79})
 
 
-def series(page: bytes) -> list[str]:
-    return [line.rsplit(" ", 1)[0] for line in page.decode().splitlines() if not line.startswith("#")]
+def series(exposition: bytes) -> list[str]:
+    return [line.rsplit(" ", 1)[0] for line in exposition.decode().splitlines() if not line.startswith("#")]
 
 
 OWN_COLLECTORS = "DCGM_EXP_XID_ERRORS_COUNT,gauge,n\nDCGM_EXP_XID_ERRORS_TOTAL,counter,n\n"
@@ -77,9 +77,9 @@ def test_no_series_twice_and_one_head_per_family(
         copy_parent_values=copy,
         virtual_gpus=virtual,
     )
-    page = encode(join(snapshot, policy))
-    assert not [s for s, n in Tally(series(page)).items() if n > 1]
-    heads = [line for line in page.decode().splitlines() if line.startswith("# TYPE")]
+    exposition = encode(join(snapshot, policy))
+    assert not [s for s, n in Tally(series(exposition)).items() if n > 1]
+    heads = [line for line in exposition.decode().splitlines() if line.startswith("# TYPE")]
     assert len(heads) == len(set(heads))
 
 
@@ -133,23 +133,23 @@ def test_what_is_no_dump_is_said_to_be_none(text: str) -> None:
 
 def test_label_type_fields_stay_off_podgpu_families() -> None:
     snapshot = Snapshot(1.0, (GPUS[0],), (Reading(GPUS[0], {1: "580.1", 240: 5, 150: 40}),))
-    page = encode(join(snapshot, POLICY)).decode()
-    assert 'DCGM_FI_DEV_GPU_TEMP{gpu="0"' in page
-    assert all("DCGM_FI_DRIVER_VERSION" not in x for x in page.splitlines() if x.startswith("podgpu_"))
+    exposition = encode(join(snapshot, POLICY)).decode()
+    assert 'DCGM_FI_DEV_GPU_TEMP{gpu="0"' in exposition
+    assert all("DCGM_FI_DRIVER_VERSION" not in x for x in exposition.splitlines() if x.startswith("podgpu_"))
 
 
 def test_xid_attributes_stand_sorted_among_the_pod_labels() -> None:
     snapshot = Snapshot(
         1.0, (GPUS[0],), (Reading(GPUS[0], {}),), (Assignment("GPU-0", Workload("ns", "p", "c"), "kubelet"),)
     )
-    page = encode(join(snapshot, POLICY)).decode()
-    assert 'Hostname="h",container="c",err_code="0",err_msg="no error",namespace="ns",pod="p"} 0' in page
+    exposition = encode(join(snapshot, POLICY)).decode()
+    assert 'Hostname="h",container="c",err_code="0",err_msg="no error",namespace="ns",pod="p"} 0' in exposition
 
 
 def test_holders_without_names_are_told_apart_by_uid() -> None:
     holders = [Workload(uid=f"u-{n}", container_id=str(n) * 64) for n in range(2)]
     usage = Usage(tuple(ContainerUsage("GPU-0", holder, allocated_ns=1) for holder in holders))
     snapshot = Snapshot(1.0, (GPUS[0],), (Reading(GPUS[0], {150: 40}),), usage=usage)
-    page = encode(join(snapshot, POLICY))
-    assert len(series(page)) == len(set(series(page)))
-    assert 'pod_uid="u-1"' in page.decode()
+    exposition = encode(join(snapshot, POLICY))
+    assert len(series(exposition)) == len(set(series(exposition)))
+    assert 'pod_uid="u-1"' in exposition.decode()

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -42,6 +43,8 @@ class Request:
     query: Mapping[str, str]
     headers: Mapping[str, str] = field(repr=False)
     port: int
+    at: float
+    """By the monotonic clock, when it arrived."""
 
     @property
     def watches(self) -> bool:
@@ -244,7 +247,7 @@ class SimulatedApiServer:
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         port = request.transport.get_extra_info("peername")[1] if request.transport is not None else 0
-        asked_now = Request(request.path, dict(request.query), dict(request.headers), port)
+        asked_now = Request(request.path, dict(request.query), dict(request.headers), port, time.monotonic())
         self.requests.append(asked_now)
         await self._answering.wait()
         if self.tokens is not None and asked_now.token not in self.tokens:

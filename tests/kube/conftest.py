@@ -16,6 +16,7 @@ import pytest
 from podgpu.kube.config import ApiConfig
 from podgpu.kube.watch import Pace, Watcher
 from tests.kube.api_server import SimulatedApiServer
+from tests.nodes.clock import PATIENCE
 
 PODS = "/api/v1/pods"
 HURRY = Pace(first_wait=0.01, longest_wait=0.02, longest_refused=0.02, settle=0.05, deadline=5.0)
@@ -29,7 +30,7 @@ def name_of(body: dict[str, Any]) -> str | None:
     return str(body["metadata"]["name"])
 
 
-def eventually(true: Callable[[], object], within: float = 10.0) -> None:
+def eventually(true: Callable[[], object], within: float = PATIENCE) -> None:
     until = time.monotonic() + within
     while not true():
         assert time.monotonic() < until, "did not become true in time"

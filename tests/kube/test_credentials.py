@@ -22,6 +22,7 @@ from podgpu.kube.config import ApiConfig, ExecPlugin
 from podgpu.kube.credentials import Credentials
 from podgpu.kube.exec_plugin import parse_credential, run_plugin
 from tests.kube.api_server import SimulatedApiServer
+from tests.nodes.clock import PATIENCE, seconds_waited
 
 from .conftest import PODS
 
@@ -90,7 +91,7 @@ def test_a_disk_that_hangs_costs_one_request_and_nothing_else(
     async def beat() -> None:
         nonlocal beats
         while True:
-            await asyncio.sleep(0.005)
+            await asyncio.sleep(0)
             beats += 1
 
     async def ask() -> None:
@@ -100,7 +101,7 @@ def test_a_disk_that_hangs_costs_one_request_and_nothing_else(
             with pytest.raises(SourceError, match="the disk does not answer") as caught:
                 await client.get(PODS)
             assert caught.value.reason == "no_token"
-            assert beats >= 2, "the loop did nothing else meanwhile"
+            assert beats >= 20, "the loop did nothing else meanwhile"
             answers.set()
             assert (await client.get(PODS))["items"] == []
             answers.clear()
@@ -261,7 +262,7 @@ def test_a_plugin_that_hangs_is_ended_with_what_it_started(tmp_path: Path) -> No
     made = ExecPlugin("/bin/sh", V1, ("-c", f"sleep 600 & echo $! > {pid}; echo waiting >&2; wait"))
     with pytest.raises(SourceError, match="took too long and was ended: waiting"):
         run(made, seconds=1.0)
-    until = time.monotonic() + 5
+    until = time.monotonic() + PATIENCE
     while not _is_gone(int(pid.read_text())) and time.monotonic() < until:
         time.sleep(0.01)
     assert _is_gone(int(pid.read_text()))
@@ -280,9 +281,7 @@ def test_a_plugin_is_ended_when_nobody_wants_it_any_more(tmp_path: Path) -> None
         with pytest.raises(asyncio.CancelledError):
             await running
 
-    began = time.monotonic()
-    asyncio.run(give_up())  # waits for the thread the plugin runs in
-    assert time.monotonic() - began < 20
+    assert seconds_waited(lambda: asyncio.run(give_up())) < 20  # it waits for the thread the plugin runs in
 
 
 _json = st.recursive(

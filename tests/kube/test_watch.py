@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from podgpu.kube.config import ApiConfig, ExecPlugin
 from podgpu.kube.watch import Bounds, Pace, Watcher
 from tests.kube.api_server import Request, SimulatedApiServer
+from tests.nodes.clock import PATIENCE, seconds_waited
 
 from .conftest import HURRY, PODS, eventually, name_of, pod
 
@@ -46,7 +47,7 @@ def reason(watcher: Watcher[Any]) -> str:
 def test_it_follows_the_collection(server: SimulatedApiServer, watch: MakeWatcher) -> None:
     server.put("pods", pod("a"), pod("b"))
     watcher = watch()
-    assert watcher.wait_synced(10)
+    assert watcher.wait_synced(30)
     assert watcher.synced
     assert watcher.items() == ("a", "b")
     wait_watching(server, watcher)
@@ -448,13 +449,18 @@ def test_a_watch_that_drips_and_never_ends_is_ended(server: SimulatedApiServer, 
 
 
 def test_bookmarks_keep_the_trust_in_a_watch(server: SimulatedApiServer, watch: MakeWatcher) -> None:
-    watcher = watch(pace=replace(HURRY, silence=2.0))
+    """For longer than one without them is trusted. On a machine that stands still for as long, none can arrive in
+    time: it is tried again then."""
+    watcher = watch(pace=replace(HURRY, silence=1.5))
     wait_watching(server, watcher)
-    until = time.monotonic() + 3.0
-    while time.monotonic() < until:
-        server.bookmark()
-        time.sleep(0.1)
-    assert len(server.requests) == 2
+    for _ in range(5):
+        asked, until = len(server.requests), time.monotonic() + 2.5
+        while time.monotonic() < until:
+            server.bookmark()
+            time.sleep(0.1)
+        if len(server.requests) == asked:
+            return
+    raise AssertionError("the watch was begun anew each time")
 
 
 def test_the_server_is_away_for_a_while(server: SimulatedApiServer, watch: MakeWatcher) -> None:
@@ -539,11 +545,10 @@ def test_retry_after_is_waited_for(server: SimulatedApiServer, watch: MakeWatche
     server.refusal, server.retry_after = (429, "too many requests"), 1
     watcher = watch()
     eventually(lambda: reason(watcher) == "throttled")
-    seen = time.monotonic()
     server.refusal = None
-    assert watcher.wait_synced(10)
-    assert time.monotonic() - seen > 0.8
-    assert len(lists(server)) == 2
+    assert watcher.wait_synced(PATIENCE)
+    *_, refused, let_in = lists(server)
+    assert let_in.at - refused.at > 0.99
 
 
 def test_an_object_the_caller_cannot_take_hides_no_other(
@@ -569,9 +574,7 @@ def test_a_broken_key_is_an_error_and_no_crash(server: SimulatedApiServer, watch
 
 
 def _close_in_time(watcher: Watcher[Any]) -> None:
-    began = time.monotonic()
-    watcher.close()
-    assert time.monotonic() - began < 1.5
+    assert seconds_waited(watcher.close) < 1.5
     assert not any(thread.name == "watch-pods" for thread in threading.enumerate())
     watcher.close()
 

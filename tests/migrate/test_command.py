@@ -28,7 +28,7 @@ groups:
   - alert: Busy
     expr: DCGM_FI_DEV_GPU_UTIL{Hostname!=""} > 90
     for: 5m
-    labels: {severity: page, node: "{{ $labels.Hostname }}"}
+    labels: {severity: exposition, node: "{{ $labels.Hostname }}"}
     annotations:
       summary: 'GPU {{ $labels.gpu }} on {{$labels.Hostname}} is busy'
   - record: gpu:energy:watts
@@ -58,7 +58,7 @@ groups:
   - alert: Busy
     expr: (DCGM_FI_DEV_GPU_UTIL_RATIO{hostname!=""} * 100) > 90
     for: 5m
-    labels: {severity: page, node: "{{ $labels.hostname }}"}
+    labels: {severity: exposition, node: "{{ $labels.hostname }}"}
     annotations:
       summary: 'GPU {{ $labels.gpu }} on {{$labels.hostname}} is busy'
   - record: gpu:energy:watts

@@ -49,7 +49,7 @@ MORE = [
 ]
 
 
-def pages(names: NameSet) -> Iterator[Point]:
+def expositions(names: NameSet) -> Iterator[Point]:
     """What an exporter of these names says of two GPUs, turn by turn: the same in every run, whichever names it has."""
     clock, naming = FakeClock(), Naming(names)
     driver = SimulatedNvml("2xH100", clock=clock.monotonic, wall=clock.wall, unrest=0)
@@ -95,7 +95,7 @@ def _key(labels: dict[str, str]) -> tuple[tuple[str, str], ...]:
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Answers]:
     folder = tmp_path_factory.mktemp("prom")
-    by_time = sorted((*pages("4.8"), *pages("4.9")), key=lambda point: (point.name, point.at))
+    by_time = sorted((*expositions("4.8"), *expositions("4.9")), key=lambda point: (point.name, point.at))
     with prometheus(folder, _each_once(by_time)) as url:
         yield Answers(url, max(point.at for point in by_time))
 

@@ -85,7 +85,7 @@ class Description:
     faults_later: Sequence[Sequence[Any]] = ()
     """The same, between the two readings."""
     usage_turns: int = 0
-    """Seconds for which use is accounted for after them. Without any the page has no such families."""
+    """Seconds for which use is accounted for after them. Without any the exposition has no such families."""
 
     @property
     def xids(self) -> int:

@@ -14,8 +14,9 @@ from typing import Any
 from aiohttp import web
 
 from podgpu.agent.loop import Agent
-from podgpu.serve.app import Listener, application, listening
+from podgpu.serve.app import Listener, listening
 from podgpu.serve.connections import Limits, MakeContext
+from podgpu.serve.exporter_app import application
 from podgpu.serve.sockets import Address
 
 LOOPBACK = Address("127.0.0.1", 0)

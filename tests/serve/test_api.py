@@ -20,7 +20,7 @@ from podgpu.configuration.price_file import example_prices, read_prices
 from podgpu.figures.as_json import holder_json, picture_json, pod_json
 from podgpu.figures.device import HolderFigures
 from podgpu.model import Workload
-from podgpu.serve.app import application
+from podgpu.serve.exporter_app import application
 from podgpu.serve.routes import BesideFigures, NodePage
 from tests.browser.pictures import three_nodes
 from tests.nodes.node import Description, Node, node_of

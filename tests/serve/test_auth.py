@@ -21,7 +21,6 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podgpu.serve.app import application, gpu_manager_application
 from podgpu.serve.auth import (
     MOST_REMEMBERED,
     MOST_WAITING_FROM_ONE,
@@ -30,8 +29,10 @@ from podgpu.serve.auth import (
     guard,
     parse_basic,
 )
+from podgpu.serve.exporter_app import application, gpu_manager_application
 from podgpu.serve.protection import Protection, protect
 from podgpu.serve.web_config import RateLimit, WebConfig, parse_web_config
+from tests.nodes.clock import wait_until
 from tests.nodes.node import Node
 from tests.serve.server import LOOPBACK, RELEASE, Client, running
 
@@ -124,7 +125,7 @@ def test_users_and_headers_change_without_a_restart(node: Node, write: Callable[
         assert (answer.status, answer.headers["X-Frame-Options"]) == (200, "deny")
 
 
-def test_headers_are_on_every_answer_and_a_pages_own_stand(node: Node, write: Callable[..., Path]) -> None:
+def test_headers_are_on_every_answer_and_a_expositions_own_stand(node: Node, write: Callable[..., Path]) -> None:
     headers = {"X-Content-Type-Options": "nosniff", "Content-Security-Policy": "default-src 'self'"}
     users = {"alice": ALICE}
     with guarded(node, write(http_server_config={"headers": headers}, basic_auth_users=users)) as client:
@@ -313,7 +314,7 @@ class Gated(Counting):
         self.let = threading.Event()
 
     def __call__(self, password: bytes, hashed: bytes) -> bool:
-        assert self.let.wait(10)
+        assert self.let.wait(30)
         return super().__call__(password, hashed)
 
 
@@ -340,6 +341,7 @@ def test_strangers_cost_a_known_login_nothing(
                 strangers.submit(client.ask, "/metrics", Authorization=basic("alice", f"guess {number}"))
                 for number in range(300)
             ]
+            wait_until(lambda: any(guess.done() for guess in guesses), "one is past the queue")
             statuses = [client.ask("/metrics", Authorization=login).status for _ in range(50)]
             compare.let.set()
             refused = Counter(guess.result().status for guess in guesses)

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
+from endurance.attack.scraper import free_port
 from podgpu.agent.loop import Agent
 from podgpu.clock import OnceAMinute
 from podgpu.serve.app import make_application
@@ -370,17 +371,17 @@ def test_who_hangs_up_at_once_is_not_in_the_log(client: Client, caplog: pytest.L
 
 
 @pytest.mark.fault(
-    "clients ask for the page and never read it",
+    "clients ask for the metrics and never read them",
     "no more than 16 MiB wait for all of them together; the slowest are let go",
 )
 def test_slow_readers_are_let_go(node: Node) -> None:
     big = b"x" * (8 * MIB)
 
-    async def page(_request: web.Request) -> web.Response:
+    async def exposition(_request: web.Request) -> web.Response:
         return web.Response(body=big)
 
     def app(_agent: Agent) -> web.Application:
-        return make_application([web.get("/metrics", page)], None)
+        return make_application([web.get("/metrics", exposition)], None)
 
     with running(node.agent, app=app, limits=Limits(unread_bytes=10 * MIB)) as client, ExitStack() as held:
         readers = [held.enter_context(open_socket(client, receive_buffer=4096)) for _ in range(5)]
@@ -391,16 +392,16 @@ def test_slow_readers_are_let_go(node: Node) -> None:
 
 
 @pytest.mark.fault(
-    "as many as may scrape at once ask for the page and never read it, again and again",
+    "as many as may scrape at once ask for the metrics and never read them, again and again",
     "they give their places to scrapers from elsewhere at once, to those of their own address after five seconds",
 )
 @pytest.mark.parametrize(("source", "slow_seconds"), [("127.0.0.2", 60.0), ("127.0.0.1", 0.2)])
 def test_who_does_not_read_keeps_no_scraper_out(node: Node, source: str, slow_seconds: float) -> None:
-    async def page(_request: web.Request) -> web.Response:
+    async def exposition(_request: web.Request) -> web.Response:
         return web.Response(body=b"x" * (8 * MIB))
 
     def app(_agent: Agent) -> web.Application:
-        return make_application([web.get("/metrics", at_most(4, page))], None)
+        return make_application([web.get("/metrics", at_most(4, exposition))], None)
 
     limits = Limits(unread_bytes=1024 * MIB, slow_seconds=slow_seconds)
     with running(node.agent, app=app, limits=limits) as client, ExitStack() as held:
@@ -472,18 +473,12 @@ def with_descriptors() -> Iterator[Callable[[int], None]]:
 
 
 def test_the_probes_own_address_is_guarded_too(folder: Path) -> None:
-    port = _free_port()
+    port = free_port()
     with podgpu((*EXPORTER, "--probe-address", f"127.0.0.1:{port}"), folder) as process:
         probes = Client(type(process.client.address)("127.0.0.1", port))
         with holding(probes, 300):
             assert [probes.ask(path).status for path in ("/livez", "/health")] == [200, 200]
             assert is_served(process)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def test_what_repeats_is_said_once_a_minute() -> None:

@@ -23,7 +23,7 @@ from podgpu.errors import StartError
 from podgpu.exposition.text import CONTENT_TYPE
 from podgpu.join import Policy
 from podgpu.model import Workload
-from podgpu.serve.app import gpu_manager_application, serve
+from podgpu.serve.exporter_app import gpu_manager_application, serve
 from podgpu.serve.sockets import Address, parse_address
 from podgpu.simulate.driver import SimulatedNvml
 from podgpu.simulate.kubelet import SimulatedKubelet, SimulatedPod
@@ -161,10 +161,10 @@ def test_a_card_the_kubelet_names_is_all_of_its_memory(shared: Node, kubelet: Si
 
 def test_alone_at_metric_and_after_the_others_at_metrics(shared: Node, client: Client) -> None:
     shared.take_turns()
-    alone, page = client.ask("/metric"), client.ask("/metrics")
+    alone, exposition = client.ask("/metric"), client.ask("/metrics")
     assert families(alone) == THEIRS
-    assert page.body.endswith(alone.body)
-    assert "podgpu_exporter_build_info" in families(page)
+    assert exposition.body.endswith(alone.body)
+    assert "podgpu_exporter_build_info" in families(exposition)
     assert (alone.status, alone.headers["Content-Type"]) == (200, CONTENT_TYPE)
     zipped = client.ask("/metric", Accept_Encoding="gzip")
     assert gzip.decompress(zipped.body) == alone.body

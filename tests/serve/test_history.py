@@ -20,7 +20,8 @@ from podgpu.history.ring import Told
 from podgpu.history.rows import Key
 from podgpu.http.aside import Turns
 from podgpu.serve.api_routes import api_routes
-from podgpu.serve.app import application, make_application
+from podgpu.serve.app import make_application
+from podgpu.serve.exporter_app import application
 from podgpu.serve.routes import BesideFigures, NodePage
 from tests.history.figures import MIB, HandClock, gpu, holder, pod, wrong
 from tests.nodes.node import Node

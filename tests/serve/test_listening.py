@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from podgpu.errors import StartError, UsageError
-from podgpu.serve.app import serve
+from podgpu.serve.exporter_app import serve
 from podgpu.serve.sockets import Address, parse_address
 from tests.nodes.node import Node
 from tests.serve.server import RELEASE, running

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -20,8 +20,9 @@ from aiohttp import web
 from podgpu.agent.loop import Agent
 from podgpu.figures.as_json import PageState
 from podgpu.http.aside import Aside, Latest
-from podgpu.serve.app import application, make_application
+from podgpu.serve.app import make_application
 from podgpu.serve.auth import Passwords, guard
+from podgpu.serve.exporter_app import application
 from podgpu.serve.page_routes import page_routes
 from podgpu.serve.protection import Protection
 from podgpu.serve.routes import NodePage, routes
@@ -114,7 +115,7 @@ def test_the_page_is_not_made_where_scrapes_are_answered(node: Node, path: str) 
 
 @pytest.mark.fault(
     "dozens look at the page at once, and what they look at takes long to make",
-    "two of them at a time have a thread; a scraper who needs one, for a long page, finds one free",
+    "two of them at a time have a thread; a scraper who needs one, for a long exposition, finds one free",
 )
 def test_those_who_look_take_no_thread_from_a_scraper(node: Node) -> None:
     held: Held[PageState] = Held(NodePage(node.agent).latest)
@@ -145,10 +146,22 @@ def test_many_who_look_at_once_have_it_made_once(node: Node, client: Client) -> 
 
 
 @pytest.fixture
-def mute_server() -> Iterator[str]:
+def mute_server() -> Iterator[socket.socket]:
     """Accepts and never says a word."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        listening.settimeout(PATIENCE)
+        yield listening
+
+
+def still_waits(asking: socket.socket) -> bool:
+    """Has asked, and not given up."""
+    asking.settimeout(PATIENCE)
+    asking.recv(65536)
+    asking.setblocking(False)
+    try:
+        return asking.recv(65536) != b""
+    except BlockingIOError:
+        return True
 
 
 def kubeconfig(folder: Path, server: str) -> str:
@@ -175,13 +188,27 @@ DISCOVER = (*(CLUSTER[:1]), *CLUSTER[3:], "--discover-kubernetes", "monitoring/a
     "the API server accepts connections and never answers, from before the start",
     "podgpu listens at once; /livez answers, and what the API server would tell is taken up when it does",
 )
-def test_probes_do_not_wait_for_the_api_server(command: tuple[str, ...], folder: Path, mute_server: str) -> None:
-    began = time.monotonic()
-    with podgpu((*command, "--kubeconfig", kubeconfig(folder, mute_server)), folder) as process:
-        assert process.client.ask("/livez").status == 200
-        # It used to wait for 10 s first. Most of this is Python's start.
-        assert time.monotonic() - began < 8.0
-        for _ in range(10):
-            asked = time.monotonic()
-            assert process.client.ask("/livez").status == 200
-            assert time.monotonic() - asked < 1.0
+def test_probes_do_not_wait_for_the_api_server(
+    command: tuple[str, ...], folder: Path, mute_server: socket.socket
+) -> None:
+    """The first question is given up after 10 s: until then all probes have been answered, in one of three starts at
+    least, as a machine may stand still for long."""
+    server = f"http://127.0.0.1:{mute_server.getsockname()[1]}"
+    for _ in range(3):
+        with podgpu((*command, "--kubeconfig", kubeconfig(folder, server)), folder) as process:
+            first, _address = mute_server.accept()
+            with first:
+                assert [process.client.ask("/livez").status for _ in range(10)] == [200] * 10
+                if still_waits(first):
+                    return
+        refuse_who_waits(mute_server)
+    raise AssertionError("a probe waited until podgpu gave the API server up")
+
+
+def refuse_who_waits(listening: socket.socket) -> None:
+    """Those of a podgpu that has ended."""
+    listening.settimeout(0.0)
+    with suppress(BlockingIOError):
+        while True:
+            listening.accept()[0].close()
+    listening.settimeout(PATIENCE)

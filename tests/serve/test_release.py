@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from podgpu.serve.app import application
+from podgpu.serve.exporter_app import application
 from podgpu.serve.lifecycle import is_this_machine
 from tests.nodes.node import Description, Node, node_of
 from tests.serve.server import RELEASE, Client, running

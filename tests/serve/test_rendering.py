@@ -1,4 +1,4 @@
-"""Pages are made when somebody asks for one, once for all who ask meanwhile; their cost grows with the series alone."""
+"""Texts are made when somebody asks for one, once for all who ask meanwhile; their cost grows with the series alone."""
 
 from __future__ import annotations
 
@@ -67,13 +67,13 @@ def test_nothing_is_rendered_before_it_is_asked_for_and_nothing_twice() -> None:
     published = Published(node_with(3, values), POLICY, 0.0)
     assert values.looks == 0
     with ThreadPoolExecutor(8) as threads:
-        pages = {id(page) for page in threads.map(lambda _: published.fresh, range(50))}
-    assert len(pages) == 1
+        expositions = {id(exposition) for exposition in threads.map(lambda _: published.fresh, range(50))}
+    assert len(expositions) == 1
     assert values.looks == looks_of_one_rendering(3)
     assert len(values.threads) == 1
 
 
-def test_families_stand_beside_the_page_for_whoever_writes_another_format() -> None:
+def test_families_stand_beside_the_exposition_for_whoever_writes_another_format() -> None:
     published = Published(node_with(3, Watched()), POLICY, 0.0)
     assert encode((*published.figures, *published.own)) == published.fresh.plain
     assert encode(published.own) == published.stale.plain
@@ -81,7 +81,7 @@ def test_families_stand_beside_the_page_for_whoever_writes_another_format() -> N
 
 
 @contextmanager
-def large_page(node: Node) -> Iterator[tuple[Watched, Client]]:
+def large_exposition(node: Node) -> Iterator[tuple[Watched, Client]]:
     """One that takes long to render, and has just been begun."""
     values = Watched()
     values.go.clear()
@@ -94,28 +94,28 @@ def large_page(node: Node) -> Iterator[tuple[Watched, Client]]:
 
 
 @pytest.mark.fault(
-    "The page is so long that it takes seconds to render",
+    "The exposition is so long that it takes seconds to render",
     "it is rendered beside the event loop, once for everybody who asks; probes are answered meanwhile",
 )
-def test_a_long_page_is_rendered_once_and_keeps_nobody_else_waiting(node: Node) -> None:
+def test_a_long_exposition_is_rendered_once_and_keeps_nobody_else_waiting(node: Node) -> None:
     node.take_turns()
-    with large_page(node) as (values, client), ThreadPoolExecutor(10) as scrapers:
-        pages = [scrapers.submit(lambda: client.ask("/metrics").text) for _ in range(10)]
+    with large_exposition(node) as (values, client), ThreadPoolExecutor(10) as scrapers:
+        expositions = [scrapers.submit(lambda: client.ask("/metrics").text) for _ in range(10)]
         assert values.entered.wait(PATIENCE)
         assert client.ask("/health").status == 200
         values.go.set()
-        assert len({page.result(PATIENCE) for page in pages}) == 1
+        assert len({exposition.result(PATIENCE) for exposition in expositions}) == 1
     assert values.looks == looks_of_one_rendering(500)
 
 
-def test_a_page_that_is_too_old_when_it_is_done_is_not_served(node: Node) -> None:
+def test_an_exposition_that_is_too_old_when_it_is_done_is_not_served(node: Node) -> None:
     node.take_turns()
-    with large_page(node) as (values, client), ThreadPoolExecutor(1) as scraper:
-        page = scraper.submit(lambda: client.ask("/metrics").text)
+    with large_exposition(node) as (values, client), ThreadPoolExecutor(1) as scraper:
+        exposition = scraper.submit(lambda: client.ask("/metrics").text)
         assert values.entered.wait(PATIENCE)
         node.clock.advance(node.agent.settings.stale_after + 1)
         values.go.set()
-        text = page.result(PATIENCE)
+        text = exposition.result(PATIENCE)
     assert "DCGM_FI" not in text
     assert "podgpu_" in text
 
@@ -127,7 +127,9 @@ def test_an_old_body_is_never_served_as_a_new_one(node: Node) -> None:
             assert client.ask("/metrics").text.count("podgpu_container_gpu_processes{") == pods
 
 
-def test_what_changed_is_logged_though_nobody_asks_for_the_page(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_changed_is_logged_though_nobody_asks_for_the_exposition(
+    node: Node, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO)
     node.driver.faults.unsupported("nvmlDeviceGetTemperature")
     node.take_turns()
@@ -136,7 +138,7 @@ def test_what_changed_is_logged_though_nobody_asks_for_the_page(node: Node, capl
 
 
 def work_of(policy: Policy, pods: int) -> int:
-    """Function calls, Python's own and C's, that one page takes."""
+    """Function calls, Python's own and C's, that one exposition takes."""
     snapshot, calls = node_with(pods, dict.fromkeys((c.field.id for c in COUNTERS), 1)), 0
 
     def count(*_: object) -> None:

@@ -20,7 +20,7 @@ SCRIPT = """
 import sys
 import time
 from podgpu.agent.loop import Agent, Settings
-from podgpu.serve.app import serve
+from podgpu.serve.exporter_app import serve
 from podgpu.serve.sockets import Address
 from podgpu.simulate.driver import SimulatedNvml
 from podgpu.telemetry.nvml import NvmlTelemetry
@@ -94,7 +94,7 @@ def test_sigusr1_lets_go_of_the_driver() -> None:
 
 @pytest.mark.fault(
     "a GPU hangs, and podgpu is told again and again to let go of the driver",
-    "it tries once at a time: the page is answered meanwhile, and nothing is left to be done when it is to end",
+    "it tries once at a time: scrapes are answered meanwhile, and nothing is left to be done when it is to end",
 )
 def test_a_storm_of_sigusr1_while_a_gpu_hangs() -> None:
     with exporter("nvmlDeviceGetFieldValues") as (process, client):

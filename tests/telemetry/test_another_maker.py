@@ -60,9 +60,9 @@ def test_another_makers_gpus_are_told_by_their_own_names() -> None:
     agent = Agent(telemetry, (), Settings(policy=policy), Clock(lambda: 100.0, lambda: 1_700_000_100.0))
     agent.read_telemetry()
     agent.read_telemetry()
-    page = agent.published.fresh.plain.decode()
+    exposition = agent.published.fresh.plain.decode()
     agent.stop()
-    families = {family.name: family.samples for family in parse_text(page)}
+    families = {family.name: family.samples for family in parse_text(exposition)}
     (power,) = families[POWER]
     assert (power.value, power.labels["device"], power.labels["modelName"]) == (250.0, "card0", "Accelerator 300")
     (errors,) = families["podgpu_xid_errors_total"]

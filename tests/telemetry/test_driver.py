@@ -69,15 +69,15 @@ def test_shutdown_waits_for_calls_and_refuses_when_one_hangs() -> None:
     def hold() -> None:
         with driver.using():
             inside.set()
-            leave.wait(10)
+            leave.wait(30)
 
     holder = threading.Thread(target=hold, daemon=True)
     holder.start()
-    assert inside.wait(10)
+    assert inside.wait(30)
     assert not driver.close(0.01)
     assert nvml.calls["nvmlShutdown"] == 0, "never while a call is in flight"
     leave.set()
-    holder.join(10)
+    holder.join(30)
     assert driver.close(1.0)
     assert nvml.calls["nvmlShutdown"] == 1
     with pytest.raises(DriverGone), driver.using():

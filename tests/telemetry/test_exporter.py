@@ -27,9 +27,9 @@ A100 = "GPU-34319582-d595-d1c7-d1d2-179bcfa61660"
 
 
 class Text:
-    """A page that says what it is told to."""
+    """An exposition that says what it is told to."""
 
-    shown = "the page"
+    shown = "the exposition"
 
     def __init__(self, text: str) -> None:
         self.text: str | SourceError = text
@@ -56,8 +56,8 @@ TEMPERATURE, UTILISATION, MEMORY = map(field, ("DCGM_FI_DEV_GPU_TEMP", "DCGM_FI_
 ENGINE, POWER = field("DCGM_FI_PROF_GR_ENGINE_ACTIVE"), field("DCGM_FI_DEV_POWER_USAGE")
 
 
-def values(page: Text, *wanted: Field) -> dict[str, dict[int, object]]:
-    telemetry = ExporterTelemetry(page)
+def values(exposition: Text, *wanted: Field) -> dict[str, dict[int, object]]:
+    telemetry = ExporterTelemetry(exposition)
     answers = [telemetry.read(gpu, wanted) for gpu in telemetry.inventory().gpus]
     return {r.device.key: dict(r.values) for answer in answers for r in answer.readings}
 
@@ -66,7 +66,7 @@ def values(page: Text, *wanted: Field) -> dict[str, dict[int, object]]:
 
 
 @pytest.mark.parametrize("name", ["default", "old", "dcp_pod", "dcp_shared", "shared_noflag"])
-def test_the_real_pages_name_one_gpu(name: str) -> None:
+def test_the_real_expositions_name_one_gpu(name: str) -> None:
     (gpu,) = ExporterTelemetry(fixture(f"h200/{name}.prom")).inventory().gpus
     assert (gpu.index, gpu.uuid, gpu.pci_bus_id, gpu.model) == (0, H200, "00000000:00:06.0", "NVIDIA H200")
     assert (gpu.minor, gpu.mig_enabled) == (None, False)
@@ -109,7 +109,7 @@ def test_other_forms(labels: str) -> None:
 
 
 @pytest.mark.parametrize("labels", ["", '{gpu="0"}', '{UUID="GPU-1"}', '{nvswitch="nvswitch0"}', '{cpu="0"}'])
-def test_a_page_without_gpus(labels: str) -> None:
+def test_an_exposition_without_gpus(labels: str) -> None:
     with pytest.raises(SourceError) as caught:
         ExporterTelemetry(Text(f"a{labels} 1\n")).inventory()
     assert caught.value.reason == "no_gpu"
@@ -125,8 +125,8 @@ def test_the_driver_beside_knows_more() -> None:
     nvml = NvmlTelemetry(driver, count_expected=lambda: 1)
     uuid = driver.machine.gpus[0].uuid
     gi_ids = [r.device.gi_id for r in nvml.read(nvml.inventory().gpus[0], ()).readings][1:]
-    page = Text("".join(f'DCGM_FI_DEV_GPU_TEMP{{gpu="0",UUID="{uuid}",GPU_I_ID="{gi}"}} 40\n' for gi in gi_ids))
-    telemetry = ExporterTelemetry(page, nvml)
+    exposition = Text("".join(f'DCGM_FI_DEV_GPU_TEMP{{gpu="0",UUID="{uuid}",GPU_I_ID="{gi}"}} 40\n' for gi in gi_ids))
+    telemetry = ExporterTelemetry(exposition, nvml)
     (gpu,) = telemetry.inventory().gpus
     assert gpu.minor == 0
     instances = [r.device for r in telemetry.read(gpu, ()).readings][1:]
@@ -147,9 +147,9 @@ def test_without_a_driver_there_are_no_processes() -> None:
 
 
 def test_every_name_of_a_field() -> None:
-    page = '{name}{{gpu="0",UUID="GPU-1"}} 33\n'
+    exposition = '{name}{{gpu="0",UUID="GPU-1"}} 33\n'
     for name in TEMPERATURE.names:
-        assert values(Text(page.format(name=name)), TEMPERATURE) == {"GPU-1": {TEMPERATURE.id: 33}}
+        assert values(Text(exposition.format(name=name)), TEMPERATURE) == {"GPU-1": {TEMPERATURE.id: 33}}
 
 
 def test_whole_and_broken_numbers_and_texts() -> None:
@@ -193,11 +193,11 @@ def test_what_is_no_value_is_dropped_and_counted(one: Field, printed: str) -> No
 
 def test_an_xid_is_an_event_when_it_changes() -> None:
     row = 'DCGM_FI_DEV_XID_ERRORS{{gpu="0",UUID="GPU-1",err_code="{0}"}} {0}\n'
-    page = Text(row.format(0))
-    telemetry = ExporterTelemetry(page, wall=lambda: 5.0)
+    exposition = Text(row.format(0))
+    telemetry = ExporterTelemetry(exposition, wall=lambda: 5.0)
     seen = []
     for xid in (0, 79, 79, 0, 31):
-        page.text = row.format(xid)
+        exposition.text = row.format(xid)
         telemetry.inventory()
         seen += [(event.device, event.code, event.at) for event in telemetry.error_events()]
     assert seen == [("GPU-1", 79, 5.0), ("GPU-1", 31, 5.0)]
@@ -212,10 +212,10 @@ NEW = tuple(c.field for c in Naming("4.9").shipped("dcp") or ())
 
 @pytest.mark.parametrize("wanted", [OLD, NEW], ids=["4.8 wanted", "4.9 wanted"])
 @pytest.mark.parametrize("names", ["4.9", "both"])
-def test_values_do_not_go_by_the_names_of_the_page(wanted: tuple[Field, ...], names: NameSet) -> None:
-    page = fixture("h200/dcp_pod.prom")
-    (old,) = values(page, *wanted).values()
-    (new,) = values(Text(renamed(str(page.text), names)), *wanted).values()
+def test_values_do_not_go_by_the_names_of_the_exposition(wanted: tuple[Field, ...], names: NameSet) -> None:
+    exposition = fixture("h200/dcp_pod.prom")
+    (old,) = values(exposition, *wanted).values()
+    (new,) = values(Text(renamed(str(exposition.text), names)), *wanted).values()
     assert len(old) > 20
     assert old.pop(1) == new.pop(1) == "580.159.04", "the driver's label"
     assert new == pytest.approx(old, rel=1e-4), "4.9 has whole joules"
@@ -224,24 +224,26 @@ def test_values_do_not_go_by_the_names_of_the_page(wanted: tuple[Field, ...], na
 
 def test_units_belong_to_the_field_that_is_wanted() -> None:
     of = '{gpu="0",UUID="GPU-0"}'
-    page = Text(
+    exposition = Text(
         f"DCGM_FI_DEV_GPU_UTIL{of} 94\nDCGM_FI_DEV_FB_USED_BYTES{of} 1073741999\nDCGM_FI_DEV_SM_CLOCK{of} 1980\n"
     )
     wanted = [fields()[i] for i in (203, 1613, 252, 1627, 100, 1603)]
-    assert values(page, *wanted) == {
+    assert values(exposition, *wanted) == {
         "GPU-0": {203: 94, 1613: 0.94, 252: 1024, 1627: 1_073_741_999, 100: 1980, 1603: 1_980_000_000}
     }
 
 
 def test_percent_under_a_ratios_name_is_percent() -> None:
-    pages = [Text(f'DCGM_FI_DEV_GPU_UTIL_RATIO{{gpu="0",UUID="GPU-0"}} {value}\n') for value in ("94", "0.94")]
-    assert [values(page, fields()[203], fields()[1613])["GPU-0"] for page in pages] == 2 * [{203: 94, 1613: 0.94}]
+    expositions = [Text(f'DCGM_FI_DEV_GPU_UTIL_RATIO{{gpu="0",UUID="GPU-0"}} {value}\n') for value in ("94", "0.94")]
+    assert [values(exposition, fields()[203], fields()[1613])["GPU-0"] for exposition in expositions] == 2 * [
+        {203: 94, 1613: 0.94}
+    ]
 
 
 @pytest.mark.parametrize("blank", ["9223372036854775794", "NaN", "+Inf", "-1"])
 def test_a_blank_is_no_value_in_the_other_unit_either(blank: str) -> None:
-    page = Text(f'DCGM_FI_DEV_FB_USED_BYTES{{gpu="0",UUID="GPU-0"}} {blank}\n')
-    assert values(page, MEMORY) == {"GPU-0": {}}
+    exposition = Text(f'DCGM_FI_DEV_FB_USED_BYTES{{gpu="0",UUID="GPU-0"}} {blank}\n')
+    assert values(exposition, MEMORY) == {"GPU-0": {}}
 
 
 class Holder:
@@ -254,9 +256,9 @@ class Holder:
         pass
 
 
-def agent_over(page: Text) -> Agent:
+def agent_over(exposition: Text) -> Agent:
     policy = Policy(counters=shipped_counters("dcp") or (), hostname="node-1")
-    return Agent(ExporterTelemetry(page), [Holder()], Settings(policy=policy))
+    return Agent(ExporterTelemetry(exposition), [Holder()], Settings(policy=policy))
 
 
 def dcgm_samples(agent: Agent) -> list[ParsedSample]:
@@ -264,15 +266,15 @@ def dcgm_samples(agent: Agent) -> list[ParsedSample]:
     return [s for family in families for s in family.samples if s.name.startswith("DCGM_")]
 
 
-def test_the_page_comes_out_under_our_own_labels() -> None:
-    page = fixture("h200/dcp_shared.prom")
-    agent = agent_over(page)
+def test_the_exposition_comes_out_under_our_own_labels() -> None:
+    exposition = fixture("h200/dcp_shared.prom")
+    agent = agent_over(exposition)
     agent.read_telemetry()
     agent.read_allocation()
-    assert page.fetches == 1
+    assert exposition.fetches == 1
     samples = dcgm_samples(agent)
     agent.stop()
-    known = {s.name: s.value for f in parse_text(str(page.text)) for s in f.samples if "pod" not in s.labels}
+    known = {s.name: s.value for f in parse_text(str(exposition.text)) for s in f.samples if "pod" not in s.labels}
     assert len({s.name for s in samples}) > 20
     for sample in samples:
         assert (sample.labels["pod"], sample.labels["namespace"], sample.labels["Hostname"]) == (
@@ -295,45 +297,47 @@ def test_the_page_comes_out_under_our_own_labels() -> None:
         ("# nothing\n", "no_gpu"),
     ],
 )
-def test_after_a_bad_page_nothing_old_is_told(bad: str | SourceError, reason: str) -> None:
-    page = fixture("h200/default.prom")
-    good = page.text
-    agent = agent_over(page)
+def test_after_a_bad_exposition_nothing_old_is_told(bad: str | SourceError, reason: str) -> None:
+    exposition = fixture("h200/default.prom")
+    good = exposition.text
+    agent = agent_over(exposition)
     agent.read_telemetry()
     assert dcgm_samples(agent)
-    page.text = bad
+    exposition.text = bad
     agent.read_telemetry()
     assert dcgm_samples(agent) == []
     assert f'podgpu_exporter_source_errors_total{{source="exporter",reason="{reason}"}} 1\n' in (
         agent.published.fresh.plain.decode()
     )
-    page.text = good
+    exposition.text = good
     agent.read_telemetry()
     assert dcgm_samples(agent)
     agent.stop()
 
 
-def test_a_gpu_that_left_the_page() -> None:
-    page = fixture("seeds/000-sample.prom")
-    telemetry = ExporterTelemetry(page)
+def test_a_gpu_that_left_the_exposition() -> None:
+    exposition = fixture("seeds/000-sample.prom")
+    telemetry = ExporterTelemetry(exposition)
     first, second = telemetry.inventory().gpus
-    page.text = "".join(line for line in str(page.text).splitlines(keepends=True) if second.uuid not in line)
+    exposition.text = "".join(
+        line for line in str(exposition.text).splitlines(keepends=True) if second.uuid not in line
+    )
     assert telemetry.inventory().gpus == (first,)
     with pytest.raises(DeviceLost):
         telemetry.read(second, [])
 
 
 @pytest.mark.fault(
-    "A GPU vanishes from the dcgm-exporter's page that podgpu reads (--telemetry exporter:)",
-    "It stays as lost, with who held it, on the page, in /health and as podgpu_device_health, until back or forgotten",
+    "A GPU vanishes from the dcgm-exporter's metrics that podgpu reads (--telemetry exporter:)",
+    "It stays as lost, with who held it, in metrics, in /health and as podgpu_device_health, until back or forgotten",
 )
-def test_a_gpu_that_left_the_page_is_kept_as_lost() -> None:
-    page = fixture("seeds/000-sample.prom")
-    whole = str(page.text)
-    agent = agent_over(page)
+def test_a_gpu_that_left_the_exposition_is_kept_as_lost() -> None:
+    exposition = fixture("seeds/000-sample.prom")
+    whole = str(exposition.text)
+    agent = agent_over(exposition)
     agent.read_telemetry()
     first, second = (d for d in agent.published.snapshot.devices if not d.is_instance)
-    page.text = "".join(line for line in whole.splitlines(keepends=True) if second.uuid not in line)
+    exposition.text = "".join(line for line in whole.splitlines(keepends=True) if second.uuid not in line)
 
     def conditions() -> dict[str, list[str]]:
         agent.read_telemetry()
@@ -343,9 +347,9 @@ def test_a_gpu_that_left_the_page_is_kept_as_lost() -> None:
     assert conditions() == {first.uuid: [], second.uuid: ["lost"]}
     lines = agent.published.fresh.plain.decode().splitlines()
     assert next(line for line in lines if f'UUID="{second.uuid}"' in line and 'condition="lost"' in line)[-1] == "1"
-    page.text = whole
+    exposition.text = whole
     assert conditions() == {first.uuid: [], second.uuid: []}
-    page.text = "".join(line for line in whole.splitlines(keepends=True) if second.uuid not in line)
+    exposition.text = "".join(line for line in whole.splitlines(keepends=True) if second.uuid not in line)
     assert conditions()[second.uuid] == ["lost"]
     assert agent.forget(second.uuid)
     assert conditions() == {first.uuid: []}

@@ -1,4 +1,4 @@
-"""Reading a page costs what the page is long: work is counted in bytecodes, which no load on the machine changes."""
+"""Reading a text costs what the text is long: work is counted in bytecodes, which no load on the machine changes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TEMPERATURE = field_named("DCGM_FI_DEV_GPU_TEMP")
 
 
 class Text:
-    shown = "the page"
+    shown = "the exposition"
 
     def __init__(self, content: bytes) -> None:
         self.content = content
@@ -54,7 +54,7 @@ def bytecodes(act: Callable[[], object]) -> int:
     return count
 
 
-def page_of(shape: str, rows: int) -> bytes:
+def exposition_of(shape: str, rows: int) -> bytes:
     return "".join(SHAPES[shape].format(n=n) for n in range(rows)).encode()
 
 
@@ -65,14 +65,16 @@ def telemetry(content: bytes) -> None:
 
 
 def enrichment(content: bytes) -> None:
-    page = parse_exposition(content, "page")
-    relabel(page, [Assignment(d.key, Workload("ns", "pod", "c"), "kubelet") for d in page.devices], Policy())
+    exposition = parse_exposition(content, "exposition")
+    relabel(
+        exposition, [Assignment(d.key, Workload("ns", "pod", "c"), "kubelet") for d in exposition.devices], Policy()
+    )
 
 
 @pytest.mark.parametrize("read", [telemetry, enrichment])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_four_times_the_page_is_four_times_the_work(shape: str, read: Callable[[bytes], None]) -> None:
+def test_four_times_the_exposition_is_four_times_the_work(shape: str, read: Callable[[bytes], None]) -> None:
     """Sixteen times, if it were quadratic."""
-    read(page_of(shape, 100))  # what is done once
-    small, large = (bytecodes(lambda n=n: read(page_of(shape, n))) for n in (100, 400))
+    read(exposition_of(shape, 100))  # what is done once
+    small, large = (bytecodes(lambda n=n: read(exposition_of(shape, n))) for n in (100, 400))
     assert large < 5 * small

@@ -13,7 +13,7 @@ from podgpu.top.api_answers import FieldFact, GpuFacts, SourceFact, XidFact, par
 from podgpu.top.exporter import ExporterSource
 from podgpu.top.feed import REFRESH_SECONDS, DetailsFeed, Feed
 from tests.top.api_server import API, LOST, gpu, history, podgpu_server, view
-from tests.top.test_exporter import PAGE
+from tests.top.test_exporter import EXPOSITION
 
 FACTS = {
     "api": API,
@@ -104,7 +104,7 @@ def test_facts_that_are_none() -> None:
 
 def test_a_podgpu_exporter_is_asked_for_its_view_which_has_words_for_what_is_wrong() -> None:
     broken = view(gpu(0, "train"), gpu(1, "chat", conditions=[LOST], absent=True), currency="EUR")
-    with podgpu_server({"/metrics": PAGE, "/api/v1/view": broken}) as server:
+    with podgpu_server({"/metrics": EXPOSITION, "/api/v1/view": broken}) as server:
         source = ExporterSource(server.url)
         seen = source.read()
         source.read()
@@ -116,7 +116,7 @@ def test_a_podgpu_exporter_is_asked_for_its_view_which_has_words_for_what_is_wro
 
 def test_a_podgpu_exporter_that_shows_no_view_is_read_by_its_metrics() -> None:
     now = 0.0
-    with podgpu_server({"/metrics": PAGE}) as server:
+    with podgpu_server({"/metrics": EXPOSITION}) as server:
         source = ExporterSource(server.url, clock=lambda: now)
         assert source.read().devices
         assert source.read().devices
@@ -127,13 +127,13 @@ def test_a_podgpu_exporter_that_shows_no_view_is_read_by_its_metrics() -> None:
 
 
 def test_a_view_without_gpus_does_not_hide_what_the_metrics_say() -> None:
-    with podgpu_server({"/metrics": PAGE, "/api/v1/view": view()}) as server:
+    with podgpu_server({"/metrics": EXPOSITION, "/api/v1/view": view()}) as server:
         assert ExporterSource(server.url).read().devices
 
 
 def test_another_exporter_is_not_asked_for_what_it_does_not_have() -> None:
-    page = b'DCGM_FI_DEV_GPU_UTIL{gpu="0",UUID="GPU-1",Hostname="n"} 3\n'
-    with podgpu_server({"/metrics": page}) as server:
+    exposition = b'DCGM_FI_DEV_GPU_UTIL{gpu="0",UUID="GPU-1",Hostname="n"} 3\n'
+    with podgpu_server({"/metrics": exposition}) as server:
         ExporterSource(server.url).read()
     assert asked(server) == ["/metrics"]
 

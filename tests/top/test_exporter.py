@@ -1,4 +1,4 @@
-"""Pages from a real HTTP server that answers what it is told to, and what becomes of bad ones."""
+"""Expositions from a real HTTP server that answers what it is told to, and what becomes of bad ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from podgpu.top.exporter import ExporterSource
 from podgpu.top.feed import Feed
 from tests.top.scene import HEADER
 
-PAGE = (Path(__file__).parents[1] / "nodes" / "shared" / "expected.prom").read_bytes()
+EXPOSITION = (Path(__file__).parents[1] / "nodes" / "shared" / "expected.prom").read_bytes()
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain; version=0.0.4\r\nConnection: close\r\n"
 HTML = b"<!doctype html><html><body>Hello</body></html>"
 
@@ -72,7 +72,7 @@ def serving(reply: bytes | Callable[[bytes], bytes]) -> Iterator[RawServer]:
 
 
 def test_host_and_port_are_enough(capsys: pytest.CaptureFixture[str]) -> None:
-    with serving(answer(PAGE)) as server:
+    with serving(answer(EXPOSITION)) as server:
         place = server.url.removeprefix("http://").removesuffix("/metrics")
         assert run(["top", "--once", "--interval", "100ms", "--url", place]) == 0
     assert capsys.readouterr().out.split()[: len(HEADER)] == HEADER
@@ -87,25 +87,25 @@ def refused(reply: bytes) -> SourceError:
     return caught.value
 
 
-def test_a_page() -> None:
-    with serving(answer(PAGE)) as server:
+def test_an_exposition() -> None:
+    with serving(answer(EXPOSITION)) as server:
         assert len(ExporterSource(server.url).read().devices) == 2
 
 
 def test_chunked() -> None:
-    chunks = b"%x\r\n" % len(PAGE) + PAGE + b"\r\n0\r\n\r\n"
+    chunks = b"%x\r\n" % len(EXPOSITION) + EXPOSITION + b"\r\n0\r\n\r\n"
     with serving(HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + chunks) as server:
         assert len(ExporterSource(server.url).read().devices) == 2
 
 
 def test_without_a_path_it_is_metrics() -> None:
-    with serving(answer(PAGE)) as server:
+    with serving(answer(EXPOSITION)) as server:
         ExporterSource(server.url.removesuffix("/metrics")).read()
     assert server.requests[0].startswith(b"GET /metrics HTTP/1.1\r\n")
 
 
 def test_a_login_is_sent_and_not_shown() -> None:
-    with serving(answer(PAGE)) as server:
+    with serving(answer(EXPOSITION)) as server:
         source = ExporterSource(server.url.replace("//", "//me:s%40cret@"))
         source.read()
     assert b"Authorization: Basic " + base64.b64encode(b"me:s@cret") in server.requests[0]
@@ -113,7 +113,7 @@ def test_a_login_is_sent_and_not_shown() -> None:
 
 
 def test_nothing_is_sent_on_to_another_host() -> None:
-    with serving(answer(PAGE)) as other:
+    with serving(answer(EXPOSITION)) as other:
         moved = b"HTTP/1.1 302 Found\r\nLocation: %s\r\nContent-Length: 0\r\n\r\n" % other.url.encode()
         with serving(moved) as server, pytest.raises(SourceError, match="name that URL") as caught:
             ExporterSource(server.url.replace("//", "//me:secret@")).read()
@@ -130,13 +130,13 @@ def test_nothing_is_sent_on_to_another_host() -> None:
         (answer(b"", b"HTTP/1.1 404 Not Found\r\n"), "http_404", "answers 404 Not Found: is the path right?"),
         (answer(b"", b"HTTP/1.1 500 Oops\r\n"), "http_500", "answers 500 Oops"),
         (answer(b"", b"HTTP/1.1 503 Oops\r\n"), "http_503", "it is not ready, or its figures are too old"),
-        (answer(PAGE[:-5]), "malformed", "the page ends in the middle of this line"),
-        (HEAD + b"Content-Length: 99999\r\n\r\n" + PAGE, "truncated", "the answer ended too early"),
-        (HEAD + b"Transfer-Encoding: chunked\r\n\r\nffff\r\n" + PAGE[:99], "truncated", "ended too early"),
+        (answer(EXPOSITION[:-5]), "malformed", "the text ends in the middle of this line"),
+        (HEAD + b"Content-Length: 99999\r\n\r\n" + EXPOSITION, "truncated", "the answer ended too early"),
+        (HEAD + b"Transfer-Encoding: chunked\r\n\r\nffff\r\n" + EXPOSITION[:99], "truncated", "ended too early"),
         (HEAD + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n", "unreachable", "its answer is not HTTP"),
         (answer(b"\xff\xfe\n"), "malformed", "byte 0 is not UTF-8"),
-        (answer(b"what is this\n"), "malformed", "is not a page of metrics: line 1: the value is not a number: 'is'"),
-        (answer(b"up 1\n"), "no_gpu", "has no GPU on its page: is it a GPU exporter?"),
+        (answer(b"what is this\n"), "malformed", "cannot be read: line 1: the value is not a number: 'is'"),
+        (answer(b"up 1\n"), "no_gpu", "has no GPU in its metrics: is it a GPU exporter?"),
         (answer(b'podgpu_exporter_source_up{source="nvml"} 0\n'), "no_gpu", "the exporter cannot read: nvml"),
         (b"SSH-2.0-OpenSSH_9.2\r\n", "unreachable", "its answer is not HTTP: is the port right?"),
         (b"", "unreachable", "it closed the connection without an answer"),
@@ -149,7 +149,7 @@ def test_bad_answers(reply: bytes, reason: str, said: str) -> None:
 
 
 def test_too_large() -> None:
-    with serving(answer(PAGE)) as server, pytest.raises(SourceError, match="more than 1000 bytes"):
+    with serving(answer(EXPOSITION)) as server, pytest.raises(SourceError, match="more than 1000 bytes"):
         ExporterSource(server.url, largest=1000).read()
 
 
@@ -190,14 +190,14 @@ def test_no_url(url: str) -> None:
 
 
 def test_the_last_table_outlives_its_source() -> None:
-    with serving(answer(PAGE)) as server:
+    with serving(answer(EXPOSITION)) as server:
         feed = Feed(ExporterSource(server.url), 1.0, clock=lambda: 7.0)
         good = feed.read()
         server.reply = answer(HTML)
         bad = feed.read()
         assert (bad.lines, bad.read_at) == (good.lines, 7.0)
         assert bad.error is not None
-        server.reply = answer(PAGE)
+        server.reply = answer(EXPOSITION)
         assert feed.read().error is None
         feed.close()
 
@@ -205,8 +205,8 @@ def test_the_last_table_outlives_its_source() -> None:
 # The command
 
 
-def test_a_page_once(capsys: pytest.CaptureFixture[str]) -> None:
-    with serving(answer(PAGE)) as server:
+def test_an_exposition_once(capsys: pytest.CaptureFixture[str]) -> None:
+    with serving(answer(EXPOSITION)) as server:
         assert run(["top", "--url", server.url, "--once", "--interval", "100ms"]) == 0
         assert sum(request.startswith(b"GET /metrics ") for request in server.requests) == 2
     output = capsys.readouterr()
@@ -216,8 +216,10 @@ def test_a_page_once(capsys: pytest.CaptureFixture[str]) -> None:
     assert "batch/two-slices/worker" in output.out
 
 
-@pytest.mark.parametrize("reply", [answer(HTML), answer(PAGE[:-5]), answer(b"", b"HTTP/1.1 401 Unauthorized\r\n")])
-def test_a_bad_page_is_one_line_and_exit_code_1(reply: bytes, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "reply", [answer(HTML), answer(EXPOSITION[:-5]), answer(b"", b"HTTP/1.1 401 Unauthorized\r\n")]
+)
+def test_a_bad_exposition_is_one_line_and_exit_code_1(reply: bytes, capsys: pytest.CaptureFixture[str]) -> None:
     with serving(reply) as server:
         assert run(["top", "--url", server.url]) == 1
     output = capsys.readouterr()

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.top.test_exporter import HTML, PAGE, RawServer, answer, nobody, serving
+from tests.top.test_exporter import EXPOSITION, HTML, RawServer, answer, nobody, serving
 
 PATIENCE = 30.0
 ALTERNATE, BACK = b"\x1b[?1049h", b"\x1b[?1049l"
@@ -103,7 +103,7 @@ class Session:
 
 @pytest.fixture
 def server() -> Iterator[RawServer]:
-    with serving(answer(PAGE)) as running:
+    with serving(answer(EXPOSITION)) as running:
         yield running
 
 
@@ -193,7 +193,7 @@ def test_a_source_that_fails_leaves_the_table_and_says_so(session: Session, serv
     shown = session.until(b"is a web page")
     session.until(lambda output: re.search(rb"figures are \d+s old", output))
     assert b"two-slices" in shown
-    server.reply = answer(PAGE)
+    server.reply = answer(EXPOSITION)
     session.output = b""
     session.until(lambda output: b"q quit" in output and b"web page" not in output.rpartition(b"podgpu top")[2])
     session.press("q")

@@ -100,14 +100,7 @@ class Agent:
             allocation, identities, self._isolation, DEADLINE, self.clock.monotonic, signs, self.reload
         )
         self._pod_labels = pod_labels
-        self._usage_turn = (
-            None
-            if containers is None
-            else UsageTurn(
-                *(telemetry, containers, self._isolation, self.settings.deadline, self.clock),
-                patience(self.settings.usage_interval, self.settings.interval),
-            )
-        )
+        self._usage_turn = None if containers is None else self._new_usage_turn(containers)
         self._parts = NodeParts(policy)
         self._changes = ChangeLog(self.clock.monotonic)
         self._read_at = float("-inf")
@@ -122,6 +115,12 @@ class Agent:
         self.notes_beside: Callable[[], Sequence[str]] = tuple
         """What is not as it should be with what runs beside the agent."""
         self.published = Published(Snapshot(0.0), policy, self._read_at)
+
+    def _new_usage_turn(self, containers: ContainerFinder) -> UsageTurn:
+        return UsageTurn(
+            *(self._telemetry, containers, self._isolation, self.settings.deadline, self.clock),
+            patience(self.settings.usage_interval, self.settings.interval),
+        )
 
     # -- turns ---------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,5 @@
-"""Tells of the exporter's own process what Prometheus' client libraries tell, under their names (`process_*`).
+"""This module tells of the exporter's own process what Prometheus' client libraries tell, under their names
+(`process_*`).
 
 Read from /proc/self when the exposition is made; what cannot be read is left out.
 """

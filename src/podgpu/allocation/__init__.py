@@ -1,1 +1,2 @@
-"""Who was given which device: one file per source that knows. Touches sockets and files, nothing else."""
+"""This room knows who was given which device: one file per source that tells. Touches sockets and files, nothing
+else."""

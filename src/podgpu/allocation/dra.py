@@ -1,4 +1,5 @@
-"""GPUs held through ResourceClaims (DRA): the kubelet says who holds which claim, ResourceSlices which GPU that is.
+"""This module finds the GPUs held through ResourceClaims (DRA): the kubelet says who holds which claim, ResourceSlices
+which GPU that is.
 
 Reads what others brought: the kubelet's decoded answer, slices from a feed that somebody else keeps up to date, and
 what `dra_claims.py` knows of single claims.

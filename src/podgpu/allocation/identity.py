@@ -273,11 +273,6 @@ class IdentityReader:
         return self._names
 
 
-def read_identities(pods_dir: str = PODS_DIR, containers_dir: str = CONTAINERS_DIR) -> Identities:
-    """One reading. To read again and again, keep an `IdentityReader`."""
-    return IdentityReader(pods_dir, containers_dir).read()
-
-
 def _sentences(problems: Iterable[SourceError]) -> list[str]:
     return [str(problem) for problem in problems]
 

@@ -1,4 +1,4 @@
-"""The allocation source "processes": a container that works on a device is taken for its holder.
+"""This module is the allocation source "processes": a container that works on a device is taken for its holder.
 
 For devices nobody else knows the holder of. It sees who runs something there, not who was given it, so it knows no
 shares and no idle holders. Reads no driver: whoever makes it hands in what the driver lists.

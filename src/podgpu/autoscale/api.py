@@ -1,4 +1,4 @@
-"""Answers one request of the metrics APIs from a scene, as an object to be sent. Pure."""
+"""This module answers one request of the metrics APIs from a scene, as an object to be sent. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Makes the objects that the metrics APIs answer with: discovery, lists of values, refusals. Pure."""
+"""This module makes the objects that the metrics APIs answer with: discovery, lists of values, refusals. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Reads what is asked of the custom and the external metrics API: which object, which metric, over what. Pure.
+"""This module reads what is asked of the custom and the external metrics API: which object, which metric, over what.
+Pure.
 
 `attributes` is what Kubernetes' authorization is asked about the same request, as it reads such paths itself.
 """

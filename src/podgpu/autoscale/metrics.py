@@ -1,4 +1,5 @@
-"""Names every metric that a workload can be scaled by, once: what it is, its unit and where it is kept. Pure.
+"""This module names every metric that a workload can be scaled by, once: what it is, its unit and where it is kept.
+Pure.
 
 A pod's figure is made over the devices it holds: utilisation and activity are their mean, memory is what is used of all
 they have together, power their sum. What one of them does not tell, the pod does not have: half of a pod is a guess.

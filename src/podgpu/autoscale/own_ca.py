@@ -1,4 +1,5 @@
-"""Keeps an authority of podgpu's own, and what the API server knows of it: the caBundle of podgpu's own APIServices.
+"""This module keeps an authority of podgpu's own, and what the API server knows of it: the caBundle of podgpu's own
+APIServices.
 
 Every replica has its own, in memory alone. A bundle holds those of all replicas; each puts its own in and takes out
 what has expired, and what it had itself before it was started anew. The next authority is in the bundles a while before

@@ -1,4 +1,5 @@
-"""Knows which pods run: their labels, what made them, since when, and whether they ask for a GPU. From the API server.
+"""This module knows which pods run: their labels, what made them, since when, and whether they ask for a GPU. From the
+API server.
 
 The exporters tell of GPUs that are held. That a pod which asks for one is in none of their figures (its node is dark)
 can only be known from here: left out silently, the others' idleness would be taken for everybody's.

@@ -1,4 +1,5 @@
-"""Answers what autoscalers ask of a scene: a workload's figure, each pod's, a node's, and whether it is at work. Pure.
+"""This module answers what autoscalers ask of a scene: a workload's figure, each pod's, a node's, and whether it is at
+work. Pure.
 
 Time first, then pods: each pod's figure is the mean over the window, and the aggregate is over pods. Who is in it: pods
 that run and hold a GPU. One that asks for a GPU and has no figures is not left out in silence: the answer is refused,

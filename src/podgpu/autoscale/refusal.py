@@ -1,4 +1,5 @@
-"""Holds why an autoscaler gets no figure: one error, whose kind becomes a status of gRPC or of HTTP where it leaves."""
+"""This module holds why an autoscaler gets no figure: one error, whose kind becomes a status of gRPC or of HTTP where
+it leaves."""
 
 from __future__ import annotations
 

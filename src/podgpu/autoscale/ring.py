@@ -1,4 +1,5 @@
-"""Keeps the last rounds' samples of each key in one block of memory a key, no longer than the longest window asked for.
+"""This module keeps the last rounds' samples of each key in one block of memory a key, no longer than the longest
+window asked for.
 
 A round is written into the slot of its number; what is read are the rounds before, so that who reads on another thread
 meets no half-written one. NaN stands for "not known" in here and never leaves.

@@ -1,5 +1,5 @@
-"""Makes one round's samples of the cluster's view: what each pod did on the devices it holds, and each node. Pure, but
-for the counters of the round before, from which rates are made.
+"""This module makes one round's samples of the cluster's view: what each pod did on the devices it holds, and each
+node. Pure, but for the counters of the round before, from which rates are made.
 
 What cannot be told apart is not told: of a GPU that several pods share each has its own part where the exporter tells
 it, and nothing where it does not. Nodes not heard of lately tell nothing.
@@ -24,7 +24,7 @@ PodKey = tuple[str, str]
 ScopeKey = tuple[str, str]
 """`node`, `namespace` or `cluster`, and its name."""
 _MOST_RATE = 1.5
-"""Of one device's time: a page read late tells a little more than everything, and more than that is no rate."""
+"""Of one device's time: an exposition read late tells a little more than everything, and more than that is no rate."""
 _OVER_FULL = 1.01
 _SAME_READING = 0.5
 """Seconds."""
@@ -115,8 +115,8 @@ def _idle_at_first(of: HolderFigures) -> _Idle | None:
 
 
 def _idle(before: _Rate, of: HolderFigures, seconds: float, stale_after: float) -> _Idle | None:
-    """Nobody is idle in time that nobody has counted: an exporter that was away, or whose counters stand still. Pages
-    that are made seldom let them stand still for a while, though never for longer than makes a node old."""
+    """Nobody is idle in time that nobody has counted: an exporter that was away, or whose counters stand still. One
+    that reads its GPUs seldom lets them stand still for a while, though never for longer than makes a node old."""
     if of.utilization is None or of.idle_seconds is None or of.busy_seconds is None:
         return None
     if before.idle_seconds is None or before.busy_seconds is None:
@@ -221,46 +221,62 @@ def _percent(ratios: Sequence[float | None]) -> float:
 
 
 def sample_round(view: ClusterView, rates: Rates) -> Round:
-    idle = {(i.node.name, *i.device.key, i.of.who): i.since for i in view.idle if not i.node.old}
-    parts: dict[PodKey, list[_Part]] = {}
-    since: dict[PodKey, float | None] = {}
-    nodes: dict[PodKey, str] = {}
+    pods = _Pods(view)
     scopes: dict[ScopeKey, tuple[float, ...]] = {}
     had: set[tuple[str, str]] = set()
-    stale_after = view.settings.stale_after
     for node in view.nodes:
         if node.old:
             continue
         read_at = view.taken_at - node.age
         busy_of: dict[int, float | None] = {}
         for device in node.devices:
-            own: dict[PodKey, list[HolderFigures]] = {}
-            rate_of = {id(of): rates.of(device, of, read_at, stale_after) for of in device.holders}
+            rate_of = {id(of): rates.of(device, of, read_at, view.settings.stale_after) for of in device.holders}
             busy_of[id(device)] = _sum(rate.busy for rate in rate_of.values())
-            for of in device.holders:
-                if of.holder.pod:
-                    own.setdefault((of.holder.namespace, of.holder.pod), []).append(of)
             if has_identity(device.uuid):
                 if device.key in had:
                     continue  # two nodes claim it: it counts once
                 had.add(device.key)
-            alone = len(own) == 1 and all(of.holder.pod for of in device.holders)
-            for pod, holders in own.items():
-                own_rates = [rate_of[id(of)] for of in holders]
-                part = _part(device, holders, own_rates, alone, view)
-                parts.setdefault(pod, []).append(part)
-                nodes[pod] = node.name
-                began = [idle.get((node.name, *device.key, of.who)) for of in holders]
-                began += [rate.idle_since for rate in own_rates]
-                since[pod] = _latest([since[pod], *began] if pod in since else began)
+            pods.take(node.name, device, rate_of)
         scopes["node", node.name] = _node_row(node.devices, busy_of, view, node.name)
     rates.next_round()
-    holding = {pod: Holding(nodes[pod], since[pod]) for pod in parts}
-    rows = {}
-    while parts:  # one goes as the other comes: there are thousands
-        pod, of_pod = parts.popitem()
-        rows[pod] = _row(of_pod)
-    return Round(holding, rows, {**scopes, **_used_scopes(view)})
+    return Round(pods.holding(), pods.rows(), {**scopes, **_used_scopes(view)})
+
+
+class _Pods:
+    """The pods of one round, collected device by device."""
+
+    def __init__(self, view: ClusterView) -> None:
+        self._view = view
+        self._idle = {(i.node.name, *i.device.key, i.of.who): i.since for i in view.idle if not i.node.old}
+        self._parts: dict[PodKey, list[_Part]] = {}
+        self._since: dict[PodKey, float | None] = {}
+        self._nodes: dict[PodKey, str] = {}
+
+    def take(self, node: str, device: DeviceFigures, rate_of: Mapping[int, _Rate]) -> None:
+        """`rate_of`: of each holder, by its id()."""
+        own: dict[PodKey, list[HolderFigures]] = {}
+        for of in device.holders:
+            if of.holder.pod:
+                own.setdefault((of.holder.namespace, of.holder.pod), []).append(of)
+        alone = len(own) == 1 and all(of.holder.pod for of in device.holders)
+        for pod, holders in own.items():
+            own_rates = [rate_of[id(of)] for of in holders]
+            self._parts.setdefault(pod, []).append(_part(device, holders, own_rates, alone, self._view))
+            self._nodes[pod] = node
+            began = [self._idle.get((node, *device.key, of.who)) for of in holders]
+            began += [rate.idle_since for rate in own_rates]
+            self._since[pod] = _latest([self._since[pod], *began] if pod in self._since else began)
+
+    def holding(self) -> dict[PodKey, Holding]:
+        return {pod: Holding(self._nodes[pod], self._since[pod]) for pod in self._parts}
+
+    def rows(self) -> dict[PodKey, Sequence[float]]:
+        """Once only: each pod's parts go as its row comes, as there are thousands."""
+        rows = {}
+        while self._parts:
+            pod, parts = self._parts.popitem()
+            rows[pod] = _row(parts)
+        return rows
 
 
 def _latest(moments: Sequence[float | None]) -> float | None:

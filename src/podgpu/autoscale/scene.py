@@ -1,4 +1,5 @@
-"""Owns what questions are answered from: the rounds' samples, and of the last few rounds who held a GPU and who ran.
+"""This module owns what questions are answered from: the rounds' samples, and of the last few rounds who held a GPU and
+who ran.
 
 Rounds have numbers on the wall clock, and a round is answered from only a while after its instant: two replicas that
 read the same nodes at the same instants then answer alike, though one of them is done a second before the other.

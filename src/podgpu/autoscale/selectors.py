@@ -1,4 +1,4 @@
-"""Reads Kubernetes' label selectors (`a=b,c in (d,e),!f`) and says which labels they match. Pure."""
+"""This module reads Kubernetes' label selectors (`a=b,c in (d,e),!f`) and says which labels they match. Pure."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
-"""Reads what a ScaledObject's trigger asks for, key by key, and refuses what it does not know: a misspelt key would
-scale somebody's pods by something else than they wrote. Pure.
-"""
+"""This module reads what a ScaledObject's trigger asks for, key by key, and refuses what it does not know: a misspelt
+key would scale somebody's pods by something else than they wrote. Pure."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Makes certificates without anybody's help: an authority on the curve P-256 and what it signs, as PEM. Pure, but for
-the random numbers it is given.
+"""This module makes certificates without anybody's help: an authority on the curve P-256 and what it signs, as PEM.
+Pure, but for the random numbers it is given.
 
 For podgpu's own listener alone, behind an APIService that is told the authority. A key signs twice in its life, both
 times a certificate that nobody else chose: how long that takes tells nobody anything.

@@ -1,5 +1,5 @@
-"""The families of `podgpu autoscale` about itself, each declared once: name, type, help, labels. The table in
-docs/autoscaling.md is made from this."""
+"""This module declares the families of `podgpu autoscale` about itself, each once: name, type, help, labels. The table
+in docs/autoscaling.md is made from this."""
 
 from __future__ import annotations
 
@@ -11,21 +11,29 @@ BUILD_INFO = FamilySpec(
 REQUESTS = FamilySpec(
     "podgpu_autoscale_requests_total",
     "counter",
-    "Questions that were answered or refused: of KEDA by method and gRPC status, of the metrics APIs by group and HTTP "
-    "status.",
+    "Number of questions that were answered or refused: KEDA's by method and gRPC status, those to the metrics APIs by "
+    "group and HTTP status.",
     ("api", "code"),
 )
 ROUND_TIMESTAMP = FamilySpec(
     "podgpu_autoscale_round_timestamp_seconds",
     "gauge",
-    "Unix time at which the windows end that are answered from.",
+    "Unix time in seconds of the newest round that answers are made of.",
     (),
 )
-PODS = FamilySpec("podgpu_autoscale_pods", "gauge", "Pods that hold a GPU, as the exporters tell.", ())
+PODS = FamilySpec("podgpu_autoscale_pods", "gauge", "Number of pods that hold a GPU, as the exporters tell.", ())
 PODS_LEFT_OUT = FamilySpec(
-    "podgpu_autoscale_pods_left_out", "gauge", "Pods that hold a GPU and for which there is no room.", ()
+    "podgpu_autoscale_pods_left_out",
+    "gauge",
+    "Number of pods that hold a GPU and are not answered for: there are more than podgpu remembers.",
+    (),
 )
-OLD_NODES = FamilySpec("podgpu_autoscale_old_nodes", "gauge", "Nodes that were not heard of lately.", ())
+OLD_NODES = FamilySpec(
+    "podgpu_autoscale_old_nodes",
+    "gauge",
+    "Number of nodes that were not heard of lately: their pods have no figures.",
+    (),
+)
 PODS_SYNCED = FamilySpec(
     "podgpu_autoscale_pods_synced",
     "gauge",

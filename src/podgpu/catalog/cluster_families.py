@@ -19,73 +19,89 @@ LEGACY_MAP = FamilySpec(
 AVERAGE = FamilySpec(
     "avg_GPU_utilization",
     "gauge",
-    "Mean of --used-field over the GPUs in use, 0 to 100; 0 when none is, absent without data.",
+    "Mean of --used-field over the GPUs in use, in per cent; 0 when none is in use, absent without data.",
     (),
 )
 SCOPE_LABELS = ("scope", "namespace", "node", "model", "owner_kind", "owner_name")
 USED_UTILIZATION = FamilySpec(
     "podgpu_used_gpu_utilization_ratio",
     "gauge",
-    "Mean of --used-field over the devices in use: of the cluster, a namespace, a node, a model or a pod's owner.",
+    "Mean of --used-field over the devices in use, 0 to 1, by scope: cluster, namespace, node, model or owner (of "
+    "pods); 0 where none is in use, absent without data.",
     SCOPE_LABELS,
 )
 USED_GPUS = FamilySpec(
     "podgpu_used_gpus",
     "gauge",
-    "Devices in use that podgpu_used_gpu_utilization_ratio is the mean over.",
+    "Number of devices in use that podgpu_used_gpu_utilization_ratio is the mean over.",
     SCOPE_LABELS,
 )
 ROLLING = FamilySpec(
     "podgpu_used_gpu_utilization_average_ratio",
     "gauge",
-    "Mean of podgpu_used_gpu_utilization_ratio over the rounds of the window.",
+    "Mean of podgpu_used_gpu_utilization_ratio over the rounds of the window, 0 to 1; scopes as there, but for owner.",
     ("window", "scope", "namespace", "node", "model"),
 )
 IDLE_LABELS = ("node", "gpu", "gpu_id", "model", "gpu_instance", "namespace", "pod", "container")
 IDLE_SINCE = FamilySpec(
     "podgpu_idle_allocated_gpu_since_timestamp_seconds",
     "gauge",
-    "Unix time since which the holder has run nothing on the device, where that is longer than --idle-after; without a "
-    "pod's name: hpc_job, or pod_uid and container_id.",
+    "Unix time in seconds since which the holder has run nothing on the device; only where that is longer than "
+    "--idle-after. Without a pod's name: hpc_job, or pod_uid and container_id.",
     (*IDLE_LABELS, "hpc_job", "pod_uid", "container_id"),
 )
 
 _OF_NODE = ("node", "model")
 NODE_GPUS = FamilySpec(
-    "podgpu_node_gpus", "gauge", "Devices of the node: GPUs, or the MIG instances they are cut into.", _OF_NODE
+    "podgpu_node_gpus",
+    "gauge",
+    "Number of devices of the node: GPUs, or the MIG instances they are cut into.",
+    _OF_NODE,
 )
-NODE_ALLOCATED = FamilySpec("podgpu_node_allocated_gpus", "gauge", "Devices of the node that somebody holds.", _OF_NODE)
+NODE_ALLOCATED = FamilySpec(
+    "podgpu_node_allocated_gpus", "gauge", "Number of devices of the node that somebody holds.", _OF_NODE
+)
 NODE_USED = FamilySpec(
     "podgpu_node_used_gpus",
     "gauge",
-    "Devices of the node in use, as --used-means says; one without --used-field by its utilisation.",
+    "Number of devices of the node in use, as --used-means says; one without --used-field by its utilisation.",
     _OF_NODE,
 )
-NODE_FREE = FamilySpec("podgpu_node_free_gpus", "gauge", "Devices of the node that nobody holds.", _OF_NODE)
+NODE_FREE = FamilySpec("podgpu_node_free_gpus", "gauge", "Number of devices of the node that nobody holds.", _OF_NODE)
 _OF_MODEL = ("model",)
 MODEL_GPUS = FamilySpec(
     "podgpu_model_gpus",
     "gauge",
-    "Devices of the model in the cluster: GPUs, or MIG instances as <model> MIG <profile>.",
+    "Number of devices of the model in the cluster: GPUs, or MIG instances as <model> MIG <profile>.",
     _OF_MODEL,
 )
-MODEL_ALLOCATED = FamilySpec("podgpu_model_allocated_gpus", "gauge", "Devices of the model that are held.", _OF_MODEL)
-MODEL_USED = FamilySpec(
-    "podgpu_model_used_gpus", "gauge", "Devices of the model in use, as --used-means says.", _OF_MODEL
+MODEL_ALLOCATED = FamilySpec(
+    "podgpu_model_allocated_gpus", "gauge", "Number of devices of the model that somebody holds.", _OF_MODEL
 )
-MODEL_FREE = FamilySpec("podgpu_model_free_gpus", "gauge", "Devices of the model that nobody holds.", _OF_MODEL)
+MODEL_USED = FamilySpec(
+    "podgpu_model_used_gpus", "gauge", "Number of devices of the model in use, as --used-means says.", _OF_MODEL
+)
+MODEL_FREE = FamilySpec(
+    "podgpu_model_free_gpus", "gauge", "Number of devices of the model that nobody holds.", _OF_MODEL
+)
 _OF_NAMESPACE = ("namespace", "model")
 NAMESPACE_ALLOCATED_GPUS = FamilySpec(
     "podgpu_namespace_allocated_gpus",
     "gauge",
-    "Devices the namespace holds, shared ones by its part of them: as given, else in equal parts.",
+    "Number of devices the namespace holds, shared ones by its part of them: as given, else in equal parts.",
     _OF_NAMESPACE,
 )
 NAMESPACE_USED_GPUS = FamilySpec(
-    "podgpu_namespace_used_gpus", "gauge", "Of those, what is in use, as --used-means says.", _OF_NAMESPACE
+    "podgpu_namespace_used_gpus",
+    "gauge",
+    "The part of podgpu_namespace_allocated_gpus that is in use, as --used-means says.",
+    _OF_NAMESPACE,
 )
 NAMESPACE_IDLE_GPUS = FamilySpec(
-    "podgpu_namespace_idle_gpus", "gauge", "Of those, what has been idle for longer than --idle-after.", _OF_NAMESPACE
+    "podgpu_namespace_idle_gpus",
+    "gauge",
+    "The part of podgpu_namespace_allocated_gpus that has been idle for longer than --idle-after.",
+    _OF_NAMESPACE,
 )
 
 BILLED_ALLOCATED = FamilySpec(
@@ -97,27 +113,27 @@ BILLED_ALLOCATED = FamilySpec(
 BILLED_BUSY = FamilySpec(
     "podgpu_cluster_namespace_gpu_busy_seconds_total",
     "counter",
-    "GPU seconds the namespace was busy on all nodes since cluster started, through restarts of exporters.",
+    "GPU seconds in which the namespace was busy on all nodes since cluster started, through restarts of exporters.",
     _OF_NAMESPACE,
 )
 BILLED_ENERGY = FamilySpec(
     "podgpu_cluster_namespace_gpu_energy_joules_total",
     "counter",
-    "Energy charged to the namespace on all nodes since cluster started, through restarts of exporters.",
+    "Joules charged to the namespace on all nodes since cluster started, through restarts of exporters.",
     _OF_NAMESPACE,
 )
 COST = FamilySpec(
     "podgpu_namespace_cost_total",
     "counter",
-    "What the namespace costs by --prices since cluster started, each moment at its own price: what it held, the part "
-    "of that it used, its electricity. Three views, not to be added up.",
+    "What the namespace has cost by --prices since cluster started, each moment at its own price, by kind: allocated "
+    "(what it held), used (the part of that it used), energy (its electricity). Three views, not to be added up.",
     ("namespace", "kind", "currency"),
 )
 _MONEY = ("namespace", "currency")
 COST_PER_HOUR = FamilySpec(
     "podgpu_namespace_cost_per_hour",
     "gauge",
-    "What an hour of what the namespace holds now costs by --prices; a model without a price is not in it.",
+    "What the namespace holds now costs in an hour by --prices; a model without a price is not in it.",
     _MONEY,
 )
 WASTED_PER_HOUR = FamilySpec(
@@ -129,7 +145,7 @@ WASTED_PER_HOUR = FamilySpec(
 UNPRICED = FamilySpec(
     "podgpu_cluster_unpriced_gpu_seconds_total",
     "counter",
-    "GPU seconds allocated of a model without a price per hour in --prices: in no cost.",
+    "GPU seconds allocated of a model that has no price per hour in --prices, and so is in no cost.",
     _OF_MODEL,
 )
 
@@ -145,19 +161,22 @@ TARGET_UP = FamilySpec(
 TARGET_ERRORS = FamilySpec(
     "podgpu_cluster_target_errors_total",
     "counter",
-    "Failed readings by target and reason since cluster started.",
+    "Number of failed readings since cluster started, by target and reason.",
     ("target", "reason"),
 )
 TARGET_DURATION = FamilySpec(
-    "podgpu_cluster_target_duration_seconds", "gauge", "How long the target's last reading took.", ("target",)
+    "podgpu_cluster_target_duration_seconds", "gauge", "Seconds the target's last reading took.", ("target",)
 )
 NODE_UP = FamilySpec(
-    "podgpu_cluster_node_up", "gauge", "1 while the node's figures are fresh, 0 when they are old.", ("node",)
+    "podgpu_cluster_node_up",
+    "gauge",
+    "1 while the node's figures are fresh, 0 when they are older than --stale-after.",
+    ("node",),
 )
 NODE_LAST_SEEN = FamilySpec(
     "podgpu_cluster_node_last_seen_timestamp_seconds",
     "gauge",
-    "Unix time at which the node's figures were true, by the clock of cluster or of Prometheus.",
+    "Unix time in seconds at which the node's figures were true, by the clock of cluster or of Prometheus.",
     ("node",),
 )
 DEVICE_HEALTH = FamilySpec(
@@ -169,7 +188,7 @@ DEVICE_HEALTH = FamilySpec(
 ROUND_TIMESTAMP = FamilySpec(
     "podgpu_cluster_round_timestamp_seconds",
     "gauge",
-    "Unix time at which this view was assembled.",
+    "Unix time in seconds at which this view was assembled.",
     (),
 )
 

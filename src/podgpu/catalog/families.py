@@ -39,51 +39,66 @@ class FamilySpec:
 DEVICE_COUNT = FamilySpec(
     "podgpu_device_count",
     "untyped",
-    "GPUs by state: expected (on the PCI bus), visible (the driver answers for them), lost (expected or seen before, "
-    "not visible now).",
+    "Number of GPUs by state: expected (on the PCI bus), visible (the driver answers for them), lost (expected or seen "
+    "before, not visible now); a state that cannot be counted here is absent.",
     ("state", "Hostname"),
 )
 _HEALTH_LABELS = ("gpu", "UUID", "pci_bus_id", "device", "modelName", "Hostname")
 DEVICE_HEALTH = FamilySpec(
     "podgpu_device_health",
     "gauge",
-    "1 while something is wrong with the GPU, 0 while it is not, by condition; absent where that cannot be known.",
+    "1 while the GPU has the condition, 0 while it has not; absent where that cannot be known. Conditions: lost, "
+    "unreadable, xid, row_remap_failure, row_remap_pending, ecc, thermal, power_brake, nvlink, driver_away.",
     (*_HEALTH_LABELS, "condition"),
 )
 CONDITION_SINCE = FamilySpec(
     "podgpu_device_condition_since_timestamp_seconds",
     "gauge",
-    "Unix time since which something has been wrong with the GPU; only while it is. detail: which XIDs, which links.",
+    "Unix time in seconds since which the GPU has had the condition; absent while it has not. detail: which XIDs, "
+    "how many links.",
     (*_HEALTH_LABELS, "condition", "detail"),
 )
 LAST_HOLDER = FamilySpec(
     "podgpu_device_last_holder_info",
     "gauge",
-    "Always 1; who held a GPU that is lost, when nobody is said to hold it any more.",
+    "Always 1; who held a GPU that is lost, once nobody is said to hold it any more; absent for every other GPU.",
     ("gpu", "UUID", "device", "modelName", "namespace", "pod", "container", "pod_uid", "container_id", "hpc_job"),
 )
+THROTTLE_REASONS: dict[int, str] = {
+    240: "power_cap",
+    241: "thermal",
+    242: "sync_boost",
+    243: "board_limit",
+    244: "low_utilization",
+    245: "reliability",
+    1422: "sw_thermal",
+    1423: "hw_thermal",
+    1424: "hw_power_brake",
+}
+"""DCGM field id -> `reason` of podgpu_device_throttled_seconds_total; all count nanoseconds."""
 THROTTLED = FamilySpec(
     "podgpu_device_throttled_seconds_total",
     "counter",
-    "Time the GPU's clocks were held down, by reason, as the driver counts it.",
+    "Seconds in which the GPU's clocks were held down, as the driver counts them, by reason; one that it does not "
+    f"count is absent. Reasons: {', '.join(sorted(THROTTLE_REASONS.values()))}.",
     (*DEVICE_LABELS, "reason"),
 )
 DEVICE_XIDS = FamilySpec(
     "podgpu_device_xid_errors_total",
     "counter",
-    "XID errors of the GPU since the exporter started, whatever their number.",
+    "Number of XID errors of the GPU since the exporter started, all XIDs together.",
     DEVICE_LABELS,
 )
 XIDS = FamilySpec(
     "podgpu_xid_errors_total",
     "counter",
-    "XID errors since the exporter started, by XID number.",
+    "Number of XID errors since the exporter started, by XID; absent for an XID that was not reported.",
     (*XID_LABELS, "xid"),
 )
 XID_LAST_SEEN = FamilySpec(
     "podgpu_xid_last_seen_timestamp_seconds",
     "gauge",
-    "Unix time at which this XID was last reported.",
+    "Unix time in seconds at which the XID was last reported; absent for an XID that was not.",
     (*XID_LABELS, "xid"),
 )
 ALLOCATION_LABELS = (
@@ -94,13 +109,14 @@ ALLOCATION_LABELS = (
 ALLOCATION_INFO = FamilySpec(
     "podgpu_allocation_info",
     "gauge",
-    "Always 1; who holds the device, from the moment it is held, used or not, and which source says so.",
+    "Always 1; who holds the device, from the moment it is held, used or not, and which source says so; a device that "
+    "nobody holds has none.",
     ALLOCATION_LABELS,
 )
 ALLOCATION_SHARE = FamilySpec(
     "podgpu_allocation_share_ratio",
     "gauge",
-    "Part of the device the holder was given: 1 for a whole one; absent where nobody knows.",
+    "Part of the device that the holder was given, 0 to 1: 1 is a whole one; absent where nobody knows.",
     ALLOCATION_LABELS,
 )
 CONTAINER_LABELS = (
@@ -110,95 +126,102 @@ CONTAINER_LABELS = (
 CONTAINER_UTILIZATION = FamilySpec(
     "podgpu_container_gpu_utilization_ratio",
     "gauge",
-    "Part of the last second in which the container's processes ran on the device.",
+    "Part of the time between the last two readings (a second, or a few), 0 to 1, in which the container's processes "
+    "ran on the device; absent where processes cannot be seen.",
     CONTAINER_LABELS,
 )
 CONTAINER_MEMORY = FamilySpec(
     "podgpu_container_gpu_memory_used_bytes",
     "gauge",
-    "Device memory the container's processes use.",
+    "Device memory in bytes that the container's processes use; absent where processes cannot be seen.",
     CONTAINER_LABELS,
 )
 CONTAINER_PROCESSES = FamilySpec(
-    "podgpu_container_gpu_processes", "gauge", "Processes of the container on the device.", CONTAINER_LABELS
+    "podgpu_container_gpu_processes",
+    "gauge",
+    "Number of the container's processes on the device; absent where processes cannot be seen.",
+    CONTAINER_LABELS,
 )
 CONTAINER_ALLOCATED = FamilySpec(
     "podgpu_container_gpu_allocated_seconds_total",
     "counter",
-    "Share of the device held, times how long it was held.",
+    "GPU seconds allocated: the share of the device held, times the seconds it was held.",
     CONTAINER_LABELS,
 )
 CONTAINER_BUSY = FamilySpec(
     "podgpu_container_gpu_busy_seconds_total",
     "counter",
-    "Time in which the container's processes ran on the device; podgpu_device_usage_method tells how it is known.",
+    "Seconds in which the container's processes ran on the device; absent where that cannot be seen. "
+    "podgpu_device_usage_method tells how it is known.",
     CONTAINER_LABELS,
 )
 CONTAINER_BUSY_MIN = FamilySpec(
     "podgpu_container_gpu_busy_seconds_min_total",
     "counter",
-    "The least time the container's processes can have run: with --usage-from switches or exact.",
+    "The least seconds the container's processes can have run; only with --usage-from switches or exact.",
     CONTAINER_LABELS,
 )
 CONTAINER_BUSY_MAX = FamilySpec(
     "podgpu_container_gpu_busy_seconds_max_total",
     "counter",
-    "The most time the container's processes can have run: with --usage-from switches or exact.",
+    "The most seconds the container's processes can have run; only with --usage-from switches or exact.",
     CONTAINER_LABELS,
 )
 CONTAINER_IDLE = FamilySpec(
     "podgpu_container_gpu_idle_seconds_total",
     "counter",
-    "Time in which the container held the device and ran nothing on it.",
+    "Seconds in which the container held the device and ran nothing on it; absent where that cannot be seen.",
     CONTAINER_LABELS,
 )
 CONTAINER_ENERGY = FamilySpec(
     "podgpu_container_gpu_energy_joules_total",
     "counter",
-    "The container's part of the device's energy: by use, or by share held while nobody ran anything.",
+    "Joules of the device's energy that are the container's part: by use, or by share held while nobody ran anything; "
+    "absent where the device does not count energy.",
     CONTAINER_LABELS,
 )
 USED_DEVICE_LABELS = CONTAINER_LABELS[:-3]
 DEVICE_BUSY = FamilySpec(
     "podgpu_device_busy_seconds_total",
     "counter",
-    "Time in which anything ran on the device; the containers' and the unattributed time add up to it.",
+    "Seconds in which anything ran on the device; the containers' and the unattributed seconds add up to it.",
     USED_DEVICE_LABELS,
 )
 DEVICE_USAGE_METHOD = FamilySpec(
     "podgpu_device_usage_method",
     "gauge",
-    "Always 1; how the containers' busy time was told in the last turn: samples, switches or exact.",
+    "Always 1; how the containers' busy time was told at the last reading: samples, switches or exact.",
     (*USED_DEVICE_LABELS, "method"),
 )
 DEVICE_ENERGY = FamilySpec(
     "podgpu_device_energy_joules_total",
     "counter",
-    "Energy the device used since the exporter started; the containers' and the unattributed energy add up to it.",
+    "Joules the device used since the exporter started; the containers' and the unattributed joules add up to it.",
     USED_DEVICE_LABELS,
 )
 DEVICE_MEMORY = FamilySpec(
     "podgpu_device_memory_used_bytes",
     "gauge",
-    "Memory in use on the device; the containers' and the unattributed memory add up to it.",
+    "Memory in use on the device, in bytes; the containers' and the unattributed memory add up to it.",
     USED_DEVICE_LABELS,
 )
 UNATTRIBUTED_BUSY = FamilySpec(
     "podgpu_device_unattributed_busy_seconds_total",
     "counter",
-    "Busy time of the device that no container could be charged for.",
+    "Busy seconds of the device that no container could be charged for.",
     USED_DEVICE_LABELS,
 )
 UNATTRIBUTED_ENERGY = FamilySpec(
     "podgpu_device_unattributed_energy_joules_total",
     "counter",
-    "Energy of the device that no container could be charged for: of processes outside containers, of shares not held.",
+    "Joules of the device that no container could be charged for: of processes outside containers, of shares that "
+    "nobody holds.",
     USED_DEVICE_LABELS,
 )
 UNATTRIBUTED_MEMORY = FamilySpec(
     "podgpu_device_unattributed_memory_bytes",
     "gauge",
-    "Memory in use on the device that belongs to no container.",
+    "Memory in use on the device, in bytes, that belongs to no container.",
     USED_DEVICE_LABELS,
 )
 NAMESPACE_LABELS = ("namespace", "modelName")
@@ -211,13 +234,13 @@ NAMESPACE_ALLOCATED = FamilySpec(
 NAMESPACE_BUSY = FamilySpec(
     "podgpu_namespace_gpu_busy_seconds_total",
     "counter",
-    "GPU seconds the namespace's containers were busy, those that ended included.",
+    "GPU seconds in which the namespace's containers were busy, those that ended included.",
     NAMESPACE_LABELS,
 )
 NAMESPACE_ENERGY = FamilySpec(
     "podgpu_namespace_gpu_energy_joules_total",
     "counter",
-    "Energy charged to the namespace's containers, those that ended included.",
+    "Joules charged to the namespace's containers, those that ended included.",
     NAMESPACE_LABELS,
 )
 BUILD_INFO = FamilySpec(
@@ -232,25 +255,25 @@ SOURCE_UP = FamilySpec(
 SOURCE_ERRORS = FamilySpec(
     "podgpu_exporter_source_errors_total",
     "counter",
-    "Failed readings by source and reason since the exporter started.",
+    "Number of failed readings since the exporter started, by source and reason.",
     ("source", "reason"),
 )
 COLLECT_DURATION = FamilySpec(
     "podgpu_exporter_collect_duration_seconds",
     "gauge",
-    "How long the source's last reading took.",
+    "Seconds the source's last reading took.",
     ("source",),
 )
 SNAPSHOT_TIMESTAMP = FamilySpec(
     "podgpu_exporter_snapshot_timestamp_seconds",
     "gauge",
-    "Unix time at which the GPUs were last read; time() minus this is the age of the figures.",
+    "Unix time in seconds at which the GPUs were last read; time() minus this is the age of the figures.",
     (),
 )
 UNMAPPED = FamilySpec(
     "podgpu_exporter_unmapped_assignments",
     "gauge",
-    "Assignments that name a GPU podgpu cannot find on this node, by source and reason.",
+    "Number of assignments that name a GPU podgpu cannot find on this node, by source and reason.",
     ("source", "reason"),
 )
 UNSUPPORTED = FamilySpec(
@@ -262,7 +285,7 @@ UNSUPPORTED = FamilySpec(
 DROPPED = FamilySpec(
     "podgpu_exporter_dropped_values_total",
     "counter",
-    "Values refused at the door: sentinels, not-a-number, impossible figures.",
+    "Number of values refused since the exporter started, by field: sentinels, not-a-number, impossible ones.",
     ("field",),
 )
 
@@ -329,19 +352,6 @@ GPU_MANAGER_FAMILIES: tuple[FamilySpec, ...] = (
     GPU_MANAGER_REQUESTED,
     GPU_MANAGER_REQUESTED_MEMORY,
 )
-
-THROTTLE_REASONS: dict[int, str] = {
-    240: "power_cap",
-    241: "thermal",
-    242: "sync_boost",
-    243: "board_limit",
-    244: "low_utilization",
-    245: "reliability",
-    1422: "sw_thermal",
-    1423: "hw_thermal",
-    1424: "hw_power_brake",
-}
-"""DCGM field id -> `reason` of podgpu_device_throttled_seconds_total; all count nanoseconds."""
 
 CLOCK_EVENTS: dict[int, str] = {
     0x1: "gpu_idle",

@@ -17,39 +17,42 @@ SYNCHRONISED = FamilySpec(
 SYNCHRONISATIONS = FamilySpec(
     "podgpu_hook_synchronisations_total",
     "counter",
-    "Times the runtime told of all its containers: at the start, and after each restart of either side.",
+    "Number of times the runtime told of all its containers: at the start, and after each restart of either side.",
     (),
 )
 REQUESTS = FamilySpec(
-    "podgpu_hook_requests_total", "counter", "Requests of the runtime that were answered, by method.", ("method",)
+    "podgpu_hook_requests_total",
+    "counter",
+    "Number of the runtime's requests that were answered, by method.",
+    ("method",),
 )
 REQUEST_SECONDS = FamilySpec(
     "podgpu_hook_request_seconds_total",
     "counter",
-    "Time the runtime waited for the hook's answers, by method: over podgpu_hook_requests_total, what a request costs.",
+    "Seconds the runtime waited for the hook's answers, by method; over podgpu_hook_requests_total, what one costs.",
     ("method",),
 )
 ADJUSTMENTS = FamilySpec(
     "podgpu_hook_adjustments_total",
     "counter",
-    "Containers whose NVIDIA_VISIBLE_DEVICES was set (--inject).",
+    "Number of containers whose NVIDIA_VISIBLE_DEVICES was set (--inject).",
     (),
 )
 ERRORS = FamilySpec(
     "podgpu_hook_errors_total",
     "counter",
-    "What went wrong since the hook started, by reason; no container waited or failed for it.",
+    "Number of errors since the hook started, by reason; no container waited or failed for them.",
     ("reason",),
 )
-CONTAINERS = FamilySpec("podgpu_hook_containers", "gauge", "Containers the runtime told of.", ())
-GPU_CONTAINERS = FamilySpec("podgpu_hook_gpu_containers", "gauge", "Containers in podlist.json.", ())
+CONTAINERS = FamilySpec("podgpu_hook_containers", "gauge", "Number of containers the runtime told of.", ())
+GPU_CONTAINERS = FamilySpec("podgpu_hook_gpu_containers", "gauge", "Number of containers in podlist.json.", ())
 DISAGREEING = FamilySpec(
     "podgpu_hook_disagreeing_containers",
     "gauge",
-    "Containers whose NVIDIA_VISIBLE_DEVICES names other GPUs than koordinator gave them.",
+    "Number of containers whose NVIDIA_VISIBLE_DEVICES names other GPUs than koordinator gave them.",
     (),
 )
-WRITES = FamilySpec("podgpu_hook_podlist_writes_total", "counter", "Times podlist.json was written.", ())
+WRITES = FamilySpec("podgpu_hook_podlist_writes_total", "counter", "Number of times podlist.json was written.", ())
 IS_TRUE = FamilySpec(
     "podgpu_hook_podlist_up_to_date",
     "gauge",

@@ -1,4 +1,5 @@
-"""Every option of `podgpu autoscale`, once: its own, and those of `podgpu cluster` about whom to ask and when."""
+"""This module lists every option of `podgpu autoscale`, once: its own, and those of `podgpu cluster` about whom to ask
+and when."""
 
 from __future__ import annotations
 

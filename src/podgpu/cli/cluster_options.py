@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from podgpu.cli.option_table import EXPORTER_PAGE_OPTIONS, PRICES_HELP, exporter_options
+from podgpu.cli.option_table import EXPORTER_ACCESS_OPTIONS, PRICES_HELP, exporter_options
 from podgpu.cli.params import Option
 
 _SHARED = ("kubeconfig", "web-config-file", "probe-address", "web-enable-lifecycle", "debug", "log-format")
@@ -45,7 +45,7 @@ SCRAPE_OPTIONS: tuple[Option, ...] = (
     _option("scrape-timeout", "5s", "How long one exporter may take.", "duration"),
     _option("scrape-concurrency", "64", "How many exporters are asked at a time."),
     _option("history-dir", "", "Keep the last day on disk, so that a restart does not lose it (docs/history.md)."),
-    *(o for o in EXPORTER_PAGE_OPTIONS if o.flag != "exporter-max-age"),
+    *(o for o in EXPORTER_ACCESS_OPTIONS if o.flag != "exporter-max-age"),
 )
 
 VIEW_OPTIONS: tuple[Option, ...] = (

@@ -36,8 +36,9 @@ from podgpu.figures.device import SIMULATED, Owner
 from podgpu.figures.prices import ReadPrices
 from podgpu.history.keeper import Keeper
 from podgpu.join import Policy
-from podgpu.serve.app import Listener, Several, application, run
+from podgpu.serve.app import Listener, Several, run
 from podgpu.serve.cluster_app import cluster_application
+from podgpu.serve.exporter_app import application
 from podgpu.serve.routes import BesideFigures
 from podgpu.serve.sockets import Address, parse_address
 from podgpu.simulate.scenario import CYCLE_SECONDS, Act, Play, acts

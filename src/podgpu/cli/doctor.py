@@ -15,9 +15,9 @@ from click.core import ParameterSource
 from podgpu.allocation.kubelet import KubeletAllocation
 from podgpu.allocation.source import AllocationSource
 from podgpu.catalog.counters import Counter, shipped_counters
+from podgpu.cli.config_file import of_file_without_effect, with_config_file
 from podgpu.cli.exporter import check_options, with_host_engine, without_effect
 from podgpu.cli.help import podgpu_command
-from podgpu.cli.newer_options import of_file_without_effect, with_config_file
 from podgpu.cli.option_table import EXPORTER_OPTIONS, exporter_options
 from podgpu.cli.params import Option, naming_variable, with_options
 from podgpu.compose.agent import choose_counters, dcgm_naming

@@ -17,7 +17,7 @@ from click.core import ParameterSource
 
 from podgpu.atomic_file import AtomicFile, OutputError, Owner
 from podgpu.cli.help import podgpu_command
-from podgpu.cli.option_table import EXPORTER_PAGE_OPTIONS, exporter_options
+from podgpu.cli.option_table import EXPORTER_ACCESS_OPTIONS, exporter_options
 from podgpu.cli.params import Option, naming_variable, with_options
 from podgpu.compose.enricher import assemble_enricher
 from podgpu.compose.process import configure_logging
@@ -49,13 +49,15 @@ _OTHERWISE = {
     "kubernetes": {"default": "true"},
     "use-old-namespace": {"help": "Write pod_name, pod_namespace and container_name, as dcgm-exporter 1.x did."},
     "kubernetes-gpu-id-type": {
-        "help": "device-name: the kubelet's nvidia<N> is the page's label device (GKE without a driver here)."
+        "help": "device-name: the kubelet's nvidia<N> is dcgm-exporter's label device (GKE without a driver here)."
     },
 }
 
 
 ENRICH_OPTIONS = (
-    Option("in", help="dcgm-exporter's page: HOST:9400, its whole URL, or the path of its file.", ours=True),
+    Option(
+        "in", help="Where dcgm-exporter's metrics are: HOST:9400, the whole URL, or the path of its file.", ours=True
+    ),
     Option("out", help="The file to write, in node_exporter's textfile directory; ends in .prom.", ours=True),
     Option(
         "once",
@@ -75,7 +77,7 @@ ENRICH_OPTIONS = (
     Option("owner", help="UID or UID:GID of the file, in numbers. Default: the user who runs podgpu.", ours=True),
     Option("self-metrics", default="true", help="Write podgpu_exporter_* about the sources too.", kind="bool"),
     *exporter_options(_SHARED, _OTHERWISE),
-    *EXPORTER_PAGE_OPTIONS,
+    *EXPORTER_ACCESS_OPTIONS,
 )
 
 

@@ -12,8 +12,8 @@ import click
 
 from podgpu.agent.loop import Agent
 from podgpu.agent.waste_watch import WasteWatch
+from podgpu.cli.config_file import of_file_without_effect, with_config_file
 from podgpu.cli.help import podgpu_command
-from podgpu.cli.newer_options import of_file_without_effect, with_config_file
 from podgpu.cli.option_table import EXPORTER_OPTIONS
 from podgpu.cli.params import given, naming_variable, with_options
 from podgpu.clock import Clock
@@ -32,7 +32,8 @@ from podgpu.compose.process import (
 from podgpu.compose.servers import SOON_SECONDS, ApiAccess
 from podgpu.device_selection import parse_selection
 from podgpu.errors import MOST_NAMED, StartError, UsageError
-from podgpu.serve.app import GPU_MANAGER_OPTION, PROBE_OPTION, Bounds, serve
+from podgpu.serve.app import PROBE_OPTION
+from podgpu.serve.exporter_app import GPU_MANAGER_OPTION, Bounds, serve
 from podgpu.serve.routes import BesideFigures
 from podgpu.serve.sockets import Address, parse_address, systemd_sockets
 from podgpu.snapshot_json import dump_snapshot

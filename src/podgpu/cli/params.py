@@ -1,4 +1,5 @@
-"""Says what an option is, and makes click's of it with Go's habits: `-c=1000`, `-collectors x`, `--debug=false`."""
+"""This module says what an option is, and makes click's of it with Go's habits: `-c=1000`, `-collectors x`,
+`--debug=false`."""
 
 from __future__ import annotations
 

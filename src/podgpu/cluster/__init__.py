@@ -1,1 +1,2 @@
-"""The view over many nodes: backends read them, the view is assembled from what they read, and rendered once."""
+"""This room makes the view over many nodes: backends read them, the view is assembled from what they read, and rendered
+once."""

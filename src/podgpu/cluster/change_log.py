@@ -1,4 +1,4 @@
-"""Says in the log what changed since the last round: once per change, not once per round."""
+"""This module says in the log what changed since the last round: once per change, not once per round."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from podgpu.cluster.nodes import NodeView, Settled, in_order
 from podgpu.figures.device import Condition, DeviceFigures, has_identity
 
 MOST_MISSING = 64
-"""On one node: as many as any node has, and what a page that makes up new UUIDs all the time may cost."""
+"""On one node: as many as any node has, and what an exporter that makes up new UUIDs all the time may cost."""
 
 
 @dataclass(slots=True)

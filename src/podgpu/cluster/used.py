@@ -1,4 +1,5 @@
-"""Used-GPU utilisation: the mean of one field over the devices in use, for the cluster and for each part of it. Pure.
+"""This module computes the used-GPU utilisation: the mean of one field over the devices in use, for the cluster and for
+each part of it. Pure.
 
 A scope with data and nothing in use has the mean 0; one without data is not there.
 """

@@ -1,4 +1,5 @@
-"""Assembles an agent as the options say: the exporter's, and the one `podgpu top` looks through. Nothing else does."""
+"""This module assembles an agent as the options say: the exporter's, and the one `podgpu top` looks through. Nothing
+else does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Assembles `podgpu autoscale` as the options say: what is watched, who is answered, with which certificates."""
+"""This module assembles `podgpu autoscale` as the options say: what is watched, who is answered, with which
+certificates."""
 
 from __future__ import annotations
 

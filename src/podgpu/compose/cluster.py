@@ -1,4 +1,5 @@
-"""Assembles whom `podgpu cluster` asks, as the options say: a Prometheus server, or the exporters themselves."""
+"""This module assembles whom `podgpu cluster` asks, as the options say: a Prometheus server, or the exporters
+themselves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Assembles an enricher as the options say: who reads the exposition, who tells the holders, and the file between."""
+"""This module assembles an enricher as the options say: who reads the exposition, who tells the holders, and the file
+between."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Puts a keeper of history beside a node's agent or the cluster's loop: it takes its samples of what those publish."""
+"""This module puts a keeper of history beside a node's agent or the cluster's loop: it takes its samples of what those
+publish."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def _exporter(argument: str, options: Options) -> Telemetry:
     from podgpu.telemetry.exporter import ExporterTelemetry
 
     if not argument:
-        raise UsageError("--telemetry exporter: name its page, as in exporter:localhost:9400")
+        raise UsageError("--telemetry exporter: name its address, as in exporter:localhost:9400")
     by_name = options.get("kubernetes_gpu_id_type") == "device-name"
     return ExporterTelemetry(open_exposition(argument, options), _nvml("", options), device_name_ids=by_name)
 

@@ -1,1 +1,2 @@
-"""Owns what the user may change while podgpu runs: counters, from a file or a ConfigMap, and which pod labels count."""
+"""This room owns what the user may change while podgpu runs: counters, from a file or a ConfigMap, and which pod labels
+count."""

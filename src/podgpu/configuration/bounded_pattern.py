@@ -1,5 +1,6 @@
-"""Regular expressions whose time is bounded, as Go's is: each letter of a text is held against each part of the pattern
-once. Python's own may take for ever: `(a+)+$` on sixty letters does, and the letters are any tenant's. Pure.
+"""This module has regular expressions whose time is bounded, as Go's is: each letter of a text is held against each
+part of the pattern once. Python's own may take for ever: `(a+)+$` on sixty letters does, and the letters are any
+tenant's. Pure.
 
 Python reads the pattern, so that it means the same here. What cannot be had in bounded time (looking ahead, a group
 that comes again) is refused; Go has none of it.

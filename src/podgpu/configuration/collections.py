@@ -1,4 +1,5 @@
-"""Says which collection of the configuration file a field belongs to: by its name, or by a shell pattern. Pure."""
+"""This module says which collection of the configuration file a field belongs to: by its name, or by a shell pattern.
+Pure."""
 
 from __future__ import annotations
 

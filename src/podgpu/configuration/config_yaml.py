@@ -1,4 +1,4 @@
-"""Reads dcgm-exporter's YAML configuration, versions 1 (4.8.3) and 2 (4.8.4). Pure.
+"""This module reads dcgm-exporter's YAML configuration, versions 1 (4.8.3) and 2 (4.8.4). Pure.
 
 Whatever is wrong is said with file:line:column.
 """

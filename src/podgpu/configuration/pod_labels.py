@@ -1,4 +1,4 @@
-"""Decides which of a pod's labels go on its GPUs' series, and under which names. Pure."""
+"""This module decides which of a pod's labels go on its GPUs' series, and under which names. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Owns where prices come from while podgpu runs: `--prices FILE`, read again when it changes, or `--prices example`.
+"""This module owns where prices come from while podgpu runs: `--prices FILE`, read again when it changes, or `--prices
+example`.
 
 currency: EUR
 models:

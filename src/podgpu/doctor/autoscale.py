@@ -1,6 +1,5 @@
-"""Looks at a cluster as its autoscalers see it: who has the metrics APIs, what every HPA that asks for a metric of
-podgpu's would be told, and what podgpu would read of every ScaledObject's trigger. It changes nothing.
-"""
+"""This module looks at a cluster as its autoscalers see it: who has the metrics APIs, what every HPA that asks for a
+metric of podgpu's would be told, and what podgpu would read of every ScaledObject's trigger. It changes nothing."""
 
 from __future__ import annotations
 

@@ -234,7 +234,7 @@ def _judge_copies(gpus: Gpus) -> list[Finding]:
     return [
         note(
             "exporter",
-            f"GPU {index}: {plural(number, 'figure')} left out, because the page has different ones for its holders",
+            f"GPU {index}: {plural(number, 'figure')} left out, as the exporter has different ones for its holders",
             "an exporter that splits a GPU's figures among pods (KUBERNETES_VIRTUAL_GPUS) does that: let it export"
             " the GPU's own, or read the driver (--telemetry nvml)",
         )

@@ -1,4 +1,5 @@
-"""A load for `podgpu doctor --probe-switches` that knows how long it works: python -m podgpu.doctor.probe_load
+"""This module is a load for `podgpu doctor --probe-switches` that knows how long it works: python -m
+podgpu.doctor.probe_load
 
 Needs PyTorch or cuda-python. It times one unit of work while nobody else works, says `ready`, and then does what it is
 told: each line of its input is `BUSY_MS PERIOD_MS`, the rhythm from now on, and is answered with the moment and the

@@ -1,4 +1,4 @@
-"""Puts the holders in an exposition's series: every family as it came, other pod labels. Pure."""
+"""This module puts the holders in an exposition's series: every family as it came, other pod labels. Pure."""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ class Enricher:
         if not self._is_stale():
             return
         had_figures = self._written_at is not None
-        nothing = b"# The page these figures come from cannot be read: see podgpu's log.\n"
+        nothing = b"# The metrics these figures come from cannot be read: see podgpu's log.\n"
         self._write(nothing + self._about_itself((failure,), Held(), 0.0))
         self._written_at = None
         if had_figures:

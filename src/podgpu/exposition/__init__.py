@@ -1,1 +1,1 @@
-"""Owns the Prometheus text format, both ways. Pure: families in, bytes out, and back."""
+"""This room owns the Prometheus text format, both ways. Pure: families in, bytes out, and back."""

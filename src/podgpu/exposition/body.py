@@ -1,4 +1,4 @@
-"""Keeps response bodies ready in both encodings, and metrics in both formats that are asked for. Pure."""
+"""This module keeps response bodies ready in both encodings, and metrics in both formats that are asked for. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parses text format 0.0.4 into families: the encoder's way back, and anybody else's exposition. Pure.
+"""This module parses text format 0.0.4 into families: the encoder's way back, and anybody else's exposition. Pure.
 
 What breaks the format is refused with its line and the reason. Three things it forbids are taken all the same, because
 exporters do them and Prometheus takes them: a family whose samples are not in one group, a series that comes twice, and
@@ -14,41 +14,33 @@ times as fast; what it is not sure of it leaves to `take`, so that both say the 
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import NamedTuple
 
 from podgpu.errors import SourceError
+from podgpu.exposition.lines import (
+    SAMPLE,
+    SHORT,
+    Refused,
+    comment_parts,
+    complaint_of,
+    labels_by_form,
+    milliseconds_of,
+    number_of,
+    parse_labels,
+    read_comment,
+    shown,
+    unescape,
+)
 
 TYPES = frozenset({"counter", "gauge", "histogram", "summary", "untyped"})
 _PARTS = {"histogram": ("bucket", "sum", "count"), "summary": ("sum", "count")}
-_LEAST_TIMESTAMP, _MOST_TIMESTAMP = -(2**63), 2**63 - 1
-_NAME = r"[a-zA-Z_:][a-zA-Z0-9_:]*+"
-_METRIC_NAME = re.compile(_NAME)
-_LABEL_NAME = re.compile(r"([a-zA-Z_][a-zA-Z0-9_]*+)[ \t]*+(=)?")
-_QUOTED = re.compile(r'"([^"\\]*+(?:\\.[^"\\]*+)*+)"')
-_BLANKS = re.compile(r"[ \t]*+")
-_SAMPLE = re.compile(
-    rf"[ \t]*+({_NAME})[ \t]*+"
-    r'(?:(?<=[ \t])(?=[^{])|\{([^"}]*+(?:"[^"\\]*+(?:\\.[^"\\]*+)*+"[^"}]*+)*+)\}[ \t]*+)'
-    r"([^ \t{]++)(?:[ \t]++([^ \t]++))?[ \t]*+"
-)
-_NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
-_NO_FINITE_NUMBER = re.compile(r"[+-]?inf(?:inity)?|nan", re.IGNORECASE)
-_INTEGER = re.compile(r"[+-]?[0-9]{1,19}")
-_COMMENT = re.compile(rf"[ \t]*+#[ \t]*+(?:(HELP|TYPE)(?:[ \t]++|\Z)(?:({_NAME})(?:[ \t]++|\Z))?)?(.*)", re.DOTALL)
 _NO_NAME = "{"
 _BLOCK = 1 << 16
-_SHORT = 1024
-"""Longer texts are not remembered."""
 _FEW = 1000
 _BLANKS_TO_FLOAT = "\t\r\x0b\x0c\x1c\x1d\x1e\x1f"
 """What Python's float() skips around a number, ASCII's part of it."""
-_ESCAPE = re.compile(r'\\[\\n"]')
-_ESCAPED = {r"\\": "\\", r"\n": "\n", r"\"": '"'}
 
 
 class BadExposition(SourceError):
@@ -83,14 +75,18 @@ class ParsedFamily:
     samples: tuple[ParsedSample, ...] = ()
 
 
-def parse_text(text: str, most: int | None = None, between: Callable[[], object] = int) -> list[ParsedFamily]:
+def _nothing() -> None:
+    """Between the parts of a text, for a caller who has nobody else to think of."""
+
+
+def parse_text(text: str, most: int | None = None, between: Callable[[], object] = _nothing) -> list[ParsedFamily]:
     """The families in the order they first appear, their samples in the exposition's order. Raises BadExposition.
 
     `most`: lines and different labels that are taken in all, each of which costs up to a kilobyte; None: any number.
     `between` is called after each part of the text, for a caller who has others to think of.
     """
     if text and not text.endswith("\n"):
-        raise BadExposition(text.count("\n") + 1, "the page ends in the middle of this line")
+        raise BadExposition(text.count("\n") + 1, "the text ends in the middle of this line")
     taken = _Text(most)
     take = taken.take_plain if text.isascii() and not any(b in text for b in _BLANKS_TO_FLOAT) else taken.take_all
     first = 1
@@ -114,10 +110,6 @@ def _blocks(text: str) -> Iterator[list[str]]:
             end = text.index("\n", start)
         yield text[start:end].split("\n")
         start = end + 1
-
-
-class _Refused(Exception):
-    """Why a line is refused."""
 
 
 @dataclass(slots=True)
@@ -155,7 +147,7 @@ class _Text:
             name, _, label_text = head.partition("{")
             labels = labels_of.get(label_text)
             if labels is None and label_text.endswith("}"):
-                labels = _labels_by_form(label_text)
+                labels = labels_by_form(label_text)
                 if labels is not None:
                     self._keep_labels(label_text, labels)
             if labels is not None:
@@ -198,16 +190,16 @@ class _Text:
     def _take_numbered(self, line: str, number: int) -> None:
         try:
             self.take(line)
-        except _Refused as refused:
+        except Refused as refused:
             raise BadExposition(number, str(refused)) from None
 
     def take(self, line: str) -> None:
-        if comment := _comment_parts(line) if len(line) <= _SHORT else _read_comment(line):
+        if comment := comment_parts(line) if len(line) <= SHORT else read_comment(line):
             self._take_comment(*comment)
-        elif sample := _SAMPLE.fullmatch(line):
+        elif sample := SAMPLE.fullmatch(line):
             self._take_sample(*sample.groups())
         elif rest := line.strip(" \t"):
-            raise _Refused(_complaint(rest))
+            raise Refused(complaint_of(rest))
 
     def families(self) -> list[ParsedFamily]:
         found = self._families.values()
@@ -219,10 +211,10 @@ class _Text:
         closed = f"{label_text or ''}}}"
         labels = self._labels.get(closed)
         if labels is None:
-            labels = _labels_by_form(closed) or parse_labels(label_text or "")
+            labels = labels_by_form(closed) or parse_labels(label_text or "")
             self._keep_labels(closed, labels)
         family = self._of_sample.get(name) or self._family_of(name)
-        family.samples.append(ParsedSample(name, labels, _number(value), _milliseconds(timestamp)))
+        family.samples.append(ParsedSample(name, labels, number_of(value), milliseconds_of(timestamp)))
 
     def _family_of(self, name: str) -> _Growing:
         """A histogram's and a summary's series have names of their own."""
@@ -242,7 +234,7 @@ class _Text:
         if keyword is None:
             return
         if name is None:
-            raise _Refused(f"{keyword} names no metric: {_shown(rest)}")
+            raise Refused(f"{keyword} names no metric: {shown(rest)}")
         if keyword == "HELP":
             self._take_help(name, rest)
         else:
@@ -251,150 +243,18 @@ class _Text:
     def _take_help(self, name: str, text: str) -> None:
         family = self._family(name)
         if family.help is not None:
-            raise _Refused(f"a second HELP of {name}")
-        family.help = _unescape(text)
+            raise Refused(f"a second HELP of {name}")
+        family.help = unescape(text)
 
     def _take_type(self, name: str, kind: str) -> None:
         if kind not in TYPES:
-            raise _Refused(f"the type of {name} is none of {', '.join(sorted(TYPES))}: {_shown(kind)}")
+            raise Refused(f"the type of {name} is none of {', '.join(sorted(TYPES))}: {shown(kind)}")
         family = self._family(name)
         if family.type is not None:
-            raise _Refused(f"a second TYPE of {name}")
+            raise Refused(f"a second TYPE of {name}")
         if family.samples:
-            raise _Refused(f"the TYPE of {name} comes after its samples")
+            raise Refused(f"the TYPE of {name} comes after its samples")
         family.type = kind
         for part in _PARTS.get(kind, ()):
             self._of_sample.pop(f"{name}_{part}", None)  # this one's from now on
         self._family_of(name)
-
-
-# Parts of a comment
-
-
-def _read_comment(line: str) -> tuple[str | None, str | None, str] | None:
-    """HELP or TYPE, the metric it is about, the rest; None for what is no comment."""
-    match = _COMMENT.match(line)
-    return (match[1], match[2], match[3].rstrip(" \t")) if match else None
-
-
-_comment_parts = lru_cache(maxsize=1024)(_read_comment)
-"""An exporter's next exposition has the same comments; and, below, labels of the same names."""
-
-
-# Parts of a sample line
-
-
-def parse_labels(text: str) -> Mapping[str, str]:
-    """What stands between the braces. Raises an error that says what is wrong with it."""
-    labels: dict[str, str] = {}
-    at = _past_blanks(text, 0)
-    while at < len(text):
-        name, at = _label_name(text, at)
-        value, at = _label_value(text, at, name)
-        if name in labels:
-            raise _Refused(f"the label {name} comes twice")
-        if name == "__name__":
-            raise _Refused("the label __name__ is reserved")
-        labels[name] = value
-        at = _past_blanks(text, at)
-        if at < len(text):
-            if text[at] != ",":
-                raise _Refused(f"a comma is missing after the label {name}")
-            at = _past_blanks(text, at + 1)
-    return labels
-
-
-def _labels_by_form(closed: str) -> Mapping[str, str] | None:
-    """Labels up to the closing brace, by their form: the text with the values taken out, of which exporters have a few
-    dozen. A value may be anything without quotes and backslashes. None: to be looked at more closely."""
-    if "\\" in closed:
-        return None
-    pieces = closed.split('"')
-    form = '"'.join(pieces[::2])
-    names = _names_in(form) if len(form) <= _SHORT else None
-    # One value for each name, or a quote is open.
-    return None if names is None or len(pieces) != 2 * len(names) + 1 else dict(zip(names, pieces[1::2], strict=True))
-
-
-@lru_cache(maxsize=1024)
-def _names_in(form: str) -> tuple[str, ...] | None:
-    """The names of the labels; None for what is no form of labels."""
-    try:
-        return tuple(parse_labels(form.removesuffix("}").replace('"', '""')))
-    except _Refused:
-        return None
-
-
-def _label_name(text: str, at: int) -> tuple[str, int]:
-    match = _LABEL_NAME.match(text, at)
-    if match is None:
-        raise _Refused(f"no label name where one should be: {_shown(text[at:])}")
-    if match[2] is None:
-        raise _Refused(f"the label {match[1]} has no value")
-    return match[1], _past_blanks(text, match.end())
-
-
-def _label_value(text: str, at: int, name: str) -> tuple[str, int]:
-    match = _QUOTED.match(text, at)
-    if match is None:
-        raise _Refused(f"the value of the label {name} is not in quotes")
-    return _unescape(match[1]), match.end()
-
-
-def _past_blanks(text: str, at: int) -> int:
-    match = _BLANKS.match(text, at)
-    return at if match is None else match.end()
-
-
-def _unescape(text: str) -> str:
-    return _ESCAPE.sub(lambda escape: _ESCAPED[escape[0]], text) if "\\" in text else text
-
-
-def _number(text: str) -> float:
-    """As Go reads it, which knows no 1_000 and, in this format, no hexadecimal; past the largest float is no number."""
-    if _NUMBER.fullmatch(text):
-        value = float(text)
-        if math.isfinite(value):
-            return value
-    elif _NO_FINITE_NUMBER.fullmatch(text):
-        return float(text)
-    raise _Refused(f"the value is not a number: {_shown(text)}")
-
-
-def _milliseconds(text: str | None) -> int | None:
-    if text is None:
-        return None
-    if not _INTEGER.fullmatch(text) or not _LEAST_TIMESTAMP <= int(text) <= _MOST_TIMESTAMP:
-        raise _Refused(f"the timestamp is not a whole number of milliseconds: {_shown(text)}")
-    return int(text)
-
-
-# Why not
-
-
-def _complaint(line: str) -> str:
-    """What is wrong with a line that is neither a sample nor a comment. It is known to be wrong."""
-    name = _METRIC_NAME.match(line)
-    if name is None:
-        return f"no metric name where one should be: {_shown(line)}"
-    rest = line[name.end() :]
-    if rest[:1] not in ("", " ", "\t", "{"):
-        return f"no metric name: {_shown(line)}"
-    rest = rest.lstrip(" \t")
-    if not rest.startswith("{"):
-        return _value_complaint(name[0], rest)
-    unquoted = _QUOTED.sub(lambda quoted: "_" * len(quoted[0]), rest)
-    if '"' in unquoted.partition("}")[0]:
-        return "a quoted label value is not closed"
-    if "}" not in unquoted:
-        return "the labels are not closed with a brace"
-    return _value_complaint(name[0], rest[unquoted.index("}") + 1 :].lstrip(" \t"))
-
-
-def _value_complaint(name: str, rest: str) -> str:
-    return f"more than a value and a timestamp: {_shown(rest)}" if rest.split() else f"{name} has no value"
-
-
-def _shown(text: str) -> str:
-    """Short, and without anything that could move a cursor."""
-    return ascii(text) if len(text) <= 40 else f"{text[:40]!a}…"

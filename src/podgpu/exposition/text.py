@@ -1,4 +1,4 @@
-"""Writes families, ours and parsed ones, as text format 0.0.4, and that text as OpenMetrics 1.0. Pure.
+"""This module writes families, ours and parsed ones, as text format 0.0.4, and that text as OpenMetrics 1.0. Pure.
 
 Everything that can be prepared (label text, headers) is prepared once and reused.
 """

@@ -1,4 +1,4 @@
-"""Asks exporters for expositions, and whoever else for JSON, over `http/` and bounded in size and time.
+"""This room asks exporters for expositions, and whoever else for JSON, over `http/` and bounded in size and time.
 
 - `access.py`: `Access` says how to be let in (TLS, a login or a token, more headers) and under which prefix the options
   are called that messages name: `Access(token_file=…, headers=(("X-Scope-OrgID", "a"),), prefix="prometheus",

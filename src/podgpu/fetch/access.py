@@ -1,4 +1,5 @@
-"""Owns how to be let in at a URL: what the options say, and what is sent because of it. It shows no secret."""
+"""This module owns how to be let in at a URL: what the options say, and what is sent because of it. It shows no
+secret."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Asks one place over HTTP. Any status is an answer; what keeps an answer away is a SourceError.
+"""This module asks one place over HTTP. Any status is an answer; what keeps an answer away is a SourceError.
 
 No redirect is followed: it could lead credentials elsewhere. No secret is logged, nor printed in a URL.
 """

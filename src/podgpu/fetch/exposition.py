@@ -1,4 +1,5 @@
-"""Fetches an exporter's exposition from a URL or a file, as bytes: bounded in time and size, never half of one."""
+"""This module fetches an exporter's exposition from a URL or a file, as bytes: bounded in time and size, never half of
+one."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ _MOST = 1e18
 """Of anything: an exabyte, 30 billion years. What says more is a broken counter."""
 _MOST_LOST = 1e6
 _MOST_SOURCES, _LONGEST_SOURCE = 64, 64
-"""Of what an exporter cannot read: each of its GPUs is one, and every name is on the page."""
+"""Of what an exporter cannot read: each of its GPUs is one, and every name is told."""
 _DCGM_BLANK = 0x7FFFFFF0
 """From here on DCGM's marks for "no value" begin. No field here, in %, MiB, W or degrees, has so much of it."""
 

@@ -1,4 +1,5 @@
-"""Answers questions about the past from the ring: in threads, since none of it may hold up a request for metrics."""
+"""This module answers questions about the past from the ring: in threads, since none of it may hold up a request for
+metrics."""
 
 from __future__ import annotations
 

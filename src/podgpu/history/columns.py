@@ -1,4 +1,5 @@
-"""Packs the figures of many devices at one moment into a column of 8 bytes each, and makes means of columns. Pure.
+"""This module packs the figures of many devices at one moment into a column of 8 bytes each, and makes means of
+columns. Pure.
 
 A column has all utilisations, then all watts, then temperature and memory, each an array in the machine's own order of
 bytes: an array is packed, averaged and turned around much faster than as many records. Bits that are all ones say that

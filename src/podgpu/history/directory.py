@@ -1,4 +1,5 @@
-"""Owns the files of one ring: segments of an hour's and of a day's columns that grow at their end, and go when old.
+"""This module owns the files of one ring: segments of an hour's and of a day's columns that grow at their end, and go
+when old.
 
 A new segment appears whole, by a rename; what is added to it later may be torn by whatever ends the process, and is
 passed over then. One podgpu at a time writes to a directory; files that are not its own stay as they are.

@@ -1,4 +1,4 @@
-"""Has the ring written to its directory as it grows, and read from there at the start.
+"""This module has the ring written to its directory as it grows, and read from there at the start.
 
 What is new in the ring is added to the segments every time; when that fails it stays in the ring, and is tried again.
 When the wall clock was set, everything is written anew, once: moments in files are Unix time.

@@ -1,4 +1,5 @@
-"""Keeps the last hour of every device at 15 s and the last day at 5 min, in memory, bounded. Pure but for its lock.
+"""This module keeps the last hour of every device at 15 s and the last day at 5 min, in memory, bounded. Pure but for
+its lock.
 
 All times here are seconds of a clock that only goes on (`keeper.py` has it). A sample belongs to the 15 s in which it
 was taken; where none was, nothing is known of them. A window of 5 min is the mean of what is known of it, made once it

@@ -1,4 +1,4 @@
-"""Says whose each place in a column is: a device's, or what one holder uses of a device. Pure.
+"""This module says whose each place in a column is: a device's, or what one holder uses of a device. Pure.
 
 Places are given out from 0 up and given anew after a day without data, or before that when there are more devices than
 are kept: then those go first that were seen longest ago, holders before devices.

@@ -1,4 +1,4 @@
-"""Keeps who held each device and what was wrong with it, from when to when, for a day. Pure.
+"""This module keeps who held each device and what was wrong with it, from when to when, for a day. Pure.
 
 A device that is not told of for a moment (its node is late) is taken to be as it was; after five minutes nobody knows
 what happened in between, and what was going on then ended when it was last seen.

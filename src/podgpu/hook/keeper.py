@@ -1,4 +1,5 @@
-"""Keeps podlist.json, in a thread of its own: what the runtime told last becomes the file, and only when it differs.
+"""This module keeps podlist.json, in a thread of its own: what the runtime told last becomes the file, and only when it
+differs.
 
 A change is written at once; what comes while a write is under way, or shortly after it, becomes one write. A file that
 somebody took away or wrote over is put back. Where it cannot be written the one before stands, and it is tried again.

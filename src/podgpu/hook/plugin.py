@@ -1,4 +1,4 @@
-"""Answers what the runtime asks a plugin: keeps what it told, and adjusts a container only with --inject.
+"""This module answers what the runtime asks a plugin: keeps what it told, and adjusts a container only with --inject.
 
 One object for each connection: a runtime that comes back tells everything anew. Nothing here waits for a disk, a driver
 or a lock that is held while one is waited for.

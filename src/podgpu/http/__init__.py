@@ -1,4 +1,5 @@
-"""Owns how podgpu asks anybody over HTTP: one bounded exchange, for the Kubernetes API client and for `fetch/` alike.
+"""This room owns how podgpu asks anybody over HTTP: one bounded exchange, for the Kubernetes API client and for
+`fetch/` alike.
 
 - `exchange.py` sends a question and reads the answer whole, or hands it out as it arrives.
 - `receive.py` bounds and unpacks an answer's body.

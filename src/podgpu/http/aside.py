@@ -1,4 +1,5 @@
-"""Reads beside an event loop: a disk that hangs keeps neither a scrape waiting nor the process from ending."""
+"""This module reads beside an event loop: a disk that hangs keeps neither a scrape waiting nor the process from
+ending."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Owns one exchange over HTTP: a question sent, and its answer taken in, whole and bounded or as it arrives.
+"""This module owns one exchange over HTTP: a question sent, and its answer taken in, whole and bounded or as it
+arrives.
 
 It follows no redirect, which could lead credentials elsewhere, and keeps no cookie. What goes wrong is raised as
 aiohttp or the system raises it; `failure.explained` turns it into podgpu's own words.

@@ -1,4 +1,4 @@
-"""Says once, in plain words, why a question over HTTP got no answer, or half of one. Pure.
+"""This module says once, in plain words, why a question over HTTP got no answer, or half of one. Pure.
 
 Those who ask put their advice behind it: which option, which field of a kubeconfig. What is said holds no header and no
 URL, so no secret either.
@@ -71,14 +71,15 @@ def explained(say: Callable[[Failure], SourceError]) -> Iterator[None]:
 
 
 def _alone(error: Exception) -> Exception:
-    """Without what the functions it came through had in hand. With it, each connection that fails would leave eighty
-    objects in a circle, a socket among them; of thousands of exporters that are away, those are seconds of looking for
-    garbage, in which nothing else runs."""
+    """Without the functions it came through and what they had in hand. With them, each connection that fails would
+    leave eighty objects in a circle, a socket among them; of thousands of exporters that are away, those are seconds of
+    looking for garbage, in which nothing else runs."""
     found: BaseException | None = error
     for _ in range(_LONGEST_CHAIN):
         if found is None:
             break
         clear_frames(found.__traceback__)
+        found.__traceback__ = None
         found = found.__cause__ or found.__context__
     return error
 

@@ -1,4 +1,5 @@
-"""Takes an answer's body in piece by piece: bounded in size, unpacked as it arrives, refused at once when too large.
+"""This module takes an answer's body in piece by piece: bounded in size, unpacked as it arrives, refused at once when
+too large.
 
 What is packed is never there as a whole: a small answer that unpacks to a large one costs what is let through, and one
 piece.

@@ -1,4 +1,5 @@
-"""Owns what TLS is made of, for both sides: certificates, keys and authorities, and the contexts made of them.
+"""This module owns what TLS is made of, for both sides: certificates, keys and authorities, and the contexts made of
+them.
 
 A private key never touches a disk: OpenSSL takes keys from files only, and is given memory that has a name.
 """

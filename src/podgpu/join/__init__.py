@@ -1,4 +1,4 @@
-"""The join: one snapshot in, metric families out. Pure."""
+"""This room is the join: one snapshot in, metric families out. Pure."""
 
 from podgpu.join.dcgm import dcgm_families
 from podgpu.join.gpu_manager import gpu_manager_families

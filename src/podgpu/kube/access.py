@@ -1,4 +1,5 @@
-"""Says where an API server is and what proves who asks, in frozen dataclasses. Secrets never show in a repr."""
+"""This module says where an API server is and what proves who asks, in frozen dataclasses. Secrets never show in a
+repr."""
 
 from __future__ import annotations
 

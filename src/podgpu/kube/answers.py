@@ -1,4 +1,4 @@
-"""Tells the person who runs podgpu what an API server's refusals and broken connections mean. Pure."""
+"""This module tells the person who runs podgpu what an API server's refusals and broken connections mean. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Asks the API server, each time with a deadline and a bound on the answer. Only `submit` may change anything there."""
+"""This module asks the API server, each time with a deadline and a bound on the answer. Only `submit` may change
+anything there."""
 
 from __future__ import annotations
 

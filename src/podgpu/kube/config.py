@@ -1,4 +1,5 @@
-"""Finds the API server: the pod's service account, else $KUBECONFIG, else ~/.kube/config. It asks nobody."""
+"""This module finds the API server: the pod's service account, else $KUBECONFIG, else ~/.kube/config. It asks
+nobody."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Owns what proves who asks, and who answers: tokens and certificates, kept, renewed in time or once they are refused.
+"""This module owns what proves who asks, and who answers: tokens and certificates, kept, renewed in time or once they
+are refused.
 
 Files are read beside the event loop: one on a disk that hangs costs the request that needs it, within a bound, and
 nothing else. Nothing that is held is ever logged.

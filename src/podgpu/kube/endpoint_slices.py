@@ -1,4 +1,5 @@
-"""Reads from EndpointSlices where the pods behind a Service can be reached. Pure: objects in, records out."""
+"""This module reads from EndpointSlices where the pods behind a Service can be reached. Pure: objects in, records
+out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Owns the messages of list and watch: JSON lines put together, lists and events taken apart. Pure."""
+"""This module owns the messages of list and watch: JSON lines put together, lists and events taken apart. Pure."""
 
 from __future__ import annotations
 

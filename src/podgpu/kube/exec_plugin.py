@@ -1,4 +1,5 @@
-"""Runs a credential plugin (client.authentication.k8s.io) within bounds of time and output. It starts processes.
+"""This module runs a credential plugin (client.authentication.k8s.io) within bounds of time and output. It starts
+processes.
 
 What a plugin prints is a secret: of its output only the last line of stderr is ever repeated.
 """

@@ -1,4 +1,5 @@
-"""Lists one collection and then watches it, for ever: what client-go calls a reflector. It asks the API server."""
+"""This module lists one collection and then watches it, for ever: what client-go calls a reflector. It asks the API
+server."""
 
 from __future__ import annotations
 

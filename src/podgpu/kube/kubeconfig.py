@@ -1,4 +1,5 @@
-"""Reads kubeconfig files as kubectl does: several are merged, the first to name a thing wins. It touches files only.
+"""This module reads kubeconfig files as kubectl does: several are merged, the first to name a thing wins. It touches
+files only.
 
 Complaints never quote what stands in a field: it may be a secret.
 """

@@ -1,4 +1,5 @@
-"""Says how long a watcher waits: for an answer, for an event, and until it asks again. Pure: time is handed in."""
+"""This module says how long a watcher waits: for an answer, for an event, and until it asks again. Pure: time is handed
+in."""
 
 from __future__ import annotations
 

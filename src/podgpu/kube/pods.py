@@ -1,4 +1,4 @@
-"""Cuts the API server's pods down to what podgpu reads of them. Pure: objects in, small frozen records out.
+"""This module cuts the API server's pods down to what podgpu reads of them. Pure: objects in, small frozen records out.
 
 A cluster's watcher holds thousands of these, and compares each with the one before to tell whether anything changed:
 what nobody reads must not be in them.

@@ -1,4 +1,4 @@
-"""Reads what DRA drivers publish about their devices: it takes ResourceSlices of every API version apart.
+"""This module reads what DRA drivers publish about their devices: it takes ResourceSlices of every API version apart.
 
 Pure, but for `find_version` and `find_slices_path`, which ask the server what it has.
 """

@@ -1,4 +1,5 @@
-"""Keeps one collection of the API server in memory, in a thread of its own. Readers never wait for the network."""
+"""This module keeps one collection of the API server in memory, in a thread of its own. Readers never wait for the
+network."""
 
 from __future__ import annotations
 

@@ -1,1 +1,2 @@
-"""Owns rewriting dashboards, rules and PromQL from one dcgm-exporter's names to the other's, units included. Pure."""
+"""This room owns rewriting dashboards, rules and PromQL from one dcgm-exporter's names to the other's, units included.
+Pure."""

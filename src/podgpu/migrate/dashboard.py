@@ -1,10 +1,10 @@
-"""Rewrites a Grafana dashboard in place: only the strings that change are touched, every other letter stays. Pure."""
+"""This module rewrites a Grafana dashboard in place: only the strings that change are touched, every other letter
+stays. Pure."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from podgpu.errors import UsageError
@@ -53,7 +53,7 @@ def migrate_dashboard(text: str, origin: str, direction: Direction) -> Migrated:
         raise UsageError(f"{origin}: not JSON: {getattr(error, 'msg', 'nested too deep')}{_place(error)}") from None
     if not isinstance(document, dict):
         raise UsageError(f"{origin}: not a dashboard: a JSON object was expected")
-    texts = list(_texts(text, origin))
+    texts = _texts(text, origin)
     rewritten = {string: made for string in texts if (made := _rewritten(string, direction)) is not None}
     settled = {_owner(string) for string, made in rewritten.items() if made.asks_both}
     """Panels and variables that read either name: what stands beside their queries goes with those."""
@@ -165,53 +165,63 @@ def _as_pattern(value: str, direction: Direction) -> Rewritten:
 # Where the strings stand
 
 
-def _texts(text: str, origin: str) -> Iterator[_Text]:
+def _texts(text: str, origin: str) -> list[_Text]:
     """Every string of JSON that was read before: it is well formed."""
-    found: list[_Text] = []
-    path: list[str | int] = []
+    walk = _Walk(text, origin)
+    walk.value(0, 0)
+    return walk.found
 
-    def skip(at: int) -> int:
-        match = _SPACE.match(text, at)
-        return match.end() if match else at
 
-    def string(at: int, *, is_key: bool) -> tuple[str, int]:
-        match = _STRING.match(text, at)
-        assert match is not None
-        value = json.loads(match[0], strict=False)
-        found.append(_Text(tuple(path), value, at, match.end(), is_key))
-        return value, match.end()
+class _Walk:
+    """Goes through JSON from left to right; each method is given where a part begins and says where it ended."""
 
-    def value(at: int, depth: int) -> int:
+    def __init__(self, text: str, origin: str) -> None:
+        self._text = text
+        self._origin = origin
+        self._path: list[str | int] = []
+        self.found: list[_Text] = []
+
+    def value(self, at: int, depth: int) -> int:
         if depth > _DEEPEST:
-            raise UsageError(f"{origin}: nested too deep for a dashboard")
-        at = skip(at)
-        if text[at] == '"':
-            return string(at, is_key=False)[1]
-        if text[at] == "{":
-            return members(skip(at + 1), depth)
-        if text[at] == "[":
-            return items(skip(at + 1), depth)
-        match = _PLAIN.match(text, at)
+            raise UsageError(f"{self._origin}: nested too deep for a dashboard")
+        at = self._skip(at)
+        if self._text[at] == '"':
+            return self._string(at, is_key=False)[1]
+        if self._text[at] == "{":
+            return self._members(self._skip(at + 1), depth)
+        if self._text[at] == "[":
+            return self._items(self._skip(at + 1), depth)
+        match = _PLAIN.match(self._text, at)
         assert match is not None
         return match.end()
 
-    def members(at: int, depth: int) -> int:
-        while text[at] != "}":
-            key, at = string(skip(at), is_key=True)
-            path.append(key)
-            at = skip(value(skip(at) + 1, depth + 1))
-            path.pop()
-            at = skip(at + 1) if text[at] == "," else at
+    def _members(self, at: int, depth: int) -> int:
+        while self._text[at] != "}":
+            key, at = self._string(self._skip(at), is_key=True)
+            at = self._member(key, self._skip(at) + 1, depth)
         return at + 1
 
-    def items(at: int, depth: int) -> int:
+    def _items(self, at: int, depth: int) -> int:
         number = 0
-        while text[at] != "]":
-            path.append(number)
-            at = skip(value(at, depth + 1))
-            path.pop()
-            at, number = (skip(at + 1) if text[at] == "," else at), number + 1
+        while self._text[at] != "]":
+            at = self._member(number, at, depth)
+            number += 1
         return at + 1
 
-    value(0, 0)
-    yield from found
+    def _member(self, name: str | int, at: int, depth: int) -> int:
+        """Its value, and the comma behind it."""
+        self._path.append(name)
+        at = self._skip(self.value(at, depth + 1))
+        self._path.pop()
+        return self._skip(at + 1) if self._text[at] == "," else at
+
+    def _string(self, at: int, *, is_key: bool) -> tuple[str, int]:
+        match = _STRING.match(self._text, at)
+        assert match is not None
+        value = json.loads(match[0], strict=False)
+        self.found.append(_Text(tuple(self._path), value, at, match.end(), is_key))
+        return value, match.end()
+
+    def _skip(self, at: int) -> int:
+        match = _SPACE.match(self._text, at)
+        return match.end() if match else at

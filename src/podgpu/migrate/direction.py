@@ -1,4 +1,5 @@
-"""Says what each name becomes on the way from one dcgm-exporter's names to the other's, and what its number is worth.
+"""This module says what each name becomes on the way from one dcgm-exporter's names to the other's, and what its number
+is worth.
 
 The facts are the catalogue's (`catalog/names.py`); here they are read in one direction. Pure.
 """

@@ -1,4 +1,4 @@
-"""Answers what an expression reads: which series, under which names, with which labels. Pure."""
+"""This module answers what an expression reads: which series, under which names, with which labels. Pure."""
 
 from __future__ import annotations
 

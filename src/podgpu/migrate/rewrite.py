@@ -1,4 +1,5 @@
-"""Rewrites one PromQL expression: names, labels, and the unit of every figure, so that its result stays the same. Pure.
+"""This module rewrites one PromQL expression: names, labels, and the unit of every figure, so that its result stays the
+same. Pure.
 
 A figure whose unit changed is converted where it is read: `X` becomes `(Y * 100)`. A range of it cannot be multiplied;
 then what the function makes of it is. An expression of which a part cannot be rewritten stays as it is, as a whole.

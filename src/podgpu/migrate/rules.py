@@ -1,4 +1,4 @@
-"""Rewrites Prometheus rules in place, plain or in a PrometheusRule: comments, order and layout stay. Pure.
+"""This module rewrites Prometheus rules in place, plain or in a PrometheusRule: comments, order and layout stay. Pure.
 
 Expressions are changed where they stand in the file, in whichever of YAML's styles. What comes out is read again: every
 value must be what it was meant to be.

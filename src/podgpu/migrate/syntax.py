@@ -1,4 +1,4 @@
-"""Reads PromQL into a tree whose nodes know where they stand in the text. Depth and size are bounded. Pure.
+"""This module reads PromQL into a tree whose nodes know where they stand in the text. Depth and size are bounded. Pure.
 
 What a number or a duration is worth does not matter here: they are kept as they are written.
 """

@@ -1,4 +1,4 @@
-"""Cuts PromQL into tokens, each with its place, with Grafana's variables among them. Pure."""
+"""This module cuts PromQL into tokens, each with its place, with Grafana's variables among them. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Answers with prepared bytes: in the format and encoding asked for, or not at all when the asker has them already."""
+"""This module answers with prepared bytes: in the format and encoding asked for, or not at all when the asker has them
+already."""
 
 from __future__ import annotations
 
@@ -39,17 +40,17 @@ def probe(judge: Callable[[], tuple[bool, str]]) -> Handler:
     return handle
 
 
-async def exposition(request: web.Request, page: Exposition) -> web.Response:
+async def exposition(request: web.Request, answer: Exposition) -> web.Response:
     """Metrics, as text unless OpenMetrics is asked for. Whoever asks for that first has it made.
 
     Here, unless it is long: that takes a millisecond, and other threads may be busy with those who look at the page.
     """
     if not accepts_openmetrics(",".join(request.headers.getall("Accept", ()))):
-        return prepared(request, page.text, {"Content-Type": CONTENT_TYPE}, vary="Accept, Accept-Encoding")
-    body = page.openmetrics_if_made
+        return prepared(request, answer.text, {"Content-Type": CONTENT_TYPE}, vary="Accept, Accept-Encoding")
+    body = answer.openmetrics_if_made
     if body is None:
-        is_long = len(page.plain) > _LONG
-        body = await asyncio.to_thread(page.openmetrics) if is_long else page.openmetrics()
+        is_long = len(answer.plain) > _LONG
+        body = await asyncio.to_thread(answer.openmetrics) if is_long else answer.openmetrics()
     return prepared(request, body, {"Content-Type": OPENMETRICS_TYPE}, vary="Accept, Accept-Encoding")
 
 

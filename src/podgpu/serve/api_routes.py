@@ -1,4 +1,4 @@
-"""Owns every path below `/api/v1` (docs/api.md), of the exporter and of the cluster view: JSON, errors too.
+"""This module owns every path below `/api/v1` (docs/api.md), of the exporter and of the cluster view: JSON, errors too.
 
 Figures are made and compressed in other threads: no scrape waits for somebody who looks.
 """

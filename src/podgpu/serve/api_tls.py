@@ -1,4 +1,5 @@
-"""Makes the TLS context of the metrics API's listener: a certificate to show, and the authorities of clients.
+"""This module makes the TLS context of the metrics API's listener: a certificate to show, and the authorities of
+clients.
 
 Both may change while it runs: files are replaced, podgpu's own certificate is renewed, the API server changes its CAs.
 A client that shows no certificate is let in and has to show a token; one whose certificate is of none of the

@@ -1,4 +1,4 @@
-"""Puts applications on addresses and runs until told to stop."""
+"""This module puts applications on addresses and runs them until it is told to stop, whatever they serve."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
@@ -20,13 +20,9 @@ from podgpu.serve.connections import Entrance, Limits, MakeContext, limits_for, 
 from podgpu.serve.sockets import ADDRESS_OPTION, Address, address_of, bind
 
 if TYPE_CHECKING:
-    # A node's agent and its routes are imported by the functions that serve one: `podgpu autoscale` has none.
-    # `protection` brings YAML and bcrypt, for those who have a web config only.
-    from podgpu.agent.loop import Agent
+    # It brings YAML and bcrypt, for those who have a web config only.
     from podgpu.serve.protection import Protection
-    from podgpu.serve.routes import BesideFigures
 
-GPU_MANAGER_OPTION = "--gpu-manager-address"
 PROBE_OPTION = "--probe-address"
 
 _SHUTDOWN_SECONDS = 1.0
@@ -78,18 +74,6 @@ class Several:
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
-    """What the visitors of one exporter may take."""
-
-    read_seconds: float = 10.0
-    """To send a request."""
-    write_seconds: float = 30.0
-    """To read the answer."""
-    scrapes: int = 16
-    """Requests for /metrics at a time."""
-
-
-@dataclass(frozen=True, slots=True)
 class Listener:
     app: web.Application
     address: Address
@@ -99,46 +83,6 @@ class Listener:
     """What is logged once it listens, with %s for its URL."""
     sockets: Sequence[socket.socket] = ()
     """Bound already, in place of the address."""
-
-
-def serve(
-    agent: Agent,
-    address: Address,
-    on_listening: Callable[[Address], None] = lambda a: None,
-    gpu_manager_address: Address | None = None,
-    probe_address: Address | None = None,
-    protection: Protection | None = None,
-    sockets: Sequence[socket.socket] = (),
-    lifecycle: bool = True,
-    shown: BesideFigures | None = None,
-    beside: Sequence[Served] = (),
-    bounds: Bounds | None = None,
-) -> None:
-    """Start the agent and answer requests until SIGINT, SIGTERM or a fatal error of the agent.
-
-    `gpu_manager_address`: a second one, for gpu-manager's metrics alone. `probe_address`: one for the kubelet's probes
-    alone, which `protection` leaves plain: a probe can show neither a password nor a certificate. `sockets`: bound
-    already, in place of the address. `lifecycle`: POST /-/release is answered. `shown`: on the page. `beside`: what
-    runs as long as the agent does.
-    """
-    from podgpu.serve.lifecycle import DEFAULT_RELEASE_SECONDS
-    from podgpu.serve.routes import probe_routes
-
-    bounds = bounds or Bounds()
-    app = application(agent, protection, lifecycle, shown, bounds.scrapes)
-    tls = protection.tls if protection else None
-    listeners = [Listener(app, address, tls=tls, sockets=sockets)]
-    if gpu_manager_address is not None:
-        theirs = gpu_manager_application(agent, protection)
-        words = "gpu-manager's metrics alone on %s/metric"
-        listeners.append(Listener(theirs, gpu_manager_address, GPU_MANAGER_OPTION, tls, words))
-    if probe_address is not None:
-        listeners.append(probe_listener(probe_routes(agent), probe_address))
-    release = partial(agent.release, DEFAULT_RELEASE_SECONDS)
-    limits = replace(
-        limits_for(len(listeners)), headers_seconds=bounds.read_seconds, answer_seconds=bounds.write_seconds
-    )
-    run(Several([agent, *beside]), listeners, lambda bound: on_listening(bound[0]), release, limits)
 
 
 def probe_listener(handlers: list[web.RouteDef], address: Address) -> Listener:
@@ -228,25 +172,6 @@ async def listening(listener: Listener, limits: Limits) -> AsyncIterator[Address
             await entrance.close()
     finally:
         await runner.cleanup()
-
-
-def application(
-    agent: Agent,
-    protection: Protection | None = None,
-    lifecycle: bool = True,
-    shown: BesideFigures | None = None,
-    scrapes: int = 16,
-) -> web.Application:
-    from podgpu.serve.routes import NOTHING_BESIDE, routes
-
-    return make_application(routes(agent, lifecycle, shown or NOTHING_BESIDE, scrapes), protection)
-
-
-def gpu_manager_application(agent: Agent, protection: Protection | None = None) -> web.Application:
-    """What gpu-manager itself would answer, as far as its metrics go."""
-    from podgpu.serve.routes import gpu_manager_routes
-
-    return make_application(gpu_manager_routes(agent), protection)
 
 
 def make_application(handlers: list[web.RouteDef], protection: Protection | None) -> web.Application:

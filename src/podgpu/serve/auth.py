@@ -1,4 +1,4 @@
-"""Owns what every request passes before it is answered: the rate limit, the configured headers, basic auth.
+"""This module owns what every request passes before it is answered: the rate limit, the configured headers, basic auth.
 
 Passwords are compared in one thread of their own: bcrypt is slow on purpose, and the event loop has scrapes to answer.
 Whoever was let in before does not wait for that thread; of those who do, few from one address may.

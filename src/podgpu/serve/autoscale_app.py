@@ -1,4 +1,5 @@
-"""Puts `podgpu autoscale` on its addresses: KEDA's, the metrics API's, and a plain one for probes and own metrics."""
+"""This module puts `podgpu autoscale` on its addresses: KEDA's, the metrics API's, and a plain one for probes and own
+metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Owns what each path of `podgpu cluster` answers: bytes that are already there, as on the exporter."""
+"""This module owns what each path of `podgpu cluster` answers: bytes that are already there, as on the exporter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Decides who may stay connected, and for how long. Owns the accepting and every connection of an application.
+"""This module decides who may stay connected, and for how long. Owns the accepting and every connection of an
+application.
 
 No visitor can take what the scrapers and probes need. Whoever was answered well keeps a place among the known;
 everybody else is a stranger. Both rooms are bounded. When another comes, the stranger goes who is here longest, or of

@@ -1,4 +1,4 @@
-"""Serves KEDA's external scaler protocol over gRPC: who may ask, and what a refusal is as a status.
+"""This module serves KEDA's external scaler protocol over gRPC: who may ask, and what a refusal is as a status.
 
 What a caller says of itself is a claim: only a certificate of KEDA's makes its namespaces count. Without one, those
 namespaces are answered that the person who runs podgpu has named, and nobody but this machine can connect.

@@ -1,5 +1,5 @@
-"""Says who asks, from a certificate that TLS has verified and from the headers beside it, by the rules of Kubernetes'
-front proxy. Pure.
+"""This module says who asks, from a certificate that TLS has verified and from the headers beside it, by the rules of
+Kubernetes' front proxy. Pure.
 
 Only a certificate of the requestheader authority, with a name that may be a proxy's, makes `X-Remote-*` headers count.
 Whoever else sends them is refused rather than overheard: a client's own certificate beside such a header is an attack,
@@ -59,9 +59,6 @@ class Trust:
     def authorities(self) -> str:
         """Of whom a client may show a certificate at all."""
         return "\n".join(filter(None, (self.front_proxy_ca, self.client_ca)))
-
-
-NO_TRUST = Trust()
 
 
 def parse_trust(configmap: Mapping[str, Any]) -> Trust | None:

@@ -1,6 +1,5 @@
-"""Owns who gets an answer of the metrics API: the front proxy's word, a client's certificate or a token says who asks,
-the API server says whether they may. What cannot be found out is a no.
-"""
+"""This module owns who gets an answer of the metrics API: the front proxy's word, a client's certificate or a token
+says who asks, the API server says whether they may. What cannot be found out is a no."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Owns what `podgpu hook` answers on its optional port: its own metrics and probes. It names no pod."""
+"""This module owns what `podgpu hook` answers on its optional port: its own metrics and probes. It names no pod."""
 
 from __future__ import annotations
 

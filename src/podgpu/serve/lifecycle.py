@@ -1,5 +1,5 @@
-"""Owns what somebody on this machine may ask of a running podgpu (POST /-/release, /-/forget), and the guard of such
-requests.
+"""This module owns what somebody on this machine may ask of a running podgpu (POST /-/release, /-/forget), and the
+guard of such requests.
 
 A browser on this machine, a sidecar and a proxy all come from a loopback address. The guard tells them from the people
 and programs that mean podgpu: they say so in a header that no page can make a browser send to us.

@@ -1,4 +1,5 @@
-"""Serves the custom and the external metrics API: discovery, metrics, refusals as the API server's clients read them.
+"""This module serves the custom and the external metrics API: discovery, metrics, refusals as the API server's clients
+read them.
 
 Who asks and whether they may is the gate's affair; nothing but the probes is answered without asking it.
 """

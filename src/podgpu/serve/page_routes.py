@@ -1,4 +1,5 @@
-"""Serves the web page's files, with the API behind it (`api_routes.py`), for the exporter and the cluster view alike.
+"""This module serves the web page's files, with the API behind it (`api_routes.py`), for the exporter and the cluster
+view alike.
 
 The page's files are read when they are asked for, not kept: an exporter that nobody looks at spends nothing on them.
 They are read and compressed in other threads: no scrape waits for somebody who looks.

@@ -1,4 +1,4 @@
-"""Carries out what a web config file asks for: checked at start, and ready for every listener.
+"""This module carries out what a web config file asks for: checked at start, and ready for every listener.
 
 Imported only when there is such a file: YAML and bcrypt cost memory that a plain exporter need not spend.
 """

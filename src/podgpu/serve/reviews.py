@@ -1,4 +1,5 @@
-"""Asks the API server whose a token is and whether somebody may ask for something, and remembers its word for a while.
+"""This module asks the API server whose a token is and whether somebody may ask for something, and remembers its word
+for a while.
 
 Bounded in every way: so many answers are kept, so many questions are under way, each for so long. No answer is a no.
 """

@@ -1,5 +1,5 @@
-"""Owns what each path of the exporter answers. `/metrics` hands out what is published, rendered for who asks first: no
-driver, no socket.
+"""This module owns what each path of the exporter answers. `/metrics` hands out what is published, rendered for who
+asks first: no driver, no socket.
 
 The picture behind the web page is made when somebody looks, once for each snapshot; no scrape waits for it.
 """

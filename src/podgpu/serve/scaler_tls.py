@@ -1,4 +1,5 @@
-"""Makes gRPC's credentials for a listener that asks its callers for certificates, read anew when the files change.
+"""This module makes gRPC's credentials for a listener that asks its callers for certificates, read anew when the files
+change.
 
 A certificate and a key that do not belong together (one of them is replaced before the other) change nothing: the last
 good ones stay in use, and the log says why.

@@ -1,4 +1,5 @@
-"""Owns where podgpu listens: addresses as people write them, and sockets that podgpu or systemd has bound."""
+"""This module owns where podgpu listens: addresses as people write them, and sockets that podgpu or systemd has
+bound."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Owns the server's side of TLS: a context made of the web config, and made anew when it or a file behind it changed.
+"""This module owns the server's side of TLS: a context made of the web config, and made anew when it or a file behind
+it changed.
 
 It reads the certificate, the key and the client authorities at every new connection, and not on the event loop.
 """

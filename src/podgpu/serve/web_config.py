@@ -1,4 +1,5 @@
-"""Owns what the web config file of Prometheus' exporter-toolkit may say, and checks it strictly. Opens no other file.
+"""This module owns what the web config file of Prometheus' exporter-toolkit may say, and checks it strictly. Opens no
+other file.
 
 What podgpu does not do is refused here, or accepted because it changes nothing for a client (http2).
 """

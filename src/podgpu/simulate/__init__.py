@@ -1,4 +1,4 @@
-"""A simulated node: driver, kubelet, workloads. What `podgpu demo`, the tests and the benchmarks run on.
+"""This room simulates a node: driver, kubelet, workloads. `podgpu demo`, the tests and the benchmarks run on it.
 
 Imported by `cli/` and tests only. Nothing here is a mock of podgpu's code: it stands where the world stands.
 """

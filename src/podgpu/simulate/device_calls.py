@@ -1,4 +1,4 @@
-"""What nvmlDeviceGet... answers on simulated devices: one table for GPUs, one for MIG devices.
+"""This module knows what nvmlDeviceGet... answers on simulated devices: one table for GPUs, one for MIG devices.
 
 A function that is in neither is not supported on that kind of device. Answers have the types pynvml gives.
 """

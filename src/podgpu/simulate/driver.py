@@ -1,4 +1,5 @@
-"""The simulated driver: an object with NVML's functions, spelled, called and answering as in the pynvml module.
+"""This module is the simulated driver: an object with NVML's functions, spelled, called and answering as in the pynvml
+module.
 
 Constants and structs are pynvml's own. A function that is not simulated answers "not supported"; the real driver is
 never reached. How each answer comes about lives in `device_calls`, `field_values`, `gpm` and `events`.

@@ -1,4 +1,5 @@
-"""NVML's event sets: who registered for what, and what has happened since. XIDs are the only events that occur."""
+"""This module simulates NVML's event sets: who registered for what, and what has happened since. XIDs are the only
+events that occur."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What can be made to go wrong: calls that hang, fail or lie, GPUs that vanish, drivers that are reloaded.
+"""This module owns what can be made to go wrong: calls that hang, fail or lie, GPUs that vanish, drivers that are
+reloaded.
 
 Tests and the demo speak to this; the driver asks it before every call.
 """

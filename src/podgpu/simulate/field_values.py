@@ -1,4 +1,5 @@
-"""What nvmlDeviceGetFieldValues answers on a simulated GPU: one table from field number to type and value."""
+"""This module knows what nvmlDeviceGetFieldValues answers on a simulated GPU: one table from field number to type and
+value."""
 
 from __future__ import annotations
 

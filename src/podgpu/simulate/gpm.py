@@ -1,4 +1,5 @@
-"""NVML's GPU performance monitoring: samples of a GPU's meters, and percentages from the difference of two."""
+"""This module simulates NVML's GPU performance monitoring: samples of a GPU's meters, and percentages from the
+difference of two."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One simulated GPU: who it is, how it is cut, what runs on it, and the physics that follow.
+"""This module is one simulated GPU: who it is, how it is cut, what runs on it, and the physics that follow.
 
 Time is cut into one-second buckets in which the activity is constant, so every counter is an exact sum, and state at
 a moment does not depend on who looked before. Nothing here knows NVML's functions or errors.

@@ -1,4 +1,5 @@
-"""A kubelet as far as its pod-resources socket goes: a real gRPC server that can also be ill on request."""
+"""This module is a kubelet as far as its pod-resources socket goes: a real gRPC server that can also be ill on
+request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The simulated machine below the driver: its GPUs, the addresses handles stand for, and everything that may change.
+"""This module is the simulated machine below the driver: its GPUs, the addresses handles stand for, and everything that
+may change.
 
 Knows no NVML function. One lock guards all of it; it is taken for short moments only and never while a call hangs.
 """

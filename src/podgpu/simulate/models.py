@@ -1,4 +1,4 @@
-"""The GPU models that can be simulated: what each part has, and what it has not.
+"""This module lists the GPU models that can be simulated: what each part has, and what it has not.
 
 The H200's figures are what a real one answered (MIG sizes apart: it was captured with MIG off). The other parts'
 are plausible, not measured: what matters here is that a T4 has no MIG, an L40S no memory temperature, an A100 no GPM.

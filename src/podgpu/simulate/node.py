@@ -1,4 +1,4 @@
-"""A lived-in node: loads on the simulated GPUs, and the pods a kubelet would name for them.
+"""This module makes a lived-in node: loads on the simulated GPUs, and the pods a kubelet would name for them.
 
 One pattern over the GPUs, repeated: a pod on two GPUs, one of two containers, two pods sharing one GPU in time slices,
 one that holds its GPU and does nothing, a busy one, and a GPU nobody holds.

@@ -1,4 +1,4 @@
-"""A /proc of simulated processes in a directory: what accounting reads of real ones, and no more.
+"""This module writes a /proc of simulated processes into a directory: what accounting reads of real ones, and no more.
 
 Processes come, go, and take over each other's pids when told to.
 """

@@ -1,4 +1,5 @@
-"""What happens in `podgpu demo`, over and over: a job ends, GPUs break, a node dies; and all of it comes back.
+"""This module knows what happens in `podgpu demo`, over and over: a job ends, GPUs break, a node dies; and all of it
+comes back.
 
 Acts are plain functions at moments of a cycle; `Play` carries out those whose time has come.
 """

@@ -1,4 +1,5 @@
-"""A node's GPUs in one short line: `8xH100`, `1xH100/7x1g.10gb`, `2xA100,L4`, `1xA100/2x1g.5gb+1x3g.20gb`.
+"""This module reads a node's GPUs from one short line: `8xH100`, `1xH100/7x1g.10gb`, `2xA100,L4`,
+`1xA100/2x1g.5gb+1x3g.20gb`.
 
 Pure: text in, `GpuSpec` out, or one line that says what is wrong and what would be right.
 """

@@ -1,4 +1,4 @@
-"""What runs on simulated GPUs, and how much of a GPU it takes in any stretch of time.
+"""This module says what runs on simulated GPUs, and how much of a GPU it takes in any stretch of time.
 
 Pure functions of the load, the time and a seed: nothing here keeps state, so the past can be asked for again.
 """

@@ -76,9 +76,24 @@ class DriverBeside:
     def _asking(self, gpu: Device) -> Iterator[Telemetry]:
         if self._driver is None or gpu.uuid not in self._gpus:
             raise Unsupported(
-                f"GPU {gpu.index}: no driver answers for it here, and an exporter's page says nothing about processes"
+                f"GPU {gpu.index}: no driver answers for it here, and an exporter's metrics say nothing about processes"
             )
         yield self._driver
 
     def release(self, wait: float) -> bool:
         return self._driver is None or self._driver.release(wait)
+
+
+class AsksBeside:
+    """A feed that says nothing about processes: the driver beside it is asked for them."""
+
+    _beside: DriverBeside
+
+    def processes(self, gpu: Device) -> Sequence[ProcessUsage]:
+        return self._beside.processes(gpu)
+
+    def usage(self, gpu: Device, shared: Collection[str] = ()) -> tuple[DeviceUsage, ...]:
+        return self._beside.usage(gpu, shared)
+
+    def usage_flaws(self, gpu: Device) -> UsageFlaws:
+        return self._beside.usage_flaws(gpu)

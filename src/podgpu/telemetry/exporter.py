@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from podgpu.catalog.conversions import Blank, value_printed
@@ -17,10 +17,10 @@ from podgpu.catalog.names import converted, counterpart, names_meant_as_in_4_6
 from podgpu.errors import DeviceLost, SourceError
 from podgpu.exposition.parse import ParsedSample
 from podgpu.fetch.exposition import ExpositionSource
-from podgpu.model import Device, DeviceUsage, ProcessUsage, Reading, Value
-from podgpu.telemetry.beside import DriverBeside
+from podgpu.model import Device, Reading, Value
+from podgpu.telemetry.beside import AsksBeside, DriverBeside
 from podgpu.telemetry.exposition import ParsedExposition, is_of_device, parse_exposition, settled
-from podgpu.telemetry.source import ErrorEvent, GpuAnswer, Inventory, Telemetry, UsageFlaws
+from podgpu.telemetry.source import ErrorEvent, GpuAnswer, Inventory, Telemetry
 
 _EXPORTER_FIELDS = 9000
 """From here on the exporter's own: counts by XID, by clock event. podgpu keeps its own."""
@@ -29,7 +29,7 @@ _MOST_DEVICES = 1024
 """GPUs and MIG instances of one node. Each GPU is read in a thread of its own."""
 
 
-class ExporterTelemetry:
+class ExporterTelemetry(AsksBeside):
     def __init__(
         self,
         source: ExpositionSource,
@@ -55,10 +55,10 @@ class ExporterTelemetry:
         self._turn = None  # if this fails, nothing of the last exposition is told again
         exposition = parse_exposition(self._source.fetch(), self.shown)
         if not exposition.devices:
-            raise SourceError("no_gpu", f"{self.shown} names no GPU: see that it is a dcgm-exporter's page")
+            raise SourceError("no_gpu", f"{self.shown} names no GPU: see that it is dcgm-exporter that answers there")
         if len(exposition.devices) > _MOST_DEVICES:
             why = f"names {len(exposition.devices)} GPUs and MIG instances, and no node has more than {_MOST_DEVICES}"
-            raise SourceError("too_many_devices", f"{self.shown} {why}: name one node's page")
+            raise SourceError("too_many_devices", f"{self.shown} {why}: name one node's exporter")
         turn = _Turn(exposition, {d.key: d for d in self._beside.complete(map(self._with_minor, exposition.devices))})
         self._note_xids(turn)
         self._turn = turn
@@ -72,7 +72,7 @@ class ExporterTelemetry:
         if turn is None:
             raise SourceError("unreachable", f"{self.shown} was not read this time")
         if gpu.uuid not in turn.devices:
-            raise DeviceLost(f"GPU {gpu.index} ({gpu.uuid}) is no longer on the page {self.shown}")
+            raise DeviceLost(f"GPU {gpu.index} ({gpu.uuid}) is no longer in the metrics of {self.shown}")
         return turn.answer(gpu.uuid, [f for f in fields if f.id < _EXPORTER_FIELDS])
 
     # XIDs: the exposition has the number of the last one
@@ -88,17 +88,6 @@ class ExporterTelemetry:
     def error_events(self) -> Sequence[ErrorEvent]:
         events, self._events = self._events, []
         return events
-
-    # What an exposition does not have
-
-    def processes(self, gpu: Device) -> Sequence[ProcessUsage]:
-        return self._beside.processes(gpu)
-
-    def usage(self, gpu: Device, shared: Collection[str] = ()) -> tuple[DeviceUsage, ...]:
-        return self._beside.usage(gpu, shared)
-
-    def usage_flaws(self, gpu: Device) -> UsageFlaws:
-        return self._beside.usage_flaws(gpu)
 
     def release(self, wait: float) -> bool:
         self._turn = None

@@ -1,4 +1,5 @@
-"""Asks podgpu's own servers, an exporter or the cluster, for what their pages show: view, history, a GPU's facts."""
+"""This module asks podgpu's own servers, an exporter or the cluster, for what their pages show: view, history, a GPU's
+facts."""
 
 from __future__ import annotations
 

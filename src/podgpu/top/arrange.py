@@ -1,4 +1,4 @@
-"""Sorts and filters lines: what is broken first, what belongs together together. Pure."""
+"""This module sorts and filters lines: what is broken first, what belongs together together. Pure."""
 
 from __future__ import annotations
 

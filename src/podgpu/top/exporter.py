@@ -75,15 +75,15 @@ class ExporterSource:
             return list(parse_text(self._exposition.fetch().decode()))
         except UnicodeDecodeError as error:
             raise SourceError(
-                "malformed", f"{self.name} is not a page of metrics: byte {error.start} is not UTF-8"
+                "malformed", f"the metrics of {self.name} cannot be read: byte {error.start} is not UTF-8"
             ) from error
         except BadExposition as error:
-            raise SourceError(error.reason, f"{self.name} is not a page of metrics: {error}") from error
+            raise SourceError(error.reason, f"the metrics of {self.name} cannot be read: {error}") from error
 
     def _no_gpu(self, view: View, families: list[ParsedFamily]) -> SourceError:
         is_cluster = any(family.name == CLUSTER_BUILD_INFO.name for family in families)
         asked_wrongly = "it is podgpu cluster: use --cluster" if is_cluster else "is it a GPU exporter?"
-        return SourceError("no_gpu", f"{self.name} has no GPU on its page: {'; '.join(view.notes) or asked_wrongly}")
+        return SourceError("no_gpu", f"{self.name} has no GPU in its metrics: {'; '.join(view.notes) or asked_wrongly}")
 
     def close(self) -> None:
         """Nothing stays open between readings."""

@@ -116,12 +116,12 @@ def test_a_call_in_flight_keeps_the_connection(bench: Bench) -> None:
 
         def __iter__(self) -> Iterator[Field]:
             inside.set()
-            leave.wait(10)
+            leave.wait(30)
             return super().__iter__()
 
     thread = threading.Thread(target=bench.telemetry.read, args=(gpu, Slow(fields_named(*PLAIN))))
     thread.start()
-    assert inside.wait(10)
+    assert inside.wait(30)
     assert not bench.telemetry.release(0.1)
     assert bench.double.told("alive") == 1
     leave.set()

@@ -1,4 +1,4 @@
-"""The golden page over the double: one node with a GPU, a GPU in MIG mode, switches, links and CPUs, over real HTTP.
+"""The golden text over the double: one node with a GPU, a GPU in MIG mode, switches, links and CPUs, over real HTTP.
 
 `pytest tests/telemetry/dcgm --rewrite-golden` writes what comes out now; the diff is for a person to read.
 """
@@ -86,7 +86,7 @@ def speak(double: Double) -> None:
     double.double((CORE, 12), 1100, 0.5)
 
 
-def test_the_page(node: tuple[Bench, Agent], request: pytest.FixtureRequest) -> None:
+def test_the_exposition(node: tuple[Bench, Agent], request: pytest.FixtureRequest) -> None:
     bench, agent = node
     agent.read_telemetry()
     bench.pass_time()
@@ -104,7 +104,7 @@ def test_the_page(node: tuple[Bench, Agent], request: pytest.FixtureRequest) -> 
         pytest.fail("".join(lines), pytrace=False)
 
 
-def test_the_page_is_sound() -> None:
+def test_the_exposition_is_sound() -> None:
     text = GOLDEN.read_text(encoding="utf-8")
     samples = [s for family in text_string_to_metric_families(text) for s in family.samples]
     assert len({(s.name, *sorted(s.labels.items())) for s in samples}) == len(samples)
@@ -125,10 +125,10 @@ def test_a_dead_engine_leaves_no_figures_and_a_reason(node: tuple[Bench, Agent])
     agent.read_telemetry()
     bench.double.call("disconnect")
     agent.read_telemetry()
-    page = agent.published.fresh.plain.decode()
-    assert not re.search(r"^DCGM_", page, re.MULTILINE)
-    assert 'podgpu_exporter_source_up{source="dcgm"} 0' in page
-    assert 'podgpu_exporter_source_errors_total{source="dcgm",reason="connection_lost"} 1' in page
+    exposition = agent.published.fresh.plain.decode()
+    assert not re.search(r"^DCGM_", exposition, re.MULTILINE)
+    assert 'podgpu_exporter_source_up{source="dcgm"} 0' in exposition
+    assert 'podgpu_exporter_source_errors_total{source="dcgm",reason="connection_lost"} 1' in exposition
     speak(bench.double)
     bench.pass_time()
     agent.read_telemetry()

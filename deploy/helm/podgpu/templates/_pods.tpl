@@ -77,7 +77,7 @@ readinessProbe:
 {{- toYaml (concat $ours (index . 2)) -}}
 {{- end -}}
 
-{{/* How a page whose series name workloads is scraped.
+{{/* How metrics whose series name workloads are scraped.
 
 Series carry pod, namespace and container of the *workload*. The operator puts labels of the same names on the target,
 with the *exporter's* pod in them. honorLabels lets the series' own win; a series without them, such as that of a GPU

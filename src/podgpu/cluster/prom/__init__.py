@@ -1,1 +1,2 @@
-"""The backend that asks Prometheus, or whatever speaks its HTTP API: `backend.py` has a round, the others its parts."""
+"""This room is the backend that asks Prometheus, or whatever speaks its HTTP API: `backend.py` has a round, the others
+its parts."""

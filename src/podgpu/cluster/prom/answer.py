@@ -1,4 +1,4 @@
-"""What a server answers to an instant or a range query, as samples: anything may be in it. Pure."""
+"""This module makes samples of what a server answers to an instant or a range query: anything may be in it. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The backend for clusters with a Prometheus, or anything that speaks its HTTP API: one round of queries at a time.
+"""This module is the backend for clusters with a Prometheus, or anything that speaks its HTTP API: one round of queries
+at a time.
 
 The server's clock rules. A round begins by asking what time it is there; everything else is asked of that moment, the
 rolling average of the last multiple of the interval before it. What the server does not tell any more (a target that is

@@ -1,4 +1,4 @@
-"""Asks a server with Prometheus' HTTP API, a few queries at a time, each within its deadline."""
+"""This module asks a server with Prometheus' HTTP API, a few queries at a time, each within its deadline."""
 
 from __future__ import annotations
 

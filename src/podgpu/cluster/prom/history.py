@@ -1,4 +1,5 @@
-"""Asks Prometheus about the past, for those who look at it: a few questions at a time, answers kept for a moment.
+"""This module asks Prometheus about the past, for those who look at it: a few questions at a time, answers kept for a
+moment.
 
 Nothing here runs in the rounds. It is asked on the server's own loop, where no answer is waited for by anybody but who
 asked; what is long to read is read in a thread.

@@ -1,4 +1,5 @@
-"""Which devices Prometheus knows to have been idle, so that podgpu need not have watched them itself. Pure.
+"""This module asks which devices Prometheus knows to have been idle, so that podgpu need not have watched them itself.
+Pure.
 
 A device is idle while its utilisation is 0: of a MIG instance the engine's, as everywhere. Only one that has samples
 all through the window counts; what happened in a gap, nobody knows.
@@ -49,7 +50,7 @@ class IdleQuery:
     def _idle(self, field: int, keys: tuple[str, ...], *matchers: Matcher) -> str:
         """`group` over each look's instant is 1 where there is data: as many of them as looks, or there was a gap.
 
-        What is over time has no name any more: a page with a figure under two names would have two series alike.
+        What is over time has no name any more: a figure under two names would be two series alike.
         """
         window, step = promql.milliseconds(self.window), promql.milliseconds(self.step)
         short = promql.milliseconds(self.window - 0.001)

@@ -1,4 +1,5 @@
-"""Works out an instant of the rolling average from a round's own samples, where the round is of that instant. Pure.
+"""This module works out an instant of the rolling average from a round's own samples, where the round is of that
+instant. Pure.
 
 It is what the server would answer to `RollingQueries.all()` at that time, without asking it: the questions take
 Prometheus half a second for 8,000 GPUs, and all they are about has been answered already.

@@ -1,12 +1,13 @@
-"""From the samples of a round to nodes: whose sample it is, what the node is called, which copy is the newest. Pure.
+"""This module makes nodes of a round's samples: whose sample it is, what the node is called, which copy is the newest.
+Pure.
 
-Each target's samples are put together again as the page they were scraped from, and read as every page is.
+Each target's samples are put together again as the exposition they were scraped from, and read as every exposition is.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -96,39 +97,23 @@ def _read_target(
     sampled_at: float,
     of: Round,
 ) -> list[NodeReading]:
-    names = _Names(series, of.node_labels)
     measured = of.used_field.name
-    wanted = figure_names(measured, of.beside)
-    pages: dict[str, list[ParsedSample]] = {}
-    profiles: dict[tuple[str, str], str] = {}
-    counters: dict[str, dict[tuple[str, str], NamespaceCounters]] = {}
-    told_at: float | None = None
-    for theirs, figures in series:
-        node = names.of(theirs)
-        labels = with_own_holder(theirs, own_pods)
-        if "GPU_I_PROFILE" in labels:
-            profiles[_uuid(labels), labels.get("GPU_I_ID", "")] = labels["GPU_I_PROFILE"]
-        for name, value in figures:
-            if name in wanted:
-                pages.setdefault(node, []).append(ParsedSample(name, labels, value))
-            elif name in _COUNTERS:
-                _count(counters.setdefault(node, {}), name, theirs, value)
-            elif name == f.SNAPSHOT_TIMESTAMP.name:
-                told_at = value
+    names = _Names(series, of.node_labels)
+    told = _gathered(series, names, own_pods, figure_names(measured, of.beside))
     readings = []
-    for node in pages.keys() | counters.keys():
-        view, _, is_podgpu = figures_of(pages.get(node, ()), measured, beside=of.beside)
+    for node in told.samples.keys() | told.counters.keys():
+        view, _, is_podgpu = figures_of(told.samples.get(node, ()), measured, beside=of.beside)
         readings.append(
             NodeReading(
                 target=target.instance or node,
                 node=node,
                 named=names.are_names,
-                devices=tuple(_on(node, device, profiles, of.totals) for device in view.devices),
-                namespaces=tuple(counters.get(node, {}).values()),
+                devices=tuple(_on(node, device, told.profiles, of.totals) for device in view.devices),
+                namespaces=tuple(told.counters.get(node, {}).values()),
                 read_at=of.read_at(sampled_at),
-                taken_at=moment(told_at),
-                dated=is_about_now(told_at, sampled_at),
-                skew_seconds=_skew(moment(told_at), sampled_at),
+                taken_at=moment(told.at),
+                dated=is_about_now(told.at, sampled_at),
+                skew_seconds=_skew(moment(told.at), sampled_at),
                 notes=view.notes,
                 trouble=view.trouble,
                 simulated=view.simulated,
@@ -136,6 +121,37 @@ def _read_target(
             )
         )
     return readings
+
+
+@dataclass(slots=True)
+class _Told:
+    """What one target's series tell, sorted by the node they are about."""
+
+    samples: dict[str, list[ParsedSample]] = field(default_factory=dict)
+    counters: dict[str, dict[tuple[str, str], NamespaceCounters]] = field(default_factory=dict)
+    profiles: dict[tuple[str, str], str] = field(default_factory=dict)
+    """Of MIG instances, by GPU and instance."""
+    at: float | None = None
+    """When the GPUs were read, by the exporter's own clock."""
+
+
+def _gathered(
+    series: Iterable[LabelSet], names: _Names, own_pods: frozenset[tuple[str, str]], wanted: Collection[str]
+) -> _Told:
+    told = _Told()
+    for theirs, figures in series:
+        node = names.of(theirs)
+        labels = with_own_holder(theirs, own_pods)
+        if "GPU_I_PROFILE" in labels:
+            told.profiles[_uuid(labels), labels.get("GPU_I_ID", "")] = labels["GPU_I_PROFILE"]
+        for name, value in figures:
+            if name in wanted:
+                told.samples.setdefault(node, []).append(ParsedSample(name, labels, value))
+            elif name in _COUNTERS:
+                _count(told.counters.setdefault(node, {}), name, theirs, value)
+            elif name == f.SNAPSHOT_TIMESTAMP.name:
+                told.at = value
+    return told
 
 
 def _on(

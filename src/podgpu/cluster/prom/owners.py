@@ -1,4 +1,5 @@
-"""What made each pod, from kube-state-metrics: `kube_pod_owner`, and for ReplicaSets their Deployment. Pure.
+"""This module says what made each pod, from kube-state-metrics: `kube_pod_owner`, and for ReplicaSets their Deployment.
+Pure.
 
 A pod's owner never changes, so only pods not known yet are asked about.
 """

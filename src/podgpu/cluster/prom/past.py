@@ -1,4 +1,4 @@
-"""What Prometheus is asked about the past of some GPUs, and what its answers come to. Pure.
+"""This module knows what Prometheus is asked about the past of some GPUs, and what its answers come to. Pure.
 
 Each question is about the end of every step of the window. Where a step is longer than 15 s, figures are the mean of
 looks 15 s apart, and whoever was there at one of the looks was there.

@@ -1,4 +1,4 @@
-"""What Prometheus is asked in a round: which families, with which of their labels. Pure.
+"""This module knows what Prometheus is asked in a round: which families, with which of their labels. Pure.
 
 Every selector has the user's `--match`. Series are brought to the labels needed here by `max by (…)`: the rest of them
 (the driver's version, the copy of an HA pair) costs nothing on the way.

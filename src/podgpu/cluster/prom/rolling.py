@@ -1,4 +1,5 @@
-"""Used-GPU utilisation by scope at an instant, as Prometheus computes it, for the rolling average. Pure.
+"""This module asks for the used-GPU utilisation by scope at an instant, as Prometheus computes it, for the rolling
+average. Pure.
 
 At each instant a scope's figure is the mean over its devices in use, 0 when it has devices with data and none is in
 use; the average is that of the instants at which it had data. Instants are multiples of the interval. Each is asked

@@ -1,4 +1,5 @@
-"""Reads the samples of an answer, and knows series it has met by their text: their labels are read once. Pure.
+"""This module reads the samples of an answer, and knows series it has met by their text: their labels are read once.
+Pure.
 
 A round over 8,000 GPUs brings more than a hundred thousand samples, nearly all of series that the round before had too.
 An answer is cut where its elements end. Where one has another shape than servers are known to give it, nothing is cut:

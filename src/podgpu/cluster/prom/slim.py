@@ -1,4 +1,4 @@
-"""Decides how much less a round may ask for, by what a whole one has told a moment ago. Pure.
+"""This module decides how much less a round may ask for, by what a whole one has told a moment ago. Pure.
 
 A slim round leaves out what does not change while a GPU is there: how much memory it has, its model, its node's name,
 under which of many series its target can be found. Whatever it brings that the last whole round did not have makes it

@@ -1,4 +1,5 @@
-"""Which of the labels that may say a thing do say it here, so that Prometheus is not asked for the others. Pure.
+"""This module says which of the labels that may say a thing do say it here, so that Prometheus is not asked for the
+others. Pure.
 
 A subquery is evaluated once for every instant, with every alternative in it: at 8,000 GPUs each one that is empty costs
 Prometheus 2 some tenths of a second.

@@ -1,4 +1,5 @@
-"""Whom Prometheus scraped: each exporter's own pod, which is nobody's holder, and the copies of an HA pair. Pure."""
+"""This module says whom Prometheus scraped: each exporter's own pod, which is nobody's holder, and the copies of an HA
+pair. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""NVIDIA's host engine (DCGM) as a telemetry source: everything podgpu knows of `libdcgm.so.4` lives here.
+"""This room has NVIDIA's host engine (DCGM) as a telemetry source: everything podgpu knows of `libdcgm.so.4` lives
+here.
 
 `telemetry.py` is the door: `DcgmTelemetry`. `library.py` loads the library and names its errors, `structs.py` has its
 memory layouts, `session.py` keeps one connection. `entities.py` says which GPUs and instances there are, `others.py`

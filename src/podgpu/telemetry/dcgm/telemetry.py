@@ -9,14 +9,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from podgpu.catalog.fields import DEVICE_LEVELS, Field, Kept
 from podgpu.device_selection import Selection
 from podgpu.errors import DeviceLost, DriverGone, SourceError, Unsupported
-from podgpu.model import Device, DeviceUsage, ProcessUsage, Reading
-from podgpu.telemetry.beside import DriverBeside
+from podgpu.model import Device, Reading
+from podgpu.telemetry.beside import AsksBeside, DriverBeside
 from podgpu.telemetry.dcgm.entities import GpuEntities, Layout, Outline, read_layout, read_outline
 from podgpu.telemetry.dcgm.health import HEALTH_FIELD, Judgement, set_health
 from podgpu.telemetry.dcgm.others import SWITCH_LINK, gpu_links, node_parts
@@ -26,7 +26,7 @@ from podgpu.telemetry.dcgm.values import Asked, Entity, Freshness, Latest, asked
 from podgpu.telemetry.dcgm.watches import Wanted, Watches
 from podgpu.telemetry.dcgm.xids import KEEP_SECONDS, XidSamples, xid_field
 from podgpu.telemetry.pci import count_pci_gpus
-from podgpu.telemetry.source import ErrorEvent, GpuAnswer, Inventory, Lane, Telemetry, UsageFlaws
+from podgpu.telemetry.source import ErrorEvent, GpuAnswer, Inventory, Lane, Telemetry
 
 _log = logging.getLogger(__name__)
 _LAYOUT_SECONDS = 60.0
@@ -53,7 +53,7 @@ class DcgmSettings:
     """A file; empty: the newest libdcgm that is here."""
 
 
-class DcgmTelemetry:
+class DcgmTelemetry(AsksBeside):
     name = "dcgm"
 
     def __init__(
@@ -269,17 +269,6 @@ class DcgmTelemetry:
 
     def _asked(self, lane: Lane) -> Asked:
         return asked_of(min(self.versions), lane.fields)
-
-    # -- beside --------------------------------------------------------------------------------------------------
-
-    def processes(self, gpu: Device) -> Sequence[ProcessUsage]:
-        return self._beside.processes(gpu)
-
-    def usage(self, gpu: Device, shared: Collection[str] = ()) -> tuple[DeviceUsage, ...]:
-        return self._beside.usage(gpu, shared)
-
-    def usage_flaws(self, gpu: Device) -> UsageFlaws:
-        return self._beside.usage_flaws(gpu)
 
     def error_events(self) -> Sequence[ErrorEvent]:
         """DCGM's alone: the driver beside sees the same XIDs, and each is to be counted once."""

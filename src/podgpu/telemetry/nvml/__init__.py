@@ -1,4 +1,4 @@
-"""NVIDIA's driver library as a telemetry source, for one node.
+"""This room has NVIDIA's driver library as a telemetry source, for one node.
 
 `telemetry.py` is the door: `NvmlTelemetry`. `driver.py` is the only way to a call, and `roll_call.py` meets the GPUs.
 `gpu.py` is one GPU, with its instances by `mig.py`, its values by `plan.py` and `gpm.py`, and its error events by

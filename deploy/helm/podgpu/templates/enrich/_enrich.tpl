@@ -55,7 +55,7 @@ configMap: ""
 {{- define "podgpu.enrich.check" -}}
 {{- $enrich := .Values.enrich -}}
 {{- if and (not $enrich.in) (not $enrich.dcgmExporter.enabled) -}}
-{{- fail "enrich.in is empty and enrich.dcgmExporter.enabled is false: say where dcgm-exporter's page is, such as http://$(HOST_IP):9400/metrics" -}}
+{{- fail "enrich.in is empty and enrich.dcgmExporter.enabled is false: say where dcgm-exporter's metrics are, such as http://$(HOST_IP):9400/metrics" -}}
 {{- end -}}
 {{- if and (not $enrich.textfile.hostPath) (not $enrich.nodeExporter.enabled) -}}
 {{- fail "enrich.textfile.hostPath is empty and enrich.nodeExporter.enabled is false: nobody would read the file; say where node_exporter's textfile directory is" -}}

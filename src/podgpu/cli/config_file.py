@@ -1,6 +1,5 @@
-"""This module has the options dcgm-exporter got with 4.8.3 and 4.8.4, and how its configuration file comes under them.
-
-A flag goes before its variable, that before the file, that before the default.
+"""This module puts dcgm-exporter's configuration file under the options: a flag goes before its variable, that before
+the file, that before the default.
 """
 
 from __future__ import annotations
@@ -11,86 +10,11 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from podgpu.cli.params import FROM_FILE, Option
-from podgpu.configuration.config_file import MOST_BYTES, MOST_SAMPLES, ConfigFile, Retention
+from podgpu.cli.params import FROM_FILE
+from podgpu.configuration.config_file import MOST_BYTES, ConfigFile, Retention
 from podgpu.errors import SourceError, UsageError
 from podgpu.files import read_bounded
 
-NEWER_OPTIONS: tuple[Option, ...] = (
-    Option(
-        "config-file",
-        "",
-        "DCGM_EXPORTER_CONFIG_FILE",
-        "",
-        "YAML file with counters, and intervals of their own for some fields; version 1 or 2 (docs/config-file.md). "
-        "Read at start; flags and variables go before it.",
-    ),
-    Option(
-        "web-read-timeout",
-        "",
-        "DCGM_EXPORTER_WEB_READ_TIMEOUT",
-        "10s",
-        "How long a visitor may take to send a request.",
-        "duration",
-    ),
-    Option(
-        "web-write-timeout",
-        "",
-        "DCGM_EXPORTER_WEB_WRITE_TIMEOUT",
-        "30s",
-        "How long a visitor may take to read the answer.",
-        "duration",
-    ),
-    Option(
-        "container-labels",
-        "",
-        "DCGM_EXPORTER_CONTAINER_LABELS",
-        "false",
-        "accepted; podgpu finds containers by their processes: --allocation processes",
-        "bool",
-        works=False,
-    ),
-    Option(
-        "container-runtime-socket",
-        "",
-        "DCGM_CONTAINER_RUNTIME_SOCKET",
-        "",
-        "accepted; podgpu finds containers by their processes: --allocation processes",
-        works=False,
-    ),
-    Option(
-        "watch-max-keep-age",
-        "",
-        "DCGM_EXPORTER_WATCH_MAX_KEEP_AGE",
-        "10m",
-        "With DCGM: how long it keeps samples, as in 10m; 0s: no limit by age.",
-        "age",
-    ),
-    Option(
-        "watch-max-keep-samples",
-        "",
-        "DCGM_EXPORTER_WATCH_MAX_KEEP_SAMPLES",
-        "0",
-        "With DCGM: how many samples of a field it keeps; 0: no limit by number.",
-        f"whole:0-{MOST_SAMPLES}",
-    ),
-    Option(
-        "max-concurrent-scrapes",
-        "",
-        "DCGM_EXPORTER_MAX_CONCURRENT_SCRAPES",
-        "16",
-        "Requests for /metrics that are answered at a time; more get 503.",
-        f"whole:1-{MOST_SAMPLES}",
-    ),
-    Option(
-        "enable-exporter-metrics",
-        "",
-        "DCGM_EXPORTER_ENABLE_EXPORTER_METRICS",
-        "false",
-        "The exporter's own process too: process_* (CPU, memory, descriptors).",
-        "bool",
-    ),
-)
 _NO_LIMIT = (
     "--watch-max-keep-age and --watch-max-keep-samples: neither age nor number of samples is limited: set one of them"
     " above 0"

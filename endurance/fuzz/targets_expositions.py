@@ -1,4 +1,4 @@
-"""Pages of exporters and answers about nodes: whatever can be served to podgpu under a metrics URL."""
+"""Expositions of exporters and answers about nodes: whatever can be served to podgpu under a metrics URL."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ _FIXTURES = Path(__file__).parents[2] / "tests" / "fixtures"
 
 
 def _few_lines(path: Path, least: int = 2) -> list[str]:
-    """Parts of a real page: small cases find more in the same time than whole pages do."""
+    """Parts of a real exposition: small cases find more in the same time than whole expositions do."""
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     return ["".join(lines[at : at + least * size]) for size in (1, 4) for at in range(0, min(len(lines), 120), 9)]
 
 
-PAGES = [
+EXPOSITIONS = [
     *(part for path in sorted(_FIXTURES.glob("*/*.prom")) for part in _few_lines(path)),
     '# HELP x{a="b"} 1\n# TYPE x gauge\nx{a="b\\"c\\\\",} 1 1700000000000\n',
     ' # hello 5\n#\n# TYPE h histogram\nh_bucket{le="+Inf"} 3\nh_sum 1.5\nh_count 3\n',
@@ -48,9 +48,9 @@ PAGES = [
     'podgpu_namespace_energy_joules_total{namespace="a",Hostname="n"} 5\n',
     'DCGM_FI_DEV_GPU_UTIL{gpu="0",UUID="GPU-a",Hostname="n"} 5\nDCGM_FI_DEV_GPU_UTIL{gpu="1",UUID="GPU-b"} NaN\n',
 ]
-_SMALL = [page for page in PAGES if len(page) < 3000]
+_SMALL = [exposition for exposition in EXPOSITIONS if len(exposition) < 3000]
 _WORDS = ('{gpu="0"}', ',a="b"', "} 1 2\n", " 1e5\n", "\n\n", "# EOF\n", 'le="', "_bucket", "podgpu_", "DCGM_FI_")
-_MAKE_PAGE = either(
+_MAKE_EXPOSITION = either(
     texts(_SMALL, _WORDS),
     texts([_SMALL[-1], _SMALL[-2], _SMALL[-4], _SMALL[-5]], _WORDS),
 )
@@ -65,8 +65,8 @@ def exposition(case: Case) -> object:
     assert isinstance(case, str)
     text = case.encode("utf-8", "replace").decode()
     found = parse_text(text)
-    exact = parse_text(text + "# \x0bé\n")  # no page with such a line is read the quick way
-    assert _same(found, exact), "the two ways through a page differ"
+    exact = parse_text(text + "# \x0bé\n")  # no exposition with such a line is read the quick way
+    assert _same(found, exact), "the two ways through an exposition differ"
     names = [family.name for family in found]
     assert len(set(names)) == len(names), "a family twice"
     again = parse_text(encode_parsed(found).decode())
@@ -85,13 +85,15 @@ def labels(case: Case) -> object:
     return family.samples[0].labels or None
 
 
-def exporter_page(case: Case) -> object:
-    """`telemetry exporter:` and `enrich`: devices each once; relabelled pages can be read again."""
-    page = parse_exposition(case.encode("utf-8", "replace") if isinstance(case, str) else case, "http://x/metrics")
-    keys = [device.key for device in page.devices]
+def exporter_exposition(case: Case) -> object:
+    """`telemetry exporter:` and `enrich`: devices each once; relabelled expositions can be read again."""
+    exposition = parse_exposition(
+        case.encode("utf-8", "replace") if isinstance(case, str) else case, "http://x/metrics"
+    )
+    keys = [device.key for device in exposition.devices]
     assert len(set(keys)) == len(keys), "a device twice"
     held = [Assignment(key, Workload("ns", "pod", "c"), "kubelet") for key in keys]
-    parse_text(encode_parsed(relabel(page, held, Policy()).families).decode())
+    parse_text(encode_parsed(relabel(exposition, held, Policy()).families).decode())
     return keys or None
 
 
@@ -104,17 +106,19 @@ def figures(case: Case) -> object:
     return view.devices or None
 
 
-_BASES = [page.encode() for page in PAGES if "UUID" in page]
+_BASES = [exposition.encode() for exposition in EXPOSITIONS if "UUID" in exposition]
 _KNOWING = ExpositionReader("node", "node:9400")
-"""Reads one page after the other, and may remember what it likes of them."""
+"""Reads one exposition after the other, and may remember what it likes of them."""
 
 
-def cluster_page(case: Case) -> object:
-    """One who knows the pages before it, and one who sees this page alone, read the same."""
+def cluster_exposition(case: Case) -> object:
+    """One who knows the expositions before it, and one who sees this exposition alone, read the same."""
     body = case.encode("utf-8", "replace") if isinstance(case, str) else case
     fresh = ExpositionReader("node", "node:9400")
     outcomes = [_reading(reader, body) for reader in (_KNOWING, _KNOWING, fresh)]
-    assert repr(outcomes[0]) == repr(outcomes[2]), "what was learned of other pages changed the reading of this one"
+    assert repr(outcomes[0]) == repr(outcomes[2]), (
+        "what was learned of other expositions changed the reading of this one"
+    )
     assert repr(outcomes[1]) == repr(outcomes[2]), "the second time it is read otherwise"
     if isinstance(outcomes[2], SourceError):
         raise outcomes[2]
@@ -268,7 +272,7 @@ class _Session:
 _LARGEST = 100_000
 _ENDPOINT = Endpoint("http://127.0.0.1:9400/metrics", largest=_LARGEST)
 _LOOP = asyncio.new_event_loop()
-_PACKED = [gzip.compress(page.encode(), mtime=0) for page in _SMALL[:6]]
+_PACKED = [gzip.compress(exposition.encode(), mtime=0) for exposition in _SMALL[:6]]
 _PACKED += [
     zlib.compress(b"x 1\n"),
     gzip.compress(bytes(_LARGEST), mtime=0),
@@ -285,12 +289,12 @@ def packed(case: Case) -> object:
     return answer.body or None
 
 
-PAGE_TARGETS = (
-    Target("exposition", _MAKE_PAGE, exposition),
+EXPOSITION_TARGETS = (
+    Target("exposition", _MAKE_EXPOSITION, exposition),
     Target("exposition-labels", texts(['a="b",c="d\\"\\n"', 'gpu="0",', ""], _WORDS), labels),
-    Target("exporter-page", either(_MAKE_PAGE, blobs(_BASES)), exporter_page),
-    Target("figures-of-page", _MAKE_PAGE, figures),
-    Target("cluster-page", either(_MAKE_PAGE, blobs(_BASES)), cluster_page),
+    Target("exporter-exposition", either(_MAKE_EXPOSITION, blobs(_BASES)), exporter_exposition),
+    Target("figures-of-exposition", _MAKE_EXPOSITION, figures),
+    Target("cluster-exposition", either(_MAKE_EXPOSITION, blobs(_BASES)), cluster_exposition),
     Target("prometheus-answer", documents(_ANSWERS), prometheus_answer),
     Target("packed-answer", blobs(_PACKED), packed),
     Target("cluster-view", documents([_VIEW]), cluster_view),
