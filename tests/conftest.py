@@ -68,11 +68,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 LONGEST = (
-    *("endurance/test_attack.py", "deploy/test_alerts_live.py", "deploy/test_chart.py", "deploy/test_image.py"),
-    *("browser/test_history.py", "browser/test_cluster_page.py", "browser/test_demo_page.py", "test_billing.py"),
-    *("endurance/test_fuzz.py", "endurance/test_soak.py", "cli/test_demo.py", "cli/test_cluster.py"),
-    *("cluster/test_hostile.py", "cluster/test_prom_live.py", "cluster/test_prom_real_history.py"),
-    *("agent/test_gpu_faults.py", "test_churn.py", "test_doc_commands.py"),
+    *("endurance/test_attack.py", "deploy/test_alerts_live.py", "browser/test_cluster_page.py", "deploy/test_chart.py"),
+    *("deploy/test_image.py", "browser/test_broken.py", "browser/test_history.py", "cluster/test_prom_live.py"),
+    *("serve/test_connections.py", "agent/test_gpu_faults.py", "cli/test_ill_api_server.py", "test_doc_commands.py"),
+    *("test_bench.py", "cli/test_demo.py", "cluster/test_hostile.py", "test_billing.py", "kube/test_watch.py"),
+    *("faults/test_process.py", "browser/test_money.py", "browser/test_node_page.py", "endurance/test_soak.py"),
+    *("cli/test_cluster.py", "fetch/test_large_answers.py", "endurance/test_fuzz.py", "serve/test_signals.py"),
+    *("agent/test_kubelet_faults.py", "cluster/test_prom_real_history.py"),
+    *("browser/test_demo_page.py", "test_churn.py"),
 )
 """Files of ten seconds and more. A worker that takes one up when the others are done keeps everybody waiting."""
 

@@ -23,6 +23,9 @@ BETWEEN = ("1.27", "1.29", "1.31", "1.33")
 EVERYTHING = {"cluster": {"enabled": True, "replicas": 2}, "enrich": {"enabled": True, "kubernetes": {"dra": True}}}
 EVERYTHING["autoscale"] = {"enabled": True}
 
+# Else it reads the megabyte of definitions anew for every object.
+kubernetes_validate.utils.schema_contents = cache(kubernetes_validate.utils.schema_contents)
+
 variants = pytest.mark.parametrize("values", VARIANTS.values(), ids=VARIANTS.keys())
 
 

@@ -23,6 +23,7 @@ from podgpu.cli.params import normalise
 from podgpu.clock import Clock
 from podgpu.compose.allocations import SOURCES, Sources
 from podgpu.compose.servers import ApiAccess
+from podgpu.kube.pace import Pace
 from podgpu.simulate.driver import SimulatedNvml
 from podgpu.simulate.kubelet import ClaimedDevice, SimulatedClaim, SimulatedKubelet, SimulatedPod
 from podgpu.simulate.node import place_loads, pods, tenants
@@ -34,6 +35,8 @@ from tests.kube.api_server import SimulatedApiServer
 from tests.nodes.clock import FakeClock, wait_until
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
+_PACE = Pace(first_wait=0.05, longest_wait=0.2, longest_refused=0.2, settle=0.05)
+"""Of the feeds: an API server that was ill is soon asked again. How long podgpu waits, tests/kube shows."""
 _UP_FOR = 60.0
 """Seconds the loads have run before podgpu starts, so that nothing reads as on the first second of a boot."""
 
@@ -261,7 +264,7 @@ def _agent(
     with only_these_variables({"NODE_NAME": description.hostname}):
         words = [word.replace("{folder}", str(folder)) for word in (*ROOTS, *description.arguments)]
         ctx = command.make_context("exporter", normalise(words, EXPORTER_OPTIONS))
-        api = ApiAccess(ctx.params["kubeconfig"])
+        api = ApiAccess(ctx.params["kubeconfig"], pace=_PACE)
         agent = build_agent(ctx, ctx.params, api, telemetry, Clock(clock.monotonic, clock.wall), sources)
     try:
         if not description.api_away:

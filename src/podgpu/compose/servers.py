@@ -23,6 +23,7 @@ from podgpu.model import Allocation, Device
 if TYPE_CHECKING:
     from podgpu.kube.access import ApiConfig
     from podgpu.kube.follow import FindPath
+    from podgpu.kube.pace import Pace
     from podgpu.kube.pods import PodRecord
     from podgpu.kube.resource_slices import PoolSlice
     from podgpu.kube.watch import Watcher
@@ -55,9 +56,10 @@ def unless_no_api(option: str, open_feed: Callable[[], T]) -> T | None:
 class ApiAccess:
     """The API server as one node's exporter asks it: each feed once, closed together."""
 
-    def __init__(self, kubeconfig: str, sync_seconds: float = _SYNC_SECONDS) -> None:
-        """`sync_seconds`: how long a feed that the first exposition needs is waited for."""
+    def __init__(self, kubeconfig: str, sync_seconds: float = _SYNC_SECONDS, pace: Pace | None = None) -> None:
+        """`sync_seconds`: how long a feed that the first exposition needs is waited for. `pace`: of every feed."""
         self._sync_seconds = sync_seconds
+        self._pace = pace
         self._kubeconfig = kubeconfig or None
         self._config: ApiConfig | None = None
         self._pods: Watcher[PodRecord] | None = None
@@ -141,7 +143,9 @@ class ApiAccess:
         from podgpu.kube.watch import Bounds, Watcher
 
         bounds = Bounds(answer=_LARGEST_ANSWER, objects=_MOST_OBJECTS)
-        watcher: Watcher[Any] = Watcher(self._access(), path, params, keep, bounds=bounds, find_path=find_path)
+        watcher: Watcher[Any] = Watcher(
+            self._access(), path, params, keep, bounds=bounds, find_path=find_path, pace=self._pace
+        )
         self.feeds.append(watcher)
         return watcher
 

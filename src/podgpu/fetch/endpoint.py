@@ -10,16 +10,18 @@ import re
 import ssl
 import unicodedata
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import SplitResult, unquote, urlsplit
 
-import aiohttp
 from yarl import URL
 
 from podgpu.errors import SourceError, UsageError
 from podgpu.fetch.access import Access, Credentials, without_secrets
 from podgpu.http.exchange import Question, let_go, read_whole, send
 from podgpu.http.failure import Failure, Kind, explained
+
+if TYPE_CHECKING:
+    import aiohttp
 
 LARGEST_ANSWER = 64 * 1024 * 1024
 DEADLINE = 4.0
