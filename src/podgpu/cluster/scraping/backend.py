@@ -35,7 +35,7 @@ from podgpu.http.exchange import KEEP_ALIVE_SECONDS, open_session
 
 _USUAL_SIZE = 1024 * 1024
 _LARGE_AT_A_TIME = 4
-"""Pages larger than usual are in memory at a time."""
+"""Expositions larger than usual are in memory at a time."""
 _LONG = 512 * 1024
 _GIVE_WAY_SECONDS = 0.002
 """Between two parts of a long text. Whoever is answered meanwhile needs the interpreter a dozen times, and gets it late
@@ -283,10 +283,10 @@ class ScrapeBackend:
         except SourceError as error:
             reason, message = error.reason, str(error)
         except Exception as error:  # noqa: BLE001 - the edge: a bug that one exporter's text brings out costs that exporter only
-            reason, message = "bug", f"{shown}: its page cannot be read ({type(error).__name__}: {str(error)[:200]})"
+            reason, message = "bug", f"{shown}: its metrics cannot be read ({type(error).__name__}: {str(error)[:200]})"
             if target.bug != message:
                 target.bug = message
-                _log.exception("%s: unexpected error on this page, please report it", shown)
+                _log.exception("%s: unexpected error in its metrics, please report it", shown)
         if reason:
             self._errors[shown, reason] += 1
         target.outcome = TargetOutcome(shown, self._clock.monotonic() - began, reason, message)

@@ -64,7 +64,7 @@ class ExpositionReader:
         samples = self._samples(body, between)
         view, nodes, is_podgpu = figures_of(samples, self._measured, self._node_labels, self._address, self._beside)
         if not view.devices and not is_podgpu:
-            raise SourceError("no_gpu", f"{self._target} has no GPU on its page: is it a GPU exporter?")
+            raise SourceError("no_gpu", f"{self._target} has no GPU in its metrics: is it a GPU exporter?")
         namespaces = tuple(_namespaces(samples))
         self._check(nodes, view.devices, namespaces)
         told_at = next((s.value for s in samples if s.name == f.SNAPSHOT_TIMESTAMP.name), None)
@@ -104,7 +104,7 @@ class ExpositionReader:
         return samples_named(families, figure_names(self._measured, self._beside) | _OWN_NAMES)
 
     def _malformed(self, why: str) -> SourceError:
-        return SourceError("malformed", f"{self._target} is not a page of metrics: {why}")
+        return SourceError("malformed", f"the metrics of {self._target} cannot be read: {why}")
 
     # Bounds
 
@@ -131,8 +131,8 @@ class ExpositionReader:
     def _too_much(self, node: str, count: int, most: int, what: str) -> SourceError:
         return SourceError(
             "too_much",
-            f"{self._target}: the page of node {node[:LONGEST_NAME]} has {count:,} {what}, and at most {most:,}"
-            " are accepted from one page; the whole page is ignored: see what answers there",
+            f"{self._target}: the exposition of node {node[:LONGEST_NAME]} has {count:,} {what}, and at most {most:,}"
+            " are accepted from one; the whole of it is ignored: see what answers there",
         )
 
 
@@ -199,4 +199,4 @@ def _names(devices: Iterable[DeviceFigures], namespaces: Iterable[NamespaceCount
 def _notes(nodes: Sequence[str]) -> Iterator[str]:
     if len(nodes) > 1:
         shown = ", ".join(nodes[:_MOST_NODES_SHOWN])
-        yield f"the page names {len(nodes)} nodes ({shown}): they are taken for one"
+        yield f"the exposition names {len(nodes)} nodes ({shown}): they are taken for one"
