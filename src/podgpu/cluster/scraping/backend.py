@@ -35,7 +35,7 @@ from podgpu.http.exchange import KEEP_ALIVE_SECONDS, open_session
 
 _USUAL_SIZE = 1024 * 1024
 _LARGE_AT_A_TIME = 4
-"""Pages larger than usual are in memory at a time."""
+"""Expositions larger than usual are in memory at a time."""
 _LONG = 512 * 1024
 _GIVE_WAY_SECONDS = 0.002
 """Between two parts of a long text. Whoever is answered meanwhile needs the interpreter a dozen times, and gets it late

@@ -104,7 +104,7 @@ class ExpositionReader:
         return samples_named(families, figure_names(self._measured, self._beside) | _OWN_NAMES)
 
     def _malformed(self, why: str) -> SourceError:
-        return SourceError("malformed", f"{self._target} does not answer with metrics: {why}")
+        return SourceError("malformed", f"the metrics of {self._target} cannot be read: {why}")
 
     # Bounds
 
