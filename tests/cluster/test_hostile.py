@@ -118,7 +118,7 @@ def test_an_exposition_of_more_than_a_node_has_is_refused(what: str, said: str) 
             assert [node.name for node in view.nodes] == ["node-1"]
             assert [outcome.error for outcome in view.outcomes].count("too_much") == 1
             (note,) = view.notes
-            assert f" of node {said}" in note
+            assert f"the exposition of node {said}" in note
             assert fleet.urls[0] in note
 
     asyncio.run(go())
