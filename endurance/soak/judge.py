@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 
-from endurance.soak.truth import Holding
+from endurance.soak.truth import REMEMBERED, Holding
 from endurance.soak.world import World
 from podgpu.agent.allocation_turn import KEEP_SECONDS
 from podgpu.catalog.families import LAST_HOLDER
@@ -86,8 +86,8 @@ class Judge:
                     continue
                 held = _holding(labels)
                 self.attributed += 1
-                if name == LAST_HOLDER.name and held in self._truth.ever_held:
-                    continue  # of a lost GPU: however long ago
+                if name == LAST_HOLDER.name and self._truth.held_part_within(held, REMEMBERED):
+                    continue  # of a lost GPU, which stands for its instances too; nobody need have held it since
                 if not self._truth.held_within(held, _UNSURE):
                     self.breach("a sample names who never held the device", f"{name} {held}")
                 elif name.startswith("DCGM_") and (held not in info or holders[held.uuid, held.gi_id] != 1):

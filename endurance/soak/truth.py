@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-_REMEMBERED = 900.0
+REMEMBERED = 900.0
 """Seconds for which what was released is known: longer than any exposition may still name it."""
 
 
@@ -43,7 +43,6 @@ class Truth:
     shares: dict[Holding, float] = field(default_factory=dict)
     """Where the device is cut into slices: the part the holder has."""
     released: dict[Holding, float] = field(default_factory=dict)
-    ever_held: set[Holding] = field(default_factory=set)
     kubelet_ill_until: float = 0.0
     """When it was last ill; the moment itself while it is."""
     gpu_ill_until: dict[int, float] = field(default_factory=dict)
@@ -55,7 +54,6 @@ class Truth:
 
     def hold(self, holding: Holding, share: float | None = None) -> None:
         self.held[holding] = self.changed[holding.uuid] = self.clock.monotonic()
-        self.ever_held.add(holding)
         if share is not None:
             self.shares[holding] = share
 
@@ -63,7 +61,7 @@ class Truth:
         now = self.clock.monotonic()
         del self.held[holding]
         self.released[holding] = self.changed[holding.uuid] = now
-        self.released = {one: at for one, at in self.released.items() if now - at < _REMEMBERED}
+        self.released = {one: at for one, at in self.released.items() if now - at < REMEMBERED}
         self.shares = {one: share for one, share in self.shares.items() if one in self.held or one in self.released}
 
     def kubelet_well_for(self) -> float:
@@ -81,6 +79,11 @@ class Truth:
             f"{who} {'is ill' if until > now else f'was ill {now - until:.0f} s ago'}" for who, until in ill.items()
         )
         return "; ".join(told)
+
+    def held_part_within(self, holding: Holding, seconds: float) -> bool:
+        """The same of the GPU or any instance of it."""
+        known = (*self.held, *self.released)
+        return any(part._replace(gi_id="") == holding and self.held_within(part, seconds) for part in known)
 
     def held_within(self, holding: Holding, seconds: float) -> bool:
         """Whether it is held now, or was until at most so long ago."""

@@ -61,7 +61,8 @@ CONDITION_SINCE = FamilySpec(
 LAST_HOLDER = FamilySpec(
     "podgpu_device_last_holder_info",
     "gauge",
-    "Always 1; who held a GPU that is lost, once nobody is said to hold it any more; absent for every other GPU.",
+    "Always 1; who held a GPU that is lost, or an instance of it, once nobody is said to hold it any more; absent for "
+    "every other GPU.",
     ("gpu", "UUID", "device", "modelName", "namespace", "pod", "container", "pod_uid", "container_id", "hpc_job"),
 )
 THROTTLE_REASONS: dict[int, str] = {
