@@ -82,7 +82,7 @@ class Tab:
         return answer["result"].get("value")
 
     def wait_for(self, expression: str, what: str = "", patience: float = PATIENCE) -> Any:
-        deadline, pause = time.monotonic() + patience, 0.005
+        deadline = time.monotonic() + patience
         while True:
             with suppress(BrowserError):  # not there yet
                 if (value := self.evaluate(expression)) or value == {}:  # an element arrives as an empty object
@@ -90,8 +90,7 @@ class Tab:
             if time.monotonic() > deadline:
                 seen = f"errors: {self.errors}\n{self.text()[:1500]}"
                 raise BrowserError(f"did not come true: {what or expression}\n{seen}")
-            self._run(asyncio.sleep(pause))
-            pause = min(2 * pause, 0.05)
+            self._run(asyncio.sleep(0.05))
 
     def look_again(self) -> None:
         """As when somebody comes back to the page: it asks at once, not after its pause of two seconds."""

@@ -17,7 +17,8 @@ from tests.browser.records import FIELDS, records_of, troubled, troubled_showing
 
 ILL = "GPU-gpu-a-01-0005-4c5e-9d3f-000000000000"
 CUT = "GPU-gpu-a-02-0004-4c5e-9d3f-000000000000"
-CHARTS = "[...document.querySelectorAll('.chart')].filter(c => !c.hidden).length"
+CHARTS = "[...document.querySelectorAll('.chart-value')].filter(v => v.checkVisibility() && v.textContent).length"
+"""With something to show: they are there, empty, before the history is."""
 
 
 @pytest.fixture

@@ -82,7 +82,7 @@ def test_host_and_port_are_enough(capsys: pytest.CaptureFixture[str]) -> None:
 def refused(reply: bytes) -> SourceError:
     with serving(reply) as server, pytest.raises(SourceError) as caught:
         ExporterSource(server.url).read()
-    assert str(caught.value).startswith(server.url)
+    assert server.url in str(caught.value)
     assert "\n" not in str(caught.value)
     return caught.value
 
@@ -224,7 +224,7 @@ def test_a_bad_exposition_is_one_line_and_exit_code_1(reply: bytes, capsys: pyte
         assert run(["top", "--url", server.url]) == 1
     output = capsys.readouterr()
     assert output.out == ""
-    assert output.err.startswith(f"podgpu: {server.url}")
+    assert output.err.startswith("podgpu: ") and server.url in output.err
     assert output.err.count("\n") == 1
 
 
