@@ -262,6 +262,9 @@ class World:
         self.truth.resets.add(self.uuid_of(number))
 
     def reload_driver(self) -> None:
+        """Not while a call hangs in it: a kernel unloads no module that somebody is in."""
+        if self._hangs:
+            return
         self.count["faults"] += 1
         self.driver.faults.reload_driver()
         for number in self.numbers:

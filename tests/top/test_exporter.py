@@ -224,7 +224,8 @@ def test_a_bad_exposition_is_one_line_and_exit_code_1(reply: bytes, capsys: pyte
         assert run(["top", "--url", server.url]) == 1
     output = capsys.readouterr()
     assert output.out == ""
-    assert output.err.startswith("podgpu: ") and server.url in output.err
+    assert output.err.startswith("podgpu: ")
+    assert server.url in output.err
     assert output.err.count("\n") == 1
 
 
