@@ -16,7 +16,7 @@ from podgpu.cluster.scraping.backend import FixedTargets, ScrapeBackend, ScrapeS
 from podgpu.errors import UsageError
 from podgpu.fetch.access import Access, Credentials
 from podgpu.figures.device import Owner
-from tests.nodes.clock import one_of_three
+from tests.nodes.clock import again_if_held_up
 
 NODES = Path(__file__).parents[1] / "nodes"
 SHARED = (NODES / "shared" / "expected.prom").read_bytes()
@@ -253,7 +253,7 @@ def test_those_that_failed_wait_in_a_lane_of_their_own() -> None:
             finally:
                 await backend.close()
 
-    one_of_three(lambda: asyncio.run(go()))
+    again_if_held_up(lambda: asyncio.run(go()))
 
 
 def test_connections_are_kept_between_turns() -> None:
