@@ -12,7 +12,6 @@ import ssl
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import Enum, auto
-from traceback import clear_frames
 from typing import NamedTuple
 
 import aiohttp
@@ -78,7 +77,6 @@ def _alone(error: Exception) -> Exception:
     for _ in range(_LONGEST_CHAIN):
         if found is None:
             break
-        clear_frames(found.__traceback__)
         found.__traceback__ = None
         found = found.__cause__ or found.__context__
     return error
