@@ -422,6 +422,23 @@ def test_a_gpu_that_hangs_stays_held(books: Books) -> None:
     assert books.device() == DeviceTotals(GPU.key, 104, None, None, 0)
 
 
+@pytest.mark.fault(
+    "a container leaves while the GPU it held does not answer",
+    "its series end with its hold: nobody waits for the GPU to tell that the processes ended too",
+)
+def test_who_held_a_gpu_that_hangs_and_holds_it_no_more_is_gone(books: Books) -> None:
+    books.turn(used({1: 100, 3: 4}, {1: 5, 3: 1}), [held(A)]).turn([], [held(A)]).turn([], [])
+    assert books.people() == ["c"], "of c, which never held it, nobody knows"
+    books.turn([], [held(A)])
+    assert (books.of(A).allocated_ns, books.of(A).busy_ns) == (3 * SECOND, 100), "the same pod goes on"
+
+
+def test_nor_is_it_there_when_the_gpu_is_back_and_cannot_tell_of_processes_yet(books: Books) -> None:
+    books.turn(used({1: 500}, busy_ns=500), [held(A)])
+    books.ledger.forget_devices({GPU.key})
+    assert books.turn(DeviceUsage(GPU, SECOND, 400), []).people() == []
+
+
 def test_a_gpu_that_never_answered_has_no_model(books: Books) -> None:
     books.turn([], [held(A)])
     assert books.of(A) == ContainerUsage(GPU.key, A, allocated_ns=SECOND)

@@ -35,6 +35,8 @@ class Account:
     workload: Workload
     using: bool = False
     """Had a process there when processes were last seen."""
+    holding: bool = False
+    """Held the device in the last turn."""
     utilization: float | None = None
     memory: int | None = None
     processes: int | None = None

@@ -158,7 +158,8 @@ class Ledger:
         users = _users_of(usage, ask)
         presence = presence_of(holders, users or {}, known)
         shares = {who: holding.share for who, holding in holders.items()}
-        self._open_and_close(key, presence.workloads, None if users is None else set(presence.payers.values()))
+        seen = None if users is None else set(presence.payers.values())
+        self._open_and_close(key, presence.workloads, holders, seen)
         if usage is None:
             return _DeviceTurn(shares)
         self._devices.setdefault(key, DeviceBook(billed_model(usage.device)))
@@ -178,8 +179,11 @@ class Ledger:
         leavers = {who for pid, who in before.items() if pid not in now or now[pid] != who}
         return next(iter(leavers)) if len(leavers) == 1 and leavers <= set(holders) else None
 
-    def _open_and_close(self, key: str, present: Mapping[Who, Workload], users: set[Who] | None) -> None:
-        """Where processes cannot be seen (`users` is None) who was at work is taken to be still."""
+    def _open_and_close(
+        self, key: str, present: Mapping[Who, Workload], holders: Collection[Who], users: set[Who] | None
+    ) -> None:
+        """Where processes cannot be seen (`users` is None) who was at work is taken to be still. Not who held the
+        device and no longer does: its container is gone, and its processes with it."""
         before, now = self._accounts.pop(key, {}), dict[Who, Account]()
         for who, workload in present.items():
             account = before.pop(who, None) or self._reopened(key, who, workload)
@@ -188,10 +192,10 @@ class Ledger:
             account.workload = workload
             now[who] = account
         if users is None:
-            now |= {who: account for who, account in before.items() if account.using}
-        else:
-            for who, account in now.items():
-                account.using = who in users
+            now |= {who: account for who, account in before.items() if account.using and not account.holding}
+        for who, account in now.items():
+            account.holding = who in holders
+            account.using = account.using if users is None else who in users
         if now:
             self._accounts[key] = now
         self._close({(key, who): account for who, account in before.items() if who not in now})
