@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from podgpu.agent.publish import Published
 from podgpu.catalog.families import GPU_MANAGER_FAMILIES
 from podgpu.exposition.text import encode
-from podgpu.join import Policy, gpu_manager_families
+from podgpu.join import Policy
+from podgpu.join.gpu_manager import gpu_manager_families
 from podgpu.model import (
     Assignment,
     ContainerUsage,

@@ -12,7 +12,6 @@ from podgpu.configuration.collections import collection_of_fields
 from podgpu.configuration.config_file import DEFAULT_RETENTION, Collection, Retention
 from podgpu.join import Policy
 from podgpu.join.dcgm import CLOCK_EVENTS_COUNT_FIELD, CLOCK_EVENTS_TOTAL_FIELD
-from podgpu.join.gpu_manager import FB_TOTAL_FIELD
 from podgpu.model import Reading
 from podgpu.telemetry.source import Lane
 
@@ -94,7 +93,10 @@ def fields_to_read(policy: Policy) -> tuple[Field, ...]:
     wanted = {c.field.id: c.field for c in policy.counters}
     own = {*THROTTLE_REASONS, *FIELD_CONDITIONS}
     own |= {CLOCK_EVENTS_FIELD} if wanted.keys() & _CLOCK_EVENT_COUNTS else set()
-    own |= {FB_TOTAL_FIELD} if policy.gpu_manager else set()
+    if policy.gpu_manager:
+        from podgpu.join.gpu_manager import FB_TOTAL_FIELD
+
+        own.add(FB_TOTAL_FIELD)
     return tuple((wanted | {i: fields()[i] for i in own}).values())
 
 

@@ -20,6 +20,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
+from sys import intern
 
 ALL_SCOPES = 0xFFFFFFFF
 INSTANCE_LEVELS = frozenset({"GPU_I", "GPU_CI"})
@@ -141,22 +142,23 @@ def table_rows(table: str) -> Iterator[dict[str, str]]:
 
 
 def _field(row: Mapping[str, str]) -> Field:
+    """With one text for what stands in hundreds of rows: 0.1 MiB."""
     return Field(
         id=int(row["id"]),
         name=row["name"],
         name_since_4_6=row["name_since_4_6"],
         name_1x=row["name_1x"],
         alias=row["alias"],
-        type=row["type"],
-        unit=row["unit"],
-        level=row["level"],
+        type=intern(row["type"]),
+        unit=intern(row["unit"]),
+        level=intern(row["level"]),
         recipe=parse_recipe(row["nvml"]),
-        convert=row["convert"],
+        convert=intern(row["convert"]),
         once=row["when"] == "once",
         name_in_4_6=row["name_in_4_6"],
         legacy=int(row["legacy"]) if row["legacy"] else None,
         factor=float(row["factor"] or 1),
-        seen=row["seen"],
+        seen=intern(row["seen"]),
     )
 
 

@@ -1,14 +1,13 @@
 """This room is the join: one snapshot in, metric families out. Pure."""
 
 from podgpu.join.dcgm import dcgm_families
-from podgpu.join.gpu_manager import gpu_manager_families
 from podgpu.join.own import device_families, health_families, self_families
 from podgpu.join.policy import Policy
 from podgpu.join.usage import usage_families
 from podgpu.model import Snapshot
 from podgpu.series import Family
 
-__all__ = ["Policy", "figure_families", "gpu_manager_families", "join", "self_families"]
+__all__ = ["Policy", "figure_families", "join", "self_families"]
 
 
 def join(snapshot: Snapshot, policy: Policy) -> list[Family]:
