@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podgpu.catalog.fields import field_named
-from podgpu.cluster.prom.nodes import Round, nodes_of
+from podgpu.cluster.prom.layouts import Round
+from podgpu.cluster.prom.nodes import nodes_of
 from podgpu.cluster.prom.targets import Targets, targets_of, with_own_holder
 from podgpu.cluster.reading import NodeReading
 from podgpu.exposition.parse import ParsedSample

@@ -21,7 +21,8 @@ from podgpu.cluster.prom.answer import MOST_NOTES, MOST_VALUES, Vector
 from podgpu.cluster.prom.client import PrometheusClient
 from podgpu.cluster.prom.idle import IdleDevices, IdleQuery
 from podgpu.cluster.prom.instant import figures_at
-from podgpu.cluster.prom.nodes import Round, accepted, nodes_of
+from podgpu.cluster.prom.layouts import Round
+from podgpu.cluster.prom.nodes import LayoutMemory, accepted, nodes_of
 from podgpu.cluster.prom.owners import (
     OwnerQueries,
     Owners,
@@ -86,6 +87,8 @@ class PrometheusBackend:
         self._instants = RollingInstants(settings)
         self._series = SeriesMemory()
         self._whole = WholeRound()
+        self._layouts = LayoutMemory(), LayoutMemory()
+        """Of whole rounds and of slim ones."""
         self._owners = Owners()
         self._owners_of = owners_of
         self._clock = clock
@@ -126,7 +129,7 @@ class PrometheusBackend:
         answers, targets, times = asked
         samples = [sample for _, of_part in answers for sample in of_part]
         of = of if slim is None else replace(of, totals=slim.totals)
-        nodes, refused = accepted(nodes_of(samples, times, targets, of))
+        nodes, refused = accepted(nodes_of(samples, times, targets, of, self._layouts[slim is not None]))
         round_.notes += refused
         if slim is None and not round_.failures:
             self._whole.take(*asked, oldest, of.at, nodes)
