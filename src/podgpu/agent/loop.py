@@ -120,6 +120,7 @@ class Agent:
         return UsageTurn(
             *(self._telemetry, containers, self._isolation, self.settings.deadline, self.clock),
             patience(self.settings.usage_interval, self.settings.interval),
+            0.5 * self.settings.usage_interval,
         )
 
     # -- turns ---------------------------------------------------------------------------------------------------
@@ -277,10 +278,13 @@ class Agent:
                 self.read_allocation(counters_first=True)
 
     def _usage_loop(self) -> None:
+        """In step with its beginning, however long a turn takes: see `UsageTurn.can_wait`."""
+        due, interval = self.clock.monotonic(), self.settings.usage_interval
         while not self._stopping:
-            began = self.clock.monotonic()
             self.read_due_usage()
-            self._stopped.wait(max(0.0, began + self.settings.usage_interval - self.clock.monotonic()))
+            late = max(0.0, self.clock.monotonic() - due)
+            due += interval * (1 + late // interval)
+            self._stopped.wait(max(0.0, due - self.clock.monotonic()))
 
     def release(self, seconds: float) -> bool:
         """Let go of the driver for a while so that it can be unloaded; False when a call in flight keeps it."""

@@ -56,8 +56,10 @@ class UsageTurn:
         deadline: float,
         clock: Clock,
         patience: float = 0.0,
+        leeway: float = 0.0,
     ) -> None:
-        """`patience`: for how many seconds nothing need be told while nobody comes or goes."""
+        """`patience`: for how many seconds nothing need be told while nobody comes or goes; a turn that is due within
+        `leeway` is due now."""
         self._telemetry = telemetry
         self._quiet = telemetry if isinstance(telemetry, TellsQuiet) else None
         self._processes = ProcessOwners(finder)
@@ -65,8 +67,10 @@ class UsageTurn:
         self._deadline = deadline
         self._clock = clock
         self._patience = patience
+        self._leeway = leeway
         self._ledger = Ledger()
         self._statement = Usage()
+        self._first_at: float | None = None
         self._charged_at: float | None = None
         self._scene: _Scene | None = None
         """Of the last turn; None where it could not see everything."""
@@ -102,6 +106,7 @@ class UsageTurn:
         self._shared = frozenset(usage.device.key for usage in usages if _is_shared(usage, owners))
         elapsed = 0 if self._charged_at is None else round((began - self._charged_at) * _NS)
         self._charged_at = began
+        self._first_at = began if self._first_at is None else self._first_at
         self._ledger.charge(usages, assignments, owners.workloads.get, elapsed, owners.untold)
         pending = {u.device.uuid for u in usages if u.energy_mj is None and u.energy_estimate_nj is not None}
         self._statement = with_power_parts(self._statement, self._ledger.statement(), pending)
@@ -119,12 +124,19 @@ class UsageTurn:
         gpus, scene = _gpus_of(devices), self._scene
         if self._quiet is None or scene is None or not self._is_steady or self._charged_at is None:
             return False
+        if self._patience <= 0:
+            return False
         if scene.gpus != {g.uuid for g in gpus} or scene.assignments != tuple(assignments):
             return False
-        if self._clock.monotonic() - self._charged_at >= self._patience:
+        if self._stretch_of(self._clock.monotonic()) != self._stretch_of(self._charged_at):
             return False
         results = self._isolation.run({_worker(g): partial(self._quiet.is_quiet, g) for g in gpus}, self._deadline)
         return all(result.value is True for result in results.values())
+
+    def _stretch_of(self, moment: float) -> int:
+        """There is a turn in each of these, which begin in step with the first turn and not with the last: whoever
+        scrapes every 15 s finds counters of the same age each time, so that rates of them are right."""
+        return int((moment - (self._first_at or 0.0) + self._leeway) / self._patience)
 
     def _settle(self, scene: _Scene, results: Results, owners: Owners) -> None:
         """Rates and joules need a turn after the first in which somebody was there."""
@@ -199,7 +211,7 @@ def patience(usage_interval: float, interval: float) -> float:
     own figures are read, but every other time at most, every fifth time at least, and after 5 s in any case: NVIDIA's
     driver keeps the last 72 samples of who ran, some 14 s of them, so that none is lost by waiting."""
     turns = min(5.0, max(2.0, interval / usage_interval))
-    return min(5.0, turns * usage_interval) - 0.5 * usage_interval  # a turn that comes a little early is not put off
+    return min(5.0, turns * usage_interval)
 
 
 def _gpus_of(devices: Iterable[Device]) -> list[Device]:

@@ -16,12 +16,14 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import islice
 from operator import attrgetter
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from podgpu.errors import SourceError
 from podgpu.files import SETTLED_NS, explain
-from podgpu.kube.pods import PodRecord
 from podgpu.model import Workload
+
+if TYPE_CHECKING:
+    from podgpu.kube.pods import PodRecord
 
 PODS_DIR = "/var/log/pods"
 CONTAINERS_DIR = "/var/log/containers"

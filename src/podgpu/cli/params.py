@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from difflib import SequenceMatcher, get_close_matches
 from typing import Any
 
 import click
@@ -262,6 +261,8 @@ def no_such(kind: str, name: str, names: Collection[str]) -> str:
 
 def close_to(name: str, names: Collection[str]) -> list[str]:
     """The nearest first; those that begin with it count as near, however much is missing."""
+    from difflib import get_close_matches  # not needed until there is something to say
+
     begun = sorted(n for n in names if n.startswith(name) and len(name.strip("-")) >= _SHORTEST_WORD)
     return list(dict.fromkeys((*get_close_matches(name, names, _MOST), *begun)))[:_MOST]
 
@@ -271,4 +272,6 @@ def one_dash_typo(argument: str, long_names: Collection[str]) -> bool:
     match = re.fullmatch(r"-([a-z][a-z-]+)(?:=.*)?", argument, re.DOTALL)
     if match is None or len(match[1]) < _SHORTEST_WORD or f"--{match[1]}" in long_names:
         return False
+    from difflib import SequenceMatcher
+
     return any(SequenceMatcher(None, match[1], name.lstrip("-")).ratio() >= _NEARLY for name in long_names)

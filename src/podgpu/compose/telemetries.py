@@ -30,11 +30,14 @@ def _nvml(argument: str, options: Options) -> Telemetry:
     return NvmlTelemetry(sees_processes=in_host_pid_namespace() is True, opening=_opening(options))
 
 
-def _opening(options: Options, **how: Any) -> Opening:
-    """Whether and how context switches are read."""
+def _opening(options: Options, **how: Any) -> Opening | None:
+    """How context switches are read, if they are."""
+    wanted = options.get("usage_from", "samples")
+    if wanted == "samples":
+        return None
     from podgpu.telemetry.nvml.switches.opening import Opening
 
-    return Opening(options.get("usage_from", "samples"), **how)
+    return Opening(wanted, **how)
 
 
 def simulated_driver(spec: str = "") -> SimulatedNvml:

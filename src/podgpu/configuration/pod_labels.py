@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from podgpu.configuration.bounded_pattern import BoundedPattern
 from podgpu.errors import UsageError
-from podgpu.kube.pods import PodRecord
 from podgpu.model import PodLabels
+
+if TYPE_CHECKING:
+    from podgpu.kube.pods import PodRecord
 
 _BAD = re.compile(r"[^a-zA-Z0-9_]")
 

@@ -19,6 +19,7 @@ from podgpu.migrate.questions import name_in, selectors
 from podgpu.migrate.result import Change, Edit, Migrated, Rewritten, gather
 from podgpu.migrate.rewrite import PromqlError, edited, rewrite_expression
 from podgpu.migrate.syntax import parse_promql
+from podgpu.strict_yaml import ShallowLoader
 
 _MOST_NODES = 200_000
 _ROUNDS = 10
@@ -64,7 +65,7 @@ def migrate_rules(text: str, origin: str, direction: Direction) -> Migrated:
 def _scalars(text: str, origin: str) -> list[_Scalar]:
     found: list[_Scalar] = []
     try:
-        for document in yaml.compose_all(text, Loader=yaml.SafeLoader):
+        for document in yaml.compose_all(text, Loader=ShallowLoader):
             if document is not None:
                 found += _walk(document)
     except yaml.MarkedYAMLError as error:

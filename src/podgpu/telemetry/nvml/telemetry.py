@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pynvml
 
@@ -24,11 +24,13 @@ from podgpu.model import Device, DeviceUsage, ProcessUsage
 from podgpu.telemetry.nvml.driver import NvmlDriver
 from podgpu.telemetry.nvml.gpu import Gpu
 from podgpu.telemetry.nvml.roll_call import RollCall
-from podgpu.telemetry.nvml.switches.opening import Opening, Outlook
 from podgpu.telemetry.nvml.usage import UsageReader
 from podgpu.telemetry.nvml.xid_watch import XidWatch
 from podgpu.telemetry.pci import count_pci_gpus
 from podgpu.telemetry.source import ErrorEvent, GpuAnswer, Inventory, Lane, UsageFlaws
+
+if TYPE_CHECKING:
+    from podgpu.telemetry.nvml.switches.opening import Opening, Outlook
 
 _log = logging.getLogger(__name__)
 _BUS_LOOK_SECONDS = 10.0
@@ -56,13 +58,13 @@ class NvmlTelemetry:
     ) -> None:
         """`sees_processes`: podgpu is in the host's PID namespace; elsewhere NVML's process lists are false.
 
-        `opening`: whether and how context switches are read (`--usage-from`).
+        `opening`: whether and how context switches are read (`--usage-from`); without it they are not.
         """
         self.name = name
-        self.opening = opening or Opening()
+        self._opening = opening
         self._driver = NvmlDriver(nvml)
         self._make_usage_reader = partial(
-            UsageReader, self._driver, sees_processes=sees_processes, clock=clock, wall=wall, opening=self.opening
+            UsageReader, self._driver, sees_processes=sees_processes, clock=clock, wall=wall, opening=opening
         )
         self._count_expected = count_expected
         self._clock = clock
@@ -196,10 +198,17 @@ class NvmlTelemetry:
         state = self._gpus.get(gpu.uuid)
         return UsageFlaws() if state is None else state.usage_reader.flaws
 
+    @property
+    def opening(self) -> Opening:
+        """Whether and how context switches are read. Where they are not, what reads them is not loaded until now."""
+        from podgpu.telemetry.nvml.switches.opening import Opening
+
+        return self._opening or Opening()
+
     def outlook(self, gpu: Device) -> Outlook:
         """How well this GPU would be told apart if containers shared it. Raises SourceError."""
         with self._using(gpu) as state:
-            return state.usage_reader.outlook(state.device)
+            return state.usage_reader.outlook(state.device, self.opening)
 
     @contextmanager
     def _using(self, gpu: Device) -> Iterator[Gpu]:

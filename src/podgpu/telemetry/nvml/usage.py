@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from podgpu.model import Device, DeviceUsage, ProcessUsage
 from podgpu.telemetry.nvml.attempts import Attempts
@@ -15,9 +15,11 @@ from podgpu.telemetry.nvml.busy import Busy, BusyWindows, InstanceBusy
 from podgpu.telemetry.nvml.driver import NvmlDriver
 from podgpu.telemetry.nvml.energy import Energy, EnergyCounter, EnergyMeter
 from podgpu.telemetry.nvml.mig import Instance
-from podgpu.telemetry.nvml.switches.division import BusyDivision, identify
-from podgpu.telemetry.nvml.switches.opening import Opening, Outlook
 from podgpu.telemetry.source import UsageFlaws
+
+if TYPE_CHECKING:
+    from podgpu.telemetry.nvml.switches.division import BusyDivision
+    from podgpu.telemetry.nvml.switches.opening import Opening, Outlook
 
 _MEMORY = "nvmlDeviceGetMemoryInfo"
 _PROCESS_LIST = "process list"
@@ -59,9 +61,7 @@ class UsageReader:
         """In use when it was last read, just before processes were listed; None: not known, or not all that tells."""
         self._windows = self._new_windows()
         self._instances: dict[int, InstanceBusy] = {}
-        self._opening = opening or Opening()
-        reads_switches = self._opening.wanted != "samples"
-        self._division = BusyDivision(driver, handle, self._opening, clock, wall) if reads_switches else None
+        self._division = self._new_division(opening)
 
     @property
     def flaws(self) -> UsageFlaws:
@@ -111,9 +111,11 @@ class UsageReader:
         version = self._driver.constant("nvmlMemory_v2")
         return bool(self._driver.call(_MEMORY, self._handle, version).used == self._memory)
 
-    def outlook(self, device: Device) -> Outlook:
+    def outlook(self, device: Device, opening: Opening) -> Outlook:
         """How it would be told apart if containers shared it."""
-        return self._opening.outlook(device, *identify(self._driver, self._handle, device))
+        from podgpu.telemetry.nvml.switches.division import identify
+
+        return opening.outlook(device, *identify(self._driver, self._handle, device))
 
     def close(self) -> None:
         """Lets go of what the driver holds for it; the next reading goes on from the last all the same."""
@@ -132,6 +134,14 @@ class UsageReader:
         self._windows = self._new_windows()
         self._counter.forget()
         self._energy = self._new_meter()
+
+    def _new_division(self, opening: Opening | None) -> BusyDivision | None:
+        """None, and nothing loaded for it, where the driver's samples are all that is wanted."""
+        if opening is None or opening.wanted == "samples":
+            return None
+        from podgpu.telemetry.nvml.switches.division import BusyDivision
+
+        return BusyDivision(self._driver, self._handle, opening, self._clock, self._wall)
 
     def _new_meter(self) -> EnergyMeter:
         return EnergyMeter(self._driver, self._handle, self._attempts, self._clock, self._counter)
