@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from podgpu.catalog.fields import field_named
 from podgpu.catalog.names import doubtful_names
-from podgpu.cluster.prom.layouts import Round
+from podgpu.cluster.prom.layouts import AllSeries, Round
 from podgpu.cluster.prom.nodes import LayoutMemory, nodes_of
 from podgpu.cluster.prom.targets import targets_of
 from podgpu.exposition.parse import ParsedSample
@@ -85,7 +85,8 @@ def test_the_same_as_without_a_memory(of_rounds: list[Told], has_totals: bool) -
         now = replace(NOW, at=NOW.at + number, totals={("GPU-1", ""): 1000 + number} if has_totals else {})
         targets = targets_of(ups, NODE_LABELS)
         times = {targets.of(sample.labels): now.at - 10 - number for sample in samples}
-        assert nodes_of(samples, times, targets, now, memory) == nodes_of(samples, times, targets, now)
+        series = AllSeries.of(samples, targets)
+        assert nodes_of(series, times, targets, now, memory) == nodes_of(series, times, targets, now)
 
 
 def test_a_pod_that_turns_out_to_be_the_exporters_is_no_holder_any_more() -> None:
@@ -93,5 +94,6 @@ def test_a_pod_that_turns_out_to_be_the_exporters_is_no_holder_any_more() -> Non
     sample = ParsedSample("DCGM_FI_DEV_GPU_UTIL", place | {"UUID": "GPU-1"}, 50.0)
     memory = LayoutMemory()
     for up, holders in (([], 1), ([ParsedSample("up", place, 1.0)], 0), ([], 1)):
-        (node,) = nodes_of([sample], {}, targets_of(up, NODE_LABELS), NOW, memory)
+        targets = targets_of(up, NODE_LABELS)
+        (node,) = nodes_of(AllSeries.of([sample], targets), {}, targets, NOW, memory)
         assert len(node.devices[0].holders) == holders

@@ -21,7 +21,7 @@ from podgpu.cluster.prom.answer import MOST_NOTES, MOST_VALUES, Vector
 from podgpu.cluster.prom.client import PrometheusClient
 from podgpu.cluster.prom.idle import IdleDevices, IdleQuery
 from podgpu.cluster.prom.instant import figures_at
-from podgpu.cluster.prom.layouts import Round
+from podgpu.cluster.prom.layouts import AllSeries, Round
 from podgpu.cluster.prom.nodes import LayoutMemory, accepted, nodes_of
 from podgpu.cluster.prom.owners import (
     OwnerQueries,
@@ -121,20 +121,22 @@ class PrometheusBackend:
         slim = self._whole.plan(of.at)
         asked = await self._ask(round_, slim)
         oldest = of.at - self._settings.stale_after
-        if slim is not None and not self._whole.explains(*asked, oldest):
+        series = _series(*asked)
+        if slim is not None and not self._whole.explains(*asked, series, oldest):
             slim = None
             round_.failures.clear()
             round_.values_left = MOST_VALUES
             asked = await self._ask(round_, slim)
+            series = _series(*asked)
         answers, targets, times = asked
-        samples = [sample for _, of_part in answers for sample in of_part]
         of = of if slim is None else replace(of, totals=slim.totals)
-        nodes, refused = accepted(nodes_of(samples, times, targets, of, self._layouts[slim is not None]))
+        nodes, refused = accepted(nodes_of(series, times, targets, of, self._layouts[slim is not None]))
         round_.notes += refused
         if slim is None and not round_.failures:
-            self._whole.take(*asked, oldest, of.at, nodes)
+            self._whole.take(*asked, series, oldest, of.at, nodes)
         await self._take_nodes(round_, of, nodes, targets)
-        rolling = await self._rolling(round_, targets, samples)
+        averaged = [sample for part, of_part in answers if part.averaged for sample in of_part]
+        rolling = await self._rolling(round_, targets, averaged)
         self._reading = replace(self._reading, rolling=rolling, notes=self._notes(round_))
 
     async def _take_nodes(self, round_: _Asking, of: Round, nodes: Sequence[NodeReading], targets: Targets) -> None:
@@ -359,6 +361,10 @@ class _Asking:
         except SourceError as error:
             self.failures.append((what, error))
             return None
+
+
+def _series(answers: Answers, targets: Targets, _times: Mapping[Target, float]) -> AllSeries:
+    return AllSeries.of((sample for _, samples in answers for sample in samples), targets)
 
 
 def check_node_labels(names: Sequence[str]) -> tuple[str, ...]:

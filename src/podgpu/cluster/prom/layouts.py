@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from podgpu.catalog import families as f
 from podgpu.catalog.fields import Field
-from podgpu.cluster.prom.targets import Labels, PodName, Target, own_namespace, own_pod_told, with_own_holder
+from podgpu.cluster.prom.targets import Labels, PodName, Target, Targets, own_namespace, own_pod_told, with_own_holder
 from podgpu.cluster.reading import NamespaceCounters, NodeReading, is_about_now, moment
 from podgpu.cluster.scraping.exposition import LEAST_SKEW_SECONDS
 from podgpu.exposition.parse import ParsedSample
@@ -62,6 +62,30 @@ class Series:
 
     def own_pods(self) -> frozenset[PodName]:
         return frozenset(filter(None, map(own_pod_told, self.names, self.labels)))
+
+
+@dataclass(frozen=True, slots=True)
+class AllSeries:
+    """What all targets told in a round."""
+
+    by_target: dict[Target, Series]
+    label_sets: tuple[Labels, ...]
+    """Each at least once."""
+
+    @classmethod
+    def of(cls, samples: Iterable[ParsedSample], targets: Targets) -> AllSeries:
+        by_target: dict[Target, Series] = {}
+        by_labels: dict[int, Series] = {}
+        label_sets: list[Labels] = []
+        for name, labels, value, _ in samples:
+            series = by_labels.get(id(labels))
+            if series is None:
+                series = by_labels[id(labels)] = by_target.setdefault(targets.of(labels), Series())
+                label_sets.append(labels)
+            series.names.append(name)
+            series.labels.append(labels)
+            series.values.append(value)
+        return cls(by_target, tuple(label_sets))
 
 
 class _Node(NamedTuple):

@@ -6,11 +6,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from podgpu.cluster.prom.layouts import Round, Series, TargetLayout
+from podgpu.cluster.prom.layouts import AllSeries, Round, Series, TargetLayout
 from podgpu.cluster.prom.targets import PodName, Target, Targets
 from podgpu.cluster.reading import NodeReading
 from podgpu.cluster.scraping.exposition import LONGEST_NAME, beyond
-from podgpu.exposition.parse import ParsedSample
 from podgpu.figures.device import DeviceFigures
 
 
@@ -61,7 +60,7 @@ class LayoutMemory:
 
 
 def nodes_of(
-    samples: Iterable[ParsedSample],
+    series: AllSeries,
     sampled_at: Mapping[Target, float],
     targets: Targets,
     of: Round,
@@ -70,22 +69,9 @@ def nodes_of(
     """`sampled_at`: Unix time of each target's newest sample. `layouts`: of rounds that asked the same."""
     layouts = layouts or LayoutMemory()
     found: dict[tuple[str, str], list[NodeReading]] = {}
-    for target, node in layouts.nodes(_by_target(samples, targets), targets, sampled_at, of):
+    for target, node in layouts.nodes(series.by_target, targets, sampled_at, of):
         found.setdefault((f"{target.job}/{target.instance}", node.node), []).append(node)
     return tuple(node for copies in found.values() for node in newest_copies(copies))
-
-
-def _by_target(samples: Iterable[ParsedSample], targets: Targets) -> dict[Target, Series]:
-    found: dict[Target, Series] = {}
-    by_labels: dict[int, Series] = {}
-    for name, labels, value, _ in samples:
-        series = by_labels.get(id(labels))
-        if series is None:
-            series = by_labels[id(labels)] = found.setdefault(targets.of(labels), Series())
-        series.names.append(name)
-        series.labels.append(labels)
-        series.values.append(value)
-    return found
 
 
 def accepted(nodes: Iterable[NodeReading]) -> tuple[tuple[NodeReading, ...], list[str]]:
