@@ -32,7 +32,7 @@ from podgpu.cluster.prom.owners import (
     replica_sets_in,
     resolved,
 )
-from podgpu.cluster.prom.queries import Queries
+from podgpu.cluster.prom.queries import Part, Queries
 from podgpu.cluster.prom.rolling import RollingInstants, RollingQueries, figures_by_scope, last_instant
 from podgpu.cluster.prom.series import KnownSeries, SeriesMemory
 from podgpu.cluster.prom.slim import Answers, Slim, WholeRound
@@ -190,15 +190,18 @@ class PrometheusBackend:
     async def _answers(self, round_: _Asking, targets: Targets, slim: Slim | None) -> Answers:
         is_slim = slim is not None
         parts = self._queries.parts() if slim is None else self._queries.parts(slim.memory)
-        texts = [self._queries.samples(part, targets.copy_labels, is_slim) for part in parts]
-        known = [self._series.of(f"{part.name}, slim" if is_slim else part.name) for part in parts]
-        answers = await asyncio.gather(
-            *(
-                round_.need(text, of) if part.needed else round_.may(part.name, text, known=of)
-                for part, text, of in zip(parts, texts, known, strict=True)
-            )
-        )
-        return [(part, answer.samples) for part, answer in zip(parts, answers, strict=True) if answer is not None]
+        known = {part: self._series.of(f"{part.name}, slim" if is_slim else part.name) for part in parts}
+
+        async def ask(part: Part) -> Vector | None:
+            text = self._queries.samples(part, targets.copy_labels, is_slim)
+            if part.needed:
+                return await round_.need(text, known[part])
+            return await round_.may(part.name, text, known=known[part])
+
+        # The longest answers first, so that in the end nothing is waited for that could have been begun before.
+        in_order = sorted(parts, key=lambda part: (not part.needed, -len(known[part])))
+        answers = dict(zip(in_order, await asyncio.gather(*map(ask, in_order)), strict=True))
+        return [(part, answer.samples) for part in parts if (answer := answers[part]) is not None]
 
     async def _rolling(
         self, round_: _Asking, targets: Targets, samples: list[ParsedSample]
