@@ -100,7 +100,8 @@ class Layout:
         self.lasts = found.lasts
         """False: which devices there are depends on the values, and the next ones need a layout of their own."""
         self._units = tuple(found.units)
-        self._doubtful = tuple((s.name, at) for at, s in enumerate(samples) if s.name in doubtful_names())
+        doubtful = doubtful_names()
+        self._doubtful = tuple([(s.name, at) for at, s in enumerate(samples) if s.name in doubtful])
         self._sources, self._lost = tuple(found.sources), tuple(found.lost)
         self._joined: list[_Joined] = []
         self._size = len(samples)

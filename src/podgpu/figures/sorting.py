@@ -162,8 +162,10 @@ class SortedSamples:
         return self._device((place.uuid, "", place.model), of_gpu)
 
     def _device(self, key: tuple[str, str, str], labels: Labels) -> FoundDevice:
-        found = self.devices.setdefault(key, FoundDevice(labels))
-        if len(labels) > len(found.labels):
+        found = self.devices.get(key)
+        if found is None:
+            found = self.devices[key] = FoundDevice(labels)
+        elif len(labels) > len(found.labels):
             found.labels = labels  # podgpu_allocation_info names no model and no node
         return found
 

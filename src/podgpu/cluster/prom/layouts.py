@@ -46,19 +46,19 @@ class Round:
 
 
 @dataclass(slots=True)
-class Series:
+class TargetSeries:
     """All that one target told in a round, in order."""
 
     names: list[str] = field(default_factory=list)
     labels: list[Labels] = field(default_factory=list)
     values: list[float] = field(default_factory=list)
 
-    def is_like(self, other: Series) -> bool:
+    def is_like(self, other: TargetSeries) -> bool:
         """But for values. Labels met before are the same object, so that this takes next to no time."""
         return self.names == other.names and self.labels == other.labels
 
-    def without_values(self) -> Series:
-        return Series(self.names, self.labels)
+    def without_values(self) -> TargetSeries:
+        return TargetSeries(self.names, self.labels)
 
     def own_pods(self) -> frozenset[PodName]:
         return frozenset(filter(None, map(own_pod_told, self.names, self.labels)))
@@ -68,19 +68,19 @@ class Series:
 class AllSeries:
     """What all targets told in a round."""
 
-    by_target: dict[Target, Series]
+    by_target: dict[Target, TargetSeries]
     label_sets: tuple[Labels, ...]
     """Each at least once."""
 
     @classmethod
     def of(cls, samples: Iterable[ParsedSample], targets: Targets) -> AllSeries:
-        by_target: dict[Target, Series] = {}
-        by_labels: dict[int, Series] = {}
+        by_target: dict[Target, TargetSeries] = {}
+        by_labels: dict[int, TargetSeries] = {}
         label_sets: list[Labels] = []
         for name, labels, value, _ in samples:
             series = by_labels.get(id(labels))
             if series is None:
-                series = by_labels[id(labels)] = by_target.setdefault(targets.of(labels), Series())
+                series = by_labels[id(labels)] = by_target.setdefault(targets.of(labels), TargetSeries())
                 label_sets.append(labels)
             series.names.append(name)
             series.labels.append(labels)
@@ -101,7 +101,7 @@ class _Node(NamedTuple):
 class TargetLayout:
     """Of a target's series."""
 
-    def __init__(self, series: Series, own_pods: frozenset[PodName], of: Round) -> None:
+    def __init__(self, series: TargetSeries, own_pods: frozenset[PodName], of: Round) -> None:
         """`own_pods`: those the target itself may run in."""
         sets = _label_sets(series)
         names = _Names(sets, of.node_labels)
@@ -166,7 +166,7 @@ class TargetLayout:
             )
 
 
-def _label_sets(series: Series) -> list[_LabelSet]:
+def _label_sets(series: TargetSeries) -> list[_LabelSet]:
     """There are five times as many samples as these, and what only labels tell is looked up once for all of them. Equal
     labels may come in several, where they were read apart."""
     found: dict[int, _LabelSet] = {}

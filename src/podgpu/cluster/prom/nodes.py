@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from podgpu.cluster.prom.layouts import AllSeries, Round, Series, TargetLayout
+from podgpu.cluster.prom.layouts import AllSeries, Round, TargetLayout, TargetSeries
 from podgpu.cluster.prom.targets import PodName, Target, Targets
 from podgpu.cluster.reading import NodeReading
 from podgpu.cluster.scraping.exposition import LONGEST_NAME, beyond
@@ -14,7 +14,7 @@ from podgpu.figures.device import DeviceFigures
 
 
 class _Kept(NamedTuple):
-    series: Series
+    series: TargetSeries
     told: frozenset[PodName]
     """What its series tell of the exporter's pod."""
     own_pods: frozenset[PodName]
@@ -29,7 +29,7 @@ class LayoutMemory:
 
     def nodes(
         self,
-        by_target: Mapping[Target, Series],
+        by_target: Mapping[Target, TargetSeries],
         targets: Targets,
         sampled_at: Mapping[Target, float],
         of: Round,
@@ -54,7 +54,7 @@ class LayoutMemory:
             for node in known.layout.nodes(series.values, target, sampled_at.get(target, of.at), of):
                 yield target, node
 
-    def _has(self, target: Target, series: Series) -> bool:
+    def _has(self, target: Target, series: TargetSeries) -> bool:
         known = self._kept.get(target)
         return known is not None and known.series.is_like(series)
 
