@@ -112,6 +112,7 @@ def _figures(world: World, judge: Judge, seen: list[Vitals], speed: float, lines
         "a healthy GPU is not in the metrics",
         "a counter falls",
         "what is split does not add up",
+        "namespaces and nobody do not come to what the devices used",
     )
     return [
         Figure("simulated seconds a second", speed, "s"),

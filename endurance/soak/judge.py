@@ -28,6 +28,12 @@ _SPLITS = tuple(
     for unit in (_BUSY, _ENERGY)
 )
 """Parts, what is nobody's, and the whole."""
+_SHARED_OUT = (
+    "podgpu_namespace_gpu_energy_joules_total",
+    "podgpu_device_unattributed_energy_joules_total",
+    "podgpu_device_energy_joules_total",
+)
+"""What all namespaces used, those who left included, what is nobody's, and the whole."""
 Series = tuple[str, frozenset[tuple[str, str]]]
 Sums = dict[tuple[str, str, str], tuple[float, frozenset[str]]]
 
@@ -43,6 +49,7 @@ class Judge:
         """Samples with a pod on them that were held against the truth."""
         self._counters: dict[Series, float] = {}
         self._sums: Sums = {}
+        self._totals: dict[str, dict[frozenset[tuple[str, str]], float]] = {family: {} for family in _SHARED_OUT}
 
     def look(self, exposition: str) -> None:
         families = parse_text(exposition)
@@ -54,6 +61,7 @@ class Judge:
         self._judge_presence(samples.get("DCGM_FI_DEV_GPU_TEMP", ()))
         self._judge_counters(families)
         self._judge_sums(samples)
+        self._judge_totals(samples)
 
     def breach(self, rule: str, example: object) -> None:
         self.breaches[rule] += 1
@@ -133,9 +141,21 @@ class Judge:
                     self._compare(whole, device, values)
         self._sums = new
 
+    def _judge_totals(self, samples: Mapping[str, tuple[ParsedSample, ...]]) -> None:
+        """Since the start, whoever came and went, and whichever GPUs were away: as each was last told."""
+        for family, told in self._totals.items():
+            told |= {frozenset(one.labels.items()): one.value for one in samples.get(family, ())}
+        namespaces, rest, whole = (self._totals[family] for family in _SHARED_OUT)
+        divided = sum(namespaces.values()) + sum(rest.values())
+        used = sum(value for device, value in whole.items() if device in rest)
+        if abs(used - divided) > 1e-3 + 1e-6 * used:
+            self.breach("namespaces and nobody do not come to what the devices used", f"{divided} J of {used} J")
+
     def _compare(self, whole: str, device: str, values: Mapping[str, float]) -> None:
-        """Only where nobody came or went since the text before: an account that ended takes its last part along."""
+        """Only where nobody came or went since the text before: an account that ended takes its last part along, and
+        where the GPU did not answer that is told once it does."""
         quiet = self._world.clock.monotonic() - self._truth.changed.get(device.rstrip("/"), 0.0)
+        quiet = min(quiet, self._truth.gpu_well_for(self._number(device.rstrip("/"))))
         if min(quiet, self._truth.kubelet_well_for() - _UNSURE) < _QUIET:
             return
         before = {key: self._sums.get((whole, device, key)) for key in values}

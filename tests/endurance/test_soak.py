@@ -97,6 +97,17 @@ def test_parts_that_are_not_the_whole_are_noticed(world: World) -> None:
     assert judge.breaches["what is split does not add up"] == 1
 
 
+def test_energy_that_no_namespace_has_and_nobody_is_noticed_whoever_left(world: World) -> None:
+    judge, device = Judge(world), {"UUID": world.uuid_of(0)}
+    for used, unattributed, paid in ((50.0, 20.0, 30.0), (90.0, 40.0, 50.0), (95.0, 40.0, 50.0)):
+        told = exposition("podgpu_device_energy_joules_total", used, **device)
+        told += exposition("podgpu_device_unattributed_energy_joules_total", unattributed, **device)
+        told += exposition("podgpu_namespace_gpu_energy_joules_total", paid, namespace="research", modelName="H100")
+        judge.look(told)
+    assert judge.breaches["namespaces and nobody do not come to what the devices used"] == 1
+    assert "90.0 J of 95.0 J" in judge.examples["namespaces and nobody do not come to what the devices used"]
+
+
 def test_growth_is_that_of_the_line_through_all() -> None:
     seen = [Vitals(float(at), 50.0 + at / 10, 60.0, 5 + at // 50, 9) for at in range(0, 100, 10)]
     grown = growth(seen)
