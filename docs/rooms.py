@@ -32,16 +32,36 @@ def room_of(path: Path) -> str:
 
 
 @cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@cache
+def nodes_of(path: Path) -> tuple[ast.AST, ...]:
+    """All of its tree."""
+    return tuple(ast.walk(tree_of(path)))
+
+
+@cache
 def imports_of(path: Path) -> frozenset[str]:
     """Modules by their whole names."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in _statements(tree_of(path)):
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
             found.add(node.module)
             found.update(f"{node.module}.{alias.name}" for alias in node.names if node.module == "podgpu")
     return frozenset(found)
+
+
+def _statements(node: ast.AST) -> Iterator[ast.AST]:
+    """Those within it, at whatever depth, and what holds some: not the expressions, which are nine of ten nodes."""
+    for name in ("body", "handlers", "orelse", "finalbody", "cases"):
+        inside = getattr(node, name, ())
+        for statement in inside if isinstance(inside, list) else ():  # a lambda's body is an expression
+            yield statement
+            yield from _statements(statement)
 
 
 def rooms_imported(path: Path) -> set[str]:

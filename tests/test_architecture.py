@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from docs.rooms import SOURCE, WORLD, imports_of, picture, room_imports, room_of, rooms_imported
+from docs.rooms import SOURCE, WORLD, imports_of, nodes_of, picture, room_imports, room_of, rooms_imported, tree_of
 
 ROWS = [
     {"__main__"},
@@ -97,7 +97,7 @@ def test_the_middle_touches_nothing_outside() -> None:
 def test_a_file_is_one_room() -> None:
     ours = {path: path.read_text() for path in FILES if not path.name.endswith("_pb2.py")}
     assert [str(path) for path, text in ours.items() if len(text.splitlines()) > 400] == []
-    assert [str(path) for path, text in ours.items() if not ast.get_docstring(ast.parse(text))] == []
+    assert [str(path) for path in ours if not ast.get_docstring(tree_of(path))] == []
 
 
 def test_pure_files_are_there() -> None:
@@ -132,7 +132,7 @@ def test_a_small_file_owns_something() -> None:
 def test_a_docstring_has_a_subject() -> None:
     """This module, this room, the command it is, or the class it has: not `Owns what ...`, of which one asks who."""
     for path in FILES:
-        tree = ast.parse(path.read_text())
+        tree = tree_of(path)
         first, *_ = (ast.get_docstring(tree) or " ").split(" ", 1)
         classes = {node.name for node in tree.body if isinstance(node, ast.ClassDef)}
         if not path.name.endswith("_pb2.py") and path != SOURCE / "__init__.py":
@@ -144,7 +144,7 @@ LOOP_WORDS = {"one", "told", "said"}
 
 def test_loop_variables_say_what_they_hold() -> None:
     for path in FILES:
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes_of(path):
             if isinstance(node, ast.For | ast.AsyncFor | ast.comprehension):
                 names = {name.id for name in ast.walk(node.target) if isinstance(name, ast.Name)}
                 assert not names & LOOP_WORDS, f"{path}:{node.target.lineno}"
@@ -164,9 +164,8 @@ def test_one_makers_words_stay_in_its_folder(folder: str) -> None:
     """Docstrings may explain by example; names and strings that the code goes by may not."""
     at = SOURCE / folder
     for path in sorted(at.rglob("*.py")) if at.is_dir() else [at]:
-        tree = ast.parse(path.read_text())
-        said = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-        for node in ast.walk(tree):
+        said = {node.value for node in nodes_of(path) if isinstance(node, ast.Expr)}
+        for node in nodes_of(path):
             word = node.value if isinstance(node, ast.Constant) and node not in said else getattr(node, "name", "")
             assert not str(word).lower().startswith(("nvml", "nvidia", "xid_event")), f"{path}: {word}"
 
@@ -206,7 +205,7 @@ def test_only_the_edge_catches_everything() -> None:
     )
     edges = {SOURCE / name for name in threads_begin}
     for path in FILES:
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes_of(path):
             if isinstance(node, ast.ExceptHandler) and path not in edges:
                 caught = {n.id for n in ast.walk(node.type) if isinstance(n, ast.Name)} if node.type else {"everything"}
                 assert not caught & {"Exception", "BaseException", "everything"}, f"{path}:{node.lineno}"

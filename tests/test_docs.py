@@ -10,7 +10,9 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -146,20 +148,30 @@ def test_every_metric_named_exists(page: Path) -> None:
             assert name in own or field_named(name), match[0]
 
 
-@pages
-def test_every_option_named_exists(page: Path) -> None:
+@cache
+def known_options() -> set[str]:
     commands = [cli.get_command(click.Context(cli), name) for name in COMMANDS]
     known = {name for command in commands if command for option in command.params for name in option.opts}
-    known |= {f"--{option.flag}" for option in CLUSTER_OPTIONS}
+    return known | {f"--{option.flag}" for option in CLUSTER_OPTIONS}
+
+
+@pages
+def test_every_option_named_exists(page: Path) -> None:
     text = _FENCE.sub("", page.read_text(encoding="utf-8"))
     named = {m[0] for m in re.finditer(r"(?<=`)--[a-z][a-z-]+", text)}
-    assert named <= known | {"--check"}
+    assert named <= known_options() | {"--check"}
+
+
+@cache
+def chart_values() -> dict[str, Any]:
+    values: dict[str, Any] = yaml.safe_load((ROOT / "deploy" / "helm" / "podgpu" / "values.yaml").read_text("utf-8"))
+    return values
 
 
 @pages
 def test_every_chart_value_named_exists(page: Path) -> None:
     """`exporter.kubernetes.dra`, `gpus.access=cdi`, `exporter.monitor.*`: what begins as a chart's value is one."""
-    values = yaml.safe_load((ROOT / "deploy" / "helm" / "podgpu" / "values.yaml").read_text(encoding="utf-8"))
+    values = chart_values()
     text = _FENCE.sub("", page.read_text(encoding="utf-8"))
     for span in re.findall(r"`([a-zA-Z]+(?:\.[a-zA-Z*]+)+)(?:[=:][^`]*)?`", text):
         here = values
@@ -256,10 +268,14 @@ def test_the_scrape_configuration_is_accepted(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def queries_of(page: Path) -> list[str]:
+    return blocks(page.read_text(encoding="utf-8"), "promql")
+
+
 @needs_promtool
-@pages
+@pytest.mark.parametrize("page", list(filter(queries_of, PAGES)), ids=lambda page: page.name)
 def test_queries_parse(page: Path, tmp_path: Path) -> None:
-    queries = blocks(page.read_text(encoding="utf-8"), "promql")
+    queries = queries_of(page)
     rules = [{"alert": f"query{number}", "expr": query} for number, query in enumerate(queries)]
     file = tmp_path / "rules.yml"  # JSON is YAML
     file.write_text(json.dumps({"groups": [{"name": "docs", "rules": rules}]}), encoding="utf-8")

@@ -335,7 +335,8 @@ CONFIG_TARGETS = (
         (PromqlError,),
     ),
     Target("grafana-dashboard", documents([_DASHBOARD]), grafana_dashboard, USAGE),
-    Target("prometheus-rules", _yaml(_RULES), rules, USAGE),
+    # 155 kB at most, read twice: PyYAML takes a second for that, on a slow core two and more.
+    Target("prometheus-rules", _yaml(_RULES), rules, USAGE, seconds=8.0),
     Target("go-durations", texts(["1h30m", "1.5s", "500ms", "0", ".5us", "-1s"]), go_duration),
     Target("strict-yaml", _yaml(_WEB, _PRICES, {"a": [1, True, None, "x"]}), strict_yaml, USAGE),
     Target(

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 
 from podgpu.accounting.containers import ContainerFinder
@@ -35,7 +36,7 @@ GIB = 1024**3
 UID = "9f1f4ffc-0b8c-4d53-9b1e-6b2d0f9b8a1{}"
 _ENOUGH = 10
 """Scrapes of which half say something about podgpu, and not about what else the machine does."""
-_SERIES = re.compile(r"(\w+)\{(.*)\} (\S+)")
+_SERIES = re.compile(r"^(\w+)\{(.*)\} (\S+)", re.MULTILINE)
 
 
 class Holders:
@@ -132,12 +133,9 @@ class GpuBench:
         return exposition
 
     def value(self, name: str, gpu: int, *labels: str) -> float | None:
-        uuid = self.uuid(gpu)
-        found = [
-            float(value)
-            for family, pairs, value in _SERIES.findall(self.exposition)
-            if family == name and f'UUID="{uuid}"' in pairs and all(label in pairs for label in labels)
-        ]
+        wanted = (f'UUID="{self.uuid(gpu)}"', *labels)
+        lines = _families(self.exposition).get(name, ())
+        found = [float(value) for pairs, value in lines if all(label in pairs for label in wanted)]
         assert len(found) <= 1, f"{name} of GPU {gpu} is there {len(found)} times"
         return found[0] if found else None
 
@@ -165,11 +163,20 @@ class GpuBench:
 
     def _no_counter_fell(self) -> None:
         """Nor does one begin again below where it stood when it was last there."""
-        for family, pairs, value in _SERIES.findall(self.exposition):
-            if family.endswith("_total"):
+        for family, lines in _families(self.exposition).items():
+            for pairs, value in lines if family.endswith("_total") else ():
                 series = f"{family}{{{pairs}}}"
                 assert float(value) >= self._highest.get(series, 0.0), series
                 self._highest[series] = float(value)
+
+
+@lru_cache(maxsize=2)  # a dozen figures are looked up in each exposition
+def _families(exposition: str) -> dict[str, list[tuple[str, str]]]:
+    """Name -> the labels and the value of each of its series."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    for family, pairs, value in _SERIES.findall(exposition):
+        found.setdefault(family, []).append((pairs, value))
+    return found
 
 
 @contextmanager

@@ -29,6 +29,9 @@ _OPTIONS = (
     *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"),
     *("--no-first-run", "--no-default-browser-check", "--disable-background-networking", "--disable-extensions"),
     *("--disable-component-update", "--disable-sync", "--mute-audio", "--remote-debugging-port=0"),
+    # A process for every page it has seen, one in reserve and two services of their own are a quarter of its work.
+    *("--renderer-process-limit=1", "--in-process-gpu", "--enable-features=NetworkServiceInProcess2"),
+    "--disable-features=BackForwardCache,IsolateOrigins,site-per-process,SpareRendererForSitePerProcess",
 )
 _RECORDS = re.compile(r"/api/v1/(history|waste|gpus)\b")
 _SERVER_ENDED = re.compile(

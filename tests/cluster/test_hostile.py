@@ -85,13 +85,15 @@ def series(count: int, labels: bytes) -> bytes:
     return b"".join(b"DCGM_FI_DEV_GPU_UTIL{%s} 1\n" % labels.replace(b"#", b"%d" % n) for n in range(count))
 
 
+OF_HOLDERS = b'gpu="0",UUID="GPU-1",Hostname="bad",modelName="H100",namespace="n",pod="pod-#"'
 HUGE = {
-    "devices": series(200_000, b'gpu="0",UUID="GPU-#",Hostname="bad"'),
-    "holders": series(120_000, b'gpu="0",UUID="GPU-1",Hostname="bad",modelName="H100",namespace="n",pod="pod-#"'),
-    "labels": b"".join(b'x{a="%d"} 1\n' % n for n in range(240_000)) + exposition_of(7),
-    "lines": exposition_of(7) + 3_000_000 * b"x 1\n",
-    "families": exposition_of(7) + b"".join(b"# HELP x%d y\n" % n for n in range(700_000)),
+    "devices": lambda: series(200_000, b'gpu="0",UUID="GPU-#",Hostname="bad"'),
+    "holders": lambda: series(120_000, OF_HOLDERS),
+    "labels": lambda: b"".join(b'x{a="%d"} 1\n' % n for n in range(240_000)) + exposition_of(7),
+    "lines": lambda: exposition_of(7) + 3_000_000 * b"x 1\n",
+    "families": lambda: exposition_of(7) + b"".join(b"# HELP x%d y\n" % n for n in range(700_000)),
 }
+"""Made by the test that serves it: every worker imports this file."""
 
 
 @pytest.mark.fault(
@@ -110,7 +112,7 @@ HUGE = {
 )
 def test_an_exposition_of_more_than_a_node_has_is_refused(what: str, said: str) -> None:
     async def go() -> None:
-        async with exporters(HUGE[what], exposition_of(1)) as fleet:
+        async with exporters(HUGE[what](), exposition_of(1)) as fleet:
             backend = ScrapeBackend(FixedTargets(fleet.urls), settings=ScrapeSettings(deadline=120.0))
             await backend.turn()
             await backend.close()
@@ -145,7 +147,7 @@ def test_the_real_process_stays_within_the_charts_limit() -> None:
     """Two huge expositions of each kind beside a good one, round after round."""
 
     async def go() -> float:
-        expositions = [exposition for exposition in HUGE.values() for _ in range(2)]
+        expositions = [exposition for make in HUGE.values() for exposition in [make()] * 2]
         assert all(3 * MIB < len(exposition) < 16 * MIB for exposition in expositions)
         async with exporters(exposition_of(0), *expositions) as fleet:
             process = Process(fleet.urls)

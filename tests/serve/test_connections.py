@@ -356,6 +356,18 @@ def test_who_ends_his_side_has_his_answer(client: Client, path: str) -> None:
 
 
 @pytest.mark.fault(
+    "clients hang up in the middle of a request",
+    "each is let go within three seconds, not after the 10 s that are given to those who are there",
+)
+def test_who_ends_in_mid_request_is_not_waited_for(node: Node) -> None:
+    patient = Limits(headers_seconds=10 * PATIENCE, look_seconds=0.05)
+    with running(node.agent, limits=patient) as client, open_socket(client) as visitor:
+        visitor.sendall(b"GET /metrics HTTP/1.1\r\n")
+        visitor.shutdown(socket.SHUT_WR)
+        assert is_closed(visitor)
+
+
+@pytest.mark.fault(
     "clients hang up as soon as they have asked",
     "nothing is made for them, and nothing of it is in the log",
 )

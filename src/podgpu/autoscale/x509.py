@@ -13,6 +13,7 @@ import re
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
+from functools import cache
 from ipaddress import ip_address
 from typing import NamedTuple
 
@@ -44,13 +45,21 @@ def _add(a: Point | None, b: Point | None) -> Point | None:
     return x, (slope * (a[0] - x) - a[1]) % _P
 
 
-def _times(factor: int, point: Point | None = _G) -> Point:
+@cache
+def _doublings() -> list[Point | None]:
+    """The base point times 1, 2, 4, and so on: keys and signatures are sums of some of them."""
+    points: list[Point | None] = [_G]
+    while len(points) < _N.bit_length():
+        points.append(_add(points[-1], points[-1]))
+    return points
+
+
+def _times(factor: int) -> Point:
+    """The base point, so many times."""
     found: Point | None = None
-    while factor:
-        if factor & 1:
+    for place, point in enumerate(_doublings()):
+        if factor >> place & 1:
             found = _add(found, point)
-        point = _add(point, point)
-        factor >>= 1
     assert found is not None, "only 0 leads to infinity"
     return found
 

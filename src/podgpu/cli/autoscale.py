@@ -16,6 +16,7 @@ from podgpu.compose.process import (
     configure_logging,
     let_go_of_what_ended,
     look_for_cycles_seldom,
+    look_past_what_stays,
     share_one_heap,
     take_turns_often,
 )
@@ -61,4 +62,5 @@ def command(ctx: click.Context, /, **options: Any) -> None:
         asked = {**options, "owners": "none"}
         make_backend = chosen_backend(ctx, asked, settings, at_the_end, (AUTOSCALE_PROMETHEUS, AUTOSCALE_SCRAPE))
         parts = assemble_autoscale(options, settings, make_backend, at_the_end)
+        look_past_what_stays()
         run(parts.cluster, parts.listeners(probe_address))

@@ -20,7 +20,7 @@ from podgpu.cli.help import podgpu_command
 from podgpu.cli.option_table import EXPORTER_ACCESS_OPTIONS, exporter_options
 from podgpu.cli.params import Option, naming_variable, with_options
 from podgpu.compose.enricher import assemble_enricher
-from podgpu.compose.process import configure_logging
+from podgpu.compose.process import configure_logging, look_past_what_stays
 from podgpu.compose.servers import open_exposition
 from podgpu.enrich.turn import Enricher, Settings
 from podgpu.errors import SourceError, StartError, UsageError
@@ -174,6 +174,7 @@ def _run(enricher: Enricher, interval: float) -> None:
     stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())
+    look_past_what_stays()
     due = time.monotonic()
     while not stopping.is_set():
         with suppress(SourceError, OutputError):  # noted where it happened; the next turn tries again

@@ -18,7 +18,7 @@ from podgpu.atomic_file import AtomicFile
 from podgpu.cli.help import podgpu_command
 from podgpu.cli.option_table import exporter_options
 from podgpu.cli.params import Option, naming_variable, with_options
-from podgpu.compose.process import configure_logging, share_one_heap
+from podgpu.compose.process import configure_logging, look_past_what_stays, share_one_heap
 from podgpu.errors import UsageError
 from podgpu.hook.loop import Hook, Settings
 
@@ -100,6 +100,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
         file = _podlist(options["podlist"], options["path_proc"])
     hook = Hook(_settings(options, os.environ), file)
     _log.info("keeping %s", file.path)
+    look_past_what_stays()
     if not options["address"]:
         _run_without_port(hook)
         return

@@ -42,6 +42,7 @@ _HEARD_AT_A_TIME = 4
 _RESET = struct.pack("ii", 1, 0)
 _CLOSED = b"HTTP/1.1 431 Request Header Fields Too Large\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 _log = logging.getLogger(__name__)
+_log.addFilter(OnceAMinute())
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +72,6 @@ def limits_for(listeners: int) -> Limits:
     places = max(8, free // (4 * listeners))
     usual = Limits()
     return Limits(strangers=min(usual.strangers, places), known=min(usual.known, places))
-
-
-_log.addFilter(OnceAMinute())
 
 
 class Connection(web.RequestHandler):
@@ -167,6 +165,8 @@ class Connection(web.RequestHandler):
         self._has_ended = True
         if self._answering:
             self.close()
+        else:  # what is not a request soon will be none
+            self.deadline = min(self.deadline, self._places.clock() + 2 * self._places.limits.look_seconds)
         return self._answering or self._received > 0
 
     def pause_writing(self) -> None:
