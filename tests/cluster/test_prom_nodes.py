@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podgpu.catalog.fields import field_named
-from podgpu.cluster.prom.nodes import Round, nodes_of
+from podgpu.cluster.prom.layouts import AllSeries, Round
+from podgpu.cluster.prom.nodes import nodes_of
 from podgpu.cluster.prom.targets import Targets, targets_of, with_own_holder
 from podgpu.cluster.reading import NodeReading
 from podgpu.exposition.parse import ParsedSample
@@ -39,7 +40,7 @@ def read(
     samples: Iterable[ParsedSample], ups: Iterable[ParsedSample] = (), times: Iterable[ParsedSample] = ()
 ) -> tuple[NodeReading, ...]:
     targets = targets_of(ups, NODE_LABELS)
-    return nodes_of(samples, targets.times(times), targets, NOW)
+    return nodes_of(AllSeries.of(samples, targets), targets.times(times), targets, NOW)
 
 
 def holders(node: NodeReading) -> list[tuple[str, str]]:

@@ -6,7 +6,7 @@ Names of either generation lead to one field, in its older unit: what is in a ba
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from sys import intern
 from typing import NamedTuple
@@ -14,8 +14,7 @@ from typing import NamedTuple
 from podgpu.catalog import families as f
 from podgpu.catalog.conditions import FIELD_CONDITIONS
 from podgpu.catalog.fields import XID_FIELD, fields
-from podgpu.catalog.names import Meaning, doubtful_names, meaning, names_meant_as_in_4_6, names_of
-from podgpu.exposition.parse import ParsedSample
+from podgpu.catalog.names import Meaning, meaning, names_of
 from podgpu.figures.device import FIELDS, nameless_uuid
 from podgpu.model import Who, Workload
 
@@ -58,14 +57,6 @@ def field_names(measured: str, beside: tuple[int, ...]) -> dict[str, FigureName]
 def _figure_name(name: str, number: int) -> FigureName:
     known = meaning(name)
     return FigureName(number, fields()[number].per_instance, known if known and known.factor != 1.0 else None)
-
-
-def names_printed(samples: Sequence[ParsedSample], measured: str, beside: tuple[int, ...]) -> dict[str, FigureName]:
-    """As the names are meant in this exposition."""
-    names = field_names(measured, beside)
-    doubtful = doubtful_names()
-    old = names_meant_as_in_4_6([(s.name, s.value) for s in samples if s.name in doubtful])
-    return {**names, **{name: names[name]._replace(meaning=None) for name in old & names.keys()}} if old else names
 
 
 # What labels say

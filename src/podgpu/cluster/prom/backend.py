@@ -21,7 +21,8 @@ from podgpu.cluster.prom.answer import MOST_NOTES, MOST_VALUES, Vector
 from podgpu.cluster.prom.client import PrometheusClient
 from podgpu.cluster.prom.idle import IdleDevices, IdleQuery
 from podgpu.cluster.prom.instant import figures_at
-from podgpu.cluster.prom.nodes import Round, accepted, nodes_of
+from podgpu.cluster.prom.layouts import AllSeries, Round
+from podgpu.cluster.prom.nodes import LayoutMemory, accepted, nodes_of
 from podgpu.cluster.prom.owners import (
     OwnerQueries,
     Owners,
@@ -31,7 +32,7 @@ from podgpu.cluster.prom.owners import (
     replica_sets_in,
     resolved,
 )
-from podgpu.cluster.prom.queries import Queries
+from podgpu.cluster.prom.queries import Part, Queries
 from podgpu.cluster.prom.rolling import RollingInstants, RollingQueries, figures_by_scope, last_instant
 from podgpu.cluster.prom.series import KnownSeries, SeriesMemory
 from podgpu.cluster.prom.slim import Answers, Slim, WholeRound
@@ -86,6 +87,8 @@ class PrometheusBackend:
         self._instants = RollingInstants(settings)
         self._series = SeriesMemory()
         self._whole = WholeRound()
+        self._layouts = LayoutMemory(), LayoutMemory()
+        """Of whole rounds and of slim ones."""
         self._owners = Owners()
         self._owners_of = owners_of
         self._clock = clock
@@ -118,20 +121,22 @@ class PrometheusBackend:
         slim = self._whole.plan(of.at)
         asked = await self._ask(round_, slim)
         oldest = of.at - self._settings.stale_after
-        if slim is not None and not self._whole.explains(*asked, oldest):
+        series = _series(*asked)
+        if slim is not None and not self._whole.explains(*asked, series, oldest):
             slim = None
             round_.failures.clear()
             round_.values_left = MOST_VALUES
             asked = await self._ask(round_, slim)
+            series = _series(*asked)
         answers, targets, times = asked
-        samples = [sample for _, of_part in answers for sample in of_part]
         of = of if slim is None else replace(of, totals=slim.totals)
-        nodes, refused = accepted(nodes_of(samples, times, targets, of))
+        nodes, refused = accepted(nodes_of(series, times, targets, of, self._layouts[slim is not None]))
         round_.notes += refused
         if slim is None and not round_.failures:
-            self._whole.take(*asked, oldest, of.at, nodes)
+            self._whole.take(*asked, series, oldest, of.at, nodes)
         await self._take_nodes(round_, of, nodes, targets)
-        rolling = await self._rolling(round_, targets, samples)
+        averaged = [sample for part, of_part in answers if part.averaged for sample in of_part]
+        rolling = await self._rolling(round_, targets, averaged)
         self._reading = replace(self._reading, rolling=rolling, notes=self._notes(round_))
 
     async def _take_nodes(self, round_: _Asking, of: Round, nodes: Sequence[NodeReading], targets: Targets) -> None:
@@ -185,15 +190,18 @@ class PrometheusBackend:
     async def _answers(self, round_: _Asking, targets: Targets, slim: Slim | None) -> Answers:
         is_slim = slim is not None
         parts = self._queries.parts() if slim is None else self._queries.parts(slim.memory)
-        texts = [self._queries.samples(part, targets.copy_labels, is_slim) for part in parts]
-        known = [self._series.of(f"{part.name}, slim" if is_slim else part.name) for part in parts]
-        answers = await asyncio.gather(
-            *(
-                round_.need(text, of) if part.needed else round_.may(part.name, text, known=of)
-                for part, text, of in zip(parts, texts, known, strict=True)
-            )
-        )
-        return [(part, answer.samples) for part, answer in zip(parts, answers, strict=True) if answer is not None]
+        known = {part: self._series.of(f"{part.name}, slim" if is_slim else part.name) for part in parts}
+
+        async def ask(part: Part) -> Vector | None:
+            text = self._queries.samples(part, targets.copy_labels, is_slim)
+            if part.needed:
+                return await round_.need(text, known[part])
+            return await round_.may(part.name, text, known=known[part])
+
+        # The longest answers first, so that in the end nothing is waited for that could have been begun before.
+        in_order = sorted(parts, key=lambda part: (not part.needed, -len(known[part])))
+        answers = dict(zip(in_order, await asyncio.gather(*map(ask, in_order)), strict=True))
+        return [(part, answer.samples) for part in parts if (answer := answers[part]) is not None]
 
     async def _rolling(
         self, round_: _Asking, targets: Targets, samples: list[ParsedSample]
@@ -356,6 +364,10 @@ class _Asking:
         except SourceError as error:
             self.failures.append((what, error))
             return None
+
+
+def _series(answers: Answers, targets: Targets, _times: Mapping[Target, float]) -> AllSeries:
+    return AllSeries.of((sample for _, samples in answers for sample in samples), targets)
 
 
 def check_node_labels(names: Sequence[str]) -> tuple[str, ...]:

@@ -21,6 +21,8 @@ from podgpu.exposition.parse import ParsedSample
 
 Key = Hashable
 """Of a device: its UUID, with the instance where the field is one of instances."""
+_Name = tuple[str, str, str]
+"""Of a group: its kind, and by what it is one. There are far fewer groups than devices to be put into them."""
 
 
 def figures_at(samples: Iterable[ParsedSample], targets: Targets, queries: RollingQueries) -> dict[Scope, float]:
@@ -75,28 +77,27 @@ class _Instant:
     # Scopes
 
     def _groups(self) -> Iterable[_Group]:
-        groups: dict[Hashable, _Group] = {}
-        cluster = groups[()] = _Group(Scope("cluster"), {})
+        cluster = _Group(Scope("cluster"), {})
+        groups: dict[_Name, _Group] = {("cluster", "", ""): cluster}
         for labels, value in self._devices():
             key = self._key_of_field(labels)
             _take_higher(cluster.values, key, value)
-            for name, scope in self._scopes(labels):
-                group = groups.get(name) or groups.setdefault(name, _Group(scope, {}))
+            for name in self._names(labels):
+                group = groups.get(name) or groups.setdefault(name, _Group(_scope(name), {}))
                 _take_higher(group.values, key, value)
         for key, namespace in self._held_from():
             if namespace and key in cluster.values:
-                name = "namespace", namespace
-                group = groups.get(name) or groups.setdefault(name, _Group(Scope("namespace", namespace), {}))
+                name = "namespace", namespace, ""
+                group = groups.get(name) or groups.setdefault(name, _Group(_scope(name), {}))
                 group.values[key] = cluster.values[key]
         return groups.values()
 
-    def _scopes(self, labels: Labels) -> Iterator[tuple[Hashable, Scope]]:
+    def _names(self, labels: Labels) -> Iterator[_Name]:
         for label in self._queries.node_labels:
             if name := labels.get(label):
-                yield ("node", label, name), Scope("node", node=name)
+                yield "node", name, label
                 break
-        model, profile = labels.get("modelName", ""), labels.get("GPU_I_PROFILE", "") if self._per_instance else ""
-        yield ("model", model, profile), Scope("model", model=billed_name(model, profile) if profile else model)
+        yield "model", labels.get("modelName", ""), labels.get("GPU_I_PROFILE", "") if self._per_instance else ""
 
     # Devices
 
@@ -154,6 +155,17 @@ class _Instant:
         if label != "pod":
             return label in labels
         return "pod" in labels and EXPORTED["pod"] not in labels and not is_own_pod(labels, self._targets)
+
+
+def _scope(name: _Name) -> Scope:
+    kind, of, also = name
+    match kind:
+        case "node":
+            return Scope("node", node=of)
+        case "model":
+            return Scope("model", model=billed_name(of, also) if also else of)
+        case _:
+            return Scope("namespace", of)
 
 
 _OF_HOLDERS = frozenset((f.ALLOCATION_INFO.name, f.CONTAINER_PROCESSES.name))

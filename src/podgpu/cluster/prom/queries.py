@@ -63,6 +63,8 @@ class Part:
     """Without its answer the round has failed: what is held would look free, or the exporter's pod like a holder."""
     identifies: bool = False
     """Its series tell all about the GPUs they are of, in every round; the labels of others may be left out."""
+    averaged: bool = False
+    """The rolling average is made of its series."""
     whole: bool = False
     """Its labels are never left out."""
     extra: tuple[str, ...] = ()
@@ -85,8 +87,12 @@ class Queries:
         """`memory`: the names to ask of a GPU's memory."""
         utilisation = dict.fromkeys(_names(UTIL, GR_ENGINE, self.used_field.id, *self.beside))
         return (
-            Part("GPUs", (*utilisation, *_names(TEMPERATURE)), needed=True, identifies=True),
-            Part("holders", _own(f.ALLOCATION_INFO, f.ALLOCATION_SHARE, f.CONTAINER_PROCESSES), needed=True),
+            Part("GPUs", (*utilisation, *_names(TEMPERATURE)), needed=True, identifies=True, averaged=True),
+            Part(
+                *("holders", _own(f.ALLOCATION_INFO, f.ALLOCATION_SHARE, f.CONTAINER_PROCESSES)),
+                needed=True,
+                averaged=True,
+            ),
             Part("memory", memory),
             Part("power", (*_names(POWER), f.DEVICE_ENERGY.name)),
             Part("use by containers", _own(f.CONTAINER_UTILIZATION, f.CONTAINER_MEMORY)),

@@ -11,27 +11,29 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator
+from math import isfinite
 from sys import intern
 from typing import Any, NamedTuple
 
 from podgpu.exposition.parse import ParsedSample
 
 _BEGIN, _END = b'"data":{"resultType":"vector","result":[', b'"]}]'
-_TEXT = r'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
-_ELEMENT = re.compile(
-    r'\{"metric":(\{[^{}\\]*+\}|\{(?:' + _TEXT + r"[:,]?)*+\})"  # quick where no brace and no backslash is in it
-    r',"value":\[((?:0|[1-9][0-9]{0,14})(?:\.[0-9]{1,9})?),"([-+.0-9A-Za-z]{1,32})"\]\}(?:,|\Z)'
-    r"|.+",
-    re.DOTALL,
+_FIRST = '{"metric":'
+_BETWEEN = re.compile(
+    r'\},"value":\[(?:0|[1-9][0-9]{0,14})(?:\.[0-9]{1,9})?,"([-+.0-9A-Za-z]{1,32})"\]\}(?:,\{"metric":|,?\Z)'
 )
-_BETWEEN, _END_OF_ONE = '"]},{"metric":{', 4
-"""Where an element ends and the next begins: within a text the quote before metric would have a backslash. How much of
-it is the first one's."""
+"""From the end of one series' labels, its value in between, to the beginning of the next. Where all that is left by it
+are labels, the answer is JSON of the shape it is taken for, whatever stands in them."""
+_TIME = re.compile(r',"value":\[([0-9.]++)')
+_SEAM, _END_OF_ONE = '"]},{"metric":{', 4
+"""Where an element ends and the next begins, and how much of it is the first one's."""
 _PIECE = 128 * 1024
 """Letters that are looked at in one go: nobody else's thread runs meanwhile."""
 _MOST_KNOWN, _MOST_SETS = 400_000, 60_000
 """Series of all questions, and different sets of labels that they have. What is beyond is read, and not remembered."""
 Series = tuple[str, dict[str, str]]
+_sample = tuple.__new__
+"""Of a named tuple: half of the time its own constructor takes, which is that of ten thousands of them."""
 
 
 class Cut(NamedTuple):
@@ -98,25 +100,28 @@ class KnownSeries:
 
     def _samples(self, answer: str) -> tuple[tuple[ParsedSample, ...], float]:
         """And the time they are of. Raises ValueError for what is of another shape."""
-        known, count, at = self._by_text, 0, ""
+        known, count = self._by_text, 0
         samples: list[ParsedSample] = []
-        for elements in _pieces(answer):
-            count += len(elements)
-            at = elements[-1][1]
-            for text, _, value in elements:
-                number = float(value)
-                name, labels = known.get(text) or self._learned(text)
-                if number - number == 0:  # neither NaN nor endless
-                    samples.append(ParsedSample(name, labels, number))
+        for texts, values in _pieces(answer):
+            count += len(texts)
+            numbers = list(map(float, values))
+            series = [known.get(text) or self._learned(text) for text in texts]
+            if not isfinite(sum(numbers)):  # seldom, and it may be the sum alone
+                told = [(of, number) for of, number in zip(series, numbers, strict=True) if isfinite(number)]
+                series, numbers = [of for of, _ in told], [number for _, number in told]
+            samples += [
+                _sample(ParsedSample, (name, labels, number, None))
+                for (name, labels), number in zip(series, numbers, strict=True)
+            ]
         if len(known) > 2 * count + 1000:
-            texts = (text for elements in _pieces(answer) for text, _, _ in elements)
-            self._by_text = {text: known[text] for text in texts if text in known}
+            there = (text for texts, _ in _pieces(answer) for text in texts)
+            self._by_text = {text: known[text] for text in there if text in known}
             self._memory.forget_unused()
-        return tuple(samples), float(at)
+        return tuple(samples), _time(answer)
 
     def _learned(self, text: str) -> Series:
-        """Raises ValueError for what is between two elements: that is no text of a series."""
-        labels = labels_of(json.loads(text))
+        """`text`: labels without their closing brace. Raises ValueError for what are none."""
+        labels = labels_of(json.loads(text + "}"))
         name = intern(labels.pop("__name__", ""))
         if self._memory.is_full:
             return name, labels
@@ -125,16 +130,27 @@ class KnownSeries:
         return name, labels
 
 
-def _pieces(text: str) -> Iterator[list[tuple[str, str, str]]]:
-    """Elements: text of the series, time, value. All three are empty for what is none."""
-    if text[-1] == ",":
+def _pieces(answer: str) -> Iterator[tuple[list[str], list[str]]]:
+    """Texts of series and their values. Raises ValueError for what is of another shape."""
+    if answer[-1] == ",":
         raise ValueError("nothing follows the last comma")
     at = 0
-    while at < len(text):
-        end = text.find(_BETWEEN, at + _PIECE)
-        end = len(text) if end < 0 else end + _END_OF_ONE
-        yield _ELEMENT.findall(text, at, end)
+    while at < len(answer):
+        end = answer.find(_SEAM, at + _PIECE)
+        end = len(answer) if end < 0 else end + _END_OF_ONE
+        if not answer.startswith(_FIRST, at):
+            raise ValueError("no element")
+        parts = _BETWEEN.split(answer[at + len(_FIRST) : end])
+        if parts.pop():
+            raise ValueError("no end")
+        yield parts[::2], parts[1::2]
         at = end
+
+
+def _time(answer: str) -> float:
+    """Of the last element: all are of the same."""
+    found = _TIME.match(answer, answer.rindex(',"value":['))
+    return float(found[1]) if found else 0.0
 
 
 def labels_of(metric: Any) -> dict[str, str]:

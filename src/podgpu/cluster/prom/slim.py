@@ -8,10 +8,11 @@ no round at all: it is asked again, whole. So what comes out is the same.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from podgpu.catalog import families as f
 from podgpu.catalog.names import names_of
+from podgpu.cluster.prom.layouts import AllSeries
 from podgpu.cluster.prom.queries import Part, timed_names
 from podgpu.cluster.prom.targets import Labels, Target, Targets
 from podgpu.cluster.reading import NodeReading
@@ -55,16 +56,18 @@ class WholeRound:
         answers: Answers,
         targets: Targets,
         times: Mapping[Target, float],
+        series: AllSeries,
         oldest: float,
         at: float,
         nodes: Iterable[NodeReading],
     ) -> None:
-        """`times`: of each target's newest sample. `oldest`: a target not heard of since is looked for everywhere."""
-        found = _Found(answers, targets)
+        """`times`: of each target's newest sample. `series`: those of the answers. `oldest`: a target not heard of
+        since is looked for everywhere."""
+        found = _Found(answers, targets, series)
         devices = [device for node in nodes for device in node.devices]
         self.at = at
         self._places = found.places
-        self._without_up = found.targets_without_up(targets)
+        self._without_up = found.targets_without_up()
         is_clear = found.is_clear and all(has_identity(device.uuid) for device in devices)
         finding = found.finding()
         self.slim = None
@@ -72,13 +75,20 @@ class WholeRound:
             totals = {device.key: device.memory_total for device in devices if device.memory_total is not None}
             self.slim = Slim(finding, found.memory_names(), totals)
 
-    def explains(self, answers: Answers, targets: Targets, times: Mapping[Target, float], oldest: float) -> bool:
+    def explains(
+        self,
+        answers: Answers,
+        targets: Targets,
+        times: Mapping[Target, float],
+        series: AllSeries,
+        oldest: float,
+    ) -> bool:
         """Whether a slim round brought nothing new."""
-        found = _Found(answers, targets)
+        found = _Found(answers, targets, series)
         return (
             found.is_clear
             and found.places <= self._places
-            and found.targets_without_up(targets) <= self._without_up
+            and found.targets_without_up() <= self._without_up
             and found.all_since(oldest, times)
         )
 
@@ -89,27 +99,28 @@ class _Found:
 
     answers: Answers
     by: Targets
-    targets: set[Target] = field(default_factory=set)
+    series: AllSeries
     places: frozenset[_Place] = frozenset()
     is_clear: bool = True
     """Every GPU is among those that its own labels tell all about."""
 
     def __post_init__(self) -> None:
         told: dict[int, Labels] = {}
-        others: dict[int, Labels] = {}
         for part, samples in self.answers:
-            of = told if part.identifies else others
-            of.update((id(sample.labels), sample.labels) for sample in samples)
+            if part.identifies:
+                told.update({id(labels): labels for _, labels, _, _ in samples})
         self.places = frozenset(map(_place, told.values()))
-        uuids = {place[1] for place in self.places}
-        self.is_clear = all(_uuid(labels) in uuids for labels in others.values() if _uuid(labels))
-        self.targets = {self.by.of(labels) for labels in (told | others).values()}
+        self.is_clear = {_uuid(labels) for labels in self.series.label_sets} <= {"", *(of[1] for of in self.places)}
+
+    @property
+    def targets(self) -> Iterable[Target]:
+        return self.series.by_target.keys()
 
     def all_since(self, oldest: float, times: Mapping[Target, float]) -> bool:
         return all(times.get(target, 0.0) >= oldest for target in self.targets)
 
-    def targets_without_up(self, targets: Targets) -> frozenset[Target]:
-        return frozenset(target for target in self.targets if target[:2] not in targets.own_pods)
+    def targets_without_up(self) -> frozenset[Target]:
+        return frozenset(target for target in self.targets if target[:2] not in self.by.own_pods)
 
     def finding(self) -> tuple[str, ...]:
         """Names that every target has one of, those with few series first; none: there is no such choice."""

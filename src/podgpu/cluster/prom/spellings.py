@@ -45,15 +45,15 @@ class SpellingMemory:
         """`field_id`: the measured field. `at`: now, by the server's clock."""
         own = (f.ALLOCATION_INFO.name, f.CONTAINER_PROCESSES.name)
         fields = names_of(field_id)
-        for sample in samples:
-            labels = sample.labels
-            if sample.name in fields:
-                self._seen[sample.name] = at
+        told = (*fields, *own)
+        for name, *labels in {(name, *labels) for name, labels, _, _ in samples if name in told}:
+            if name in fields:
+                self._seen[name] = at
                 for names in (UUIDS, self.node_labels, PODS):
                     first = next((name for name in names if name in labels), None)
                     if first is not None:
                         self._seen[_key(names, first)] = at
-            elif sample.name in own:
+            else:
                 self._seen[own[0]] = at
                 first = next((name for name in PODS if name in labels), None)
                 if first is not None:

@@ -34,7 +34,7 @@ class Targets:
     copy_labels: tuple[str, ...] = ()
 
     def of(self, labels: Labels) -> Target:
-        copy = tuple(labels.get(name, "") for name in self.copy_labels)
+        copy = tuple([labels.get(name, "") for name in self.copy_labels]) if self.copy_labels else ()
         return Target(labels.get("job", ""), labels.get("instance", ""), copy)
 
     def times(self, samples: Iterable[ParsedSample]) -> dict[Target, float]:
@@ -54,17 +54,14 @@ def targets_of(up: Iterable[ParsedSample], node_labels: Iterable[str] = ()) -> T
     return Targets(own, tuple(sorted(differing - known)[:MOST_COPY_LABELS]))
 
 
-def with_own_pods(targets: Targets, series: Iterable[tuple[Labels, Iterable[str]]]) -> Targets:
-    """What series themselves, their labels and names, tell of the exporters' pods, should `up` be missing.
+def own_pod_told(name: str, labels: Labels) -> PodName | None:
+    """What a series itself tells of its exporter's pod, should `up` be missing.
 
     podgpu's series on itself name no pod, and those with `exported_pod` have their own there: `pod` is the target's.
     """
-    own = dict(targets.own_pods)
-    for labels, names in series:
-        if "pod" in labels and (EXPORTED["pod"] in labels or not _OF_THE_EXPORTER.isdisjoint(names)):
-            key = targets.of(labels)[:2]
-            own[key] = own.get(key, frozenset()) | {_pod(labels)}
-    return Targets(own, targets.copy_labels)
+    if "pod" in labels and (EXPORTED["pod"] in labels or name in _OF_THE_EXPORTER):
+        return _pod(labels)
+    return None
 
 
 def with_own_holder(labels: Labels, own_pods: frozenset[PodName]) -> Labels:
