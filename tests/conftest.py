@@ -33,6 +33,9 @@ if settings.default.derandomize and hasattr(_PROVIDERS, "is_local_module_file"):
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
+# helm, promtool and Prometheus are Go's and run for a moment, a seventh of which is looking for garbage.
+os.environ.setdefault("GOGC", "400")
+
 # So that `pytest` finds tests.nodes and tests.serve as `python -m pytest` does.
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
