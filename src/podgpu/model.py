@@ -12,7 +12,8 @@ from typing import Literal, NamedTuple
 
 Value = int | float | str
 Who = tuple[str, ...]
-"""The identity of a workload: see `Workload.who`."""
+"""The identity of a workload: see `Workload.who`. On a GPU cut by MIG the ledger puts the
+instance's key in front."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,11 @@ class Device:
     def name(self) -> str:
         """What people and the label `device` call it: nvidia0. Empty where its number is not known (-1)."""
         return f"{self.maker}{self.index}" if self.index >= 0 else ""
+
+    @property
+    def number(self) -> str:
+        """Its index as a label has it. Empty where nobody knows it: a GPU that is known by its UUID alone."""
+        return str(self.index) if self.index >= 0 else ""
 
     @property
     def key(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter as Tally
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -153,3 +154,14 @@ def test_holders_without_names_are_told_apart_by_uid() -> None:
     exposition = encode(join(snapshot, POLICY))
     assert len(series(exposition)) == len(set(series(exposition)))
     assert 'pod_uid="u-1"' in exposition.decode()
+
+
+def test_a_gpu_whose_number_nobody_knows_has_an_empty_one_in_every_family() -> None:
+    """Known by its UUID alone, from the kubelet: families that named it -1 could be joined with none that did not."""
+    lost, holder = replace(GPUS[0], index=-1), Workload("ns", "p", "c")
+    usage = Usage((ContainerUsage("GPU-0", holder, allocated_ns=1),))
+    given = (Assignment("GPU-0", holder, "kubelet", share=1.0),)
+    snapshot = Snapshot(1.0, (lost,), (Reading(lost, {150: 40}),), given, unsupported=(("GPU-0", 150),), usage=usage)
+    named = [line for line in series(encode(join(snapshot, POLICY))) if 'UUID="GPU-0"' in line]
+    assert len(named) > 4
+    assert [line for line in named if 'gpu=""' not in line] == []

@@ -250,8 +250,11 @@ class Ledger:
         """Who left before the energy of its last seconds was told has no account; its namespace pays all the same."""
         for who, part in (energy.parts or {}).items():
             if who not in now and then.get(who):
-                book = key if who[0] not in self._devices else who[0]
-                self._namespace(then[who], book).add(Entry(energy_mj=part))
+                self._namespace(then[who], self._book_of(who, key)).add(Entry(energy_mj=part))
+
+    def _book_of(self, who: Who, gpu: str) -> str:
+        """The instance that stands in front of a name where the GPU is cut by MIG; else the GPU."""
+        return who[0] if who[0] in self._devices else gpu
 
     def _namespace(self, namespace: str, key: str) -> NamespaceBook:
         """A device that never answered has no model yet."""

@@ -207,9 +207,9 @@ class UsageTurn:
 
 
 def patience(usage_interval: float, interval: float) -> float:
-    """Seconds after a turn from which on there is another though nobody came or went. That is as seldom as the GPUs'
-    own figures are read, but every other time at most, every fifth time at least, and after 5 s in any case: NVIDIA's
-    driver keeps the last 72 samples of who ran, some 14 s of them, so that none is lost by waiting."""
+    """Seconds from one turn to the next while nobody comes or goes: between two and five usage intervals, as many as
+    fit into one telemetry interval, and never more than 5 s. NVIDIA's driver keeps the last 72 samples of who ran, some
+    14 s of them, so that none is lost by waiting."""
     turns = min(5.0, max(2.0, interval / usage_interval))
     return min(5.0, turns * usage_interval)
 

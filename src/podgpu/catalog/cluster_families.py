@@ -193,7 +193,7 @@ ROUND_TIMESTAMP = FamilySpec(
 )
 
 SEED_FAMILIES: tuple[FamilySpec, ...] = (POD_MAP, NODE_MAP, LEGACY_MAP, AVERAGE)
-"""Under other people's names."""
+"""Under the names that older exporters gave them."""
 CLUSTER_FAMILIES: tuple[FamilySpec, ...] = (
     *(USED_UTILIZATION, USED_GPUS, ROLLING, IDLE_SINCE),
     *(NODE_GPUS, NODE_ALLOCATED, NODE_USED, NODE_FREE),

@@ -1,4 +1,5 @@
-"""This module declares podgpu's metric families, each once: name, type, help, labels. README's table is made of it."""
+"""This module declares podgpu's metric families, each once: name, type, help, labels. docs/metrics.md's tables are made
+of it."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ EXPORTED = {name: f"exported_{name}" for name in POD_LABELS}
 """What Prometheus calls a series' own label where the scrape target has one of the same name (honor_labels: false)."""
 JOB_LABEL = "hpc_job"
 NAMELESS_LABELS = ("pod_uid", "container_id")
-"""By which goes who has no name, beside the container's."""
+"""What a holder is known by, beside its container's name, while its pod's is unknown."""
 HOLDER_LABELS = frozenset(
     {*POD_LABELS, *OLD_POD_LABELS, JOB_LABEL, *NAMELESS_LABELS, "vgpu"}
     | {f"dra_{part}" for part in ("claim_name", "claim_namespace", "device_name", "driver_name", "pool_name")}

@@ -1,4 +1,4 @@
-"""This module lists every option of `podgpu cluster`, once. The README's table comes from here."""
+"""This module lists every option of `podgpu cluster`, once. The table of docs/cluster.md comes from here."""
 
 from __future__ import annotations
 

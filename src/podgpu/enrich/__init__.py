@@ -1,2 +1,2 @@
-"""This room puts pod labels on an existing exporter's exposition, in a file for node_exporter's textfile collector
-(seed 000)."""
+"""This room puts pod labels on an existing exporter's exposition, in a file for node_exporter's textfile
+collector."""

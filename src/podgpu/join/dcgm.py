@@ -146,7 +146,7 @@ def _holder_labels(assignment: Assignment | None, pod_labels: PodLabels, policy:
 def device_labels(device: Device, label_values: Pairs, pod_labels: Pairs, attributes: Pairs, policy: Policy) -> Labels:
     """dcgm-exporter's labels in dcgm-exporter's order. A pod's label that would be another's has a name of its own."""
     pairs = [
-        ("gpu", str(device.index)),
+        ("gpu", device.number),
         ("uuid" if policy.old_namespace else "UUID", device.uuid),
         ("pci_bus_id", device.pci_bus_id),
         ("device", device.name),

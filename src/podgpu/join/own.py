@@ -16,7 +16,6 @@ from podgpu.model import Device, Snapshot, Workload, physical
 from podgpu.series import NO_LABELS, Family, Labels, Sample
 
 _NS = 1_000_000_000
-"""The host label as a pair, or nothing with --no-hostname."""
 
 
 def device_families(snapshot: Snapshot, host: Pairs) -> list[Family]:
@@ -50,7 +49,7 @@ def self_families(snapshot: Snapshot) -> list[Family]:
 def _device(device: Device, host: Pairs, *more: tuple[str, str]) -> Labels:
     """No model name and no label-type fields: a driver upgrade must not fork a counter."""
     pairs = [
-        ("gpu", index_text(device)),
+        ("gpu", device.number),
         ("UUID", device.uuid),
         ("pci_bus_id", device.pci_bus_id),
         ("device", device.name),
@@ -123,7 +122,7 @@ def _allocations(snapshot: Snapshot) -> list[tuple[Labels, float | None]]:
 
 @lru_cache(maxsize=4096)
 def _allocation_labels(device: Device, holder: Workload, source: str) -> Labels:
-    pairs = [("gpu", index_text(device)), ("UUID", device.uuid), ("device", device.name)]
+    pairs = [("gpu", device.number), ("UUID", device.uuid), ("device", device.name)]
     if device.gi_id is not None:
         pairs.append(("GPU_I_ID", str(device.gi_id)))
     return Labels([*pairs, *named(holder), ("source", source)])
@@ -135,11 +134,6 @@ def named(holder: Workload) -> list[tuple[str, str]]:
     nameless = zip(f.NAMELESS_LABELS, (holder.uid, holder.container_id), strict=True)
     pairs = zip(f.POD_LABELS, (holder.namespace, holder.pod, holder.container), strict=True)
     return [*pairs, *(() if holder.pod else nameless)]
-
-
-def index_text(device: Device) -> str:
-    """Empty for one that nobody could ask for its number."""
-    return str(device.index) if device.index >= 0 else ""
 
 
 def _unmapped(snapshot: Snapshot) -> list[Sample]:
@@ -160,7 +154,7 @@ def _unsupported(snapshot: Snapshot) -> list[Sample]:
 def _unsupported_labels(device: Device, field_id: int) -> Labels:
     instance = [] if device.gi_id is None else [("GPU_I_ID", str(device.gi_id))]
     name = fields()[field_id].name
-    return Labels([("gpu", str(device.index)), ("UUID", device.uuid), *instance, ("field", name)])
+    return Labels([("gpu", device.number), ("UUID", device.uuid), *instance, ("field", name)])
 
 
 def health_families(snapshot: Snapshot, policy: Policy) -> list[Family]:
@@ -188,7 +182,7 @@ def _labels(device: Device, host: Pairs, replace_blanks: bool, *more: tuple[str,
 
 def _names(device: Device, replace_blanks: bool) -> Pairs:
     return (
-        ("gpu", index_text(device)),
+        ("gpu", device.number),
         ("UUID", device.uuid),
         ("device", device.name),
         ("modelName", model_name(device.model, replace_blanks)),

@@ -1,4 +1,5 @@
-"""EnergyCounter asks for a GPU's energy no more often than needed: it takes the driver 4.5 ms of CPU (an H200).
+"""This module reads a GPU's energy. EnergyCounter asks the driver and shares the answer; EnergyMeter decides when: a
+reading takes the driver 4.5 ms of CPU (an H200).
 
 Telemetry and usage share the readings. While the same processes run, usage does without one for some seconds; what it
 then learns is about several turns, and it says about how much of it each turn used, by the power drawn, which costs
