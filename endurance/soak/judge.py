@@ -34,6 +34,8 @@ _SHARED_OUT = (
     "podgpu_device_energy_joules_total",
 )
 """What all namespaces used, those who left included, what is nobody's, and the whole."""
+_WHOSE = ("UUID", "GPU_I_ID", "namespace", "modelName")
+"""What a total goes by. Not by the GPU's number, which is another when one before it is lost."""
 Series = tuple[str, frozenset[tuple[str, str]]]
 Sums = dict[tuple[str, str, str], tuple[float, frozenset[str]]]
 
@@ -49,7 +51,7 @@ class Judge:
         """Samples with a pod on them that were held against the truth."""
         self._counters: dict[Series, float] = {}
         self._sums: Sums = {}
-        self._totals: dict[str, dict[frozenset[tuple[str, str]], float]] = {family: {} for family in _SHARED_OUT}
+        self._totals: dict[str, dict[tuple[str, ...], float]] = {family: {} for family in _SHARED_OUT}
 
     def look(self, exposition: str) -> None:
         families = parse_text(exposition)
@@ -144,7 +146,7 @@ class Judge:
     def _judge_totals(self, samples: Mapping[str, tuple[ParsedSample, ...]]) -> None:
         """Since the start, whoever came and went, and whichever GPUs were away: as each was last told."""
         for family, told in self._totals.items():
-            told |= {frozenset(one.labels.items()): one.value for one in samples.get(family, ())}
+            told |= {tuple(one.labels.get(name, "") for name in _WHOSE): one.value for one in samples.get(family, ())}
         namespaces, rest, whole = (self._totals[family] for family in _SHARED_OUT)
         divided = sum(namespaces.values()) + sum(rest.values())
         used = sum(value for device, value in whole.items() if device in rest)
