@@ -27,6 +27,10 @@ _MOST_PLAIN = 10_000
 _DEEPEST = 100
 
 
+class TooDeep(yaml.composer.ComposerError):
+    """It is YAML, and more of it than podgpu reads."""
+
+
 class ShallowLoader(yaml.SafeLoader):
     """Reads no deeper than any file for podgpu goes: a thousand lists in each other are a second of work for PyYAML,
     and an error at the end of it."""
@@ -38,7 +42,7 @@ class ShallowLoader(yaml.SafeLoader):
         try:
             if self._depth > _DEEPEST:
                 problem = f"it is nested deeper than {_DEEPEST} times"
-                raise yaml.composer.ComposerError(None, None, problem, self.peek_event().start_mark)  # type: ignore[no-untyped-call]
+                raise TooDeep(None, None, problem, self.peek_event().start_mark)  # type: ignore[no-untyped-call]
             return super().compose_node(parent, index)
         finally:
             self._depth -= 1
@@ -233,7 +237,8 @@ def parse_mapping(content: bytes, file: str, kind: type[M]) -> M:
 def _what_is_wrong(error: yaml.MarkedYAMLError, file: str, kind: type[StrictMapping]) -> str:
     """Not str(error), which quotes the line; and without what the problem itself quotes: either may be a secret."""
     problem = re.sub(r"(['\"]).*\1", "…", error.problem or "it cannot be understood", flags=re.DOTALL)
-    said, mark = f"not YAML: {' '.join(problem.split())}", error.problem_mark
+    said, mark = " ".join(problem.split()), error.problem_mark
+    said = said if isinstance(error, TooDeep) else f"not YAML: {said}"
     if mark is None:
         return f"{file}: {said}"
     if issubclass(kind, PlacedMapping):

@@ -433,6 +433,13 @@ def test_who_held_a_gpu_that_hangs_and_holds_it_no_more_is_gone(books: Books) ->
     assert (books.of(A).allocated_ns, books.of(A).busy_ns) == (3 * SECOND, 100), "the same pod goes on"
 
 
+def test_but_one_whose_uid_nobody_knows_stays_since_its_counters_would_fall(books: Books) -> None:
+    nameless = replace(A, uid="")
+    books.turn(used({1: 200}), [held(nameless)], owners={1: nameless}).turn([], []).turn([], [held(nameless)])
+    books.turn(used({1: 100}), [held(nameless)], owners={1: nameless})
+    assert books.of(nameless).busy_ns == 300
+
+
 def test_nor_is_it_there_when_the_gpu_is_back_and_cannot_tell_of_processes_yet(books: Books) -> None:
     books.turn(used({1: 500}, busy_ns=500), [held(A)])
     books.ledger.forget_devices({GPU.key})

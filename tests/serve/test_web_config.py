@@ -215,7 +215,7 @@ def test_what_is_wrong_is_named(sections: dict[str, Any], names: list[str]) -> N
         ("tls_server_config: !!python/object:os.system {}\n", "not a mapping"),
         ('basic_auth_users: {"\\uD800": x}\n', "the key in line 1 is not a text"),
         ('rate_limit: {interval: "\\U00110000"}\n', "not YAML"),
-        ("[" * 2000, "line 1: not YAML: it is nested deeper than 100 times"),
+        ("[" * 2000, "line 1: it is nested deeper than 100 times"),
         ("basic_auth_users: &a {alice: *a}\n", "basic_auth_users.alice: is not a text"),
         ("rate_limit: {<<: {burst: 1}}\n", "rate_limit.<<: there is no such key"),
     ],

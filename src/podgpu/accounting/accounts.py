@@ -52,6 +52,12 @@ class Account:
     """What is allocated beyond the last whole nanosecond, in units of one nanosecond / `_unit`."""
     _unit: int = 1
 
+    @property
+    def has_left(self) -> bool:
+        """For who held the device until now and does so no more: whether it is known to be gone for good, or under the
+        same uid if it comes back."""
+        return self.holding and bool(self.workload.uid)
+
     def allocate(self, share: Fraction, elapsed_ns: int) -> int:
         """Whole nanoseconds due by now. What is less is carried on, so that long sums are exact."""
         carried = self._owed * share.denominator // self._unit

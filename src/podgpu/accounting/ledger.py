@@ -183,7 +183,8 @@ class Ledger:
         self, key: str, present: Mapping[Who, Workload], holders: Collection[Who], users: set[Who] | None
     ) -> None:
         """Where processes cannot be seen (`users` is None) who was at work is taken to be still. Not who held the
-        device and no longer does: its container is gone, and its processes with it."""
+        device and no longer does: its container is gone, and its processes with it. Unless nobody knows its uid: if
+        it is named again its account could not be found again, and its counters would fall."""
         before, now = self._accounts.pop(key, {}), dict[Who, Account]()
         for who, workload in present.items():
             account = before.pop(who, None) or self._reopened(key, who, workload)
@@ -192,7 +193,7 @@ class Ledger:
             account.workload = workload
             now[who] = account
         if users is None:
-            now |= {who: account for who, account in before.items() if account.using and not account.holding}
+            now |= {who: account for who, account in before.items() if account.using and not account.has_left}
         for who, account in now.items():
             account.holding = who in holders
             account.using = account.using if users is None else who in users

@@ -207,11 +207,11 @@ class UsageTurn:
 
 
 def patience(usage_interval: float, interval: float) -> float:
-    """Seconds from one turn to the next while nobody comes or goes: between two and five usage intervals, as many as
-    fit into one telemetry interval, and never more than 5 s. NVIDIA's driver keeps the last 72 samples of who ran, some
-    14 s of them, so that none is lost by waiting."""
-    turns = min(5.0, max(2.0, interval / usage_interval))
-    return min(5.0, turns * usage_interval)
+    """Seconds from one turn to the next while nobody comes or goes: two to five usage intervals, as many as fit into
+    one telemetry interval and into 5 s; 0 where not even two do, and every turn is taken. NVIDIA's driver keeps the
+    last 72 samples of who ran, some 14 s of them, so that none is lost by waiting."""
+    turns = min(5, max(2, int(interval / usage_interval)), int(5.0 / usage_interval + 1e-9))
+    return turns * usage_interval if turns >= 2 else 0.0
 
 
 def _gpus_of(devices: Iterable[Device]) -> list[Device]:

@@ -75,17 +75,22 @@ def cli() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     words = list(sys.argv[1:] if arguments is None else arguments)
-    if words[:1] and words[0] in COMMANDS:
-        _load(words[0])
+    try:
+        if words[:1] and words[0] in COMMANDS:
+            _load(words[0])
+    except KeyboardInterrupt:
+        sys.exit(130)
     sys.exit(run(words))
 
 
 def _load(command: str) -> None:
     """Modules and classes are no garbage: looking through them again and again takes a tenth of a command's start."""
     gc.disable()
-    import_module(f"podgpu.cli.{command}")
-    gc.freeze()
-    gc.enable()
+    try:
+        import_module(f"podgpu.cli.{command}")
+        gc.freeze()
+    finally:
+        gc.enable()
 
 
 def run(arguments: list[str]) -> int:

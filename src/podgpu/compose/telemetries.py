@@ -33,7 +33,7 @@ def _nvml(argument: str, options: Options) -> Telemetry:
 def _opening(options: Options, **how: Any) -> Opening | None:
     """How context switches are read, if they are."""
     wanted = options.get("usage_from", "samples")
-    if wanted == "samples":
+    if wanted == "samples" and not how:
         return None
     from podgpu.telemetry.nvml.switches.opening import Opening
 

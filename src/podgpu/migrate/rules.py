@@ -19,7 +19,7 @@ from podgpu.migrate.questions import name_in, selectors
 from podgpu.migrate.result import Change, Edit, Migrated, Rewritten, gather
 from podgpu.migrate.rewrite import PromqlError, edited, rewrite_expression
 from podgpu.migrate.syntax import parse_promql
-from podgpu.strict_yaml import ShallowLoader
+from podgpu.strict_yaml import ShallowLoader, TooDeep
 
 _MOST_NODES = 200_000
 _ROUNDS = 10
@@ -71,7 +71,8 @@ def _scalars(text: str, origin: str) -> list[_Scalar]:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         place = f":{mark.line + 1}:{mark.column + 1}" if mark is not None else ""
-        raise UsageError(f"{origin}{place}: not YAML: {' '.join(str(error.problem).split())}") from None
+        what = "" if isinstance(error, TooDeep) else "not YAML: "
+        raise UsageError(f"{origin}{place}: {what}{' '.join(str(error.problem).split())}") from None
     except (yaml.YAMLError, ValueError, ArithmeticError, LookupError, RecursionError) as error:
         raise UsageError(f"{origin}: not YAML that podgpu can read ({type(error).__name__})") from None
     if len(found) > _MOST_NODES:

@@ -130,7 +130,7 @@ class PrometheusBackend:
             series = _series(*asked)
         answers, targets, times = asked
         of = of if slim is None else replace(of, totals=slim.totals)
-        nodes, refused = accepted(nodes_of(series, times, targets, of, self._layouts[slim is not None]))
+        nodes, refused = accepted(nodes_of(series, times, targets, of, self._layouts_of(slim)))
         round_.notes += refused
         if slim is None and not round_.failures:
             self._whole.take(*asked, series, oldest, of.at, nodes)
@@ -138,6 +138,14 @@ class PrometheusBackend:
         averaged = [sample for part, of_part in answers if part.averaged for sample in of_part]
         rolling = await self._rolling(round_, targets, averaged)
         self._reading = replace(self._reading, rolling=rolling, notes=self._notes(round_))
+
+    def _layouts_of(self, slim: Slim | None) -> LayoutMemory | None:
+        """None where there are more labels than are remembered: layouts hold labels, and whoever makes series up would
+        have them all kept, twice."""
+        if self._series.is_full:
+            self._layouts = LayoutMemory(), LayoutMemory()
+            return None
+        return self._layouts[slim is not None]
 
     async def _take_nodes(self, round_: _Asking, of: Round, nodes: Sequence[NodeReading], targets: Targets) -> None:
         await self._ask_owners(round_, nodes)

@@ -33,8 +33,9 @@ class LayoutMemory:
         targets: Targets,
         sampled_at: Mapping[Target, float],
         of: Round,
+        keep: bool = True,
     ) -> Iterator[tuple[Target, NodeReading]]:
-        """`sampled_at`: Unix time of each target's newest sample."""
+        """`sampled_at`: Unix time of each target's newest sample. `keep`: for the next round."""
         kept = {target: self._kept[target] for target, series in by_target.items() if self._has(target, series)}
         told = {
             target: kept[target].told if target in kept else series.own_pods() for target, series in by_target.items()
@@ -49,8 +50,8 @@ class LayoutMemory:
             known = kept.get(target)
             if known is None or known.own_pods != pods:
                 known = _Kept(series.without_values(), told[target], pods, TargetLayout(series, pods, of))
-            if known.layout.lasts:
-                self._kept[target] = known
+            if keep and known.layout.lasts:
+                self._kept[target] = known._replace(series=series.without_values())
             for node in known.layout.nodes(series.values, target, sampled_at.get(target, of.at), of):
                 yield target, node
 
@@ -67,9 +68,9 @@ def nodes_of(
     layouts: LayoutMemory | None = None,
 ) -> tuple[NodeReading, ...]:
     """`sampled_at`: Unix time of each target's newest sample. `layouts`: of rounds that asked the same."""
-    layouts = layouts or LayoutMemory()
+    made = (layouts or LayoutMemory()).nodes(series.by_target, targets, sampled_at, of, keep=layouts is not None)
     found: dict[tuple[str, str], list[NodeReading]] = {}
-    for target, node in layouts.nodes(series.by_target, targets, sampled_at, of):
+    for target, node in made:
         found.setdefault((f"{target.job}/{target.instance}", node.node), []).append(node)
     return tuple(node for copies in found.values() for node in newest_copies(copies))
 
