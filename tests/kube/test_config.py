@@ -231,7 +231,7 @@ def test_complaints_name_file_and_field(tmp_path: Path, cluster: Any, user: Any,
         ("current-context: !!python/object:os.system {}", "current-context: is not a text"),
         ("current-context: !!binary eA==", "current-context: is not a text"),
         ("<<: 3\ncurrent-context: x", "what << includes is not a mapping"),
-        ("[" * 3000, "not YAML"),
+        ("[" * 3000, "line 1: it is nested deeper than 100 times"),
     ],
 )
 def test_what_is_no_kubeconfig(tmp_path: Path, content: str, says: str) -> None:
