@@ -21,7 +21,7 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -304,14 +304,14 @@ def count_switches(bench: Bench, seconds: float) -> int:
     place, version = pynvml.nvmlDeviceGetPciInfo(bench.gpu).busId, pynvml.nvmlSystemGetDriverVersion()
     log, records, count = ContextSwitchLog(place, 0, layout_of(version)), RecordReader(), 0
     until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        time.sleep(0.5)
-        try:
-            count += sum(resident for resident, *_ in records.read(log.drain()))
-        except Doubt as e:
-            print(f"      the script's own listener, after {count} switches: {e}", flush=True)
-            records = RecordReader()
-    log.close()
+    with closing(log):
+        while time.monotonic() < until:
+            time.sleep(0.5)
+            try:
+                count += sum(resident for resident, *_ in records.read(log.drain()))
+            except Doubt as e:
+                print(f"      the script's own listener, after {count} switches: {e}", flush=True)
+                records = RecordReader()
     return count
 
 

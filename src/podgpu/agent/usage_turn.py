@@ -122,9 +122,9 @@ class UsageTurn:
         """Whether a turn now would say nothing that the next one does not: it is not long since the last, the same
         people are on the same GPUs, and what each of them does the driver sums up meanwhile."""
         gpus, scene = _gpus_of(devices), self._scene
-        if self._quiet is None or scene is None or not self._is_steady or self._charged_at is None:
+        if self._quiet is None or self._patience <= 0:
             return False
-        if self._patience <= 0:
+        if scene is None or not self._is_steady or self._charged_at is None:
             return False
         if scene.gpus != {g.uuid for g in gpus} or scene.assignments != tuple(assignments):
             return False

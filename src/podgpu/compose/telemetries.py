@@ -31,7 +31,8 @@ def _nvml(argument: str, options: Options) -> Telemetry:
 
 
 def _opening(options: Options, **how: Any) -> Opening | None:
-    """How context switches are read, if they are."""
+    """How context switches are read, if they are. A simulated driver's own way (`how`) is known all the same: the
+    doctor would look for a real log otherwise."""
     wanted = options.get("usage_from", "samples")
     if wanted == "samples" and not how:
         return None

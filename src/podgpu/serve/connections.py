@@ -165,7 +165,7 @@ class Connection(web.RequestHandler):
         self._has_ended = True
         if self._answering:
             self.close()
-        else:  # what is not a request soon will be none
+        else:  # no more will come: what is no request by then never will be
             self.deadline = min(self.deadline, self._places.clock() + 2 * self._places.limits.look_seconds)
         return self._answering or self._received > 0
 

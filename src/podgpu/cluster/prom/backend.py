@@ -35,9 +35,9 @@ from podgpu.cluster.prom.owners import (
 from podgpu.cluster.prom.queries import Part, Queries
 from podgpu.cluster.prom.rolling import RollingInstants, RollingQueries, figures_by_scope, last_instant
 from podgpu.cluster.prom.series import KnownSeries, SeriesMemory
-from podgpu.cluster.prom.slim import Answers, Slim, WholeRound
+from podgpu.cluster.prom.slim import Answers, Slim, Told, WholeRound
 from podgpu.cluster.prom.spellings import SpellingMemory
-from podgpu.cluster.prom.targets import Target, Targets, targets_of
+from podgpu.cluster.prom.targets import Targets, targets_of
 from podgpu.cluster.reading import ClusterReading, NodeReading, Scope, TargetOutcome, moment
 from podgpu.cluster.settings import ViewSettings, full_scale
 from podgpu.errors import SourceError, UsageError
@@ -119,21 +119,19 @@ class PrometheusBackend:
         self._series.begin_round()
         of = await self._begin(round_)
         slim = self._whole.plan(of.at)
-        asked = await self._ask(round_, slim)
+        told = await self._ask(round_, slim)
         oldest = of.at - self._settings.stale_after
-        series = _series(*asked)
-        if slim is not None and not self._whole.explains(*asked, series, oldest):
+        if slim is not None and not self._whole.explains(told, oldest):
             slim = None
             round_.failures.clear()
             round_.values_left = MOST_VALUES
-            asked = await self._ask(round_, slim)
-            series = _series(*asked)
-        answers, targets, times = asked
+            told = await self._ask(round_, slim)
+        answers, targets, times, series = told
         of = of if slim is None else replace(of, totals=slim.totals)
         nodes, refused = accepted(nodes_of(series, times, targets, of, self._layouts_of(slim)))
         round_.notes += refused
         if slim is None and not round_.failures:
-            self._whole.take(*asked, series, oldest, of.at, nodes)
+            self._whole.take(told, oldest, of.at, nodes)
         await self._take_nodes(round_, of, nodes, targets)
         averaged = [sample for part, of_part in answers if part.averaged for sample in of_part]
         rolling = await self._rolling(round_, targets, averaged)
@@ -174,8 +172,7 @@ class PrometheusBackend:
             round_.at, between - (told - round_.at), self._node_labels, self._field, self._settings.fields_beside
         )
 
-    async def _ask(self, round_: _Asking, slim: Slim | None) -> tuple[Answers, Targets, dict[Target, float]]:
-        """The third: of each target's newest sample, Unix time."""
+    async def _ask(self, round_: _Asking, slim: Slim | None) -> Told:
         names = () if slim is None else slim.finding
         targets = await self._targets(round_, names)
         answers, times, _ = await asyncio.gather(
@@ -185,7 +182,8 @@ class PrometheusBackend:
         )
         if round_.needed_failed is not None:
             raise round_.needed_failed
-        return answers, targets, targets.times(times.samples)
+        series = AllSeries.of((sample for _, samples in answers for sample in samples), targets)
+        return Told(answers, targets, targets.times(times.samples), series)
 
     async def _targets(self, round_: _Asking, names: Sequence[str]) -> Targets:
         answer = await round_.ask(self._queries.targets(self._up_has_match, names))
@@ -372,10 +370,6 @@ class _Asking:
         except SourceError as error:
             self.failures.append((what, error))
             return None
-
-
-def _series(answers: Answers, targets: Targets, _times: Mapping[Target, float]) -> AllSeries:
-    return AllSeries.of((sample for _, samples in answers for sample in samples), targets)
 
 
 def check_node_labels(names: Sequence[str]) -> tuple[str, ...]:

@@ -50,7 +50,7 @@ class LayoutMemory:
             known = kept.get(target)
             if known is None or known.own_pods != pods:
                 known = _Kept(series.without_values(), told[target], pods, TargetLayout(series, pods, of))
-            if keep and known.layout.lasts:
+            if keep and known.layout.lasts:  # with this round's labels: those it was made of may be forgotten meanwhile
                 self._kept[target] = known._replace(series=series.without_values())
             for node in known.layout.nodes(series.values, target, sampled_at.get(target, of.at), of):
                 yield target, node

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from podgpu.catalog import families as f
 from podgpu.catalog.names import names_of
@@ -24,6 +25,17 @@ WHOLE_EVERY = 60.0
 DeviceKey = tuple[str, str]
 Answers = Sequence[tuple[Part, Sequence[ParsedSample]]]
 _Place = tuple[str, str, str, str]
+
+
+class Told(NamedTuple):
+    """What a round was answered."""
+
+    answers: Answers
+    targets: Targets
+    times: Mapping[Target, float]
+    """Of each target's newest sample, Unix time."""
+    series: AllSeries
+    """Those of the answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,19 +63,9 @@ class WholeRound:
         """`at`: Unix time by the server's clock. None: this round has to be whole."""
         return self.slim if 0 <= at - self.at < WHOLE_EVERY else None
 
-    def take(
-        self,
-        answers: Answers,
-        targets: Targets,
-        times: Mapping[Target, float],
-        series: AllSeries,
-        oldest: float,
-        at: float,
-        nodes: Iterable[NodeReading],
-    ) -> None:
-        """`times`: of each target's newest sample. `series`: those of the answers. `oldest`: a target not heard of
-        since is looked for everywhere."""
-        found = _Found(answers, targets, series)
+    def take(self, told: Told, oldest: float, at: float, nodes: Iterable[NodeReading]) -> None:
+        """`oldest`: a target not heard of since is looked for everywhere."""
+        found = _Found(told.answers, told.targets, told.series)
         devices = [device for node in nodes for device in node.devices]
         self.at = at
         self._places = found.places
@@ -71,25 +73,18 @@ class WholeRound:
         is_clear = found.is_clear and all(has_identity(device.uuid) for device in devices)
         finding = found.finding()
         self.slim = None
-        if is_clear and finding and found.all_since(oldest, times):
+        if is_clear and finding and found.all_since(oldest, told.times):
             totals = {device.key: device.memory_total for device in devices if device.memory_total is not None}
             self.slim = Slim(finding, found.memory_names(), totals)
 
-    def explains(
-        self,
-        answers: Answers,
-        targets: Targets,
-        times: Mapping[Target, float],
-        series: AllSeries,
-        oldest: float,
-    ) -> bool:
+    def explains(self, told: Told, oldest: float) -> bool:
         """Whether a slim round brought nothing new."""
-        found = _Found(answers, targets, series)
+        found = _Found(told.answers, told.targets, told.series)
         return (
             found.is_clear
             and found.places <= self._places
             and found.targets_without_up() <= self._without_up
-            and found.all_since(oldest, times)
+            and found.all_since(oldest, told.times)
         )
 
 

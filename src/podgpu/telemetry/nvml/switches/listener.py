@@ -18,7 +18,8 @@ from podgpu.telemetry.nvml.switches.records import WHOLE_GPU, Doubt, RecordReade
 
 _log = logging.getLogger(__name__)
 _SAMPLE_SECONDS = 0.06
-"""A look costs half a millisecond of CPU, nearly all of it the driver's: seventeen a second tell as much as twenty."""
+"""A look costs half a millisecond of CPU, nearly all of it the driver's: twenty a second are past what `exact` may
+cost, and figures of half a minute are as good with seventeen."""
 _LONGEST_UNTAKEN_SECONDS = 90.0
 """Past this nobody takes windows any more: rather doubt than grow."""
 
