@@ -44,6 +44,7 @@ class Listener:
         *,
         sampled: bool,
         lead: int = 0,
+        slice_work: int = 0,
         wall: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
         in_background: bool = True,
@@ -53,7 +54,7 @@ class Listener:
         self.rests = False
         """Samples would tell nothing new: whoever is resident works all the time."""
         self._log = log
-        self._lead = lead
+        self._costs = lead, slice_work
         self._wall = wall
         self._clock = clock
         self._lock = threading.Lock()
@@ -145,7 +146,7 @@ class Listener:
             raise Doubt("not_taken", "nobody asked for what the context-switch log says")
 
     def _timeline(self, instance: int) -> Timeline:
-        return self._timelines.setdefault(instance, Timeline(self._began, self._lead))
+        return self._timelines.setdefault(instance, Timeline(self._began, *self._costs))
 
     def _raise_doubt(self) -> None:
         if self._doubt is not None:
