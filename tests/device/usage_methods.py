@@ -281,10 +281,9 @@ def unprivileged(bench: Bench) -> None:
             f"without CAP_SYS_ADMIN: {method_of(exposition('exact'))}", method_of(exposition("exact")) == "switches"
         )
     with bench.loads([(40, 100), (10, 100)], user=65534) as tenants, bench.exporters(tenants, ["switches"], *drop):
-        wait_for(lambda: doubts(exposition("switches")), 20, "a doubt")
+        wait_for(lambda: "hidden_process" in doubts(exposition("switches")), 20, "a doubt")
         text = exposition("switches")
-        said = "hidden_process" in doubts(text)
-        bench.check(f"beside another user: {method_of(text)}, {doubts(text)}", method_of(text) == "samples" and said)
+        bench.check(f"beside another user: {method_of(text)}, {doubts(text)}", method_of(text) == "samples")
 
 
 def fast(bench: Bench) -> None:
@@ -294,6 +293,7 @@ def fast(bench: Bench) -> None:
         before, began = exposition("exact"), time.monotonic()
         switches = count_switches(bench, 60)
         after, seconds = exposition("exact"), time.monotonic() - began
+        lost = {m: doubts(exposition(m)) for m in METHODS}
         used = {m: 100 * (cpu_seconds(pid) - cpu[m]) / seconds for m, pid in pids.items()}
         time.sleep(1.2)
         told = [100 * (value(after, BUSY, t.pod) - value(before, BUSY, t.pod)) / seconds for t in tenants]
@@ -303,7 +303,7 @@ def fast(bench: Bench) -> None:
     bench.rows.append(row | {"switches_per_second": switches / seconds})
     print(json.dumps(bench.rows[-1]), memory, flush=True)
     bench.check(f"{switches / seconds:.0f} switches a second (5,000 are wanted)", switches >= 5000 * seconds)
-    bench.check(f"… none lost, {doubts(after)}, method {method_of(after)}", not doubts(after))
+    bench.check(f"… none lost, {lost}, method {method_of(after)}", not any(lost.values()))
     bench.check(f"at most 5 % of a core ({used['exact']:.1f} and {used['switches']:.1f} %)", max(used.values()) <= 5)
 
 

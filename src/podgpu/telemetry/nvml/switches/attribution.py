@@ -65,11 +65,6 @@ _Kind = tuple[int, bool]
 """Stays of one process, the long ones apart: where they end, work has ended long before."""
 
 
-def _kind(stay: Stay) -> _Kind:
-    pid, began, _, until = stay
-    return pid, until - began > _LONG_NS
-
-
 @dataclass(slots=True)
 class _Habit:
     """How often one process was found busy in stays of one kind, by their age."""
@@ -99,17 +94,10 @@ class _Ages:
     past_edge: list[int] = field(default_factory=lambda: [0] * _CLASSES)
     """Nanoseconds by which they are past the class's edge, counted likewise."""
 
-    def add(self, stay: Stay) -> None:
-        _, began, since, until = stay
-        age = until - began
+    def add(self, age: int, stays: int = 1) -> None:
         age_class = bisect_right(AGE_EDGES, age) - 1
-        self.ended[age_class] += 1
-        self.past_edge[age_class] += age - AGE_EDGES[age_class]
-        if since > began:
-            age = since - began
-            age_class = bisect_right(AGE_EDGES, age) - 1
-            self.ended[age_class] -= 1
-            self.past_edge[age_class] -= age - AGE_EDGES[age_class]
+        self.ended[age_class] += stays
+        self.past_edge[age_class] += stays * (age - AGE_EDGES[age_class])
 
     def resident(self) -> list[int]:
         """Nanoseconds in every age class: all of it of the stays that grew older, and what the others had of it."""
@@ -140,7 +128,7 @@ class Habits:
         for moment, busy in samples:
             place = bisect_right(begins, moment) - 1
             if place >= 0 and moment < (stay := residency.stays[place]).until:
-                habit = self._habits.setdefault(_kind(stay), _Habit())
+                habit = self._habits.setdefault((stay.pid, stay.until - stay.began > _LONG_NS), _Habit())
                 age_class = max(0, bisect_right(AGE_EDGES, moment - stay.began) - 1)
                 habit.seen[age_class] += 1
                 habit.busy[age_class] += busy
@@ -150,14 +138,18 @@ class Habits:
         seen = sum(sum(habit.seen) for habit in self._habits.values())
         overall = sum(sum(habit.busy) for habit in self._habits.values()) / seen if seen else 1.0
         kinds: defaultdict[_Kind, _Ages] = defaultdict(_Ages)
-        for stay in residency.stays:
-            kinds[_kind(stay)].add(stay)
+        for pid, began, since, until in residency.stays:
+            age = until - began
+            ages = kinds[pid, age > _LONG_NS]
+            ages.add(age)
+            if since > began:
+                ages.add(since - began, -1)
         likely: dict[int, float] = {}
         doubt: dict[int, float] = {}
         for kind, ages in kinds.items():
             shares = self._habits.get(kind, _Habit()).shares(overall)
             by_age = list(zip(ages.resident(), shares, strict=True))
-            pid = kind[0]
+            pid, _ = kind
             likely[pid] = likely.get(pid, 0.0) + sum(ns * share for ns, share in by_age)
             doubt[pid] = doubt.get(pid, 0.0) + sum(ns * share * (1 - share) for ns, share in by_age)
         return _fit(busy, likely, doubt, residency.of_processes())
