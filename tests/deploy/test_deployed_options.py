@@ -17,7 +17,8 @@ from tests.deploy.shipped_options import check_options, known, ours, parse
 
 @pytest.mark.parametrize("name", FILES)
 def test_the_manifests(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    rendered = [one for one in yaml.safe_load_all((MANIFESTS / name).read_text(encoding="utf-8")) if one]
+    text = (MANIFESTS / name).read_text(encoding="utf-8")
+    rendered = [one for one in yaml.load_all(text, Loader=yaml.CSafeLoader) if one]
     for one in ours(rendered):
         check_options(one, monkeypatch, name)
 
