@@ -44,6 +44,7 @@ class Listener:
         *,
         sampled: bool,
         lead: int = 0,
+        slice_work: int = 0,
         wall: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
         in_background: bool = True,
@@ -53,7 +54,7 @@ class Listener:
         self.rests = False
         """Samples would tell nothing new: whoever is resident works all the time."""
         self._log = log
-        self._lead = lead
+        self._costs = lead, slice_work
         self._wall = wall
         self._clock = clock
         self._lock = threading.Lock()
@@ -106,15 +107,18 @@ class Listener:
                 self._end(Doubt("closed", "the context-switch log is no longer read"))
 
     def _listen(self) -> None:
-        """At moments that nobody can foresee: evenly spaced ones would lock to loads that are evenly spaced."""
-        pace = _SAMPLE_SECONDS if self.sampled else self._log.drain_seconds
         try:
-            while not self._ended.wait(random.uniform(0.5, 1.5) * pace):
+            while not self._ended.wait(self._pause()):
                 self.step()
         except Exception as e:  # noqa: BLE001 - the edge of a thread: a bug here costs this log, not the process
             _log.exception("context-switch log: unexpected error, please report it")
             with self._lock:
                 self._end(Doubt("bug", f"{type(e).__name__}: {e}"))
+
+    def _pause(self) -> float:
+        """Samples are taken at moments that nobody can foresee: evenly spaced ones would lock to evenly spaced loads.
+        The log is emptied on time: at 5,000 switches a second it is full after three seconds."""
+        return random.uniform(0.5, 1.5) * _SAMPLE_SECONDS if self.sampled else self._log.drain_seconds
 
     def _sample(self) -> None:
         before = self._wall()
@@ -145,7 +149,7 @@ class Listener:
             raise Doubt("not_taken", "nobody asked for what the context-switch log says")
 
     def _timeline(self, instance: int) -> Timeline:
-        return self._timelines.setdefault(instance, Timeline(self._began, self._lead))
+        return self._timelines.setdefault(instance, Timeline(self._began, *self._costs))
 
     def _raise_doubt(self) -> None:
         if self._doubt is not None:
