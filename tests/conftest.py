@@ -97,7 +97,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
-    """What is collected is no garbage: it is not looked for meanwhile, and later not in nine thousand tests."""
+    """What is collected is no garbage: it is not looked for meanwhile, and later not in nine thousand tests. And it is
+    looked for seldom: tests make much and keep little."""
     gc.disable()
     try:
         _compile_a_share(session.config.args)
@@ -105,6 +106,7 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
     finally:
         gc.freeze()
         gc.enable()
+        gc.set_threshold(10_000, 10, 10)
 
 
 def _compile_a_share(arguments: list[str]) -> None:

@@ -16,7 +16,7 @@ from endurance.attack import crude, hostile, secure, slow, strangers
 from endurance.attack.attackers import NICE, Aim, Attack, Attacker
 from endurance.attack.checks import ClusterCheck, ExporterCheck, check_nothing
 from endurance.attack.scraper import Check, Scraper
-from endurance.attack.victims import LOGIN, SCRAPE_SECONDS, Victim, Victims, beside, victims
+from endurance.attack.victims import LOGIN, SCRAPE_SECONDS, Victim, Victims, beside, victims, wait_until_well
 
 MOST_MS = 50.0
 MOST_LOG = 1_000_000
@@ -82,6 +82,8 @@ def attack(
         attackers = list(_attackers(attacked, seconds, only, nice))
         for attacker in attackers:
             attacker.prepare()
+        for victim, scraper in zip(attacked, scrapers, strict=False):  # behind these come those of the probes
+            wait_until_well(victim, scraper.check)
         taking_part: list[Scraper | Attacker] = [*attackers, control, *scrapers]
         for one in taking_part:
             one.start()

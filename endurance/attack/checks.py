@@ -6,11 +6,6 @@ from endurance.attack.exporter_process import NO_ENERGY, WELL, driver
 from endurance.attack.scraper import lines_of
 from endurance.attack.victims import NODE
 
-_READ_BY = 5.0
-"""Seconds after which the first turn is over, whatever hangs in it."""
-_LABELS_BY = 10.0
-"""Seconds after which even a slow kubelet's pods are in the metrics."""
-_CLUSTER_BY = 10.0
 _UTILISATION = "DCGM_FI_DEV_GPU_UTIL"
 _ENERGY = "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION"
 
@@ -23,9 +18,7 @@ class ExporterCheck:
         self._uuids = {gpu.number: gpu.uuid for gpu in driver().machine.gpus}
         self._energy: dict[str, float] = {}
 
-    def __call__(self, exposition: str, at: float) -> list[str]:
-        if at < _READ_BY:
-            return []
+    def __call__(self, exposition: str) -> list[str]:
         found = {labels["UUID"]: (labels, value) for labels, value in lines_of(exposition, _UTILISATION)}
         wrong = []
         for number, percent in WELL.items():
@@ -34,7 +27,7 @@ class ExporterCheck:
                 wrong.append("a well GPU is not in the metrics")
             elif value != percent:
                 wrong.append("a well GPU's figure is not right")
-            elif at > _LABELS_BY and labels.get("pod") != f"on-{number}":
+            elif labels.get("pod") != f"on-{number}":
                 wrong.append("a well GPU's pod is not in the metrics")
         return wrong + self._judge_energy(exposition)
 
@@ -51,9 +44,7 @@ class ExporterCheck:
 
 
 class ClusterCheck:
-    def __call__(self, exposition: str, at: float) -> list[str]:
-        if at < _CLUSTER_BY:
-            return []
+    def __call__(self, exposition: str) -> list[str]:
         of_node = [
             (labels["model"], n) for labels, n in lines_of(exposition, "podgpu_node_gpus") if labels["node"] == NODE
         ]
@@ -68,5 +59,5 @@ class ClusterCheck:
         return wrong
 
 
-def check_nothing(_exposition: str, _at: float) -> list[str]:
+def check_nothing(_exposition: str) -> list[str]:
     return []

@@ -12,6 +12,7 @@ import sys
 import time
 import zlib
 from collections.abc import Callable
+from functools import cache
 
 from endurance.attack.victims import NODE
 
@@ -22,10 +23,12 @@ Exposition = Callable[[int], str]
 
 
 def _bomb(mebibytes: int = 512) -> bytes:
-    """Half a gibibyte in half a mebibyte, made a part at a time."""
+    """Half a gibibyte in half a mebibyte: after a full flush the same again is packed the same, whatever was before.
+    Only the sum at the very end is wrong, and who gets so far has unpacked it all."""
     part = b"# " + b"a" * ((1 << 20) - 3) + b"\n"
     packer = zlib.compressobj(9, wbits=31)
-    return b"".join([*(packer.compress(part) for _ in range(mebibytes)), packer.flush()])
+    first, again = (packer.compress(part) + packer.flush(zlib.Z_FULL_FLUSH) for _ in range(2))
+    return first + again * (mebibytes - 1) + packer.flush()
 
 
 def _gpu(number: int, host: str, value: float = 5.0, more: str = "") -> str:
@@ -107,10 +110,10 @@ async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, tu
 async def _serve(path: str, turn: int, writer: asyncio.StreamWriter) -> None:
     ok = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n"
     if path in EXPOSITIONS:
-        body = _MADE.get(path) or EXPOSITIONS[path](turn).encode()
+        body = _large(path) if path in _LARGE else EXPOSITIONS[path](turn).encode()
         writer.write(ok + b"Content-Length: %d\r\n\r\n" % len(body) + body)
     elif path == "bomb":
-        body = _MADE[path]
+        body = _large(path)
         writer.write(ok + b"Content-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
     elif path == "endless":
         writer.write(ok + b"Transfer-Encoding: chunked\r\n\r\n")
@@ -129,13 +132,21 @@ async def _serve(path: str, turn: int, writer: asyncio.StreamWriter) -> None:
     await writer.drain()
 
 
-_MADE: dict[str, bytes] = {}
-"""Large expositions that are the same each time."""
+_LARGE: dict[str, Callable[[], bytes]] = {
+    "devices": lambda: devices(0).encode(),
+    "holders": lambda: holders(0).encode(),
+    "bomb": _bomb,
+}
+
+
+@cache
+def _large(path: str) -> bytes:
+    """The same each time, and made for who asks first."""
+    return _LARGE[path]()
 
 
 async def main() -> None:
     os.nice(19)
-    _MADE.update({exposition.__name__: exposition(0).encode() for exposition in (devices, holders)}, bomb=_bomb())
     servers = [await _listen(path) for path in ("", *DISCOVERED)]
     print(*(server.sockets[0].getsockname()[1] for server in servers), flush=True)
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)

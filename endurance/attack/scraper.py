@@ -23,8 +23,8 @@ _PORTS = itertools.count(os.getpid() * 64)
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 
 
-Check = Callable[[str, float], list[str]]
-"""Is given an exposition and the seconds since the start; returns what is wrong with it."""
+Check = Callable[[str], list[str]]
+"""Is given an exposition; returns what is wrong with it."""
 
 
 class Login(NamedTuple):
@@ -116,7 +116,7 @@ class Scraper(threading.Thread):
         if status != 200:
             self._note(f"status {status}", at, exposition[:80])
             return
-        for what in self.check(exposition, at):
+        for what in self.check(exposition):
             self._note(what, at)
 
     def _get(self) -> tuple[int, str]:

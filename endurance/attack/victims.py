@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,7 @@ import bcrypt
 import yaml
 
 from endurance.attack.exporter_process import WELL, WELL_VARIABLE, driver
-from endurance.attack.scraper import Login, exposition_of, free_port
+from endurance.attack.scraper import Check, Login, exposition_of, free_port
 from endurance.vitals import Vitals, vitals_of
 from podgpu.autoscale.x509 import issue
 from podgpu.simulate.kubelet import SimulatedKubelet, SimulatedPod
@@ -99,7 +99,7 @@ def victims(
     well: bool = False,
     scrape_seconds: float = SCRAPE_SECONDS,
 ) -> Iterator[Victims]:
-    """All up and answering. `hostile`: URLs of exporters that mean no good; `discovered`: ports of some that the API
+    """All started. `hostile`: URLs of exporters that mean no good; `discovered`: ports of some that the API
     server names. `well`: the GPUs and the kubelet are. `scrape_seconds`: how long the cluster views wait for a text."""
     secrets = _write_secrets(folder)
     for name in ("proc", "log/pods", "log/containers"):
@@ -121,12 +121,7 @@ def victims(
         # Nobody but the honest exporter speaks TLS: its authority is one of the system's.
         trust = {"SSL_CERT_FILE": secrets["authority"]}
         finder = stack.enter_context(_victim("cluster over TLS", words, folder, trust, secrets["authority"]))
-        attacked = Victims(exporter, cluster, secure, finder)
-        for victim in attacked:
-            _wait_until(victim, lambda exposition: True)
-        for victim in (cluster, finder):
-            _wait_until(victim, lambda exposition: f'podgpu_node_gpus{{node="{NODE}"' in exposition)
-        yield attacked
+        yield Victims(exporter, cluster, secure, finder)
 
 
 def _exporter_words(folder: Path, kubelet: str, web: str) -> list[str]:
@@ -215,11 +210,12 @@ def _victim(
         process.wait()
 
 
-def _wait_until(victim: Victim, is_good: Callable[[str], bool]) -> None:
-    """It answers, and with such an exposition."""
+def wait_until_well(victim: Victim, check: Check) -> None:
+    """It answers, and there is nothing wrong with its exposition: whatever hangs in the first turn, it is over, and
+    even a slow kubelet's pods are there."""
     give_up_at = time.monotonic() + _PATIENCE
     pause = threading.Event()
-    while not is_good(exposition := exposition_of(victim.port, LOGIN, victim.authority)) or not exposition:
+    while wrong := check(exposition_of(victim.port, LOGIN, victim.authority)):
         if not victim.is_alive or time.monotonic() > give_up_at:
-            raise RuntimeError(f"{victim.name} does not come up: {victim.log.read_text()[-2000:]}")
+            raise RuntimeError(f"{victim.name} does not come up, {wrong}: {victim.log.read_text()[-2000:]}")
         pause.wait(0.1)

@@ -37,6 +37,8 @@ _RECORDS = re.compile(r"/api/v1/(history|waste|gpus)\b")
 _SERVER_ENDED = re.compile(
     r"net::ERR_(CONNECTION_\w+|EMPTY_RESPONSE|INCOMPLETE_CHUNKED_ENCODING|CONTENT_LENGTH_MISMATCH)"
 )
+DRAWN = "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(true))))"
+"""A promise of JavaScript: all that was changed until now has been drawn."""
 _KEYS = {
     "Escape": 27,
     "Tab": 9,
@@ -114,11 +116,12 @@ class Tab:
         return len(self.texts(selector))
 
     def click(self, selector: str) -> None:
-        """With the mouse, where the element is."""
-        self.evaluate(f"document.querySelector({json.dumps(selector)}).scrollIntoView({{block: 'center'}})")
+        """With the mouse, where the element is once it is drawn: what comes onto the screen is laid out only then."""
         at = self.evaluate(
-            f"(() => {{const r = document.querySelector({json.dumps(selector)}).getBoundingClientRect();"
-            "return [r.left + Math.min(r.width, 40) / 2, r.top + r.height / 2]})()"
+            f"(async found => {{found.scrollIntoView({{block: 'center'}}); await {DRAWN};"
+            "const r = found.getBoundingClientRect();"
+            f"return [r.left + Math.min(r.width, 40) / 2, r.top + r.height / 2]}})"
+            f"(document.querySelector({json.dumps(selector)}))"
         )
         for kind in ("mousePressed", "mouseReleased"):
             self.call("Input.dispatchMouseEvent", type=kind, x=at[0], y=at[1], button="left", clickCount=1)
@@ -236,7 +239,7 @@ def _tab(loop: asyncio.AbstractEventLoop, port: int) -> Iterator[Tab]:
     session = loop.run_until_complete(_session())
     try:
         tab = loop.run_until_complete(_attach(loop, session, port))
-        for domain in ("Page", "Runtime", "Log", "Audits", "Network"):
+        for domain in ("Page", "Runtime", "Log", "Audits"):
             tab.call(f"{domain}.enable")
         yield tab
         assert tab.reader is not None
@@ -297,3 +300,22 @@ def opened(tab: Tab, url: str, hash: str = "", state: str = "live") -> None:
         tab.open("about:blank")
     tab.open(f"{url}/{hash}")
     tab.wait_for(f"document.querySelector('#status').dataset.state === '{state}'", f"the page is {state}")
+
+
+def visited(tab: Tab, url: str, hash: str = "") -> None:
+    """As `opened`, in a page that other tests may have looked at: it is loaded where it is not there yet. Nothing has
+    the focus, nothing is pointed at, and it is drawn."""
+    if tab.evaluate("location.origin") != url:
+        opened(tab, url, hash)
+    else:
+        tab.call("Input.dispatchMouseEvent", type="mouseMoved", x=0, y=0)
+        tab.evaluate("document.activeElement.blur(), scrollTo(0, 0)")
+        went(tab, hash)
+
+
+def went(tab: Tab, hash: str) -> None:
+    """Follows a link to another view of the page that is there; to the same, as if it were another: what was chosen is
+    in the address a moment later only. Returns when it is drawn."""
+    heard = "new Promise(done => addEventListener('hashchange', done, {once: true}))"
+    follow = "location.hash === to ? dispatchEvent(new HashChangeEvent('hashchange')) : location.hash = to"
+    tab.evaluate(f"(async to => {{const heard = {heard}; {follow}; await heard; await {DRAWN}}})({json.dumps(hash)})")

@@ -19,16 +19,28 @@ def chrome() -> Iterator[Tab]:
 
 
 @pytest.fixture
-def tab(chrome: Tab) -> Iterator[Tab]:
+def tab(chrome: Tab, request: pytest.FixtureRequest) -> Iterator[Tab]:
+    """What a test has opened is left at its end, but for the file's own `page`: other tests look at that, too."""
     chrome.look()
-    chrome.errors.clear()
     yield chrome
-    chrome.open("about:blank")
-    assert chrome.errors == []
+    if "page" not in request.fixturenames:
+        chrome.open("about:blank")
+    chrome.evaluate("0")  # what went wrong until now has arrived before its answer
+    errors, chrome.errors[:] = chrome.errors[:], []
+    assert errors == []
 
 
 @pytest.fixture
 def url(shown: Showing) -> Iterator[str]:
-    """Where what a file shows (its own fixture `shown`) is served."""
+    """Where what a file shows (its own fixture `shown`) is served to one test, which may change it."""
     with shown.served() as client:
         yield client.address.url
+
+
+@pytest.fixture(scope="module")
+def page(usual: Showing, chrome: Tab) -> Iterator[str]:
+    """Where what a file usually shows (its own fixture `usual`) is served to all tests that only look at it: they go
+    there with `visited`. To load a page takes Chromium ten times the work of showing another view of it."""
+    with usual.served() as client:
+        yield client.address.url
+        chrome.open("about:blank")

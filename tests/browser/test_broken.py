@@ -9,7 +9,7 @@ import pytest
 
 from podgpu.figures.device import Condition
 from podgpu.figures.picture import NodePicture
-from tests.browser.chromium import Tab, opened
+from tests.browser.chromium import Tab, opened, visited
 from tests.browser.pictures import Showing, gpu, held, picture, three_nodes
 from tests.browser.records import ALERTS, TEXTS, troubled, troubled_showing, with_alerts
 from tests.browser.test_cluster_page import CONTRAST
@@ -17,6 +17,11 @@ from tests.browser.test_cluster_page import CONTRAST
 TILES = "document.querySelectorAll('main .tile[data-key]').length"
 STATUS = "document.querySelector('#status').dataset"
 LOST = "GPU-gpu-a-01-0003-4c5e-9d3f-000000000000"
+
+
+@pytest.fixture(scope="module")
+def usual() -> Showing:
+    return troubled_showing()
 
 
 @pytest.fixture
@@ -31,19 +36,6 @@ def tile(tab: Tab, name: str) -> str:
 
 
 # -- the head --------------------------------------------------------------------------------------------------------
-
-
-def test_broken_is_counted_and_filters_by_a_click(tab: Tab, url: str) -> None:
-    opened(tab, url)
-    assert tab.texts(".total-broken .total-value") == ["9"]
-    tab.click(".total-broken")
-    tab.wait_for(f"{TILES} === 9", "the nine")
-    assert tab.evaluate("location.hash") == "#state=broken"
-    assert tab.evaluate("document.querySelector('.total-broken').ariaPressed") == "true"
-    tab.evaluate("location.reload()")
-    tab.wait_for(f"{TILES} === 9", "the address says it")
-    tab.evaluate("history.back()")
-    tab.wait_for(f"{TILES} === 24", "back to all")
 
 
 def test_the_dot_is_green_only_while_nothing_is_wrong(tab: Tab, url: str, shown: Showing) -> None:
@@ -106,6 +98,25 @@ def test_a_server_that_says_no_alerts_has_them_gathered(tab: Tab, url: str, show
     assert len(said) == 6
 
 
+# -- idle ------------------------------------------------------------------------------------------------------------
+
+
+def test_idle_for_less_than_idle_after_is_idle_and_muted(tab: Tab, url: str, shown: Showing) -> None:
+    now = time.time()
+    just = held("a", "just", utilization=0.0, processes=1, idle_since=now - 100)
+    long = held("a", "long", utilization=0.0, processes=1, idle_since=now - 9000)
+    devices = (gpu(0, "n1", utilization=0.0, holders=(just,)), gpu(1, "n1", utilization=0.0, holders=(long,)))
+    shown.more, shown.picture = None, picture(NodePicture("n1", devices), idle_after_seconds=1800.0)
+    opened(tab, url)
+    assert tab.texts(".total-idle .total-value") == ["2"]
+    assert tab.texts(".badge-resting") == ["idle 1 min"]
+    assert tab.texts(".badge-idle") == ["idle 2 h 30 min"]
+    assert tab.count(".tile.is-resting") == 1
+    tab.click(".total-idle")
+    tab.wait_for("location.hash === '#state=idle'")
+    assert tab.evaluate(TILES) == 2
+
+
 # -- tiles -----------------------------------------------------------------------------------------------------------
 
 
@@ -126,36 +137,6 @@ def test_a_lost_gpu_stays_with_its_holder_and_what_to_do(tab: Tab, url: str, sho
     assert tile(tab, "GPU 3 of gpu-a-01").startswith("GPU 3"), "it stays"
 
 
-def test_a_broken_gpu_that_works_shows_both(tab: Tab, url: str) -> None:
-    opened(tab, url, "#q=xid")
-    tab.wait_for(f"{TILES} === 1", "words find what is wrong")
-    text = tile(tab, "GPU 5 of gpu-a-01")
-    assert "XID 48: double-bit ECC error" in text
-    assert "96 %" in text
-
-
-def test_a_node_that_is_gone_says_how_many_went_with_it(tab: Tab, url: str) -> None:
-    opened(tab, url, "#node=gpu-b-02")
-    assert tab.texts(".node.is-gone .badge-broken")[0] == "gone, last seen 3 min ago: 4 GPUs went with it"
-    assert tab.texts(".tile .badge") == ["Node gone"] * 4
-    assert "asr-0" in tile(tab, "GPU 0 of gpu-b-02")
-
-
-def test_broken_first_and_on_the_map(tab: Tab, url: str) -> None:
-    opened(tab, url, "#sort=broken")
-    severities = tab.evaluate(
-        "[...document.querySelectorAll('main .tile')].map(t => t.className.match(/has-(broken|w\\w+)/)?.[1])"
-    )
-    assert severities[:9] == ["broken"] * 7 + ["warning"] * 2
-    opened(tab, url, "#show=map")
-    assert tab.count(".square.is-broken") == 9
-    assert tab.evaluate("document.querySelector('.square.is-broken').ariaLabel").startswith("GPU 3 of gpu-a-01, H100")
-    assert "broken: Lost" in tab.evaluate("document.querySelector('.square.is-broken').ariaLabel")
-    tab.point_at(".square.is-broken")
-    tab.wait_for("!document.querySelector('.card').hidden")
-    assert "has fallen off the bus" in tab.text(".card")
-
-
 def test_a_condition_of_a_newer_server_is_shown_by_its_name(tab: Tab, url: str, shown: Showing) -> None:
     new = Condition("coolant_leak", None, "", "")
     shown.more, shown.picture = None, picture(NodePicture("n1", (gpu(0, "n1", utilization=0.1, conditions=(new,)),)))
@@ -164,51 +145,76 @@ def test_a_condition_of_a_newer_server_is_shown_by_its_name(tab: Tab, url: str, 
     assert tab.evaluate(f"{STATUS}.health") == "warning"
 
 
-# -- idle ------------------------------------------------------------------------------------------------------------
+def test_a_broken_gpu_that_works_shows_both(tab: Tab, page: str) -> None:
+    visited(tab, page, "#q=xid")
+    tab.wait_for(f"{TILES} === 1", "words find what is wrong")
+    text = tile(tab, "GPU 5 of gpu-a-01")
+    assert "XID 48: double-bit ECC error" in text
+    assert "96 %" in text
 
 
-def test_idle_for_less_than_idle_after_is_idle_and_muted(tab: Tab, url: str, shown: Showing) -> None:
-    now = time.time()
-    just = held("a", "just", utilization=0.0, processes=1, idle_since=now - 100)
-    long = held("a", "long", utilization=0.0, processes=1, idle_since=now - 9000)
-    devices = (gpu(0, "n1", utilization=0.0, holders=(just,)), gpu(1, "n1", utilization=0.0, holders=(long,)))
-    shown.more, shown.picture = None, picture(NodePicture("n1", devices), idle_after_seconds=1800.0)
-    opened(tab, url)
-    assert tab.texts(".total-idle .total-value") == ["2"]
-    assert tab.texts(".badge-resting") == ["idle 1 min"]
-    assert tab.texts(".badge-idle") == ["idle 2 h 30 min"]
-    assert tab.count(".tile.is-resting") == 1
-    tab.click(".total-idle")
-    tab.wait_for("location.hash === '#state=idle'")
-    assert tab.evaluate(TILES) == 2
+def test_a_node_that_is_gone_says_how_many_went_with_it(tab: Tab, page: str) -> None:
+    visited(tab, page, "#node=gpu-b-02")
+    assert tab.texts(".node.is-gone .badge-broken")[0] == "gone, last seen 3 min ago: 4 GPUs went with it"
+    assert tab.texts(".tile .badge") == ["Node gone"] * 4
+    assert "asr-0" in tile(tab, "GPU 0 of gpu-b-02")
+
+
+def test_broken_first_and_on_the_map(tab: Tab, page: str) -> None:
+    visited(tab, page, "#sort=broken")
+    severities = tab.evaluate(
+        "[...document.querySelectorAll('main .tile')].map(t => t.className.match(/has-(broken|w\\w+)/)?.[1])"
+    )
+    assert severities[:9] == ["broken"] * 7 + ["warning"] * 2
+    visited(tab, page, "#show=map")
+    assert tab.count(".square.is-broken") == 9
+    assert tab.evaluate("document.querySelector('.square.is-broken').ariaLabel").startswith("GPU 3 of gpu-a-01, H100")
+    assert "broken: Lost" in tab.evaluate("document.querySelector('.square.is-broken').ariaLabel")
+    tab.point_at(".square.is-broken")
+    tab.wait_for("!document.querySelector('.card').hidden")
+    assert "has fallen off the bus" in tab.text(".card")
+
+
+def test_broken_is_counted_and_filters_by_a_click(tab: Tab, page: str) -> None:
+    visited(tab, page)
+    assert tab.texts(".total-broken .total-value") == ["9"]
+    tab.click(".total-broken")
+    tab.wait_for(f"{TILES} === 9", "the nine")
+    assert tab.evaluate("location.hash") == "#state=broken"
+    assert tab.evaluate("document.querySelector('.total-broken').ariaPressed") == "true"
+    tab.evaluate("location.reload()")
+    tab.wait_for(f"{TILES} === 9", "the address says it")
+    tab.evaluate("history.back()")
+    tab.wait_for(f"{TILES} === 24", "back to all")
 
 
 # -- small, dark -----------------------------------------------------------------------------------------------------
 
+ANSWERED = "!document.querySelector('main').innerText.includes('Loading')"
 VIEWS = ("", "#state=broken", "#show=map", "#cost=1", f"#gpu={LOST}", "#pod=serving/rerank", "#view=waste")
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_nothing_is_wider_than_a_phone(tab: Tab, url: str, view: str) -> None:
+def test_nothing_is_wider_than_a_phone(tab: Tab, page: str, view: str) -> None:
     tab.look(360, 800)
-    opened(tab, url, view)
-    tab.evaluate("new Promise(done => setTimeout(done, 300))")
+    visited(tab, page, view)
+    tab.wait_for(ANSWERED, "all there is to show")
     assert tab.evaluate("document.documentElement.scrollWidth") <= 360
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_what_is_wrong_stands_out_from_its_ground(tab: Tab, url: str, theme: str) -> None:
+def test_what_is_wrong_stands_out_from_its_ground(tab: Tab, page: str, theme: str) -> None:
     tab.look(theme=theme)
     for view in VIEWS:
-        opened(tab, url, view)
-        tab.evaluate("new Promise(done => setTimeout(done, 300))")
+        visited(tab, page, view)
+        tab.wait_for(ANSWERED, "all there is to show")
         assert tab.evaluate(CONTRAST) == [], view
 
 
 @pytest.mark.parametrize("view", [f"#gpu={LOST}", "#pod=serving/rerank"])
-def test_on_a_phone_one_gpu_or_pod_is_seen_without_scrolling(tab: Tab, url: str, view: str) -> None:
+def test_on_a_phone_one_gpu_or_pod_is_seen_without_scrolling(tab: Tab, page: str, view: str) -> None:
     tab.look(360, 780)
-    opened(tab, url, view)
+    visited(tab, page, view)
     tab.wait_for("document.querySelector('main h2')?.getBoundingClientRect().top < 300", "its name is on the screen")
     assert "broken" in tab.text("#status"), "what else is wrong is still said"
     tab.evaluate("location.hash = ''")

@@ -7,13 +7,18 @@ from dataclasses import replace
 
 import pytest
 
-from podgpu.figures.picture import NodePicture, Picture
+from podgpu.figures.picture import NodePicture
 from podgpu.serve.sockets import Address
-from tests.browser.chromium import Tab, opened
-from tests.browser.pictures import Showing, gpu, held, large, picture, three_nodes
+from tests.browser.chromium import Tab, opened, visited, went
+from tests.browser.pictures import Showing, gpu, held, picture, three_nodes
 
 TILES = "document.querySelectorAll('main .tile[data-key]').length"
 STATE = "document.querySelector('#status').dataset.state"
+
+
+@pytest.fixture(scope="module")
+def usual() -> Showing:
+    return Showing(three_nodes())
 
 
 @pytest.fixture
@@ -28,8 +33,8 @@ def pods_shown(tab: Tab) -> list[str]:
 # -- filters and sorting ---------------------------------------------------------------------------------------------
 
 
-def test_words_filter_by_everything_that_is_written(tab: Tab, url: str) -> None:
-    opened(tab, url)
+def test_words_filter_by_everything_that_is_written(tab: Tab, page: str) -> None:
+    visited(tab, page)
     assert tab.evaluate(TILES) == 20
     tab.press("/")
     tab.type("serving l40")
@@ -42,8 +47,8 @@ def test_words_filter_by_everything_that_is_written(tab: Tab, url: str) -> None:
     tab.wait_for("location.hash === ''", "nothing stands in the address")
 
 
-def test_choices_filter_and_stand_in_the_address(tab: Tab, url: str) -> None:
-    opened(tab, url)
+def test_choices_filter_and_stand_in_the_address(tab: Tab, page: str) -> None:
+    visited(tab, page)
     tab.choose("ns", "notebooks")
     tab.wait_for(f"{TILES} === 3")
     tab.choose("state", "idle")
@@ -58,8 +63,8 @@ def test_choices_filter_and_stand_in_the_address(tab: Tab, url: str) -> None:
     tab.wait_for(f"{TILES} === 20")
 
 
-def test_a_total_filters_by_its_state(tab: Tab, url: str) -> None:
-    opened(tab, url)
+def test_a_total_filters_by_its_state(tab: Tab, page: str) -> None:
+    visited(tab, page)
     assert tab.texts(".total-value")[:7] == ["20", "17.86", "15.86", "2", "0", "2.14", "0"]
     tab.click(".total-free")
     tab.wait_for(f"{TILES} === 3", "two GPUs, and one with an instance that nobody holds")
@@ -79,22 +84,22 @@ def test_the_longest_idle_come_first(tab: Tab, url: str) -> None:
     assert tab.texts(".tile-node")[0] == "on gpu-a-02" or tab.texts(".tile-node")[0] == "gpu-a-02"
 
 
-def test_by_utilisation_and_memory(tab: Tab, url: str) -> None:
+def test_by_utilisation_and_memory(tab: Tab, page: str) -> None:
     for sort in ("utilization", "memory"):
-        opened(tab, url, f"#sort={sort}")
+        visited(tab, page, f"#sort={sort}")
         assert set(pods_shown(tab)[:4]) == {"llm-pretrain-gpu-a-01"}
 
 
-def test_nothing_found_says_so(tab: Tab, url: str) -> None:
-    opened(tab, url, "#q=nosuchpod")
+def test_nothing_found_says_so(tab: Tab, page: str) -> None:
+    visited(tab, page, "#q=nosuchpod")
     assert "No GPU matches" in tab.text("main")
 
 
 # -- other views -----------------------------------------------------------------------------------------------------
 
 
-def test_a_holder_leads_to_the_pods_own_view(tab: Tab, url: str) -> None:
-    opened(tab, url, "#q=rerank")
+def test_a_holder_leads_to_the_pods_own_view(tab: Tab, page: str) -> None:
+    visited(tab, page, "#q=rerank")
     tab.click("main .row:nth-child(2) .row-name a")
     tab.wait_for("document.querySelector('.pod-title')?.innerText.includes('rerank')", "the pod's view")
     assert tab.evaluate("location.hash") == "#pod=serving/rerank"
@@ -108,8 +113,8 @@ def test_a_holder_leads_to_the_pods_own_view(tab: Tab, url: str) -> None:
 
 
 @pytest.mark.parametrize("way", ["link", "Escape", "tab"])
-def test_the_way_back_from_a_pod_keeps_the_filters(tab: Tab, url: str, way: str) -> None:
-    opened(tab, url, "#ns=serving&q=rerank")
+def test_the_way_back_from_a_pod_keeps_the_filters(tab: Tab, page: str, way: str) -> None:
+    visited(tab, page, "#ns=serving&q=rerank")
     tab.click("main .row:nth-child(2) .row-name a")
     tab.wait_for("document.querySelector('.pod-title')", "the pod's view")
     if way == "Escape":
@@ -122,13 +127,13 @@ def test_the_way_back_from_a_pod_keeps_the_filters(tab: Tab, url: str, way: str)
     assert tab.evaluate("document.querySelector('select[name=ns]').value") == "serving"
 
 
-def test_a_pod_that_holds_nothing(tab: Tab, url: str) -> None:
-    opened(tab, url, "#pod=gone/away")
+def test_a_pod_that_holds_nothing(tab: Tab, page: str) -> None:
+    visited(tab, page, "#pod=gone/away")
     assert "holds no GPU" in tab.text("main")
 
 
-def test_namespaces_with_hours_and_cost(tab: Tab, url: str) -> None:
-    opened(tab, url)
+def test_namespaces_with_hours_and_cost(tab: Tab, page: str) -> None:
+    visited(tab, page)
     tab.click("#tab-namespaces")
     tab.wait_for("document.querySelectorAll('tbody tr').length === 4", "four namespaces")
     assert tab.texts("tbody tr")[0] == "research 10 9 0 3,120.5 2,710.2 87 % 1,881.4 €6,553.05 €5,691.42 €451.54"
@@ -240,19 +245,26 @@ HOSTILE = [
 ]
 
 
-@pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_name_is_only_text(tab: Tab, url: str, shown: Showing, name: str) -> None:
-    device = gpu(0, name, model=name, utilization=0.5, holders=(held(name.replace("/", "-"), name, name),))
-    shown.picture = picture(NodePicture(name, (device,), notes=(name,)), notes=(name,))
+def test_hostile_names_are_only_text(tab: Tab, url: str, shown: Showing) -> None:
+    nodes = []
+    for name in HOSTILE:
+        holder = held(name.replace("/", "-"), name, name)
+        device = gpu(0, name, model=name, utilization=0.5, holders=(holder,))
+        nodes.append(NodePicture(name, (device,), notes=(name,)))
+    shown.picture = picture(*nodes, notes=tuple(HOSTILE))
     opened(tab, url)
-    visible = "".join("\ufffd" if c in "\n\t\u202e" else c for c in name)
-    assert tab.evaluate("document.querySelector('main .row-pod').textContent") == visible
-    assert tab.evaluate("document.querySelector('main h2').textContent") == visible
+    visible = ["".join("\ufffd" if c in "\n\t\u202e" else c for c in name) for name in HOSTILE]
+    for selector in ("main .row-pod", "main h2"):
+        texts = f"[...document.querySelectorAll('{selector}')].map(found => found.textContent)"
+        assert tab.evaluate(texts) == visible
     assert tab.evaluate("document.images.length + document.scripts.length") == 1
-    tab.click("main .row-name a")
-    tab.wait_for("document.querySelector('.pod-title')", "the pod's view")
-    assert tab.evaluate("document.querySelector('.pod-title').lastChild.textContent") == visible
-    assert tab.evaluate(TILES) == 1
+    for number, name in enumerate(visible, 1):
+        tab.click(f"main .node:nth-child({number}) .row-name a")
+        tab.wait_for("document.querySelector('.pod-title')", f"the view of the pod {name}")
+        assert tab.evaluate("document.querySelector('.pod-title').lastChild.textContent") == name
+        assert tab.evaluate(TILES) == 1
+        tab.press("Escape")
+        tab.wait_for(f"{TILES} === {len(HOSTILE)}", "all of them again")
     assert tab.errors == []
 
 
@@ -281,19 +293,21 @@ def test_by_keyboard_alone(tab: Tab, url: str) -> None:
 
 
 @pytest.mark.parametrize("hash", ["", "#pod=serving/rerank", "#view=namespaces", "#show=map", "#sort=idle"])
-def test_a_phone_needs_no_sideways_scrolling(tab: Tab, url: str, hash: str) -> None:
+def test_a_phone_needs_no_sideways_scrolling(tab: Tab, page: str, hash: str) -> None:
     tab.look(360, 800)
-    opened(tab, url, hash)
+    visited(tab, page, hash)
     assert tab.evaluate("document.documentElement.scrollWidth") <= 360
     assert tab.evaluate("getComputedStyle(document.querySelector('#more-filters')).display") != "none" or hash
 
 
-def test_more_filters_on_a_phone(tab: Tab, url: str) -> None:
+def test_more_filters_on_a_phone(tab: Tab, page: str) -> None:
     tab.look(360, 800)
-    opened(tab, url)
+    visited(tab, page)
     assert not tab.evaluate("document.querySelector('select[name=ns]').checkVisibility()")
     tab.click("#more-filters")
     assert tab.evaluate("document.querySelector('select[name=ns]').checkVisibility()")
+    tab.click("#more-filters")
+    assert not tab.evaluate("document.querySelector('select[name=ns]').checkVisibility()"), "folded again"
 
 
 def test_light_and_dark(tab: Tab, url: str) -> None:
@@ -331,69 +345,12 @@ CONTRAST = """(() => {
 })()"""
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_every_text_stands_out_from_its_ground(tab: Tab, url: str, shown: Showing, theme: str) -> None:
+def test_every_text_stands_out_from_its_ground(tab: Tab, url: str, shown: Showing) -> None:
     *others, last = shown.picture.nodes
     shown.picture = replace(shown.picture, nodes=(*others, replace(last, old=True, age_seconds=75.0)))
-    tab.look(theme=theme)
-    for hash in ("", "#pod=serving/rerank", "#view=namespaces"):
-        opened(tab, url, hash)
-        assert tab.evaluate(CONTRAST) == []
-
-
-# -- very many -------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def thousand() -> Picture:
-    return large()
-
-
-def test_thousands_are_a_map_of_which_only_what_is_seen_is_drawn(tab: Tab, thousand: Picture) -> None:
-    shown = Showing(replace(thousand, taken_at=time.time()))
-    with shown.served() as client:
-        opened(tab, client.address.url)
-        assert tab.texts(".total-value")[0] == "8,000"
-        drawn = tab.evaluate("document.querySelectorAll('.square').length")
-        assert 500 < drawn < 3000
-        assert tab.texts(".cell-name")[0] == "gpu-a-0000"
-        tab.evaluate("scrollTo(0, document.body.scrollHeight)")
-        last = "document.querySelector('.cell:last-child .cell-name').innerText"
-        tab.wait_for(f"{last} === 'gpu-h-0999'", "the last node")
-        assert tab.evaluate("document.querySelectorAll('.square').length") < 3000
-        tab.evaluate("scrollTo(0, 0)")
-        tab.press("/")
-        tab.type("dev-4-")
-        tab.wait_for(f"{TILES} === 4", "few are tiles")
-
-
-def test_a_square_shows_its_gpu(tab: Tab, thousand: Picture) -> None:
-    shown = Showing(replace(thousand, taken_at=time.time()))
-    card = "document.querySelector('.card')"
-    with shown.served() as client:
-        opened(tab, client.address.url)
-        tab.point_at(".square.is-idle")
-        tab.wait_for(f"!{card}.hidden", "the card")
-        assert "idle" in tab.text(".card")
-        assert "gpu-e-0004" in tab.text(".card")
-        tab.evaluate("document.querySelector('.square').focus()")
-        tab.press("ArrowRight", "ArrowDown")
-        assert tab.evaluate("document.activeElement.getAttribute('aria-label')").startswith("GPU 1 of gpu-b-0009")
-        tab.press("Enter")
-        assert tab.evaluate(f"{card}.contains(document.activeElement)")
-        tab.press("Escape")
-        assert tab.evaluate(f"{card}.hidden && document.activeElement.matches('.square')")
-
-
-def test_home_and_end_reach_the_first_and_the_last_of_thousands(tab: Tab, thousand: Picture) -> None:
-    shown = Showing(replace(thousand, taken_at=time.time()))
-    focused = "document.activeElement.getAttribute('aria-label')"
-    with shown.served() as client:
-        opened(tab, client.address.url)
-        tab.evaluate("document.querySelector('.square').focus()")
-        for key, name in (("End", "GPU 7 of gpu-h-0999"), ("Home", "GPU 0 of gpu-a-0000")):
-            tab.press(key)
-            assert tab.evaluate(focused).startswith(name)
-            at = tab.evaluate("document.activeElement.getBoundingClientRect().top")
-            assert 0 <= at < 900, "it is on the screen"
-            assert name.split()[-1] in tab.text(".card")
+    opened(tab, url)
+    for theme in ("light", "dark"):
+        tab.look(theme=theme)
+        for hash in ("", "#pod=serving/rerank", "#view=namespaces"):
+            went(tab, hash)
+            assert tab.evaluate(CONTRAST) == [], (theme, hash)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from podgpu.figures.picture import NodePicture
-from tests.browser.chromium import Tab, opened
+from tests.browser.chromium import Tab, opened, visited
 from tests.browser.pictures import Showing, gpu, held, picture, three_nodes
 from tests.browser.records import owned, priced, records_of
 
@@ -15,10 +15,15 @@ TILES = "document.querySelectorAll('main .tile[data-key]').length"
 CLIPBOARD = "Object.defineProperty(navigator, 'clipboard', {value: {writeText: async t => { window.copied = t; }}})"
 
 
-@pytest.fixture
-def shown() -> Showing:
+@pytest.fixture(scope="module")
+def usual() -> Showing:
     cluster = owned(priced(three_nodes()))
     return Showing(cluster, records_of(cluster))
+
+
+@pytest.fixture
+def shown(usual: Showing) -> Showing:
+    return replace(usual)
 
 
 def totals(tab: Tab) -> dict[str, str]:
@@ -33,25 +38,11 @@ def rows(tab: Tab) -> list[str]:
 # -- the head, tiles, a pod, namespaces ------------------------------------------------------------------------------
 
 
-def test_cost_and_waste_per_hour(tab: Tab, url: str) -> None:
-    opened(tab, url)
-    assert (totals(tab)["Cost/h"], totals(tab)["Wasted/h"]) == ("$44.64", "$5.00")
-    assert tab.count("#prices-hint") == 0
-    tab.choose("ns", "notebooks")
-    tab.wait_for("document.querySelector('#shown').innerText.includes('$5.00/h wasted')", "of what is filtered too")
-
-
 def test_example_prices_are_marked_as_such(tab: Tab, url: str, shown: Showing) -> None:
     shown.more = lambda view: {**view, "prices": "example"}
     opened(tab, url)
     assert tab.texts(".total-cost .total-more") == ["examples"]
     assert tab.text("#prices-hint") == "The prices are examples. Set yours with --prices FILE."
-
-
-def test_what_is_wasted_leads_to_who_wastes_it(tab: Tab, url: str) -> None:
-    opened(tab, url)
-    tab.click("a.total-wasted")
-    tab.wait_for("location.hash === '#view=waste' && document.querySelector('.waste')", "the waste view")
 
 
 def test_without_prices_a_hint_says_how_to_set_them(tab: Tab, url: str, shown: Showing) -> None:
@@ -65,20 +56,34 @@ def test_without_prices_a_hint_says_how_to_set_them(tab: Tab, url: str, shown: S
     assert tab.count(".toggle") == 0
 
 
-def test_cost_on_tiles_only_when_asked(tab: Tab, url: str) -> None:
-    opened(tab, url, "#q=rerank")
+def test_cost_and_waste_per_hour(tab: Tab, page: str) -> None:
+    visited(tab, page)
+    assert (totals(tab)["Cost/h"], totals(tab)["Wasted/h"]) == ("$44.64", "$5.00")
+    assert tab.count("#prices-hint") == 0
+    tab.choose("ns", "notebooks")
+    tab.wait_for("document.querySelector('#shown').innerText.includes('$5.00/h wasted')", "of what is filtered too")
+
+
+def test_what_is_wasted_leads_to_who_wastes_it(tab: Tab, page: str) -> None:
+    visited(tab, page)
+    tab.click("a.total-wasted")
+    tab.wait_for("location.hash === '#view=waste' && document.querySelector('.waste')", "the waste view")
+
+
+def test_cost_on_tiles_only_when_asked(tab: Tab, page: str) -> None:
+    visited(tab, page, "#q=rerank")
     assert "$" not in tab.text("main")
     tab.click(".toggle input")
     tab.wait_for("location.hash.includes('cost=1')", "the address says it")
     assert tab.texts("main .row-cost") == ["$1.25/h", "$0.63/h", "$0.63/h"]
     tab.evaluate("location.reload()")
     tab.wait_for("document.querySelectorAll('main .row-cost:not([hidden])').length === 3", "after a reload too")
-    opened(tab, url, "#state=idle&cost=1")
+    visited(tab, page, "#state=idle&cost=1")
     assert tab.count("main .row-cost.wasted") == 2, "what idles costs too"
 
 
-def test_a_pods_view_has_its_owner_and_its_cost(tab: Tab, url: str) -> None:
-    opened(tab, url, "#pod=notebooks/jupyter-ada")
+def test_a_pods_view_has_its_owner_and_its_cost(tab: Tab, page: str) -> None:
+    visited(tab, page, "#pod=notebooks/jupyter-ada")
     facts = tab.text(".facts")
     assert "Notebook/jupyter" in facts
     assert facts.count("$2.50/h") == 2, "cost, and all of it wasted"
@@ -87,13 +92,13 @@ def test_a_pods_view_has_its_owner_and_its_cost(tab: Tab, url: str) -> None:
     assert tab.evaluate("document.querySelector('#q').value") == "Notebook/jupyter"
 
 
-def test_words_find_an_owner(tab: Tab, url: str) -> None:
-    opened(tab, url, "#q=deployment/chat")
+def test_words_find_an_owner(tab: Tab, page: str) -> None:
+    visited(tab, page, "#q=deployment/chat")
     assert tab.texts("main .row-pod") == ["chat-0", "chat-1", "chat-2", "chat-3"]
 
 
-def test_namespaces_have_what_they_cost_now(tab: Tab, url: str) -> None:
-    opened(tab, url, "#view=namespaces&order=wastedNow")
+def test_namespaces_have_what_they_cost_now(tab: Tab, page: str) -> None:
+    visited(tab, page, "#view=namespaces&order=wastedNow")
     assert tab.texts("tbody th")[0] == "notebooks"
     assert "$7.14/h $5.00/h" in tab.texts("tbody tr")[0]
     tab.click("button[name=namespace]")
@@ -106,8 +111,8 @@ def test_namespaces_have_what_they_cost_now(tab: Tab, url: str) -> None:
 # -- the table of waste ----------------------------------------------------------------------------------------------
 
 
-def test_waste_by_pod_owner_and_namespace(tab: Tab, url: str) -> None:
-    opened(tab, url)
+def test_waste_by_pod_owner_and_namespace(tab: Tab, page: str) -> None:
+    visited(tab, page)
     tab.click("#tab-waste")
     first = rows(tab)[0]
     assert first == "jupyter-ada notebooks Notebook/jupyter 1 1 1 d 3 h 26.0 26.0 100 % $2.50/h $65.00"
@@ -122,8 +127,8 @@ def test_waste_by_pod_owner_and_namespace(tab: Tab, url: str) -> None:
     tab.wait_for("document.querySelector('.waste tbody th')?.innerText === 'jupyter-ada'", "back to pods")
 
 
-def test_waste_is_sorted_and_the_address_says_how(tab: Tab, url: str) -> None:
-    opened(tab, url, "#view=waste")
+def test_waste_is_sorted_and_the_address_says_how(tab: Tab, page: str) -> None:
+    visited(tab, page, "#view=waste")
     rows(tab)
     tab.click("button[name=gpus]")
     assert rows(tab)[0].startswith("llm-pretrain-gpu-a-01")
@@ -133,12 +138,12 @@ def test_waste_is_sorted_and_the_address_says_how(tab: Tab, url: str) -> None:
     assert tab.evaluate("document.querySelector('th[aria-sort]').ariaSort") == "ascending"
     assert tab.evaluate("document.activeElement.name") == "gpus", "the focus stays"
     tab.wait_for("location.hash.includes('order=-gpus')")
-    opened(tab, url, str(tab.evaluate("location.hash")))
+    opened(tab, page, str(tab.evaluate("location.hash")))
     assert rows(tab)[0].startswith(("rerank", "ocr-v2"))
 
 
-def test_waste_is_filtered_by_words(tab: Tab, url: str) -> None:
-    opened(tab, url, "#view=waste")
+def test_waste_is_filtered_by_words(tab: Tab, page: str) -> None:
+    visited(tab, page, "#view=waste")
     assert len(rows(tab)) > 5
     tab.press("/")
     tab.type("notebook/ ada")
@@ -149,8 +154,8 @@ def test_waste_is_filtered_by_words(tab: Tab, url: str) -> None:
     tab.wait_for(f"{TILES} === 20", "and out of it")
 
 
-def test_waste_is_copied_and_leads_to_csv(tab: Tab, url: str) -> None:
-    opened(tab, url, "#view=waste&by=owner")
+def test_waste_is_copied_and_leads_to_csv(tab: Tab, page: str) -> None:
+    visited(tab, page, "#view=waste&by=owner")
     rows(tab)
     tab.evaluate(CLIPBOARD)
     tab.click(".waste-head button")
@@ -159,7 +164,7 @@ def test_waste_is_copied_and_leads_to_csv(tab: Tab, url: str) -> None:
     assert head.split("\t")[:3] == ["Owner", "Namespace", "GPUs"]
     assert first.split("\t")[:2] == ["Notebook/jupyter", "notebooks"]
     link = tab.evaluate("document.querySelector('.waste-head a[download]').href")
-    assert link == f"{url}/api/v1/waste?by=owner&format=csv"
+    assert link == f"{page}/api/v1/waste?by=owner&format=csv"
 
 
 def test_a_hostile_row_is_only_text(tab: Tab, url: str, shown: Showing) -> None:

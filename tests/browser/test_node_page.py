@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,16 +20,17 @@ from podgpu.simulate.driver import SimulatedNvml
 from podgpu.simulate.kubelet import SimulatedKubelet
 from podgpu.simulate.node import furnish, place_loads, pods, tenants
 from podgpu.telemetry.nvml import NvmlTelemetry
-from tests.browser.chromium import Tab
+from tests.browser.chromium import Tab, visited
 from tests.nodes.node import Description, node_of
-from tests.serve.server import Client, running
+from tests.serve.server import running
 
 STATE = "document.querySelector('#status').dataset.state"
 
 
-@pytest.fixture
-def agent(folder: Path) -> Iterator[Agent]:
+@pytest.fixture(scope="module")
+def agent() -> Iterator[Agent]:
     """As `podgpu demo` has it: whole, shared, idle and free GPUs, and one in MIG mode."""
+    folder = Path(tempfile.mkdtemp(prefix="pg", dir="/tmp"))
     driver = SimulatedNvml("8xH100,1xH100/7x1g.10gb")
     on_node = tenants(driver)
     place_loads(driver, on_node)
@@ -46,16 +49,25 @@ def agent(folder: Path) -> Iterator[Agent]:
         yield agent
         driver.faults.unload_driver()
         agent.stop()
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="module")
+def served(agent: Agent, chrome: Tab) -> Iterator[str]:
+    with running(agent) as client:
+        yield client.address.url
+        chrome.open("about:blank")
 
 
 @pytest.fixture
-def client(agent: Agent) -> Iterator[Client]:
-    with running(agent) as found:
-        yield found
+def page(agent: Agent, served: str) -> str:
+    """With figures of just now, however long the machine needed for the tests before."""
+    agent.read_telemetry()
+    return served
 
 
-def test_every_gpu_is_a_tile_with_its_holders(tab: Tab, client: Client) -> None:
-    tab.open(client.address.url)
+def test_every_gpu_is_a_tile_with_its_holders(tab: Tab, page: str) -> None:
+    visited(tab, page)
     tab.wait_for("document.querySelectorAll('.tile[data-key]').length === 9", "nine tiles")
     assert tab.text("#scope") == "simulated-node"
     assert tab.texts("#simulated") == ["SIMULATED"] or tab.texts("#simulated") == ["Simulated"]
@@ -67,8 +79,8 @@ def test_every_gpu_is_a_tile_with_its_holders(tab: Tab, client: Client) -> None:
     assert tab.texts(".total-value")[0] == "9"
 
 
-def test_shared_gpus_and_mig_instances_are_parts_of_the_tile(tab: Tab, client: Client) -> None:
-    tab.open(client.address.url)
+def test_shared_gpus_and_mig_instances_are_parts_of_the_tile(tab: Tab, page: str) -> None:
+    visited(tab, page)
     tab.wait_for("document.querySelectorAll('.tile[data-key]').length === 9")
     rows = "[...document.querySelectorAll('.tile[data-key]')].map(t => t.querySelectorAll('.row').length)"
     assert tab.evaluate(rows) == [1, 1, 1, 1, 2, 1, 1, 1, 7]
@@ -81,15 +93,15 @@ def test_shared_gpus_and_mig_instances_are_parts_of_the_tile(tab: Tab, client: C
     assert "ocr-0" in tab.texts(".tile[data-key]")[4]
 
 
-def test_who_holds_a_gpu_and_does_nothing_is_marked(tab: Tab, client: Client) -> None:
-    tab.open(client.address.url)
+def test_who_holds_a_gpu_and_does_nothing_is_marked(tab: Tab, page: str) -> None:
+    visited(tab, page)
     idle = tab.wait_for("document.querySelector('.tile.is-idle')?.innerText", "an idle tile")
     assert "jupyter-ada-0" in idle
     assert "idle" in idle
 
 
-def test_a_new_snapshot_shows_without_a_reload(tab: Tab, client: Client, agent: Agent) -> None:
-    tab.open(client.address.url)
+def test_a_new_snapshot_shows_without_a_reload(tab: Tab, page: str, agent: Agent) -> None:
+    visited(tab, page)
     tab.wait_for("document.querySelectorAll('.tile[data-key]').length === 9")
     tab.evaluate("window.stayed = true; window.tile = document.querySelector('.tile[data-key]')")
     line = "document.querySelectorAll('.spark-line')[0].getAttribute('d')"
@@ -102,8 +114,8 @@ def test_a_new_snapshot_shows_without_a_reload(tab: Tab, client: Client, agent: 
     assert tab.evaluate("window.stayed && window.tile === document.querySelector('.tile[data-key]')")
 
 
-def test_links_to_the_other_paths(tab: Tab, client: Client) -> None:
-    tab.open(client.address.url)
+def test_links_to_the_other_paths(tab: Tab, page: str) -> None:
+    visited(tab, page)
     assert tab.texts(".foot a") == ["metrics", "health", "ready", "api/v1/view"]
 
 

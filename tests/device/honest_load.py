@@ -1,9 +1,10 @@
-"""A CUDA load that knows how much it really worked: python honest_load.py BUSY_MS PERIOD_MS LOG GO [random] [fp32]
+"""A CUDA load that knows how much it worked: python honest_load.py BUSY_MS PERIOD_MS LOG GO [random] [fp32] [cool]
 
 It calibrates one matrix product while no other load does, waits for the file GO, and then does the same number of
 products every period; twice a second LOG gets `monotonic seconds_of_work`. With `random` the pauses are exponentially
 distributed around the period's: requests, not a metronome. Under a power limit a product takes longer than it did
-alone: then it worked longer than it says. `fp32` has kernels that stay below the limit.
+alone: then it worked longer than it says. `fp32` has kernels that stay below the limit, and `cool` has those of bf16 on
+matrices of zeros, which take half the power and the same time.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ log, go = Path(sys.argv[3]).open("w", buffering=1), Path(sys.argv[4])  # noqa: S
 with Path(__file__).open() as lock:
     fcntl.flock(lock, fcntl.LOCK_EX)
     kind = torch.float32 if "fp32" in sys.argv else torch.bfloat16
-    matrix = torch.randn(2048, 2048, device="cuda", dtype=kind)
+    matrix = (torch.zeros if "cool" in sys.argv else torch.randn)(2048, 2048, device="cuda", dtype=kind)
     result = torch.empty_like(matrix)
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     for _ in range(200):

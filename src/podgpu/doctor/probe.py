@@ -29,7 +29,8 @@ SUBJECT = "probe"
 LOADS = 2
 _RHYTHMS = ((40.0, 100.0), (10.0, 70.0))
 """Milliseconds of work and of the period, of each load: about half of the time, and never in step."""
-_WITHOUT_PAUSE = (1000.0, 1000.0)
+_WITHOUT_PAUSE = (1.0, 1.0)
+"""Each gives way to the other by itself: one that is stopped in the middle of its work takes longer to save."""
 _REST = (0.0, 0.0)
 _TURNS, _SATURATED_TURNS = 15, 5
 """Seconds of bursts and of work without a pause."""

@@ -1,9 +1,9 @@
 """Engine plays the one compute engine of a shared GPU: bursts of work take turns on it, one context at a time.
 
-It behaves as an H200 was seen to: a context stays resident after its work until another has some, a switch takes 84 µs
-plus 64 µs in which the new one does nothing yet, and of two that both have work each gets slices of 1.6 ms. Bursts come
-at fixed times, so that they can lock to the driver's sampling, as real ones do. `SimulatedSwitchLog` writes it all down
-in the driver's own records.
+It behaves as an H200 was seen to: a context stays resident after its work until another has some, and of two that both
+have work each gets slices of 2.1 ms. A switch takes 84 µs, the new context 45 more until it works, and the old one is
+resident while it is saved: longer when it was stopped in the middle of its work. Bursts come at fixed times, so that
+they can lock to the driver's sampling, as real ones do. `SimulatedSwitchLog` writes it down in the driver's records.
 """
 
 from __future__ import annotations
@@ -16,15 +16,20 @@ from typing import NamedTuple
 from podgpu.telemetry.nvml.switches.records import FECS_RECORD, RECORD, SAVED, SWITCHED_IN, WHOLE_GPU
 
 SWITCH_NS = 84_000
-LEAD_NS = 64_000
-SLICE_NS = 1_600_000
+RESTORE_NS = 45_000
+IDLE_SAVE_NS = 19_000
+WORKING_SAVE_NS = 94_000
+SLICE_NS = 2_100_000
+LAUNCH_NS = 10_000
+"""A process sees that its work is done and has given the GPU more."""
 SAMPLE_NS = 200_000_000
 _KEPT_NS = 30 * 10**9
 
 
 @dataclass(frozen=True, slots=True)
 class Bursts:
-    """`work` nanoseconds of work every `period`, first at `first`; from one process."""
+    """`work` nanoseconds of work every `period`, first at `first`, or as soon as the last burst is done; from one
+    process."""
 
     pid: int
     work: int
@@ -105,14 +110,14 @@ class Engine:
 
     def _arrive(self) -> None:
         for pid, load in self._loads.items():
-            while self._next[pid] <= self.now:
-                self._left[pid] += load.work
+            if self._next[pid] <= self.now and not self._left[pid]:
+                self._left[pid] = load.work
                 self._next[pid] += load.period
 
     def _step(self, until: int) -> None:
         waiting = [pid for pid, left in self._left.items() if left > 0 and pid != self._resident]
         mine = self._left.get(self._resident, 0) if self._resident is not None else 0
-        arrival = min(self._next.values(), default=until)
+        arrival = min((at for pid, at in self._next.items() if not self._left[pid]), default=until)
         if waiting and (mine == 0 or self.now >= self._slice_ends):
             self._switch(self._after(waiting))
         elif mine:
@@ -131,17 +136,20 @@ class Engine:
 
     def _switch(self, pid: int) -> None:
         if self._resident is not None:
+            self._enter(self.now + (WORKING_SAVE_NS if self._left.get(self._resident) else IDLE_SAVE_NS), None, True)
             self._record(SAVED, self._resident)
             self._enter(self.now + SWITCH_NS, None, True)
         self._resident = pid
         self._record(SWITCHED_IN, pid)
-        self._works_from = self.now + LEAD_NS
+        self._works_from = self.now + RESTORE_NS
         self._slice_ends = self.now + SLICE_NS
 
     def _pass(self, end: int, busy: bool) -> None:
         if busy and self._resident is not None:
             work = min(self._left[self._resident], max(0, end - max(self.now, self._works_from)))
             self._left[self._resident] -= work
+            if not self._left[self._resident] and self._resident in self._next:
+                self._next[self._resident] = max(self._next[self._resident], end + LAUNCH_NS)
             self.worked[self._resident] = self.worked.get(self._resident, 0) + work
         self._enter(end, self._resident, busy)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -38,6 +39,30 @@ def test_samples_tell_work_from_an_idle_tail() -> None:
     assert abs(estimate[1] - 20 * MS) < 2 * MS
     assert abs(estimate[2] - 10 * MS) < 2 * MS
     assert sum(estimate.values()) <= 30 * MS
+
+
+def test_short_stays_and_long_ones_of_a_process_have_their_own_habits() -> None:
+    """Two work through stays of 1.6 ms while the other waits for its turn, and rest in long ones after 0.4."""
+    short, long, work_of_long = 1_600_000, 30 * MS, 400_000
+
+    def window(*stays: tuple[int, int]) -> tuple[Residency, list[tuple[int, int]]]:
+        """Of stays (pid, length), and when there was work."""
+        made, work, at = [], [], 0
+        for pid, length in stays:
+            made.append(Stay(pid, at, at, at + length))
+            work.append((at, at + (work_of_long if length == long else length)))
+            at += length
+        return Residency(0, at, made), work
+
+    usual, work = window(*[(1 + n % 2, short) for n in range(6)], (1, long), (2, long))
+    habits = Habits()
+    for turn in range(300):
+        moment = turn * 7_310_003 % usual.until
+        habits.learn(usual, [(moment, any(begin <= moment < end for begin, end in work))])
+    another, work = window(*[(1, short)] * 5, *[(2, long)] * 3)
+    estimate = habits.estimate(another, sum(end - begin for begin, end in work))
+    assert estimate[1] == pytest.approx(5 * short, abs=0.4 * MS)
+    assert estimate[2] == pytest.approx(3 * work_of_long, abs=0.4 * MS)
 
 
 def test_a_process_that_is_gone_is_forgotten() -> None:

@@ -3,21 +3,29 @@
 A context stays resident after its work ends until another one has work, so residency is work and an idle tail. How much
 of each is told by what is known beside it: the device's own busy time, and, where they may be taken, samples of whether
 the engine is busy. Every residency is cut by its age: young ones are busy (a context is switched in because it has
-work), old ones mostly are not, and where the line runs is learnt from the samples, for each process on its own.
+work), old ones mostly are not, and where the line runs is learnt from the samples, for each process on its own, and
+apart for stays that ended while others had work and for those that went on because nobody had.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import NamedTuple
 
-AGE_EDGES = (0, *(250_000 << step for step in range(11)))
-"""Nanoseconds since the switch-in at which the age classes begin: 0, 0.25 ms, 0.5 ms … 256 ms."""
+AGE_EDGES = (0, *(round(250_000 * 2 ** (step / 4)) for step in range(41)))
+"""Nanoseconds since the switch-in at which the age classes begin: 0, 0.25 ms, then four to a doubling up to 256 ms."""
+_WIDTHS = tuple(following - edge for edge, following in pairwise(AGE_EDGES))
 _CLASSES = len(AGE_EDGES)
+_LONG_NS = 2_400_000
+"""A stay longer than this outlived its time slice (2.1 ms on an H200, and the save): then nobody else had work."""
 _YOUNG = 0.95
 """What the youngest class is taken for before any sample: nobody is switched in to do nothing."""
+_PRIOR = 0.125
+"""What is thought of a class before any sample counts as much as so many of them."""
 _HALF_LIFE_NS = 60 * 10**9
 """How fast a process's habits are forgotten."""
 
@@ -53,9 +61,13 @@ class Residency:
         return resident
 
 
+_Kind = tuple[int, bool]
+"""Stays of one process, the long ones apart: where they end, work has ended long before."""
+
+
 @dataclass(slots=True)
 class _Habit:
-    """How often one process was found busy, by the age of its residency."""
+    """How often one process was found busy in stays of one kind, by their age."""
 
     seen: list[float] = field(default_factory=lambda: [0.0] * _CLASSES)
     busy: list[float] = field(default_factory=lambda: [0.0] * _CLASSES)
@@ -64,31 +76,60 @@ class _Habit:
         self.seen = [count * keep for count in self.seen]
         self.busy = [count * keep for count in self.busy]
 
-    def share(self, age_class: int, overall: float) -> float:
+    def shares(self, overall: float) -> list[float]:
+        """Of every age class, how much of it is work."""
         own = (sum(self.busy) + overall) / (sum(self.seen) + 1.0)
-        prior = max(own, _YOUNG) if age_class == 0 else own
-        return (self.busy[age_class] + prior) / (self.seen[age_class] + 1.0)
+        priors = [max(own, _YOUNG)] + [own] * (_CLASSES - 1)
+        weights = [count + _PRIOR for count in self.seen]
+        found = zip(self.busy, priors, weights, strict=True)
+        return _never_rising([(busy + _PRIOR * prior) / weight for busy, prior, weight in found], weights)
+
+
+@dataclass(slots=True)
+class _Ages:
+    """How old the stays of one kind became in one window."""
+
+    ended: list[int] = field(default_factory=lambda: [0] * _CLASSES)
+    """Stays whose age at the end falls into the class, less those whose age at the window's begin does."""
+    past_edge: list[int] = field(default_factory=lambda: [0] * _CLASSES)
+    """Nanoseconds by which they are past the class's edge, counted likewise."""
+
+    def add(self, age: int, stays: int = 1) -> None:
+        age_class = bisect_right(AGE_EDGES, age) - 1
+        self.ended[age_class] += stays
+        self.past_edge[age_class] += stays * (age - AGE_EDGES[age_class])
+
+    def resident(self) -> list[int]:
+        """Nanoseconds in every age class: all of it of the stays that grew older, and what the others had of it."""
+        older = sum(self.ended)
+        figures = []
+        for width, ended, past_edge in zip((*_WIDTHS, 0), self.ended, self.past_edge, strict=True):
+            older -= ended
+            figures.append(older * width + past_edge)
+        return figures
 
 
 class Habits:
     """Learns from samples, window after window, and estimates each process's busy time by them."""
 
     def __init__(self) -> None:
-        self._habits: dict[int, _Habit] = {}
+        self._habits: dict[_Kind, _Habit] = {}
 
     def learn(self, residency: Residency, samples: Iterable[tuple[int, bool]]) -> None:
         """`samples`: moments and whether the engine was busy then; those that fell into a switch say nothing."""
         keep = 0.5 ** (residency.window / _HALF_LIFE_NS)
         present = {stay.pid for stay in residency.stays}
-        self._habits = {pid: habit for pid, habit in self._habits.items() if pid in present or sum(habit.seen) > 0.5}
+        self._habits = {
+            kind: habit for kind, habit in self._habits.items() if kind[0] in present or sum(habit.seen) > 0.5
+        }
         for habit in self._habits.values():
             habit.fade(keep)
         begins = [stay.since for stay in residency.stays]
         for moment, busy in samples:
             place = bisect_right(begins, moment) - 1
             if place >= 0 and moment < (stay := residency.stays[place]).until:
-                habit = self._habits.setdefault(stay.pid, _Habit())
-                age_class = _age_class(moment - stay.began)
+                habit = self._habits.setdefault((stay.pid, stay.until - stay.began > _LONG_NS), _Habit())
+                age_class = max(0, bisect_right(AGE_EDGES, moment - stay.began) - 1)
                 habit.seen[age_class] += 1
                 habit.busy[age_class] += busy
 
@@ -96,17 +137,22 @@ class Habits:
         """Of `busy`, what each process ran; no more than it was resident. What is left over was nobody's."""
         seen = sum(sum(habit.seen) for habit in self._habits.values())
         overall = sum(sum(habit.busy) for habit in self._habits.values()) / seen if seen else 1.0
-        resident: dict[int, list[int]] = {}
-        for stay in residency.stays:
-            _add_by_age(resident.setdefault(stay.pid, [0] * _CLASSES), stay)
+        kinds: defaultdict[_Kind, _Ages] = defaultdict(_Ages)
+        for pid, began, since, until in residency.stays:
+            age = until - began
+            ages = kinds[pid, age > _LONG_NS]
+            ages.add(age)
+            if since > began:
+                ages.add(since - began, -1)
         likely: dict[int, float] = {}
         doubt: dict[int, float] = {}
-        for pid, by_age in resident.items():
-            habit = self._habits.get(pid, _Habit())
-            shares = [habit.share(age_class, overall) for age_class in range(_CLASSES)]
-            likely[pid] = sum(ns * share for ns, share in zip(by_age, shares, strict=True))
-            doubt[pid] = sum(ns * share * (1 - share) for ns, share in zip(by_age, shares, strict=True))
-        return _fit(busy, likely, doubt, {pid: sum(by_age) for pid, by_age in resident.items()})
+        for kind, ages in kinds.items():
+            shares = self._habits.get(kind, _Habit()).shares(overall)
+            by_age = list(zip(ages.resident(), shares, strict=True))
+            pid, _ = kind
+            likely[pid] = likely.get(pid, 0.0) + sum(ns * share for ns, share in by_age)
+            doubt[pid] = doubt.get(pid, 0.0) + sum(ns * share * (1 - share) for ns, share in by_age)
+        return _fit(busy, likely, doubt, residency.of_processes())
 
 
 def young_first(residency: Residency, busy: int) -> dict[int, int]:
@@ -128,17 +174,18 @@ def young_first(residency: Residency, busy: int) -> dict[int, int]:
     return figures
 
 
-def _age_class(age: int) -> int:
-    return max(0, bisect_right(AGE_EDGES, age) - 1)
-
-
-def _add_by_age(by_age: list[int], stay: Stay) -> None:
-    _, began, at, until = stay
-    age_class = bisect_right(AGE_EDGES, at - began) - 1 if at > began else 0
-    while age_class + 1 < _CLASSES and (edge := began + AGE_EDGES[age_class + 1]) < until:
-        by_age[age_class] += edge - at
-        at, age_class = edge, age_class + 1
-    by_age[age_class] += until - at
+def _never_rising(figures: Sequence[float], weights: Sequence[float]) -> list[float]:
+    """The nearest row that never rises: work comes first in a stay, so what says otherwise is chance and averaged."""
+    levels: list[tuple[float, float, int]] = []  # figure, weight, how many places it stands for
+    for figure, weight in zip(figures, weights, strict=True):
+        level = figure, weight, 1
+        while levels and levels[-1][0] < level[0]:
+            before = levels.pop()
+            together = before[1] + level[1]
+            mean = (before[0] * before[1] + level[0] * level[1]) / together
+            level = mean, together, before[2] + level[2]
+        levels.append(level)
+    return [figure for figure, _, places in levels for _ in range(places)]
 
 
 def _fit(

@@ -26,11 +26,16 @@ class Architecture:
     name: str
     lead_ns: int
     """Of every stay on the engine, how long nothing is worked on: restoring and saving the context."""
+    slice_work_ns: int = 0
+    """What is worked in a stay that ended because its time slice was over; 0 where nobody has looked."""
 
 
-MEASURED = {9: Architecture("Hopper (GH100)", lead_ns=64_000)}
+MEASURED = {9: Architecture("Hopper (GH100)", lead_ns=64_000, slice_work_ns=2_055_000)}
 """NVML's number of the architecture -> what was measured there. H200, driver 580: stays of known work are 63 to 67 µs
-longer than it, in seven traces of 2,800 to 53,000 switches; the busy bit agrees with NVML's utilisation to a point."""
+longer than it, in seven traces of 2,800 to 53,000 switches; the busy bit agrees with NVML's utilisation to a point.
+Kernels that write down when they run, in 4,400 slices: all are stopped 2,100 µs after the switch-in, begin 21 to 52 µs
+after it, and are saved in 68 µs (a warp on each processor) to 107 (all of its memory in use).
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +72,14 @@ class Opening:
         self, device: Device, driver_version: str, architecture: int | None, wall: Callable[[], float]
     ) -> Listener:
         """Raises Doubt where the log cannot be had."""
-        known = MEASURED.get(architecture or 0)
+        known = MEASURED.get(architecture or 0) or Architecture("unknown", lead_ns=0)
         log = self.open_log(device, driver_version)
         return self.listen(
-            log, sampled=not self.why_unsampled(architecture), lead=known.lead_ns if known else 0, wall=wall
+            log,
+            sampled=not self.why_unsampled(architecture),
+            lead=known.lead_ns,
+            slice_work=known.slice_work_ns,
+            wall=wall,
         )
 
     def outlook(self, device: Device, driver_version: str, architecture: int | None) -> Outlook:

@@ -1,0 +1,59 @@
+"""Eight thousand GPUs in a real browser: a map of which only what is seen is drawn, by mouse and by keyboard."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.browser.chromium import Tab, visited
+from tests.browser.pictures import Showing, large
+
+TILES = "document.querySelectorAll('main .tile[data-key]').length"
+
+
+@pytest.fixture(scope="module")
+def usual() -> Showing:
+    return Showing(large())
+
+
+def test_thousands_are_a_map_of_which_only_what_is_seen_is_drawn(tab: Tab, page: str) -> None:
+    visited(tab, page)
+    assert tab.texts(".total-value")[0] == "8,000"
+    drawn = tab.evaluate("document.querySelectorAll('.square').length")
+    assert 500 < drawn < 3000
+    assert tab.texts(".cell-name")[0] == "gpu-a-0000"
+    tab.evaluate("scrollTo(0, document.body.scrollHeight)")
+    last = "document.querySelector('.cell:last-child .cell-name').innerText"
+    tab.wait_for(f"{last} === 'gpu-h-0999'", "the last node")
+    assert tab.evaluate("document.querySelectorAll('.square').length") < 3000
+    tab.evaluate("scrollTo(0, 0)")
+    tab.press("/")
+    tab.type("dev-4-")
+    tab.wait_for(f"{TILES} === 4", "few are tiles")
+
+
+def test_a_square_shows_its_gpu(tab: Tab, page: str) -> None:
+    card = "document.querySelector('.card')"
+    visited(tab, page)
+    tab.point_at(".square.is-idle")
+    tab.wait_for(f"!{card}.hidden", "the card")
+    assert "idle" in tab.text(".card")
+    assert "gpu-e-0004" in tab.text(".card")
+    tab.evaluate("document.querySelector('.square').focus()")
+    tab.press("ArrowRight", "ArrowDown")
+    assert tab.evaluate("document.activeElement.getAttribute('aria-label')").startswith("GPU 1 of gpu-b-0009")
+    tab.press("Enter")
+    assert tab.evaluate(f"{card}.contains(document.activeElement)")
+    tab.press("Escape")
+    assert tab.evaluate(f"{card}.hidden && document.activeElement.matches('.square')")
+
+
+def test_home_and_end_reach_the_first_and_the_last_of_thousands(tab: Tab, page: str) -> None:
+    focused = "document.activeElement.getAttribute('aria-label')"
+    visited(tab, page)
+    tab.evaluate("document.querySelector('.square').focus()")
+    for key, name in (("End", "GPU 7 of gpu-h-0999"), ("Home", "GPU 0 of gpu-a-0000")):
+        tab.press(key)
+        assert tab.evaluate(focused).startswith(name)
+        at = tab.evaluate("document.activeElement.getBoundingClientRect().top")
+        assert 0 <= at < 900, "it is on the screen"
+        assert name.split()[-1] in tab.text(".card")
