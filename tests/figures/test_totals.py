@@ -145,7 +145,12 @@ def adds_up(totals: dict[str, Any]) -> bool:
 
 @given(holdings())
 @settings(max_examples=150)
-def test_they_add_up_whatever_is_read(reading: ClusterReading) -> None:
+def test_whatever_is_read(reading: ClusterReading) -> None:
+    they_add_up(reading)
+    top_counts_what_the_page_counts(reading)
+
+
+def they_add_up(reading: ClusterReading) -> None:
     devices = [device for of_node in reading.nodes for device in of_node.devices]
     assume(all(len({of.who for of in device.holders}) == len(device.holders) for device in devices))  # as readers do
     view = assemble(reading, Memory(), ViewSettings(idle_after=1.0), 0.0, WALL, prices=PRICES)
@@ -165,9 +170,7 @@ def test_they_add_up_whatever_is_read(reading: ClusterReading) -> None:
     assert {n.namespace for n in picture.namespaces if n.cost_per_hour} <= told.keys()
 
 
-@given(holdings())
-@settings(max_examples=50)
-def test_top_counts_what_the_page_counts(reading: ClusterReading) -> None:
+def top_counts_what_the_page_counts(reading: ClusterReading) -> None:
     """As far as the JSON says which node is old, that is: fresh ones here."""
     fresh = tuple(replace(r, read_at=0.0, node=f"n{i}", target=f"t{i}") for i, r in enumerate(reading.nodes))
     picture = picture_of(assemble(replace(reading, nodes=fresh), Memory(), ViewSettings(), 0.0, WALL))
