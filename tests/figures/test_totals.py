@@ -39,9 +39,9 @@ HOT = Condition("thermal", 1.0, "it is too hot", "look at the fans")
 namespaces = st.sampled_from(["ml", "web", ""])
 figures = st.fixed_dictionaries(
     {
-        "utilization": st.none() | st.sampled_from([0.0, 0.3, 1.0]),
-        "processes": st.none() | st.integers(0, 2),
-        "idle_since": st.none() | st.just(WALL),
+        "utilization": st.sampled_from([None, 0.0, 0.3, 1.0]),
+        "processes": st.sampled_from([None, 0, 1, 2]),
+        "idle_since": st.sampled_from([None, WALL]),
     }
 )
 equal_shares = st.lists(figures, max_size=5).map(lambda all_: [(Fraction(1, len(all_)), f, None) for f in all_])
@@ -60,6 +60,10 @@ def held(draw: st.DrawFn) -> list[tuple[Fraction, HolderFigures]]:
     return found
 
 
+_RATIOS = st.sampled_from([None, None, 0.0, 0.5])
+_WATTS = st.sampled_from([None, 100.5])
+
+
 @st.composite
 def gpus(
     draw: st.DrawFn, number: int
@@ -67,11 +71,10 @@ def gpus(
     """A GPU's devices, and who holds what part of it."""
     model = draw(st.sampled_from([H100, A30]))
     uuid, conditions = f"GPU-{number}", draw(st.sampled_from([(), (), (), (LOST,), (HOT,)]))
-    ratio = st.none() | st.sampled_from([0.0, 0.5])
-    bare = DeviceFigures(uuid, number, model, conditions=conditions, power_watts=draw(st.none() | st.just(100.5)))
+    bare = DeviceFigures(uuid, number, model, conditions=conditions, power_watts=draw(_WATTS))
     if draw(st.booleans()):
         people = draw(held())
-        whole = replace(bare, utilization=draw(ratio), holders=tuple(of for _, of in people))
+        whole = replace(bare, utilization=draw(_RATIOS), holders=tuple(of for _, of in people))
         return [whole], [(whole, of, part) for part, of in people]
     devices, parts = [bare], []
     for instance, profile in enumerate(draw(st.sampled_from(LAYOUTS[model]))):
@@ -81,7 +84,7 @@ def gpus(
             instance=str(instance),
             profile=profile,
             power_watts=None,
-            utilization=draw(ratio),
+            utilization=draw(_RATIOS),
             holders=tuple(of for _, of in people),
         )
         devices.append(device)
