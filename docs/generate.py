@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import gc
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -268,4 +269,5 @@ BLOCKS: Mapping[str, Callable[[], Iterator[str]]] = {
 }
 
 if __name__ == "__main__":
+    gc.disable()  # it ends soon: looking for garbage among six hundred syntax trees is more than half of its time
     sys.exit(main())

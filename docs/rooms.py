@@ -46,7 +46,7 @@ def nodes_of(path: Path) -> tuple[ast.AST, ...]:
 def imports_of(path: Path) -> frozenset[str]:
     """Modules by their whole names."""
     found: set[str] = set()
-    for node in _statements(tree_of(path)):
+    for node in statements(tree_of(path)):
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -55,13 +55,13 @@ def imports_of(path: Path) -> frozenset[str]:
     return frozenset(found)
 
 
-def _statements(node: ast.AST) -> Iterator[ast.AST]:
+def statements(node: ast.AST) -> Iterator[ast.AST]:
     """Those within it, at whatever depth, and what holds some: not the expressions, which are nine of ten nodes."""
     for name in ("body", "handlers", "orelse", "finalbody", "cases"):
         inside = getattr(node, name, ())
         for statement in inside if isinstance(inside, list) else ():  # a lambda's body is an expression
             yield statement
-            yield from _statements(statement)
+            yield from statements(statement)
 
 
 def rooms_imported(path: Path) -> set[str]:

@@ -5,12 +5,14 @@ files go first. And that no test reads anything of the machine it runs on.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import gc
+import importlib
 import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -93,10 +95,29 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: place.get(item.path, len(LONGEST)))
 
 
-def pytest_collection_finish() -> None:
-    """Nine thousand tests are no garbage: without them a look at everything takes 50 ms, not 200."""
-    gc.collect()
-    gc.freeze()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
+    """What is collected is no garbage: it is not looked for meanwhile, and later not in nine thousand tests. And it is
+    looked for seldom: tests make much and keep little."""
+    gc.disable()
+    try:
+        _compile_a_share(session.config.args)
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+        gc.set_threshold(10_000, 10, 10)
+
+
+def _compile_a_share(arguments: list[str]) -> None:
+    """Each worker begins with other files than the rest. After a change, or in a fresh checkout, pytest rewrites the
+    asserts of every file and keeps the result: the workers would all do so with the same file at the same time."""
+    number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    files = sorted(path for argument in arguments for path in Path(argument).resolve().rglob("test_*.py"))
+    for path in files[number::workers] if workers > 1 else ():
+        with contextlib.suppress(Exception):  # collecting tells of it
+            importlib.import_module(".".join(path.relative_to(Path(__file__).parents[1]).with_suffix("").parts))
 
 
 @pytest.fixture

@@ -112,10 +112,6 @@ TURNS = st.builds(
     untold=st.just(frozenset()) | st.frozensets(PIDS, max_size=2),
 )
 HISTORIES = st.lists(TURNS, max_size=6)
-briefly = settings(max_examples=50, deadline=None)
-"""A history takes hypothesis long to make up."""
-
-
 Names = tuple[str, str, str, str, str, str]
 
 
@@ -162,9 +158,7 @@ def increases(
     return found
 
 
-@briefly
-@given(HISTORIES)
-def test_parts_and_rest_are_the_devices_figure_in_every_turn(history: list[Turn]) -> None:
+def parts_and_rest_are_the_devices_figure_in_every_turn(history: list[Turn]) -> None:
     ledger, before = Ledger(), Usage()
     remembered = Remembered()
     busy: Counter[str] = Counter()
@@ -181,9 +175,7 @@ def test_parts_and_rest_are_the_devices_figure_in_every_turn(history: list[Turn]
         before = now
 
 
-@briefly
-@given(HISTORIES)
-def test_energy_on_a_gpu_and_its_instances_is_the_gpus(history: list[Turn]) -> None:
+def energy_on_a_gpu_and_its_instances_is_the_gpus(history: list[Turn]) -> None:
     ledger, before = Ledger(), Usage()
     remembered = Remembered()
     paid: Counter[str] = Counter()
@@ -199,9 +191,7 @@ def test_energy_on_a_gpu_and_its_instances_is_the_gpus(history: list[Turn]) -> N
         before = now
 
 
-@briefly
-@given(HISTORIES)
-def test_namespaces_have_what_all_their_accounts_ever_had(history: list[Turn]) -> None:
+def namespaces_have_what_all_their_accounts_ever_had(history: list[Turn]) -> None:
     ledger, before = Ledger(), Usage()
     remembered = Remembered()
     sums: dict[str, Counter[str]] = {}
@@ -223,9 +213,7 @@ def test_namespaces_have_what_all_their_accounts_ever_had(history: list[Turn]) -
         before = now
 
 
-@briefly
-@given(HISTORIES)
-def test_nothing_is_negative_and_nobody_is_there_twice(history: list[Turn]) -> None:
+def nothing_is_negative_and_nobody_is_there_twice(history: list[Turn]) -> None:
     ledger = Ledger()
     for turn in history:
         now = turn.enter(ledger)
@@ -236,9 +224,7 @@ def test_nothing_is_negative_and_nobody_is_there_twice(history: list[Turn]) -> N
         assert len({names(one) for one in now.containers}) == len(now.containers)
 
 
-@briefly
-@given(HISTORIES)
-def test_accounts_are_for_those_who_hold_or_were_seen_using(history: list[Turn]) -> None:
+def accounts_are_for_those_who_hold_or_were_seen_using(history: list[Turn]) -> None:
     ledger = Ledger()
     for turn in history:
         now = {
@@ -259,9 +245,19 @@ def test_accounts_are_for_those_who_hold_or_were_seen_using(history: list[Turn])
             assert {one for one in now if one[0] == key} <= held | users
 
 
-@briefly
-@given(HISTORIES, st.randoms(use_true_random=False))
-def test_the_order_things_come_in_does_not_matter(history: list[Turn], random: Random) -> None:
+def the_order_things_come_in_does_not_matter(history: list[Turn], random: Random) -> None:
     ledger, other = Ledger(), Ledger()
     for turn in history:
         assert turn.enter(ledger) == turn.shuffled(random).enter(other)
+
+
+@settings(max_examples=50)
+@given(HISTORIES, st.randoms(use_true_random=False))
+def test_whatever_happens(history: list[Turn], random: Random) -> None:
+    """All that is true of a history is asked of the same one: it takes hypothesis long to make up."""
+    parts_and_rest_are_the_devices_figure_in_every_turn(history)
+    energy_on_a_gpu_and_its_instances_is_the_gpus(history)
+    namespaces_have_what_all_their_accounts_ever_had(history)
+    nothing_is_negative_and_nobody_is_there_twice(history)
+    accounts_are_for_those_who_hold_or_were_seen_using(history)
+    the_order_things_come_in_does_not_matter(history, random)

@@ -6,7 +6,7 @@ import pytest
 
 from podgpu.catalog.counters import shipped_counters
 from podgpu.catalog.fields import field_named, fields
-from podgpu.catalog.names import Rename, counterpart, meaning, names_of, rename_of, renames, successors
+from podgpu.catalog.names import counterpart, meaning, names_of, rename_of, renames, successors
 
 CHANGED_UNIT = {
     ("DCGM_FI_DEV_SM_CLOCK", 100): ("DCGM_FI_DEV_SM_CLOCK_HERTZ", 1603, 1e6),
@@ -70,11 +70,11 @@ def test_no_new_name_stands_for_two() -> None:
     assert set(new).isdisjoint(old)
 
 
-@pytest.mark.parametrize("rename", renames(), ids=lambda r: r.old_name)
-def test_both_names_lead_to_the_rename(rename: Rename) -> None:
-    assert rename_of(rename.old_name) is rename
-    assert rename_of(rename.new_name) is rename
-    assert {rename.old_name, rename.new_name} <= set(names_of(rename.old.id))
+def test_both_names_lead_to_the_rename() -> None:
+    for rename in renames():
+        assert rename_of(rename.old_name) is rename, rename
+        assert rename_of(rename.new_name) is rename, rename
+        assert {rename.old_name, rename.new_name} <= set(names_of(rename.old.id)), rename
 
 
 def test_the_one_name_that_means_two_things_goes_by_the_version() -> None:

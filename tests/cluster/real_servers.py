@@ -38,12 +38,12 @@ def needs(*binaries: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(bool(missing), reason=f"not installed here: {', '.join(missing)}")
 
 
-def wait_for(condition: Callable[[], object], what: str, patience: float = PATIENCE) -> None:
+def wait_for(condition: Callable[[], object], what: str, patience: float = PATIENCE, every: float = 0.05) -> None:
     give_up_at = time.monotonic() + patience
     while not condition():
         if time.monotonic() > give_up_at:
             raise AssertionError(f"still not after {patience:.0f} s: {what}")
-        time.sleep(0.05)
+        time.sleep(every)
 
 
 @contextlib.contextmanager

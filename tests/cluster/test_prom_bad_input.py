@@ -25,6 +25,8 @@ NOBODYS = (
     + b'{"metric":{},"value":[1,"1"]}]}}'
 )
 BOMB = gzip.compress(bytes(40 * 1024 * 1024), 1)
+SHORT = ViewSettings(window=45.0)
+"""Three instants of the rolling average are in it, and the usual window has twenty: each is asked for four times."""
 
 
 @pytest.fixture
@@ -41,7 +43,7 @@ class Backend:
         self.clock = FakeClock()
         self.backend = PrometheusBackend(
             PrometheusPlace(url, **place),  # type: ignore[arg-type]
-            settings or ViewSettings(),
+            settings or SHORT,
             clock=self.clock.monotonic,
         )
         self._runner = asyncio.Runner()
@@ -82,7 +84,7 @@ def test_a_round_on_a_server_that_behaves(double: PrometheusDouble, backend_of: 
 
 def test_its_clock_rules(double: PrometheusDouble, backend_of: MakeBackend) -> None:
     """Decades apart from ours: only differences of its own times count."""
-    backend = backend_of(double.url)
+    backend = backend_of(double.url, ViewSettings())
     reading = backend.turn()
     assert [node.read_at for node in reading.nodes] == [pytest.approx(backend.clock.monotonic() - 3)] * 2
     first, *others = double.asked
@@ -270,7 +272,7 @@ def test_nodes_do_not_wait_for_averages(double: PrometheusDouble, backend_of: Ma
 
 
 def test_only_instants_that_are_new_are_asked_for(double: PrometheusDouble, backend_of: MakeBackend) -> None:
-    backend = backend_of(double.url)
+    backend = backend_of(double.url, ViewSettings())
     double.misbehave = lambda asked: vector([({}, "0.5")], 1.0) if is_rolling(asked) else None
 
     def asked_for() -> list[str]:

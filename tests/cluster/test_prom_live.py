@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,8 @@ from tests.two_names import renamed
 NODES = FIXTURES.parent / "nodes"
 SETTINGS = ViewSettings(interval=1.0, window=5.0)
 USED = "DCGM_FI_DEV_MEM_COPY_UTIL"
+A_QUARTER = SETTINGS.interval / 4
+"""Of the time between two scrapes: a turn is all queries, and most of them find what the last found."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,7 @@ SERVERS = {
 Serving = Callable[..., AbstractContextManager[str]]
 
 
+@cache
 def exposition_of(name: str) -> str:
     """Each exporter on a node and with GPUs of its own: the texts were recorded on one machine, or simulated alike."""
     exposition = EXPORTERS[name].exposition
@@ -141,7 +145,7 @@ class Live:
             readings[:] = [self.turn()]
             return holds(readings[0])
 
-        wait_for(is_there, what)
+        wait_for(is_there, what, every=A_QUARTER)
         return readings[0]
 
 
@@ -163,7 +167,7 @@ def live(request: pytest.FixtureRequest) -> Iterator[Live]:
         serving(Path(folder), configuration=configuration(address)) as url,
     ):
         # A server may have taken in half of a first exposition: what a backend saw then, it remembers for a while.
-        wait_for(lambda: _names_at(url) == set(EXPORTERS), "every exporter was scraped")
+        wait_for(lambda: _names_at(url) == set(EXPORTERS), "every exporter was scraped", every=A_QUARTER)
         found = Live(url, away)
         yield found
         found.close()
@@ -227,7 +231,7 @@ def test_an_instant_worked_out_here_is_the_servers(live: Live, used_means: UsedM
         here, asked = both_ways(live.url, time.time() - 3, settings)
         return here == pytest.approx(asked) and {scope.scope for scope in here} == scopes
 
-    wait_for(agree, "both ways lead to the same figures")
+    wait_for(agree, "both ways lead to the same figures", every=A_QUARTER)
 
 
 def test_a_node_that_is_lost_is_told_as_it_was_and_grows_old(live: Live) -> None:

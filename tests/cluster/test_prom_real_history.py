@@ -67,6 +67,25 @@ def server(request: pytest.FixtureRequest) -> Iterator[Server]:
         yield found
 
 
+@dataclass(frozen=True)
+class Round:
+    reading: ClusterReading
+    at: float
+    """By the server's clock."""
+    n: int
+    """Number of the last sample."""
+    asked_between: tuple[float, float]
+    """By this machine's monotonic clock."""
+
+
+@pytest.fixture(scope="module")
+def usual(server: Server) -> Round:
+    """A round with the usual settings."""
+    before = time.monotonic()
+    reading, at = server.read()
+    return Round(reading, at, server.number(at), (before, time.monotonic()))
+
+
 @contextmanager
 def _serving(name: str) -> Iterator[Server]:
     start = time.time() // history.STEP * history.STEP
@@ -118,10 +137,9 @@ def test_an_instant_worked_out_here_is_the_servers(server: Server, used_means: U
         assert here, "there is something to compare"
 
 
-def test_every_gpu_once_on_its_node_with_its_holders(server: Server) -> None:
-    reading, at = server.read()
-    n = server.number(at)
-    found = devices(reading)
+def test_every_gpu_once_on_its_node_with_its_holders(usual: Round) -> None:
+    n = usual.n
+    found = devices(usual.reading)
     for gpu in history.GPUS:
         device = found.pop((gpu.uuid, ""))
         assert (device.node, device.index, device.model) == (gpu.node, gpu.index, gpu.model)
@@ -157,44 +175,38 @@ def test_the_view_of_it(server: Server, used_means: UsedMeans) -> None:
     assert view.rolling == reading.rolling
 
 
-def test_nodes_by_name_or_else_by_address(server: Server) -> None:
-    reading, _ = server.read()
-    assert {node.node: node.named for node in reading.nodes} == {
+def test_nodes_by_name_or_else_by_address(usual: Round) -> None:
+    assert {node.node: node.named for node in usual.reading.nodes} == {
         **{"node-a": True, "node-b": True, "node-c": True, "node-d": True, "node-f": True},
         "10.0.0.5:9400": False,
     }
-    assert nodes(reading)["node-a"].target == "10.0.0.1:9400"
+    assert nodes(usual.reading)["node-a"].target == "10.0.0.1:9400"
 
 
-def test_age_and_clock_of_a_node(server: Server) -> None:
-    before = time.monotonic()
-    reading, at = server.read()
-    after = time.monotonic()
-    node = nodes(reading)["node-a"]
-    newest = server.start + server.number(at) * history.STEP
-    newest += 5 if at >= newest + 5 else 0
-    assert before - 2 < node.read_at + (at - newest) < after + 2, "so long before it was asked"
-    assert node.taken_at == server.start + server.number(at) * history.STEP - 2
+def test_age_and_clock_of_a_node(server: Server, usual: Round) -> None:
+    node = nodes(usual.reading)["node-a"]
+    before, after = usual.asked_between
+    newest = server.start + usual.n * history.STEP
+    newest += 5 if usual.at >= newest + 5 else 0
+    assert before - 2 < node.read_at + (usual.at - newest) < after + 2, "so long before it was asked"
+    assert node.taken_at == server.start + usual.n * history.STEP - 2
     assert node.skew_seconds is None
 
 
-def test_namespace_counters_once(server: Server) -> None:
-    reading, at = server.read()
-    counters = [counters for node in reading.nodes for counters in node.namespaces]
-    seconds = 1000.0 + server.number(at) * history.STEP
+def test_namespace_counters_once(usual: Round) -> None:
+    counters = [counters for node in usual.reading.nodes for counters in node.namespaces]
+    seconds = 1000.0 + usual.n * history.STEP
     assert sorted(c[:3] for c in counters) == [(team, history.H100, seconds) for team in ("team-a", "team-b")]
     assert all(c.busy_seconds is None and c.energy_joules is None for c in counters)
 
 
-def test_owners(server: Server) -> None:
-    reading, _ = server.read()
-    assert reading.owners == history.OWNERS
+def test_owners(usual: Round) -> None:
+    assert usual.reading.owners == history.OWNERS
 
 
-def test_idle_for_as_long_as_is_known(server: Server) -> None:
-    reading, _ = server.read()
-    assert set(reading.idle_for) == {("GPU-b1", "")}
-    assert IDLE_AFTER <= reading.idle_for["GPU-b1", ""] < IDLE_AFTER + IDLE_AFTER / 30 + 1
+def test_idle_for_as_long_as_is_known(usual: Round) -> None:
+    assert set(usual.reading.idle_for) == {("GPU-b1", "")}
+    assert IDLE_AFTER <= usual.reading.idle_for["GPU-b1", ""] < IDLE_AFTER + IDLE_AFTER / 30 + 1
 
 
 def test_a_gpu_younger_than_the_window_is_not_called_idle(server: Server) -> None:

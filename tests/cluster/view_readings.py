@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import strategies as st
@@ -52,10 +54,20 @@ def text_of(view: ClusterView) -> str:
     return encode(cluster_families(view)).decode()
 
 
-def series(view: ClusterView, name: str) -> dict[tuple[tuple[str, str], ...], float]:
-    """Labels in alphabetic order -> value, of one family as Prometheus would read it."""
-    (found,) = [family for family in parse_text(text_of(view)) if family.name == name] or [ParsedFamily(name)]
-    return {tuple(sorted(sample.labels.items())): sample.value for sample in found.samples}
+Series = dict[tuple[tuple[str, str], ...], float]
+"""Labels in alphabetic order -> value."""
+
+
+def all_series(view: ClusterView) -> Mapping[str, Series]:
+    """By the name of their family, as Prometheus would read them."""
+    found: dict[str, Series] = defaultdict(dict)
+    for family in parse_text(text_of(view)):
+        found[family.name] = {tuple(sorted(sample.labels.items())): sample.value for sample in family.samples}
+    return found
+
+
+def series(view: ClusterView, name: str) -> Series:
+    return all_series(view)[name]
 
 
 def value(view: ClusterView, name: str, **labels: str) -> float | None:
@@ -133,10 +145,23 @@ def node_readings(now: float = 0.0) -> st.SearchStrategy[NodeReading]:
     )
 
 
-def readings(now: float = 0.0) -> st.SearchStrategy[ClusterReading]:
+def holdings(now: float = 0.0) -> st.SearchStrategy[ClusterReading]:
+    """What is known of nodes and of who holds their GPUs."""
     return st.builds(
         ClusterReading,
         nodes=st.lists(node_readings(now), max_size=5).map(tuple),
+        owners=st.dictionaries(st.tuples(NAMES, NAMES), st.builds(Owner, NAMES, NAMES), max_size=4),
+        idle_for=st.dictionaries(
+            st.tuples(st.just("GPU-1"), st.sampled_from(["", "1"])), st.floats(0, 1e5), max_size=2
+        ),
+    )
+
+
+def readings(now: float = 0.0) -> st.SearchStrategy[ClusterReading]:
+    """And what else there is to tell of a round."""
+    return st.builds(
+        replace,
+        holdings(now),
         outcomes=st.lists(
             st.builds(
                 TargetOutcome, st.sampled_from(["t1", "t2", "x\ny"]), st.just(0.1), st.sampled_from(["", "refused"])
@@ -144,12 +169,8 @@ def readings(now: float = 0.0) -> st.SearchStrategy[ClusterReading]:
             max_size=3,
         ).map(tuple),
         errors=st.dictionaries(st.tuples(NAMES, NAMES), st.integers(1, 5), max_size=3),
-        owners=st.dictionaries(st.tuples(NAMES, NAMES), st.builds(Owner, NAMES, NAMES), max_size=4),
         rolling=st.none()
         | st.dictionaries(
             st.sampled_from([Scope("cluster"), Scope("node", node="n1"), Scope("other")]), st.floats(0, 1)
-        ),
-        idle_for=st.dictionaries(
-            st.tuples(st.just("GPU-1"), st.sampled_from(["", "1"])), st.floats(0, 1e5), max_size=2
         ),
     )

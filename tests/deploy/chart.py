@@ -278,7 +278,7 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
 def _rendered(values: str, operator: bool) -> str:
     """The objects as JSON, which is read many times faster than YAML. NOTES.txt is one of them."""
     done = _template(values, operator, _chart_with_notes())
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, f"{values}: {done.stderr}"
     return json.dumps([one for one in yaml.load_all(done.stdout, Loader=yaml.CSafeLoader) if one])
 
 

@@ -1,9 +1,12 @@
-"""The chart as a whole: helm's lint, Kubernetes' schemas, and what every object must have; each feature on and off."""
+"""The chart as a whole: helm's lint, Kubernetes' schemas, and what every object must have; each feature on and off.
+
+What must hold for every variant is all here: a file's tests share one process, which renders each variant once.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,7 +17,8 @@ import yaml
 
 from deploy.render import CHART, NAMESPACE, run_helm
 from podgpu import __version__
-from tests.deploy.chart import VARIANTS, Object, objects, of_kind, pods_of
+from tests.deploy.chart import VARIANTS, Object, level, notes, objects, of_kind, pods_of
+from tests.deploy.shipped_options import check_options, ours
 
 CRDS = {"ServiceMonitor", "PodMonitor", "PrometheusRule", "Certificate"}
 CLUSTER_WIDE = {"ClusterRole", "ClusterRoleBinding", "APIService"}
@@ -26,70 +30,100 @@ EVERYTHING["autoscale"] = {"enabled": True}
 # Else it reads the megabyte of definitions anew for every object.
 kubernetes_validate.utils.schema_contents = cache(kubernetes_validate.utils.schema_contents)
 
-variants = pytest.mark.parametrize("values", VARIANTS.values(), ids=VARIANTS.keys())
+
+@cache
+def rendered_variants() -> Mapping[str, list[Object]]:
+    """To be looked at, not changed."""
+    return {name: objects(values) for name, values in VARIANTS.items()}
 
 
-@variants
-def test_lint(values: Mapping[str, Any], tmp_path: Path) -> None:
-    (tmp_path / "values.json").write_text(json.dumps(values), encoding="utf-8")
-    done = run_helm("lint", "--strict", str(CHART), "--namespace", NAMESPACE, "--values", str(tmp_path / "values.json"))
-    assert done.returncode == 0, done.stdout
-    assert "[WARNING]" not in done.stdout
+def every_object() -> Iterator[tuple[str, Object]]:
+    """With the name of its variant."""
+    return ((name, one) for name, rendered in rendered_variants().items() for one in rendered)
 
 
-@variants
+def every_pod() -> Iterator[tuple[str, Object]]:
+    return ((name, spec) for name, rendered in rendered_variants().items() for spec in pods_of(rendered))
+
+
+def every_container() -> Iterator[tuple[str, Object]]:
+    return ((name, one) for name, spec in every_pod() for one in spec["containers"])
+
+
+def to_lint() -> Iterator[str]:
+    """Lint judges the chart, and each object by its kind and name: variants that have one which none before had."""
+    seen: set[tuple[str, str, str]] = set()
+    for name, rendered in rendered_variants().items():
+        has = {(one["apiVersion"], one["kind"], one["metadata"]["name"]) for one in rendered}
+        if not has <= seen:
+            seen |= has
+            yield name
+
+
+def test_lint(tmp_path: Path) -> None:
+    path = tmp_path / "values.json"
+    for name in to_lint():
+        path.write_text(json.dumps(VARIANTS[name]), encoding="utf-8")
+        done = run_helm("lint", "--strict", str(CHART), "--namespace", NAMESPACE, "--values", str(path))
+        assert done.returncode == 0, f"{name}: {done.stdout}"
+        assert "[WARNING]" not in done.stdout, f"{name}: {done.stdout}"
+
+
 @pytest.mark.parametrize("version", [OLDEST, NEWEST])
-def test_kubernetes_takes_every_object(values: Mapping[str, Any], version: str) -> None:
-    for one in objects(values):
-        if one["kind"] not in CRDS:
-            validate(json.dumps(one), version)
+def test_kubernetes_takes_every_object(version: str) -> None:
+    assert list(refused(every_object(), version)) == []
 
 
 @pytest.mark.parametrize("version", BETWEEN)
 def test_so_do_the_versions_between(version: str) -> None:
-    for one in objects(EVERYTHING):
-        if one["kind"] not in CRDS:
-            validate(json.dumps(one), version)
+    assert list(refused((("everything", one) for one in objects(EVERYTHING)), version)) == []
 
 
-@cache  # most objects are the same in most variants
-def validate(one: str, version: str) -> None:
-    kubernetes_validate.validate(json.loads(one), version, strict=True)
+def refused(found: Iterator[tuple[str, Object]], version: str) -> Iterator[str]:
+    """Most objects are the same in most variants: each is looked at once."""
+    seen = set()
+    for name, one in found:
+        text = json.dumps(one)
+        if one["kind"] not in CRDS and text not in seen:
+            seen.add(text)
+            try:
+                kubernetes_validate.validate(one, version, strict=True)
+            except kubernetes_validate.ValidationError as e:
+                yield f"{name}: {one['kind']} {one['metadata']['name']}: {e.message}"
 
 
 def test_a_wrong_object_is_seen() -> None:
     """That the validation above validates."""
     (daemonset,) = of_kind("DaemonSet")
     daemonset["spec"]["template"]["spec"]["hostPid"] = True
-    with pytest.raises(kubernetes_validate.ValidationError, match="hostPid"):
-        kubernetes_validate.validate(daemonset, NEWEST, strict=True)
+    (said,) = refused(iter([("a wrong one", daemonset)]), NEWEST)
+    assert "a wrong one: DaemonSet podgpu-exporter" in said
+    assert "hostPid" in said
 
 
-@variants
-def test_objects_have_names_labels_and_a_namespace(values: Mapping[str, Any]) -> None:
+def test_objects_have_names_labels_and_a_namespace() -> None:
     seen = set()
-    for one in objects(values):
+    for name, one in every_object():
         metadata = one["metadata"]
-        assert len(metadata["name"]) <= 63
-        assert metadata["labels"]["app.kubernetes.io/part-of"] == "podgpu"
-        assert ("namespace" in metadata) == (one["kind"] not in CLUSTER_WIDE)
-        key = (one["kind"], metadata.get("namespace"), metadata["name"])
+        assert len(metadata["name"]) <= 63, name
+        assert metadata["labels"]["app.kubernetes.io/part-of"] == "podgpu", name
+        assert ("namespace" in metadata) == (one["kind"] not in CLUSTER_WIDE), name
+        key = (name, one["kind"], metadata.get("namespace"), metadata["name"])
         assert key not in seen
         seen.add(key)
 
 
-@variants
-def test_selectors_find_the_pods(values: Mapping[str, Any]) -> None:
-    rendered = objects(values)
-    labels = [
-        one["spec"]["template"]["metadata"]["labels"] for one in rendered if one["kind"] in ("DaemonSet", "Deployment")
-    ]
-    services = [one["metadata"]["labels"] for one in rendered if one["kind"] == "Service"]
-    for one in rendered:
-        selector = _selector(one)
-        if selector is not None:
-            among = services if one["kind"] == "ServiceMonitor" else labels
-            assert sum(selector.items() <= some.items() for some in among) == 1, (one["kind"], selector)
+def test_selectors_find_the_pods() -> None:
+    for name, rendered in rendered_variants().items():
+        workloads = [one for one in rendered if one["kind"] in ("DaemonSet", "Deployment")]
+        labels = [one["spec"]["template"]["metadata"]["labels"] for one in workloads]
+        services = [one["metadata"]["labels"] for one in rendered if one["kind"] == "Service"]
+        for one in rendered:
+            selector = _selector(one)
+            if selector is not None:
+                among = services if one["kind"] == "ServiceMonitor" else labels
+                matches = sum(selector.items() <= some.items() for some in among)
+                assert matches == 1, (name, one["kind"], selector)
 
 
 def _selector(one: Object) -> dict[str, str] | None:
@@ -103,37 +137,95 @@ def _selector(one: Object) -> dict[str, str] | None:
     return None
 
 
-@variants
-def test_mounts_and_volumes_belong_together(values: Mapping[str, Any]) -> None:
-    for spec in pods_of(objects(values)):
+def test_mounts_and_volumes_belong_together() -> None:
+    for name, spec in every_pod():
         volumes = [volume["name"] for volume in spec.get("volumes", ())]
-        assert len(volumes) == len(set(volumes))
+        assert len(volumes) == len(set(volumes)), name
         for one in spec["containers"]:
             mounts = one.get("volumeMounts", ())
-            assert {mount["name"] for mount in mounts} <= set(volumes)
-            assert len({mount["mountPath"] for mount in mounts}) == len(mounts)
-            names = [variable["name"] for variable in one.get("env", ())]
-            assert len(names) == len(set(names))
+            assert {mount["name"] for mount in mounts} <= set(volumes), name
+            assert len({mount["mountPath"] for mount in mounts}) == len(mounts), name
+            variables = [variable["name"] for variable in one.get("env", ())]
+            assert len(variables) == len(set(variables)), name
 
 
-@variants
-def test_probes_ask_a_port_that_is_there(values: Mapping[str, Any]) -> None:
-    for spec in pods_of(objects(values)):
+def test_probes_ask_a_port_that_is_there() -> None:
+    for name, one in every_container():
+        ports = {port["name"] for port in one.get("ports", ())}
+        for probe in ("livenessProbe", "readinessProbe"):
+            if probe in one:
+                assert one[probe]["httpGet"]["port"] in ports, name
+                assert one[probe]["timeoutSeconds"] >= 1, name
+
+
+def test_every_container_has_a_memory_budget() -> None:
+    for name, one in every_container():
+        assert one["resources"]["requests"].keys() == {"cpu", "memory"}, name
+        assert one["resources"]["limits"].keys() == {"memory"}, f"{name}: a throttled tick is a late tick"
+        assert not any("nvidia.com" in key for part in one["resources"].values() for key in part), name
+
+
+def test_every_flag_and_variable_is_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, rendered in rendered_variants().items():
+        for one in ours(rendered):
+            check_options(one, monkeypatch, name)
+
+
+# --- least privilege, see also test_chart_security.py
+
+
+def test_no_container_may_more_than_its_features_need() -> None:
+    for name, spec in every_pod():
+        values = VARIANTS[name]
+        driver_root = values.get("gpus", {}).get("access") == "driver-root"
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}, name
+        assert "hostIPC" not in spec, name
         for one in spec["containers"]:
-            ports = {port["name"] for port in one.get("ports", ())}
-            for probe in ("livenessProbe", "readinessProbe"):
-                if probe in one:
-                    assert one[probe]["httpGet"]["port"] in ports
-                    assert one[probe]["timeoutSeconds"] >= 1
+            context = one["securityContext"]
+            if one["name"] != "dcgm-exporter":  # NVIDIA's; it is not known to run without writing
+                assert context["readOnlyRootFilesystem"] is True, name
+            assert context.get("privileged", False) == (driver_root and one["name"] != "node-exporter"), name
+            if not context.get("privileged"):
+                added = context["capabilities"].get("add", [])
+                assert context["capabilities"]["drop"] == ["ALL"], name
+                assert context["allowPrivilegeEscalation"] == ("SYS_ADMIN" in added), name
+                assert not added or _asked_for(values), (name, added)
 
 
-@variants
-def test_every_container_has_a_memory_budget(values: Mapping[str, Any]) -> None:
-    for spec in pods_of(objects(values)):
-        for one in spec["containers"]:
-            assert one["resources"]["requests"].keys() == {"cpu", "memory"}
-            assert one["resources"]["limits"].keys() == {"memory"}, "a throttled tick is a late tick"
-            assert not any("nvidia.com" in name for part in one["resources"].values() for name in part)
+def _asked_for(values: Mapping[str, Any]) -> bool:
+    return bool(
+        values.get("gpus", {}).get("migMonitoring")
+        or values.get("exporter", {}).get("addCapabilities")
+        or values.get("exporter", {}).get("usage", {}).get("from") == "exact"
+        or values.get("enrich", {}).get("dcgmExporter", {}).get("profiling")
+    )
+
+
+def test_the_notes_say_the_level_the_pods_need() -> None:
+    for name, rendered in rendered_variants().items():
+        needed = {level(spec) for spec in pods_of(rendered)}
+        text = notes(VARIANTS[name])
+        if "privileged" in needed:
+            assert 'must allow the Pod Security level "privileged"' in text, name
+            assert "pod-security.kubernetes.io/enforce=privileged" in text, name
+        else:
+            assert needed <= {"restricted"}, name
+            assert 'may have the Pod Security level "restricted"' in text, name
+
+
+def test_nothing_is_ever_written_to_the_api_server() -> None:
+    for name, one in every_object():
+        for rule in one.get("rules", ()) if one["kind"] in ("Role", "ClusterRole") else ():
+            if rule.get("resources") == ["apiservices"]:  # autoscale's own, by name: test_chart_autoscale.py
+                assert rule["resourceNames"], name
+                continue
+            assert set(rule["verbs"]) <= {"get", "list", "watch"}, name
+            assert "secrets" not in rule.get("resources", ()), name
+        if one["kind"] == "ServiceAccount":
+            assert one["automountServiceAccountToken"] is False, name
+
+
+# --- single ones
 
 
 def test_the_version_is_the_packages() -> None:

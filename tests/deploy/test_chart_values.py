@@ -220,9 +220,10 @@ def test_the_schema_itself_is_one() -> None:
     assert not list(validator.iter_errors(values_file()))
 
 
-@pytest.mark.parametrize("values", VARIANTS.values(), ids=VARIANTS.keys())
-def test_a_second_validator_agrees(values: Mapping[str, Any]) -> None:
+def test_a_second_validator_agrees() -> None:
     """Editors and CI check values with other validators than helm's. A null takes a default away: helm's habit."""
-    text = json.dumps(values)
-    if "null" not in text:
-        assert not list(Draft7Validator(SCHEMA).iter_errors(json.loads(text)))
+    validator = Draft7Validator(SCHEMA)
+    for name, values in VARIANTS.items():
+        text = json.dumps(values)
+        if "null" not in text:
+            assert not list(validator.iter_errors(json.loads(text))), name

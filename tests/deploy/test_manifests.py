@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import kubernetes_validate
@@ -18,8 +19,10 @@ from tests.deploy.test_chart import CRDS, NEWEST
 files = pytest.mark.parametrize("name", FILES)
 
 
+@cache
 def loaded(name: str) -> list[dict[str, object]]:
-    return [one for one in yaml.safe_load_all((MANIFESTS / name).read_text(encoding="utf-8")) if one]
+    text = (MANIFESTS / name).read_text(encoding="utf-8")
+    return [one for one in yaml.load_all(text, Loader=yaml.CSafeLoader) if one]
 
 
 def render(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -35,12 +38,13 @@ def test_they_are_current() -> None:
 def test_a_stale_one_is_named(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "deploy", tmp_path / "deploy")
     stale = tmp_path / "deploy" / "manifests" / "exporter.yaml"
-    stale.write_text(stale.read_text(encoding="utf-8").replace("192Mi", "1Gi"), encoding="utf-8")
+    current = stale.read_text(encoding="utf-8")
+    stale.write_text(current.replace("192Mi", "1Gi"), encoding="utf-8")
     done = render(tmp_path, "--check")
     assert done.returncode == 1
     assert done.stdout == "deploy/manifests/exporter.yaml is not what the chart renders (run make manifests)\n"
     assert render(tmp_path).returncode == 0
-    assert render(tmp_path, "--check").returncode == 0
+    assert stale.read_text(encoding="utf-8") == current
 
 
 def test_there_are_no_others() -> None:

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 from collections import defaultdict
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ needs_promtool = pytest.mark.skipif(
 )
 
 
+@cache
 def rules() -> list[dict[str, Any]]:
     return [
         rule
@@ -56,6 +58,7 @@ def test_unit_tests_pass(file: Path) -> None:
     promtool("test", "rules", file)
 
 
+@cache
 def expectations() -> dict[str, list[list[bool]]]:
     """Alert -> for each of its scenarios whether it fires, in the order of time."""
     found: dict[str, list[list[bool]]] = defaultdict(list)

@@ -22,7 +22,7 @@ from podgpu.figures.device import Condition, DeviceFigures, HolderFigures, Owner
 from podgpu.figures.prices import NO_PRICES, Price, Prices
 from podgpu.figures.waste_rows import By, Source, csv_name, harmless, waste_asked, waste_csv, waste_json
 from podgpu.model import Workload
-from tests.cluster.view_readings import H100, WALL, gpu, holder, node, readings
+from tests.cluster.view_readings import H100, WALL, gpu, holder, holdings, node
 
 PRICES = Prices("EUR", {H100: Price(Fraction("3.60"))})
 """A milli-euro a second."""
@@ -167,7 +167,7 @@ def test_a_clock_that_is_set_moves_the_end_along() -> None:
     assert pod.ended_at == 1_000_000.0 - 60.0
 
 
-@given(st.lists(readings(), min_size=2, max_size=4))
+@given(st.lists(holdings(), min_size=2, max_size=4))
 @settings(max_examples=60)
 def test_sums_agree_and_never_fall(all_: list[ClusterReading]) -> None:
     memory, before = Memory(), {}

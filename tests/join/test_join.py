@@ -66,8 +66,7 @@ OWN_COLLECTORS = "DCGM_EXP_XID_ERRORS_COUNT,gauge,n\nDCGM_EXP_XID_ERRORS_TOTAL,c
 NAMINGS = [Naming("4.8"), Naming("4.9"), Naming("both")]
 
 
-@given(snapshots(), st.booleans(), st.booleans(), st.booleans(), st.sampled_from(NAMINGS))
-def test_no_series_twice_and_one_head_per_family(
+def no_series_twice_and_one_head_per_family(
     snapshot: Snapshot, old: bool, copy: bool, virtual: bool, naming: Naming
 ) -> None:
     policy = Policy(
@@ -84,8 +83,7 @@ def test_no_series_twice_and_one_head_per_family(
     assert len(heads) == len(set(heads))
 
 
-@given(snapshots())
-def test_pod_labels_only_where_exactly_one_workload_holds(snapshot: Snapshot) -> None:
+def pod_labels_only_where_exactly_one_workload_holds(snapshot: Snapshot) -> None:
     held = {d.key: {a.holder for a in snapshot.assignments if a.device == d.key} for d in DEVICES}
     for name in series(encode(join(snapshot, POLICY))):
         if not name.startswith("DCGM_FI"):
@@ -104,8 +102,7 @@ def test_pod_labels_only_where_exactly_one_workload_holds(snapshot: Snapshot) ->
             assert all(f'{label}="{value}"' in name for label, value in pairs.items())
 
 
-@given(snapshots())
-def test_the_order_of_assignments_does_not_matter(snapshot: Snapshot) -> None:
+def the_order_of_assignments_does_not_matter(snapshot: Snapshot) -> None:
     turned = Snapshot(
         snapshot.taken_at,
         snapshot.devices,
@@ -117,11 +114,18 @@ def test_the_order_of_assignments_does_not_matter(snapshot: Snapshot) -> None:
     assert sorted(series(encode(join(turned, POLICY)))) == sorted(series(encode(join(snapshot, POLICY))))
 
 
-@given(snapshots())
-def test_a_dump_is_a_fixture(snapshot: Snapshot) -> None:
+def a_dump_is_a_fixture(snapshot: Snapshot) -> None:
     loaded = load_snapshot(dump_snapshot(snapshot))
     assert loaded == snapshot
     assert encode(join(loaded, POLICY)) == encode(join(snapshot, POLICY))
+
+
+@given(snapshots(), st.booleans(), st.booleans(), st.booleans(), st.sampled_from(NAMINGS))
+def test_any_snapshot(snapshot: Snapshot, old: bool, copy: bool, virtual: bool, naming: Naming) -> None:
+    no_series_twice_and_one_head_per_family(snapshot, old, copy, virtual, naming)
+    pod_labels_only_where_exactly_one_workload_holds(snapshot)
+    the_order_of_assignments_does_not_matter(snapshot)
+    a_dump_is_a_fixture(snapshot)
 
 
 @pytest.mark.parametrize(

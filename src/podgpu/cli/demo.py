@@ -9,6 +9,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -83,8 +84,8 @@ def command(address: str, cluster_address: str, gpus: str, calm: bool, prices: s
             at_the_end.enter_context(_node(number, spec)) for number, spec in enumerate((gpus, *OTHER_GPUS), start=1)
         ]
         exporters = [exporter_on(node, read) for node in nodes]
-        for exporter in exporters:
-            exporter.agent.warm_up()
+        with ThreadPoolExecutor(len(exporters)) as pool:  # each waits a second between its first two readings
+            list(pool.map(lambda exporter: exporter.agent.warm_up(), exporters))
         several = Several(
             [member for exporter in exporters for member in (exporter.agent, exporter.keeper, exporter.waste)]
         )

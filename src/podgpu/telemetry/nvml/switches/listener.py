@@ -20,6 +20,8 @@ _log = logging.getLogger(__name__)
 _SAMPLE_SECONDS = 0.06
 """A look costs half a millisecond of CPU, nearly all of it the driver's: twenty a second are past what `exact` may
 cost, and figures of half a minute are as good with seventeen."""
+_TICK_SECONDS = 0.001
+"""What is due within this is done now."""
 _LONGEST_UNTAKEN_SECONDS = 90.0
 """Past this nobody takes windows any more: rather doubt than grow."""
 
@@ -87,19 +89,25 @@ class Listener:
             self._samples = [sample for sample in self._samples if sample[0] >= end]
             return residency, samples
 
-    def step(self) -> None:
-        """What is due now: a busy sample, and emptying the log."""
+    def step(self) -> float:
+        """Does what is due now, a busy sample and emptying the log; answers in how many seconds something is due again.
+
+        Samples are taken at moments that nobody can foresee: evenly spaced ones would lock to evenly spaced loads. The
+        log is emptied on time: at 5,000 switches a second it is full after three seconds."""
         with self._lock:
             if self._doubt is not None:
-                return
+                return 0.0
             try:
                 if self.sampled and not self.rests:
                     self._sample()
-                if self._clock() - self._drained_at >= self._log.drain_seconds:
+                if self._until_full() < _TICK_SECONDS:
                     self._drain()
                     self._check_taken()
             except Doubt as e:
                 self._end(e)
+            if self.sampled:
+                return random.uniform(0.5, 1.5) * _SAMPLE_SECONDS
+            return self._until_full()
 
     def close(self) -> None:
         with self._lock:
@@ -108,17 +116,16 @@ class Listener:
 
     def _listen(self) -> None:
         try:
-            while not self._ended.wait(self._pause()):
-                self.step()
+            while not self._ended.wait(self.step()):
+                pass
         except Exception as e:  # noqa: BLE001 - the edge of a thread: a bug here costs this log, not the process
             _log.exception("context-switch log: unexpected error, please report it")
             with self._lock:
                 self._end(Doubt("bug", f"{type(e).__name__}: {e}"))
 
-    def _pause(self) -> float:
-        """Samples are taken at moments that nobody can foresee: evenly spaced ones would lock to evenly spaced loads.
-        The log is emptied on time: at 5,000 switches a second it is full after three seconds."""
-        return random.uniform(0.5, 1.5) * _SAMPLE_SECONDS if self.sampled else self._log.drain_seconds
+    def _until_full(self) -> float:
+        """Seconds until the log has to be emptied at the latest."""
+        return self._drained_at + self._log.drain_seconds - self._clock()
 
     def _sample(self) -> None:
         before = self._wall()
