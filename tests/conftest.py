@@ -74,16 +74,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 LONGEST = (
-    *("endurance/test_attack.py", "deploy/test_alerts_live.py", "browser/test_cluster_page.py", "deploy/test_chart.py"),
-    *("deploy/test_image.py", "browser/test_broken.py", "browser/test_history.py", "cluster/test_prom_live.py"),
-    *("serve/test_connections.py", "agent/test_gpu_faults.py", "cli/test_ill_api_server.py", "test_doc_commands.py"),
-    *("test_bench.py", "cli/test_demo.py", "cluster/test_hostile.py", "test_billing.py", "kube/test_watch.py"),
-    *("faults/test_process.py", "browser/test_money.py", "browser/test_node_page.py", "endurance/test_soak.py"),
-    *("cli/test_cluster.py", "fetch/test_large_answers.py", "endurance/test_fuzz.py", "serve/test_signals.py"),
-    *("agent/test_kubelet_faults.py", "cluster/test_prom_real_history.py"),
-    *("browser/test_demo_page.py", "test_churn.py"),
+    *("deploy/test_alerts_live.py", "endurance/test_attack.py", "browser/test_cluster_page.py"),
+    *("cluster/test_prom_live.py", "agent/test_gpu_faults.py", "browser/test_broken.py", "test_doc_commands.py"),
+    *("browser/test_history.py", "serve/test_connections.py", "test_bench.py", "deploy/test_chart.py"),
+    *("test_billing.py", "faults/test_process.py", "agent/test_kubelet_faults.py", "cli/test_ill_api_server.py"),
+    *("browser/test_money.py", "cli/test_cluster.py", "endurance/test_soak.py", "cluster/test_hostile.py"),
+    *("browser/test_node_page.py", "deploy/test_image.py", "serve/test_signals.py", "cli/test_demo.py", "test_docs.py"),
+    *("serve/test_left_behind.py", "kube/test_watch.py", "cluster/test_prom_real_history.py", "test_churn.py"),
+    *("cli/test_doctor_configuration.py", "deploy/test_dashboards.py", "fetch/test_large_answers.py"),
+    *("agent/test_health.py", "top/test_terminal.py", "serve/test_tls.py", "deploy/test_rules_autoscaling.py"),
+    *("hook/test_killed.py", "exposition/test_openmetrics.py", "deploy/test_12239.py", "top/test_tmux.py"),
+    *("browser/test_demo_page.py", "endurance/test_fuzz.py"),
 )
-"""Files of ten seconds and more. A worker that takes one up when the others are done keeps everybody waiting."""
+"""Files of five seconds and more. A worker that takes one up when the others are done keeps everybody waiting."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

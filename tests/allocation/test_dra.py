@@ -437,7 +437,7 @@ claims_of_all_kinds = st.builds(
     st.lists(claimed_devices, max_size=3).map(tuple),
 )
 pods_of_all_kinds = st.builds(
-    lambda name, claims: pod(name, *claims), st.sampled_from("ab"), st.lists(claims_of_all_kinds)
+    lambda name, claims: pod(name, *claims), st.sampled_from("ab"), st.lists(claims_of_all_kinds, max_size=4)
 )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -19,12 +20,18 @@ from podgpu.figures.device import Owner
 from tests.cluster.prometheus_double import Asked, PrometheusDouble, Reply, error, running_double, some_gpus, vector
 from tests.nodes.clock import FakeClock, wait_until
 
-NOBODYS = (
-    b'{"status":"success","data":{"resultType":"vector","result":['
-    + b'{"metric":{},"value":[1,"1"]},' * 400_000
-    + b'{"metric":{},"value":[1,"1"]}]}}'
-)
-BOMB = gzip.compress(bytes(40 * 1024 * 1024), 1)
+
+@cache
+def series_of_nobody() -> bytes:
+    one = b'{"metric":{},"value":[1,"1"]}'
+    return b'{"status":"success","data":{"resultType":"vector","result":[' + (one + b",") * 400_000 + one + b"]}}"
+
+
+@cache
+def bomb() -> bytes:
+    return gzip.compress(bytes(40 * 1024 * 1024), 1)
+
+
 SHORT = ViewSettings(window=45.0)
 """Three instants of the rolling average are in it, and the usual window has twenty: each is asked for four times."""
 
@@ -127,11 +134,11 @@ REPLIES: dict[str, tuple[Callable[[Asked], Reply], str, str]] = {
         lambda asked: Reply(b'{"status":"success","data":{"resultType":"vector","result":[{"value":[1]}]}}'),
         *("malformed", "an unknown shape"),
     ),
-    "more series than anybody has": (lambda asked: Reply(NOBODYS), "too_much", "--match"),
+    "more series than anybody has": (lambda asked: Reply(series_of_nobody()), "too_much", "--match"),
     "brackets without end": (lambda asked: Reply(b'{"status":"success","data":' + b"[]," * 2_000_000), "too_much", ""),
     "a body without end": (lambda asked: Reply(b"{", claimed_length=1 << 40), "too_large", "bytes"),
     "a small body of a large one": (
-        lambda asked: Reply(BOMB, headers={"Content-Encoding": "gzip"}),
+        lambda asked: Reply(bomb(), headers={"Content-Encoding": "gzip"}),
         *("too_large", "bytes"),
     ),
     "a refusal without end": (

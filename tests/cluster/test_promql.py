@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import string
 
 import pytest
 from hypothesis import given
@@ -13,7 +14,10 @@ from podgpu.cluster.prom.promql import Matcher, parse_matchers
 from podgpu.errors import UsageError
 
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=30)
-LABELS = st.from_regex(r"[a-zA-Z_][a-zA-Z0-9_]{0,10}", fullmatch=True).filter(lambda name: name != "__name__")
+LETTERS = string.ascii_letters + "_"
+LABELS = st.builds(str.__add__, st.sampled_from(LETTERS), st.text(LETTERS + string.digits, max_size=10)).filter(
+    lambda name: name != "__name__"
+)
 MATCHERS = st.builds(Matcher, LABELS, st.sampled_from(["=", "!=", "=~", "!~"]), TEXTS)
 BLANKS = st.sampled_from(["", " ", "\n\t "])
 

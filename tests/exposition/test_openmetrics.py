@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import json
-import shutil
-import subprocess
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from prometheus_client import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 
-from endurance.attack.scraper import free_port
 from podgpu.exposition.body import Exposition
 from podgpu.exposition.parse import parse_text
 from podgpu.exposition.text import encode, to_openmetrics
 from podgpu.series import Family, Labels, Sample
 from podgpu.serve.answers import accepts_openmetrics
+from tests.cluster.real_servers import needs, prometheus
 from tests.nodes.clock import wait_until
 from tests.nodes.node import Node
 from tests.serve.conftest import client, node  # noqa: F401 - fixtures
@@ -141,28 +137,6 @@ def test_over_http(node: Node, client: Client) -> None:  # noqa: F811
 # --- a real Prometheus
 
 
-PROMETHEUS = shutil.which("prometheus")
-
-
-@contextmanager
-def prometheus(folder: Path, target: str, port: int) -> Iterator[str]:
-    config = folder / "prometheus.yml"
-    config.write_text(
-        f"scrape_configs: [{{job_name: podgpu, scrape_interval: 1s, static_configs: [{{targets: ['{target}']}}]}}]"
-    )
-    command = [
-        str(PROMETHEUS),
-        f"--config.file={config}",
-        f"--storage.tsdb.path={folder}/data",
-        f"--web.listen-address=127.0.0.1:{port}",
-    ]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-        try:
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            process.terminate()
-
-
 def ask(url: str) -> object:
     try:
         with urllib.request.urlopen(url, timeout=30) as answer:
@@ -171,7 +145,7 @@ def ask(url: str) -> object:
         return None
 
 
-@pytest.mark.skipif(PROMETHEUS is None, reason="prometheus is not here; on Debian: apt-get install prometheus")
+@needs("prometheus")
 def test_a_real_prometheus_stores_the_series_of_the_text_format(
     node: Node,  # noqa: F811
     client: Client,  # noqa: F811
@@ -180,7 +154,8 @@ def test_a_real_prometheus_stores_the_series_of_the_text_format(
     """It asks for OpenMetrics by itself. Names, labels and values must be those of the text format."""
     node.take_turns()
     target = f"{client.address.host}:{client.address.port}"
-    with prometheus(folder, target, free_port()) as server:
+    job = f"{{job_name: podgpu, scrape_interval: 1s, static_configs: [{{targets: ['{target}']}}]}}"
+    with prometheus(folder, configuration=f"scrape_configs: [{job}]") as server:
         found: list[object] = []
 
         def scraped() -> bool:

@@ -84,8 +84,10 @@ def again_if_held_up(work: Callable[[], T]) -> T:
 
 
 def wait_until(condition: Callable[[], object], what: str) -> None:
-    give_up_at = time.monotonic() + PATIENCE
+    """Looks at once and often, and the longer it takes the less often: a look may be a request to a server."""
+    began = time.monotonic()
     while not condition():
-        if time.monotonic() > give_up_at:
+        waited = time.monotonic() - began
+        if waited > PATIENCE:
             raise AssertionError(f"still not after {PATIENCE:.0f} s: {what}")
-        time.sleep(0.002)
+        time.sleep(min(0.002 + waited / 50, 0.1))
