@@ -12,8 +12,9 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from threading import Lock
 
@@ -21,7 +22,7 @@ import pytest
 import yaml
 
 from podgpu.simulate.kubelet import SimulatedKubelet
-from tests.doc_sessions import BIN, MACHINE, ROOT, Block, Session, bare, console_blocks, program, serves, yaml_files
+from tests.doc_sessions import BIN, MACHINE, ROOT, Block, Session, bare, console_blocks, program, yaml_files
 
 NOT_RUN = {
     r"kubectl ": "there is no cluster",
@@ -72,22 +73,23 @@ def programs(block: Block) -> set[str]:
     return {program(part) for command in runnable for part in re.split(r" \| | && ", command)}
 
 
-@pytest.fixture(scope="module")
-def stand_in(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[int], int]]:
-    """The demo's servers, for blocks that take one to run already. Started when the first block asks."""
-    session = Session(tmp_path_factory.mktemp("stand-in"), Block(ROOT / "README.md", 0, ()))
-    one_at_a_time = Lock()
+class StandIn:
+    """A server for blocks that take one to run already. Started when the first of them asks."""
 
-    def find(port: int) -> int:
-        with one_at_a_time:
-            if not session.running:
-                session.type(DEMO)
-        return session.ports[port]
+    def __init__(self, folder: Path, command: str) -> None:
+        self._session = Session(folder, Block(ROOT / "README.md", 0, ()))
+        self._command = command
+        self._one_at_a_time = Lock()
 
-    try:
-        yield find
-    finally:
-        session.close()
+    def __call__(self, port: int) -> int:
+        """Where somebody answers as if there."""
+        with self._one_at_a_time:
+            if not self._session.running:
+                self._session.type(self._command)
+        return self._session.ports[port]
+
+    def close(self) -> None:
+        self._session.close()
 
 
 def test_every_command_is_run_or_has_a_reason() -> None:
@@ -103,22 +105,32 @@ def test_every_reason_is_needed() -> None:
 
 @pytest.fixture(scope="module")
 def outcomes(
-    request: pytest.FixtureRequest, stand_in: Callable[[int], int], tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[Block, Future[None]]]:
     """Of every block that a test was chosen for."""
     chosen = [item.callspec.params.get("block") for item in request.session.items if hasattr(item, "callspec")]
-    with ThreadPoolExecutor(max_workers=4) as pool:
+    with (
+        closing(StandIn(tmp_path_factory.mktemp("demo"), DEMO)) as demo,
+        closing(StandIn(tmp_path_factory.mktemp("exporter"), "podgpu exporter &")) as exporter,
+        ThreadPoolExecutor(max_workers=4) as pool,
+    ):
         folders = {block: tmp_path_factory.mktemp("session") for block in chosen if block in BLOCKS}
-        yield {block: pool.submit(run, Session(folder, block, stand_in)) for block, folder in folders.items()}
+        yield {
+            block: pool.submit(run, Session(folder, block, exporter if changes(block) else demo))
+            for block, folder in folders.items()
+        }
+
+
+def changes(block: Block) -> bool:
+    """What it asks: not the server that the others read from."""
+    return any("-X POST" in command for command in block.commands)
 
 
 def run(session: Session) -> None:
     commands = session.block.commands
     try:
-        if any("-X POST" in command for command in commands) and not any(map(serves, commands)):
-            session.type("podgpu exporter &")  # it will be changed: not the one that others use
         for command in commands:
-            if command == DEMO and session.stand_in is not None:
+            if command == DEMO and session.stand_in is not None and not changes(session.block):
                 session.stand_in(9400)  # this very demo runs: one is enough for all pages
             elif not reason(command) and bare(command) not in PROVED:
                 session.type(command)

@@ -43,7 +43,6 @@ _NAME = re.compile(r"\b(?:podgpu_[a-z0-9_]+|DCGM_(?:FI|EXP)_[A-Z0-9_]+)(\*?)")
 DOUBTS = {"Doubt", "_OfOneWindow"}
 
 needs_promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
-pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
 
 def blocks(text: str, *languages: str) -> list[str]:
@@ -114,6 +113,12 @@ def test_the_page_has_the_block(page: str, block: str) -> None:
 # --- links
 
 
+def prose_of_pages() -> Iterator[tuple[Path, str]]:
+    """Each page without its fenced blocks."""
+    return ((page, _FENCE.sub("", page.read_text(encoding="utf-8"))) for page in PAGES)
+
+
+@cache
 def anchors(page: Path) -> set[str]:
     """What GitHub makes of the headings."""
     text = _FENCE.sub("", page.read_text(encoding="utf-8"))
@@ -121,31 +126,31 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pages
-def test_relative_links_resolve(page: Path) -> None:
-    for target in _LINK.findall(_FENCE.sub("", page.read_text(encoding="utf-8"))):
-        if "://" in target:
-            continue
-        path, _, anchor = target.partition("#")
-        there = (page.parent / path).resolve() if path else page
-        assert there.exists(), target
-        if anchor:
-            assert anchor in anchors(there), target
+def test_relative_links_resolve() -> None:
+    for page, text in prose_of_pages():
+        for target in _LINK.findall(text):
+            if "://" in target:
+                continue
+            path, _, anchor = target.partition("#")
+            there = (page.parent / path).resolve() if path else page
+            assert there.exists(), (page.name, target)
+            if anchor:
+                assert anchor in anchors(there), (page.name, target)
 
 
 # --- names
 
 
-@pages
-def test_every_metric_named_exists(page: Path) -> None:
+def test_every_metric_named_exists() -> None:
     own = {family.name for family in (*OWN_FAMILIES, *CLUSTER_FAMILIES, *HOOK_FAMILIES, *AUTOSCALE_FAMILIES)}
     known = own | {name for field in fields().values() for name in field.names}
-    for match in _NAME.finditer(page.read_text(encoding="utf-8")):
-        name = match[0].removesuffix("*")
-        if match[1]:
-            assert any(one.startswith(name) for one in known), match[0]
-        else:
-            assert name in own or field_named(name), match[0]
+    for page in PAGES:
+        for match in _NAME.finditer(page.read_text(encoding="utf-8")):
+            name = match[0].removesuffix("*")
+            if match[1]:
+                assert any(one.startswith(name) for one in known), (page.name, match[0])
+            else:
+                assert name in own or field_named(name), (page.name, match[0])
 
 
 @cache
@@ -155,35 +160,28 @@ def known_options() -> set[str]:
     return known | {f"--{option.flag}" for option in CLUSTER_OPTIONS}
 
 
-@pages
-def test_every_option_named_exists(page: Path) -> None:
-    text = _FENCE.sub("", page.read_text(encoding="utf-8"))
-    named = {m[0] for m in re.finditer(r"(?<=`)--[a-z][a-z-]+", text)}
-    assert named <= known_options() | {"--check"}
+def test_every_option_named_exists() -> None:
+    for page, text in prose_of_pages():
+        named = {m[0] for m in re.finditer(r"(?<=`)--[a-z][a-z-]+", text)}
+        assert named <= known_options() | {"--check"}, page.name
 
 
-@cache
-def chart_values() -> dict[str, Any]:
-    values: dict[str, Any] = yaml.safe_load((ROOT / "deploy" / "helm" / "podgpu" / "values.yaml").read_text("utf-8"))
-    return values
-
-
-@pages
-def test_every_chart_value_named_exists(page: Path) -> None:
+def test_every_chart_value_named_exists() -> None:
     """`exporter.kubernetes.dra`, `gpus.access=cdi`, `exporter.monitor.*`: what begins as a chart's value is one."""
-    values = chart_values()
-    text = _FENCE.sub("", page.read_text(encoding="utf-8"))
-    for span in re.findall(r"`([a-zA-Z]+(?:\.[a-zA-Z*]+)+)(?:[=:][^`]*)?`", text):
-        here = values
-        for part in span.removesuffix(".*").split(".") if span.split(".")[0] in values else ():
-            assert part in here, span
-            here = here[part]
+    values: dict[str, Any] = yaml.safe_load((ROOT / "deploy" / "helm" / "podgpu" / "values.yaml").read_text("utf-8"))
+    for page, text in prose_of_pages():
+        for span in re.findall(r"`([a-zA-Z]+(?:\.[a-zA-Z*]+)+)(?:[=:][^`]*)?`", text):
+            here = values
+            for part in span.removesuffix(".*").split(".") if span.split(".")[0] in values else ():
+                assert part in here, (page.name, span)
+                here = here[part]
 
 
-@pages
-def test_every_path_named_exists(page: Path) -> None:
-    for path in re.findall(r"(?<![\w/.-])((?:deploy|tests|bench|docs)/[\w./-]+)", page.read_text(encoding="utf-8")):
-        assert (ROOT / path.rstrip(".")).exists(), path
+def test_every_path_named_exists() -> None:
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        for path in re.findall(r"(?<![\w/.-])((?:deploy|tests|bench|docs)/[\w./-]+)", text):
+            assert (ROOT / path.rstrip(".")).exists(), (page.name, path)
 
 
 def test_every_room_is_on_the_map() -> None:
@@ -246,11 +244,11 @@ def test_there_are_command_lines_and_wrong_ones_are_seen() -> None:
         parse(["exporter", "--no-such-option"])
 
 
-@pages
-def test_make_targets_exist(page: Path) -> None:
+def test_make_targets_exist() -> None:
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
-    named = set(re.findall(r"(?:`|\$ )make ([a-z]+)", page.read_text(encoding="utf-8")))
-    assert named <= targets
+    for page in PAGES:
+        named = set(re.findall(r"(?:`|\$ )make ([a-z]+)", page.read_text(encoding="utf-8")))
+        assert named <= targets, page.name
 
 
 # --- Prometheus' own opinion

@@ -74,7 +74,7 @@ def soak(simulated: float, seed: int = 0, speed: float = float("inf")) -> tuple[
             began = time.monotonic()
             seen = list(_live(churn, world, simulated, speed))
             took = time.monotonic() - began
-            _recover(churn, world, judge, agent)
+            churn.recover()
         return _figures(world, judge, seen, simulated / took, lines), judge
 
 
@@ -86,17 +86,6 @@ def _live(churn: Churn, world: World, simulated: float, speed: float) -> Iterato
         if churn.simulated % CYCLE == 0 and world.is_calm:
             yield vitals_of("self", churn.simulated)
         time.sleep(max(0.0, began + churn.simulated / speed - time.monotonic()))
-
-
-def _recover(churn: Churn, world: World, judge: Judge, agent: Agent) -> None:
-    """All faults end: after a while everything is in the metrics again, by itself."""
-    churn.heal_all()
-    for _ in range(120):
-        world.clock.advance(1.0)
-        agent.read_telemetry()
-        agent.read_allocation()
-        agent.read_due_usage()
-    judge.look(agent.published.fresh.plain.decode())
 
 
 def _figures(world: World, judge: Judge, seen: list[Vitals], speed: float, lines: _Lines) -> list[Figure]:

@@ -12,6 +12,7 @@ from podgpu.agent.loop import Agent
 CYCLE = 600.0
 """Simulated seconds: the first half with faults, the second without new ones."""
 _LOOK_EVERY = 10.0
+_RECOVERY_SECONDS = 120
 
 
 class Churn:
@@ -35,17 +36,28 @@ class Churn:
         self._live()
         if now % CYCLE < CYCLE / 2:
             self._trouble(now)
+        self._take_turns(now)
+        if now % _LOOK_EVERY == 0:
+            self._look()
+
+    def recover(self) -> None:
+        """All faults end, and nothing else happens: after a while everything is in the metrics again, by itself."""
+        for _, heal in self._heals:
+            heal()
+        self._heals.clear()
+        for _ in range(_RECOVERY_SECONDS):
+            self._world.clock.advance(1.0)
+            self._take_turns(self.simulated)
+        self._look()
+
+    def _take_turns(self, now: float) -> None:
         if now % INTERVAL == 0:
             self._agent.read_telemetry()
             self._agent.read_allocation()
         self._agent.read_due_usage()
-        if now % _LOOK_EVERY == 0:
-            self._judge.look(self._agent.published.fresh.plain.decode())
 
-    def heal_all(self) -> None:
-        for _, heal in self._heals:
-            heal()
-        self._heals.clear()
+    def _look(self) -> None:
+        self._judge.look(self._agent.published.fresh.plain.decode())
 
     def _live(self) -> None:
         """Ordinary life: a few changes in ten seconds."""

@@ -53,7 +53,7 @@ def every_container() -> Iterator[tuple[str, Object]]:
 def to_lint() -> Iterator[str]:
     """Lint judges the chart, and each object by its kind and name: variants that have one which none before had."""
     seen: set[tuple[str, str, str]] = set()
-    for name, rendered in rendered_variants().items():
+    for name, rendered in sorted(rendered_variants().items(), key=lambda pair: -len(pair[1])):
         has = {(one["apiVersion"], one["kind"], one["metadata"]["name"]) for one in rendered}
         if not has <= seen:
             seen |= has
