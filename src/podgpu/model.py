@@ -213,6 +213,8 @@ class DeviceUsage:
     """Pid -> how long its context was on the engine, working or not, where the driver's context switches were read."""
     switching_ns: int = 0
     """Busy time in which contexts were switched: nobody's."""
+    saving_ns: Mapping[int, int] = field(default_factory=dict)
+    """Pid -> how much of its residency may have been part of a switch, too."""
     bounded: bool = False
     """Whether the least and the most each can have run is wanted beside the figure."""
     energy_estimate_nj: int | None = None

@@ -151,13 +151,14 @@ def _residency_bounds(scene: Scene, whole: int) -> dict[Who, tuple[int, int]] | 
     """A context on the engine may rest, but nobody works without being on it."""
     if scene.usage.resident_ns is None:
         return None
-    resident = dict.fromkeys(scene.people, 0)
+    resident, saving = dict.fromkeys(scene.people, 0), dict.fromkeys(scene.people, 0)
     for pid, ns in scene.usage.resident_ns.items():
         if pid in scene.payers:
             resident[scene.payers[pid]] += ns
+            saving[scene.payers[pid]] += scene.usage.saving_ns.get(pid, 0)
     everybody = sum(scene.usage.resident_ns.values())
     worked = max(0, whole - scene.usage.switching_ns)
-    return {who: bounds(own, everybody - own, worked) for who, own in resident.items()}
+    return {who: bounds(own, everybody - own + saving[who], worked) for who, own in resident.items()}
 
 
 def _sample_bounds(scene: Scene, busy: Charge) -> dict[Who, tuple[int, int]]:

@@ -182,7 +182,7 @@ def _obey(work: Work, unit: float) -> None:
     print(_READY, flush=True)
     while True:
         began = time.monotonic()
-        left = round(busy / unit)
+        left = max(1, round(busy / unit)) if busy else 0
         while left > 0:
             units = min(left, chunk)
             work(units)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -63,6 +65,44 @@ def test_short_stays_and_long_ones_of_a_process_have_their_own_habits() -> None:
     estimate = habits.estimate(another, sum(end - begin for begin, end in work))
     assert estimate[1] == pytest.approx(5 * short, abs=0.4 * MS)
     assert estimate[2] == pytest.approx(3 * work_of_long, abs=0.4 * MS)
+
+
+@pytest.mark.parametrize(
+    ("age", "saving"),
+    [(1_536_000, 0), (2_054_000, 0), (2_104_000, 49_000), (2_157_000, 102_000), (6 * MS, 37_000)],
+    ids=[
+        "gave way",
+        "gave way at the last moment",
+        "small kernel stopped",
+        "large one stopped",
+        "went on, and stopped?",
+    ],
+)
+@pytest.mark.parametrize("estimate", [young_first, Habits().estimate], ids=["switches", "exact"])
+def test_saving_what_was_stopped_in_the_middle_of_its_work_is_nobodys_work(
+    estimate: Callable[[Residency, int], dict[int, int]], age: int, saving: int
+) -> None:
+    """An H200's figures: a kernel is stopped 2.1 ms after the switch-in, and how long it takes to save is its own."""
+    stays = [Stay(1 + n % 2, *(2 * [n * age]), (n + 1) * age) for n in range(100)]
+    window = Residency(0, 100 * age, stays, slice_work=2_055_000)
+    assert sum(estimate(window, 100 * age).values()) == pytest.approx(100 * (age - saving), rel=0.001)
+
+
+def test_an_idle_tail_that_ends_with_a_slice_is_no_saving() -> None:
+    """Two that work for 0.3 ms and rest for two: what they worked is theirs."""
+    stays = [Stay(1 + n % 2, *(2 * [n * 2_300_000]), n * 2_300_000 + 2_150_000) for n in range(100)]
+    window = Residency(0, stays[-1].until, stays, slice_work=2_055_000)
+    habits = Habits()
+    habits.learn(window, [(n * 2_300_000 + n * 21_000, n * 21_000 < 300_000) for n in range(100)])
+    for figures in (young_first(window, 30 * MS), habits.estimate(window, 30 * MS)):
+        assert sum(figures.values()) == pytest.approx(30 * MS, abs=1.5 * MS)
+
+
+def test_work_is_somebodys_though_no_sample_has_met_it_yet() -> None:
+    window = Residency(10**9, 2 * 10**9, [Stay(1, 0, 10**9, 2 * 10**9)])
+    habits = Habits()
+    habits.learn(window, [(15 * 10**8, False)])
+    assert habits.estimate(window, 20 * MS) == {1: 20 * MS}
 
 
 def test_a_process_that_is_gone_is_forgotten() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 from podgpu.errors import DeviceLost, DriverGone, SourceError
 from podgpu.model import Device, DeviceUsage, ProcessUsage
 from podgpu.telemetry.nvml.driver import NvmlDriver
-from podgpu.telemetry.nvml.switches.attribution import Habits, Residency, young_first
+from podgpu.telemetry.nvml.switches.attribution import Habits, Residency, longest_saving, young_first
 from podgpu.telemetry.nvml.switches.listener import Listener
 from podgpu.telemetry.nvml.switches.opening import Opening
 from podgpu.telemetry.nvml.switches.records import HIDDEN_PID, KERNEL_PID, Doubt
@@ -150,6 +150,7 @@ class BusyDivision:
             method="exact" if sampled else "switches",
             resident_ns=resident,
             switching_ns=residency.switching,
+            saving_ns=longest_saving(residency),
         )
 
 

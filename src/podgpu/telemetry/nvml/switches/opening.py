@@ -34,7 +34,7 @@ MEASURED = {9: Architecture("Hopper (GH100)", lead_ns=64_000, slice_work_ns=2_05
 """NVML's number of the architecture -> what was measured there. H200, driver 580: stays of known work are 63 to 67 µs
 longer than it, in seven traces of 2,800 to 53,000 switches; the busy bit agrees with NVML's utilisation to a point.
 Kernels that write down when they run, in 4,400 slices: all are stopped 2,100 µs after the switch-in, begin 21 to 52 µs
-after it, and are saved in 68 µs (a warp on each processor) to 107 (all of its memory in use).
+after it, and are saved in 68 µs (a warp on each processor) to 107 (all of its memory in use); 121 was seen of PyTorch.
 """
 
 

@@ -28,8 +28,6 @@ _NUMBERS = 1 << 16
 _LAST_NUMBER = _NUMBERS - 1
 _LONGEST_SWITCH_NS = 1_000_000
 """A switch takes 80 to 90 µs on an H200. After a pause longer than this nobody was resident."""
-_LONGEST_SAVE_NS = 200_000
-"""A context that is stopped in the middle of its work takes 68 to 121 µs to save on an H200, an idle one less."""
 
 
 class Doubt(Exception):
@@ -75,7 +73,7 @@ class Timeline:
     lead: int = 0
     """Nanoseconds of every stay that are part of the switch: restoring and saving, when no work is done."""
     slice_work: int = 0
-    """What is worked in a stay that ended because its time slice was over; 0 where nobody has measured it."""
+    """What is worked in a stay that ended because its time slice was over, for whoever divides the windows."""
     _coming: array[int] = field(default_factory=partial(array, "Q"))
     """When, of the switches that lie past the end of the last window. Numbers only: there may be 10,000 a second."""
     _who: array[int] = field(default_factory=partial(array, "q"))
@@ -104,7 +102,7 @@ class Timeline:
         since = at = self.now
         stays: list[Stay] = []
         switching = unknown = 0
-        lead, slice_work, on_engine, saved_at = self.lead, self.slice_work, self._resident, self._saved_at
+        lead, on_engine, saved_at = self.lead, self._resident, self._saved_at
         count = bisect_left(self._coming, until)
         for switched_at, who in zip(self._coming[:count], self._who[:count], strict=True):
             moment = switched_at if switched_at > at else at
@@ -117,12 +115,9 @@ class Timeline:
             else:
                 works_from = (since if on_engine is None else on_engine[1]) + lead
                 begin = works_from if works_from > at else at
-                end = moment
-                if slice_work and on_engine is not None and 0 < moment - works_from - slice_work < _LONGEST_SAVE_NS:
-                    end = works_from + slice_work  # stopped in the middle of its work; saving that takes the rest
-                if begin < end:
-                    stays.append(Stay(~who, works_from, begin, end))
-                    switching += moment - at - (end - begin)
+                if begin < moment:
+                    stays.append(Stay(~who, works_from, begin, moment))
+                    switching += begin - at
                 else:
                     switching += moment - at
                 on_engine, saved_at = None, switched_at
@@ -139,4 +134,4 @@ class Timeline:
             unknown += until - at
         del self._coming[:count], self._who[:count]
         self._resident, self._saved_at, self.now = on_engine, saved_at, until
-        return Residency(since, until, stays, switching, unknown)
+        return Residency(since, until, stays, switching, unknown, self.slice_work)
