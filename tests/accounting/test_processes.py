@@ -171,12 +171,12 @@ def test_the_drivers_failure_is_the_sources(proc: SimulatedProc, finder: Contain
         ProcessHolders(fail, finder).assignments([Device(0, "GPU-1", "", "")])
 
 
-def test_twenty_thousand_short_processes_leave_nothing_behind(proc: SimulatedProc, finder: ContainerFinder) -> None:
+def test_thousands_of_short_processes_leave_nothing_behind(proc: SimulatedProc, finder: ContainerFinder) -> None:
     gpu = Device(0, "GPU-1", "", "")
     running: range = range(0)
     source = ProcessHolders(lambda gpu: [ProcessUsage(gpu.key, pid) for pid in running], finder)
     proc.add(1, IN_A)
-    for first in range(2, 20_002, 500):
+    for first in range(2, 3_002, 500):
         running = range(first, first + 500)
         for pid in running:
             os.symlink("1", proc.root / str(pid))  # a process for the price of a link

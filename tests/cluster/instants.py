@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 from podgpu.catalog.names import meaning
 from podgpu.cluster.prom.client import PrometheusClient
@@ -18,21 +19,28 @@ from podgpu.figures.from_exposition import NODE_LABELS
 Figures = dict[Scope, float]
 
 
-def both_ways(url: str, at: float, settings: ViewSettings) -> tuple[Figures, Figures]:
-    return asyncio.run(_both_ways(PrometheusClient(url), at, settings))
+def both_ways(url: str, at: float, *used: ViewSettings) -> list[tuple[Figures, Figures]]:
+    """For each meaning of "used". All are of the same field, whose samples are asked for once."""
+    return asyncio.run(_both_ways(PrometheusClient(url), at, used))
 
 
-async def _both_ways(client: PrometheusClient, at: float, settings: ViewSettings) -> tuple[Figures, Figures]:
-    known = meaning(settings.used_field)
+async def _both_ways(
+    client: PrometheusClient, at: float, used: Sequence[ViewSettings]
+) -> list[tuple[Figures, Figures]]:
+    (name,) = {settings.used_field for settings in used}
+    known = meaning(name)
     assert known is not None
     queries = Queries((), NODE_LABELS, known.field)
+    found = []
     try:
         targets = targets_of((await client.ask(queries.targets(), at)).samples, NODE_LABELS)
         texts = [queries.samples(part, targets.copy_labels) for part in queries.parts()]
         samples = [sample for text in texts for sample in (await client.ask(text, at)).samples]
-        spelt = SpellingMemory(NODE_LABELS, settings.window).take(samples, known.field.id, at)
-        rolling = RollingQueries((), (), NODE_LABELS, known.field, settings, spelt)
-        asked = {kind: (await client.ask(text, at)).samples for kind, text in rolling.all().items()}
-        return figures_at(samples, targets, rolling), figures_by_scope(asked, NODE_LABELS)
+        for settings in used:
+            spelt = SpellingMemory(NODE_LABELS, settings.window).take(samples, known.field.id, at)
+            rolling = RollingQueries((), (), NODE_LABELS, known.field, settings, spelt)
+            asked = {kind: (await client.ask(text, at)).samples for kind, text in rolling.all().items()}
+            found.append((figures_at(samples, targets, rolling), figures_by_scope(asked, NODE_LABELS)))
     finally:
         await client.close()
+    return found

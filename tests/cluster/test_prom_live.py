@@ -228,7 +228,7 @@ def test_an_instant_worked_out_here_is_the_servers(live: Live, used_means: UsedM
     scopes = set() if used_means == "processes" else {"cluster", "node", "model", "namespace"}
 
     def agree() -> bool:
-        here, asked = both_ways(live.url, time.time() - 3, settings)
+        ((here, asked),) = both_ways(live.url, time.time() - 3, settings)
         return here == pytest.approx(asked) and {scope.scope for scope in here} == scopes
 
     wait_for(agree, "both ways lead to the same figures", every=A_QUARTER)

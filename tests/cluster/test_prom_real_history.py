@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -126,15 +127,15 @@ def test_a_window_of_one_instant_is_the_instant(server: Server) -> None:
     assert reading.rolling == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("used_means", ["busy", "allocated", "processes"])
 @pytest.mark.parametrize("used_field", ["DCGM_FI_DEV_MEM_COPY_UTIL", "DCGM_FI_PROF_GR_ENGINE_ACTIVE"])
-def test_an_instant_worked_out_here_is_the_servers(server: Server, used_means: UsedMeans, used_field: str) -> None:
+def test_an_instant_worked_out_here_is_the_servers(server: Server, used_field: str) -> None:
     """At any time: while a node is missing, while copies differ, and where a sample is a few seconds old."""
-    settings = ViewSettings(used_means=used_means, used_field=used_field)
+    used = [ViewSettings(used_means=means, used_field=used_field) for means in get_args(UsedMeans)]
     for before in (0, 1, 7, 11, 15, 16, 150, 160, 600):
-        here, asked = both_ways(server.url, server.start - before, settings)
-        assert here == pytest.approx(asked)
-        assert here, "there is something to compare"
+        found = both_ways(server.url, server.start - before, *used)
+        for settings, (here, asked) in zip(used, found, strict=True):
+            assert here == pytest.approx(asked), (settings.used_means, before)
+            assert here, "there is something to compare"
 
 
 def test_every_gpu_once_on_its_node_with_its_holders(usual: Round) -> None:
