@@ -302,6 +302,14 @@ def opened(tab: Tab, url: str, hash: str = "", state: str = "live") -> None:
     tab.wait_for(f"document.querySelector('#status').dataset.state === '{state}'", f"the page is {state}")
 
 
+def reloaded(tab: Tab) -> None:
+    """The page that is there, at the address that is there. What stood there before does not pass for it."""
+    tab.evaluate("window.before = true, location.reload()")
+    tab.wait_for(
+        "!window.before && document.querySelector('#status')?.dataset.state === 'live'", "the page is live again"
+    )
+
+
 def visited(tab: Tab, url: str, hash: str = "") -> None:
     """As `opened`, in a page that other tests may have looked at: it is loaded where it is not there yet. Nothing has
     the focus, nothing is pointed at, and it is drawn."""

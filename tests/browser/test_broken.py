@@ -9,7 +9,7 @@ import pytest
 
 from podgpu.figures.device import Condition
 from podgpu.figures.picture import NodePicture
-from tests.browser.chromium import Tab, opened, visited
+from tests.browser.chromium import Tab, opened, reloaded, visited
 from tests.browser.pictures import Showing, gpu, held, picture, three_nodes
 from tests.browser.records import ALERTS, TEXTS, troubled, troubled_showing, with_alerts
 from tests.browser.test_cluster_page import CONTRAST
@@ -182,7 +182,7 @@ def test_broken_is_counted_and_filters_by_a_click(tab: Tab, page: str) -> None:
     tab.wait_for(f"{TILES} === 9", "the nine")
     assert tab.evaluate("location.hash") == "#state=broken"
     assert tab.evaluate("document.querySelector('.total-broken').ariaPressed") == "true"
-    tab.evaluate("location.reload()")
+    reloaded(tab)
     tab.wait_for(f"{TILES} === 9", "the address says it")
     tab.evaluate("history.back()")
     tab.wait_for(f"{TILES} === 24", "back to all")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from podgpu.figures.picture import NodePicture
-from tests.browser.chromium import Tab, opened, visited, went
+from tests.browser.chromium import Tab, opened, reloaded, visited, went
 from tests.browser.pictures import Records, Showing, gpu, held, picture
 from tests.browser.records import FIELDS, records_of, troubled, troubled_showing
 
@@ -134,8 +134,8 @@ def test_the_range_stands_in_the_address(tab: Tab, page: str) -> None:
     tab.wait_for("document.querySelector('.timeline .about').innerText.includes('every 5')", "a day")
     day = tab.texts(".axis span")
     assert day != hours
-    tab.evaluate("window.before = true, location.reload()")
-    tab.wait_for(f"!window.before && {CHARTS} === 4", "the page is there again")
+    reloaded(tab)
+    tab.wait_for(f"{CHARTS} === 4", "the page is there again")
     tab.wait_for("document.querySelector('.timeline-head a[aria-current]')?.innerText === '24h'", "a day, still")
     tab.evaluate("history.back()")
     tab.wait_for("document.querySelector('.timeline-head a[aria-current]')?.innerText === '1h'", "back to an hour")

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from podgpu.figures.picture import NodePicture
-from tests.browser.chromium import Tab, opened, visited
+from tests.browser.chromium import Tab, opened, reloaded, visited
 from tests.browser.pictures import Showing, gpu, held, picture, three_nodes
 from tests.browser.records import owned, priced, records_of
 
@@ -76,7 +76,7 @@ def test_cost_on_tiles_only_when_asked(tab: Tab, page: str) -> None:
     tab.click(".toggle input")
     tab.wait_for("location.hash.includes('cost=1')", "the address says it")
     assert tab.texts("main .row-cost") == ["$1.25/h", "$0.63/h", "$0.63/h"]
-    tab.evaluate("location.reload()")
+    reloaded(tab)
     tab.wait_for("document.querySelectorAll('main .row-cost:not([hidden])').length === 3", "after a reload too")
     visited(tab, page, "#state=idle&cost=1")
     assert tab.count("main .row-cost.wasted") == 2, "what idles costs too"
