@@ -8,6 +8,7 @@ import atexit
 import contextlib
 import gc
 import importlib
+import itertools
 import os
 import shutil
 import sys
@@ -73,29 +74,41 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-LONGEST = (
-    *("deploy/test_alerts_live.py", "endurance/test_attack.py", "browser/test_cluster_page.py"),
-    *("cluster/test_prom_live.py", "agent/test_gpu_faults.py", "browser/test_broken.py", "test_doc_commands.py"),
-    *("browser/test_history.py", "serve/test_connections.py", "test_bench.py", "deploy/test_chart.py"),
-    *("test_billing.py", "faults/test_process.py", "agent/test_kubelet_faults.py", "cli/test_ill_api_server.py"),
-    *("browser/test_money.py", "cli/test_cluster.py", "endurance/test_soak.py", "cluster/test_hostile.py"),
-    *("browser/test_node_page.py", "deploy/test_image.py", "serve/test_signals.py", "cli/test_demo.py", "test_docs.py"),
-    *("serve/test_left_behind.py", "kube/test_watch.py", "cluster/test_prom_real_history.py", "test_churn.py"),
-    *("cli/test_doctor_configuration.py", "deploy/test_dashboards.py", "fetch/test_large_answers.py"),
-    *("agent/test_health.py", "top/test_terminal.py", "serve/test_tls.py", "deploy/test_rules_autoscaling.py"),
-    *("hook/test_killed.py", "exposition/test_openmetrics.py", "deploy/test_12239.py", "top/test_tmux.py"),
-    *("browser/test_demo_page.py", "endurance/test_fuzz.py"),
+WAITING = (
+    *("deploy/test_alerts_live.py", "endurance/test_attack.py", "cluster/test_prom_live.py"),
+    *("agent/test_gpu_faults.py", "serve/test_connections.py", "faults/test_process.py"),
+    *("agent/test_kubelet_faults.py", "cli/test_ill_api_server.py", "serve/test_signals.py", "kube/test_watch.py"),
+    *("deploy/test_dashboards.py", "cli/test_doctor_configuration.py", "agent/test_health.py"),
+    *("deploy/test_rules_autoscaling.py", "deploy/test_12239.py", "exposition/test_openmetrics.py"),
+    *("top/test_tmux.py",),
 )
-"""Files of five seconds and more. A worker that takes one up when the others are done keeps everybody waiting."""
+WORKING = (
+    *("browser/test_cluster_page.py", "test_bench.py", "test_doc_commands.py", "test_billing.py"),
+    *("browser/test_history.py", "deploy/test_image.py", "cli/test_cluster.py", "endurance/test_soak.py"),
+    *("cluster/test_hostile.py", "fetch/test_large_answers.py", "deploy/test_chart.py", "browser/test_broken.py"),
+    *("browser/test_demo_page.py", "cluster/test_prom_real_history.py", "test_churn.py", "serve/test_tls.py"),
+    *("agent/test_usage_methods.py", "browser/test_money.py", "cli/test_demo.py", "top/test_terminal.py"),
+    *("cli/test_config_file.py", "compose/test_allocations.py"),
+)
+"""Files of five seconds and more, the longest first: those that mostly wait, and those that keep a core busy."""
+
+
+def _longest() -> Iterator[str]:
+    """One that waits, then two that work: so the cores have something to do. They come before all others: a worker that
+    takes up a long file when the rest are done keeps everybody waiting."""
+    working = iter(WORKING)
+    for waiting in WAITING:
+        yield from (waiting, *itertools.islice(working, 2))
+    yield from working
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest files first, else the order they came in: pytest-xdist deals them out in this order."""
     tests = Path(__file__).parent
-    place = {tests / name: number for number, name in enumerate(LONGEST)}
+    place = {tests / name: number for number, name in enumerate(_longest())}
     if gone := [str(path) for path in place if not path.exists()]:
-        raise pytest.UsageError(f"LONGEST in tests/conftest.py names what is not there: {', '.join(gone)}")
-    items.sort(key=lambda item: place.get(item.path, len(LONGEST)))
+        raise pytest.UsageError(f"tests/conftest.py names long files that are not there: {', '.join(gone)}")
+    items.sort(key=lambda item: place.get(item.path, len(place)))
 
 
 @pytest.hookimpl(wrapper=True)
