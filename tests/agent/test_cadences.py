@@ -24,7 +24,7 @@ from podgpu.telemetry.nvml import NvmlTelemetry
 from tests.agent.gpu_bench import COUNTERS
 from tests.nodes.clock import wait_until
 
-SECONDS = 1.0
+SECONDS = 2.0
 _CODES = [code for code in range(1, 200) if code not in (pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH,)]
 
 
