@@ -71,6 +71,15 @@ _Kind = tuple[int, bool]
 """Stays of one process, those that outlived their time slice apart: most of them have an idle tail."""
 
 
+def _kind(pid: int, age: int) -> _Kind:
+    """Of a stay that became so old."""
+    return pid, age > _LONG_NS
+
+
+def _age_class(age: int) -> int:
+    return bisect_right(AGE_EDGES, age) - 1
+
+
 @dataclass(slots=True)
 class _Habit:
     """How often one process was found busy in stays of one kind, by their age."""
@@ -101,7 +110,7 @@ class _Ages:
     """Nanoseconds by which they are past the class's edge, counted likewise."""
 
     def add(self, age: int, stays: int = 1) -> None:
-        age_class = bisect_right(AGE_EDGES, age) - 1
+        age_class = _age_class(age)
         self.ended[age_class] += stays
         self.past_edge[age_class] += stays * (age - AGE_EDGES[age_class])
 
@@ -134,8 +143,8 @@ class Habits:
         for moment, busy in samples:
             place = bisect_right(begins, moment) - 1
             if place >= 0 and moment < (stay := residency.stays[place]).until:
-                habit = self._habits.setdefault((stay.pid, stay.until - stay.began > _LONG_NS), _Habit())
-                age_class = max(0, bisect_right(AGE_EDGES, moment - stay.began) - 1)
+                habit = self._habits.setdefault(_kind(stay.pid, stay.until - stay.began), _Habit())
+                age_class = _age_class(moment - stay.began)
                 habit.seen[age_class] += 1
                 habit.busy[age_class] += busy
 
@@ -146,12 +155,12 @@ class Habits:
         kinds: defaultdict[_Kind, _Ages] = defaultdict(_Ages)
         for pid, began, since, until in residency.stays:
             age = until - began
-            ages = kinds[pid, age > _LONG_NS]
+            ages = kinds[_kind(pid, age)]
             ages.add(age)
             if since > began:
                 ages.add(since - began, -1)
         shares = {kind: self._habits.get(kind, _Habit()).shares(overall) for kind in kinds}
-        saving = _saving(residency, lambda pid, age: shares[pid, age > _LONG_NS][bisect_right(AGE_EDGES, age) - 1])
+        saving = _saving(residency, lambda pid, age: shares[_kind(pid, age)][_age_class(age)])
         likely = {pid: -float(ns) for pid, ns in saving.items()}
         doubt: dict[int, float] = {}
         for kind, ages in kinds.items():

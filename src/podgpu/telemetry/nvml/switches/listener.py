@@ -100,14 +100,14 @@ class Listener:
             try:
                 if self.sampled and not self.rests:
                     self._sample()
-                if self._until_full() < _TICK_SECONDS:
+                if self._until_due() < _TICK_SECONDS:
                     self._drain()
                     self._check_taken()
             except Doubt as e:
                 self._end(e)
             if self.sampled:
                 return random.uniform(0.5, 1.5) * _SAMPLE_SECONDS
-            return self._until_full()
+            return self._until_due()
 
     def close(self) -> None:
         with self._lock:
@@ -123,7 +123,7 @@ class Listener:
             with self._lock:
                 self._end(Doubt("bug", f"{type(e).__name__}: {e}"))
 
-    def _until_full(self) -> float:
+    def _until_due(self) -> float:
         """Seconds until the log has to be emptied at the latest."""
         return self._drained_at + self._log.drain_seconds - self._clock()
 
