@@ -37,6 +37,7 @@ SCENARIOS: dict[str, list[Burst]] = {
     "in step with the time slice": [(0.3, 4.8, 0), (0.3, 4.8, 2.4)],
     "beside one that never rests": [(1000, 1000, 0), (0.1, 3, 0)],
     "drifting": [(37, 97, 0), (11, 113, 3), (7, 131, 9)],
+    "seconds on end": [(2000, 6000, 0), (1000, 5000, 700)],
 }
 
 
@@ -192,6 +193,14 @@ def test_what_it_takes_to_stop_a_kernel_in_the_middle_is_nobodys_work(make: Make
         assert told == pytest.approx(truth, abs=0.6), pod
 
 
+def test_who_works_for_seconds_on_end_is_told_by_the_samples_of_those_seconds(make: MakeNode) -> None:
+    """Not by what it did in the minute before."""
+    node = make("exact", SCENARIOS["seconds on end"])
+    for _ in range(3):
+        for pod, (truth, told) in gains(node, 10).items():
+            assert told == pytest.approx(truth, abs=1.0), pod
+
+
 @pytest.mark.parametrize("scenario", ["40/10/10 of 100", "five of 5/100", "0.5/5, 1/20, 20/100"])
 def test_the_drivers_samples_are_far_off_where_loads_lock_to_them(make: MakeNode, scenario: str) -> None:
     found = gains(make("samples", SCENARIOS[scenario]), 10)
@@ -306,6 +315,37 @@ def test_any_doubt_falls_back_to_samples_says_why_and_comes_back(make: MakeNode,
     assert node.series("podgpu_device_usage_method") == {"exact": 1}
     assert all(node.series(BUSY)[pod] >= before[pod] for pod in before)
     assert len(logs) == 2, "a broken log is not asked every second"
+
+
+class Watched(Broken):
+    looks = 0
+
+    def is_busy(self) -> bool:
+        self.looks += 1
+        return super().is_busy()
+
+
+def test_nobody_looks_for_idle_tails_where_there_has_been_none_for_long(make: MakeNode) -> None:
+    logs: list[Watched] = []
+
+    def watched(log: SwitchLog) -> Watched:
+        logs.append(Watched(log))
+        return logs[-1]
+
+    node = make("exact", SCENARIOS["two that saturate it"], log=watched)
+
+    def looks(seconds: int) -> int:
+        before = logs[0].looks if logs else 0
+        node.run(seconds)
+        return logs[0].looks - before
+
+    assert looks(25) > 250, "they may end any second"
+    assert looks(15) > 0
+    assert looks(10) == 0
+    for number in (2, 3):
+        node.start(number, (5, 100, 10 * number))
+        node.driver.remove(FIRST_PID + number - 2)
+    assert looks(10) > 100
 
 
 class Hiding:

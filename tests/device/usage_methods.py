@@ -45,6 +45,7 @@ SCENARIOS: dict[str, tuple[list[Burst], bool]] = {
     "five of 5/100": ([(5, 100)] * 5, False),
     "40/10/10 of 100, random pauses": ([(40, 100), (10, 100), (10, 100)], True),
     "0.5/5, 1/20, 20/100": ([(0.5, 5), (1, 20), (20, 100)], False),
+    "500/1000, 250/1100, 100/1300, cool": ([(500, 1000), (250, 1100), (100, 1300)], False),
     "two that saturate it": ([(1000, 1000), (1000, 1000)], False),
     "two that saturate it, fp32": ([(1000, 1000), (1000, 1000)], False),
     "two that saturate it, cool": ([(1000, 1000), (1000, 1000)], False),

@@ -98,6 +98,21 @@ def test_an_idle_tail_that_ends_with_a_slice_is_no_saving() -> None:
         assert sum(figures.values()) == pytest.approx(30 * MS, abs=1.5 * MS)
 
 
+def test_between_two_samples_of_a_stay_its_own_samples_count_and_not_its_habits() -> None:
+    """A process that usually rests after 10 ms works for all of a long stay; another that usually works does not."""
+    habits = Habits()
+    usual = residency((1, 0, 500), (2, 500, 1000))
+    for turn in range(20):
+        moments = [(60 * n + 3 * turn) * MS for n in range(16)]
+        habits.learn(usual, [(moment, not 10 * MS <= moment < 500 * MS) for moment in moments])
+    samples = [(moment * MS, moment < 500) for moment in range(20, 1000, 60)]
+    habits.learn(usual, samples)
+    by_habit, by_samples = habits.estimate(usual, 500 * MS), habits.estimate(usual, 500 * MS, samples)
+    assert by_habit[1] < 250 * MS
+    assert by_samples[1] == pytest.approx(500 * MS, abs=60 * MS)
+    assert sum(by_samples.values()) == pytest.approx(500 * MS, abs=10)
+
+
 def test_work_is_somebodys_though_no_sample_has_met_it_yet() -> None:
     window = Residency(10**9, 2 * 10**9, [Stay(1, 0, 10**9, 2 * 10**9)])
     habits = Habits()

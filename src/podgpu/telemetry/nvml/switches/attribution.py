@@ -4,7 +4,8 @@ A context stays resident after its work ends until another one has work, so resi
 of each is told by what is known beside it: the device's own busy time, and, where they may be taken, samples of whether
 the engine is busy. Every residency is cut by its age: young ones are busy (a context is switched in because it has
 work), old ones mostly are not, and where the line runs is learnt from the samples, for each process on its own, and
-apart for stays that ended while others had work and for those that went on because nobody had.
+apart for stays that ended while others had work and for those that went on because nobody had. Between two samples of
+the same stay nothing has to be learnt: they tell it themselves.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ _YOUNG = 0.95
 """What the youngest class is taken for before any sample: nobody is switched in to do nothing."""
 _PRIOR = 0.125
 """What is thought of a class before any sample counts as much as so many of them."""
+_SURPRISE = 0.02
+"""How doubtful it is that all went on between two samples that agree; 0.25 where they do not."""
 _HALF_LIFE_NS = 60 * 10**9
 """How fast a process's habits are forgotten."""
 
@@ -67,6 +70,8 @@ class Residency:
         return resident
 
 
+Sample = tuple[int, bool]
+"""A moment, and whether the engine was busy then."""
 _Kind = tuple[int, bool]
 """Stays of one process, those that outlived their time slice apart: most of them have an idle tail."""
 
@@ -130,8 +135,7 @@ class Habits:
     def __init__(self) -> None:
         self._habits: dict[_Kind, _Habit] = {}
 
-    def learn(self, residency: Residency, samples: Iterable[tuple[int, bool]]) -> None:
-        """`samples`: moments and whether the engine was busy then; those that fell into a switch say nothing."""
+    def learn(self, residency: Residency, samples: Iterable[Sample]) -> None:
         keep = 0.5 ** (residency.window / _HALF_LIFE_NS)
         present = {stay.pid for stay in residency.stays}
         self._habits = {
@@ -139,17 +143,17 @@ class Habits:
         }
         for habit in self._habits.values():
             habit.fade(keep)
-        begins = [stay.since for stay in residency.stays]
-        for moment, busy in samples:
-            place = bisect_right(begins, moment) - 1
-            if place >= 0 and moment < (stay := residency.stays[place]).until:
-                habit = self._habits.setdefault(_kind(stay.pid, stay.until - stay.began), _Habit())
+        for stay, looks in _by_stay(residency, samples):
+            habit = self._habits.setdefault(_kind(stay.pid, stay.until - stay.began), _Habit())
+            for moment, busy in looks:
                 age_class = _age_class(moment - stay.began)
                 habit.seen[age_class] += 1
                 habit.busy[age_class] += busy
 
-    def estimate(self, residency: Residency, busy: int) -> dict[int, int]:
-        """Of `busy`, what each process ran; no more than it was resident. What is left over was nobody's."""
+    def estimate(self, residency: Residency, busy: int, samples: Iterable[Sample] = ()) -> dict[int, int]:
+        """Of `busy`, what each process ran; no more than it was resident. What is left over was nobody's.
+
+        `samples`: the window's own."""
         seen = sum(sum(habit.seen) for habit in self._habits.values())
         overall = (sum(sum(habit.busy) for habit in self._habits.values()) + 1.0) / (seen + 1.0)
         kinds: defaultdict[_Kind, _Ages] = defaultdict(_Ages)
@@ -163,6 +167,13 @@ class Habits:
         saving = _saving(residency, lambda pid, age: shares[_kind(pid, age)][_age_class(age)])
         likely = {pid: -float(ns) for pid, ns in saving.items()}
         doubt: dict[int, float] = {}
+        for stay, looks in _by_stay(residency, samples):
+            ages = kinds[_kind(stay.pid, stay.until - stay.began)]
+            ages.add(looks[0][0] - stay.began)
+            ages.add(looks[-1][0] - stay.began, -1)
+            for (since, before), (until, after) in pairwise(looks):
+                likely[stay.pid] = likely.get(stay.pid, 0.0) + (until - since) * (before + after) / 2
+                doubt[stay.pid] = doubt.get(stay.pid, 0.0) + (until - since) * (_SURPRISE if before == after else 0.25)
         for kind, ages in kinds.items():
             by_age = list(zip(ages.resident(), shares[kind], strict=True))
             pid, _ = kind
@@ -170,6 +181,17 @@ class Habits:
             doubt[pid] = doubt.get(pid, 0.0) + sum(ns * share * (1 - share) for ns, share in by_age)
         at_most = {pid: ns - saving.get(pid, 0) for pid, ns in residency.of_processes().items()}
         return _fit(max(0, busy - sum(saving.values())), likely, doubt, at_most)
+
+
+def _by_stay(residency: Residency, samples: Iterable[Sample]) -> list[tuple[Stay, list[Sample]]]:
+    """The stays that samples fell into, with them. Those that fell into a switch say nothing."""
+    begins = [stay.since for stay in residency.stays]
+    found: dict[int, list[Sample]] = {}
+    for moment, busy in samples:
+        place = bisect_right(begins, moment) - 1
+        if place >= 0 and moment < residency.stays[place].until:
+            found.setdefault(place, []).append((moment, busy))
+    return [(residency.stays[place], sorted(seen)) for place, seen in found.items()]
 
 
 def young_first(residency: Residency, busy: int) -> dict[int, int]:

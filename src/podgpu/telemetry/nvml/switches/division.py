@@ -14,7 +14,7 @@ from typing import Any
 from podgpu.errors import DeviceLost, DriverGone, SourceError
 from podgpu.model import Device, DeviceUsage, ProcessUsage
 from podgpu.telemetry.nvml.driver import NvmlDriver
-from podgpu.telemetry.nvml.switches.attribution import Habits, Residency, longest_saving, young_first
+from podgpu.telemetry.nvml.switches.attribution import Habits, Residency, Sample, longest_saving, young_first
 from podgpu.telemetry.nvml.switches.listener import Listener
 from podgpu.telemetry.nvml.switches.opening import Opening
 from podgpu.telemetry.nvml.switches.records import HIDDEN_PID, KERNEL_PID, Doubt
@@ -28,9 +28,10 @@ _UNKNOWN_PART = 50
 """Of a window, one part in this many may be unaccounted for (2 %)."""
 _HIDDEN_PART = 100
 """And one in this many may belong to processes that are hidden from us, or that no list names."""
-
 _SATURATED_PART = 50
 """Where all but one part in this many of all residency was work, there is no idle tail to find."""
+_SATURATED_SECONDS = 30.0
+"""Once it has been so for this long it is taken to go on: half of what watching costs is looking for such tails."""
 
 
 class BusyDivision:
@@ -58,6 +59,8 @@ class BusyDivision:
         self._shared_at = float("-inf")
         self._retry_at = float("-inf")
         self._pause = _FIRST_PAUSE_SECONDS
+        self._unsaturated_at = float("-inf")
+        """When processes were last seen, or may have been, resident without work."""
         self.doubts: list[str] = []
         """Reason words of this turn."""
         self.fallback = ""
@@ -112,6 +115,7 @@ class BusyDivision:
         version, architecture = identify(self._driver, self._handle, gpu)
         try:
             self._listener = self._opening.listener(gpu, version, architecture, self._wall)
+            self._unsaturated_at = self._clock()
         except Doubt as e:
             self._fall_back(e)
         else:
@@ -135,15 +139,17 @@ class BusyDivision:
         self._fallback_reason = self.fallback = ""
 
     def _divided(
-        self, usage: DeviceUsage, busy_ns: int, residency: Residency, samples: Sequence[tuple[int, bool]]
+        self, usage: DeviceUsage, busy_ns: int, residency: Residency, samples: Sequence[Sample]
     ) -> DeviceUsage:
         worked = max(0, busy_ns - residency.switching)
         resident = residency.of_processes()
         sampled = self._listener is not None and self._listener.sampled
         if self._listener is not None and sampled:
-            self._listener.rests = worked * _SATURATED_PART >= sum(resident.values()) * (_SATURATED_PART - 1)
             self._habits.learn(residency, samples)
-        figures = self._habits.estimate(residency, worked) if sampled else young_first(residency, worked)
+            if worked * _SATURATED_PART < sum(resident.values()) * (_SATURATED_PART - 1):
+                self._unsaturated_at = self._clock()
+            self._listener.rests = self._clock() - self._unsaturated_at > _SATURATED_SECONDS
+        figures = self._habits.estimate(residency, worked, samples) if sampled else young_first(residency, worked)
         return replace(
             usage,
             process_busy_ns={pid: ns for pid, ns in figures.items() if pid not in (HIDDEN_PID, KERNEL_PID)},

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from podgpu.telemetry.nvml.switches.attribution import Residency
+from podgpu.telemetry.nvml.switches.attribution import Residency, Sample
 from podgpu.telemetry.nvml.switches.records import WHOLE_GPU, Doubt, RecordReader, Timeline
 
 _log = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ class Listener:
         self._records = RecordReader()
         self._timelines: dict[int, Timeline] = {}
         self._compute_instances: dict[int, int] = {}
-        self._samples: list[tuple[int, bool]] = []
+        self._samples: list[Sample] = []
         self._began = self._log_time = self._log.now()
         self._offset = self._began - int(wall() * 1e9)
         self._drained_at = self._taken_at = clock()
@@ -72,7 +72,7 @@ class Listener:
         if in_background:
             threading.Thread(target=self._listen, name="switches", daemon=True).start()
 
-    def window(self, until: float, instance: int | None = None) -> tuple[Residency, list[tuple[int, bool]]]:
+    def window(self, until: float, instance: int | None = None) -> tuple[Residency, list[Sample]]:
         """Who was resident since the last window of that instance, up to `until` (Unix time), and the busy samples."""
         with self._lock:
             self._raise_doubt()
