@@ -13,7 +13,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -74,41 +74,77 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-WAITING = (
-    *("deploy/test_alerts_live.py", "endurance/test_attack.py", "cluster/test_prom_live.py"),
-    *("agent/test_gpu_faults.py", "serve/test_connections.py", "faults/test_process.py"),
-    *("agent/test_kubelet_faults.py", "cli/test_ill_api_server.py", "serve/test_signals.py", "kube/test_watch.py"),
-    *("deploy/test_dashboards.py", "cli/test_doctor_configuration.py", "agent/test_health.py"),
-    *("deploy/test_rules_autoscaling.py", "deploy/test_12239.py", "exposition/test_openmetrics.py"),
-    *("top/test_tmux.py",),
-)
-WORKING = (
-    *("browser/test_cluster_page.py", "test_bench.py", "test_doc_commands.py", "test_billing.py"),
-    *("browser/test_history.py", "deploy/test_image.py", "cli/test_cluster.py", "endurance/test_soak.py"),
-    *("cluster/test_hostile.py", "fetch/test_large_answers.py", "deploy/test_chart.py", "browser/test_broken.py"),
-    *("browser/test_demo_page.py", "cluster/test_prom_real_history.py", "test_churn.py", "serve/test_tls.py"),
-    *("agent/test_usage_methods.py", "browser/test_money.py", "cli/test_demo.py", "top/test_terminal.py"),
-    *("cli/test_config_file.py", "compose/test_allocations.py"),
-)
-"""Files of five seconds and more, the longest first: those that mostly wait, and those that keep a core busy."""
+WAITING = {
+    "deploy/test_alerts_live.py": 41,
+    "endurance/test_attack.py": 32,
+    "cluster/test_prom_live.py": 29,
+    "agent/test_gpu_faults.py": 26,
+    "browser/test_cluster_page.py": 24,
+    "serve/test_connections.py": 21,
+    "faults/test_process.py": 18,
+    "test_billing.py": 14,
+    "browser/test_history.py": 13,
+    "agent/test_kubelet_faults.py": 13,
+    "cli/test_ill_api_server.py": 13,
+    "endurance/test_soak.py": 10,
+    "serve/test_signals.py": 10,
+    "kube/test_watch.py": 9,
+    "deploy/test_dashboards.py": 9,
+    "cli/test_doctor_configuration.py": 9,
+    "browser/test_broken.py": 8,
+    "agent/test_health.py": 8,
+    "deploy/test_rules_autoscaling.py": 7,
+    "browser/test_money.py": 6,
+    "deploy/test_12239.py": 6,
+    "exposition/test_openmetrics.py": 6,
+    "top/test_tmux.py": 5,
+    "cli/test_config_file.py": 5,
+    "compose/test_allocations.py": 5,
+    "cli/test_doctor.py": 5,
+    "top/test_command.py": 5,
+    "browser/test_states.py": 5,
+    "hook/test_life.py": 5,
+}
+WORKING = {
+    "test_bench.py": 18,
+    "test_doc_commands.py": 14,
+    "cli/test_cluster.py": 10,
+    "deploy/test_image.py": 10,
+    "cluster/test_hostile.py": 10,
+    "fetch/test_large_answers.py": 8,
+    "deploy/test_chart.py": 8,
+    "cluster/test_prom_real_history.py": 8,
+    "test_churn.py": 7,
+    "serve/test_tls.py": 7,
+    "agent/test_usage_methods.py": 6,
+    "cli/test_demo.py": 6,
+    "browser/test_demo_page.py": 6,
+    "top/test_terminal.py": 5,
+}
+"""Files of five seconds and more, with how many they take: those that mostly wait, and those that keep a core busy."""
 
 
-def _longest() -> Iterator[str]:
-    """One that waits, then two that work: so the cores have something to do. They come before all others: a worker that
-    takes up a long file when the rest are done keeps everybody waiting."""
-    working = iter(WORKING)
-    for waiting in WAITING:
-        yield from (waiting, *itertools.islice(working, 2))
-    yield from working
+def _in_step(files: Iterable[Path], seconds: Mapping[Path, int]) -> Iterator[tuple[float, Path]]:
+    """Each with how far its kind is when its turn comes, the longest first: a worker that takes up a long file when the
+    rest are done keeps everybody waiting."""
+    ordered = sorted(files, key=lambda path: -seconds.get(path, 0))
+    ends = list(itertools.accumulate(seconds.get(path, 1) for path in ordered))
+    return ((end / ends[-1], path) for path, end in zip(ordered, [0, *ends], strict=False))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest files first, else the order they came in: pytest-xdist deals them out in this order."""
+    """pytest-xdist deals files out in this order. Who waits and who works go in step: so the cores have something to do
+    from the first to the last."""
     tests = Path(__file__).parent
-    place = {tests / name: number for number, name in enumerate(_longest())}
-    if gone := [str(path) for path in place if not path.exists()]:
+    seconds = {tests / name: long for name, long in (WAITING | WORKING).items()}
+    if gone := [str(path) for path in seconds if not path.exists()]:
         raise pytest.UsageError(f"tests/conftest.py names long files that are not there: {', '.join(gone)}")
-    items.sort(key=lambda item: place.get(item.path, len(place)))
+    files = dict.fromkeys(item.path for item in items)
+    waiting = [path for path in files if str(path.relative_to(tests)) in WAITING]
+    working = [path for path in files if str(path.relative_to(tests)) not in WAITING]
+    turns = sorted([*_in_step(waiting, seconds), *_in_step(working, seconds)], key=lambda turn: turn[0])
+    place = {path: number for number, (_, path) in enumerate(turns)}
+    items.sort(key=lambda item: place[item.path])
 
 
 @pytest.hookimpl(wrapper=True)
