@@ -2,8 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 SOURCES := src tests bench endurance docs deploy
-# A file's tests share servers, so a file stays with one worker. Four for two cores: while one waits, another works.
-WORKERS ?= 4
+# A file's tests share servers, so a file stays with one worker. Five for two cores: while some wait, others work.
+WORKERS ?= 5
 TESTS := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # Where it is set, every command that a test starts compiles the package anew.
 unexport PYTHONDONTWRITEBYTECODE
