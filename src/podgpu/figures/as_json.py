@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from podgpu.catalog.mig import slices_of_gpu
+from podgpu.catalog.mig import slices_of_gpu, slices_of_profile
 from podgpu.exposition.body import Body, etag_of
 from podgpu.figures.device import Alert, Condition, DeviceFigures, HolderFigures, Owner
 from podgpu.figures.parts import physical_gpus
@@ -144,7 +144,11 @@ def device_json(device: DeviceFigures) -> JSON:
 
 def _instance(device: DeviceFigures) -> JSON:
     return _known(
-        id=device.instance, profile=device.profile, gpu_slices=slices_of_gpu(device.model), **_figures(device)
+        id=device.instance,
+        profile=device.profile,
+        slices=slices_of_profile(device.profile),
+        gpu_slices=slices_of_gpu(device.model),
+        **_figures(device),
     )
 
 

@@ -4,7 +4,6 @@ import { conditionsOf, gathered, severityOf } from "./conditions.js";
 import { amountsOf, divideGpu, hasIdentity } from "./totals.js";
 
 const BUCKETS = 5;
-const USUAL_SLICES = 7; // of compute in a GPU, where the server does not say
 const LEAST_WORK = 256 * 1024 ** 2; // bytes: less than a CUDA context takes, more than a driver keeps for itself
 
 export function devicesOf(picture, now) {
@@ -34,7 +33,7 @@ function device(gpu, node, picture, now) {
     index: gpu.index,
     name: gpu.index === undefined ? "GPU" : `GPU ${gpu.index}`,
     model: shortModel(gpu.model ?? ""),
-    utilization: meanOf(parts) ?? gpu.utilization_ratio,
+    utilization: gpu.utilization_ratio,
     memoryUsed: gpu.memory_used_bytes ?? sumOf(parts, "memoryUsed"),
     memoryTotal: gpu.memory_total_bytes ?? sumOf(parts, "memoryTotal"),
     power: gpu.power_watts ?? sumOf(parts, "power"),
@@ -74,13 +73,12 @@ function mayWork(one) {
 }
 
 function part(instance) {
-  const slices = Number(/^(\d{1,2})g\./.exec(instance.profile ?? "")?.[1] ?? 0);
-  const all = instance.gpu_slices ?? USUAL_SLICES;
+  const { slices, gpu_slices: all } = instance; // of compute; undefined: its profile does not say
   const one = {
     id: instance.id,
     profile: instance.profile ?? "",
-    slices: slices || 1,
-    ratio: slices ? Math.min(slices, all) / all : undefined, // of the GPU
+    weight: slices ?? 1, // in the mean of its GPU's instances
+    wanted: slices === undefined ? slices : Math.min(slices, all) / all, // of the GPU
     absent: instance.absent === true,
     ownConditions: conditionsOf(instance),
     utilization: instance.utilization_ratio,
@@ -149,13 +147,6 @@ function wastedOf(holders) {
 
 function shortModel(model) {
   return model.replace(/^NVIDIA[ -]/, "");
-}
-
-// A GPU in MIG mode counts by its instances, each by its compute slices: it has no utilisation of its own.
-function meanOf(parts) {
-  const told = parts.filter((p) => p.utilization !== undefined);
-  const slices = told.reduce((sum, p) => sum + p.slices, 0);
-  return slices ? told.reduce((sum, p) => sum + p.utilization * p.slices, 0) / slices : undefined;
 }
 
 function sumOf(parts, name) {

@@ -121,7 +121,7 @@ export class History {
 
   // A GPU in MIG mode has no utilisation of its own: the mean of its instances, by compute slices.
   toldOfParts(one) {
-    const rows = one.parts.map((part) => [this.told(`${one.uuid}/${part.id}`), part.slices]).filter(([row]) => row);
+    const rows = one.parts.map((part) => [this.told(`${one.uuid}/${part.id}`), part.weight]).filter(([row]) => row);
     if (!rows.length) return undefined;
     return Uint8Array.from({ length: this.slots }, (_, i) => {
       const known = rows.filter(([row]) => (row[i] ?? NONE) !== NONE);

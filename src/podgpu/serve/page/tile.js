@@ -144,10 +144,9 @@ class Figure {
 // The bar: a MIG GPU's instances side by side, each filled by its own use; of a shared GPU whose use is whose.
 function segments(one, own) {
   if (one.parts.length) {
-    const slices = Math.max(7, one.parts.reduce((sum, part) => sum + part.slices, 0));
     return one.parts.map((part) => {
       const kind = part.isFree ? "segment is-free" : "segment";
-      return segment(kind, part.slices / slices, [[!own || own.part === part ? 1 : "rest", part.utilization]]);
+      return segment(kind, part.amount, [[!own || own.part === part ? 1 : "rest", part.utilization]]);
     });
   }
   const known = one.holders.filter((holder) => holder.utilization !== undefined);

@@ -21,10 +21,11 @@ export function isBlind(of) {
   return of.absent || of.ownConditions.some((condition) => BLIND.has(condition.name));
 }
 
-// Gives every holder its part of the physical GPU (`amount`) and says what it does with it (`use`): an instance is what its
-// compute slices are, a share a part of its device.
+// Gives every instance and every holder its part of the physical GPU (`amount`) and says what a holder does with it (`use`):
+// an instance is what its compute slices are, a share a part of its device.
 export function divideGpu(one, watched) {
-  const slots = divided(one.parts.map((part) => part.ratio), 1);
+  const slots = divided(one.parts.map((part) => part.wanted), 1);
+  one.parts.forEach((part, i) => (part.amount = slots[i]));
   const left = Math.max(0, 1 - slots.reduce((sum, slot) => sum + slot, 0));
   const blind = one.old || (one.parts.length > 0 && isBlind(one));
   const held = [[one, one.parts.length ? left : 1], ...one.parts.map((part, i) => [part, slots[i]])];
