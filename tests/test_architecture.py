@@ -140,14 +140,46 @@ def test_a_docstring_has_a_subject() -> None:
 
 
 LOOP_WORDS = {"one", "told", "said"}
+TREE = SOURCE.parent.parent
+JS_LOOP = re.compile(r"for \(const ([^()]+?) of\b|\(([^()]*)\) =>|(\w+) =>")
+"""What a loop of JavaScript runs over, and the parameters of an arrow function."""
 
 
-def test_loop_variables_say_what_they_hold() -> None:
-    for path in FILES:
+@pytest.mark.parametrize("folder", ["src", "bench", "deploy", "endurance"])
+def test_loop_variables_say_what_they_hold(folder: str) -> None:
+    found = sorted((TREE / folder).rglob("*.py"))
+    assert found, folder
+    for path in found:
         for node in nodes_of(path):
             if isinstance(node, ast.For | ast.AsyncFor | ast.comprehension):
                 names = {name.id for name in ast.walk(node.target) if isinstance(name, ast.Name)}
                 assert not names & LOOP_WORDS, f"{path}:{node.target.lineno}"
+
+
+def js_loop_words(script: str) -> set[str]:
+    return {word for found in JS_LOOP.finditer(script) for word in re.findall(r"\w+", found[0])} & LOOP_WORDS
+
+
+def test_loop_variables_of_the_page_say_what_they_hold() -> None:
+    scripts = sorted((SOURCE / "serve/page").glob("*.js"))
+    assert scripts
+    assert {path.name: js_loop_words(path.read_text()) for path in scripts} == {path.name: set() for path in scripts}
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "for (const one of devices) {}",
+        "for (const [name, told] of lines) {}",
+        "devices.map((one) => one.key)",
+        "devices.map(one => one.key)",
+        "lines.filter(([, said], i) => i)",
+        "rows.map(({ told = 3 }) => 1)",
+    ],
+)
+def test_words_that_say_nothing_are_seen_in_javascript(script: str) -> None:
+    assert js_loop_words(script)
+    assert not js_loop_words(re.sub("one|told|said", "device", script))
 
 
 def test_makers_do_not_know_each_other() -> None:
