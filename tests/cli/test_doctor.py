@@ -550,7 +550,7 @@ CLAIM = {"device_id": "gpu.nvidia.com/pool/gpu-0", "resource": "claim ns/c"}
         (
             unmapped("processes", "identity_conflict", uid="u-1", container_id="c" * 64),
             Level.WRONG,
-            f"the pod with uid u-1, container {'c' * 12}, works on GPU-x (processes): the parts of that name",
+            f"pod u-1/{'c' * 12} works on GPU-x (processes): the parts of that name",
             "/var/log/pods",
         ),
         (
@@ -690,7 +690,7 @@ def test_holders_without_names(tree: Tree, clock: Clock, driver: SimulatedNvml, 
     checkpoint = CheckpointAllocation(str(tmp_path / "checkpoint"))
     mapped, nameless = about(examined(driver, clock, sources=(checkpoint,)), "mapping")
     assert mapped.level is Level.OK
-    assert nameless.text == "1 assignment of pods whose names are not known (the pod with uid u-1, container main)"
+    assert nameless.text == "1 assignment of pods whose names are not known (pod u-1/main)"
     (tree.logs / "pods" / "ns_train_u-1").mkdir(parents=True)
     assert only(examined(driver, clock, sources=(checkpoint,)), "mapping").level is Level.OK
 

@@ -15,12 +15,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import islice
-from operator import attrgetter
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from podgpu.errors import SourceError
 from podgpu.files import SETTLED_NS, explain
-from podgpu.model import Workload
+from podgpu.model import WORKLOAD_PARTS, Workload, parts_of
 
 if TYPE_CHECKING:
     from podgpu.kube.pods import PodRecord
@@ -29,8 +28,6 @@ PODS_DIR = "/var/log/pods"
 CONTAINERS_DIR = "/var/log/containers"
 MOST_ENTRIES = 50_000
 MOST_COMPLETED = 10_000
-PARTS = ("namespace", "pod", "container", "uid", "container_id")
-_parts = attrgetter(*PARTS)
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -47,7 +44,7 @@ class Contradiction(SourceError):
     """Parts of a workload that cannot belong together."""
 
     def __init__(self, workload: Workload, what: str) -> None:
-        parts = ", ".join(f"{part} {getattr(workload, part)}" for part in PARTS if getattr(workload, part))
+        parts = ", ".join(f"{part} {getattr(workload, part)}" for part in WORKLOAD_PARTS if getattr(workload, part))
         super().__init__("identity_conflict", f"two sources disagree ({parts}; but {what}), so it has no holder")
 
 
@@ -207,18 +204,18 @@ def _agree(workload: Workload, known: frozenset[Workload]) -> Workload:
         return workload
     meant = [owner for owner in known if _fits(workload, owner)]
     if not meant:
-        other = min(known, key=lambda owner: (owner.namespace, owner.pod, owner.container, owner.uid))
-        who = "/".join(part for part in (other.namespace, other.pod, other.container) if part)
+        other = min(known, key=parts_of)
         what = f"container id {other.container_id[:12]}" if other.container_id else f"uid {other.uid}"
-        raise Contradiction(workload, f"{what} is known to be of {who}{f' ({other.uid})' if other.uid else ''}")
-    first, *others = map(_parts, meant)
+        uid = f" ({other.uid})" if other.pod and other.uid else ""
+        raise Contradiction(workload, f"{what} is known to be of {other.text}{uid}")
+    first, *others = map(parts_of, meant)
     sure = first if not others else [_only(frozenset(texts)) for texts in zip(first, *others, strict=True)]
-    parts = tuple(text or had for text, had in zip(sure, _parts(workload), strict=True))
-    return workload if parts == _parts(workload) else replace(workload, **dict(zip(PARTS, parts, strict=True)))
+    parts = tuple(text or had for text, had in zip(sure, parts_of(workload), strict=True))
+    return workload if parts == parts_of(workload) else Workload(*parts)
 
 
 def _fits(workload: Workload, known: Workload) -> bool:
-    pairs = zip(_parts(workload), _parts(known), strict=True)
+    pairs = zip(parts_of(workload), parts_of(known), strict=True)
     return all(part == known_part or not part or not known_part for part, known_part in pairs)
 
 

@@ -14,7 +14,7 @@ from podgpu.figures.device import Alert, Condition, DeviceFigures, HolderFigures
 from podgpu.figures.parts import physical_gpus
 from podgpu.figures.picture import NamespacePicture, NodePicture, Picture
 from podgpu.figures.totals import Totals, pod_totals, totals_of
-from podgpu.model import Workload
+from podgpu.model import WORKLOAD_PARTS, Workload
 
 JSON = dict[str, Any]
 _OF_A_POD = ("allocated", "used", "idle", "unknown", "cost_per_hour", "wasted_per_hour")
@@ -193,7 +193,7 @@ def condition_json(of: Condition) -> JSON:
 
 
 def workload_json(of: Workload) -> JSON:
-    named = {name: getattr(of, name) for name in ("namespace", "pod", "container", "uid", "container_id", "job")}
+    named = {name: getattr(of, name) for name in WORKLOAD_PARTS}
     return {name: value for name, value in named.items() if value}
 
 

@@ -124,8 +124,9 @@ function lastHoldersOf(gpu) {
 function nameOf(holder) {
   if (holder.job) return `job ${holder.job}`;
   if (holder.pod) return [holder.namespace, holder.pod].filter(Boolean).join("/");
-  if (holder.container_id) return `container ${holder.container_id.slice(0, 12)}`;
-  return holder.uid ? `pod ${holder.uid}` : "unknown holder";
+  const id = holder.container_id?.slice(0, 12);
+  if (holder.uid) return id && !holder.container ? `pod ${holder.uid}/${id}` : `pod ${holder.uid}`;
+  return id ? `container ${id}` : "unknown holder";
 }
 
 // undefined: since when nobody knows.
