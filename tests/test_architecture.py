@@ -129,14 +129,18 @@ def test_a_small_file_owns_something() -> None:
     assert {name for name in SMALL_ROOMS if not (SOURCE / name).exists()} == set()
 
 
-def test_a_docstring_has_a_subject() -> None:
-    """This module, this room, the command it is, or the class it has: not `Owns what ...`, of which one asks who."""
+SUBJECTS = r"This (module|room)|The \w+|An? \w+|`[^`]+`|[^.]+: this module"
+"""`podgpu top`, say; or what it is about, and then who does it."""
+
+
+def test_a_docstring_has_a_subject_and_a_verb() -> None:
+    """This module, this room, the command it is, or the class it has; and what it does. Not `Owns what ...`, of which
+    one asks who; not `podgpu top: GPUs in a terminal`, of which one asks what it does with them."""
     for path in FILES:
         tree = tree_of(path)
-        first, *_ = (ast.get_docstring(tree) or " ").split(" ", 1)
-        classes = {node.name for node in tree.body if isinstance(node, ast.ClassDef)}
+        subjects = "|".join([SUBJECTS, *(node.name for node in tree.body if isinstance(node, ast.ClassDef))])
         if not path.name.endswith("_pb2.py") and path != SOURCE / "__init__.py":
-            assert first.startswith("`") or first in {"This", "The", "A"} | classes, path
+            assert re.match(rf"({subjects}) ([a-z]+s|are)\b", ast.get_docstring(tree) or ""), path
 
 
 LOOP_WORDS = {"one", "told", "said"}

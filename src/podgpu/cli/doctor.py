@@ -1,4 +1,4 @@
-"""`podgpu doctor`: checks this node and says what is right, what is wrong and what to do."""
+"""`podgpu doctor` checks this node and says what is right, what is wrong and what to do."""
 
 from __future__ import annotations
 
