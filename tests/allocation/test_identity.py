@@ -14,7 +14,6 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from podgpu.allocation import identity
 from podgpu.allocation.identity import (
     Contradiction,
     Identities,
@@ -366,9 +365,8 @@ def test_a_path_that_is_none(logs: tuple[Path, Path]) -> None:
     assert [one.reason for one in IdentityReader("\0", str(logs[1])).read().problems] == ["unreadable"]
 
 
-def test_too_many_entries_are_no_entries(logs: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(identity, "MOST_ENTRIES", 2)
-    identities = IdentityReader(*map(str, logs)).read()
+def test_too_many_entries_are_no_entries(logs: tuple[Path, Path]) -> None:
+    identities = IdentityReader(*map(str, logs), most=2).read()
     assert identities == known(LOG)
     assert [one.reason for one in identities.problems] == ["too_large"]
 

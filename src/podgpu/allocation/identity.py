@@ -245,10 +245,11 @@ class IdentityReader:
         containers_dir: str = CONTAINERS_DIR,
         clock: Callable[[], int] = time.time_ns,
         pods: Callable[[], tuple[PodRecord, ...]] = tuple,
+        most: int = MOST_ENTRIES,
     ) -> None:
-        """`pods`: what the API server says, the same tuple until something changes."""
-        self._pods = _Directory(pods_dir, parse_pod_directory, clock)
-        self._containers = _Directory(containers_dir, parse_container_log, clock)
+        """`pods`: what the API server says, the same tuple until something changes. `most`: entries of a directory."""
+        self._pods = _Directory(pods_dir, parse_pod_directory, clock, most)
+        self._containers = _Directory(containers_dir, parse_container_log, clock, most)
         self._records = pods
         self._names = Identities()
         self._last: tuple[Identities, tuple[PodRecord, ...]] = self._names, ()
@@ -277,10 +278,11 @@ def _sentences(problems: Iterable[SourceError]) -> list[str]:
 
 
 class _Directory(Generic[T]):
-    def __init__(self, path: str, parse: Callable[[str], T | None], clock: Callable[[], int]) -> None:
+    def __init__(self, path: str, parse: Callable[[str], T | None], clock: Callable[[], int], most: int) -> None:
         self._path = path
         self._parse = parse
         self._clock = clock
+        self._most = most
         self._kept: tuple[tuple[int, ...], frozenset[T]] | None = None
 
     def read(self) -> frozenset[T] | SourceError:
@@ -289,7 +291,7 @@ class _Directory(Generic[T]):
             identity = found.st_dev, found.st_ino, found.st_mtime_ns
             if self._kept is not None and self._kept[0] == identity:
                 return self._kept[1]
-            names = list_names(self._path)
+            names = list_names(self._path, self._most)
         except (OSError, ValueError) as error:
             return explain(error, self._path)
         except SourceError as error:
@@ -300,14 +302,14 @@ class _Directory(Generic[T]):
         return parsed
 
 
-def list_names(directory: str) -> list[str]:
+def list_names(directory: str, most: int) -> list[str]:
     with os.scandir(directory) as entries:
-        names = [entry.name for entry in islice(entries, MOST_ENTRIES + 1)]
-    if len(names) > MOST_ENTRIES:
+        names = [entry.name for entry in islice(entries, most + 1)]
+    if len(names) > most:
         # With some names left out, "the only one of that name" would not be true.
         raise SourceError(
             "too_large",
-            f"{directory} has more than {MOST_ENTRIES} entries, and none are used: uids and container ids are missing"
+            f"{directory} has more than {most} entries, and none are used: uids and container ids are missing"
             " unless the API server gives them; find out why the kubelet removes none",
         )
     return names
