@@ -13,7 +13,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from itertools import islice
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -48,14 +47,12 @@ class Contradiction(SourceError):
         super().__init__("identity_conflict", f"two sources disagree ({parts}; but {what}), so it has no holder")
 
 
-@lru_cache(maxsize=4096)  # most names are those of the last reading
 def parse_pod_directory(name: str) -> Workload | None:
     """`<namespace>_<pod>_<uid>`, under /var/log/pods. A static pod's uid is a hash without dashes."""
     match = _POD_DIRECTORY.fullmatch(name)
     return None if match is None else Workload(**match.groupdict())
 
 
-@lru_cache(maxsize=4096)
 def parse_container_log(name: str) -> Workload | None:
     """`<pod>_<namespace>_<container>-<id>.log`, in /var/log/containers.
 
