@@ -186,6 +186,47 @@ def test_words_that_say_nothing_are_seen_in_javascript(script: str) -> None:
     assert not js_loop_words(re.sub("one|told|said", "device", script))
 
 
+OURS = ("podgpu", "bench", "endurance", "deploy", "docs")
+
+
+def patched_of_ours(script: str) -> list[str]:
+    """What `monkeypatch.setattr`, `delattr` or `setitem` is given first, where that is imported from us or names us."""
+    nodes = list(ast.walk(ast.parse(script)))
+    named: set[str] = set()
+    for node in nodes:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            modules = [node.module or ""] if isinstance(node, ast.ImportFrom) else [a.name for a in node.names]
+            if any(module.split(".")[0] in OURS for module in modules):
+                named |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
+    calls = [
+        node for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args
+    ]
+    patches = [ast.unparse(call.args[0]) for call in calls if re.search(r"patch\.\w+$", ast.unparse(call.func))]
+    return [what for what in patches if what.strip("'").split(".")[0] in {*OURS, *named}]
+
+
+def test_tests_patch_nothing_of_ours() -> None:
+    """CONTRIBUTING.md: fakes stand at the edge only."""
+    scripts = {path: path.read_text(encoding="utf-8") for path in sorted((TREE / "tests").rglob("*.py"))}
+    patching = {str(path): patched_of_ours(text) for path, text in scripts.items() if "patch." in text}
+    assert patching
+    assert {path: found for path, found in patching.items() if found} == {}
+
+
+@pytest.mark.parametrize(
+    ("script", "found"),
+    [
+        ("from podgpu.cluster import bills\nmonkeypatch.setattr(bills, 'MOST', 5)", ["bills"]),
+        ("from bench import __main__ as command\nmonkeypatch.setitem(command.ALL, 'x', 5)", ["command.ALL"]),
+        ("monkeypatch.setattr('podgpu.files.read', None)", ["'podgpu.files.read'"]),
+        ("from podgpu import files\nmonkeypatch.setattr(os, 'stat', files.read)", []),
+        ("import podgpu.files\nmock.patch.object(podgpu.files, 'read')", ["podgpu.files"]),
+    ],
+)
+def test_what_patches_ours_is_seen(script: str, found: list[str]) -> None:
+    assert patched_of_ours(script) == found
+
+
 def test_makers_do_not_know_each_other() -> None:
     """Another maker's library is a folder of telemetry/: `source.py` does not know who is there, nor do they."""
     for path in sorted((SOURCE / "telemetry").rglob("*.py")):

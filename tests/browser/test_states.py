@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from podgpu.figures.device import DeviceFigures
+from podgpu.figures.device import DeviceFigures, HolderFigures
 from podgpu.figures.picture import NamespacePicture, NodePicture
+from podgpu.model import Workload
 from tests.browser.chromium import Tab, opened
 from tests.browser.pictures import GIB, Showing, gpu, held, picture, three_nodes
 
@@ -67,6 +68,23 @@ def test_instances_fill_the_bar_by_the_slices_their_gpu_has(
     tile = "document.querySelector('.tile[data-key]')"
     bar = tab.evaluate(f"{tile}.querySelector('.bar').getBoundingClientRect().width")
     assert [100 * width / bar for width in tab.evaluate(f"{widths}({tile})")] == pytest.approx(expected, abs=1.5)
+
+
+def test_a_holder_without_a_name_is_called_as_everywhere_else(tab: Tab, url: str, shown: Showing) -> None:
+    """As `Workload.text` has it; the container's name has a place of its own on the page."""
+    nameless = (
+        Workload(uid="u-1", container_id="c" * 64),
+        Workload(uid="u-1"),
+        Workload(container_id="c" * 64),
+        Workload(job="4711"),
+        Workload(container="main", uid="u-1", container_id="c" * 64),
+    )
+    devices = [gpu(i, "n1", holders=(HolderFigures(workload),)) for i, workload in enumerate(nameless)]
+    shown.picture = picture(NodePicture("n1", tuple(devices)))
+    opened(tab, url)
+    *without_container, named = tab.texts("main .row-pod")
+    assert without_container == [workload.text for workload in nameless[:-1]]
+    assert f"{named}/{tab.texts('main .row-container')[-1]}" == nameless[-1].text
 
 
 # -- old, and not there ----------------------------------------------------------------------------------------------
