@@ -69,11 +69,11 @@ def _podlist_present(around: Surroundings) -> bool:
 
 
 def _podlist_paths(around: Surroundings) -> tuple[str, ...]:
-    """Beside the kubelet's socket, wherever that is, before the places it usually is in."""
+    """Beside the kubelet's socket. If that is named, nowhere else: what lies at the usual places may be another's."""
     from podgpu.allocation.podlist import DEFAULT_PATHS
 
     beside = os.path.join(os.path.dirname(around.options["pod_resources_kubelet_socket"]), "podlist.json")
-    return tuple(dict.fromkeys((beside, *DEFAULT_PATHS)))
+    return DEFAULT_PATHS if beside == DEFAULT_PATHS[0] else (beside,)
 
 
 def _kubelet(argument: str, around: Surroundings) -> AllocationSource:
