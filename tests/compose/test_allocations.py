@@ -19,7 +19,7 @@ import pytest
 from podgpu.agent.loop import Agent
 from podgpu.cli.exporter import command
 from podgpu.cli.main import run
-from podgpu.compose.allocations import Surroundings, make_allocations
+from podgpu.compose.allocations import SOURCES, Surroundings, make_allocations
 from podgpu.compose.servers import ApiAccess
 from podgpu.errors import SourceError
 from podgpu.serve.sockets import parse_address
@@ -99,7 +99,7 @@ def test_arguments_reach_their_sources(around: Callable[..., Surroundings], fold
 @pytest.mark.parametrize(
     ("chosen", "words"),
     [
-        ("crystal-ball", "'crystal-ball': unknown source; there are auto, annotations, podlist, kubelet, checkpoint"),
+        ("crystal-ball", f"'crystal-ball': unknown source; there are auto, {', '.join(SOURCES)}"),
         ("kubelet,", "'': unknown source"),
         ("auto,kubelet", "'auto': unknown source"),
         ("kubelet:/run/k.sock", "takes no argument, not '/run/k.sock'"),
