@@ -106,6 +106,7 @@ def test_pure_files_are_there() -> None:
 
 SMALL_ROOMS = {
     "accounting/stretch.py": "energy told once for several turns: what the ledger and the charges each need not know",
+    "allocation/source.py": "the protocol of every allocation source",
     "allocation/vcuda.py": "gpu-manager's requests, which name no device",
     "catalog/autoscale_families.py": "declarations, which only `podgpu autoscale` loads",
     "catalog/mig.py": "the one place for a MIG instance's name and size",
