@@ -9,6 +9,7 @@ import socket as sockets
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from podgpu.model import Allocation, Device, Reading, Unmapped, Workload
 from podgpu.simulate.driver import SimulatedNvml
 from podgpu.simulate.kubelet import SimulatedKubelet, SimulatedPod
 from podgpu.telemetry.nvml import NvmlTelemetry
+from podgpu.telemetry.pci import count_pci_gpus
 from podgpu.telemetry.source import GpuAnswer, Inventory
 from tests.host.guard import MEANS_SOMETHING, NODES_PLACES
 from tests.kube.api_server import SimulatedApiServer
@@ -132,7 +134,7 @@ def examined(tree: Tree) -> Iterator[Callable[..., list[Finding]]]:
 
     def examine_node(driver: SimulatedNvml, clock: Clock, name: str = "nvml", **asked: Any) -> list[Finding]:
         drivers.append(driver)
-        telemetry = NvmlTelemetry(driver, name, count_expected=lambda: None, clock=clock)
+        telemetry = NvmlTelemetry(driver, name, count_expected=partial(count_pci_gpus, str(tree.sysfs)), clock=clock)
         question = Question(
             counters=shipped_counters("default") or (),
             sources=tuple(source for source in [asked.pop("kubelet", None)] if source is not None),

@@ -20,7 +20,7 @@ from podgpu.model import Allocation, Device, Workload
 
 SOURCE = "podlist"
 DEFAULT_PATHS = ("/var/lib/kubelet/pod-resources/podlist.json", "/podlist.json")
-"""On the host, and where koordinator's own manifest mounts it."""
+"""Beside the kubelet's socket, and where koordinator's own manifest mounts it."""
 MOST_BYTES = 16 * 1024 * 1024
 
 _log = logging.getLogger(__name__)

@@ -28,7 +28,7 @@ from podgpu.compose.telemetries import open_telemetry
 from podgpu.configuration.collections import collection_of_fields
 from podgpu.configuration.pod_labels import LabelFilter
 from podgpu.device_selection import Selection, parse_selection
-from podgpu.doctor.examine import DEADLINE, SYSFS, Question, examine
+from podgpu.doctor.examine import DEADLINE, Question, examine
 from podgpu.doctor.findings import Finding, Level, as_json, as_text, count, note, ok, wrong
 from podgpu.doctor.probe import Load
 from podgpu.errors import SourceError, UsageError
@@ -44,7 +44,6 @@ _CONFIGMAP = (
 
 DOCTOR_OPTIONS = (
     *exporter_options((option.flag for option in EXPORTER_OPTIONS), _OTHERWISE),
-    Option("path-sysfs", default=SYSFS, help="Where the host's /sys is.", ours=True),
     Option(
         "probe-switches",
         default="false",

@@ -41,6 +41,7 @@ _SHARED = (
     "allocation",
     "kubeconfig",
     "path-proc",
+    "path-sysfs",
     "path-varlog",
     "debug",
     "log-format",

@@ -18,7 +18,6 @@ from podgpu.cli.option_table import EXPORTER_OPTIONS
 from podgpu.cli.params import given, naming_variable, with_options
 from podgpu.clock import Clock
 from podgpu.compose.agent import exporter_agent
-from podgpu.compose.allocations import SOURCES, Sources
 from podgpu.compose.histories import history_of, node_keeper
 from podgpu.compose.process import (
     configure_logging,
@@ -149,12 +148,11 @@ def build_agent(
     api: ApiAccess,
     telemetry: Telemetry | None = None,
     clock: Clock | None = None,
-    sources: Sources = SOURCES,
 ) -> Agent:
     """The agent of this command line. Raises UsageError, which names the variable a wrong value came from."""
     if "config" not in options:
         options = with_config_file(ctx, options)
-    return exporter_agent(with_host_engine(ctx, options), api, partial(naming_variable, ctx), telemetry, clock, sources)
+    return exporter_agent(with_host_engine(ctx, options), api, partial(naming_variable, ctx), telemetry, clock)
 
 
 def with_host_engine(ctx: click.Context, options: dict[str, Any]) -> dict[str, Any]:

@@ -37,6 +37,7 @@ _LOCAL = (
     "allocation",
     "kubeconfig",
     "path-proc",
+    "path-sysfs",
     "path-varlog",
 )
 _OTHERWISE = {"kubernetes": {"help": "Name holders by pod. Default: if the kubelet's socket can be opened."}}
