@@ -179,14 +179,13 @@ def test_the_picture_has_every_room_and_the_way_of_a_sample() -> None:
 
 
 def test_only_one_place_assembles_an_agent() -> None:
-    """The demo has simulated nodes of its own; whatever looks at a real one gets its agent from `compose/agent.py`."""
     makers = {
         path.relative_to(SOURCE).as_posix()
         for path in FILES
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Agent"
     }
-    assert makers == {"compose/agent.py", "cli/demo.py"}
+    assert makers == {"compose/agent.py"}
 
 
 def test_only_the_edge_catches_everything() -> None:

@@ -202,7 +202,7 @@ class Holders:
 
     sources: list[AllocationSource]
     identities: ReadIdentities
-    signs: ReadSigns
+    signs: ReadSigns | None = None
 
 
 def make_holders(around: Surroundings, sources: Sources = SOURCES) -> Holders:
