@@ -19,6 +19,7 @@ from podgpu.device_selection import parse_selection
 from podgpu.doctor.examine import DEADLINE, Question, examine
 from podgpu.doctor.findings import Finding, note, ok, wrong
 from podgpu.errors import SourceError, UsageError
+from podgpu.serve.app import protected_by
 
 if TYPE_CHECKING:
     from podgpu.allocation.source import AllocationSource
@@ -161,13 +162,11 @@ def _load_on(gpu: Device) -> Load:
 def _web_config(path: str) -> list[Finding]:
     if not path:
         return []
-    from podgpu.serve.protection import protect
-
     try:
-        protect(path).close()
+        with protected_by(path):
+            return [ok("web config", path)]
     except UsageError as e:
         return [wrong("web config", str(e))]
-    return [ok("web config", path)]
 
 
 def autoscaling_findings(kubeconfig: str) -> list[Finding]:
