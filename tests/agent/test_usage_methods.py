@@ -167,6 +167,13 @@ def make(tmp_path: Path) -> Iterator[MakeNode]:
 BUSY = "podgpu_container_gpu_busy_seconds_total"
 
 
+def adds_up(node: Node) -> None:
+    for unit in ("busy_seconds", "energy_joules"):
+        parts = node.total(f"podgpu_container_gpu_{unit}_total")
+        rest = node.total(f"podgpu_device_unattributed_{unit}_total")
+        assert parts + rest == pytest.approx(node.total(f"podgpu_device_{unit}_total"), abs=1e-6)
+
+
 def gains(node: Node, seconds: int) -> dict[str, tuple[float, float]]:
     """By pod, what it really worked in that time and what podgpu says, in percent of it."""
     node.run(5)  # until it listens
@@ -228,10 +235,7 @@ def test_in_every_turn_the_parts_are_the_whole(make: MakeNode, usage_from: Usage
     last = dict.fromkeys(("p0", "p1", "p2"), 0.0)
     for _ in range(20):
         node.turn()
-        for unit in ("busy_seconds", "energy_joules"):
-            parts = node.total(f"podgpu_container_gpu_{unit}_total")
-            rest = node.total(f"podgpu_device_unattributed_{unit}_total")
-            assert parts + rest == pytest.approx(node.total(f"podgpu_device_{unit}_total"), abs=1e-6)
+        adds_up(node)
         now = node.series(BUSY)
         assert all(now[pod] >= last[pod] for pod in last), "counters never fall"
         last = now
@@ -311,7 +315,9 @@ def test_any_doubt_falls_back_to_samples_says_why_and_comes_back(make: MakeNode,
     assert node.series("podgpu_device_usage_method") == {"samples": 1}
     assert node.errors() == {fault: 1}
     before = node.series(BUSY)
-    node.run(70)
+    for _ in range(70):
+        node.turn()
+        adds_up(node)
     assert node.series("podgpu_device_usage_method") == {"exact": 1}
     assert all(node.series(BUSY)[pod] >= before[pod] for pod in before)
     assert len(logs) == 2, "a broken log is not asked every second"
@@ -348,24 +354,61 @@ def test_nobody_looks_for_idle_tails_where_there_has_been_none_for_long(make: Ma
     assert looks(10) > 100
 
 
-class Hiding:
-    """A log read without CAP_SYS_ADMIN: one process is another user's, and its pid reads 0."""
+class Slow(Broken):
+    """A log whose clock is behind: of every second there are nine tenths in it."""
 
-    def __init__(self, pid: int, log: SwitchLog) -> None:
-        self._log, self._pid = log, pid
-        self.drain_seconds = log.drain_seconds
-        self.now, self.close, self.is_busy = log.now, log.close, log.is_busy
+    def __init__(self, log: SwitchLog) -> None:
+        super().__init__(log)
+        first = log.now()
+        self.now = lambda: first + (log.now() - first) * 9 // 10
+
+
+class Renaming(Broken):
+    """A log in which a process has another pid: 0 where it is another user's and CAP_SYS_ADMIN is missing."""
+
+    def __init__(self, pid: int, other: int, log: SwitchLog) -> None:
+        super().__init__(log)
+        self._pid, self._other = pid, other
 
     def drain(self) -> bytes:
-        data = bytearray(self._log.drain())
+        data = bytearray(super().drain())
         for at in range(16, len(data), 32):
             if int.from_bytes(data[at : at + 4], "little") == self._pid:
-                data[at : at + 4] = bytes(4)
+                data[at : at + 4] = self._other.to_bytes(4, "little")
         return bytes(data)
 
 
+@pytest.mark.parametrize(
+    ("log", "reason"),
+    [(Slow, "unaccounted_time"), (partial(Renaming, FIRST_PID + 1, 4242), "unlisted_process")],
+    ids=["time is missing", "a process that nobody lists"],
+)
+def test_a_log_that_does_not_fit_what_else_is_known_is_not_believed(
+    make: MakeNode, log: Callable[[SwitchLog], SwitchLog], reason: str
+) -> None:
+    node = make("exact", SCENARIOS["40/10/10 of 100"], log=log)
+    node.run(10)
+    assert node.series("podgpu_device_usage_method") == {"samples": 1}
+    assert set(node.errors()) == {reason}
+    adds_up(node)
+
+
+def test_what_little_a_hidden_process_ran_is_nobodys(make: MakeNode) -> None:
+    """Beside two that never rest it gets a tenth of a millisecond in every fifty."""
+    loads = [(1000, 1000, 0), (1000, 1000, 0), (0.1, 50, 0)]
+    node = make("switches", loads, log=partial(Renaming, FIRST_PID + 2, 0), privileged=False)
+    found = gains(node, 20)
+    assert node.series("podgpu_device_usage_method") == {"switches": 1}
+    assert node.errors() == {}
+    assert found["p2"][1] == 0
+    for pod in ("p0", "p1"):
+        truth, told = found[pod]
+        assert told == pytest.approx(truth, abs=0.6), pod
+    adds_up(node)
+
+
 def test_processes_that_are_hidden_from_us_are_not_spread_over_the_others(make: MakeNode) -> None:
-    node = make("switches", SCENARIOS["40/10/10 of 100"], log=partial(Hiding, FIRST_PID + 1), privileged=False)
+    node = make("switches", SCENARIOS["40/10/10 of 100"], log=partial(Renaming, FIRST_PID + 1, 0), privileged=False)
     node.run(10)
     assert node.series("podgpu_device_usage_method") == {"samples": 1}
     assert set(node.errors()) == {"hidden_process"}

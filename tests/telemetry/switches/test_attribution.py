@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 
 import pytest
@@ -98,7 +99,7 @@ def test_an_idle_tail_that_ends_with_a_slice_is_no_saving() -> None:
         assert sum(figures.values()) == pytest.approx(30 * MS, abs=1.5 * MS)
 
 
-def test_between_two_samples_of_a_stay_its_own_samples_count_and_not_its_habits() -> None:
+def test_a_long_stay_is_told_by_its_own_samples_and_not_by_habits() -> None:
     """A process that usually rests after 10 ms works for all of a long stay; another that usually works does not."""
     habits = Habits()
     usual = residency((1, 0, 500), (2, 500, 1000))
@@ -111,6 +112,24 @@ def test_between_two_samples_of_a_stay_its_own_samples_count_and_not_its_habits(
     assert by_habit[1] < 250 * MS
     assert by_samples[1] == pytest.approx(500 * MS, abs=60 * MS)
     assert sum(by_samples.values()) == pytest.approx(500 * MS, abs=10)
+
+
+@pytest.mark.parametrize("work", [5, 30, 60, 250])
+def test_samples_speak_for_the_time_around_them_without_bias(work: int) -> None:
+    """One works for so long in each of its stays of 400 ms, the other for 320: over many what is told too much of one
+    is told too little of it elsewhere, and not taken from the other."""
+    length, count = 400, 1800
+    stays = [Stay(1 + n % 2, *(2 * [n * length * MS]), (n + 1) * length * MS) for n in range(count)]
+    at, chance, looks = 0.0, random.Random(1), []
+    while (at := at + chance.uniform(30, 90)) < count * length:
+        looks.append((int(at * MS), at % length < (320 if at // length % 2 else work)))
+    habits, found = Habits(), 0
+    for first in range(0, count, 12):
+        window = Residency(stays[first].since, stays[first + 11].until, stays[first : first + 12])
+        own = [look for look in looks if window.since <= look[0] < window.until]
+        habits.learn(window, own)
+        found += habits.estimate(window, 6 * (work + 320) * MS, own)[1]
+    assert found / (count / 2) / MS == pytest.approx(work, abs=3)
 
 
 def test_work_is_somebodys_though_no_sample_has_met_it_yet() -> None:
@@ -131,7 +150,7 @@ def test_a_process_that_is_gone_is_forgotten() -> None:
 
 
 @given(
-    lengths=st.lists(st.tuples(st.integers(1, 6), st.integers(1, 200 * MS)), min_size=1, max_size=30),
+    lengths=st.lists(st.tuples(st.integers(1, 6), st.integers(1, 600 * MS)), min_size=1, max_size=30),
     samples=st.lists(st.tuples(st.floats(0, 1), st.booleans()), max_size=40),
     busy=st.floats(0, 1.2),
 )
@@ -145,9 +164,14 @@ def test_nobody_runs_longer_than_resident_and_all_together_no_longer_than_the_de
     window = Residency(0, at, stays)
     device = int(busy * at)
     habits = Habits()
-    habits.learn(window, [(int(moment * at), was) for moment, was in samples])
+    looks = [(int(moment * at), was) for moment, was in samples]
+    habits.learn(window, looks)
     resident = window.of_processes()
-    for figures in (habits.estimate(window, device), young_first(window, device)):
+    for figures in (
+        habits.estimate(window, device),
+        habits.estimate(window, device, looks),
+        young_first(window, device),
+    ):
         assert figures.keys() == resident.keys()
         assert all(0 <= figures[pid] <= resident[pid] for pid in figures)
         assert sum(figures.values()) <= device

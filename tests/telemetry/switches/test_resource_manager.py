@@ -138,7 +138,11 @@ def test_the_layout_follows_the_branch_and_an_unknown_one_is_taken_for_the_newes
 ) -> None:
     layout = layout_of(version)
     assert (layout.alloc_status, layout.memory_bytes) == (status, size)
-    open_log(FakeKernel(alloc_status=status), version)
+    kernel = FakeKernel(alloc_status=status, memory_bytes=size)
+    open_log(kernel, version)
+    memories = [parameters for _, kind, parameters in kernel.allocated.values() if kind == 0x90CE]
+    assert [struct.unpack_from("<II", memory, 24) for memory in memories] == [(5 << 29, 1 << 22)] * 2
+    assert [struct.unpack_from("<Q", memory, 64) for memory in memories] == [(4096,), (32768 * 32,)]
     with pytest.raises(Doubt, match="status 0x1f"):
         open_log(FakeKernel(alloc_status=status, refuse={0x80: 0x1F}), version)
 

@@ -4,15 +4,15 @@ A context stays resident after its work ends until another one has work, so resi
 of each is told by what is known beside it: the device's own busy time, and, where they may be taken, samples of whether
 the engine is busy. Every residency is cut by its age: young ones are busy (a context is switched in because it has
 work), old ones mostly are not, and where the line runs is learnt from the samples, for each process on its own, and
-apart for stays that ended while others had work and for those that went on because nobody had. Between two samples of
-the same stay nothing has to be learnt: they tell it themselves.
+apart for stays that ended while others had work and for those that went on because nobody had. Stays that are long
+enough for several samples are told by their own, each for the time around it.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
@@ -31,8 +31,12 @@ _YOUNG = 0.95
 """What the youngest class is taken for before any sample: nobody is switched in to do nothing."""
 _PRIOR = 0.125
 """What is thought of a class before any sample counts as much as so many of them."""
-_SURPRISE = 0.02
-"""How doubtful it is that all went on between two samples that agree; 0.25 where they do not."""
+_SEEN_THROUGH_NS = 250_000_000
+"""A stay longer than this has four samples in it: from there on they are nearer to the truth than habits are."""
+_REACH_NS = 60_000_000
+"""For how long before and after it a sample speaks, at most; as far as no other one is nearer."""
+_SURPRISE = 0.1
+"""How doubtful it is what a sample says of the time around it, as `share * (1 - share)` is of habits."""
 _HALF_LIFE_NS = 60 * 10**9
 """How fast a process's habits are forgotten."""
 
@@ -135,7 +139,7 @@ class Habits:
     def __init__(self) -> None:
         self._habits: dict[_Kind, _Habit] = {}
 
-    def learn(self, residency: Residency, samples: Iterable[Sample]) -> None:
+    def learn(self, residency: Residency, samples: Sequence[Sample]) -> None:
         keep = 0.5 ** (residency.window / _HALF_LIFE_NS)
         present = {stay.pid for stay in residency.stays}
         self._habits = {
@@ -143,14 +147,14 @@ class Habits:
         }
         for habit in self._habits.values():
             habit.fade(keep)
-        for stay, looks in _by_stay(residency, samples):
-            habit = self._habits.setdefault(_kind(stay.pid, stay.until - stay.began), _Habit())
-            for moment, busy in looks:
+        for (moment, busy), stay in zip(samples, _stays_at(residency, samples), strict=True):
+            if stay is not None:
+                habit = self._habits.setdefault(_kind(stay.pid, stay.until - stay.began), _Habit())
                 age_class = _age_class(moment - stay.began)
                 habit.seen[age_class] += 1
                 habit.busy[age_class] += busy
 
-    def estimate(self, residency: Residency, busy: int, samples: Iterable[Sample] = ()) -> dict[int, int]:
+    def estimate(self, residency: Residency, busy: int, samples: Sequence[Sample] = ()) -> dict[int, int]:
         """Of `busy`, what each process ran; no more than it was resident. What is left over was nobody's.
 
         `samples`: the window's own."""
@@ -167,13 +171,12 @@ class Habits:
         saving = _saving(residency, lambda pid, age: shares[_kind(pid, age)][_age_class(age)])
         likely = {pid: -float(ns) for pid, ns in saving.items()}
         doubt: dict[int, float] = {}
-        for stay, looks in _by_stay(residency, samples):
+        for stay, since, until, at_work in _seen_through(residency, samples):
             ages = kinds[_kind(stay.pid, stay.until - stay.began)]
-            ages.add(looks[0][0] - stay.began)
-            ages.add(looks[-1][0] - stay.began, -1)
-            for (since, before), (until, after) in pairwise(looks):
-                likely[stay.pid] = likely.get(stay.pid, 0.0) + (until - since) * (before + after) / 2
-                doubt[stay.pid] = doubt.get(stay.pid, 0.0) + (until - since) * (_SURPRISE if before == after else 0.25)
+            ages.add(since - stay.began)
+            ages.add(until - stay.began, -1)
+            likely[stay.pid] = likely.get(stay.pid, 0.0) + (until - since) * at_work
+            doubt[stay.pid] = doubt.get(stay.pid, 0.0) + (until - since) * _SURPRISE
         for kind, ages in kinds.items():
             by_age = list(zip(ages.resident(), shares[kind], strict=True))
             pid, _ = kind
@@ -183,15 +186,25 @@ class Habits:
         return _fit(max(0, busy - sum(saving.values())), likely, doubt, at_most)
 
 
-def _by_stay(residency: Residency, samples: Iterable[Sample]) -> list[tuple[Stay, list[Sample]]]:
-    """The stays that samples fell into, with them. Those that fell into a switch say nothing."""
+def _stays_at(residency: Residency, samples: Iterable[Sample]) -> Iterator[Stay | None]:
+    """The stay each sample fell into. Those that fell into a switch say nothing."""
     begins = [stay.since for stay in residency.stays]
-    found: dict[int, list[Sample]] = {}
-    for moment, busy in samples:
+    for moment, _ in samples:
         place = bisect_right(begins, moment) - 1
-        if place >= 0 and moment < residency.stays[place].until:
-            found.setdefault(place, []).append((moment, busy))
-    return [(residency.stays[place], sorted(seen)) for place, seen in found.items()]
+        yield residency.stays[place] if place >= 0 and moment < residency.stays[place].until else None
+
+
+def _seen_through(residency: Residency, samples: Iterable[Sample]) -> Iterator[tuple[Stay, int, int, bool]]:
+    """Of long stays, from when to when each sample tells whether they were at work: where it is the nearest of all.
+
+    That a sample speaks for as long before it as after it is what makes this right on the average, whatever a process
+    does: of two moments one is as often told by a sample at the other as the other way round."""
+    looks = sorted(samples)
+    middles = [(before + after) // 2 for (before, _), (after, _) in pairwise(looks)]
+    nearest = zip(looks, _stays_at(residency, looks), [0, *middles], [*middles, residency.until], strict=False)
+    for (moment, busy), stay, since, until in nearest:
+        if stay is not None and stay.until - stay.began > _SEEN_THROUGH_NS:
+            yield stay, max(stay.since, since, moment - _REACH_NS), min(stay.until, until, moment + _REACH_NS), busy
 
 
 def young_first(residency: Residency, busy: int) -> dict[int, int]:

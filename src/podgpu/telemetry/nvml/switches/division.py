@@ -30,7 +30,7 @@ _HIDDEN_PART = 100
 """And one in this many may belong to processes that are hidden from us, or that no list names."""
 _SATURATED_PART = 50
 """Where all but one part in this many of all residency was work, there is no idle tail to find."""
-_SATURATED_SECONDS = 30.0
+_SATURATED_NS = 30 * 10**9
 """Once it has been so for this long it is taken to go on: half of what watching costs is looking for such tails."""
 
 
@@ -59,8 +59,8 @@ class BusyDivision:
         self._shared_at = float("-inf")
         self._retry_at = float("-inf")
         self._pause = _FIRST_PAUSE_SECONDS
-        self._unsaturated_at = float("-inf")
-        """When processes were last seen, or may have been, resident without work."""
+        self._saturated_ns = 0
+        """For how long nobody has been resident without work."""
         self.doubts: list[str] = []
         """Reason words of this turn."""
         self.fallback = ""
@@ -83,6 +83,7 @@ class BusyDivision:
             if self._listener is None and now >= self._retry_at:
                 self._open(gpu)
         else:
+            self._saturated_ns = 0
             self._settle()
         if self._listener is not None and now - self._shared_at > _LINGER_SECONDS:
             self.close()
@@ -94,7 +95,9 @@ class BusyDivision:
             return usage
         try:
             residency, samples = self._listener.window(until, usage.device.gi_id)
-            if usage.busy_ns is None or usage.device.key not in self._shared or not _covers(residency, usage.window_ns):
+            if usage.busy_ns is None or usage.device.key not in self._shared:
+                return usage
+            if not _covers(residency, usage.window_ns, self._listener.began):
                 return usage
             _check(residency, usage.window_ns, self._listed[0] | self._listed[1])
         except Doubt as e:
@@ -115,7 +118,7 @@ class BusyDivision:
         version, architecture = identify(self._driver, self._handle, gpu)
         try:
             self._listener = self._opening.listener(gpu, version, architecture, self._wall)
-            self._unsaturated_at = self._clock()
+            self._saturated_ns = 0
         except Doubt as e:
             self._fall_back(e)
         else:
@@ -146,9 +149,9 @@ class BusyDivision:
         sampled = self._listener is not None and self._listener.sampled
         if self._listener is not None and sampled:
             self._habits.learn(residency, samples)
-            if worked * _SATURATED_PART < sum(resident.values()) * (_SATURATED_PART - 1):
-                self._unsaturated_at = self._clock()
-            self._listener.rests = self._clock() - self._unsaturated_at > _SATURATED_SECONDS
+            saturated = worked * _SATURATED_PART >= sum(resident.values()) * (_SATURATED_PART - 1)
+            self._saturated_ns = self._saturated_ns + residency.window if saturated else 0
+            self._listener.rests = self._saturated_ns > _SATURATED_NS
         figures = self._habits.estimate(residency, worked, samples) if sampled else young_first(residency, worked)
         return replace(
             usage,
@@ -178,13 +181,14 @@ class _OfOneWindow(Doubt):
     """A doubt that says nothing against the log itself."""
 
 
-def _covers(residency: Residency, window_ns: int) -> bool:
-    """False where it began to listen in the middle, or has not seen a switch yet: no doubt, it just cannot tell."""
-    return bool(residency.stays) and residency.window * _UNKNOWN_PART >= window_ns * (_UNKNOWN_PART - 1)
+def _covers(residency: Residency, window_ns: int, began: int) -> bool:
+    """False where it has not seen a switch yet, or began to listen in the middle: no doubt, it just cannot tell."""
+    in_the_middle = residency.since == began and residency.window * _UNKNOWN_PART < window_ns * (_UNKNOWN_PART - 1)
+    return bool(residency.stays) and not in_the_middle
 
 
 def _check(residency: Residency, window_ns: int, listed: Collection[int]) -> None:
-    missing = max(residency.unknown, residency.window - window_ns)
+    missing = max(residency.unknown, abs(residency.window - window_ns))
     if missing * _UNKNOWN_PART > window_ns:
         percent = 100 * missing // window_ns
         raise _OfOneWindow("unaccounted_time", f"{percent} % of the time is unaccounted for in the context-switch log")

@@ -64,8 +64,9 @@ class Listener:
         self._timelines: dict[int, Timeline] = {}
         self._compute_instances: dict[int, int] = {}
         self._samples: list[Sample] = []
-        self._began = self._log_time = self._log.now()
-        self._offset = self._began - int(wall() * 1e9)
+        self.began = self._log_time = self._log.now()
+        """On the GPU's clock."""
+        self._offset = self.began - int(wall() * 1e9)
         self._drained_at = self._taken_at = clock()
         self._doubt: Doubt | None = None
         self._ended = threading.Event()
@@ -156,7 +157,7 @@ class Listener:
             raise Doubt("not_taken", "nobody asked for what the context-switch log says")
 
     def _timeline(self, instance: int) -> Timeline:
-        return self._timelines.setdefault(instance, Timeline(self._began, *self._costs))
+        return self._timelines.setdefault(instance, Timeline(self.began, *self._costs))
 
     def _raise_doubt(self) -> None:
         if self._doubt is not None:
