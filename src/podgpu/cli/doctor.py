@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-import os
-import sys
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from functools import partial
 from typing import Any
 
@@ -18,8 +14,8 @@ from podgpu.cli.exporter import check_options, with_host_engine, without_effect
 from podgpu.cli.help import podgpu_command
 from podgpu.cli.option_table import EXPORTER_OPTIONS, exporter_options
 from podgpu.cli.params import Option, naming_variable, with_options
+from podgpu.cli.terminal import print_out, quiet_logs, wants_colour
 from podgpu.compose.examination import CONFIG_FILE, NodeExamination, autoscaling_findings
-from podgpu.compose.process import configure_logging, print_out
 from podgpu.doctor.examine import SYSFS
 from podgpu.doctor.findings import Finding, Level, as_json, as_text, count, wrong
 from podgpu.errors import UsageError
@@ -65,7 +61,7 @@ def command(ctx: click.Context, /, **options: Any) -> int:
     when nothing is wrong, 1 when something is.
     """
     if options["autoscale"]:
-        with _logs(options["debug"]):
+        with quiet_logs(options["debug"]):
             return _told(options, autoscaling_findings(options["kubeconfig"]))
     kubernetes_said = ctx.get_parameter_source("kubernetes") is not ParameterSource.DEFAULT
     options, of_file = _with_config_file(ctx, options)
@@ -73,13 +69,13 @@ def command(ctx: click.Context, /, **options: Any) -> int:
     options = with_host_engine(ctx, options)
     ignored = (*without_effect(ctx), *of_file_without_effect(options))
     examination = NodeExamination(options, partial(naming_variable, ctx), kubernetes_said)
-    with closing(examination), _logs(options["debug"]):
+    with closing(examination), quiet_logs(options["debug"]):
         findings = examination.findings(of_file, ignored)
     return _told(options, findings)
 
 
 def _told(options: dict[str, Any], findings: list[Finding]) -> int:
-    print_out((as_json(findings) if options["json"] else as_text(findings, _wants_colour())) + "\n")
+    print_out((as_json(findings) if options["json"] else as_text(findings, wants_colour())) + "\n")
     return 1 if count(findings, Level.WRONG) else 0
 
 
@@ -93,21 +89,3 @@ def _with_config_file(ctx: click.Context, options: dict[str, Any]) -> tuple[dict
             raise
         return with_config_file(ctx, {**options, "config_file": ""}), [wrong(CONFIG_FILE, str(e))]
     return merged, []
-
-
-@contextmanager
-def _logs(debug: bool) -> Iterator[None]:
-    """What the exporter would log, the findings say; --debug shows both."""
-    before = logging.root.manager.disable
-    if debug:
-        configure_logging("text", debug)
-    else:
-        logging.disable(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logging.disable(before)
-
-
-def _wants_colour() -> bool:
-    return sys.stdout.isatty() and not os.environ.get("NO_COLOR")

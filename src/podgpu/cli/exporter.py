@@ -14,8 +14,9 @@ from podgpu.cli.config_file import of_file_without_effect, with_config_file
 from podgpu.cli.help import podgpu_command
 from podgpu.cli.option_table import EXPORTER_OPTIONS
 from podgpu.cli.params import given, naming_variable, with_options
+from podgpu.cli.terminal import print_out
 from podgpu.compose.exporter import Doors, opened_exporter
-from podgpu.compose.process import configure_logging, print_out, share_one_heap
+from podgpu.compose.process import configure_logging, share_one_heap
 from podgpu.device_selection import parse_selection
 from podgpu.errors import MOST_NAMED, StartError, UsageError
 from podgpu.serve.app import PROBE_OPTION

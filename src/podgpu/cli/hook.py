@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -15,17 +14,14 @@ from podgpu.atomic_file import AtomicFile
 from podgpu.cli.help import podgpu_command
 from podgpu.cli.option_table import exporter_options
 from podgpu.cli.params import Option, naming_variable, with_options
-from podgpu.compose.process import (
-    configure_logging,
-    look_past_what_stays,
-    run_without_port,
-    share_one_heap,
-    take_turns_often,
-)
+from podgpu.compose.hook import run_hook
+from podgpu.compose.process import configure_logging, share_one_heap, take_turns_often
 from podgpu.errors import UsageError
-from podgpu.hook.loop import Hook, Settings
+from podgpu.hook.loop import Settings
 
-_log = logging.getLogger("podgpu")
+if TYPE_CHECKING:
+    from podgpu.serve.sockets import Address
+
 _SHARED = ("path-proc", "debug", "log-format")
 _OTHERWISE = {"path-proc": {"help": "Where the host's /proc is: driver/nvidia in it says which GPU has which number."}}
 
@@ -99,18 +95,17 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     configure_logging(options["log_format"], options["debug"])
     with naming_variable(ctx, "podlist"):
         file = _podlist(options["podlist"], options["path_proc"])
-    hook = Hook(_settings(options, os.environ), file)
-    _log.info("keeping %s", file.path)
-    look_past_what_stays()
-    if not options["address"]:
-        run_without_port(hook)  # a runtime that starts plugins itself gives each of them 5 seconds
-        return
-    from podgpu.serve.hook_app import serve_hook
-    from podgpu.serve.sockets import parse_address
-
     with naming_variable(ctx, "address"):
-        address = parse_address(options["address"])
-    serve_hook(hook, address)
+        address = _address(options["address"])
+    run_hook(_settings(options, os.environ), file, address)
+
+
+def _address(text: str) -> Address | None:
+    if not text:
+        return None
+    from podgpu.serve.sockets import parse_address  # the web server, for those who have a port only
+
+    return parse_address(text)
 
 
 def _podlist(path: str, proc: str) -> AtomicFile:

@@ -17,14 +17,9 @@ import sys
 import threading
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import click
-
-from podgpu.errors import StartError, one_line
-
-if TYPE_CHECKING:  # it brings the web server
-    from podgpu.serve.app import Served
+from podgpu.errors import one_line
 
 _M_ARENA_MAX = -8
 _NEW_OBJECTS = 5_000
@@ -81,17 +76,6 @@ def configure_logging(log_format: str, debug: bool) -> None:
         logging.getLogger(noisy).setLevel(logging.INFO if debug else logging.WARNING)
     server = logging.getLogger("aiohttp.server")
     (server.removeFilter if debug else server.addFilter)(_is_for_us)
-
-
-def print_out(text: str | bytes) -> None:
-    """On standard output. What a terminal has no letter for becomes a question mark. Raises StartError."""
-    encoding = sys.stdout.encoding or "utf-8"
-    try:
-        click.echo(text.encode(encoding, "replace").decode(encoding) if isinstance(text, str) else text, nl=False)
-    except BrokenPipeError:
-        raise  # whoever read it has read enough: click ends quietly
-    except OSError as error:
-        raise StartError(f"standard output cannot be written: {error.strerror}") from error
 
 
 # Memory, and whose turn it is
@@ -170,17 +154,3 @@ def stop_on_signal() -> threading.Event:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())
     return stopping
-
-
-def run_without_port(served: Served) -> None:
-    """Until SIGTERM, SIGINT or the end of what is served, whose `fatal` is raised.
-
-    Without the web server it starts three times as fast, in half the memory.
-    """
-    stopping = stop_on_signal()
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    served.start(on_fatal=stopping.set)
-    stopping.wait()
-    served.stop()
-    if served.fatal is not None:
-        raise served.fatal

@@ -8,13 +8,7 @@ from podgpu.exposition.body import Exposition
 from podgpu.exposition.text import encode
 from podgpu.hook.loop import Hook
 from podgpu.serve.answers import Handler, exposition, probe
-from podgpu.serve.app import Listener, make_application, run
-from podgpu.serve.sockets import Address
-
-
-def serve_hook(hook: Hook, address: Address) -> None:
-    """Until SIGINT, SIGTERM or the end of an inherited connection."""
-    run(hook, [Listener(hook_application(hook), address, announcement="the hook's own metrics on %s/metrics")])
+from podgpu.serve.app import make_application
 
 
 def hook_application(hook: Hook) -> web.Application:
