@@ -7,7 +7,7 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from bench import (
@@ -31,7 +31,8 @@ from bench import (
 )
 from bench.figures import Figure, any_missed, heading, row
 
-BENCHMARKS: Mapping[str, Callable[[], list[Figure]]] = {
+Benchmarks = Mapping[str, Callable[[], list[Figure]]]
+BENCHMARKS: Benchmarks = {
     "serving": serving.measure,
     "rendering": rendering.measure,
     "parser": parser.measure,
@@ -52,16 +53,16 @@ BENCHMARKS: Mapping[str, Callable[[], list[Figure]]] = {
 }
 
 
-def main() -> int:
+def main(given_arguments: Sequence[str] | None = None, benchmarks: Benchmarks = BENCHMARKS) -> int:
     arguments = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    arguments.add_argument("names", nargs="*", metavar="NAME", help=f"one of {', '.join(BENCHMARKS)}; default: all")
+    arguments.add_argument("names", nargs="*", metavar="NAME", help=f"one of {', '.join(benchmarks)}; default: all")
     arguments.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
-    given = arguments.parse_args()
-    unknown = [name for name in given.names if name not in BENCHMARKS]
+    given = arguments.parse_args(given_arguments)
+    unknown = [name for name in given.names if name not in benchmarks]
     if unknown:
-        arguments.error(f"no benchmark {', '.join(unknown)}; there are {', '.join(BENCHMARKS)}")
+        arguments.error(f"no benchmark {', '.join(unknown)}; there are {', '.join(benchmarks)}")
     logging.disable(logging.WARNING)  # simulated GPUs leave some fields out, and the agent says so
-    measured = {name: _run(name) for name in given.names or BENCHMARKS}
+    measured = {name: _run(name, benchmarks[name]) for name in given.names or benchmarks}
     if given.json:
         plain = {name: [figure.as_json() for figure in figures] for name, figures in measured.items()}
         given.json.write_text(json.dumps(plain, indent=2) + "\n", encoding="utf-8")
@@ -70,9 +71,9 @@ def main() -> int:
     return int(missed)
 
 
-def _run(name: str) -> list[Figure]:
+def _run(name: str, measure: Callable[[], list[Figure]]) -> list[Figure]:
     began = time.monotonic()
-    figures = BENCHMARKS[name]()
+    figures = measure()
     print(f"\n{heading()}\n{name} ({time.monotonic() - began:.0f} s)")
     for figure in figures:
         print(row(figure), flush=True)

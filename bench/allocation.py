@@ -158,7 +158,10 @@ class FullNode:
         clock.lap("merge")
         join(Snapshot(1.0, self.devices, assignments=allocation.assignments, unmapped=allocation.unmapped), Policy())
         clock.lap("join")
-        named = sum(bool(one.holder.pod and one.holder.uid and one.share) for one in allocation.assignments)
+        named = sum(
+            bool(assignment.holder.pod and assignment.holder.uid and assignment.share)
+            for assignment in allocation.assignments
+        )
         if allocation.unmapped or named != sum(len(pod.ids) for pod in self.kubelet_pods()):
             raise RuntimeError("not every id found its holder, so the figures would mean nothing")
         return clock.laps

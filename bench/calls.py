@@ -130,9 +130,9 @@ def shared_gpu(interval: float, virtual: bool = False) -> Iterator[tuple[Agent, 
     with TemporaryDirectory() as folder:
         root = Path(folder)
         proc = SimulatedProc(root / "proc")
-        for one in workloads:  # as the kubelet names its directories and files of logs
-            log = f"{one.pod}_{one.namespace}_{one.container}-{one.container_id}.log"
-            for path in (f"pods/{one.namespace}_{one.pod}_{one.uid}", f"containers/{log}"):
+        for workload in workloads:  # as the kubelet names its directories and files of logs
+            log = f"{workload.pod}_{workload.namespace}_{workload.container}-{workload.container_id}.log"
+            for path in (f"pods/{workload.namespace}_{workload.pod}_{workload.uid}", f"containers/{log}"):
                 (root / path).mkdir(parents=True)
         for number, duty in enumerate((0.5, 0.25)):
             cgroup = container_cgroup(workloads[number].uid, workloads[number].container_id)

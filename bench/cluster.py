@@ -103,7 +103,7 @@ def _take_turns(
 
 def _figures(made: dict[str, Any], took: dict[str, list[dict[str, Any]]], nodes: int) -> list[Figure]:
     def middle(word: str, what: str) -> float:
-        return median(one[what] for one in took[word])
+        return median(figures[what] for figures in took[word])
 
     def ratio(word: str, what: str) -> float:
         return middle(word, what) / middle("bare", what)

@@ -43,7 +43,7 @@ _LEVEL = 6
 
 
 def template_expositions(rounds: int, gpus: str = "8xH100") -> list[bytes]:
-    """One node's page in each round, with dcp counters and everything podgpu knows of its holders."""
+    """One node's exposition in each round, with dcp counters and everything podgpu knows of its holders."""
     clock = TickClock(time.time())  # an exposition of another day would not count as fresh
     driver = SimulatedNvml(gpus, clock=clock, wall=clock)
     on_node = tenants(driver)

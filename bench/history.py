@@ -68,14 +68,14 @@ def measure(gpus: int = GPUS, windows: int = 288, steps: int = 240) -> list[Figu
     clock = Clock(lambda: now[0], lambda: now[0])
     with tempfile.TemporaryDirectory(prefix="podgpu-bench-") as folder:
         rounds = [fleet.now() for _ in range(_DIFFERENT)]
-        told = rounds[0]
-        keeper = Keeper(lambda: told, clock, folder)
+        round_ = rounds[0]
+        keeper = Keeper(lambda: round_, clock, folder)
         keeper.write()
         before = _resident()
         samples, writes = [], []
         for number, pause in enumerate([300.0] * windows + [_ROUND] * steps):
             now[0] += pause
-            told = rounds[number % _DIFFERENT]
+            round_ = rounds[number % _DIFFERENT]
             samples.append(_cpu(keeper.take))
             writes.append(_cpu(keeper.write))
         grown = _resident() - before

@@ -51,7 +51,7 @@ def measure(creations: int = 1_000, bursts: int = 5) -> list[Figure]:
             _wait_written(runtime, folder)
             last = memory_of(pid)
         runtime.stop()
-    added = [(one - median(alone)) * 1e3 for one in seconds]
+    added = [(taken - median(alone)) * 1e3 for taken in seconds]
     return [
         Figure(f"{creations:,} creations in a burst: added, median", median(added), "ms", MOST_MEDIAN_MS),
         Figure("  added, 99th percentile", quantiles(added, n=100)[98], "ms"),
@@ -68,16 +68,16 @@ def _container(number: int, burst: int) -> Container:
     given = {"gpu": [{"minor": number % 8, "id": uuid(number % 8), "resources": {"koordinator.sh/gpu-core": "100"}}]}
     annotations = {"scheduling.koordinator.sh/device-allocated": json.dumps(given), "kubernetes.io/config.seen": "now"}
     pod = Pod(f"{burst}-{number:064}", f"train-{burst}-{number}", annotations=annotations)
-    env = (*(f"SERVICE_{one}=10.0.0.{one}" for one in range(30)), f"NVIDIA_VISIBLE_DEVICES={number % 8}")
+    env = (*(f"SERVICE_{service}=10.0.0.{service}" for service in range(30)), f"NVIDIA_VISIBLE_DEVICES={number % 8}")
     return Container(f"c{burst}-{number:063}", pod, env=env, mounts=("/data", "/etc/hosts"), gpus=(uuid(number % 8),))
 
 
 def _burst(runtime: Runtime, creations: int, burst: int) -> list[float]:
     made = [_container(number, burst) for number in range(creations)]
     seconds = []
-    for one in made:
+    for container in made:
         began = time.perf_counter()
-        runtime.create(one)
+        runtime.create(container)
         seconds.append(time.perf_counter() - began)
     return seconds
 
@@ -110,7 +110,7 @@ def _writes(folder: Path) -> int:
     """Each write is another file under the name; the hook counts them."""
     port = (folder / "port").read_text()
     exposition = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10).read().decode()
-    line = next(one for one in exposition.splitlines() if one.startswith("podgpu_hook_podlist_writes_total "))
+    line = next(line for line in exposition.splitlines() if line.startswith("podgpu_hook_podlist_writes_total "))
     return int(line.split()[1])
 
 

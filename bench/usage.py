@@ -166,7 +166,9 @@ def measure_cpu(turns: int) -> list[Figure]:
         node.change()
         node.turn()
         whole, driver = zip(*islice(_turn_costs(node), turns), strict=True)
-        attributed = len([one for one in node.agent.published.snapshot.usage.containers if one.processes])
+        attributed = len(
+            [container for container in node.agent.published.snapshot.usage.containers if container.processes]
+        )
         pids = node.pids
         (rendering,) = median_seconds(
             turns, lambda: Published(node.agent.published.snapshot, node.agent.settings.policy, 0.0).fresh.zipped

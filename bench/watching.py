@@ -72,8 +72,10 @@ def measure(ticks: int = 15) -> list[Figure]:
 
 def many_counters() -> tuple[Counter, ...]:
     """Numbers, first those that NVML gives."""
-    numbers = sorted((one for one in fields().values() if one.type in ("int", "float")), key=lambda f: f.recipe is None)
-    lines = (f"{one.name}, gauge, as the catalogue has it\n" for one in numbers[:MANY_FIELDS])
+    numbers = sorted(
+        (field for field in fields().values() if field.type in ("int", "float")), key=lambda f: f.recipe is None
+    )
+    lines = (f"{field.name}, gauge, as the catalogue has it\n" for field in numbers[:MANY_FIELDS])
     return parse_counters("".join(lines), "bench")
 
 

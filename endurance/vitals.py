@@ -33,14 +33,14 @@ def growth(seen: Sequence[Vitals]) -> Vitals:
     """From the first of these to the last: memory along the straight line through them, the others at their most."""
     if len(seen) < 2:
         return Vitals(0.0, 0.0, 0.0, 0, 0)
-    slope = linear_regression([one.at for one in seen], [one.rss for one in seen]).slope
+    slope = linear_regression([vitals.at for vitals in seen], [vitals.rss for vitals in seen]).slope
     half = len(seen) // 2
     early, late = seen[:half], seen[half:]
     span = seen[-1].at - seen[0].at
     return Vitals(
         span,
         slope * span,
-        max(one.peak for one in late) - max(one.peak for one in early),
-        max(one.threads for one in late) - max(one.threads for one in early),
-        max(one.descriptors for one in late) - max(one.descriptors for one in early),
+        max(vitals.peak for vitals in late) - max(vitals.peak for vitals in early),
+        max(vitals.threads for vitals in late) - max(vitals.threads for vitals in early),
+        max(vitals.descriptors for vitals in late) - max(vitals.descriptors for vitals in early),
     )

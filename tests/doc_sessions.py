@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from endurance.attack.scraper import free_port
+from tests.host.guard import MEANS_SOMETHING, NODES_PLACES
 
 ROOT = Path(__file__).parents[1]
 PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md")))
@@ -224,9 +225,9 @@ MACHINE: dict[str, str] = {}
 
 
 def environment() -> dict[str, str]:
-    """A machine with two simulated GPUs, and nothing of ours set."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("DCGM_", "PODGPU_", "KUBE"))}
-    kept.pop("NODE_NAME", None)
+    """A machine with two simulated GPUs that is no node, and nothing else of ours set."""
+    ours = {name for name in os.environ if name.startswith(MEANS_SOMETHING)} - NODES_PLACES.keys()
+    kept = {name: value for name, value in os.environ.items() if name not in ours}
     return kept | {"PATH": f"{BIN}:{os.environ['PATH']}", "PODGPU_TELEMETRY": "simulated:2xH100", **MACHINE}
 
 

@@ -121,35 +121,125 @@ SMALL_ROOMS = {
     "telemetry/nvml/gpm.py": "a pair of samples, for the plan and for busy time",
     "telemetry/pci.py": "the PCI bus, for both libraries and the doctor",
 }
-"""Files of less than 60 lines that are no part of a neighbour, and what each owns."""
+"""Files of less than 60 lines that are no part of a neighbour, and what each owns. An allocation source is a file,
+however small."""
 
 
 def test_a_small_file_owns_something() -> None:
     ours = (path for path in FILES if not path.name.startswith("__") and not path.name.endswith("_pb2.py"))
-    small = {p.relative_to(SOURCE).as_posix() for p in ours if len(p.read_text().splitlines()) < 60}
+    small = {
+        path.relative_to(SOURCE).as_posix()
+        for path in ours
+        if len(path.read_text().splitlines()) < 60 and not _is_allocation_source(path)
+    }
     assert small - SMALL_ROOMS.keys() == set(), "part of a neighbour, or worth a line above"
     assert {name for name in SMALL_ROOMS if not (SOURCE / name).exists()} == set()
 
 
-def test_a_docstring_has_a_subject() -> None:
-    """This module, this room, the command it is, or the class it has: not `Owns what ...`, of which one asks who."""
+def _is_allocation_source(path: Path) -> bool:
+    if room_of(path) != "allocation":
+        return False
+    classes = [node for node in tree_of(path).body if isinstance(node, ast.ClassDef)]
+    methods = {node.name for a_class in classes for node in a_class.body if isinstance(node, ast.FunctionDef)}
+    return {"assignments", "close"} <= methods
+
+
+SUBJECTS = r"This (module|room)|The \w+|An? \w+|`[^`]+`|[^.]+: this module"
+"""`podgpu top`, say; or what it is about, and then who does it."""
+
+
+def test_a_docstring_has_a_subject_and_a_verb() -> None:
+    """This module, this room, the command it is, or the class it has; and what it does. Not `Owns what ...`, of which
+    one asks who; not `podgpu top: GPUs in a terminal`, of which one asks what it does with them."""
     for path in FILES:
         tree = tree_of(path)
-        first, *_ = (ast.get_docstring(tree) or " ").split(" ", 1)
-        classes = {node.name for node in tree.body if isinstance(node, ast.ClassDef)}
+        subjects = "|".join([SUBJECTS, *(node.name for node in tree.body if isinstance(node, ast.ClassDef))])
         if not path.name.endswith("_pb2.py") and path != SOURCE / "__init__.py":
-            assert first.startswith("`") or first in {"This", "The", "A"} | classes, path
+            assert re.match(rf"({subjects}) ([a-z]+s|are)\b", ast.get_docstring(tree) or ""), path
 
 
 LOOP_WORDS = {"one", "told", "said"}
+TREE = SOURCE.parent.parent
+JS_LOOP = re.compile(r"for \(const ([^()]+?) of\b|\(([^()]*)\) =>|(\w+) =>")
+"""What a loop of JavaScript runs over, and the parameters of an arrow function."""
 
 
-def test_loop_variables_say_what_they_hold() -> None:
-    for path in FILES:
+@pytest.mark.parametrize("folder", ["src", "bench", "deploy", "endurance"])
+def test_loop_variables_say_what_they_hold(folder: str) -> None:
+    found = sorted((TREE / folder).rglob("*.py"))
+    assert found, folder
+    for path in found:
         for node in nodes_of(path):
             if isinstance(node, ast.For | ast.AsyncFor | ast.comprehension):
                 names = {name.id for name in ast.walk(node.target) if isinstance(name, ast.Name)}
                 assert not names & LOOP_WORDS, f"{path}:{node.target.lineno}"
+
+
+def js_loop_words(script: str) -> set[str]:
+    return {word for found in JS_LOOP.finditer(script) for word in re.findall(r"\w+", found[0])} & LOOP_WORDS
+
+
+def test_loop_variables_of_the_page_say_what_they_hold() -> None:
+    scripts = sorted((SOURCE / "serve/page").glob("*.js"))
+    assert scripts
+    assert {path.name: js_loop_words(path.read_text()) for path in scripts} == {path.name: set() for path in scripts}
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "for (const one of devices) {}",
+        "for (const [name, told] of lines) {}",
+        "devices.map((one) => one.key)",
+        "devices.map(one => one.key)",
+        "lines.filter(([, said], i) => i)",
+        "rows.map(({ told = 3 }) => 1)",
+    ],
+)
+def test_words_that_say_nothing_are_seen_in_javascript(script: str) -> None:
+    assert js_loop_words(script)
+    assert not js_loop_words(re.sub("one|told|said", "device", script))
+
+
+OURS = ("podgpu", "bench", "endurance", "deploy", "docs")
+
+
+def patched_of_ours(script: str) -> list[str]:
+    """What `monkeypatch.setattr`, `delattr` or `setitem` is given first, where that is imported from us or names us."""
+    nodes = list(ast.walk(ast.parse(script)))
+    named: set[str] = set()
+    for node in nodes:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            modules = [node.module or ""] if isinstance(node, ast.ImportFrom) else [a.name for a in node.names]
+            if any(module.split(".")[0] in OURS for module in modules):
+                named |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
+    calls = [
+        node for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args
+    ]
+    patches = [ast.unparse(call.args[0]) for call in calls if re.search(r"patch\.\w+$", ast.unparse(call.func))]
+    return [what for what in patches if what.strip("'").split(".")[0] in {*OURS, *named}]
+
+
+def test_tests_patch_nothing_of_ours() -> None:
+    """CONTRIBUTING.md: fakes stand at the edge only."""
+    scripts = {path: path.read_text(encoding="utf-8") for path in sorted((TREE / "tests").rglob("*.py"))}
+    patching = {str(path): patched_of_ours(text) for path, text in scripts.items() if "patch." in text}
+    assert patching
+    assert {path: found for path, found in patching.items() if found} == {}
+
+
+@pytest.mark.parametrize(
+    ("script", "found"),
+    [
+        ("from podgpu.cluster import bills\nmonkeypatch.setattr(bills, 'MOST', 5)", ["bills"]),
+        ("from bench import __main__ as command\nmonkeypatch.setitem(command.ALL, 'x', 5)", ["command.ALL"]),
+        ("monkeypatch.setattr('podgpu.files.read', None)", ["'podgpu.files.read'"]),
+        ("from podgpu import files\nmonkeypatch.setattr(os, 'stat', files.read)", []),
+        ("import podgpu.files\nmock.patch.object(podgpu.files, 'read')", ["podgpu.files"]),
+    ],
+)
+def test_what_patches_ours_is_seen(script: str, found: list[str]) -> None:
+    assert patched_of_ours(script) == found
 
 
 def test_makers_do_not_know_each_other() -> None:

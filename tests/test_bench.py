@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -98,9 +99,7 @@ def test_both_processes_make_the_same_node() -> None:
     assert len(pods(SMALL)) == 3
 
 
-def test_a_missed_limit_is_the_exit_code(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_a_missed_limit_is_the_exit_code(tmp_path: Path) -> None:
     bad = {"bad": lambda: [Figure("too slow", 2.0, "x", at_most=1.5)]}
-    monkeypatch.setattr(command, "BENCHMARKS", bad)
-    monkeypatch.setattr("sys.argv", ["bench", "bad", "--json", str(tmp_path / "figures.json")])
-    assert command.main() == 1
+    assert command.main(["bad", "--json", str(tmp_path / "figures.json")], bad) == 1
     assert '"verdict": "MISSED"' in (tmp_path / "figures.json").read_text()

@@ -159,7 +159,6 @@ RUNNABLE = [
 ]
 
 
-@pytest.mark.reads_host("they are run as a person would, and the doctor examines the machine")
 @pytest.mark.parametrize("block", RUNNABLE)
 def test_commands_work(block: Block, outcomes: dict[Block, Future[None]]) -> None:
     outcomes[block].result()

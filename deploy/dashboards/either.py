@@ -39,7 +39,7 @@ def _either(series: re.Match[str], by_node: bool) -> str:
     rename = rename_of(name)
     names = [(name, "")] if rename is None else [(name, ""), (rename.new_name, _in_old_unit(rename.factor))]
     has_node = by_node and (name in _WITH_NODE or name.startswith("DCGM_"))
-    each = [text for one, unit in names for text in _variants(series, one, unit, has_node)]
+    each = [text for asked, unit in names for text in _variants(series, asked, unit, has_node)]
     return series[0] if len(each) == 1 else f"({' or '.join(each)})"
 
 

@@ -50,7 +50,7 @@ def stat(title: str, expr: str, about: str, unit: str = "none", **more: Any) -> 
 
 
 def graph(title: str, queries: Iterable[tuple[str, str]], about: str, unit: str = "none", **more: Any) -> Panel:
-    return Panel("timeseries", title, tuple(Query(*one) for one in queries), about, unit, **more)
+    return Panel("timeseries", title, tuple(Query(*query) for query in queries), about, unit, **more)
 
 
 def table(title: str, queries: Sequence[Query], columns: Mapping[str, str], about: str, **more: Any) -> Panel:

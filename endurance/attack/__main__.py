@@ -85,20 +85,20 @@ def attack(
         for victim, scraper in zip(attacked, scrapers, strict=False):  # behind these come those of the probes
             wait_until_well(victim, scraper.check)
         taking_part: list[Scraper | Attacker] = [*attackers, control, *scrapers]
-        for one in taking_part:
-            one.start()
+        for worker in taking_part:
+            worker.start()
         peaks = _watch(attacked, seconds)
-        for one in taking_part:
-            one.stop()
+        for worker in taking_part:
+            worker.stop()
         figures = [
             *_figures(scrapers, attackers, attacked, peaks, most_ms),
             Figure("a bystander, whom nobody attacks: waited, the longest", control.percentile(1.0), "ms"),
         ]
         _keep_logs(attacked, logs)
-    told = [
+    wrong = [
         f"{s.name_of}: {what}, {n} times, first at {s.examples[what]}" for s in scrapers for what, n in s.wrong.items()
     ]
-    return figures, told
+    return figures, wrong
 
 
 def _scrapers(attacked: Victims, well: bool) -> Iterator[Scraper]:

@@ -102,9 +102,9 @@ _ODD: tuple[Any, ...] = (
 
 def documents(corpus: Sequence[object], words: Sequence[object] = ()) -> Make:
     """JSON of the corpus with parts left out, doubled, moved about or replaced; sometimes spoilt as text on top."""
-    dumped = [json.dumps(one) for one in corpus]
+    dumped = [json.dumps(document) for document in corpus]
     odd = (*_ODD, *words)
-    as_bytes = [one.encode() for one in dumped]
+    as_bytes = [text.encode() for text in dumped]
 
     def make(rng: Random) -> bytes:
         tree = json.loads(rng.choice(dumped))

@@ -113,16 +113,16 @@ def listed(case: Case) -> object:
     except ValueError:
         return None
     assert repr(found) == repr(whole.get("items") or []), "other objects than the list has"
-    return [uid(one) for one in found] or None
+    return [uid(item) for item in found] or None
 
 
 def refusal(case: Case) -> object:
     assert isinstance(case, bytes)
-    said = api_sentence(case)
-    said.encode()
-    assert len(said) <= 600
-    assert "\n" not in said
-    return said or None
+    sentence = api_sentence(case)
+    sentence.encode()
+    assert len(sentence) <= 600
+    assert "\n" not in sentence
+    return sentence or None
 
 
 def retry_after(case: Case) -> object:

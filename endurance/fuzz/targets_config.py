@@ -50,11 +50,11 @@ _WITH_PASSWORD = re.compile(r"(?:[a-z]+://)?\w*:hunter2@(?!.*hunter2)\w+(?::\d+)
 def counters(case: Case) -> object:
     assert isinstance(case, str)
     found = parse_counters(case.encode("utf-8", "replace").decode(), "a.csv")
-    ids = [one.field.id for one in found]
+    ids = [counter.field.id for counter in found]
     assert len(set(ids)) == len(ids), "a field twice"
-    assert all("\n" not in one.name for one in found)
+    assert all("\n" not in counter.name for counter in found)
     for names in ("4.9", "both"):
-        named = [one.name for one in Naming(names).of_user(found)]  # type: ignore[arg-type]
+        named = [counter.name for counter in Naming(names).of_user(found)]  # type: ignore[arg-type]
         assert len(set(named)) == len(named), "a family twice"
     return found
 
@@ -82,7 +82,7 @@ def exporter_arguments(case: Case) -> object:
 
 def config_file(case: Case) -> object:
     found = parse_config_file(_bytes(case), "config.yaml")
-    assert all(0.1 <= one.every <= 86_400 for one in found.collections)
+    assert all(0.1 <= collection.every <= 86_400 for collection in found.collections)
     chosen = collection_of_fields(found.counters or shipped_counters("default") or (), found.collections, True)
     assert len(set(chosen.values())) <= len(found.collections)
     return found
@@ -213,7 +213,10 @@ def _bytes(case: Case) -> bytes:
 # What good input looks like
 
 _SHIPPED = [
-    "".join(f"{one.field.name}, {one.type}, {one.help}\n" for one in (shipped_counters(name) or ())[at : at + 3])
+    "".join(
+        f"{counter.field.name}, {counter.type}, {counter.help}\n"
+        for counter in (shipped_counters(name) or ())[at : at + 3]
+    )
     for name in SHIPPED
     for at in (0, 9, 30)
 ]
@@ -259,7 +262,7 @@ def _rows(rng: Random) -> Case:
 
 def _yaml(*documents_: object) -> Make:
     """JSON is YAML; the same written as people do, and spoilt as text."""
-    lines = [_block(one).encode() for one in documents_]
+    lines = [_block(document).encode() for document in documents_]
     structured = documents(documents_)
     plain = blobs(lines, _YAML_WORDS)
     return lambda rng: (structured if rng.random() < 0.4 else plain)(rng)
@@ -267,9 +270,9 @@ def _yaml(*documents_: object) -> Make:
 
 def _block(value: object, indent: str = "") -> str:
     if isinstance(value, dict):
-        return "".join(f"\n{indent}{json.dumps(key)}: {_block(one, indent + '  ')}" for key, one in value.items())
+        return "".join(f"\n{indent}{json.dumps(key)}: {_block(member, indent + '  ')}" for key, member in value.items())
     if isinstance(value, list):
-        return "".join(f"\n{indent}- {_block(one, indent + '  ')}" for one in value)
+        return "".join(f"\n{indent}- {_block(member, indent + '  ')}" for member in value)
     return json.dumps(value)
 
 

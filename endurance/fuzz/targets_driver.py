@@ -197,9 +197,9 @@ def processes(case: Case) -> object:
         _GPU.faults.answer(name, entries)
     driver = NvmlDriver(_GPU)
     found = ProcessList(driver, _GRIP, "GPU-x").read(*MigLayout(driver, _GRIP, lambda: 5.0).read(believing=0))
-    places = [(one.device, one.pid) for one in found]
+    places = [(process.device, process.pid) for process in found]
     assert len(set(places)) == len(places), "a process twice"
-    assert all(one.memory is None or one.memory < 2**63 for one in found), "a sentinel leaves as bytes"
+    assert all(process.memory is None or process.memory < 2**63 for process in found), "a sentinel leaves as bytes"
     return found or None
 
 

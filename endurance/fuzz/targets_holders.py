@@ -45,11 +45,13 @@ _FIXTURES = Path(__file__).parents[2] / "tests" / "fixtures" / "kubelet-1.36"
 
 def _check(found: Allocation) -> object:
     """Only devices that are there; each holder of a device once; a share is a part."""
-    for one in found.assignments:
-        assert one.device in _KEYS, "a device that is not there is held"
-        assert one.share is None or 0 < one.share <= 1, "a share that is no part"
-        "".join((one.holder.namespace, one.holder.pod, one.holder.container, one.device)).encode()
-    pairs = [(one.device, one.holder) for one in found.assignments]
+    for assignment in found.assignments:
+        assert assignment.device in _KEYS, "a device that is not there is held"
+        assert assignment.share is None or 0 < assignment.share <= 1, "a share that is no part"
+        "".join(
+            (assignment.holder.namespace, assignment.holder.pod, assignment.holder.container, assignment.device)
+        ).encode()
+    pairs = [(assignment.device, assignment.holder) for assignment in found.assignments]
     assert len(set(pairs)) == len(pairs), "one holder holds one device twice"
     return found.assignments or None
 

@@ -81,6 +81,6 @@ class Churn:
                 act()
 
     def _heal(self, now: float) -> None:
-        for due, heal in [one for one in self._heals if one[0] <= now]:
+        for due, heal in [planned for planned in self._heals if planned[0] <= now]:
             heal()
             self._heals.remove((due, heal))

@@ -57,7 +57,7 @@ class Judge:
         families = parse_text(exposition)
         self.expositions += 1
         samples = {family.name: family.samples for family in families}
-        info = {_holding(one.labels) for one in samples.get("podgpu_allocation_info", ())}
+        info = {_holding(sample.labels) for sample in samples.get("podgpu_allocation_info", ())}
         self._judge_holders(info, samples.get("podgpu_allocation_share_ratio", ()))
         self._judge_samples(families, info)
         self._judge_presence(samples.get("DCGM_FI_DEV_GPU_TEMP", ()))
@@ -75,13 +75,13 @@ class Judge:
         truth, now = self._truth, self._world.clock.monotonic()
         is_well = truth.kubelet_well_for() > _SETTLED
         allowed = _SETTLED if truth.kubelet_well_for() > _UNSURE else _UNSURE
-        for one in info:
-            if not truth.held_within(one, allowed):
-                self.breach("an exposition names who does not hold the device", one)
-        for one, since in truth.held.items():
-            number = self._number(one.uuid)
-            if is_well and now - since > _SETTLED and truth.gpu_well_for(number) > _HEALED and one not in info:
-                self.breach("a holder is not in the metrics", one)
+        for holding in info:
+            if not truth.held_within(holding, allowed):
+                self.breach("an exposition names who does not hold the device", holding)
+        for holding, since in truth.held.items():
+            number = self._number(holding.uuid)
+            if is_well and now - since > _SETTLED and truth.gpu_well_for(number) > _HEALED and holding not in info:
+                self.breach("a holder is not in the metrics", holding)
         for sample in shares:
             held = _holding(sample.labels)
             true_share = truth.shares.get(held)
@@ -89,7 +89,7 @@ class Judge:
                 self.breach("a share is not the part that was given", f"{held}: {sample.value}")
 
     def _judge_samples(self, families: Iterable[ParsedFamily], info: set[Holding]) -> None:
-        holders = Counter((one.uuid, one.gi_id) for one in info)
+        holders = Counter((holding.uuid, holding.gi_id) for holding in info)
         for family in families:
             for name, labels, _value, _ in family.samples:
                 if not labels.get("pod") or name.startswith("podgpu_allocation"):
@@ -104,7 +104,7 @@ class Judge:
                     self.breach("a device's figure is not its sole holder's", f"{name} {held}")
 
     def _judge_presence(self, temperatures: Iterable[ParsedSample]) -> None:
-        shown = {one.labels["UUID"] for one in temperatures}
+        shown = {sample.labels["UUID"] for sample in temperatures}
         for number in self._world.numbers:
             if self._truth.gpu_well_for(number) > _HEALED and self._world.uuid_of(number) not in shown:
                 self.breach("a healthy GPU is not in the metrics", number)
@@ -134,19 +134,22 @@ class Judge:
         for families in _SPLITS:
             whole, found = families[2], defaultdict[str, dict[str, float]](dict)
             for family in families:
-                for one in samples.get(family, ()):
-                    device = f"{one.labels['UUID']}/{one.labels.get('GPU_I_ID', '')}"
-                    found[device][one.labels.get("pod") or family] = one.value
+                for sample in samples.get(family, ()):
+                    device = f"{sample.labels['UUID']}/{sample.labels.get('GPU_I_ID', '')}"
+                    found[device][sample.labels.get("pod") or family] = sample.value
             for device, values in found.items():
                 new |= {(whole, device, key): (value, frozenset(values)) for key, value in values.items()}
-                if sum(one.startswith(device) for one in found) == 1 and device.endswith("/"):
+                if sum(other.startswith(device) for other in found) == 1 and device.endswith("/"):
                     self._compare(whole, device, values)
         self._sums = new
 
     def _judge_totals(self, samples: Mapping[str, tuple[ParsedSample, ...]]) -> None:
         """Since the start, whoever came and went, and whichever GPUs were away: as each was last told."""
-        for family, told in self._totals.items():
-            told |= {tuple(one.labels.get(name, "") for name in _WHOSE): one.value for one in samples.get(family, ())}
+        for family, totals in self._totals.items():
+            totals |= {
+                tuple(sample.labels.get(name, "") for name in _WHOSE): sample.value
+                for sample in samples.get(family, ())
+            }
         namespaces, rest, whole = (self._totals[family] for family in _SHARED_OUT)
         divided = sum(namespaces.values()) + sum(rest.values())
         used = sum(value for device, value in whole.items() if device in rest)

@@ -61,8 +61,10 @@ class Truth:
         now = self.clock.monotonic()
         del self.held[holding]
         self.released[holding] = self.changed[holding.uuid] = now
-        self.released = {one: at for one, at in self.released.items() if now - at < REMEMBERED}
-        self.shares = {one: share for one, share in self.shares.items() if one in self.held or one in self.released}
+        self.released = {past: at for past, at in self.released.items() if now - at < REMEMBERED}
+        self.shares = {
+            shared: share for shared, share in self.shares.items() if shared in self.held or shared in self.released
+        }
 
     def kubelet_well_for(self) -> float:
         return self.clock.monotonic() - self.kubelet_ill_until
@@ -75,10 +77,10 @@ class Truth:
         now = self.clock.monotonic()
         ill = {f"GPU {number}": until for number, until in self.gpu_ill_until.items()}
         ill["the kubelet"] = self.kubelet_ill_until
-        told = (
+        texts = (
             f"{who} {'is ill' if until > now else f'was ill {now - until:.0f} s ago'}" for who, until in ill.items()
         )
-        return "; ".join(told)
+        return "; ".join(texts)
 
     def held_part_within(self, holding: Holding, seconds: float) -> bool:
         """The same of the GPU or any instance of it."""

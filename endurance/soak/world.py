@@ -117,7 +117,7 @@ class World:
             if gpu.number == SHARED:
                 found += [Place(gpu.number, gpu.uuid, slice=n) for n in range(SLICES)]
             elif gpu.mig_enabled:
-                found += [Place(gpu.number, gpu.uuid, one.gi_id, one.uuid) for one in gpu.instances]
+                found += [Place(gpu.number, gpu.uuid, instance.gi_id, instance.uuid) for instance in gpu.instances]
             else:
                 found.append(Place(gpu.number, gpu.uuid))
         return found
@@ -159,7 +159,7 @@ class World:
             self.proc.add(pod.pid, container_cgroup(pod.uid, pod.container_id))
 
     def end_process(self, pod: Pod | None = None) -> None:
-        working = [one for one in self.pods.values() if one.pid]
+        working = [busy for busy in self.pods.values() if busy.pid]
         if pod is None and self._strangers and self.random.random() < 0.3:
             pid = self._strangers.pop()
             self._remove(pid)
@@ -178,7 +178,7 @@ class World:
 
     def _remove(self, pid: int) -> None:
         self.proc.remove(pid)
-        if any(one.load.pid == pid for gpu in self.driver.machine.gpus for one in gpu.loads):
+        if any(placed.load.pid == pid for gpu in self.driver.machine.gpus for placed in gpu.loads):
             self.driver.remove(pid)
 
     def _tell_kubelet(self) -> None:
@@ -204,7 +204,7 @@ class World:
         """Nothing may run on a GPU that is cut anew or reset."""
         for pod in [pod for place, pod in self.pods.items() if place.gpu == number]:
             self.end_pod(pod)
-        for pid in [one.load.pid for one in self.driver.machine.gpu(number).loads]:
+        for pid in [placed.load.pid for placed in self.driver.machine.gpu(number).loads]:
             self._strangers.remove(pid)
             self._remove(pid)
 

@@ -7,10 +7,13 @@ Readers make them, the agent gathers them into one `Snapshot`; the join makes fa
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from operator import attrgetter
 from typing import Literal, NamedTuple
 
 Value = int | float | str
+_ID_SHOWN = 12
+"""Letters of a container's id, as Docker and crictl show it."""
 Who = tuple[str, ...]
 """The identity of a workload: see `Workload.who`. On a GPU cut by MIG the ledger puts the
 instance's key in front."""
@@ -92,6 +95,25 @@ class Workload:
         if self.uid or self.container_id:
             return "uid", self.uid, self.container or self.container_id
         return ()
+
+    @property
+    def text(self) -> str:
+        """What people know it by; empty where nothing is known."""
+        if self.job:
+            return f"job {self.job}"
+        if self.pod:
+            return "/".join(filter(None, (self.namespace, self.pod, self.container)))
+        short_id = self.container_id[:_ID_SHOWN]
+        if self.uid:
+            return "pod " + "/".join(filter(None, (self.uid, self.container or short_id)))
+        container = short_id or self.container
+        return f"container {container}" if container else ""
+
+
+WORKLOAD_PARTS = tuple(part.name for part in fields(Workload))
+"""All that may be known of one, in the order in which JSON and the files of history have it."""
+parts_of = attrgetter(*WORKLOAD_PARTS)
+"""A workload's parts, those people read first: what to sort by."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,13 +38,13 @@ def said(caplog: pytest.LogCaptureFixture, *unmapped: Unmapped) -> list[str]:
         ),
         (
             Unmapped("checkpoint", "unknown_device", "GPU-x", "nvidia.com/gpu", Workload(container="main", uid="u-1")),
-            "checkpoint: the pod with uid u-1, container main, holds nvidia.com/gpu GPU-x, but it names no GPU of this"
+            "checkpoint: pod u-1/main holds nvidia.com/gpu GPU-x, but it names no GPU of this"
             " node (unknown_device): podgpu doctor says more: a GPU that was replaced or does not answer, or a MIG"
             " layout that was changed",
         ),
         (
             Unmapped("processes", "identity_conflict", "GPU-x", "", Workload(uid="u-1", container_id=CONTAINER)),
-            "processes: the pod with uid u-1, container 0123456789ab, works on GPU-x, but the parts of that name belong"
+            "processes: pod u-1/0123456789ab works on GPU-x, but the parts of that name belong"
             " to different pods, so it has no holder (identity_conflict): nothing to do if a pod of that name was"
             " just recreated; if it lasts, compare the names under /var/log/pods and /var/log/containers with the pods"
             " of this node",

@@ -14,9 +14,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from podgpu.allocation import identity
 from podgpu.allocation.identity import (
-    PARTS,
     Contradiction,
     Identities,
     IdentityReader,
@@ -26,7 +24,7 @@ from podgpu.allocation.identity import (
 from podgpu.allocation.merge import merge
 from podgpu.errors import SourceError
 from podgpu.kube.pods import ContainerRecord, PodRecord
-from podgpu.model import Allocation, Assignment, Workload
+from podgpu.model import WORKLOAD_PARTS, Allocation, Assignment, Workload
 
 UID = "c3a3a1f0-0000-4000-8000-000000000001"
 OLD_UID = "c3a3a1f0-0000-4000-8000-000000000002"
@@ -292,7 +290,7 @@ def test_completion_is_idempotent_and_changes_nothing_that_is_said(identities: I
     done = completed(identities, workload)
     assume(done is not None)
     assert done is not None
-    assert all(getattr(done, part) == getattr(workload, part) for part in PARTS if getattr(workload, part))
+    assert all(getattr(done, part) == getattr(workload, part) for part in WORKLOAD_PARTS if getattr(workload, part))
     assert identities.complete(done) == done
 
 
@@ -310,7 +308,7 @@ def test_a_name_alone_contradicts_nothing(identities: Identities, workload: Work
 def test_every_part_found_was_known(identities: Identities, workload: Workload) -> None:
     done = completed(identities, workload) or workload
     said = [*identities.pods, *identities.containers, *identities.stated]
-    for part in PARTS:
+    for part in WORKLOAD_PARTS:
         assert getattr(done, part) in {getattr(workload, part), *(getattr(one, part) for one in said)}
 
 
@@ -367,9 +365,8 @@ def test_a_path_that_is_none(logs: tuple[Path, Path]) -> None:
     assert [one.reason for one in IdentityReader("\0", str(logs[1])).read().problems] == ["unreadable"]
 
 
-def test_too_many_entries_are_no_entries(logs: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(identity, "MOST_ENTRIES", 2)
-    identities = IdentityReader(*map(str, logs)).read()
+def test_too_many_entries_are_no_entries(logs: tuple[Path, Path]) -> None:
+    identities = IdentityReader(*map(str, logs), most=2).read()
     assert identities == known(LOG)
     assert [one.reason for one in identities.problems] == ["too_large"]
 

@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from podgpu.figures.device import DeviceFigures
+from podgpu.figures.device import DeviceFigures, HolderFigures
 from podgpu.figures.picture import NamespacePicture, NodePicture
+from podgpu.model import Workload
 from tests.browser.chromium import Tab, opened
 from tests.browser.pictures import GIB, Showing, gpu, held, picture, three_nodes
 
@@ -45,6 +46,45 @@ def test_the_mean_of_used_is_that_of_the_tiles(tab: Tab, url: str, shown: Showin
     assert tab.texts(".total-used .total-more") == ["mean 37 %"]
     tab.choose("node", "n1")
     tab.wait_for("document.querySelector('#shown').innerText.includes('mean of used 37')", "the same below the filter")
+
+
+@pytest.mark.parametrize(
+    ("model", "profiles", "expected"),
+    [
+        ("NVIDIA A30", ["1g.6gb"] * 4, [25, 25, 25, 25]),
+        ("NVIDIA A30", ["2g.12gb", "1g.6gb"], [50, 25]),
+        ("NVIDIA H100 80GB HBM3", ["3g.40gb", "1g.10gb"], [43, 14]),
+        ("NVIDIA A30", ["2g.12gb", "odd"], [50, 50]),
+    ],
+)
+def test_instances_fill_the_bar_by_the_slices_their_gpu_has(
+    tab: Tab, url: str, shown: Showing, model: str, profiles: list[str], expected: list[int]
+) -> None:
+    """Four of an A30's four slices are all of it; one whose profile does not say has what the others leave."""
+    parts = [replace(instance(str(i), profile, 0.5), model=model) for i, profile in enumerate(profiles)]
+    shown.picture = picture(NodePicture("n1", (gpu(2, "n1", model), *parts)))
+    opened(tab, url)
+    widths = "(t => [...t.querySelectorAll('.segment')].map(s => s.getBoundingClientRect().width))"
+    tile = "document.querySelector('.tile[data-key]')"
+    bar = tab.evaluate(f"{tile}.querySelector('.bar').getBoundingClientRect().width")
+    assert [100 * width / bar for width in tab.evaluate(f"{widths}({tile})")] == pytest.approx(expected, abs=1.5)
+
+
+def test_a_holder_without_a_name_is_called_as_everywhere_else(tab: Tab, url: str, shown: Showing) -> None:
+    """As `Workload.text` has it; the container's name has a place of its own on the page."""
+    nameless = (
+        Workload(uid="u-1", container_id="c" * 64),
+        Workload(uid="u-1"),
+        Workload(container_id="c" * 64),
+        Workload(job="4711"),
+        Workload(container="main", uid="u-1", container_id="c" * 64),
+    )
+    devices = [gpu(i, "n1", holders=(HolderFigures(workload),)) for i, workload in enumerate(nameless)]
+    shown.picture = picture(NodePicture("n1", tuple(devices)))
+    opened(tab, url)
+    *without_container, named = tab.texts("main .row-pod")
+    assert without_container == [workload.text for workload in nameless[:-1]]
+    assert f"{named}/{tab.texts('main .row-container')[-1]}" == nameless[-1].text
 
 
 # -- old, and not there ----------------------------------------------------------------------------------------------

@@ -143,7 +143,7 @@ def test_what_does_nothing_here_is_said(write: Write) -> None:
 
 @pytest.mark.reads_host("what the process itself is, from /proc/self: there is no other to read")
 def test_process_metrics_are_right_and_only_there_when_asked_for(write: Write) -> None:
-    quick = [*QUICK, "-c", "100"]
+    quick = [*QUICK, "-c", "100", "--path-proc", "/proc"]
     assert "process_" not in execute(quick).out
     path = write("version: 2\nmetrics: {enableExporterMetrics: true}\n")
     for ran in (execute([*quick, "--enable-exporter-metrics"]), execute([*quick, "--config-file", path])):

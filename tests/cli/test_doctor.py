@@ -9,6 +9,7 @@ import socket as sockets
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from podgpu.model import Allocation, Device, Reading, Unmapped, Workload
 from podgpu.simulate.driver import SimulatedNvml
 from podgpu.simulate.kubelet import SimulatedKubelet, SimulatedPod
 from podgpu.telemetry.nvml import NvmlTelemetry
+from podgpu.telemetry.pci import count_pci_gpus
 from podgpu.telemetry.source import GpuAnswer, Inventory
 from tests.host.guard import MEANS_SOMETHING, NODES_PLACES
 from tests.kube.api_server import SimulatedApiServer
@@ -132,7 +134,7 @@ def examined(tree: Tree) -> Iterator[Callable[..., list[Finding]]]:
 
     def examine_node(driver: SimulatedNvml, clock: Clock, name: str = "nvml", **asked: Any) -> list[Finding]:
         drivers.append(driver)
-        telemetry = NvmlTelemetry(driver, name, count_expected=lambda: None, clock=clock)
+        telemetry = NvmlTelemetry(driver, name, count_expected=partial(count_pci_gpus, str(tree.sysfs)), clock=clock)
         question = Question(
             counters=shipped_counters("default") or (),
             sources=tuple(source for source in [asked.pop("kubelet", None)] if source is not None),
@@ -550,7 +552,7 @@ CLAIM = {"device_id": "gpu.nvidia.com/pool/gpu-0", "resource": "claim ns/c"}
         (
             unmapped("processes", "identity_conflict", uid="u-1", container_id="c" * 64),
             Level.WRONG,
-            f"the pod with uid u-1, container {'c' * 12}, works on GPU-x (processes): the parts of that name",
+            f"pod u-1/{'c' * 12} works on GPU-x (processes): the parts of that name",
             "/var/log/pods",
         ),
         (
@@ -690,7 +692,7 @@ def test_holders_without_names(tree: Tree, clock: Clock, driver: SimulatedNvml, 
     checkpoint = CheckpointAllocation(str(tmp_path / "checkpoint"))
     mapped, nameless = about(examined(driver, clock, sources=(checkpoint,)), "mapping")
     assert mapped.level is Level.OK
-    assert nameless.text == "1 assignment of pods whose names are not known (the pod with uid u-1, container main)"
+    assert nameless.text == "1 assignment of pods whose names are not known (pod u-1/main)"
     (tree.logs / "pods" / "ns_train_u-1").mkdir(parents=True)
     assert only(examined(driver, clock, sources=(checkpoint,)), "mapping").level is Level.OK
 

@@ -81,7 +81,7 @@ def wrong(found: dict[str, list[tuple[str, str, str]]]) -> dict[str, str]:
 
 
 def test_every_option_and_variable_of_the_exporter_is_taken() -> None:
-    own = {"path-sysfs", "probe-switches", "json", "autoscale"}
+    own = {"probe-switches", "json", "autoscale"}
     taken = {option.flag: replace(option, help="") for option in DOCTOR_OPTIONS if option.flag not in own}
     assert taken == {option.flag: replace(option, help="") for option in EXPORTER_OPTIONS}
     assert own <= {option.flag for option in DOCTOR_OPTIONS}

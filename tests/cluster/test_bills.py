@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from podgpu.cluster import bills
-from podgpu.cluster.bills import NS, Amounts
+from podgpu.cluster.bills import MOST_ACCOUNTS, NS, Amounts, BillLedger
 from podgpu.cluster.reading import ClusterReading, NamespaceCounters, NodeReading
 from podgpu.cluster.settings import ViewSettings
 from podgpu.cluster.view import ClusterView, Memory, assemble
@@ -35,8 +34,8 @@ def told(name: str, allocated: float | None, at: float = 0.0, namespace: str = "
 class World:
     """Rounds at the times given."""
 
-    def __init__(self, prices: Prices = PRICES) -> None:
-        self.memory = Memory()
+    def __init__(self, prices: Prices = PRICES, most_accounts: int = MOST_ACCOUNTS) -> None:
+        self.memory = Memory(bills=BillLedger(most_accounts))
         self.prices = prices
 
     def turn(self, *nodes: NodeReading, at: float) -> ClusterView:
@@ -262,18 +261,16 @@ def test_as_increase_would_have_it(steps: list[list[float]]) -> None:
 # Bounds
 
 
-def test_accounts_of_namespaces_long_gone_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bills, "MOST_ACCOUNTS", 5)
-    world = World()
+def test_accounts_of_namespaces_long_gone_are_closed() -> None:
+    world = World(most_accounts=5)
     for tick in range(20):
         view = world.turn(told("n1", 1.0, tick, namespace=f"ns{tick:02}"), at=tick)
     assert sorted(view.bills) == [(f"ns{tick}", H100) for tick in range(15, 20)]
     assert {key.namespace for key in view.costs} == {f"ns{tick}" for tick in range(15, 20)}
 
 
-def test_nodes_and_series_are_forgotten_after_a_day(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bills, "MOST_ACCOUNTS", 5)
-    world, sizes = World(), []
+def test_nodes_and_series_are_forgotten_after_a_day() -> None:
+    world, sizes = World(most_accounts=5), []
     for day in range(10, 90):
         at = day * 90_000.0
         world.turn(told("n01", 0.0, at, namespace=f"ns{day}"), told(f"n{day}", 0.0, at), at=at)

@@ -19,8 +19,9 @@ import pytest
 from podgpu.agent.loop import Agent
 from podgpu.cli.exporter import command
 from podgpu.cli.main import run
-from podgpu.compose.allocations import Surroundings, make_allocations
+from podgpu.compose.allocations import SOURCES, Surroundings, make_allocations
 from podgpu.compose.servers import ApiAccess
+from podgpu.errors import SourceError
 from podgpu.serve.sockets import parse_address
 from podgpu.simulate.driver import SimulatedNvml
 from podgpu.simulate.kubelet import SimulatedKubelet
@@ -30,6 +31,7 @@ from tests.nodes.clock import PATIENCE, wait_until
 from tests.nodes.node import Description, Node, kubeconfig, node_of, only_these_variables
 from tests.serve.server import Client
 
+KUBELET = "/var/lib/kubelet/pod-resources/kubelet.sock"
 UUID = "GPU-00000000-1111-2222-3333-444444444444"
 QUICK = ["exporter", "--once", "--telemetry", "simulated:1xT4", "-c", "100"]
 POD = {
@@ -97,7 +99,7 @@ def test_arguments_reach_their_sources(around: Callable[..., Surroundings], fold
 @pytest.mark.parametrize(
     ("chosen", "words"),
     [
-        ("crystal-ball", "'crystal-ball': unknown source; there are auto, annotations, podlist, kubelet, checkpoint"),
+        ("crystal-ball", f"'crystal-ball': unknown source; there are auto, {', '.join(SOURCES)}"),
         ("kubelet,", "'': unknown source"),
         ("auto,kubelet", "'auto': unknown source"),
         ("kubelet:/run/k.sock", "takes no argument, not '/run/k.sock'"),
@@ -114,6 +116,17 @@ def test_what_is_written_wrongly_is_one_line(
     assert "--allocation" in line
     monkeypatch.setenv("PODGPU_ALLOCATION", chosen)
     assert "(from the variable PODGPU_ALLOCATION)" in complaint(QUICK, capsys)
+
+
+def test_a_podlist_is_looked_for_beside_the_socket_that_is_named(
+    around: Callable[..., Surroundings], folder: Path
+) -> None:
+    """And where koordinator's own manifest mounts it only where none is named: it may be another's."""
+    (source,) = make_allocations("podlist", around("--pod-resources-kubelet-socket", KUBELET))
+    assert source.defaults == (f"{os.path.dirname(KUBELET)}/podlist.json", "/podlist.json")  # type: ignore[attr-defined]
+    (source,) = make_allocations("podlist", around())
+    with pytest.raises(SourceError, match=f"there is no {folder}/pod-resources/podlist.json: mount"):
+        source.assignments(())
 
 
 # auto

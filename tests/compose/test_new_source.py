@@ -1,86 +1,84 @@
-"""Adding an allocation source is its file, one line of the table and a node to show it on: done here with a toy.
-
-The toy's file says `GPU-… namespace/pod/container` a line. Nothing of podgpu is changed but the table it is given.
+"""Adding an allocation source is three edits, as docs/architecture.md says: its file, its line in the table with what
+makes it, a node to show it on. Here they are made, in a copy of the package, with the toy of `new_source/toy.py`.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from podgpu.allocation.device_ids import parse_device_id
-from podgpu.allocation.holdings import HeldId, map_held
-from podgpu.compose.allocations import SOURCES, Source, Sources, Surroundings, spellings
-from podgpu.errors import SourceError, UsageError
-from podgpu.model import Allocation, Device, Workload
-from tests.nodes.node import Description, Node, node_of
-from tests.serve.server import running
-
+ROOT = Path(__file__).parents[2]
 UUID = "GPU-00000000-1111-2222-3333-444444444444"
-KUBELETS = {"namespace": "batch", "name": "other", "containers": {"main": {"nvidia.com/gpu": [UUID]}}}
+TABLE = "SOURCES: Mapping[str, Source] = {\n"
+MAKE = """
+def _toy(argument: str, around: Surroundings) -> AllocationSource:
+    from podgpu.allocation.toy import ToyAllocation
 
-
-# Its file
-
-
-class ToyAllocation:
-    name = "toy"
-
-    def __init__(self, path: str) -> None:
-        self._path = Path(path)
-
-    def assignments(self, devices: Sequence[Device]) -> Allocation:
-        try:
-            lines = self._path.read_text().splitlines()
-        except OSError as error:
-            raise SourceError("file_missing", f"{self._path} is not there: write it") from error
-        return map_held(self.name, [self._held(*line.split()) for line in lines], devices)
-
-    def _held(self, text: str, names: str) -> HeldId:
-        return HeldId(Workload(*names.split("/")), "toy", text, parse_device_id(text))
-
-    def close(self) -> None:
-        """Nothing is open."""
-
-
-def _make(argument: str, _around: Surroundings) -> ToyAllocation:
     if not argument:
         raise UsageError("--allocation toy: name its file, as in toy:/run/toy")
     return ToyAllocation(argument)
 
 
-# Its line
+"""
+LINE = '    "toy": Source(_toy, lambda _around: False, ":PATH"),\n'
+NODE: Mapping[str, Any] = {
+    "about": "a source that podgpu does not come with",
+    "gpus": "2xH100",
+    "uuids": [UUID],
+    "pods": [{"namespace": "batch", "name": "other", "containers": {"main": {"nvidia.com/gpu": [UUID]}}}],
+    "files": {"toy": f"{UUID} research/train/main\nGPU-no research/lost/main\n"},
+}
+ALLOCATIONS = {
+    "alone": "toy:{folder}/toy",
+    "among others": "toy:{folder}/toy,kubelet",
+    "its file is gone": "toy:{folder}/not-there,kubelet",
+    "without its file": "toy",
+}
 
 
-WITH_TOY: Sources = {"toy": Source(_make, lambda _around: False, ":PATH"), **SOURCES}
+def add_toy(package: Path, nodes: Path) -> None:
+    """The three edits; the node is one folder for each way of asking for it."""
+    shutil.copy(Path(__file__).parent / "new_source" / "toy.py", package / "allocation" / "toy.py")
+    table = package / "compose" / "allocations.py"
+    before, after = table.read_text(encoding="utf-8").split(TABLE)
+    table.write_text(f"{before}{MAKE.lstrip()}{TABLE}{LINE}{after}", encoding="utf-8")
+    for name, allocation in ALLOCATIONS.items():
+        (nodes / name).mkdir(parents=True)
+        described = {**NODE, "arguments": ["-k", "--allocation", allocation]}
+        (nodes / name / "node.json").write_text(json.dumps(described), encoding="utf-8")
 
 
-# Its node
+@pytest.fixture(scope="module")
+def shown() -> Iterator[dict[str, str]]:
+    """What the edited package makes of the nodes."""
+    with tempfile.TemporaryDirectory(prefix="pg", dir="/tmp") as folder:
+        package, nodes = Path(folder) / "podgpu", Path(folder) / "nodes"
+        shutil.copytree(ROOT / "src" / "podgpu", package)  # as old as it is: what is compiled need not be again
+        add_toy(package, nodes)
+        path = os.pathsep.join((folder, os.environ["PYTHONPATH"], str(ROOT)))
+        command = [sys.executable, "-m", "tests.compose.new_source.show", str(nodes), folder]
+        done = subprocess.run(
+            command, cwd=ROOT, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        told: dict[str, str] = json.loads(done.stdout)
+        assert Path(told["package"]).parent == package
+        yield told
 
 
-def described(*allocation: str, said: str = f"{UUID} research/train/main\nGPU-no research/lost/main\n") -> Description:
-    return Description(
-        about="a source that podgpu does not come with",
-        gpus="2xH100",
-        uuids=[UUID],
-        pods=[KUBELETS],
-        arguments=["-k", "--allocation", *allocation],
-        files={"toy": said},
-    )
-
-
-def exposition_of(node: Node) -> str:
-    node.take_turns()
-    with running(node.agent) as client:
-        return client.ask("/metrics").text
-
-
-def test_its_labels_are_on_the_exposition(folder: Path) -> None:
-    with node_of(described("toy:{folder}/toy"), folder, WITH_TOY) as node:
-        lines = exposition_of(node).splitlines()
+def test_its_labels_are_on_the_exposition(shown: dict[str, str]) -> None:
+    lines = shown["alone"].splitlines()
     temperature = [line for line in lines if line.startswith("DCGM_FI_DEV_GPU_TEMP{")]
     assert ['container="main",namespace="research",pod="train"' in line for line in temperature] == [True, False]
     assert [line for line in lines if line.startswith("podgpu_allocation_info{") and 'source="toy"' in line]
@@ -88,30 +86,23 @@ def test_its_labels_are_on_the_exposition(folder: Path) -> None:
     assert 'podgpu_exporter_source_up{source="toy"} 1' in lines
 
 
-def test_it_takes_its_place_among_the_others(folder: Path) -> None:
+def test_it_takes_its_place_among_the_others(shown: dict[str, str]) -> None:
     """The first that names a workload says what it holds; the others' workloads stand beside it."""
-    with node_of(described("toy:{folder}/toy,kubelet"), folder, WITH_TOY) as node:
-        lines = [line for line in exposition_of(node).splitlines() if line.startswith("podgpu_allocation_info{")]
+    lines = [line for line in shown["among others"].splitlines() if line.startswith("podgpu_allocation_info{")]
     assert [('pod="train"' in line, 'source="toy"' in line) for line in sorted(lines)] == [(False, False), (True, True)]
 
 
-def test_its_failure_is_its_own(folder: Path) -> None:
-    with node_of(described("toy:{folder}/not-there,kubelet"), folder, WITH_TOY) as node:
-        text = exposition_of(node)
+def test_its_failure_is_its_own(shown: dict[str, str]) -> None:
+    text = shown["its file is gone"]
     assert 'podgpu_exporter_source_up{source="toy"} 0' in text
     assert 'podgpu_exporter_source_errors_total{source="toy",reason="file_missing"} 1' in text
     assert 'pod="other"' in text
 
 
-def test_the_command_line_knows_it_by_its_line(folder: Path) -> None:
-    assert spellings(WITH_TOY).startswith("toy:PATH, annotations, ")
-    with pytest.raises(UsageError, match="name its file"), node_of(described("toy"), folder, WITH_TOY):
-        pass
-
-
-def test_a_source_it_does_not_come_with_is_refused_with_those_there_are(folder: Path) -> None:
-    with pytest.raises(UsageError, match="there are auto, annotations, podlist,"), node_of(described("toy"), folder):
-        pass
+def test_help_messages_and_chart_know_it_by_its_line(shown: dict[str, str]) -> None:
+    assert shown["help"].split(", ")[0] == "toy:PATH"
+    assert "name its file" in shown["without its file"]
+    assert re.search(shown["chart"], "kubelet,toy:/run/toy")
 
 
 def test_nothing_else_names_the_sources() -> None:

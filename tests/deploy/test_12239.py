@@ -63,10 +63,10 @@ def _asked_of(expression: str, exposition: str) -> str:
     return as_sent(expression, {"instance": several([exposition]), "gpu": several(["0", "1"])})
 
 
-def _figures(server: str, query: str, page: str) -> Answer:
-    """Of a page that could not be scraped in time just now there are none until it is scraped again."""
+def _figures(server: str, query: str, exposition: str) -> Answer:
+    """Of an exposition that could not be scraped in time just now there are none until it is scraped again."""
     found: Answer = {}
-    wait_for(lambda: found.update(_ask(server, _asked_of(query, page))) or found, f"{page}: {query}")
+    wait_for(lambda: found.update(_ask(server, _asked_of(query, exposition))) or found, f"{exposition}: {query}")
     return found
 
 

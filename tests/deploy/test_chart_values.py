@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -10,6 +11,8 @@ import pytest
 from jsonschema import Draft7Validator
 
 from deploy.render import CHART
+from deploy.sources import fresh, pattern
+from podgpu.compose.allocations import SOURCES, Source
 from tests.deploy.chart import VARIANTS, refusal, values_file
 
 SCHEMA = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
@@ -212,6 +215,22 @@ def compare(values: Mapping[str, Any], schema: Mapping[str, Any], path: str) -> 
 def resolved(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     reference = schema.get("$ref")
     return SCHEMA["definitions"][reference.rpartition("/")[2]] if reference else schema
+
+
+def test_the_chart_knows_the_sources_that_podgpu_knows() -> None:
+    """Its value `allocation`, and the alert that watches them."""
+    for path, text in fresh():
+        assert path.read_text(encoding="utf-8") == text, "run make manifests"
+
+
+def test_its_pattern_is_how_sources_are_written() -> None:
+    needs = Source(SOURCES["kubelet"].make, SOURCES["kubelet"].present, ":PATH")
+    known = re.compile(pattern({**SOURCES, "needs": needs}))
+    each = [f"{name}:/x" if source.argument else name for name, source in SOURCES.items()]
+    for good in ("", "auto", *each, ",".join(each), "podlist,kubelet", "kubelet,needs:/x"):
+        assert known.search(good), good
+    for bad in ("kublet", "kubelet,", "needs", "needs:", "kubelet:/k.sock", "kubelet,auto", "podlist:"):
+        assert not known.search(bad), bad
 
 
 def test_the_schema_itself_is_one() -> None:

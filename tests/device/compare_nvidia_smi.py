@@ -66,7 +66,7 @@ def main() -> int:
     try:
         time.sleep(15)  # the load compiles and warms up
         wrong = compare()
-        (out / "page.prom").write_bytes(scrape())
+        (out / "exposition.prom").write_bytes(scrape())
         figures = running_costs(exporter.pid)
     finally:
         exporter.send_signal(signal.SIGTERM)

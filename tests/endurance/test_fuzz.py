@@ -93,13 +93,13 @@ def test_the_same_seed_draws_the_same_cases() -> None:
 
 
 def test_a_failure_is_saved_can_be_run_again_and_is_the_exit_code(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(TARGETS, "careless", Target("careless", texts(["é" * 20]), _careless))
+    targets = {"careless": Target("careless", texts(["é" * 20]), _careless)}
     out = tmp_path / "out"
-    assert command.main(["careless", "--cases", "50", "--jobs", "1", "--out", str(out)]) == 1
+    assert command.main(["careless", "--cases", "50", "--jobs", "1", "--out", str(out)], targets) == 1
     assert (out / "careless.txt").read_text() == "é"
     assert "KeyError" in (out / "careless.trace").read_text()
     assert "FAILED: KeyError" in capsys.readouterr().out
-    assert command.main(["careless", "--case", str(out / "careless.txt")]) == 1
+    assert command.main(["careless", "--case", str(out / "careless.txt")], targets) == 1
     assert command.main(["device-ids", "--cases", "50", "--jobs", "1"]) == 0

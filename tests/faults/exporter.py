@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO
 
 from endurance.attack.scraper import free_port, lines_of
+from tests.host.guard import NODES_PLACES, NOTES
 from tests.nodes.clock import PATIENCE, wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -44,8 +45,9 @@ class Exporter:
 
 
 def environment() -> dict[str, str]:
-    """Nothing of the machine's that means something to podgpu."""
-    kept = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME", "LANG")}
+    """Nothing of the machine's that means something to podgpu, and what it reads of it is noted."""
+    guarded = ("PATH", "HOME", "LANG", "PYTHONPATH", NOTES, *NODES_PLACES)
+    kept = {name: value for name, value in os.environ.items() if name in guarded}
     return {**kept, "NODE_NAME": "node-1"}
 
 

@@ -16,6 +16,8 @@ NOTES = "TESTS_NOTE_WHAT_IS_READ_IN"
 MEANS_SOMETHING = ("DCGM_", "PODGPU_", "KUBE", "NODE_NAME", "NODE_IP", "NVIDIA_", "HPC_", "NOTIFY_SOCKET", "LISTEN_")
 """How the variables begin that change what podgpu does."""
 NODES_PLACES = {
+    "PODGPU_PATH_PROC": "proc",
+    "PODGPU_PATH_SYSFS": "sys",
     "PODGPU_PATH_VARLOG": "var/log",
     "DCGM_POD_RESOURCES_KUBELET_SOCKET": "var/lib/kubelet/pod-resources/kubelet.sock",
 }
@@ -30,11 +32,8 @@ _NOT_A_NODES = re.compile(
     r"/proc/(cpuinfo|meminfo|stat|loadavg|sys/net/core/somaxconn|version)$"  # the interpreter's and libraries' own
     r"|/sys/devices/system/cpu(/|$)|/sys/fs/cgroup(/|$)"
 )
-_LOOKED_AT_AND_OF_NO_MATTER = re.compile(r"/sys/bus/pci/devices(/|$)|/proc/4\d{3}$")
-"""What commands have no option for, or are not given one: the number of GPUs on the bus, which is told of beside those
-that the driver shows (whose library they load by its name), and whether the first process of the simulated loads
-happens to be one of this machine."""
-_DRIVERS = re.compile(r"libdcgm")
+_DRIVER, _DCGM = "libnvidia-ml", "libdcgm"
+"""How the names begin by which the libraries of this machine are loaded: a test's own are loaded by a path."""
 
 
 def without_what_means_something(keep: tuple[str, ...] = ()) -> None:
@@ -63,14 +62,16 @@ def watch(note: Callable[[str], None]) -> None:
             address = arguments[1]
             if isinstance(address, str) and is_of_the_host(address):
                 note(f"{event} {address}")
-        elif event == "ctypes.dlopen" and _DRIVERS.match(str(arguments[0])):  # by its name: the one of this machine
+        elif event == "ctypes.dlopen" and str(arguments[0]).startswith(_DRIVER):
+            raise OSError(f"{arguments[0]}: not loaded, for tests run as on a machine without a driver")
+        elif event == "ctypes.dlopen" and str(arguments[0]).startswith(_DCGM):
             note(f"{event} {arguments[0]}")
 
     sys.addaudithook(hook)
 
 
 def is_of_the_host(path: str) -> bool:
-    if not _OF_THE_HOST.match(path) or _NOT_A_NODES.match(path) or _LOOKED_AT_AND_OF_NO_MATTER.match(path):
+    if not _OF_THE_HOST.match(path) or _NOT_A_NODES.match(path):
         return False
     process = _OF_PROCESSES.match(path)
     return process is None or not (process[1].endswith("self") or _is_ours(int(process[1])))

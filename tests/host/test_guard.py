@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -21,6 +22,8 @@ from tests.host.guard import MEANS_SOMETHING, NODES_PLACES, NOTES, is_of_the_hos
         "/proc/1/cgroup",
         "/proc/driver/nvidia/version",
         "/sys/class/drm",
+        "/sys/bus/pci/devices",
+        "/proc/4711",
         "/run/nvidia/driver",
         "/var/run/secrets/kubernetes.io/serviceaccount/token",
         "/dev/nvidia0",
@@ -48,6 +51,15 @@ def test_a_command_notes_what_it_reads(tmp_path: Path) -> None:
     look = "import os; os.path.isdir('/var/log') and os.listdir('/var/log'); open('/proc/1/comm').close()"
     subprocess.run([sys.executable, "-c", look], env={**os.environ, NOTES: str(notes)}, check=True)
     assert "open /proc/1/comm" in notes.read_text(encoding="utf-8").splitlines()
+
+
+def test_this_machines_driver_is_not_loaded(tmp_path: Path) -> None:
+    """Whether there is one or not, here and in a command."""
+    with pytest.raises(OSError, match="tests run as on a machine without a driver"):
+        ctypes.CDLL("libnvidia-ml.so.1")
+    ask = "import pynvml; pynvml.nvmlInit()"
+    asked = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=False)
+    assert "NVMLError_LibraryNotFound" in asked.stderr
 
 
 def test_no_variable_that_means_something_is_left() -> None:

@@ -23,7 +23,6 @@ from podgpu.cli.option_table import EXPORTER_OPTIONS
 from podgpu.cli.params import naming_variable, normalise
 from podgpu.clock import Clock
 from podgpu.compose.agent import exporter_agent
-from podgpu.compose.allocations import SOURCES, Sources
 from podgpu.compose.servers import ApiAccess
 from podgpu.kube.pace import Pace
 from podgpu.simulate.driver import SimulatedNvml
@@ -133,8 +132,8 @@ class Node:
 
 
 @contextmanager
-def node_of(description: Description, folder: Path, sources: Sources = SOURCES) -> Iterator[Node]:
-    """`folder` is for the kubelet's socket and all files: a short path. `sources`: those `--allocation` may name."""
+def node_of(description: Description, folder: Path) -> Iterator[Node]:
+    """`folder` is for the kubelet's socket and all files: a short path."""
     clock = FakeClock()
     driver = _driver(description, clock)
     write_files(description, folder)
@@ -148,7 +147,7 @@ def node_of(description: Description, folder: Path, sources: Sources = SOURCES) 
                 api_server.stop()
         clock.advance(_UP_FOR)
         _apply(driver, description.faults)
-        agent, api = stack.enter_context(_agent(description, driver, clock, folder, sources))
+        agent, api = stack.enter_context(_agent(description, driver, clock, folder))
         # Before it ends, so that stopping waits neither for the XID watch nor for a hung call.
         stack.callback(driver.faults.unload_driver)
         stack.callback(driver.faults.release_all)
@@ -252,7 +251,7 @@ def _apply(driver: SimulatedNvml, faults: Sequence[Sequence[Any]]) -> None:
 
 @contextmanager
 def _agent(
-    description: Description, driver: SimulatedNvml, clock: FakeClock, folder: Path, sources: Sources
+    description: Description, driver: SimulatedNvml, clock: FakeClock, folder: Path
 ) -> Iterator[tuple[Agent, ApiAccess]]:
     """The exporter's own composition; nothing of it comes from the machine the test runs on."""
     on_the_bus = len(driver.machine.gpus) if description.on_the_bus == -1 else description.on_the_bus
@@ -268,7 +267,7 @@ def _agent(
         ctx = command.make_context("exporter", normalise(words, EXPORTER_OPTIONS))
         api = ApiAccess(ctx.params["kubeconfig"], pace=_PACE)
         naming, time = partial(naming_variable, ctx), Clock(clock.monotonic, clock.wall)
-        agent = exporter_agent(resolved(ctx, ctx.params), api, naming, telemetry, time, sources)
+        agent = exporter_agent(resolved(ctx, ctx.params), api, naming, telemetry, time)
     try:
         if not description.api_away:
             wait_until(lambda: all(feed.synced for feed in api.feeds), "the API server was read")

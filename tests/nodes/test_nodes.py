@@ -30,7 +30,7 @@ MASKED = 'version="0.0.0",python_version="3.0.0"'
 
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_scenario(name: str, folder: Path, request: pytest.FixtureRequest) -> None:
-    text = _scrape(HERE / name, folder)
+    text = exposition_of(HERE / name, folder)
     golden = HERE / name / "expected.prom"
     if request.config.getoption("--rewrite-golden"):
         golden.write_bytes(text.encode())
@@ -69,7 +69,8 @@ def _assert_declared(family: Metric) -> None:
         assert {"Hostname" if label == "hostname" else label for label in sample.labels} <= set(declared.labels)
 
 
-def _scrape(scenario: Path, folder: Path) -> str:
+def exposition_of(scenario: Path, folder: Path) -> str:
+    """What a scrape of the node that is described there gets; all it reads is in `folder`."""
     with node_of(read_description(scenario), folder) as node:
         node.take_turns()
         with running(node.agent) as client:

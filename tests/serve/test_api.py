@@ -167,7 +167,7 @@ def test_parts_of_gpus_add_up_in_the_namespaces(lived_in: Node) -> None:
     allocated = {n["namespace"]: n["allocated_gpus"] for n in said["namespaces"]}
     assert allocated == {"batch": 1, "notebooks": round(1 + 5 / 7, 4), "research": 3, "serving": 2}
     instances = said["nodes"][0]["gpus"][-1]["instances"]
-    assert [i["profile"] for i in instances] == ["1g.10gb"] * 7
+    assert [(i["profile"], i["slices"], i["gpu_slices"]) for i in instances] == [("1g.10gb", 1, 7)] * 7
     idle = said["nodes"][0]["gpus"][5]["holders"][0]
     assert idle["pod"] == "jupyter-ada-0"
     for namespace in said["namespaces"]:

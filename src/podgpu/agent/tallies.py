@@ -1,4 +1,4 @@
-"""The tallies remember from snapshot to snapshot: errors that were told, samples of clock events within a window."""
+"""This module remembers from snapshot to snapshot: errors that were told, samples of clock events within a window."""
 
 from __future__ import annotations
 

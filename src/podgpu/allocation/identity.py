@@ -13,14 +13,12 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from itertools import islice
-from operator import attrgetter
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from podgpu.errors import SourceError
 from podgpu.files import SETTLED_NS, explain
-from podgpu.model import Workload
+from podgpu.model import WORKLOAD_PARTS, Workload, parts_of
 
 if TYPE_CHECKING:
     from podgpu.kube.pods import PodRecord
@@ -29,8 +27,6 @@ PODS_DIR = "/var/log/pods"
 CONTAINERS_DIR = "/var/log/containers"
 MOST_ENTRIES = 50_000
 MOST_COMPLETED = 10_000
-PARTS = ("namespace", "pod", "container", "uid", "container_id")
-_parts = attrgetter(*PARTS)
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -47,18 +43,16 @@ class Contradiction(SourceError):
     """Parts of a workload that cannot belong together."""
 
     def __init__(self, workload: Workload, what: str) -> None:
-        parts = ", ".join(f"{part} {getattr(workload, part)}" for part in PARTS if getattr(workload, part))
+        parts = ", ".join(f"{part} {getattr(workload, part)}" for part in WORKLOAD_PARTS if getattr(workload, part))
         super().__init__("identity_conflict", f"two sources disagree ({parts}; but {what}), so it has no holder")
 
 
-@lru_cache(maxsize=4096)  # most names are those of the last reading
 def parse_pod_directory(name: str) -> Workload | None:
     """`<namespace>_<pod>_<uid>`, under /var/log/pods. A static pod's uid is a hash without dashes."""
     match = _POD_DIRECTORY.fullmatch(name)
     return None if match is None else Workload(**match.groupdict())
 
 
-@lru_cache(maxsize=4096)
 def parse_container_log(name: str) -> Workload | None:
     """`<pod>_<namespace>_<container>-<id>.log`, in /var/log/containers.
 
@@ -207,18 +201,18 @@ def _agree(workload: Workload, known: frozenset[Workload]) -> Workload:
         return workload
     meant = [owner for owner in known if _fits(workload, owner)]
     if not meant:
-        other = min(known, key=lambda owner: (owner.namespace, owner.pod, owner.container, owner.uid))
-        who = "/".join(part for part in (other.namespace, other.pod, other.container) if part)
+        other = min(known, key=parts_of)
         what = f"container id {other.container_id[:12]}" if other.container_id else f"uid {other.uid}"
-        raise Contradiction(workload, f"{what} is known to be of {who}{f' ({other.uid})' if other.uid else ''}")
-    first, *others = map(_parts, meant)
+        uid = f" ({other.uid})" if other.pod and other.uid else ""
+        raise Contradiction(workload, f"{what} is known to be of {other.text}{uid}")
+    first, *others = map(parts_of, meant)
     sure = first if not others else [_only(frozenset(texts)) for texts in zip(first, *others, strict=True)]
-    parts = tuple(text or had for text, had in zip(sure, _parts(workload), strict=True))
-    return workload if parts == _parts(workload) else replace(workload, **dict(zip(PARTS, parts, strict=True)))
+    parts = tuple(text or had for text, had in zip(sure, parts_of(workload), strict=True))
+    return workload if parts == parts_of(workload) else Workload(*parts)
 
 
 def _fits(workload: Workload, known: Workload) -> bool:
-    pairs = zip(_parts(workload), _parts(known), strict=True)
+    pairs = zip(parts_of(workload), parts_of(known), strict=True)
     return all(part == known_part or not part or not known_part for part, known_part in pairs)
 
 
@@ -248,10 +242,11 @@ class IdentityReader:
         containers_dir: str = CONTAINERS_DIR,
         clock: Callable[[], int] = time.time_ns,
         pods: Callable[[], tuple[PodRecord, ...]] = tuple,
+        most: int = MOST_ENTRIES,
     ) -> None:
-        """`pods`: what the API server says, the same tuple until something changes."""
-        self._pods = _Directory(pods_dir, parse_pod_directory, clock)
-        self._containers = _Directory(containers_dir, parse_container_log, clock)
+        """`pods`: what the API server says, the same tuple until something changes. `most`: entries of a directory."""
+        self._pods = _Directory(pods_dir, parse_pod_directory, clock, most)
+        self._containers = _Directory(containers_dir, parse_container_log, clock, most)
         self._records = pods
         self._names = Identities()
         self._last: tuple[Identities, tuple[PodRecord, ...]] = self._names, ()
@@ -280,10 +275,11 @@ def _sentences(problems: Iterable[SourceError]) -> list[str]:
 
 
 class _Directory(Generic[T]):
-    def __init__(self, path: str, parse: Callable[[str], T | None], clock: Callable[[], int]) -> None:
+    def __init__(self, path: str, parse: Callable[[str], T | None], clock: Callable[[], int], most: int) -> None:
         self._path = path
         self._parse = parse
         self._clock = clock
+        self._most = most
         self._kept: tuple[tuple[int, ...], frozenset[T]] | None = None
 
     def read(self) -> frozenset[T] | SourceError:
@@ -292,7 +288,7 @@ class _Directory(Generic[T]):
             identity = found.st_dev, found.st_ino, found.st_mtime_ns
             if self._kept is not None and self._kept[0] == identity:
                 return self._kept[1]
-            names = list_names(self._path)
+            names = list_names(self._path, self._most)
         except (OSError, ValueError) as error:
             return explain(error, self._path)
         except SourceError as error:
@@ -303,14 +299,14 @@ class _Directory(Generic[T]):
         return parsed
 
 
-def list_names(directory: str) -> list[str]:
+def list_names(directory: str, most: int) -> list[str]:
     with os.scandir(directory) as entries:
-        names = [entry.name for entry in islice(entries, MOST_ENTRIES + 1)]
-    if len(names) > MOST_ENTRIES:
+        names = [entry.name for entry in islice(entries, most + 1)]
+    if len(names) > most:
         # With some names left out, "the only one of that name" would not be true.
         raise SourceError(
             "too_large",
-            f"{directory} has more than {MOST_ENTRIES} entries, and none are used: uids and container ids are missing"
+            f"{directory} has more than {most} entries, and none are used: uids and container ids are missing"
             " unless the API server gives them; find out why the kubelet removes none",
         )
     return names

@@ -11,11 +11,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
-from podgpu.allocation.holdings import names_of
 from podgpu.allocation.source import LAGGING, LAST_RESORT
 from podgpu.allocation.vcuda import merge_vcuda
 from podgpu.errors import SourceError
-from podgpu.model import Allocation, Assignment, Unmapped, Who, Workload
+from podgpu.model import Allocation, Assignment, Unmapped, Who, Workload, parts_of
 
 Complete = Callable[[Workload], Workload]
 """Fills in the parts of an identity that are known for sure; raises SourceError when they disagree."""
@@ -111,7 +110,7 @@ def _held(settled: Iterable[_Settled]) -> tuple[Assignment, ...]:
 
     Who is merely seen at work counts as a holder only where nobody is known to hold the device.
     """
-    by_name = sorted(settled, key=lambda workload: names_of(workload.holder))
+    by_name = sorted(settled, key=lambda workload: parts_of(workload.holder))
     given = {device for workload in by_name if workload.source not in LAST_RESORT for device in workload.holds}
     for workload in by_name:
         if workload.source in LAST_RESORT:

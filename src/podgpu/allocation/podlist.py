@@ -10,10 +10,9 @@ import logging
 import os
 import re
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
 
-from podgpu.allocation.device_ids import DeviceId, parse_device_id
-from podgpu.allocation.holdings import HeldId, map_held
+from podgpu.allocation.device_ids import DeviceId
+from podgpu.allocation.holdings import HeldId, map_held, parse_id
 from podgpu.errors import SourceError
 from podgpu.files import ReadOnChange, read_bounded
 from podgpu.json_shape import as_list, as_object, as_text, parse_json
@@ -21,7 +20,7 @@ from podgpu.model import Allocation, Device, Workload
 
 SOURCE = "podlist"
 DEFAULT_PATHS = ("/var/lib/kubelet/pod-resources/podlist.json", "/podlist.json")
-"""On the host, and where koordinator's own manifest mounts it."""
+"""Beside the kubelet's socket, and where koordinator's own manifest mounts it."""
 MOST_BYTES = 16 * 1024 * 1024
 
 _log = logging.getLogger(__name__)
@@ -119,10 +118,9 @@ def _entry(value: object, where: str) -> Iterator[HeldId]:
         yield HeldId(holder, SOURCE, text, parse_gpu(text))
 
 
-@lru_cache(maxsize=4096)  # a node's few GPUs, named by many pods and again after each change
 def parse_gpu(text: str) -> DeviceId | None:
     """Any device id, or a plain minor number: the form koordinator's hook gives containers their GPUs in."""
-    return DeviceId(minor=int(text)) if _MINOR.fullmatch(text) else parse_device_id(text)
+    return DeviceId(minor=int(text)) if _MINOR.fullmatch(text) else parse_id(text)
 
 
 def is_mount_point(path: str, mountinfo: str) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from podgpu.allocation.device_ids import parse_device_id
-from podgpu.model import DeviceCount, Unmapped, Workload
+from podgpu.model import DeviceCount, Unmapped
 
 _PROLOG = "see what the scheduler's prolog writes"
 _SLICES = "see kubectl get resourceslices"
@@ -122,7 +122,7 @@ def statement(unmapped: Unmapped) -> str:
 
 
 def _statement(unmapped: Unmapped) -> str:
-    whose, what = name(unmapped.holder), unmapped.device_id
+    whose, what = unmapped.holder.text, unmapped.device_id
     if unmapped.source == "hpc":
         return f"{whose} is in the job file {what}" if whose else f"the job file {what} is there"
     if unmapped.reason == "bad_annotation":
@@ -131,18 +131,6 @@ def _statement(unmapped: Unmapped) -> str:
         return f"somebody works on {what}"
     held = " ".join(part for part in (unmapped.resource, what) if part and part not in (unmapped.source, "pid"))
     return f"{whose} {'works on' if unmapped.source == 'processes' else 'holds'} {held}"
-
-
-def name(holder: Workload) -> str:
-    """What a person knows the holder by; empty when nothing is known."""
-    if holder.job:
-        return f"job {holder.job}"
-    if holder.pod:
-        return "/".join(part for part in (holder.namespace, holder.pod, holder.container) if part)
-    container = holder.container or holder.container_id[:12]
-    if not holder.uid:
-        return f"container {container}" if container else ""
-    return f"the pod with uid {holder.uid}" + (f", container {container}," if container else "")
 
 
 def lost_gpus(offered: Iterable[str], unmapped: Iterable[Unmapped], count: DeviceCount) -> set[str]:

@@ -10,10 +10,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
-from podgpu.allocation.holdings import HeldId, names_of
+from podgpu.allocation.holdings import HeldId
 from podgpu.allocation.source import LAGGING
 from podgpu.errors import SourceError
-from podgpu.model import Allocation, Unmapped, VcudaRequest, Who, Workload
+from podgpu.model import Allocation, Unmapped, VcudaRequest, Who, Workload, parts_of
 
 CORE = "tencent.com/vcuda-core"
 MEMORY = "tencent.com/vcuda-memory"
@@ -56,4 +56,4 @@ def merge_vcuda(
 
 
 def in_order(requests: Iterable[VcudaRequest]) -> tuple[VcudaRequest, ...]:
-    return tuple(sorted(requests, key=lambda request: names_of(request.holder)))
+    return tuple(sorted(requests, key=lambda request: parts_of(request.holder)))

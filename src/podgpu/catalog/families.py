@@ -332,21 +332,21 @@ OWN_FAMILIES: tuple[FamilySpec, ...] = (
 )
 
 # tkestack gpu-manager's families, with its names, labels and texts: what reads them expects exactly these.
-_GPU_MANAGER_LABELS = ("pod_name", "namespace", "node", "container_name")
+GPU_MANAGER_LABELS = ("pod_name", "namespace", "node", "container_name")
 GPU_MANAGER_UTILIZATION = FamilySpec(
-    "container_gpu_utilization", "gauge", "gpu utilization", (*_GPU_MANAGER_LABELS, "gpu")
+    "container_gpu_utilization", "gauge", "gpu utilization", (*GPU_MANAGER_LABELS, "gpu")
 )
 GPU_MANAGER_MEMORY = FamilySpec(
-    "container_gpu_memory_total", "gauge", "gpu memory usage in MiB", (*_GPU_MANAGER_LABELS, "gpu_memory")
+    "container_gpu_memory_total", "gauge", "gpu memory usage in MiB", (*GPU_MANAGER_LABELS, "gpu_memory")
 )
 GPU_MANAGER_REQUESTED = FamilySpec(
-    "container_request_gpu_utilization", "gauge", "request of gpu utilization", (*_GPU_MANAGER_LABELS, "req_of_gpu")
+    "container_request_gpu_utilization", "gauge", "request of gpu utilization", (*GPU_MANAGER_LABELS, "req_of_gpu")
 )
 GPU_MANAGER_REQUESTED_MEMORY = FamilySpec(
     "container_request_gpu_memory",
     "gauge",
     "request of gpu memory in MiB",
-    (*_GPU_MANAGER_LABELS, "req_of_gpu_memory"),
+    (*GPU_MANAGER_LABELS, "req_of_gpu_memory"),
 )
 GPU_MANAGER_FAMILIES: tuple[FamilySpec, ...] = (
     GPU_MANAGER_UTILIZATION,

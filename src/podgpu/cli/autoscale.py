@@ -1,4 +1,4 @@
-"""`podgpu autoscale`: tells KEDA and the HPA what a workload's pods do on their GPUs."""
+"""`podgpu autoscale` tells KEDA and the HPA what a workload's pods do on their GPUs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`podgpu cluster`: many nodes on one address: map, used GPUs, idle ones, cost, and a page."""
+"""`podgpu cluster` serves many nodes at one address: map, used GPUs, idle ones, cost, and a page."""
 
 from __future__ import annotations
 

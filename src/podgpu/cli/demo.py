@@ -1,4 +1,4 @@
-"""`podgpu demo`: exporters on simulated GPUs and the cluster view over them, with nothing to install, no privilege."""
+"""`podgpu demo` runs exporters on simulated GPUs and the cluster view over them: nothing to install, no privilege."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`podgpu doctor`: checks this node and says what is right, what is wrong and what to do."""
+"""`podgpu doctor` checks this node and says what is right, what is wrong and what to do."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from podgpu.cli.option_table import EXPORTER_OPTIONS, exporter_options
 from podgpu.cli.params import Option, naming_variable, with_options
 from podgpu.cli.terminal import print_out, quiet_logs, wants_colour
 from podgpu.compose.examination import CONFIG_FILE, NodeExamination, autoscaling_findings
-from podgpu.doctor.examine import SYSFS
 from podgpu.doctor.findings import Finding, Level, as_json, as_text, count, wrong
 from podgpu.errors import UsageError
 
@@ -24,7 +23,6 @@ _OTHERWISE = {"kubernetes": {"help": "Pod labels are wanted. Default: the kubele
 
 DOCTOR_OPTIONS = (
     *exporter_options((option.flag for option in EXPORTER_OPTIONS), _OTHERWISE),
-    Option("path-sysfs", default=SYSFS, help="Where the host's /sys is.", ours=True),
     Option(
         "probe-switches",
         default="false",

@@ -1,4 +1,4 @@
-"""`podgpu enrich`: an existing dcgm-exporter's metrics with pod labels on, for node_exporter's textfile collector."""
+"""`podgpu enrich` puts pod labels on an existing dcgm-exporter's metrics, for node_exporter's textfile collector."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ _SHARED = (
     "allocation",
     "kubeconfig",
     "path-proc",
+    "path-sysfs",
     "path-varlog",
     "debug",
     "log-format",

@@ -1,4 +1,4 @@
-"""`podgpu exporter`: one node's GPUs on /metrics."""
+"""`podgpu exporter` serves one node's GPUs on /metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`podgpu hook`: keeps podlist.json from within the container runtime's path, as an NRI plugin."""
+"""`podgpu hook` keeps podlist.json from within the container runtime's path, as an NRI plugin."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`podgpu migrate`: dashboards, rules and queries from dcgm-exporter 4.8's names and units to 4.9's, or back."""
+"""`podgpu migrate` rewrites dashboards, rules, queries from dcgm-exporter 4.8's names and units to 4.9's, or back."""
 
 from __future__ import annotations
 

@@ -66,6 +66,14 @@ EXPORTER_OPTIONS: tuple[Option, ...] = (
     ),
     Option("path-proc", "", "PODGPU_PATH_PROC", "/proc", "Where the host's /proc is.", ours=True),
     Option(
+        "path-sysfs",
+        "",
+        "PODGPU_PATH_SYSFS",
+        "/sys",
+        "Where the host's /sys is: its PCI bus shows how many GPUs there are, whatever the driver says.",
+        ours=True,
+    ),
+    Option(
         "path-varlog",
         "",
         "PODGPU_PATH_VARLOG",

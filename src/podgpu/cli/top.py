@@ -1,4 +1,4 @@
-"""`podgpu top`: this node's GPUs, an exporter's or a cluster's, and who uses them, in a terminal."""
+"""`podgpu top` shows this node's GPUs, an exporter's or a cluster's, and who uses them, in a terminal."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ _LOCAL = (
     "allocation",
     "kubeconfig",
     "path-proc",
+    "path-sysfs",
     "path-varlog",
 )
 _OTHERWISE = {"kubernetes": {"help": "Name holders by pod. Default: if the kubelet's socket can be opened."}}

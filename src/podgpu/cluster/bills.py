@@ -98,7 +98,8 @@ class _Book:
 
 
 class BillLedger:
-    def __init__(self) -> None:
+    def __init__(self, most_accounts: int = MOST_ACCOUNTS) -> None:
+        self._most_accounts = most_accounts
         self._books: dict[str, _Book] = {}
         """By the node's name. A node that goes by several has one book."""
         self._seen: dict[str, float] = {}
@@ -195,7 +196,7 @@ class BillLedger:
             elif (amounts := _plus(account, gain)) != account:
                 del self._accounts[series]
                 self._accounts[series] = amounts
-        too_many = len(self._accounts) - MOST_ACCOUNTS
+        too_many = len(self._accounts) - self._most_accounts
         if too_many > 0:
             gone = (series for series in self._accounts if series not in gains)
             for series in list(islice(gone, too_many)):

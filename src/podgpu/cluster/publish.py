@@ -1,4 +1,4 @@
-"""Publisher takes a reading to bytes, and to the one reference a request reads."""
+"""Publisher makes the view of each round's reading, and the bytes that answer requests until the next round."""
 
 from __future__ import annotations
 

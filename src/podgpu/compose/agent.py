@@ -14,7 +14,7 @@ from podgpu.accounting.containers import ContainerFinder
 from podgpu.agent.loop import Agent, Settings
 from podgpu.catalog.counters import SHIPPED, Counter, make_counter
 from podgpu.catalog.named_counters import Naming as DcgmNaming
-from podgpu.compose.allocations import SOURCES, Holders, Sources, Surroundings, make_holders
+from podgpu.compose.allocations import Holders, Surroundings, make_holders
 from podgpu.compose.process import node_name
 from podgpu.compose.servers import ApiAccess, unless_no_api
 from podgpu.compose.telemetries import open_telemetry
@@ -48,7 +48,6 @@ def exporter_agent(
     naming: Naming = _no_naming,
     telemetry: Telemetry | None = None,
     clock: Clock | None = None,
-    sources: Sources = SOURCES,
 ) -> Agent:
     """Assembles what the exporter serves. Tests bring GPUs and time of their own; all else is as in the field."""
     with naming("collectors"):
@@ -76,7 +75,7 @@ def exporter_agent(
     )
     pod_labels = _pod_labels(options, api)
     with naming("allocation"):
-        holders = make_holders(Surroundings(options, api, telemetry), sources)
+        holders = make_holders(Surroundings(options, api, telemetry))
     finder = ContainerFinder(options["path_proc"]) if options["container_usage"] else None
     agent = assemble_agent(telemetry, holders, settings, finder, clock, pod_labels, counter_feed)
     with naming("devices"):

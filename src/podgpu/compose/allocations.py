@@ -43,9 +43,6 @@ class Source:
     """How its argument is written in the help, such as [:PATH]."""
 
 
-Sources = Mapping[str, Source]
-
-
 def resource_names(options: Mapping[str, Any]) -> frozenset[str]:
     return frozenset(name.strip() for name in options["nvidia_resource_names"].split(",") if name.strip())
 
@@ -69,11 +66,11 @@ def _podlist_present(around: Surroundings) -> bool:
 
 
 def _podlist_paths(around: Surroundings) -> tuple[str, ...]:
-    """Beside the kubelet's socket, wherever that is, before the places it usually is in."""
+    """Beside the kubelet's socket. If that is named, nowhere else: what lies at the usual places may be another's."""
     from podgpu.allocation.podlist import DEFAULT_PATHS
 
     beside = os.path.join(os.path.dirname(around.options["pod_resources_kubelet_socket"]), "podlist.json")
-    return tuple(dict.fromkeys((beside, *DEFAULT_PATHS)))
+    return DEFAULT_PATHS if beside == DEFAULT_PATHS[0] else (beside,)
 
 
 def _kubelet(argument: str, around: Surroundings) -> AllocationSource:
@@ -150,7 +147,7 @@ def _processes_present(around: Surroundings) -> bool:
     return in_host_pid_namespace(around.options["path_proc"]) is True
 
 
-SOURCES: Sources = {
+SOURCES: Mapping[str, Source] = {
     "annotations": Source(_annotations, lambda around: around.api.at_hand),
     "podlist": Source(_podlist, _podlist_present, "[:PATH]"),
     "kubelet": Source(_kubelet, lambda _around: True),
@@ -162,30 +159,30 @@ SOURCES: Sources = {
 (HAMi hands out another GPU than the one the kubelet notes)."""
 
 
-def spellings(sources: Sources = SOURCES) -> str:
+def spellings() -> str:
     """How each is written after `--allocation`, for the help."""
-    return ", ".join(f"{name}{source.argument}" for name, source in sources.items())
+    return ", ".join(f"{name}{source.argument}" for name, source in SOURCES.items())
 
 
-def make_allocations(chosen: str, around: Surroundings, sources: Sources = SOURCES) -> list[AllocationSource]:
+def make_allocations(chosen: str, around: Surroundings) -> list[AllocationSource]:
     """The sources of `--allocation`. With `auto` and without -k there is no mapping, except HPC jobs if asked for."""
     from podgpu.compose.servers import unless_no_api
 
     if chosen != "auto":
-        return [_make(entry, around, sources) for entry in chosen.split(",")]
-    names = sources if around.options["kubernetes"] else {"hpc": sources["hpc"]}
-    found = [name for name in names if sources[name].present(around)]
+        return [_make(entry, around) for entry in chosen.split(",")]
+    names = SOURCES if around.options["kubernetes"] else {"hpc": SOURCES["hpc"]}
+    found = [name for name in names if SOURCES[name].present(around)]
     if found:
         _log.info("holders come from: %s", ", ".join(found))
-    made = (unless_no_api(f"allocation auto ({name})", partial(sources[name].make, "", around)) for name in found)
+    made = (unless_no_api(f"allocation auto ({name})", partial(SOURCES[name].make, "", around)) for name in found)
     return [source for source in made if source is not None]
 
 
-def _make(entry: str, around: Surroundings, sources: Sources) -> AllocationSource:
+def _make(entry: str, around: Surroundings) -> AllocationSource:
     name, _, argument = entry.strip().partition(":")
-    if name not in sources:
-        raise UsageError(f"--allocation {entry!r}: unknown source; there are auto, {', '.join(sources)}")
-    return sources[name].make(argument, around)
+    if name not in SOURCES:
+        raise UsageError(f"--allocation {entry!r}: unknown source; there are auto, {', '.join(SOURCES)}")
+    return SOURCES[name].make(argument, around)
 
 
 def _refuse(argument: str, name: str) -> None:
@@ -205,11 +202,11 @@ class Holders:
     signs: ReadSigns | None = None
 
 
-def make_holders(around: Surroundings, sources: Sources = SOURCES) -> Holders:
+def make_holders(around: Surroundings) -> Holders:
     """Raises UsageError. Whatever else asks the API server is opened before: how all of it fares is a source too."""
     from podgpu.compose.servers import ApiHealth
 
-    made = make_allocations(around.options["allocation"], around, sources)
+    made = make_allocations(around.options["allocation"], around)
     if around.api.feeds:
         made.append(ApiHealth(around.api.feeds))
     return Holders(made, make_identities(around.options, around.api).read, _make_signs(around.options))

@@ -34,7 +34,7 @@ def opened_enricher(
     with ExitStack() as at_the_end:
         api = ApiAccess(options["kubeconfig"])
         at_the_end.callback(api.close)
-        driver = open_telemetry("nvml")
+        driver = open_telemetry("nvml", options)
         with naming("allocation"):
             holders = make_holders(Surroundings(options, api, driver))
         isolation = Isolation()

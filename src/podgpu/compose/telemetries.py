@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from podgpu.compose.process import node_name
@@ -27,7 +28,16 @@ def _nvml(argument: str, options: Options) -> Telemetry:
 
     if argument:
         raise UsageError(f"--telemetry nvml takes no argument, not {without_secrets(argument)}")
-    return NvmlTelemetry(sees_processes=in_host_pid_namespace() is True, opening=_opening(options))
+    return NvmlTelemetry(
+        count_expected=_bus(options), sees_processes=in_host_pid_namespace() is True, opening=_opening(options)
+    )
+
+
+def _bus(options: Options) -> Callable[[], int | None]:
+    """Counts the GPUs on the PCI bus of this machine."""
+    from podgpu.telemetry.pci import count_pci_gpus
+
+    return partial(count_pci_gpus, options.get("path_sysfs", "/sys"))
 
 
 def _opening(options: Options, **how: Any) -> Opening | None:
@@ -73,7 +83,9 @@ def _dcgm(argument: str, options: Options) -> Telemetry:
         cpus=parse_selection(options.get("cpu_devices", "f"), "-p"),
         library=argument,
     )
-    return DcgmTelemetry(settings, _nvml("", options) if engine is None or engine.is_local else None)
+    if engine is not None and not engine.is_local:  # this machine's bus and driver say nothing of its GPUs
+        return DcgmTelemetry(settings)
+    return DcgmTelemetry(settings, _nvml("", options), _bus(options))
 
 
 def _exporter(argument: str, options: Options) -> Telemetry:

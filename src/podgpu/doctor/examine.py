@@ -76,7 +76,7 @@ def examine(
     try:
         host, findings = _look_at_host(question, isolation, deadline)
         gpus = read_gpus(telemetry, fields_to_ask(question.counters), isolation, deadline, pause)
-        findings += _judge_figures(question, gpus, host, telemetry)
+        findings += _judge_figures(gpus, host, telemetry)
         findings += _judge_selection(question.selection, gpus)
         findings += judge_counters(gpus, question.counters, _lender(telemetry))
         findings += judge_privileges(host, question.usage_from == "exact" or question.start_load is not None)
@@ -103,7 +103,7 @@ def _look_at_host(question: Question, isolation: Isolation, deadline: float) -> 
     return Host(), [wrong("host", str(result.error), f"see that {q.proc}, {q.sysfs} and {q.dev} can be listed")]
 
 
-def _judge_figures(question: Question, gpus: Gpus, host: Host, telemetry: Telemetry) -> list[Finding]:
+def _judge_figures(gpus: Gpus, host: Host, telemetry: Telemetry) -> list[Finding]:
     """Where the figures come from. Simulated GPUs are on no bus of this machine, nor is its driver theirs."""
     if isinstance(telemetry, ExporterTelemetry):
         return judge_exposition(telemetry, gpus)
@@ -111,9 +111,7 @@ def _judge_figures(question: Question, gpus: Gpus, host: Host, telemetry: Teleme
         return judge_gpus(gpus, Host(), None)
     findings = judge_dcgm(telemetry, gpus) if isinstance(telemetry, DcgmTelemetry) else []
     if gpus.inventory is not None or not findings:
-        # A sysfs that was named is the host; otherwise the source knows best.
-        expected = telemetry.expected if question.sysfs == SYSFS else host.pci_gpus
-        findings += judge_gpus(gpus, host, expected)
+        findings += judge_gpus(gpus, host, telemetry.expected)
     return findings
 
 

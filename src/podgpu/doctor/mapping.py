@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from podgpu.allocation.device_ids import DeviceId
 from podgpu.allocation.podlist import parse_gpu
-from podgpu.allocation.unmapped import explain, name, statement
+from podgpu.allocation.unmapped import explain, statement
 from podgpu.device_selection import Selection
 from podgpu.doctor.findings import Finding, note, ok, plural, wrong
 from podgpu.doctor.gpus import Gpus
@@ -54,11 +54,10 @@ def _judge_nameless(allocation: Allocation) -> list[Finding]:
     nameless = [given for given in allocation.assignments if not given.holder.pod and not given.holder.job]
     if not nameless:
         return []
-    first = name(nameless[0].holder).removesuffix(",")
     return [
         note(
             "mapping",
-            f"{plural(len(nameless), 'assignment')} of pods whose names are not known ({first})",
+            f"{plural(len(nameless), 'assignment')} of pods whose names are not known ({nameless[0].holder.text})",
             "podgpu finds them by the names under the host's /var/log/pods and /var/log/containers: mount /var/log, and"
             " name it with --path-varlog where it is elsewhere",
         )

@@ -1,4 +1,4 @@
-"""`podgpu doctor --probe-switches`: measures on the spot whether a GPU's busy register tells the truth.
+"""`podgpu doctor --probe-switches` measures on the spot whether a GPU's busy register tells the truth.
 
 Two loads of its own share an idle GPU: first in bursts, where the mean of the register's busy bit is compared with the
 utilisation that NVML tells, then without a pause, where the time they were resident and did not work is what a switch

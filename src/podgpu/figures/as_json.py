@@ -8,13 +8,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from podgpu.catalog.mig import slices_of_gpu
+from podgpu.catalog.mig import slices_of_gpu, slices_of_profile
 from podgpu.exposition.body import Body, etag_of
 from podgpu.figures.device import Alert, Condition, DeviceFigures, HolderFigures, Owner
 from podgpu.figures.parts import physical_gpus
 from podgpu.figures.picture import NamespacePicture, NodePicture, Picture
 from podgpu.figures.totals import Totals, pod_totals, totals_of
-from podgpu.model import Workload
+from podgpu.model import WORKLOAD_PARTS, Workload
 
 JSON = dict[str, Any]
 _OF_A_POD = ("allocated", "used", "idle", "unknown", "cost_per_hour", "wasted_per_hour")
@@ -144,7 +144,11 @@ def device_json(device: DeviceFigures) -> JSON:
 
 def _instance(device: DeviceFigures) -> JSON:
     return _known(
-        id=device.instance, profile=device.profile, gpu_slices=slices_of_gpu(device.model), **_figures(device)
+        id=device.instance,
+        profile=device.profile,
+        slices=slices_of_profile(device.profile),
+        gpu_slices=slices_of_gpu(device.model),
+        **_figures(device),
     )
 
 
@@ -189,7 +193,7 @@ def condition_json(of: Condition) -> JSON:
 
 
 def workload_json(of: Workload) -> JSON:
-    named = {name: getattr(of, name) for name in ("namespace", "pod", "container", "uid", "container_id", "job")}
+    named = {name: getattr(of, name) for name in WORKLOAD_PARTS}
     return {name: value for name, value in named.items() if value}
 
 

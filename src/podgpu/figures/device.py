@@ -198,14 +198,7 @@ def has_identity(uuid: str) -> bool:
 
 
 def holder_text(workload: Workload) -> str:
-    if workload.job:
-        return f"job {workload.job}"
-    if workload.pod:
-        return "/".join(part for part in (workload.namespace, workload.pod, workload.container) if part)
-    if workload.container_id:
-        return f"container {workload.container_id[:12]}"
-    names = "/".join(part for part in (workload.uid, workload.container) if part)
-    return f"pod {names}" if workload.uid else "-"
+    return workload.text or "-"
 
 
 def utilization_of(values: Mapping[int, float]) -> float | None:

@@ -10,7 +10,7 @@ from typing import Any
 from podgpu.errors import SourceError
 from podgpu.figures.device import Alert, Condition, DeviceFigures, HolderFigures, Owner, View
 from podgpu.json_shape import list_in, number_in, objects_in, text_in, whole_in
-from podgpu.model import Workload
+from podgpu.model import WORKLOAD_PARTS, Workload
 
 _NOT_OURS = "is not an answer of podgpu's /api/v1/view"
 _NAMES = {"uuid", "index", "model", "instances"}
@@ -110,8 +110,7 @@ def _holder(of: dict[str, Any]) -> HolderFigures:
 
 
 def _workload(of: dict[str, Any]) -> Workload:
-    names = ("namespace", "pod", "container", "uid", "container_id", "job")
-    return Workload(**{name: text_in(of.get(name)) for name in names})
+    return Workload(**{name: text_in(of.get(name)) for name in WORKLOAD_PARTS})
 
 
 def _owner(value: object) -> Owner | None:

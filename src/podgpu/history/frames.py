@@ -21,7 +21,7 @@ from podgpu.errors import SourceError
 from podgpu.history.columns import SAMPLE_BYTES
 from podgpu.history.rows import MOST_ROWS, Key
 from podgpu.history.spans import Mark, Span
-from podgpu.model import Workload
+from podgpu.model import WORKLOAD_PARTS, Workload, parts_of
 
 T = TypeVar("T")
 VERSION = 1
@@ -107,10 +107,7 @@ def spans_frame(spans: Iterable[tuple[Key, Span]]) -> bytes:
 
 def _span_row(key: Key, span: Span) -> list[Any]:
     what = span.what
-    if isinstance(what, Mark):
-        words = ["m", what.condition, what.says]
-    else:
-        words = ["h", what.namespace, what.pod, what.container, what.uid, what.container_id, what.job]
+    words = ["m", what.condition, what.says] if isinstance(what, Mark) else ["h", *parts_of(what)]
     return [key.uuid, key.instance, span.start, span.end, *words]
 
 
@@ -220,8 +217,7 @@ def _span(row: Any) -> tuple[Key, str, Span]:
         condition, says = words
         what, word = Mark(condition, says), f"m{condition}"
     elif sort == "h":
-        namespace, pod, container, uid, container_id, job = words
-        what = Workload(namespace, pod, container, uid, container_id, job)
+        what = Workload(**dict(zip(WORKLOAD_PARTS, words, strict=True)))
         word = f"h{what.who}"
     else:
         raise ValueError("span")

@@ -11,10 +11,9 @@ from typing import TypeVar
 from podgpu.history.asking import JSON, Kept, Window
 from podgpu.history.columns import BYTE_NONE, NO_SAMPLE, Sample
 from podgpu.history.spans import Mark, Span
-from podgpu.model import Workload
+from podgpu.model import WORKLOAD_PARTS, Workload
 
 N = TypeVar("N", int, float)
-_HOLDER = ("namespace", "pod", "container", "uid", "container_id", "job")
 
 
 def sparklines_json(window: Window, lines: Mapping[str, bytes]) -> bytes:
@@ -120,7 +119,7 @@ def _node(kept: Kept) -> JSON:
 
 
 def _holder(span: Span) -> JSON:
-    named = {name: value for name in _HOLDER if (value := getattr(span.what, name))}
+    named = {name: value for name in WORKLOAD_PARTS if (value := getattr(span.what, name))}
     return {"from": round(span.start, 1), **_until("to", span), **named}
 
 

@@ -181,5 +181,5 @@ def _tidy(figure: Figure) -> Figure:
 @lru_cache(maxsize=4096)
 def _labels(who: Who, node: str, label: str, card: str) -> Labels:
     _, namespace, pod, container = who
-    host = [("node", node)] if node else []
-    return Labels([("pod_name", pod), ("namespace", namespace), *host, ("container_name", container), (label, card)])
+    named = zip(f.GPU_MANAGER_LABELS, (pod, namespace, node or None, container), strict=True)
+    return Labels([*((name, value) for name, value in named if value is not None), (label, card)])

@@ -1,9 +1,9 @@
-"""This module decides who may stay connected, and for how long. Owns the accepting and every connection of an
-application.
+"""This module decides who may stay connected, and for how long. It accepts an application's connections and owns them.
 
-No visitor can take what the scrapers and probes need. Whoever was answered well keeps a place among the known;
-everybody else is a stranger. Both rooms are bounded. When another comes, the stranger goes who is here longest, or of
-the known the one who was answered least often: a scraper who comes back and back is the last to go.
+No visitor can take what the scrapers and probes need. Whoever was answered well has a place among the known; everybody
+else is a stranger. The known have a fixed number of places, and so have strangers. When all are taken and another
+comes, the stranger has to go who has been here longest, or of the known the one who was answered least often: a scraper
+that comes again and again is the last to go.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The telemetry protocol says what the agent asks of a source of figures, whatever library, feed or maker is behind it.
+"""This module says what the agent asks of a source of figures, whatever library, feed or maker is behind it.
 
 It knows devices, fields, errors by number and processes. What only one maker has (its library, its words for errors,
 how it names parts of a GPU) stays in that maker's folder beside this file.

@@ -116,7 +116,6 @@ def findings(capfd: pytest.CaptureFixture[str], double: Double) -> dict[str, lis
     return found
 
 
-@pytest.mark.reads_host("the doctor examines the machine")
 def test_the_doctor_tells_the_versions(double: Double, capfd: pytest.CaptureFixture[str]) -> None:
     double.gpu(0)
     double.speak(0)
@@ -127,14 +126,12 @@ def test_the_doctor_tells_the_versions(double: Double, capfd: pytest.CaptureFixt
     assert "profiling" not in found
 
 
-@pytest.mark.reads_host("the doctor examines the machine")
 def test_the_doctor_notes_an_older_library(double: Double, capfd: pytest.CaptureFixture[str]) -> None:
     double.call("versions", "4.2.3", "4.5.1")
     (finding,) = findings(capfd, double)["DCGM"]
     assert finding.startswith("note: libdcgm 4.2.3, host engine 4.5.1: the library is older")
 
 
-@pytest.mark.reads_host("the doctor examines the machine")
 def test_the_doctor_says_why_no_engine_answers(double: Double, capfd: pytest.CaptureFixture[str]) -> None:
     double.call("connect_code", -21)
     found = findings(capfd, double)

@@ -281,7 +281,7 @@ class PrometheusBackend:
         the server still has their exporter among its targets.
 
         One whose GPUs are all told of elsewhere now is not lost: it had another name, as while the server had taken in
-        only a part of its first page.
+        only a part of its first exposition.
         """
         names = {node.node for node in nodes}
         here = {device.uuid for node in nodes for device in node.devices}

@@ -1,1 +1,2 @@
-"""The backend that scrapes exporters itself: `backend.py` has a round, `exposition.py` reads an exporter's text."""
+"""This room is the backend that scrapes exporters itself: `backend.py` has a round, `exposition.py` reads
+an exporter's text."""

@@ -1,4 +1,4 @@
-"""The embedded backend: scrapes the exporters itself, keeps what each said last, and nothing else.
+"""This module scrapes the exporters itself, as the embedded backend: it keeps what each said last, and nothing else.
 
 What one exporter writes costs it only. Whose address left the list is kept as it last was, until it is too old.
 

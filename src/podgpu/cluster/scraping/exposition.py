@@ -18,6 +18,7 @@ from podgpu.errors import SourceError
 from podgpu.exposition.parse import BadExposition, ParsedSample, TooMuch, parse_text
 from podgpu.figures.device import DeviceFigures
 from podgpu.figures.from_exposition import NODE_LABELS, figure_names, figures_of, samples_named
+from podgpu.model import parts_of
 
 LEAST_SKEW_SECONDS = 5.0
 USED_FIELD = "DCGM_FI_DEV_MEM_COPY_UTIL"
@@ -199,7 +200,7 @@ def _names(devices: Iterable[DeviceFigures], namespaces: Iterable[NamespaceCount
     for device in devices:
         yield from (device.uuid, device.model, device.node, device.instance, device.profile)
         for who in (*(of.holder for of in device.holders), *device.last_holders):
-            yield from (who.namespace, who.pod, who.container, who.job, who.uid, who.container_id)
+            yield from parts_of(who)
     for counters in namespaces:
         yield from counters[:2]
 

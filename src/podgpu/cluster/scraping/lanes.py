@@ -1,5 +1,5 @@
-"""This module has many askings run, so many at a time: whoever is slow does not keep the place of others; and says how
-many connections may stay open."""
+"""This module asks many at once, a bounded number at a time: who is slow holds up nobody else. It also says how many
+connections may stay open."""
 
 from __future__ import annotations
 

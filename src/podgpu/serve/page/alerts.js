@@ -82,33 +82,33 @@ class Line {
 // As the server says them. An older one says none: then what the GPUs themselves say is gathered here.
 function alertsOf(picture, devices) {
   if (!Array.isArray(picture.alerts)) return gathered(picture, devices);
-  const told = picture.alerts.filter((alert) => typeof alert?.text === "string");
-  const alerts = told.map((alert) => ({ ...alert, severity: alert.severity === "broken" ? "broken" : "warning" }));
+  const worded = picture.alerts.filter((alert) => typeof alert?.text === "string");
+  const alerts = worded.map((alert) => ({ ...alert, severity: alert.severity === "broken" ? "broken" : "warning" }));
   return alerts.sort((a, b) => (a.severity === b.severity ? 0 : a.severity === "broken" ? -1 : 1));
 }
 
 function gathered(picture, devices) {
   const gone = (picture.nodes ?? []).filter((node) => node.gone);
   const ofNodes = gone.map((node) => ({ severity: "broken", node: node.name, text: `${node.name} is ${goneText(node)}` }));
-  const broken = devices.filter((one) => one.broken && !one.gone);
-  const ofGpus = broken.map((one) => ({
-    severity: one.severity,
-    uuid: one.uuid,
-    text: `${one.node}: ${one.name}: ${one.conditions[0]?.says || conditionTitle(one.conditions[0]?.name ?? "lost")}`,
+  const broken = devices.filter((device) => device.broken && !device.gone);
+  const ofGpus = broken.map((device) => ({
+    severity: device.severity,
+    uuid: device.uuid,
+    text: `${device.node}: ${device.name}: ${device.conditions[0]?.says || conditionTitle(device.conditions[0]?.name ?? "lost")}`,
   }));
   return [...ofNodes, ...ofGpus];
 }
 
 function notesOf(picture, alerts) {
-  const said = new Set(alerts.map((alert) => alert.text));
+  const alerted = new Set(alerts.map((alert) => alert.text));
   const nodes = picture.nodes ?? [];
   const ofNodes = nodes.flatMap((node) => (node.notes ?? []).map((text) => [`${node.name}: ${text}`, text]));
   const old = nodes.filter((node) => node.old && !node.gone && node.age_seconds !== undefined);
   const ages = old.map((node) => `${node.name}: old, last seen ${duration(node.age_seconds)} ago`);
   return [
-    ...(picture.notes ?? []).filter((text) => !said.has(text)),
+    ...(picture.notes ?? []).filter((text) => !alerted.has(text)),
     ...ages,
-    ...ofNodes.filter((texts) => !texts.some((text) => said.has(text))).map(([text]) => text),
+    ...ofNodes.filter((texts) => !texts.some((text) => alerted.has(text))).map(([text]) => text),
   ];
 }
 

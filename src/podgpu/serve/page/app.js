@@ -93,7 +93,7 @@ class Page {
     this.overview.show(picture, totalsOf(this.devices, this.priced), this.devices);
     this.filters.offerFrom(this.devices, picture, this.criteria);
     this.render(first);
-    this.card.refresh(new Map(this.devices.map((one) => [one.key, one])));
+    this.card.refresh(new Map(this.devices.map((device) => [device.key, device])));
     const { figuresAt } = this.feed;
     setText(byId("updated"), figuresAt === undefined ? NO_FIGURES : `Figures of ${moment(figuresAt)}`);
   }
@@ -221,15 +221,15 @@ class Page {
   showCount(found) {
     const totals = totalsOf(found, this.priced);
     const { currency } = this.feed.picture;
-    const said = [`${count(found.length)} of ${plural(this.devices.length, "GPU")}`];
+    const texts = [`${count(found.length)} of ${plural(this.devices.length, "GPU")}`];
     for (const [name, text] of [["allocated", "allocated"], ["used", "used"], ["idle", "idle"], ["unknown", "not known"], ["free", "free"], ["broken", "broken"]]) {
-      if (totals[name]) said.push(`${parts(totals[name])} ${text}`);
+      if (totals[name]) texts.push(`${parts(totals[name])} ${text}`);
     }
-    if (totals.mean !== undefined) said.push(`mean of used ${percent(totals.mean)}`);
-    if (totals.cost) said.push(`${perHour(totals.cost, currency)}`);
-    if (totals.wasted) said.push(`${perHour(totals.wasted, currency)} wasted`);
+    if (totals.mean !== undefined) texts.push(`mean of used ${percent(totals.mean)}`);
+    if (totals.cost) texts.push(`${perHour(totals.cost, currency)}`);
+    if (totals.wasted) texts.push(`${perHour(totals.wasted, currency)} wasted`);
     byId("shown").hidden = false;
-    setText(byId("shown"), said.join(" \u00b7 "));
+    setText(byId("shown"), texts.join(" \u00b7 "));
   }
 }
 

@@ -17,13 +17,13 @@ export class Card {
     document.body.append(this.element);
   }
 
-  show(one, square, pinned) {
+  show(device, square, pinned) {
     if (this.pinned && !pinned) return;
     this.square = square;
-    this.key = one.key;
+    this.key = device.key;
     this.pinned = pinned;
     this.close.hidden = !pinned;
-    this.tile.update(one, true);
+    this.tile.update(device, true);
     this.element.hidden = false;
     this.move();
     if (pinned) (this.element.querySelector(".tile-name") ?? this.close).focus({ preventScroll: true });
@@ -32,8 +32,8 @@ export class Card {
   // Keeps what is shown up to date; what is gone is no longer shown.
   refresh(devices) {
     if (this.element.hidden) return;
-    const one = devices.get(this.key);
-    if (one) this.tile.update(one, true);
+    const device = devices.get(this.key);
+    if (device) this.tile.update(device, true);
     else this.hide();
   }
 

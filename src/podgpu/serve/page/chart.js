@@ -81,13 +81,13 @@ function meanOf(lines) {
 // Where nothing is known the line breaks; a lone value is a short dash.
 function path(values, axis, x, most, kind, isArea = false) {
   const step = x(axis.from + axis.step);
-  let said = "";
+  let shape = "";
   let run = [];
   const finish = () => {
     if (run.length === 1) run.push([run[0][0] + step / 2, run[0][1]]);
     if (run.length) {
       const line = run.map(([at, y]) => `${at.toFixed(1)},${y.toFixed(2)}`).join("L");
-      said += isArea ? `M${run[0][0].toFixed(1)},${HEIGHT}L${line}L${run.at(-1)[0].toFixed(1)},${HEIGHT}Z` : `M${line}`;
+      shape += isArea ? `M${run[0][0].toFixed(1)},${HEIGHT}L${line}L${run.at(-1)[0].toFixed(1)},${HEIGHT}Z` : `M${line}`;
     }
     run = [];
   };
@@ -96,7 +96,7 @@ function path(values, axis, x, most, kind, isArea = false) {
     else run.push([x(axis.from + i * axis.step), HEIGHT - (HEIGHT - 1) * Math.min(1, value / most)]);
   });
   finish();
-  return svg("path", { class: kind, d: said });
+  return svg("path", { class: kind, d: shape });
 }
 
 function markShape(mark, axis, x) {

@@ -27,16 +27,16 @@ export function conditionTitle(name) {
 // "broken" is red, "warning" amber, "" nothing at all. A GPU with any condition is broken: the colour says how urgent.
 export function severityOf(conditions) {
   if (!conditions.length) return "";
-  return conditions.some((one) => GRAVE.has(one.name)) ? "broken" : "warning";
+  return conditions.some((condition) => GRAVE.has(condition.name)) ? "broken" : "warning";
 }
 
-export function conditionsOf(told) {
-  if (!told.conditions?.length) return NOTHING;
-  const found = told.conditions.map((one) => ({
-    name: String(one.condition),
-    since: one.since,
-    says: one.says ?? "",
-    do: one.do ?? "",
+export function conditionsOf(device) {
+  if (!device.conditions?.length) return NOTHING;
+  const found = device.conditions.map((condition) => ({
+    name: String(condition.condition),
+    since: condition.since,
+    says: condition.says ?? "",
+    do: condition.do ?? "",
   }));
   return found.sort((a, b) => GRAVE.has(b.name) - GRAVE.has(a.name));
 }
@@ -45,9 +45,9 @@ export function conditionsOf(told) {
 export function gathered(lists) {
   if (lists.every((list) => !list.length)) return NOTHING;
   const found = new Map();
-  for (const one of lists.flat()) {
-    const key = `${one.name}\n${one.says}`;
-    if (!found.has(key)) found.set(key, one);
+  for (const condition of lists.flat()) {
+    const key = `${condition.name}\n${condition.says}`;
+    if (!found.has(key)) found.set(key, condition);
   }
   return [...found.values()].sort((a, b) => GRAVE.has(b.name) - GRAVE.has(a.name));
 }

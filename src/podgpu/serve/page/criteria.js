@@ -75,12 +75,12 @@ export function matching(devices, criteria) {
   const { ns, node, model } = criteria;
   const state = STATES.some(([name]) => name === criteria.state) ? criteria.state : "";
   return devices.filter(
-    (one) =>
-      (!node || one.node === node) &&
-      (!model || one.model === model) &&
-      (!state || one[state]) &&
-      (!ns || one.holders.some((holder) => holder.namespace === ns)) &&
-      words.every((word) => textOf(one).includes(word)),
+    (device) =>
+      (!node || device.node === node) &&
+      (!model || device.model === model) &&
+      (!state || device[state]) &&
+      (!ns || device.holders.some((holder) => holder.namespace === ns)) &&
+      words.every((word) => textOf(device).includes(word)),
   );
 }
 
@@ -89,29 +89,29 @@ export function sorted(devices, sort) {
   const rank = RANKS[sort];
   if (!rank) return devices;
   return devices
-    .map((one) => [rank(one), one])
+    .map((device) => [rank(device), device])
     .sort(([a], [b]) => b - a)
-    .map(([, one]) => one);
+    .map(([, device]) => device);
 }
 
 const RANKS = {
-  broken: (one) => ({ broken: 2, warning: 1 })[one.severity] ?? 0,
-  idle: (one) => (one.isIdle ? (one.idleSince === undefined ? -1e11 : -one.idleSince) : -1e12),
-  wasted: (one) => one.wasted ?? -1,
-  utilization: (one) => one.utilization ?? -1,
-  memory: (one) => (one.memoryUsed ?? -1) / (one.memoryTotal || 1),
+  broken: (device) => ({ broken: 2, warning: 1 })[device.severity] ?? 0,
+  idle: (device) => (device.isIdle ? (device.idleSince === undefined ? -1e11 : -device.idleSince) : -1e12),
+  wasted: (device) => device.wasted ?? -1,
+  utilization: (device) => device.utilization ?? -1,
+  memory: (device) => (device.memoryUsed ?? -1) / (device.memoryTotal || 1),
 };
 
 export function groupedByNode(devices) {
   const groups = new Map();
-  for (const one of devices) {
-    const group = groups.get(one.node);
-    if (group) group.push(one);
-    else groups.set(one.node, [one]);
+  for (const device of devices) {
+    const group = groups.get(device.node);
+    if (group) group.push(device);
+    else groups.set(device.node, [device]);
   }
   return groups;
 }
 
 export function podDevices(devices, namespace, pod) {
-  return devices.filter((one) => one.holders.some((h) => h.pod === pod && h.namespace === namespace));
+  return devices.filter((device) => device.holders.some((h) => h.pod === pod && h.namespace === namespace));
 }

@@ -4,7 +4,6 @@ import { conditionsOf, gathered, severityOf } from "./conditions.js";
 import { amountsOf, divideGpu, hasIdentity } from "./totals.js";
 
 const BUCKETS = 5;
-const USUAL_SLICES = 7; // of compute in a GPU, where the server does not say
 const LEAST_WORK = 256 * 1024 ** 2; // bytes: less than a CUDA context takes, more than a driver keeps for itself
 
 export function devicesOf(picture, now) {
@@ -12,19 +11,19 @@ export function devicesOf(picture, now) {
   const counted = new Set();
   for (const node of picture.nodes ?? []) {
     for (const gpu of node.gpus ?? []) {
-      const one = device(gpu, node, picture, now);
-      one.isRepeated = hasIdentity(one.uuid) && counted.has(one.uuid); // another node says that it is its own
-      counted.add(one.uuid);
-      found.push(one);
+      const device = deviceOf(gpu, node, picture, now);
+      device.isRepeated = hasIdentity(device.uuid) && counted.has(device.uuid); // another node says that it is its own
+      counted.add(device.uuid);
+      found.push(device);
     }
   }
   return found;
 }
 
-function device(gpu, node, picture, now) {
-  const parts = (gpu.instances ?? []).map((instance) => part(instance));
+function deviceOf(gpu, node, picture, now) {
+  const parts = (gpu.instances ?? []).map(partOf);
   const ownHolders = holdersOf(gpu);
-  const one = {
+  const device = {
     key: `${node.name}\u0000${gpu.uuid}`,
     node: node.name,
     old: Boolean(node.old || node.gone),
@@ -34,7 +33,7 @@ function device(gpu, node, picture, now) {
     index: gpu.index,
     name: gpu.index === undefined ? "GPU" : `GPU ${gpu.index}`,
     model: shortModel(gpu.model ?? ""),
-    utilization: meanOf(parts) ?? gpu.utilization_ratio,
+    utilization: gpu.utilization_ratio,
     memoryUsed: gpu.memory_used_bytes ?? sumOf(parts, "memoryUsed"),
     memoryTotal: gpu.memory_total_bytes ?? sumOf(parts, "memoryTotal"),
     power: gpu.power_watts ?? sumOf(parts, "power"),
@@ -45,42 +44,41 @@ function device(gpu, node, picture, now) {
     lastHolders: lastHoldersOf(gpu),
     parts,
     ownHolders,
-    holders: [...ownHolders, ...parts.flatMap((p) => p.ownHolders)],
+    holders: [...ownHolders, ...parts.flatMap((part) => part.ownHolders)],
   };
-  const { holders } = one;
-  one.conditions = gathered([one.ownConditions, ...parts.map((p) => p.ownConditions)]);
-  const absent = one.absent || parts.some((p) => p.absent);
-  one.broken = one.conditions.length > 0 || absent;
-  one.severity = absent ? "broken" : severityOf(one.conditions);
-  divideGpu(one, picture.idle_after_seconds !== undefined);
-  one.amounts = amountsOf(one);
-  one.held = holders.length > 0;
-  one.used = one.amounts.used > 0;
-  one.unknown = one.amounts.unknown > 0;
-  one.free = one.amounts.free > 0;
-  one.isIdle = one.held && holders.every((holder) => holder.use === "idle"); // all that is held of it
-  one.idle = one.amounts.idle > 0;
-  one.idleSince = one.isIdle ? idleSince(holders) : undefined;
-  one.isMuted = one.isIdle && isFresh(one.idleSince, picture, now);
-  one.mayWork = !one.held && (one.utilization > 0 || mayWork(one));
-  one.wasted = wastedOf(holders);
-  one.colour = colourOf(one);
-  return one;
+  const { holders } = device;
+  device.conditions = gathered([device.ownConditions, ...parts.map((part) => part.ownConditions)]);
+  const absent = device.absent || parts.some((part) => part.absent);
+  device.broken = device.conditions.length > 0 || absent;
+  device.severity = absent ? "broken" : severityOf(device.conditions);
+  divideGpu(device, picture.idle_after_seconds !== undefined);
+  device.amounts = amountsOf(device);
+  device.held = holders.length > 0;
+  device.used = device.amounts.used > 0;
+  device.unknown = device.amounts.unknown > 0;
+  device.free = device.amounts.free > 0;
+  device.isIdle = device.held && holders.every((holder) => holder.use === "idle"); // all that is held of it
+  device.idle = device.amounts.idle > 0;
+  device.idleSince = device.isIdle ? idleSince(holders) : undefined;
+  device.isMuted = device.isIdle && isFresh(device.idleSince, picture, now);
+  device.mayWork = !device.held && (device.utilization > 0 || mayWork(device));
+  device.wasted = wastedOf(holders);
+  device.colour = colourOf(device);
+  return device;
 }
 
 // Nobody measured whether it does, but something lies in its memory.
-function mayWork(one) {
-  return one.utilization === undefined && one.memoryUsed >= LEAST_WORK;
+function mayWork(device) {
+  return device.utilization === undefined && device.memoryUsed >= LEAST_WORK;
 }
 
-function part(instance) {
-  const slices = Number(/^(\d{1,2})g\./.exec(instance.profile ?? "")?.[1] ?? 0);
-  const all = instance.gpu_slices ?? USUAL_SLICES;
-  const one = {
+function partOf(instance) {
+  const { slices, gpu_slices: all } = instance; // of compute; undefined: its profile does not say
+  const part = {
     id: instance.id,
     profile: instance.profile ?? "",
-    slices: slices || 1,
-    ratio: slices ? Math.min(slices, all) / all : undefined, // of the GPU
+    weight: slices ?? 1, // in the mean of its GPU's instances
+    wanted: slices === undefined ? slices : Math.min(slices, all) / all, // of the GPU
     absent: instance.absent === true,
     ownConditions: conditionsOf(instance),
     utilization: instance.utilization_ratio,
@@ -88,9 +86,9 @@ function part(instance) {
     memoryTotal: instance.memory_total_bytes,
     power: instance.power_watts,
   };
-  one.ownHolders = holdersOf(instance, one);
-  one.isFree = !one.ownHolders.length && !(one.utilization > 0) && !mayWork(one);
-  return one;
+  part.ownHolders = holdersOf(instance, part);
+  part.isFree = !part.ownHolders.length && !(part.utilization > 0) && !mayWork(part);
+  return part;
 }
 
 function holdersOf(of, part) {
@@ -114,8 +112,8 @@ function holdersOf(of, part) {
 }
 
 function lastHoldersOf(gpu) {
-  const told = [gpu, ...(gpu.instances ?? [])].flatMap((of) => of.last_holders ?? []);
-  return told.map((holder) => ({
+  const holders = [gpu, ...(gpu.instances ?? [])].flatMap((of) => of.last_holders ?? []);
+  return holders.map((holder) => ({
     namespace: holder.namespace ?? "",
     pod: holder.pod ?? "",
     container: holder.container ?? "",
@@ -126,8 +124,9 @@ function lastHoldersOf(gpu) {
 function nameOf(holder) {
   if (holder.job) return `job ${holder.job}`;
   if (holder.pod) return [holder.namespace, holder.pod].filter(Boolean).join("/");
-  if (holder.container_id) return `container ${holder.container_id.slice(0, 12)}`;
-  return holder.uid ? `pod ${holder.uid}` : "unknown holder";
+  const id = holder.container_id?.slice(0, 12);
+  if (holder.uid) return id && !holder.container ? `pod ${holder.uid}/${id}` : `pod ${holder.uid}`;
+  return id ? `container ${id}` : "unknown holder";
 }
 
 // undefined: since when nobody knows.
@@ -151,37 +150,30 @@ function shortModel(model) {
   return model.replace(/^NVIDIA[ -]/, "");
 }
 
-// A GPU in MIG mode counts by its instances, each by its compute slices: it has no utilisation of its own.
-function meanOf(parts) {
-  const told = parts.filter((p) => p.utilization !== undefined);
-  const slices = told.reduce((sum, p) => sum + p.slices, 0);
-  return slices ? told.reduce((sum, p) => sum + p.utilization * p.slices, 0) / slices : undefined;
-}
-
 function sumOf(parts, name) {
-  const told = parts.filter((p) => p[name] !== undefined);
-  return told.length ? told.reduce((sum, p) => sum + p[name], 0) : undefined;
+  const known = parts.filter((part) => part[name] !== undefined);
+  return known.length ? known.reduce((sum, part) => sum + part[name], 0) : undefined;
 }
 
-function colourOf(one) {
-  if (one.broken) return "broken";
-  if (one.isIdle) return one.isMuted ? "resting" : "idle";
-  if (!one.held && !one.mayWork) return "free";
-  if (one.utilization === undefined || one.old) return "unknown";
-  return `u${Math.min(BUCKETS - 1, Math.floor(one.utilization * BUCKETS))}`;
+function colourOf(device) {
+  if (device.broken) return "broken";
+  if (device.isIdle) return device.isMuted ? "resting" : "idle";
+  if (!device.held && !device.mayWork) return "free";
+  if (device.utilization === undefined || device.old) return "unknown";
+  return `u${Math.min(BUCKETS - 1, Math.floor(device.utilization * BUCKETS))}`;
 }
 
 // What words are looked for in. Made when somebody filters: there are thousands.
-export function textOf(one) {
-  one.text ??= haystack(one);
-  return one.text;
+export function textOf(device) {
+  device.text ??= haystack(device);
+  return device.text;
 }
 
-function haystack(one) {
-  const words = [one.node, one.model, one.uuid, one.name];
-  for (const part of one.parts) words.push(part.profile);
-  for (const holder of one.holders) words.push(`${holder.name}/${holder.container}`, holder.owner);
-  for (const holder of one.lastHolders) words.push(`${holder.name}/${holder.container}`);
-  for (const condition of one.conditions) words.push(condition.name, condition.says);
+function haystack(device) {
+  const words = [device.node, device.model, device.uuid, device.name];
+  for (const part of device.parts) words.push(part.profile);
+  for (const holder of device.holders) words.push(`${holder.name}/${holder.container}`, holder.owner);
+  for (const holder of device.lastHolders) words.push(`${holder.name}/${holder.container}`);
+  for (const condition of device.conditions) words.push(condition.name, condition.says);
   return words.join("\n").toLowerCase();
 }

@@ -71,9 +71,9 @@ export class Feed {
   // Ages are judged by the clock that wrote the timestamps. A Date header is cut to whole seconds and comes late, so
   // the largest difference seen is the nearest to the truth; one far off means that a clock was set.
   compareClocks(date) {
-    const told = Date.parse(date ?? "") / 1000;
-    if (Number.isNaN(told)) return;
-    const seen = told - Date.now() / 1000;
+    const theirs = Date.parse(date ?? "") / 1000;
+    if (Number.isNaN(theirs)) return;
+    const seen = theirs - Date.now() / 1000;
     const moved = this.offset === undefined || Math.abs(seen - this.offset) > 3;
     this.offset = moved ? seen : Math.max(seen, this.offset);
   }

@@ -68,20 +68,20 @@ function wordsOf({ name, help }) {
 }
 
 export function xidRows(xids) {
-  return xids.map((one) => {
-    const badge = h("span", { class: "badge badge-broken" }, `XID ${plain(one.xid)}`);
-    const times = one.total > 1 ? `${NUMBER.format(one.total)} times` : "";
-    const more = [one.class, times].filter(Boolean).join(", ");
+  return xids.map((error) => {
+    const badge = h("span", { class: "badge badge-broken" }, `XID ${plain(error.xid)}`);
+    const times = error.total > 1 ? `${NUMBER.format(error.total)} times` : "";
+    const more = [error.class, times].filter(Boolean).join(", ");
     const kind = more ? h("span", { class: "field-source" }, plain(more)) : undefined;
-    const when = one.at === undefined ? undefined : h("span", { class: "mark-when" }, moment(one.at));
-    return h("li", {}, when, badge, h("span", { class: "mark-says" }, plain(one.says ?? "")), kind);
+    const when = error.at === undefined ? undefined : h("span", { class: "mark-when" }, moment(error.at));
+    return h("li", {}, when, badge, h("span", { class: "mark-says" }, plain(error.says ?? "")), kind);
   });
 }
 
 export function sourceRows(sources) {
-  return sources.map((one) => {
-    const badge = h("span", { class: `badge badge-${one.ok ? "good" : "broken"}` }, one.ok ? "answers" : "fails");
-    const why = one.ok ? "" : plain(one.message || one.error || "");
-    return h("li", {}, badge, h("bdi", {}, plain(one.source ?? "")), h("span", { class: "mark-says" }, why));
+  return sources.map((source) => {
+    const badge = h("span", { class: `badge badge-${source.ok ? "good" : "broken"}` }, source.ok ? "answers" : "fails");
+    const why = source.ok ? "" : plain(source.message || source.error || "");
+    return h("li", {}, badge, h("bdi", {}, plain(source.source ?? "")), h("span", { class: "mark-says" }, why));
   });
 }

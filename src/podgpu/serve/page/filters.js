@@ -28,9 +28,9 @@ export class Filters {
   }
 
   offer(name, choices) {
-    const said = JSON.stringify(choices);
-    if (this.offered[name] === said) return;
-    this.offered[name] = said;
+    const written = JSON.stringify(choices);
+    if (this.offered[name] === written) return;
+    this.offered[name] = written;
     const select = this.form.elements[name];
     const chosen = select.value;
     place(select, choices.map(([value, text]) => h("option", { value }, plain(text))));
@@ -41,9 +41,9 @@ export class Filters {
   offerFrom(devices, picture, criteria) {
     const namespaces = new Set();
     const models = new Set();
-    for (const one of devices) {
-      models.add(one.model);
-      for (const holder of one.holders) if (holder.namespace) namespaces.add(holder.namespace);
+    for (const device of devices) {
+      models.add(device.model);
+      for (const holder of device.holders) if (holder.namespace) namespaces.add(holder.namespace);
     }
     const nodes = (picture.nodes ?? []).map((node) => node.name);
     this.offer("ns", choices("ns", namespaces, criteria));
@@ -51,7 +51,7 @@ export class Filters {
     this.offer("node", choices("node", new Set(nodes), criteria));
     this.form.elements.node.closest("label").hidden = nodes.length < 2 && !criteria.node;
     this.form.elements.model.closest("label").hidden = models.size < 2 && !criteria.model;
-    const priced = devices.some((one) => one.price !== undefined || one.holders.some((holder) => holder.cost !== undefined));
+    const priced = devices.some((device) => device.price !== undefined || device.holders.some((holder) => holder.cost !== undefined));
     this.form.elements.cost.closest("label").hidden = !priced;
   }
 

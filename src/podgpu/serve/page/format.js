@@ -111,6 +111,6 @@ export function perHour(amount, currency) {
   return amount === undefined ? UNKNOWN : `${money(amount, currency)}/h`;
 }
 
-export function plural(number, one, many = `${one}s`) {
-  return `${count(number)} ${number === 1 ? one : many}`;
+export function plural(number, singular, many = `${singular}s`) {
+  return `${count(number)} ${number === 1 ? singular : many}`;
 }

@@ -52,51 +52,51 @@ export class GpuView {
   show(devices, criteria, back) {
     setAttribute(this.back, "href", back);
     const [uuid, instance] = splitGpu(criteria.gpu);
-    const one = devices.find((device) => device.uuid === uuid);
-    const told = this.known.want(`api/v1/gpus/${encodeURIComponent(uuid)}`, EVERY_SECONDS);
-    this.showHead(one, uuid, told.data);
-    this.showParts(one, uuid, instance);
-    this.showHistory(one, uuid, instance, criteria);
-    this.showKnown(told);
+    const device = devices.find((gpu) => gpu.uuid === uuid);
+    const answer = this.known.want(`api/v1/gpus/${encodeURIComponent(uuid)}`, EVERY_SECONDS);
+    this.showHead(device, uuid, answer.data);
+    this.showParts(device, uuid, instance);
+    this.showHistory(device, uuid, instance, criteria);
+    this.showKnown(answer);
   }
 
-  showHead(one, uuid, told) {
+  showHead(device, uuid, known) {
     const now = this.context.now();
-    setText(this.name, one?.name ?? nameOf(told?.gpu));
-    setText(this.model, plain(one?.model ?? told?.gpu?.model ?? ""));
-    showText(this.node, one || told ? `on ${plain(one?.node ?? told?.node ?? "")}` : "");
+    setText(this.name, device?.name ?? nameOf(known?.gpu));
+    setText(this.model, plain(device?.model ?? known?.gpu?.model ?? ""));
+    showText(this.node, device || known ? `on ${plain(device?.node ?? known?.node ?? "")}` : "");
     setText(this.uuid, plain(uuid));
-    const badge = one ? (one.broken ? brokenText(one) : idleText(one, now)) : "not there now";
+    const badge = device ? (device.broken ? brokenText(device) : idleText(device, now)) : "not there now";
     showText(this.badge, badge);
-    this.badge.className = `badge badge-${one ? (one.broken ? one.severity : one.isMuted ? "resting" : "idle") : "old"}`;
-    this.troubles.element.hidden = !one;
-    this.facts.hidden = this.holding.hidden = !one;
-    if (!one) return;
-    this.troubles.show(one, now);
-    this.rows.show(one, { now, cost: this.context.prices() });
-    place(this.facts, factsOf(one, this.context.prices()));
-    this.facts.hidden = one.absent || one.gone;
+    this.badge.className = `badge badge-${device ? (device.broken ? device.severity : device.isMuted ? "resting" : "idle") : "old"}`;
+    this.troubles.element.hidden = !device;
+    this.facts.hidden = this.holding.hidden = !device;
+    if (!device) return;
+    this.troubles.show(device, now);
+    this.rows.show(device, { now, cost: this.context.prices() });
+    place(this.facts, factsOf(device, this.context.prices()));
+    this.facts.hidden = device.absent || device.gone;
   }
 
   // The GPU itself and each of its instances has a history of its own.
-  showParts(one, uuid, instance) {
-    const choices = [["", "Whole GPU"], ...(one?.parts ?? []).map((part) => [String(part.id), `${part.profile} (${part.id})`])];
+  showParts(device, uuid, instance) {
+    const choices = [["", "Whole GPU"], ...(device?.parts ?? []).map((part) => [String(part.id), `${part.profile} (${part.id})`])];
     this.parts.hidden = choices.length < 2;
-    const said = JSON.stringify([uuid, instance, choices]);
-    if (this.parts.hidden || said === this.saidParts) return;
-    this.saidParts = said;
+    const written = JSON.stringify([uuid, instance, choices]);
+    if (this.parts.hidden || written === this.writtenParts) return;
+    this.writtenParts = written;
     place(this.parts, choices.map(([id, text]) => {
       const current = id === instance ? "true" : undefined;
       return h("a", { href: gpuHash(id ? `${uuid}/${id}` : uuid), "aria-current": current }, plain(text));
     }));
   }
 
-  showHistory(one, uuid, instance, criteria) {
+  showHistory(device, uuid, instance, criteria) {
     const range = RANGES.includes(criteria.range) ? criteria.range : RANGES[0];
     this.timeline.showRange(range, criteria);
     const part = instance ? `&instance=${encodeURIComponent(instance)}` : "";
     const { state, data, message } = this.past.want(`api/v1/history/gpus/${encodeURIComponent(uuid)}?range=${range}${part}`, EVERY_SECONDS);
-    if (state === "ready") this.timeline.show(data, [{ name: one?.name ?? "GPU", series: data.series }], one?.memoryTotal);
+    if (state === "ready") this.timeline.show(data, [{ name: device?.name ?? "GPU", series: data.series }], device?.memoryTotal);
     else this.timeline.showNone(noneText(state, message, NO_HISTORY));
   }
 
@@ -124,15 +124,15 @@ function nameOf(gpu) {
   return gpu?.index === undefined ? "GPU" : `GPU ${gpu.index}`;
 }
 
-function factsOf(one, currency) {
+function factsOf(device, currency) {
   return [
-    fact("Utilisation", percent(one.utilization)),
-    fact("Memory", memoryOf(one.memoryUsed, one.memoryTotal)),
-    fact("Power", watts(one.power)),
-    fact("Temperature", celsius(one.temperature)),
-    one.energy !== undefined && fact("Energy", energy(one.energy)),
-    fact("Allocated", percent(one.amounts.allocated)),
-    one.price !== undefined && fact("Price", perHour(one.price, currency)),
-    one.wasted !== undefined && fact("Wasted", perHour(one.wasted, currency)),
+    fact("Utilisation", percent(device.utilization)),
+    fact("Memory", memoryOf(device.memoryUsed, device.memoryTotal)),
+    fact("Power", watts(device.power)),
+    fact("Temperature", celsius(device.temperature)),
+    device.energy !== undefined && fact("Energy", energy(device.energy)),
+    fact("Allocated", percent(device.amounts.allocated)),
+    device.price !== undefined && fact("Price", perHour(device.price, currency)),
+    device.wasted !== undefined && fact("Wasted", perHour(device.wasted, currency)),
   ].filter(Boolean);
 }

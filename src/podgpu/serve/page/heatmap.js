@@ -136,14 +136,14 @@ class Cell {
     while (squares.length < members.length) {
       this.squares.append(h("span", { role: "button", class: "square", tabindex: "-1" }));
     }
-    members.forEach((one, i) => showSquare(squares[i], one, now));
+    members.forEach((device, i) => showSquare(squares[i], device, now));
   }
 }
 
-function showSquare(square, one, now) {
-  if (square.device === one) return;
-  square.device = one;
-  const severity = one.broken ? ` has-${one.severity}` : "";
-  setClass(square, `square is-${one.colour}${severity}${one.old ? " is-old" : ""}`);
-  square.setAttribute("aria-label", labelOf(one, now));
+function showSquare(square, device, now) {
+  if (square.device === device) return;
+  square.device = device;
+  const severity = device.broken ? ` has-${device.severity}` : "";
+  setClass(square, `square is-${device.colour}${severity}${device.old ? " is-old" : ""}`);
+  square.setAttribute("aria-label", labelOf(device, now));
 }

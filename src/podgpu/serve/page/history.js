@@ -29,17 +29,17 @@ export class History {
     this.first = undefined; // the oldest step of which anything is known
   }
 
-  // `told`: the answer of api/v1/history. Everything begins anew with it; false: there is next to nothing in it.
-  seed(told) {
-    const step = Number(told.step_seconds);
-    const slots = Number(told.points);
+  // `kept`: the answer of api/v1/history. Everything begins anew with it; false: there is next to nothing in it.
+  seed(kept) {
+    const step = Number(kept.step_seconds);
+    const slots = Number(kept.points);
     if (!(step > 0) || !(slots > 1) || slots > MOST_SLOTS) return false;
-    const seeds = new Map(Object.entries(told.devices ?? {}));
+    const seeds = new Map(Object.entries(kept.devices ?? {}));
     const empty = emptyAtFirst(seeds, slots);
     if (slots - empty < FEWEST_STEPS) return false;
     this.start(slots, step);
     this.seeds = seeds;
-    this.seededFrom = Math.round(Number(told.from) / step);
+    this.seededFrom = Math.round(Number(kept.from) / step);
     this.first = this.seededFrom + empty;
     return true;
   }
@@ -47,10 +47,10 @@ export class History {
   // `time`: now, by the server's clock.
   add(time, devices) {
     this.turnTo(Math.floor(time / this.step));
-    for (const one of devices) {
-      this.put(one.key, one.utilization);
-      if (one.holders.length < 2) continue;
-      for (const holder of one.holders) this.put(holderKey(one, holder), ownUtilization(one, holder));
+    for (const device of devices) {
+      this.put(device.key, device.utilization);
+      if (device.holders.length < 2) continue;
+      for (const holder of device.holders) this.put(holderKey(device, holder), ownUtilization(device, holder));
     }
     for (const [key, ring] of this.rings) {
       if (this.number - ring.seen > this.slots) this.rings.delete(key);
@@ -88,18 +88,18 @@ export class History {
   }
 
   // Oldest first: a ratio, or undefined, for each step. `interval`: how often there is news; till then a value holds.
-  ofDevice(one, interval) {
-    const told = this.told(one.uuid) ?? this.toldOfParts(one);
-    return this.drawn(this.rings.get(one.key), interval, told);
+  ofDevice(device, interval) {
+    const kept = this.kept(device.uuid) ?? this.keptOfParts(device);
+    return this.drawn(this.rings.get(device.key), interval, kept);
   }
 
-  ofHolder(one, holder, interval) {
-    return this.drawn(this.rings.get(holderKey(one, holder)), interval);
+  ofHolder(device, holder, interval) {
+    return this.drawn(this.rings.get(holderKey(device, holder)), interval);
   }
 
   // What this tab did not see itself is as the server has it.
-  drawn(ring, interval, told) {
-    if (!ring && !told) return [];
+  drawn(ring, interval, kept) {
+    if (!ring && !kept) return [];
     const longest = Math.ceil((2 * interval) / this.step);
     let held;
     let since = 0;
@@ -107,7 +107,7 @@ export class History {
     return Array.from({ length }, (_, i) => {
       const number = this.number - length + 1 + i;
       let byte = ring?.values[number % this.slots] ?? NONE;
-      if (byte === NONE) byte = told?.[number - this.seededFrom] ?? NONE;
+      if (byte === NONE) byte = kept?.[number - this.seededFrom] ?? NONE;
       since = byte === NONE ? since + 1 : 0;
       if (byte !== NONE) held = Math.min(1, byte / SCALE);
       return since > longest ? undefined : held;
@@ -115,18 +115,18 @@ export class History {
   }
 
   // Only of what is drawn: thousands are not.
-  told(key) {
+  kept(key) {
     return bytesOf(this.seeds.get(key));
   }
 
   // A GPU in MIG mode has no utilisation of its own: the mean of its instances, by compute slices.
-  toldOfParts(one) {
-    const rows = one.parts.map((part) => [this.told(`${one.uuid}/${part.id}`), part.slices]).filter(([row]) => row);
+  keptOfParts(device) {
+    const rows = device.parts.map((part) => [this.kept(`${device.uuid}/${part.id}`), part.weight]).filter(([row]) => row);
     if (!rows.length) return undefined;
     return Uint8Array.from({ length: this.slots }, (_, i) => {
       const known = rows.filter(([row]) => (row[i] ?? NONE) !== NONE);
-      const slices = known.reduce((sum, [, weight]) => sum + weight, 0);
-      return slices ? Math.round(known.reduce((sum, [row, weight]) => sum + row[i] * weight, 0) / slices) : NONE;
+      const weights = known.reduce((sum, [, weight]) => sum + weight, 0);
+      return weights ? Math.round(known.reduce((sum, [row, weight]) => sum + row[i] * weight, 0) / weights) : NONE;
     });
   }
 }
@@ -150,14 +150,14 @@ function emptyAtFirst(seeds, slots) {
   return fewest;
 }
 
-function holderKey(one, holder) {
-  return `${one.key} ${holder.part?.id ?? ""} ${holder.name} ${holder.container}`;
+function holderKey(device, holder) {
+  return `${device.key} ${holder.part?.id ?? ""} ${holder.name} ${holder.container}`;
 }
 
-export function ownUtilization(one, holder) {
+export function ownUtilization(device, holder) {
   if (holder.utilization !== undefined) return holder.utilization;
   if (holder.part) return holder.part.ownHolders.length === 1 ? holder.part.utilization : undefined;
-  return one.holders.length === 1 ? one.utilization : undefined;
+  return device.holders.length === 1 ? device.utilization : undefined;
 }
 
 export class Sparkline {
@@ -177,9 +177,9 @@ export class Sparkline {
     const finish = () => {
       if (run.length) {
         const points = run.length > 1 ? run : [[run[0][0] - width, run[0][1]], run[0]];
-        const said = points.map(([x, y]) => `${x.toFixed(1)},${y.toFixed(1)}`).join("L");
-        line += `M${said}`;
-        area += `M${points[0][0].toFixed(1)},${HEIGHT}L${said}L${points.at(-1)[0].toFixed(1)},${HEIGHT}Z`;
+        const coordinates = points.map(([x, y]) => `${x.toFixed(1)},${y.toFixed(1)}`).join("L");
+        line += `M${coordinates}`;
+        area += `M${points[0][0].toFixed(1)},${HEIGHT}L${coordinates}L${points.at(-1)[0].toFixed(1)},${HEIGHT}Z`;
       }
       run = [];
     };

@@ -30,9 +30,9 @@ export class Namespaces {
 
 function costsOf(devices) {
   const found = new Map();
-  for (const one of devices) {
-    for (const holder of one.holders) {
-      if (holder.cost === undefined || one.isRepeated) continue;
+  for (const device of devices) {
+    for (const holder of device.holders) {
+      if (holder.cost === undefined || device.isRepeated) continue;
       const sums = found.get(holder.namespace) ?? [new Sum(), new Sum()];
       found.set(holder.namespace, sums);
       sums[0].add(holder.cost);

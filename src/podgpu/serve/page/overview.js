@@ -36,7 +36,7 @@ export class Overview {
     this.cost = new Plain("Cost/h", "cost");
     this.wasted = new Plain("Wasted/h", "wasted", "#view=waste");
     this.hint = byId("prices-hint");
-    place(byId("totals"), [...this.buttons, this.power, this.cost, this.wasted].map((one) => one.element));
+    place(byId("totals"), [...this.buttons, this.power, this.cost, this.wasted].map((figure) => figure.element));
     this.spread = COLOURS.map(([colour]) => h("span", { class: `is-${colour}` }));
     place(byId("spread"), this.spread);
     this.legend = COLOURS.map(([colour, text]) => new Entry(colour, text));
@@ -59,7 +59,7 @@ export class Overview {
       this.spread[i].hidden = !number;
       this.legend[i].show(number);
     });
-    this.alerts.show(picture, devices, !devices.some((one) => !one.old));
+    this.alerts.show(picture, devices, !devices.some((device) => !device.old));
     this.health = healthOf(devices, this.alerts, totals);
     const sign = this.health.words ? `(${this.health.words}) ` : "";
     document.title = `${sign}${scopeText(picture)} \u00b7 podgpu`;
@@ -128,7 +128,7 @@ function stateText(feed) {
 
 // Green only while nothing at all is wrong; what is, is said in words too.
 function healthOf(devices, alerts, totals) {
-  const grave = alerts.severity === "broken" || devices.some((one) => one.severity === "broken");
+  const grave = alerts.severity === "broken" || devices.some((device) => device.severity === "broken");
   const level = grave ? "broken" : "warning";
   if (totals.broken) return { level, words: `${count(totals.broken)} broken` };
   if (alerts.number) return { level, words: plural(alerts.number, grave ? "alert" : "warning") };

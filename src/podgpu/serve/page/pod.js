@@ -45,14 +45,14 @@ export class PodView {
     this.none.hidden = held.length > 0;
     this.facts.hidden = !held.length;
     place(this.facts, factsOf(held, isOwn, this.context));
-    this.tiles = new Map(held.map((one) => [one.key, this.tile(one, isOwn)]));
+    this.tiles = new Map(held.map((device) => [device.key, this.tile(device, isOwn)]));
     place(this.grid, [...this.tiles.values()].map((tile) => tile.element));
     this.showHistory(held, namespace, pod, criteria);
   }
 
-  tile(one, isOwn) {
-    const tile = this.tiles.get(one.key) ?? new Tile(this.context, isOwn);
-    tile.update(one, true);
+  tile(device, isOwn) {
+    const tile = this.tiles.get(device.key) ?? new Tile(this.context, isOwn);
+    tile.update(device, true);
     return tile;
   }
 
@@ -63,8 +63,8 @@ export class PodView {
     const { state, data, message } = this.past.want(`api/v1/history/pods/${name}?range=${range}`, EVERY_SECONDS);
     if (state !== "ready") return this.timeline.showNone(noneText(state, message, NO_HISTORY));
     const devices = Array.isArray(data.devices) ? data.devices : [];
-    const several = new Set(devices.map((one) => one.node)).size > 1;
-    this.timeline.show(data, devices.map((one) => ({ name: lineName(one, several), series: one.series })));
+    const several = new Set(devices.map((device) => device.node)).size > 1;
+    this.timeline.show(data, devices.map((device) => ({ name: lineName(device, several), series: device.series })));
   }
 }
 
@@ -81,19 +81,19 @@ function splitPath(path) {
 }
 
 function factsOf(held, isOwn, context) {
-  const own = held.flatMap((one) => one.holders.filter(isOwn).map((holder) => [one, holder]));
-  const busy = sum(own, ([one, holder]) => ownUtilization(one, holder));
-  const used = sum(own, ([one, holder]) => holder.memory ?? holder.part?.memoryUsed ?? onlyHolder(one)?.memoryUsed);
+  const own = held.flatMap((device) => device.holders.filter(isOwn).map((holder) => [device, holder]));
+  const busy = sum(own, ([device, holder]) => ownUtilization(device, holder));
+  const used = sum(own, ([device, holder]) => holder.memory ?? holder.part?.memoryUsed ?? onlyHolder(device)?.memoryUsed);
   const since = own.map(([, holder]) => holder.idleSince);
   const idle = since.length && since.every((at) => at !== undefined) ? Math.max(...since) : undefined;
-  const power = sum(held, (one) => onlyHolder(one)?.power);
+  const power = sum(held, (device) => onlyHolder(device)?.power);
   const amount = own.reduce((total, [, holder]) => total + holder.amount, 0);
   const cost = sum(own, ([, holder]) => holder.cost);
   const wasted = sum(own, ([, holder]) => (holder.use === "idle" ? holder.cost : undefined));
   const [, first] = own[0] ?? [];
   return [
     first?.owner && fact("Owner", ownerLink(first)),
-    fact("Holds", `${gpuText(amount)} on ${plural(new Set(held.map((one) => one.node)).size, "node")}`),
+    fact("Holds", `${gpuText(amount)} on ${plural(new Set(held.map((device) => device.node)).size, "node")}`),
     fact("Mean utilisation", percent(busy.known ? busy.total / busy.known : undefined)),
     fact("Memory used", memory(used.known ? used.total : undefined)),
     power.known === held.length && fact("Power", watts(power.total)),
@@ -114,8 +114,8 @@ function ownerLink({ namespace, owner }) {
   return h("a", { href: writeHash({ ns: namespace, q: owner }) }, h("bdi", {}, plain(owner)));
 }
 
-function onlyHolder(one) {
-  return one.holders.length === 1 ? one : undefined;
+function onlyHolder(device) {
+  return device.holders.length === 1 ? device : undefined;
 }
 
 function known(own, name, title, write) {
@@ -125,6 +125,6 @@ function known(own, name, title, write) {
 
 function sum(of, value) {
   const found = new Sum();
-  for (const one of of) found.add(value(one));
+  for (const member of of) found.add(value(member));
   return found;
 }

@@ -14,26 +14,26 @@ export class Rows {
   }
 
   // `chosen`: of a pod's own view, whose rows it is about. `cost`: the currency, where costs are wanted.
-  show(one, { chosen, now, cost }) {
-    const said = rowsOf(one, chosen);
-    while (this.list.length < said.length) this.list.push(new Row());
-    this.list.length = said.length;
-    said.forEach((row, i) => this.list[i].show(one, row, chosen, now, cost));
+  show(device, { chosen, now, cost }) {
+    const rows = rowsOf(device, chosen);
+    while (this.list.length < rows.length) this.list.push(new Row());
+    this.list.length = rows.length;
+    rows.forEach((row, i) => this.list[i].show(device, row, chosen, now, cost));
     place(this.element, this.list.map((row) => row.element));
   }
 }
 
 // Every instance with whoever holds it, then whoever holds the GPU itself; of what is gone, who held it last.
-function rowsOf(one, chosen) {
+function rowsOf(device, chosen) {
   const rows = [];
-  for (const part of one.parts) {
+  for (const part of device.parts) {
     if (!part.ownHolders.length && !chosen) rows.push({ profile: part.profile, part, text: freeText(part.isFree) });
     part.ownHolders.forEach((holder, i) => rows.push({ profile: i ? "" : part.profile, part, holder }));
   }
-  const shared = one.holders.length > 1;
-  one.ownHolders.forEach((holder, i) => rows.push({ tint: shared ? (i % TINTS) + 1 : 0, holder }));
-  if (!one.held) for (const holder of one.lastHolders) rows.push({ holder, isLast: true });
-  if (!rows.length) rows.push({ text: holderText(one) });
+  const shared = device.holders.length > 1;
+  device.ownHolders.forEach((holder, i) => rows.push({ tint: shared ? (i % TINTS) + 1 : 0, holder }));
+  if (!device.held) for (const holder of device.lastHolders) rows.push({ holder, isLast: true });
+  if (!rows.length) rows.push({ text: holderText(device) });
   return rows;
 }
 
@@ -41,9 +41,9 @@ export function freeText(isFree) {
   return isFree ? "Free" : "Nobody is known to hold it";
 }
 
-export function holderText(one) {
-  if (one.absent || one.old) return "Nobody held it";
-  return freeText(!one.mayWork);
+export function holderText(device) {
+  if (device.absent || device.old) return "Nobody held it";
+  return freeText(!device.mayWork);
 }
 
 // Kept from picture to picture, so that a link that has the focus does not lose it.
@@ -65,22 +65,22 @@ class Row {
     this.element = h("li", {}, ...parts);
   }
 
-  show(one, { holder, part, profile = "", tint = 0, text = "", isLast = false }, chosen, now, currency) {
+  show(device, { holder, part, profile = "", tint = 0, text = "", isLast = false }, chosen, now, currency) {
     const isOther = holder && chosen && !chosen(holder);
     setClass(this.element, `row${holder ? "" : " row-free"}${isOther ? " row-other" : ""}`);
     showText(this.profile, plain(profile));
-    setAttribute(this.profile, "href", part ? gpuHash(`${one.uuid}/${part.id}`) : undefined);
+    setAttribute(this.profile, "href", part ? gpuHash(`${device.uuid}/${part.id}`) : undefined);
     this.swatch.hidden = !tint;
     setClass(this.swatch, `swatch tint-${tint}`);
     this.last.hidden = !isLast;
     this.showName(holder, text);
-    const alone = !holder || isLast || (one.holders.length < 2 && !one.parts.length);
+    const alone = !holder || isLast || (device.holders.length < 2 && !device.parts.length);
     const since = holder?.use === "idle" ? holder.idleSince : undefined;
-    const idle = alone || one.isIdle || since === undefined ? "" : `idle ${duration(now - since)}`;
+    const idle = alone || device.isIdle || since === undefined ? "" : `idle ${duration(now - since)}`;
     showText(this.idle, idle);
-    const isPast = one.absent || one.old; // what it used is not of now
-    const repeats = isPast || (alone && (one.utilization !== undefined || holder?.utilization === undefined));
-    showText(this.ratio, repeats || idle ? "" : percent(ownUtilization(one, holder)));
+    const isPast = device.absent || device.old; // what it used is not of now
+    const repeats = isPast || (alone && (device.utilization !== undefined || holder?.utilization === undefined));
+    showText(this.ratio, repeats || idle ? "" : percent(ownUtilization(device, holder)));
     showText(this.memory, alone || isPast ? "" : memory(holder.memory ?? holder.part?.memoryUsed));
     const priced = currency !== undefined && holder?.cost !== undefined;
     showText(this.cost, priced ? perHour(holder.cost, currency) : "");

@@ -31,7 +31,7 @@ export class Table {
   }
 
   next(name) {
-    const column = this.columns.find((one) => one.name === name);
+    const column = this.columns.find((candidate) => candidate.name === name);
     const first = column.write ? name : `-${name}`; // largest first, and texts from A on
     return this.order === first ? (first === name ? `-${name}` : name) : first;
   }

@@ -44,71 +44,71 @@ export class Tile {
     );
   }
 
-  update(one, showNode) {
-    this.device = one;
+  update(device, showNode) {
+    this.device = device;
     const now = this.context.now();
-    setClass(this.element, classOf(one, showNode));
-    setAttribute(this.element, "data-key", one.key);
-    setAttribute(this.element, "aria-label", labelOf(one, now));
-    setText(this.name, one.name);
-    setAttribute(this.name, "href", gpuHash(one.uuid));
-    setAttribute(this.name, "title", plain(one.uuid));
-    setText(this.model, plain(one.model));
-    setText(this.node, showNode ? plain(one.node) : "");
-    this.updateBadge(one, now);
-    this.troubles.show(one, now);
-    const isGone = one.absent || one.gone; // it has no figures that are of now
+    setClass(this.element, classOf(device, showNode));
+    setAttribute(this.element, "data-key", device.key);
+    setAttribute(this.element, "aria-label", labelOf(device, now));
+    setText(this.name, device.name);
+    setAttribute(this.name, "href", gpuHash(device.uuid));
+    setAttribute(this.name, "title", plain(device.uuid));
+    setText(this.model, plain(device.model));
+    setText(this.node, showNode ? plain(device.node) : "");
+    this.updateBadge(device, now);
+    this.troubles.show(device, now);
+    const isGone = device.absent || device.gone; // it has no figures that are of now
     for (const element of [this.load, this.bar, this.figures, this.gauge]) element.hidden = isGone;
-    if (!isGone) this.updateFigures(one);
-    this.rows.show(one, { chosen: this.chosen, now, cost: this.context.currency() });
+    if (!isGone) this.updateFigures(device);
+    this.rows.show(device, { chosen: this.chosen, now, cost: this.context.currency() });
   }
 
-  updateFigures(one) {
-    const own = this.chosen && one.holders.length > 1 ? one.holders.find(this.chosen) : undefined;
-    setText(this.ratio, percent(own ? ownUtilization(one, own) : one.utilization));
-    setAttribute(this.ratio, "title", one.parts.length && !own ? "Mean of its instances, by compute slices" : undefined);
-    showText(this.whole, own ? `of ${percent(one.utilization)} in all` : "");
-    place(this.bar, segments(one, own));
-    this.memory.show(memoryOf(one.memoryUsed, one.memoryTotal));
-    this.power.show(watts(one.power));
-    this.temperature.show(celsius(one.temperature));
+  updateFigures(device) {
+    const own = this.chosen && device.holders.length > 1 ? device.holders.find(this.chosen) : undefined;
+    setText(this.ratio, percent(own ? ownUtilization(device, own) : device.utilization));
+    setAttribute(this.ratio, "title", device.parts.length && !own ? "Mean of its instances, by compute slices" : undefined);
+    showText(this.whole, own ? `of ${percent(device.utilization)} in all` : "");
+    place(this.bar, segments(device, own));
+    this.memory.show(memoryOf(device.memoryUsed, device.memoryTotal));
+    this.power.show(watts(device.power));
+    this.temperature.show(celsius(device.temperature));
     const currency = this.context.currency();
-    const isSaid = one.holders.length === 1 && !one.parts.length; // in the only row
-    this.price.element.hidden = currency === undefined || one.price === undefined || isSaid;
-    this.price.show(perHour(one.price, currency));
-    this.gaugeFill.style.width = `${100 * Math.min(1, one.memoryUsed / one.memoryTotal || 0)}%`;
+    const isInRow = device.holders.length === 1 && !device.parts.length; // in the only row
+    this.price.element.hidden = currency === undefined || device.price === undefined || isInRow;
+    this.price.show(perHour(device.price, currency));
+    this.gaugeFill.style.width = `${100 * Math.min(1, device.memoryUsed / device.memoryTotal || 0)}%`;
     const { history, interval } = this.context;
-    this.spark.draw(own ? history.ofHolder(one, own, interval()) : history.ofDevice(one, interval()));
+    this.spark.draw(own ? history.ofHolder(device, own, interval()) : history.ofDevice(device, interval()));
   }
 
-  updateBadge(one, now) {
-    const text = one.broken ? brokenText(one) : idleText(one, now);
+  updateBadge(device, now) {
+    const text = device.broken ? brokenText(device) : idleText(device, now);
     this.badge.hidden = !text;
     setText(this.badge, text);
-    setClass(this.badge, `badge badge-${one.broken ? one.severity : one.isMuted ? "resting" : "idle"}`);
-    const idle = one.idleSince ? `Idle since ${moment(one.idleSince)}` : "Idle now";
-    setAttribute(this.badge, "title", one.broken ? undefined : idle);
+    setClass(this.badge, `badge badge-${device.broken ? device.severity : device.isMuted ? "resting" : "idle"}`);
+    const idle = device.idleSince ? `Idle since ${moment(device.idleSince)}` : "Idle now";
+    setAttribute(this.badge, "title", device.broken ? undefined : idle);
   }
 }
 
-function classOf(one, showNode) {
-  const severity = one.broken ? ` has-${one.severity}` : "";
-  return `tile is-${one.colour}${severity}${one.old ? " is-old" : ""}${showNode ? " has-node" : ""}`;
+function classOf(device, showNode) {
+  const severity = device.broken ? ` has-${device.severity}` : "";
+  return `tile is-${device.colour}${severity}${device.old ? " is-old" : ""}${showNode ? " has-node" : ""}`;
 }
 
 // What is wrong, since when, and what to do about it.
 export class Troubles {
   constructor() {
     this.element = h("ul", { class: "troubles" });
-    this.said = "";
+    this.written = "";
   }
 
-  show(one, now) {
-    this.element.hidden = !one.conditions.length;
-    const texts = one.conditions.map((condition) => [condition, sinceText(condition.since, now)]);
-    const said = JSON.stringify(texts);
-    if (said === this.said) return;
-    this.said = said;
+  show(device, now) {
+    this.element.hidden = !device.conditions.length;
+    const texts = device.conditions.map((condition) => [condition, sinceText(condition.since, now)]);
+    const written = JSON.stringify(texts);
+    if (written === this.written) return;
+    this.written = written;
     place(this.element, texts.map(([condition, since]) => trouble(condition, since)));
   }
 }
@@ -124,8 +124,8 @@ function sinceText(since, now) {
   return since === undefined ? "" : `since ${moment(since)}, for ${duration(now - since)}`;
 }
 
-export function brokenText(one) {
-  const [first, ...others] = one.conditions;
+export function brokenText(device) {
+  const [first, ...others] = device.conditions;
   const title = first ? conditionTitle(first.name) : "Lost";
   return others.length ? `${title} +${others.length}` : title;
 }
@@ -142,18 +142,17 @@ class Figure {
 }
 
 // The bar: a MIG GPU's instances side by side, each filled by its own use; of a shared GPU whose use is whose.
-function segments(one, own) {
-  if (one.parts.length) {
-    const slices = Math.max(7, one.parts.reduce((sum, part) => sum + part.slices, 0));
-    return one.parts.map((part) => {
+function segments(device, own) {
+  if (device.parts.length) {
+    return device.parts.map((part) => {
       const kind = part.isFree ? "segment is-free" : "segment";
-      return segment(kind, part.slices / slices, [[!own || own.part === part ? 1 : "rest", part.utilization]]);
+      return segment(kind, part.amount, [[!own || own.part === part ? 1 : "rest", part.utilization]]);
     });
   }
-  const known = one.holders.filter((holder) => holder.utilization !== undefined);
-  if (one.holders.length < 2 || !known.length) return [segment("segment", 1, [[1, one.utilization]])];
-  const fills = one.holders.map((holder, i) => [!own || holder === own ? (i % TINTS) + 1 : "rest", holder.utilization]);
-  const rest = one.utilization - known.reduce((sum, holder) => sum + holder.utilization, 0);
+  const known = device.holders.filter((holder) => holder.utilization !== undefined);
+  if (device.holders.length < 2 || !known.length) return [segment("segment", 1, [[1, device.utilization]])];
+  const fills = device.holders.map((holder, i) => [!own || holder === own ? (i % TINTS) + 1 : "rest", holder.utilization]);
+  const rest = device.utilization - known.reduce((sum, holder) => sum + holder.utilization, 0);
   return [segment("segment", 1, rest > 0.005 ? [...fills, ["rest", rest]] : fills)];
 }
 
@@ -168,27 +167,27 @@ function segment(kind, width, fills) {
   return element;
 }
 
-export function idleText(one, now) {
-  if (!one.isIdle) return "";
-  return one.idleSince ? `idle ${duration(now - one.idleSince)}` : "idle";
+export function idleText(device, now) {
+  if (!device.isIdle) return "";
+  return device.idleSince ? `idle ${duration(now - device.idleSince)}` : "idle";
 }
 
 // Made once for each device of a picture: there are thousands, and filters show them again and again.
-export function labelOf(one, now) {
-  one.label ??= label(one, now);
-  return one.label;
+export function labelOf(device, now) {
+  device.label ??= label(device, now);
+  return device.label;
 }
 
-function label(one, now) {
+function label(device, now) {
   const names = (holders) => holders.map((holder) => plain(holder.name)).join(", ");
-  const who = one.held
-    ? `held by ${names(one.holders)}`
-    : one.lastHolders.length
-      ? `last held by ${names(one.lastHolders)}`
-      : holderText(one).toLowerCase();
-  const wrong = one.broken ? `broken: ${brokenText(one)}` : "";
-  const load = one.absent || one.gone ? "" : percent(one.utilization);
-  const said = [`${one.name} of ${plain(one.node)}`, plain(one.model), wrong, load, who, idleText(one, now)];
-  if (one.parts.length) said.push(`${count(one.parts.length)} instances`);
-  return [...said, one.old ? "old figures" : ""].filter(Boolean).join(", ");
+  const who = device.held
+    ? `held by ${names(device.holders)}`
+    : device.lastHolders.length
+      ? `last held by ${names(device.lastHolders)}`
+      : holderText(device).toLowerCase();
+  const wrong = device.broken ? `broken: ${brokenText(device)}` : "";
+  const load = device.absent || device.gone ? "" : percent(device.utilization);
+  const texts = [`${device.name} of ${plain(device.node)}`, plain(device.model), wrong, load, who, idleText(device, now)];
+  if (device.parts.length) texts.push(`${count(device.parts.length)} instances`);
+  return [...texts, device.old ? "old figures" : ""].filter(Boolean).join(", ");
 }

@@ -46,7 +46,7 @@ export class Tiles {
     for (const [name, members] of groups) {
       const section = this.section(name);
       section.show(byNode ? nodes.get(name) : undefined, members);
-      place(section.grid, members.map((one) => this.tile(one, kept, spare, !byNode)));
+      place(section.grid, members.map((device) => this.tile(device, kept, spare, !byNode)));
       sections.push(section.element);
     }
     this.tiles = kept;
@@ -64,15 +64,15 @@ export class Tiles {
 
   // Tiles that are no longer shown are used again: making one costs more than filling it.
   spare(devices) {
-    const wanted = new Set(devices.map((one) => one.key));
+    const wanted = new Set(devices.map((device) => device.key));
     const unused = [...this.tiles].filter(([key]) => !wanted.has(key)).map(([, tile]) => tile);
     return unused.filter((tile) => !tile.element.contains(document.activeElement));
   }
 
-  tile(one, kept, spare, showNode) {
-    const tile = this.tiles.get(one.key) ?? spare.pop() ?? new Tile(this.context);
-    tile.update(one, showNode);
-    kept.set(one.key, tile);
+  tile(device, kept, spare, showNode) {
+    const tile = this.tiles.get(device.key) ?? spare.pop() ?? new Tile(this.context);
+    tile.update(device, showNode);
+    kept.set(device.key, tile);
     return tile.element;
   }
 }
@@ -105,10 +105,10 @@ class NodeSection {
 }
 
 function aboutText(members) {
-  const held = members.reduce((sum, one) => sum + one.amounts.allocated, 0);
-  const broken = members.filter((one) => one.broken).length;
-  const said = [plural(members.length, "GPU"), `${parts(held)} allocated`];
-  return [...said, broken ? `${broken} broken` : ""].filter(Boolean).join(", ");
+  const held = members.reduce((sum, device) => sum + device.amounts.allocated, 0);
+  const broken = members.filter((device) => device.broken).length;
+  const texts = [plural(members.length, "GPU"), `${parts(held)} allocated`];
+  return [...texts, broken ? `${broken} broken` : ""].filter(Boolean).join(", ");
 }
 
 function oldText(node) {

@@ -60,29 +60,29 @@ export class Timeline {
   showNone(text) {
     this.plot.hidden = this.markSection.hidden = true;
     setText(this.about, text);
-    this.told = undefined;
+    this.answer = undefined;
   }
 
   // `answer`: from, to, step_seconds, marks and maybe holders. `answered`: name and series of each device. `memoryTotal`:
   // all that there is, where that is one GPU.
   show(answer, answered, memoryTotal) {
-    if (answer === this.told) return;
-    this.told = answer;
-    const [told, devices] = trimmed(answer, answered);
-    this.axisOf = { from: told.from, to: told.to, step: told.step_seconds };
-    if (!(told.to > told.from) || !(told.step_seconds > 0)) return this.showNone("No history yet.");
-    const marks = (told.marks ?? []).map((mark) => markOf(mark, told));
-    const ticks = ticksOf(told);
+    if (answer === this.answer) return;
+    this.answer = answer;
+    const [drawn, devices] = trimmed(answer, answered);
+    this.axisOf = { from: drawn.from, to: drawn.to, step: drawn.step_seconds };
+    if (!(drawn.to > drawn.from) || !(drawn.step_seconds > 0)) return this.showNone("No history yet.");
+    const marks = (drawn.marks ?? []).map((mark) => markOf(mark, drawn));
+    const ticks = ticksOf(drawn);
     for (const [name, chart] of Object.entries(this.charts)) {
-      const lines = devices.map((one) => ({ name: one.name, values: one.series?.[name] ?? [] }));
+      const lines = devices.map((device) => ({ name: device.name, values: device.series?.[name] ?? [] }));
       const top = name === "memory_used_bytes" ? memoryTotal : undefined;
       chart.show(this.axisOf, lines.filter(({ values }) => values.some(Number.isFinite)), marks, ticks, top);
     }
-    const isEmpty = Object.values(this.charts).every((chart) => chart.element.hidden) && !told.holders?.length;
+    const isEmpty = Object.values(this.charts).every((chart) => chart.element.hidden) && !drawn.holders?.length;
     this.plot.hidden = isEmpty;
-    const since = told === answer ? "" : `, since ${moment(told.from)}: nothing older is known`;
-    setText(this.about, isEmpty ? "No history yet." : `One value every ${duration(told.step_seconds)}${since}`);
-    this.showHolders(told.holders ?? []);
+    const since = drawn === answer ? "" : `, since ${moment(drawn.from)}: nothing older is known`;
+    setText(this.about, isEmpty ? "No history yet." : `One value every ${duration(drawn.step_seconds)}${since}`);
+    this.showHolders(drawn.holders ?? []);
     this.showAxis(ticks);
     this.showMarks(marks);
     this.read(undefined);
@@ -163,13 +163,13 @@ export class Timeline {
     this.cursor.classList.toggle("is-right", this.ratio(at) > 0.85);
     setText(this.time, time);
     if (!isSpoken) return;
-    const said = texts.filter(([, text]) => text).map(([name, text]) => `${name} ${text}`);
-    setText(this.spoken, [time, ...said].join(", "));
+    const spoken = texts.filter(([, text]) => text).map(([name, text]) => `${name} ${text}`);
+    setText(this.spoken, [time, ...spoken].join(", "));
   }
 }
 
 // A server that has just started knows the last minutes of a day: they have the whole width.
-function trimmed(told, devices) {
+function trimmed(answer, devices) {
   const all = devices.flatMap(({ series }) => Object.values(series ?? {}).filter(Array.isArray));
   const steps = largest(all.map((values) => values.length));
   const first = all.reduce((least, values) => {
@@ -177,10 +177,10 @@ function trimmed(told, devices) {
     return known < 0 ? least : Math.min(least, known);
   }, steps);
   const skipped = Math.min(first, steps - FEWEST_STEPS);
-  if (first === steps || skipped < MOSTLY_EMPTY * steps) return [told, devices];
+  if (first === steps || skipped < MOSTLY_EMPTY * steps) return [answer, devices];
   const short = (series) => Object.fromEntries(Object.entries(series ?? {}).map(([name, values]) => [name, values.slice?.(skipped)]));
-  const from = told.from + skipped * told.step_seconds;
-  return [{ ...told, from }, devices.map((one) => ({ ...one, series: short(one.series) }))];
+  const from = answer.from + skipped * answer.step_seconds;
+  return [{ ...answer, from }, devices.map((device) => ({ ...device, series: short(device.series) }))];
 }
 
 function largest(values) {
@@ -192,14 +192,14 @@ function rounded(most, unit) {
   const amount = most / unit;
   if (amount <= 0) return unit;
   const power = 10 ** Math.floor(Math.log10(amount));
-  const step = [1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10].find((one) => one * power >= amount);
+  const step = [1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10].find((factor) => factor * power >= amount);
   return step * power * unit;
 }
 
-function markOf(mark, told) {
+function markOf(mark, answer) {
   const isOpen = mark.until === undefined;
   const severity = severityOf([{ name: mark.condition }]);
-  return { ...mark, severity, isOpen, isOver: !isOpen && mark.until > mark.at, until: mark.until ?? told.to };
+  return { ...mark, severity, isOpen, isOver: !isOpen && mark.until > mark.at, until: mark.until ?? answer.to };
 }
 
 function lanesOf(holders) {

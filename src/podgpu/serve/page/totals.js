@@ -21,13 +21,14 @@ export function isBlind(of) {
   return of.absent || of.ownConditions.some((condition) => BLIND.has(condition.name));
 }
 
-// Gives every holder its part of the physical GPU (`amount`) and says what it does with it (`use`): an instance is what its
-// compute slices are, a share a part of its device.
-export function divideGpu(one, watched) {
-  const slots = divided(one.parts.map((part) => part.ratio), 1);
+// Gives every instance and every holder its part of the physical GPU (`amount`) and says what a holder does with it (`use`):
+// an instance is what its compute slices are, a share a part of its device.
+export function divideGpu(device, watched) {
+  const slots = divided(device.parts.map((part) => part.wanted), 1);
+  device.parts.forEach((part, i) => (part.amount = slots[i]));
   const left = Math.max(0, 1 - slots.reduce((sum, slot) => sum + slot, 0));
-  const blind = one.old || (one.parts.length > 0 && isBlind(one));
-  const held = [[one, one.parts.length ? left : 1], ...one.parts.map((part, i) => [part, slots[i]])];
+  const blind = device.old || (device.parts.length > 0 && isBlind(device));
+  const held = [[device, device.parts.length ? left : 1], ...device.parts.map((part, i) => [part, slots[i]])];
   for (const [of, whole] of held) {
     const own = of.ownHolders;
     const amounts = divided(own.map(({ share }) => (share === undefined ? share : clamp(share) * whole)), whole);
@@ -51,9 +52,9 @@ function clamp(share) {
   return Math.min(1, Math.max(0, share));
 }
 
-export function amountsOf(one) {
+export function amountsOf(device) {
   const amounts = { used: 0, idle: 0, unknown: 0 };
-  for (const holder of one.holders) amounts[holder.use] += holder.amount;
+  for (const holder of device.holders) amounts[holder.use] += holder.amount;
   const allocated = Math.min(1, amounts.used + amounts.idle + amounts.unknown);
   return { ...amounts, allocated, free: allocated > 1 - 1e-9 ? 0 : 1 - allocated };
 }
@@ -63,23 +64,23 @@ export function totalsOf(devices, priced) {
   const totals = { gpus: 0, allocated: 0, used: 0, idle: 0, unknown: 0, free: 0, broken: 0, freeBroken: 0, freeBusy: 0, old: 0 };
   const [power, cost, wasted, busy] = [new Sum(), new Sum(), new Sum(), new Sum()];
   const colours = {};
-  for (const one of devices) {
-    if (one.isRepeated) continue;
+  for (const device of devices) {
+    if (device.isRepeated) continue;
     totals.gpus += 1;
-    for (const use of USES) totals[use] += one.amounts[use];
-    totals.broken += one.broken;
-    totals.old += one.old && !one.gone; // who is gone is broken
-    if (one.broken) totals.freeBroken += one.amounts.free;
-    else if (one.mayWork) totals.freeBusy += 1; // nobody is known to hold it, but something works there
-    if (!one.old) power.add(one.power);
-    if (!one.old && one.utilization > 0) busy.add(one.utilization);
-    for (const holder of one.holders) {
+    for (const use of USES) totals[use] += device.amounts[use];
+    totals.broken += device.broken;
+    totals.old += device.old && !device.gone; // who is gone is broken
+    if (device.broken) totals.freeBroken += device.amounts.free;
+    else if (device.mayWork) totals.freeBusy += 1; // nobody is known to hold it, but something works there
+    if (!device.old) power.add(device.power);
+    if (!device.old && device.utilization > 0) busy.add(device.utilization);
+    for (const holder of device.holders) {
       cost.add(holder.cost);
       if (holder.use === "idle") wasted.add(holder.cost);
     }
-    colours[one.colour] = (colours[one.colour] ?? 0) + 1;
+    colours[device.colour] = (colours[device.colour] ?? 0) + 1;
   }
-  const held = devices.some((one) => one.held);
+  const held = devices.some((device) => device.held);
   const hasCost = priced && (cost.known > 0 || !held);
   return {
     ...totals,

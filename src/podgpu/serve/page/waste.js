@@ -107,10 +107,10 @@ function aboutText(rows, data, now) {
   const priced = rows.filter((row) => row.wasted !== undefined);
   const lost = priced.reduce((sum, row) => sum + row.wasted, 0);
   const since = data.counting_since;
-  const said = [`${amount(hours)} idle GPU-hours`];
-  if (priced.length) said.push(`${money(lost, data.currency)} wasted`);
-  if (since) said.push(`since ${moment(since)} (${duration(now - since)})`);
-  return [...said, plural(rows.length, "row")].join(" \u00b7 ");
+  const texts = [`${amount(hours)} idle GPU-hours`];
+  if (priced.length) texts.push(`${money(lost, data.currency)} wasted`);
+  if (since) texts.push(`since ${moment(since)} (${duration(now - since)})`);
+  return [...texts, plural(rows.length, "row")].join(" \u00b7 ");
 }
 
 function columnsOf(by, rows, currency, now) {

@@ -25,7 +25,6 @@ from podgpu.telemetry.dcgm.structs import EntityGroup
 from podgpu.telemetry.dcgm.values import Asked, Entity, Freshness, Latest, asked_of, read_latest
 from podgpu.telemetry.dcgm.watches import Wanted, Watches
 from podgpu.telemetry.dcgm.xids import KEEP_SECONDS, XidSamples, xid_field
-from podgpu.telemetry.pci import count_pci_gpus
 from podgpu.telemetry.source import ErrorEvent, GpuAnswer, Inventory, Lane, Telemetry
 
 _log = logging.getLogger(__name__)
@@ -60,16 +59,17 @@ class DcgmTelemetry(AsksBeside):
         self,
         settings: DcgmSettings | None = None,
         driver: Telemetry | None = None,
-        count_expected: Callable[[], int | None] = count_pci_gpus,
+        count_expected: Callable[[], int | None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`driver`: NVML on the same machine, for processes and usage."""
+        """`driver`: NVML on the same machine, for processes and usage. `count_expected`: how many GPUs the PCI bus
+        shows; None: not known."""
         self._settings = settings or DcgmSettings()
         address = self._settings.address
         self._session = DcgmSession(address, self._settings.library, self._settings.log_level, clock)
         self._driver = driver
         self._beside = DriverBeside(driver)
-        self._count_expected = count_expected if address is None or address.is_local else lambda: None
+        self._count_expected = count_expected
         self._clock = clock
         self.expected: int | None = None
         self._bus_looked_at = float("-inf")

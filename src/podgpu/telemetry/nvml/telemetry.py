@@ -26,7 +26,6 @@ from podgpu.telemetry.nvml.gpu import Gpu
 from podgpu.telemetry.nvml.roll_call import RollCall
 from podgpu.telemetry.nvml.usage import UsageReader
 from podgpu.telemetry.nvml.xid_watch import XidWatch
-from podgpu.telemetry.pci import count_pci_gpus
 from podgpu.telemetry.source import ErrorEvent, GpuAnswer, Inventory, Lane, UsageFlaws
 
 if TYPE_CHECKING:
@@ -50,13 +49,15 @@ class NvmlTelemetry:
         self,
         nvml: Any = pynvml,
         name: str = "nvml",
-        count_expected: Callable[[], int | None] = count_pci_gpus,
+        count_expected: Callable[[], int | None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
         sees_processes: bool = True,
         opening: Opening | None = None,
     ) -> None:
         """`sees_processes`: podgpu is in the host's PID namespace; elsewhere NVML's process lists are false.
+
+        `count_expected`: how many GPUs the PCI bus shows; None: not known.
 
         `opening`: whether and how context switches are read (`--usage-from`); without it they are not.
         """
