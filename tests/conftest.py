@@ -117,7 +117,7 @@ WORKING = {
     "test_churn.py": 7,
     "serve/test_tls.py": 7,
     "agent/test_usage_methods.py": 6,
-    "cli/test_demo.py": 6,
+    "compose/test_demo.py": 6,
     "browser/test_demo_page.py": 6,
     "top/test_terminal.py": 5,
 }

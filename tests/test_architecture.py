@@ -110,6 +110,8 @@ SMALL_ROOMS = {
     "allocation/vcuda.py": "gpu-manager's requests, which name no device",
     "catalog/autoscale_families.py": "declarations, which only `podgpu autoscale` loads",
     "catalog/mig.py": "the one place for a MIG instance's name and size",
+    "compose/hook.py": "the hook's two ways to run; without a port it loads no web server",
+    "compose/top.py": "what `podgpu top` shows; it must not load what assembles an agent where another's is looked at",
     "configuration/pod_labels.py": "which labels of a pod go on series; the pattern engine is a room of its own",
     "exposition/body.py": "what is handed out, in both encodings, whoever serves it",
     "join/policy.py": "what the user chose; everything in the room stands on it",
@@ -269,14 +271,34 @@ def test_the_picture_has_every_room_and_the_way_of_a_sample() -> None:
 
 
 def test_only_one_place_assembles_an_agent() -> None:
-    """The demo has simulated nodes of its own; whatever looks at a real one gets its agent from `compose/agent.py`."""
     makers = {
         path.relative_to(SOURCE).as_posix()
         for path in FILES
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Agent"
     }
-    assert makers == {"compose/agent.py", "cli/demo.py"}
+    assert makers == {"compose/agent.py"}
+
+
+ENGINES = {"aiohttp", "asyncio", "concurrent", "multiprocessing", "signal", "socket", "subprocess", "threading"}
+
+
+def test_the_command_line_is_options_and_words() -> None:
+    """It turns options into settings, prints, and chooses the exit code. What runs is put together in compose/: nothing
+    that a loop, a thread or a signal is made of is imported here, and nothing made that is started."""
+    running = {
+        node.name
+        for path in FILES
+        for node in tree_of(path).body
+        if isinstance(node, ast.ClassDef) and any(getattr(member, "name", "") == "start" for member in node.body)
+    }
+    assert {"Agent", "Cluster", "Hook", "Keeper", "WasteWatch"} <= running
+    for path in (path for path in FILES if room_of(path) == "cli"):
+        assert not {name.split(".")[0] for name in imports_of(path)} & ENGINES, path
+        for node in nodes_of(path):
+            if isinstance(node, ast.Call):
+                called = getattr(node.func, "id", getattr(node.func, "attr", ""))
+                assert called not in running, f"{path}:{node.lineno} makes a {called}"
 
 
 def test_only_the_edge_catches_everything() -> None:

@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,11 @@ import grpc
 import pytest
 
 from podgpu.agent.loop import Agent
-from podgpu.cli.exporter import build_agent, command
+from podgpu.cli.exporter import command, resolved
 from podgpu.cli.option_table import EXPORTER_OPTIONS
-from podgpu.cli.params import normalise
+from podgpu.cli.params import naming_variable, normalise
 from podgpu.clock import Clock
+from podgpu.compose.agent import exporter_agent
 from podgpu.compose.servers import ApiAccess
 from podgpu.kube.pace import Pace
 from podgpu.simulate.driver import SimulatedNvml
@@ -264,7 +266,8 @@ def _agent(
         words = [word.replace("{folder}", str(folder)) for word in (*ROOTS, *description.arguments)]
         ctx = command.make_context("exporter", normalise(words, EXPORTER_OPTIONS))
         api = ApiAccess(ctx.params["kubeconfig"], pace=_PACE)
-        agent = build_agent(ctx, ctx.params, api, telemetry, Clock(clock.monotonic, clock.wall))
+        naming, time = partial(naming_variable, ctx), Clock(clock.monotonic, clock.wall)
+        agent = exporter_agent(resolved(ctx, ctx.params), api, naming, telemetry, time)
     try:
         if not description.api_away:
             wait_until(lambda: all(feed.synced for feed in api.feeds), "the API server was read")

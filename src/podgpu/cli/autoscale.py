@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from typing import Any
 
 import click
 
 from podgpu.cli.autoscale_options import AUTOSCALE_OPTIONS, AUTOSCALE_PROMETHEUS, AUTOSCALE_SCRAPE
-from podgpu.cli.cluster import chosen_backend, freshness
+from podgpu.cli.cluster import check_backend, freshness
 from podgpu.cli.help import podgpu_command
 from podgpu.cli.params import naming_variable, with_options
-from podgpu.compose.autoscale import assemble_autoscale, autoscale_settings, unregister
+from podgpu.compose.autoscale import autoscale_settings, run_autoscale, unregister
 from podgpu.compose.process import (
     configure_logging,
     let_go_of_what_ended,
     look_for_cycles_seldom,
-    look_past_what_stays,
     share_one_heap,
     take_turns_often,
 )
-from podgpu.serve.app import PROBE_OPTION, run
+from podgpu.serve.app import PROBE_OPTION
 from podgpu.serve.sockets import parse_address
 
 
@@ -58,9 +56,5 @@ def command(ctx: click.Context, /, **options: Any) -> None:
         unregister(options)
         return
     settings = autoscale_settings(options, *freshness(ctx, options))
-    with ExitStack() as at_the_end:
-        asked = {**options, "owners": "none"}
-        make_backend = chosen_backend(ctx, asked, settings, at_the_end, (AUTOSCALE_PROMETHEUS, AUTOSCALE_SCRAPE))
-        parts = assemble_autoscale(options, settings, make_backend, at_the_end)
-        look_past_what_stays()
-        run(parts.cluster, parts.listeners(probe_address))
+    check_backend(ctx, options, (AUTOSCALE_PROMETHEUS, AUTOSCALE_SCRAPE))
+    run_autoscale(options, settings, probe_address)

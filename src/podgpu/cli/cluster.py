@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
-from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 import click
 from click.core import ParameterSource
@@ -13,29 +12,19 @@ from click.core import ParameterSource
 from podgpu.cli.cluster_options import CLUSTER_OPTIONS, PROMETHEUS_OPTIONS, SCRAPE_OPTIONS
 from podgpu.cli.help import podgpu_command
 from podgpu.cli.params import Option, naming_variable, with_options
-from podgpu.cluster.loop import Cluster
-from podgpu.cluster.publish import Publisher
-from podgpu.cluster.reading import MakeBackend
 from podgpu.cluster.settings import ViewSettings, check_settings
-from podgpu.compose.cluster import prometheus_backend, prometheus_history, scrape_backend
+from podgpu.compose.cluster import run_cluster
 from podgpu.compose.process import (
     configure_logging,
     let_go_of_what_ended,
     look_for_cycles_seldom,
-    look_past_what_stays,
     share_one_heap,
     take_turns_often,
 )
-from podgpu.configuration.price_file import read_prices
 from podgpu.errors import UsageError
-from podgpu.serve.app import PROBE_OPTION, Served, Several, run
-from podgpu.serve.sockets import Address, parse_address
+from podgpu.serve.app import PROBE_OPTION
+from podgpu.serve.sockets import parse_address
 
-if TYPE_CHECKING:
-    from podgpu.history.asking import History
-    from podgpu.serve.protection import Protection
-
-_log = logging.getLogger("podgpu")
 _INTERVALS_FRESH = 3
 _BACKENDS = ("prometheus", "scrape", "discover_kubernetes")
 
@@ -57,9 +46,6 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     Asks a Prometheus server, or scrapes the exporters itself: exactly one of --prometheus, --scrape and
     --discover-kubernetes.
     """
-    # Here, as `podgpu autoscale`, which shares what is below, has no page.
-    from podgpu.serve.cluster_app import cluster_listeners
-
     share_one_heap()
     look_for_cycles_seldom()
     let_go_of_what_ended()
@@ -70,33 +56,8 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     with naming_variable(ctx, "probe_address"):
         probe_address = parse_address(options["probe_address"], PROBE_OPTION) if options["probe_address"] else None
     settings = _settings(ctx, options)
-    with ExitStack() as at_the_end:
-        make_backend = chosen_backend(ctx, options, settings, at_the_end)
-        publisher = Publisher(settings, read_prices(options["prices"]))
-        with naming_variable(ctx, "history_dir"):
-            cluster, beside, history = _with_history(options, make_backend, publisher)
-        protection = _protection(options["web_config_file"], at_the_end)
-        listeners = cluster_listeners(
-            cluster, address, probe_address, protection, history, options["web_enable_lifecycle"]
-        )
-        look_past_what_stays()
-        run(Several([cluster, *beside]), listeners, lambda bound: _announce(bound[0]))
-
-
-def _with_history(
-    options: dict[str, Any], make_backend: MakeBackend, publisher: Publisher
-) -> tuple[Cluster, list[Served], History]:
-    """Prometheus has the past already; the exporters have to be watched for it."""
-    if options["prometheus"]:
-        return Cluster(make_backend, publisher), [], prometheus_history(options)
-    from podgpu.compose.histories import cluster_with_keeper, history_of
-
-    cluster, keeper = cluster_with_keeper(make_backend, publisher, directory=options["history_dir"])
-    return cluster, [keeper], history_of(keeper)
-
-
-def _announce(bound: Address) -> None:
-    _log.info("listening on %s/metrics, the page is on %s/", bound.url, bound.url)
+    check_backend(ctx, options)
+    run_cluster(options, settings, address, probe_address, partial(naming_variable, ctx))
 
 
 def _settings(ctx: click.Context, options: dict[str, Any]) -> ViewSettings:
@@ -123,26 +84,14 @@ def freshness(ctx: click.Context, options: dict[str, Any]) -> tuple[float, float
     return stale_after, options["drop_after"] if kept else max(options["drop_after"], 2 * stale_after)
 
 
-def _protection(path: str, at_the_end: ExitStack) -> Protection | None:
-    if not path:
-        return None
-    from podgpu.serve.protection import protect
-
-    protection = protect(path)
-    at_the_end.callback(protection.close)
-    return protection
-
-
 # Whom to ask
 
 
-def chosen_backend(
+def check_backend(
     ctx: click.Context,
     options: dict[str, Any],
-    settings: ViewSettings,
-    at_the_end: ExitStack,
     only_with: tuple[Sequence[Option], Sequence[Option]] = (PROMETHEUS_OPTIONS, SCRAPE_OPTIONS),
-) -> MakeBackend:
+) -> None:
     """`only_with`: options of the one and of the other backend. Raises UsageError for what cannot be meant, before
     anything is asked."""
     chosen = [name for name in _BACKENDS if options[name]]
@@ -155,9 +104,8 @@ def chosen_backend(
         )
     if chosen == ["prometheus"]:
         _refuse(ctx, only_with[1], "--scrape or --discover-kubernetes")
-        return prometheus_backend(options, settings, at_the_end)
-    _refuse(ctx, only_with[0], "--prometheus")
-    return scrape_backend(options, settings, at_the_end)
+    else:
+        _refuse(ctx, only_with[0], "--prometheus")
 
 
 def _refuse(ctx: click.Context, others: Sequence[Option], backend: str) -> None:

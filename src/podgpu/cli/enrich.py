@@ -5,10 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import re
-import signal
-import threading
-import time
-from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any
 
@@ -19,8 +15,8 @@ from podgpu.atomic_file import AtomicFile, OutputError, Owner
 from podgpu.cli.help import podgpu_command
 from podgpu.cli.option_table import EXPORTER_ACCESS_OPTIONS, exporter_options
 from podgpu.cli.params import Option, naming_variable, with_options
-from podgpu.compose.enricher import assemble_enricher
-from podgpu.compose.process import configure_logging, look_past_what_stays
+from podgpu.compose.enricher import opened_enricher, run_enricher
+from podgpu.compose.process import configure_logging
 from podgpu.compose.servers import open_exposition
 from podgpu.enrich.turn import Enricher, Settings
 from podgpu.errors import SourceError, StartError, UsageError
@@ -101,10 +97,8 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     configure_logging(options["log_format"], options["debug"])
     source, textfile = _ends(options)
     settings = _settings(ctx, options)
-    with ExitStack() as at_the_end:
-        naming = partial(naming_variable, ctx)
-        enricher = assemble_enricher(source, textfile, settings, options, naming, at_the_end)
-        _run_once(enricher) if options["once"] else _run(enricher, options["interval"])
+    with opened_enricher(source, textfile, settings, options, partial(naming_variable, ctx)) as enricher:
+        _run_once(enricher) if options["once"] else run_enricher(enricher, options["interval"])
 
 
 # What it is made of
@@ -157,9 +151,6 @@ def _settings(ctx: click.Context, options: dict[str, Any]) -> Settings:
     )
 
 
-# Turns
-
-
 def _run_once(enricher: Enricher) -> None:
     try:
         outcomes = enricher.turn()
@@ -168,17 +159,3 @@ def _run_once(enricher: Enricher) -> None:
     if outcomes and not any(outcome.ok for outcome in outcomes):
         reasons = "; ".join(f"{outcome.source}: {outcome.message}" for outcome in outcomes)
         raise StartError(f"written without pod labels, because no source could say who holds what: {reasons}")
-
-
-def _run(enricher: Enricher, interval: float) -> None:
-    """Until SIGTERM or SIGINT. The file stays: node_textfile_mtime_seconds tells its age."""
-    stopping = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stopping.set())
-    look_past_what_stays()
-    due = time.monotonic()
-    while not stopping.is_set():
-        with suppress(SourceError, OutputError):  # noted where it happened; the next turn tries again
-            enricher.turn()
-        due = max(due + interval, time.monotonic())
-        stopping.wait(due - time.monotonic())

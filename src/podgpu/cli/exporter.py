@@ -3,44 +3,26 @@
 from __future__ import annotations
 
 import logging
-import os
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from podgpu.agent.loop import Agent
-from podgpu.agent.waste_watch import WasteWatch
 from podgpu.cli.config_file import of_file_without_effect, with_config_file
 from podgpu.cli.help import podgpu_command
 from podgpu.cli.option_table import EXPORTER_OPTIONS
 from podgpu.cli.params import given, naming_variable, with_options
-from podgpu.clock import Clock
-from podgpu.compose.agent import exporter_agent
-from podgpu.compose.histories import history_of, node_keeper
-from podgpu.compose.process import (
-    configure_logging,
-    give_back_once_settled,
-    let_go_of_what_ended,
-    look_past_what_stays,
-    print_out,
-    share_one_heap,
-    take_turns_often,
-)
-from podgpu.compose.servers import SOON_SECONDS, ApiAccess
+from podgpu.cli.terminal import print_out
+from podgpu.compose.exporter import Doors, opened_exporter
+from podgpu.compose.process import configure_logging, share_one_heap
 from podgpu.device_selection import parse_selection
 from podgpu.errors import MOST_NAMED, StartError, UsageError
 from podgpu.serve.app import PROBE_OPTION
-from podgpu.serve.exporter_app import GPU_MANAGER_OPTION, Bounds, serve
-from podgpu.serve.routes import BesideFigures
-from podgpu.serve.sockets import Address, parse_address, systemd_sockets
+from podgpu.serve.exporter_app import GPU_MANAGER_OPTION
+from podgpu.serve.sockets import Address, parse_address
 from podgpu.snapshot_json import dump_snapshot
-from podgpu.telemetry.source import Telemetry
-
-if TYPE_CHECKING:
-    from podgpu.figures.prices import ReadPrices
-    from podgpu.serve.protection import Protection
 
 _log = logging.getLogger("podgpu")
 
@@ -57,47 +39,24 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     """Export this node's GPUs to Prometheus. Takes every flag and variable of dcgm-exporter."""
     share_one_heap()
     configure_logging(options["log_format"], options["debug"])
-    options = with_config_file(ctx, options)
-    address, gpu_manager_address, probe_address = check_options(ctx, options)
-    with naming_variable(ctx, "web_systemd_socket"):
-        passed = options["web_systemd_socket"] and not options["once"]
-        sockets = systemd_sockets(os.environ) if passed else []
-    with naming_variable(ctx, "web_config_file"):
-        protection = _protection(options["web_config_file"])
-    with naming_variable(ctx, "prices"):
-        prices = _prices(options["prices"])
-    # Probes are answered soon, whatever the API server does; --once has nobody to answer and can wait.
-    api = ApiAccess(options["kubeconfig"]) if options["once"] else ApiAccess(options["kubeconfig"], SOON_SECONDS)
-    try:
-        agent = build_agent(ctx, options, api)
+    options = resolved(ctx, options)
+    doors = check_options(ctx, options)
+    with opened_exporter(options, partial(naming_variable, ctx)) as exporter:
         for sentence in (*without_effect(ctx), *of_file_without_effect(options)):
             _log.warning("%s", sentence)
         if options["once"]:
-            _print_once(agent, options["dump_snapshot"])
+            _print_once(exporter.agent, options["dump_snapshot"])
         else:
-            lifecycle = options["web_enable_lifecycle"]
-            waste = WasteWatch(agent, prices)
-            with naming_variable(ctx, "history_dir"):
-                keeper = node_keeper(agent, options["history_dir"], waste)
-            let_go_of_what_ended()
-            take_turns_often()
-            look_past_what_stays()
-            give_back_once_settled()
-            serve(
-                *(agent, address, _announce, gpu_manager_address, probe_address, protection, sockets, lifecycle),
-                shown=BesideFigures(history_of(keeper), prices, waste.wasted),
-                beside=[keeper, waste],
-                bounds=Bounds(
-                    options["web_read_timeout"], options["web_write_timeout"], options["max_concurrent_scrapes"]
-                ),
-            )
-    finally:
-        api.close()
-        if protection:
-            protection.close()
+            exporter.serve(doors)
 
 
-def check_options(ctx: click.Context, options: dict[str, Any]) -> tuple[Address, Address | None, Address | None]:
+def resolved(ctx: click.Context, options: dict[str, Any]) -> dict[str, Any]:
+    """The options as the agent is assembled by them: the configuration file is under them, DCGM's are checked. Raises
+    UsageError."""
+    return with_host_engine(ctx, with_config_file(ctx, options))
+
+
+def check_options(ctx: click.Context, options: dict[str, Any]) -> Doors:
     """What can be told of the options alone; the addresses of them. Raises UsageError."""
     with naming_variable(ctx, "address"):
         address = parse_address(options["address"])
@@ -107,11 +66,7 @@ def check_options(ctx: click.Context, options: dict[str, Any]) -> tuple[Address,
         probe_address = parse_address(options["probe_address"], PROBE_OPTION) if options["probe_address"] else None
     if options["dump_snapshot"] and not options["once"]:
         raise UsageError("--dump-snapshot goes with --once")
-    return address, gpu_manager_address, probe_address
-
-
-def _announce(bound: Address) -> None:
-    _log.info("listening on %s/metrics", bound.url)
+    return Doors(address, gpu_manager_address, probe_address)
 
 
 def _gpu_manager_address(options: dict[str, Any]) -> Address | None:
@@ -122,37 +77,6 @@ def _gpu_manager_address(options: dict[str, Any]) -> Address | None:
     if not options["gpu_manager_metrics"]:
         raise UsageError(f"{GPU_MANAGER_OPTION} {text}: goes with --gpu-manager-metrics")
     return address
-
-
-def _protection(path: str) -> Protection | None:
-    """Read with --once too, which serves nothing: whoever looks before leaving it running learns what is wrong."""
-    if not path:
-        return None
-    from podgpu.serve.protection import protect
-
-    return protect(path)
-
-
-def _prices(chosen: str) -> ReadPrices | None:
-    """What brings YAML is loaded by those only who have prices."""
-    if not chosen:
-        return None
-    from podgpu.configuration.price_file import read_prices
-
-    return read_prices(chosen)
-
-
-def build_agent(
-    ctx: click.Context,
-    options: dict[str, Any],
-    api: ApiAccess,
-    telemetry: Telemetry | None = None,
-    clock: Clock | None = None,
-) -> Agent:
-    """The agent of this command line. Raises UsageError, which names the variable a wrong value came from."""
-    if "config" not in options:
-        options = with_config_file(ctx, options)
-    return exporter_agent(with_host_engine(ctx, options), api, partial(naming_variable, ctx), telemetry, clock)
 
 
 def with_host_engine(ctx: click.Context, options: dict[str, Any]) -> dict[str, Any]:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import re
-import signal
-import sys
-import threading
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -18,13 +14,14 @@ from podgpu.atomic_file import AtomicFile
 from podgpu.cli.help import podgpu_command
 from podgpu.cli.option_table import exporter_options
 from podgpu.cli.params import Option, naming_variable, with_options
-from podgpu.compose.process import configure_logging, look_past_what_stays, share_one_heap
+from podgpu.compose.hook import run_hook
+from podgpu.compose.process import configure_logging, share_one_heap, take_turns_often
 from podgpu.errors import UsageError
-from podgpu.hook.loop import Hook, Settings
+from podgpu.hook.loop import Settings
 
-_log = logging.getLogger("podgpu")
-_SWITCH_SECONDS = 0.0005
-"""A pod waits for the thread that answers; the one that writes the file gives way sooner than Python's 5 ms."""
+if TYPE_CHECKING:
+    from podgpu.serve.sockets import Address
+
 _SHARED = ("path-proc", "debug", "log-format")
 _OTHERWISE = {"path-proc": {"help": "Where the host's /proc is: driver/nvidia in it says which GPU has which number."}}
 
@@ -94,18 +91,21 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     Only watches, unless --inject is given.
     """
     share_one_heap()
-    sys.setswitchinterval(_SWITCH_SECONDS)
+    take_turns_often()  # a pod waits for the thread that answers: the one that writes the file gives way soon
     configure_logging(options["log_format"], options["debug"])
     with naming_variable(ctx, "podlist"):
         file = _podlist(options["podlist"], options["path_proc"])
-    hook = Hook(_settings(options, os.environ), file)
-    _log.info("keeping %s", file.path)
-    look_past_what_stays()
-    if not options["address"]:
-        _run_without_port(hook)
-        return
     with naming_variable(ctx, "address"):
-        _run_with_port(hook, options["address"])
+        address = _address(options["address"])
+    run_hook(_settings(options, os.environ), file, address)
+
+
+def _address(text: str) -> Address | None:
+    if not text:
+        return None
+    from podgpu.serve.sockets import parse_address  # the web server, for those who have a port only
+
+    return parse_address(text)
 
 
 def _podlist(path: str, proc: str) -> AtomicFile:
@@ -135,29 +135,3 @@ def _settings(options: Mapping[str, Any], environment: Mapping[str, str]) -> Set
         inject=options["inject"],
         proc=options["path_proc"],
     )
-
-
-def _run_with_port(hook: Hook, address: str) -> None:
-    from podgpu.serve.app import Listener, run
-    from podgpu.serve.hook_app import hook_application
-    from podgpu.serve.sockets import parse_address
-
-    said = "the hook's own metrics on %s/metrics"
-    run(hook, [Listener(hook_application(hook), parse_address(address), announcement=said)])
-
-
-def _run_without_port(hook: Hook) -> None:
-    """Until SIGTERM, SIGINT or the end of an inherited connection.
-
-    Without the web server it starts three times as fast, in half the memory: a runtime that starts plugins itself gives
-    each of them 5 seconds.
-    """
-    stopping = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stopping.set())
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    hook.start(on_fatal=stopping.set)
-    stopping.wait()
-    hook.stop()
-    if hook.fatal is not None:
-        raise hook.fatal

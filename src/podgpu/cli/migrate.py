@@ -13,7 +13,7 @@ import click
 from podgpu.atomic_file import AtomicFile
 from podgpu.cli.help import podgpu_command
 from podgpu.cli.params import Option, with_options
-from podgpu.compose.process import print_out
+from podgpu.cli.terminal import print_out
 from podgpu.errors import SourceError, UsageError, one_line
 from podgpu.files import read_bounded
 from podgpu.migrate.dashboard import migrate_dashboard

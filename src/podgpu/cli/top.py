@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import io
-import logging
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -17,13 +14,13 @@ from click.core import ParameterSource
 from podgpu.cli.help import podgpu_command
 from podgpu.cli.option_table import exporter_options
 from podgpu.cli.params import Option, naming_variable, with_options
-from podgpu.compose.process import print_out
-from podgpu.compose.servers import ApiAccess
+from podgpu.cli.terminal import has_letters, is_interactive, print_out, quiet_logs, wants_colour
+from podgpu.compose.top import opened_feed
 from podgpu.errors import UsageError, one_line
 from podgpu.top.arrange import Order, arrange
 from podgpu.top.cells import ASCII, PLAIN, RICH, Glyphs
 from podgpu.top.controls import ORDERS, Controls
-from podgpu.top.feed import Feed, Seen, Source
+from podgpu.top.feed import Feed, Seen
 from podgpu.top.table import Table, as_text, table_of
 
 _LOCAL = (
@@ -71,15 +68,13 @@ def command(ctx: click.Context, /, **options: Any) -> int:
     """
     if options["url"] or options["cluster"]:
         _refuse_local_options(ctx, options)
+    elif ctx.get_parameter_source("kubernetes") is ParameterSource.DEFAULT:
+        options["kubernetes"] = os.access(options["pod_resources_kubelet_socket"], os.R_OK | os.W_OK)
     controls = Controls(options["sort"], options["filter"])
-    with _no_logs(), _source(ctx, options) as source:
-        feed = Feed(source, options["interval"])
-        try:
-            if options["once"] or not _interactive():
-                return _print_once(feed, controls)
-            return _run(feed, controls, source.name)
-        finally:
-            feed.close()
+    with quiet_logs(), opened_feed(options, partial(naming_variable, ctx)) as feed:
+        if options["once"] or not is_interactive():
+            return _print_once(feed, controls)
+        return _run(feed, controls)
 
 
 def _refuse_local_options(ctx: click.Context, options: dict[str, Any]) -> None:
@@ -96,68 +91,25 @@ def _said(ctx: click.Context, flag: str) -> bool:
     return ctx.get_parameter_source(flag.replace("-", "_")) is ParameterSource.COMMANDLINE
 
 
-# Where figures come from
-
-
-@contextmanager
-def _source(ctx: click.Context, options: dict[str, Any]) -> Iterator[Source]:
-    if options["url"]:
-        from podgpu.top.exporter import ExporterSource
-
-        yield ExporterSource(options["url"])
-        return
-    if options["cluster"]:
-        from podgpu.top.api import ClusterSource
-
-        yield ClusterSource(options["cluster"])
-        return
-    api = ApiAccess(options["kubeconfig"])
-    try:
-        yield _local(ctx, options, api)
-    finally:
-        api.close()
-
-
-def _local(ctx: click.Context, options: dict[str, Any], api: ApiAccess) -> Source:
-    from podgpu.compose.agent import top_source
-
-    if ctx.get_parameter_source("kubernetes") is ParameterSource.DEFAULT:
-        options["kubernetes"] = os.access(options["pod_resources_kubelet_socket"], os.R_OK | os.W_OK)
-    return top_source(options, api, partial(naming_variable, ctx))
-
-
-# Where they go
-
-
-def _interactive() -> bool:
-    return sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
-
-
-def _wants_colour() -> bool:
-    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM", "dumb") != "dumb"
-
-
 def _glyphs(colour: bool) -> Glyphs:
-    try:
-        "–…█▏".encode(sys.stdout.encoding or "ascii")
-    except UnicodeEncodeError:
+    if not has_letters("–…█▏"):
         return ASCII
     return RICH if colour else PLAIN
 
 
-def _run(feed: Feed, controls: Controls, name: str) -> int:
+def _run(feed: Feed, controls: Controls) -> int:
     from podgpu.top.live import show_live
 
     feed.read_or_raise()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a name that the terminal cannot show costs its letters only
-    colour = _wants_colour()
-    return show_live(feed, controls, name, colour, _glyphs(colour), sys.stdin.fileno(), sys.stdout)
+    colour = wants_colour()
+    return show_live(feed, controls, feed.name, colour, _glyphs(colour), sys.stdin.fileno(), sys.stdout)
 
 
 def _print_once(feed: Feed, controls: Controls) -> int:
     seen = feed.read_twice() if feed.has_rates else feed.read_or_raise()
-    colour = _wants_colour()
+    colour = wants_colour()
     size = os.get_terminal_size(sys.stdout.fileno()) if sys.stdout.isatty() else None
     table = _table(seen, controls, _glyphs(colour), size.columns if size else None)
     lines = [table.header, *table.body]
@@ -181,14 +133,3 @@ def _print_once(feed: Feed, controls: Controls) -> int:
 def _table(seen: Seen, controls: Controls, glyphs: Glyphs, width: int | None) -> Table:
     order: Order = controls.order
     return table_of(arrange(seen.lines, order, controls.wanted), order, glyphs, width)
-
-
-@contextmanager
-def _no_logs() -> Iterator[None]:
-    """What would be logged, the table's notes say; a line of log would break the screen."""
-    before = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logging.disable(before)

@@ -1,5 +1,5 @@
-"""This module assembles an agent as the options say: the exporter's, and the one `podgpu top` looks through. Nothing
-else does."""
+"""This module assembles every agent: as the options say, the exporter's and the one `podgpu top` looks through, and
+the demo's of its simulated nodes."""
 
 from __future__ import annotations
 
@@ -77,7 +77,9 @@ def exporter_agent(
     with naming("allocation"):
         holders = make_holders(Surroundings(options, api, telemetry))
     finder = ContainerFinder(options["path_proc"]) if options["container_usage"] else None
-    agent = _agent(telemetry, holders, settings, finder, naming, clock, pod_labels, counter_feed)
+    agent = assemble_agent(telemetry, holders, settings, finder, clock, pod_labels, counter_feed)
+    with naming("devices"):
+        agent.check_selection()
     agent.read_counters()
     return agent
 
@@ -94,22 +96,24 @@ def top_source(options: Options, api: ApiAccess, naming: Naming = _no_naming) ->
     with naming("allocation"):
         holders = make_holders(Surroundings(options, api, telemetry))
     finder = ContainerFinder(options["path_proc"])
-    agent = _agent(telemetry, holders, settings, finder, naming)
+    agent = assemble_agent(telemetry, holders, settings, finder)
+    with naming("devices"):
+        agent.check_selection()
     watch = ProcessWatch(telemetry, finder, holders.identities) if options["processes"] else None
     return LocalSource(agent, node_name(), watch)
 
 
-def _agent(
+def assemble_agent(
     telemetry: Telemetry,
     holders: Holders,
     settings: Settings,
     finder: ContainerFinder | None,
-    naming: Naming,
     clock: Clock | None = None,
     pod_labels: Callable[[], PodLabels] = dict,
     counter_feed: CounterFeed | None = None,
 ) -> Agent:
-    agent = Agent(
+    """Whoever's it is; the demo brings all of it itself."""
+    return Agent(
         telemetry,
         holders.sources,
         settings,
@@ -120,9 +124,6 @@ def _agent(
         containers=finder,
         signs=holders.signs,
     )
-    with naming("devices"):
-        agent.check_selection()
-    return agent
 
 
 # What is on the series

@@ -199,7 +199,7 @@ class Holders:
 
     sources: list[AllocationSource]
     identities: ReadIdentities
-    signs: ReadSigns
+    signs: ReadSigns | None = None
 
 
 def make_holders(around: Surroundings) -> Holders:

@@ -20,7 +20,8 @@ from podgpu.cluster.loop import Cluster
 from podgpu.cluster.publish import Publisher
 from podgpu.cluster.reading import MakeBackend
 from podgpu.cluster.settings import MOST_ROUNDS, ViewSettings, check_settings, duration_text
-from podgpu.compose.cluster import api_config
+from podgpu.compose.cluster import api_config, chosen_backend
+from podgpu.compose.process import look_past_what_stays
 from podgpu.errors import SourceError, StartError, UsageError
 from podgpu.http.aside import Aside
 from podgpu.http.tls import Pem
@@ -28,6 +29,7 @@ from podgpu.kube.access import ApiConfig
 from podgpu.kube.client import ApiClient
 from podgpu.kube.watch import Watcher
 from podgpu.serve.api_tls import ApiContexts, pair_of_files, pair_of_own
+from podgpu.serve.app import run
 from podgpu.serve.autoscale_app import API_OPTION, KEDA_OPTION, ApiPart, Autoscale, KedaPart
 from podgpu.serve.external_scaler import Callers, ExternalScaler
 from podgpu.serve.front_proxy import CONFIG_NAME, CONFIG_NAMESPACE, Trust, parse_trust
@@ -58,6 +60,15 @@ def autoscale_settings(options: Mapping[str, Any], stale_after: float, drop_afte
             window=interval,
         )
     )
+
+
+def run_autoscale(options: Mapping[str, Any], settings: ViewSettings, probe_address: Address) -> None:
+    """Until SIGINT or SIGTERM. Raises UsageError and StartError."""
+    with ExitStack() as at_the_end:
+        make_backend = chosen_backend({**options, "owners": "none"}, settings, at_the_end)
+        parts = assemble_autoscale(options, settings, make_backend, at_the_end)
+        look_past_what_stays()
+        run(parts.cluster, parts.listeners(probe_address))
 
 
 def assemble_autoscale(

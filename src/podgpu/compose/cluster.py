@@ -1,5 +1,5 @@
-"""This module assembles whom `podgpu cluster` asks, as the options say: a Prometheus server, or the exporters
-themselves."""
+"""This module assembles `podgpu cluster` as the options say: whom it asks, a Prometheus server or the exporters
+themselves, where the past comes from, and what is served."""
 
 from __future__ import annotations
 
@@ -9,15 +9,22 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
+from podgpu.cluster.loop import Cluster
+from podgpu.cluster.publish import Publisher
 from podgpu.cluster.reading import Backend, MakeBackend
 from podgpu.cluster.settings import ViewSettings
+from podgpu.compose.process import look_past_what_stays
 from podgpu.compose.servers import access_by
+from podgpu.configuration.price_file import read_prices
 from podgpu.errors import SourceError, UsageError
+from podgpu.serve.app import Served, Several, protected_by, run
+from podgpu.serve.sockets import Address
 
 if TYPE_CHECKING:
     from podgpu.cluster.prom.backend import PrometheusPlace
     from podgpu.cluster.scraping.backend import Targets
     from podgpu.cluster.scraping.discover import ApiOwners
+    from podgpu.compose.agent import Naming
     from podgpu.fetch.access import Credentials
     from podgpu.history.asking import History
     from podgpu.kube.access import ApiConfig
@@ -25,6 +32,50 @@ if TYPE_CHECKING:
 _log = logging.getLogger("podgpu")
 _SYNC_SECONDS = 10.0
 _MOST_AT_A_TIME = 1000
+
+
+def run_cluster(
+    options: Mapping[str, Any], settings: ViewSettings, address: Address, probe_address: Address | None, naming: Naming
+) -> None:
+    """Until SIGINT or SIGTERM. Raises UsageError and StartError."""
+    # Here, as `podgpu autoscale`, which shares what is below, has no page.
+    from podgpu.serve.cluster_app import cluster_listeners
+
+    with ExitStack() as at_the_end:
+        make_backend = chosen_backend(options, settings, at_the_end)
+        publisher = Publisher(settings, read_prices(options["prices"]))
+        with naming("history_dir"):
+            cluster, beside, history = _with_history(options, make_backend, publisher)
+        protection = at_the_end.enter_context(protected_by(options["web_config_file"]))
+        lifecycle = options["web_enable_lifecycle"]
+        listeners = cluster_listeners(cluster, address, probe_address, protection, history, lifecycle)
+        look_past_what_stays()
+        run(Several([cluster, *beside]), listeners, lambda bound: _announce(bound[0]))
+
+
+def _announce(bound: Address) -> None:
+    _log.info("listening on %s/metrics, the page is on %s/", bound.url, bound.url)
+
+
+def _with_history(
+    options: Mapping[str, Any], make_backend: MakeBackend, publisher: Publisher
+) -> tuple[Cluster, list[Served], History]:
+    """Prometheus has the past already; the exporters have to be watched for it."""
+    if options["prometheus"]:
+        return Cluster(make_backend, publisher), [], prometheus_history(options)
+    from podgpu.compose.histories import cluster_with_keeper, history_of
+
+    cluster, keeper = cluster_with_keeper(make_backend, publisher, directory=options["history_dir"])
+    return cluster, [keeper], history_of(keeper)
+
+
+# Whom to ask
+
+
+def chosen_backend(options: Mapping[str, Any], settings: ViewSettings, at_the_end: ExitStack) -> MakeBackend:
+    """Raises UsageError."""
+    make = prometheus_backend if options["prometheus"] else scrape_backend
+    return make(options, settings, at_the_end)
 
 
 def prometheus_backend(options: Mapping[str, Any], settings: ViewSettings, at_the_end: ExitStack) -> MakeBackend:

@@ -1,18 +1,18 @@
 """This module assembles an enricher as the options say: who reads the exposition, who tells the holders, and the file
-between."""
+between; and has it take its turns."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
-from typing import Any
 
 from podgpu.agent.allocation_turn import AllocationTurn
-from podgpu.atomic_file import AtomicFile
-from podgpu.compose.agent import Naming
+from podgpu.atomic_file import AtomicFile, OutputError
+from podgpu.compose.agent import Naming, Options
 from podgpu.compose.allocations import Surroundings, make_holders
+from podgpu.compose.process import look_past_what_stays, stop_on_signal
 from podgpu.compose.servers import ApiAccess
 from podgpu.compose.telemetries import open_telemetry
 from podgpu.enrich.turn import Enricher, Held, Settings
@@ -26,25 +26,34 @@ from podgpu.telemetry.exposition import ParsedExposition, parse_exposition
 _DEADLINE = 5.0
 
 
-def assemble_enricher(
-    source: ExpositionSource,
-    textfile: AtomicFile,
-    settings: Settings,
-    options: Mapping[str, Any],
-    naming: Naming,
-    at_the_end: ExitStack,
-) -> Enricher:
-    """Raises UsageError. What was opened is closed `at_the_end`."""
-    api = ApiAccess(options["kubeconfig"])
-    at_the_end.callback(api.close)
-    driver = open_telemetry("nvml", options)
-    with naming("allocation"):
-        holders = make_holders(Surroundings(options, api, driver))
-    isolation = Isolation()
-    at_the_end.callback(isolation.close)
-    turn = AllocationTurn(holders.sources, holders.identities, isolation, _DEADLINE, time.monotonic, holders.signs)
-    at_the_end.callback(turn.close)
-    return Enricher(_fetch(source, isolation), _holders(turn), textfile, settings, DriverBeside(driver))
+@contextmanager
+def opened_enricher(
+    source: ExpositionSource, textfile: AtomicFile, settings: Settings, options: Options, naming: Naming
+) -> Iterator[Enricher]:
+    """Raises UsageError."""
+    with ExitStack() as at_the_end:
+        api = ApiAccess(options["kubeconfig"])
+        at_the_end.callback(api.close)
+        driver = open_telemetry("nvml", options)
+        with naming("allocation"):
+            holders = make_holders(Surroundings(options, api, driver))
+        isolation = Isolation()
+        at_the_end.callback(isolation.close)
+        turn = AllocationTurn(holders.sources, holders.identities, isolation, _DEADLINE, time.monotonic, holders.signs)
+        at_the_end.callback(turn.close)
+        yield Enricher(_fetch(source, isolation), _holders(turn), textfile, settings, DriverBeside(driver))
+
+
+def run_enricher(enricher: Enricher, interval: float) -> None:
+    """Until SIGTERM or SIGINT. The file stays: node_textfile_mtime_seconds tells its age."""
+    stopping = stop_on_signal()
+    look_past_what_stays()
+    due = time.monotonic()
+    while not stopping.is_set():
+        with suppress(SourceError, OutputError):  # noted where it happened; the next turn tries again
+            enricher.turn()
+        due = max(due + interval, time.monotonic())
+        stopping.wait(due - time.monotonic())
 
 
 def _fetch(source: ExpositionSource, isolation: Isolation) -> Callable[[], ParsedExposition]:

@@ -1,5 +1,5 @@
 """This module says how this process behaves, whatever it does: what its log lines look like, how it manages memory, how
-its threads take turns, and which node it is on.
+its threads take turns, when it ends, and which node it is on.
 
 Lines are text for people or JSON for collectors, and go to standard error; what was asked for does not.
 """
@@ -11,6 +11,7 @@ import gc
 import json
 import logging
 import os
+import signal
 import socket
 import sys
 import threading
@@ -18,9 +19,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
-import click
-
-from podgpu.errors import StartError, one_line
+from podgpu.errors import one_line
 
 _M_ARENA_MAX = -8
 _NEW_OBJECTS = 5_000
@@ -77,17 +76,6 @@ def configure_logging(log_format: str, debug: bool) -> None:
         logging.getLogger(noisy).setLevel(logging.INFO if debug else logging.WARNING)
     server = logging.getLogger("aiohttp.server")
     (server.removeFilter if debug else server.addFilter)(_is_for_us)
-
-
-def print_out(text: str | bytes) -> None:
-    """On standard output. What a terminal has no letter for becomes a question mark. Raises StartError."""
-    encoding = sys.stdout.encoding or "utf-8"
-    try:
-        click.echo(text.encode(encoding, "replace").decode(encoding) if isinstance(text, str) else text, nl=False)
-    except BrokenPipeError:
-        raise  # whoever read it has read enough: click ends quietly
-    except OSError as error:
-        raise StartError(f"standard output cannot be written: {error.strerror}") from error
 
 
 # Memory, and whose turn it is
@@ -155,3 +143,14 @@ def let_go_of_what_ended() -> None:
 def take_turns_often() -> None:
     """Beside a thread that works, an answer waits for its turn half a dozen times, 5 ms each as Python has it."""
     sys.setswitchinterval(_TURN_SECONDS)
+
+
+# When it ends, where there is no web server to say so
+
+
+def stop_on_signal() -> threading.Event:
+    """What SIGTERM and SIGINT set from now on."""
+    stopping = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopping.set())
+    return stopping

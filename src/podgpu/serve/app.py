@@ -182,6 +182,21 @@ def make_application(handlers: list[web.RouteDef], protection: Protection | None
     return app
 
 
+@contextmanager
+def protected_by(path: str) -> Iterator[Protection | None]:
+    """As the web config there says, if there is a path. Raises UsageError."""
+    if not path:
+        yield None
+        return
+    from podgpu.serve.protection import protect
+
+    protection = protect(path)
+    try:
+        yield protection
+    finally:
+        protection.close()
+
+
 async def _with_safe_headers(_request: web.Request, response: web.StreamResponse) -> None:
     """On every answer, errors too: none of them is anything to a browser but what it says it is. What a handler or the
     web config says itself stands."""

@@ -90,6 +90,11 @@ class Feed:
         self.seen = Seen()
 
     @property
+    def name(self) -> str:
+        """Whose figures they are."""
+        return self._source.name
+
+    @property
     def has_rates(self) -> bool:
         return self._source.has_rates
 

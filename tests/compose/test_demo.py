@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import json
+import queue
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from podgpu.cli.demo import CLUSTER, OTHER_GPUS, Exporter, exporter_on, owners_of
 from podgpu.clock import Clock
 from podgpu.cluster.loop import Cluster
 from podgpu.cluster.publish import Publisher
 from podgpu.cluster.scraping.backend import FixedTargets, ScrapeBackend
+from podgpu.compose.demo import CLUSTER, OTHER_GPUS, Director, Exporter, exporter_on, owners_of
 from podgpu.configuration.price_file import read_prices
 from podgpu.serve.cluster_app import cluster_application
 from podgpu.simulate.scenario import CYCLE_SECONDS, Act, Play, acts
@@ -211,3 +213,16 @@ def test_simulated_gpus_are_the_nodes_own(calm: CalmStory) -> None:
     uuids = [gpu["uuid"] for gpu in gpus(view).values()]
     assert len(set(uuids)) == 20
     assert all(node["simulated"] for node in view["nodes"])
+
+
+def test_the_director_has_each_act_carried_out_and_tells_of_it() -> None:
+    done: list[float] = []
+    told: queue.Queue[str] = queue.Queue()
+    script = [Act(at, f"act {at:g}", partial(done.append, at)) for at in (0.0, 0.01)]
+    director = Director(Play(script), lambda act: told.put(act.says))
+    director.start(on_fatal=lambda: None)
+    try:
+        assert [told.get(timeout=30.0) for _ in script] == ["act 0", "act 0.01"]
+        assert done == [0.0, 0.01]
+    finally:
+        director.stop()

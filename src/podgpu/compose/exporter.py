@@ -1,0 +1,106 @@
+"""This module assembles what `podgpu exporter` is beside its agent, as the options say: history, waste, prices, who is
+let in; and has it served."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from podgpu.agent.loop import Agent
+from podgpu.agent.waste_watch import WasteWatch
+from podgpu.compose.agent import Naming, Options, exporter_agent
+from podgpu.compose.histories import history_of, node_keeper
+from podgpu.compose.process import (
+    give_back_once_settled,
+    let_go_of_what_ended,
+    look_past_what_stays,
+    take_turns_often,
+)
+from podgpu.compose.servers import SOON_SECONDS, ApiAccess
+from podgpu.serve.app import protected_by
+from podgpu.serve.exporter_app import Bounds, serve
+from podgpu.serve.routes import BesideFigures
+from podgpu.serve.sockets import Address, systemd_sockets
+
+if TYPE_CHECKING:
+    from podgpu.figures.prices import ReadPrices
+    from podgpu.serve.protection import Protection
+
+_log = logging.getLogger("podgpu")
+
+
+@dataclass(frozen=True, slots=True)
+class Doors:
+    """Where the exporter is asked."""
+
+    address: Address
+    gpu_manager: Address | None
+    probes: Address | None
+
+
+@dataclass(frozen=True, slots=True)
+class Exporter:
+    """What the options come to: the agent, which nobody has started yet, and what is needed to serve it."""
+
+    agent: Agent
+    options: Options
+    naming: Naming
+    sockets: Sequence[socket.socket]
+    protection: Protection | None
+    prices: ReadPrices | None
+
+    def serve(self, doors: Doors) -> None:
+        """Until SIGINT, SIGTERM or a fatal error of the agent. Raises UsageError and StartError."""
+        options = self.options
+        waste = WasteWatch(self.agent, self.prices)
+        with self.naming("history_dir"):
+            keeper = node_keeper(self.agent, options["history_dir"], waste)
+        let_go_of_what_ended()
+        take_turns_often()
+        look_past_what_stays()
+        give_back_once_settled()
+        serve(
+            self.agent,
+            doors.address,
+            lambda bound: _log.info("listening on %s/metrics", bound.url),
+            doors.gpu_manager,
+            doors.probes,
+            self.protection,
+            self.sockets,
+            options["web_enable_lifecycle"],
+            shown=BesideFigures(history_of(keeper), self.prices, waste.wasted),
+            beside=[keeper, waste],
+            bounds=Bounds(options["web_read_timeout"], options["web_write_timeout"], options["max_concurrent_scrapes"]),
+        )
+
+
+@contextmanager
+def opened_exporter(options: Options, naming: Naming) -> Iterator[Exporter]:
+    """With --once, too, everything is looked at: whoever looks before leaving it running learns what is wrong. Raises
+    UsageError."""
+    once = options["once"]
+    with ExitStack() as at_the_end:
+        with naming("web_systemd_socket"):
+            sockets = systemd_sockets(os.environ) if options["web_systemd_socket"] and not once else []
+        with naming("web_config_file"):
+            protection = at_the_end.enter_context(protected_by(options["web_config_file"]))
+        with naming("prices"):
+            prices = _prices(options["prices"])
+        # Probes are answered soon, whatever the API server does; --once has nobody to answer and can wait.
+        api = ApiAccess(options["kubeconfig"]) if once else ApiAccess(options["kubeconfig"], SOON_SECONDS)
+        at_the_end.callback(api.close)
+        yield Exporter(exporter_agent(options, api, naming), options, naming, sockets, protection, prices)
+
+
+def _prices(chosen: str) -> ReadPrices | None:
+    """What brings YAML is loaded by those only who have prices."""
+    if not chosen:
+        return None
+    from podgpu.configuration.price_file import read_prices
+
+    return read_prices(chosen)
