@@ -1,4 +1,4 @@
-"""TelemetryTurn asks for the inventory, then every GPU in its own worker, all under one deadline.
+"""TelemetryTurn asks for the inventory, then every GPU in its own worker, each of the two under a deadline.
 
 Of fields that are not due this time the last values stand, for as long as the device answers. When it has not, all it
 said is forgotten, and all is read of it as soon as it answers again.
