@@ -100,8 +100,9 @@ class Gpu:
         self.answers = None
 
     def read(self, fields: Sequence[Field], now: float, beside: Sequence[Sequence[Field]] = ()) -> GpuAnswer:
-        """`beside`: sets of fields that are read at other times; plans are kept for them, and no others. A lane's set is
-        the same object in every turn, so what it is known by is its identity."""
+        """`beside`: sets of fields that are read at other times; plans are kept for them, and no others.
+
+        A lane's set is the same object in every turn, so it is known by its identity."""
         self._check_handle()
         self._watch_xids()
         if self._read_with != self._grip.taken:
