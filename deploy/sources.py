@@ -19,7 +19,7 @@ _WATCHED = re.compile(r'(?<=podgpu_exporter_source_up\{source=~")[^"]+(?=\|api-s
 def pattern(sources: Mapping[str, Source] = SOURCES) -> str:
     """What `--allocation` takes, as far as a pattern can tell; nothing: the chart chooses."""
     any_of = "|".join(_spelling(name, source) for name, source in sources.items())
-    return f"^((auto|{any_of})(,({any_of}))*)?$"
+    return f"^(auto|({any_of})(,({any_of}))*)?$"
 
 
 def _spelling(name: str, source: Source) -> str:

@@ -34,6 +34,7 @@ HANDED_ON = {"global", "kubernetesObject"}
         ({"exporter": {"kubernetes": {"podlabels": True}}}, "exporter.kubernetes: Additional property podlabels"),
         ({"exporter": {"kubernetes": {"enabled": "yes"}}}, "exporter.kubernetes.enabled: Invalid type"),
         ({"exporter": {"kubernetes": {"allocation": "kublet"}}}, "exporter.kubernetes.allocation: Does not match"),
+        ({"exporter": {"kubernetes": {"allocation": "auto,kubelet"}}}, "exporter.kubernetes.allocation: Does not"),
         ({"exporter": {"port": 94000}}, "exporter.port: Must be less than or equal to 65535"),
         ({"exporter": {"interval": "30 s"}}, "exporter.interval: Does not match pattern"),
         ({"exporter": {"counters": {"set": "dcpp"}}}, 'must be one of the following: "", "default", "dcp"'),

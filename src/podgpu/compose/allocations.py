@@ -70,7 +70,7 @@ def _podlist_paths(around: Surroundings) -> tuple[str, ...]:
     from podgpu.allocation.podlist import DEFAULT_PATHS
 
     beside = os.path.join(os.path.dirname(around.options["pod_resources_kubelet_socket"]), "podlist.json")
-    return DEFAULT_PATHS if beside == DEFAULT_PATHS[0] else (beside,)
+    return DEFAULT_PATHS if os.path.normpath(beside) == DEFAULT_PATHS[0] else (beside,)
 
 
 def _kubelet(argument: str, around: Surroundings) -> AllocationSource:
