@@ -101,7 +101,7 @@ def test_arguments_reach_their_sources(around: Callable[..., Surroundings], fold
     [
         ("crystal-ball", f"'crystal-ball': unknown source; there are auto, {', '.join(SOURCES)}"),
         ("kubelet,", "'': unknown source"),
-        ("auto,kubelet", "'auto': unknown source"),
+        ("auto,kubelet", "auto stands alone"),
         ("kubelet:/run/k.sock", "takes no argument, not '/run/k.sock'"),
         ("annotations:x", "takes no argument, not 'x'"),
         ("processes:7", "takes no argument, not '7'"),

@@ -180,6 +180,10 @@ def make_allocations(chosen: str, around: Surroundings) -> list[AllocationSource
 
 def _make(entry: str, around: Surroundings) -> AllocationSource:
     name, _, argument = entry.strip().partition(":")
+    if name == "auto":
+        raise UsageError(
+            "--allocation: auto stands alone: it takes every source that is present; leave it or the others out"
+        )
     if name not in SOURCES:
         raise UsageError(f"--allocation {entry!r}: unknown source; there are auto, {', '.join(SOURCES)}")
     return SOURCES[name].make(argument, around)
