@@ -27,7 +27,7 @@ RUN python -m pip uninstall --yes --quiet --root-user-action ignore pip \
     && python -m compileall -q -j 0 --invalidation-mode unchecked-hash -x '/(site-packages|lib2to3|idlelib|test)/' /usr/local/lib/python3.12
 COPY --from=build /opt/podgpu /opt/podgpu
 # NVIDIA's file names: what -f and DCGM_EXPORTER_COLLECTORS of a dcgm-exporter name is here too.
-COPY src/podgpu/catalog/counters/*.csv /etc/dcgm-exporter/
+COPY src/podgpu/metrics/counters/*.csv /etc/dcgm-exporter/
 ENV PATH=/opt/podgpu/bin:${PATH} PYTHONDONTWRITEBYTECODE=1 NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=utility
 EXPOSE 9400 9401
 # The kubelet's socket is root's, and a DaemonSet brought over from dcgm-exporter (the GPU operator's, too) says no user.

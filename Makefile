@@ -61,7 +61,7 @@ proto:
 	$(PYTHON) -m venv .venv-proto
 	.venv-proto/bin/pip install --quiet grpcio-tools==1.74.0
 	.venv-proto/bin/python -m grpc_tools.protoc -I src --python_out=src \
-		podgpu/allocation/podresources.proto podgpu/hook/nri.proto podgpu/autoscale/externalscaler.proto
+		podgpu/holders/podresources.proto podgpu/hook/nri.proto podgpu/autoscale/externalscaler.proto
 
 clean:
 	rm -rf .venv .venv-proto build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis fuzz-out
@@ -69,7 +69,7 @@ clean:
 .venv/run: pyproject.toml
 	@echo "setting up .venv (once)"
 	@$(PYTHON) -m venv .venv
-	@$(BIN)/pip install --quiet --disable-pip-version-check --editable .
+	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[demo]'
 	@touch $@
 
 .venv/dev: .venv/run

@@ -23,19 +23,19 @@ from random import Random
 from tempfile import TemporaryDirectory
 
 from bench.figures import Figure
-from podgpu.allocation.checkpoint import CheckpointAllocation
-from podgpu.allocation.hpc import HpcAllocation
-from podgpu.allocation.identity import IdentityReader
-from podgpu.allocation.kubelet import KubeletAllocation
-from podgpu.allocation.merge import merge
-from podgpu.allocation.podlist import PodlistAllocation
-from podgpu.allocation.source import AllocationSource
 from podgpu.files import SETTLED_NS
-from podgpu.join import Policy, join
+from podgpu.gpu.nvml import NvmlTelemetry
+from podgpu.holders.checkpoint import CheckpointAllocation
+from podgpu.holders.hpc import HpcAllocation
+from podgpu.holders.identity import IdentityReader
+from podgpu.holders.kubelet import KubeletAllocation
+from podgpu.holders.merge import merge
+from podgpu.holders.podlist import PodlistAllocation
+from podgpu.holders.source import AllocationSource
+from podgpu.metrics.render import Policy, join
 from podgpu.model import Device, Snapshot
 from podgpu.simulate.driver import SimulatedNvml
 from podgpu.simulate.kubelet import SimulatedKubelet, SimulatedPod
-from podgpu.telemetry.nvml import NvmlTelemetry
 
 MOST_MS = 50
 """One turn in 5 s: a hundredth of a core on a node this full."""

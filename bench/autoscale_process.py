@@ -25,16 +25,16 @@ from podgpu.http.tls import Pem
 from podgpu.kube.access import ApiConfig
 from podgpu.kube.client import ApiClient
 from podgpu.model import Workload
-from podgpu.serve.api_tls import ApiContexts, pair_of_files
-from podgpu.serve.app import Listener, listening
-from podgpu.serve.connections import Limits
-from podgpu.serve.external_scaler import Callers, ExternalScaler, start_scaler
-from podgpu.serve.front_proxy import Trust
-from podgpu.serve.gate import ApiGate
-from podgpu.serve.metrics_api import MetricsApi
-from podgpu.serve.reviews import Reviews
-from podgpu.serve.scaler_tls import ScalerFiles, ScalerTls
-from podgpu.serve.sockets import Address
+from podgpu.web.api_tls import ApiContexts, pair_of_files
+from podgpu.web.app import Listener, listening
+from podgpu.web.connections import Limits
+from podgpu.web.external_scaler import Callers, ExternalScaler, start_scaler
+from podgpu.web.front_proxy import Trust
+from podgpu.web.gate import ApiGate
+from podgpu.web.metrics_api import MetricsApi
+from podgpu.web.reviews import Reviews
+from podgpu.web.scaler_tls import ScalerFiles, ScalerTls
+from podgpu.web.sockets import Address
 
 GPUS = 8
 WORKLOADS = 100

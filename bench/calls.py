@@ -20,17 +20,17 @@ from uuid import NAMESPACE_DNS, uuid5
 
 from bench.figures import Figure
 from bench.node import TickClock
-from podgpu.accounting.containers import ContainerFinder
 from podgpu.agent.loop import Agent, Settings
-from podgpu.allocation.identity import IdentityReader
-from podgpu.catalog.counters import shipped_counters
 from podgpu.clock import Clock
-from podgpu.join import Policy
+from podgpu.gpu.nvml import NvmlTelemetry
+from podgpu.holders.identity import IdentityReader
+from podgpu.metrics.counters import shipped_counters
+from podgpu.metrics.render import Policy
 from podgpu.model import Allocation, Assignment, Device, Workload
 from podgpu.simulate.driver import SimulatedNvml
 from podgpu.simulate.proc import SimulatedProc, container_cgroup
 from podgpu.simulate.workload import SimulatedLoad
-from podgpu.telemetry.nvml import NvmlTelemetry
+from podgpu.usage.containers import ContainerFinder
 
 H200_MS: Mapping[str, float] = {
     "nvmlDeviceGetTotalEnergyConsumption": 4.4,

@@ -29,8 +29,8 @@ from podgpu.cluster.scraping.lanes import allow_connections
 from podgpu.cluster.settings import ViewSettings
 from podgpu.cluster.view import Memory, assemble
 from podgpu.compose.process import look_for_cycles_seldom, share_one_heap
-from podgpu.exposition.text import encode
 from podgpu.http.exchange import open_session
+from podgpu.metrics.text import encode
 
 _SLOTS = ScrapeSettings().concurrency
 _HEADERS = {"Accept": "text/plain;version=0.0.4,text/plain;q=0.5", "Accept-Encoding": "gzip"}

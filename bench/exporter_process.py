@@ -21,16 +21,16 @@ from aiohttp import web
 
 from bench.node import NodeShape, TickClock, bench_agent, simulated_driver
 from podgpu.agent.loop import Agent
-from podgpu.allocation.kubelet import KubeletAllocation
 from podgpu.cli import exporter as _loaded_as_in_production  # noqa: F401 - click and the option table count too
 from podgpu.compose.histories import history_of, node_keeper
 from podgpu.compose.process import give_back_unused, look_past_what_stays, share_one_heap
-from podgpu.exposition.text import CONTENT_TYPE
-from podgpu.serve.app import Listener, listening
-from podgpu.serve.connections import Limits
-from podgpu.serve.exporter_app import application
-from podgpu.serve.routes import BesideFigures
-from podgpu.serve.sockets import Address
+from podgpu.holders.kubelet import KubeletAllocation
+from podgpu.metrics.text import CONTENT_TYPE
+from podgpu.web.app import Listener, listening
+from podgpu.web.connections import Limits
+from podgpu.web.exporter_app import application
+from podgpu.web.routes import BesideFigures
+from podgpu.web.sockets import Address
 
 TICKS_PER_ALLOCATION = 5
 TICKS_PER_SAMPLE = 15

@@ -23,18 +23,18 @@ from hashlib import sha256
 from pathlib import Path
 
 from bench.node import TickClock
-from podgpu.accounting.containers import ContainerFinder
 from podgpu.agent.loop import Agent, Settings
-from podgpu.allocation.identity import IdentityReader
-from podgpu.allocation.kubelet import KubeletAllocation
-from podgpu.catalog.counters import shipped_counters
 from podgpu.clock import Clock
-from podgpu.exposition.text import CONTENT_TYPE
-from podgpu.join import Policy
+from podgpu.gpu.nvml import NvmlTelemetry
+from podgpu.holders.identity import IdentityReader
+from podgpu.holders.kubelet import KubeletAllocation
+from podgpu.metrics.counters import shipped_counters
+from podgpu.metrics.render import Policy
+from podgpu.metrics.text import CONTENT_TYPE
 from podgpu.simulate.driver import SimulatedNvml
 from podgpu.simulate.kubelet import SimulatedKubelet
 from podgpu.simulate.node import furnish, place_loads, pods, tenants
-from podgpu.telemetry.nvml import NvmlTelemetry
+from podgpu.usage.containers import ContainerFinder
 
 HOST = "simulated-node"
 _OWN_NAMES = re.compile(rb"GPU-[0-9a-f-]{36}|simulated-node|00000000:[0-9A-F]{2}:00\.0|-0(?=\")")

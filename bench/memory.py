@@ -23,8 +23,8 @@ LADDER = (
     ("+ click", "import click"),
     ("+ pynvml", "import pynvml"),
     ("+ aiohttp.web", "import podgpu.http.exchange, aiohttp.web"),
-    ("+ podgpu, but for what follows", "import podgpu.cli.exporter, podgpu.telemetry.nvml, podgpu.serve.app"),
-    ("+ the kubelet's messages (protobuf)", "from podgpu.allocation import kubelet, podresources_pb2"),
+    ("+ podgpu, but for what follows", "import podgpu.cli.exporter, podgpu.gpu.nvml, podgpu.web.app"),
+    ("+ the kubelet's messages (protobuf)", "from podgpu.holders import kubelet, podresources_pb2"),
     (
         "+ the simulated driver of 8 GPUs",
         "from bench.node import *; kept = simulated_driver(EIGHT_GPUS, TickClock())",

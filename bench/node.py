@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from podgpu.agent.loop import Agent, Settings
-from podgpu.allocation.source import AllocationSource
-from podgpu.catalog.counters import shipped_counters
 from podgpu.clock import Clock
-from podgpu.join import Policy
+from podgpu.gpu.nvml import NvmlTelemetry
+from podgpu.holders.source import AllocationSource
+from podgpu.metrics.counters import shipped_counters
+from podgpu.metrics.render import Policy
 from podgpu.simulate.driver import SimulatedNvml
 from podgpu.simulate.kubelet import SimulatedPod
 from podgpu.simulate.workload import SimulatedLoad
-from podgpu.telemetry.nvml import NvmlTelemetry
 
 
 @dataclass(frozen=True, slots=True)

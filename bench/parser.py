@@ -19,10 +19,10 @@ from bench.figures import Figure
 from bench.rendering import turn_seconds
 from podgpu.atomic_file import AtomicFile
 from podgpu.enrich.turn import Enricher, Held, Settings
-from podgpu.exposition import lines as lines_of_text
-from podgpu.exposition.parse import parse_text
+from podgpu.gpu.exposition import parse_exposition
+from podgpu.metrics import lines as lines_of_text
+from podgpu.metrics.parse import parse_text
 from podgpu.model import Allocation, Assignment, Workload
-from podgpu.telemetry.exposition import parse_exposition
 
 LEAST_TIMES_FASTER = 25
 MOST_ENRICH_MS = 20

@@ -16,9 +16,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from bench.figures import Figure
 from bench.node import EIGHT_GPUS, TickClock, bench_agent, simulated_driver
 from bench.running import kubelet_of
-from podgpu.allocation.kubelet import KubeletAllocation
-from podgpu.exposition.text import encode
-from podgpu.join import Policy, join
+from podgpu.holders.kubelet import KubeletAllocation
+from podgpu.metrics.render import Policy, join
+from podgpu.metrics.text import encode
 from podgpu.model import Snapshot
 from podgpu.series import Family
 

@@ -13,10 +13,10 @@ from random import Random
 from statistics import median
 
 from bench.figures import Figure
+from podgpu.gpu.nvml.switches.attribution import Habits, young_first
+from podgpu.gpu.nvml.switches.listener import Listener
+from podgpu.gpu.nvml.switches.records import RECORD
 from podgpu.simulate.engine import Bursts, Engine, SimulatedSwitchLog
-from podgpu.telemetry.nvml.switches.attribution import Habits, young_first
-from podgpu.telemetry.nvml.switches.listener import Listener
-from podgpu.telemetry.nvml.switches.records import RECORD
 
 MOST_MS = 50
 """Of a second: 5 % of a core."""

@@ -17,10 +17,10 @@ from bench.figures import Figure
 from bench.node import EIGHT_GPUS, TickClock, bench_agent, simulated_driver
 from bench.rendering import turn_seconds
 from bench.running import kubelet_of
-from podgpu.allocation.kubelet import KubeletAllocation
-from podgpu.exposition.body import Body
-from podgpu.exposition.text import encode
-from podgpu.join import Policy, join, self_families
+from podgpu.holders.kubelet import KubeletAllocation
+from podgpu.metrics.body import Body
+from podgpu.metrics.render import Policy, join, self_families
+from podgpu.metrics.text import encode
 from podgpu.model import Snapshot
 
 

@@ -29,17 +29,17 @@ from bench.figures import Figure
 from bench.node import TickClock
 from bench.running import memory_of
 from bench.tick import TimedNvml, median_seconds
-from podgpu.accounting.containers import ContainerFinder
 from podgpu.agent.loop import Agent, Settings
 from podgpu.agent.publish import Published
-from podgpu.allocation.identity import IdentityReader
 from podgpu.clock import Clock
-from podgpu.join import Policy
+from podgpu.gpu.nvml import NvmlTelemetry
+from podgpu.holders.identity import IdentityReader
+from podgpu.metrics.render import Policy
 from podgpu.model import Allocation, Assignment, Device, Workload
 from podgpu.simulate.driver import SimulatedNvml
 from podgpu.simulate.proc import SimulatedProc, container_cgroup, stat_line
 from podgpu.simulate.workload import SimulatedLoad
-from podgpu.telemetry.nvml import NvmlTelemetry
+from podgpu.usage.containers import ContainerFinder
 
 MOST_MS = 10
 MOST_GROWTH_MIB = 1

@@ -16,12 +16,12 @@ from bench.figures import Figure
 from bench.node import NodeShape, TickClock, simulated_driver
 from podgpu.agent.loop import Agent, Settings
 from podgpu.agent.publish import Published
-from podgpu.catalog.counters import Counter, parse_counters, shipped_counters
-from podgpu.catalog.fields import fields
 from podgpu.clock import Clock
-from podgpu.join import Policy
+from podgpu.gpu.nvml import NvmlTelemetry
+from podgpu.metrics.counters import Counter, parse_counters, shipped_counters
+from podgpu.metrics.fields import fields
+from podgpu.metrics.render import Policy
 from podgpu.model import Allocation, Assignment, ContainerUsage, Device, Usage, Workload
-from podgpu.telemetry.nvml import NvmlTelemetry
 
 SHAPES = (
     NodeShape("1xH100", 1),

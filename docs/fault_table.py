@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from docs.option_blocks import prose, table
-from docs.rooms import statements
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -50,7 +49,7 @@ def faults(tests: Path) -> Iterator[Fault]:
 
 
 def _in_file(tree: ast.Module, path: str) -> Iterator[Fault]:
-    for node in statements(tree):
+    for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             for decorator in node.decorator_list:
                 yield from _in_decorator(decorator, path, node.name)

@@ -15,26 +15,25 @@ from pathlib import Path
 
 from docs.fault_table import fault_table
 from docs.option_blocks import OPTION_BLOCKS, code, prose, table
-from docs.rooms import picture
 from podgpu.agent.loop import Agent, Settings
-from podgpu.allocation.kubelet import parse_assignments
-from podgpu.allocation.pod_resources import decode_list
-from podgpu.allocation.source import Allocation
-from podgpu.catalog.autoscale_families import AUTOSCALE_FAMILIES
-from podgpu.catalog.cluster_families import CLUSTER_FAMILIES, SEED_FAMILIES
-from podgpu.catalog.conditions import conditions, words_for
-from podgpu.catalog.counters import SHIPPED, Counter, shipped_counters
-from podgpu.catalog.families import GPU_MANAGER_FAMILIES, OWN_FAMILIES, FamilySpec
-from podgpu.catalog.fields import Call, Field, FieldValue, Gpm, Kept, fields
-from podgpu.catalog.hook_families import HOOK_FAMILIES
-from podgpu.catalog.names import Rename, renames
 from podgpu.clock import Clock
-from podgpu.join import Policy
+from podgpu.gpu.nvml import NvmlTelemetry
+from podgpu.holders.kubelet import parse_assignments
+from podgpu.holders.pod_resources import decode_list
+from podgpu.holders.source import Allocation
+from podgpu.metrics.autoscale_families import AUTOSCALE_FAMILIES
+from podgpu.metrics.cluster_families import CLUSTER_FAMILIES, SEED_FAMILIES
+from podgpu.metrics.conditions import conditions, words_for
+from podgpu.metrics.counters import SHIPPED, Counter, shipped_counters
+from podgpu.metrics.families import GPU_MANAGER_FAMILIES, OWN_FAMILIES, FamilySpec
+from podgpu.metrics.fields import Call, Field, FieldValue, Gpm, Kept, fields
+from podgpu.metrics.hook_families import HOOK_FAMILIES
+from podgpu.metrics.names import Rename, renames
+from podgpu.metrics.render import Policy
 from podgpu.model import Device
 from podgpu.simulate.driver import SimulatedNvml
 from podgpu.simulate.kubelet import SimulatedPod, list_answer
 from podgpu.simulate.node import place_loads, pods, tenants
-from podgpu.telemetry.nvml import NvmlTelemetry
 
 ROOT = Path(__file__).resolve().parent.parent
 _BLOCK = re.compile(r"(<!-- generated:(?P<name>[\w-]+) -->\n)(?P<body>.*?)(<!-- /generated:(?P=name) -->)", re.DOTALL)
@@ -265,7 +264,6 @@ BLOCKS: Mapping[str, Callable[[], Iterator[str]]] = {
     "renames-default": lambda: _renames(default=True),
     "renames-others": lambda: _renames(default=False),
     "faults": fault_table,
-    "rooms": picture,
 }
 
 if __name__ == "__main__":

@@ -24,18 +24,18 @@ from uuid import NAMESPACE_DNS, uuid5
 import pytest
 
 from endurance.attack.scraper import free_port
-from podgpu.accounting.containers import ContainerFinder
 from podgpu.agent.loop import Agent, Settings
-from podgpu.allocation.identity import IdentityReader
-from podgpu.allocation.kubelet import KubeletAllocation
 from podgpu.clock import Clock
-from podgpu.join import Policy
+from podgpu.gpu.nvml import NvmlTelemetry
+from podgpu.holders.identity import IdentityReader
+from podgpu.holders.kubelet import KubeletAllocation
+from podgpu.metrics.render import Policy
 from podgpu.simulate.driver import SimulatedNvml
 from podgpu.simulate.kubelet import SimulatedKubelet, SimulatedPod
 from podgpu.simulate.proc import SimulatedProc, container_cgroup
 from podgpu.simulate.workload import SimulatedLoad, split_busy
-from podgpu.telemetry.nvml import NvmlTelemetry
-from tests.serve.server import running
+from podgpu.usage.containers import ContainerFinder
+from tests.web.server import running
 
 PROMETHEUS = shutil.which("prometheus")
 JOBS = 500

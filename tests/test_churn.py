@@ -19,14 +19,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from podgpu.agent.loop import Agent, Settings
-from podgpu.allocation.keeping import KEEP_SECONDS
-from podgpu.allocation.kubelet import KubeletAllocation
-from podgpu.catalog.counters import parse_counters
 from podgpu.clock import Clock
-from podgpu.join import Policy
+from podgpu.gpu.nvml import NvmlTelemetry
+from podgpu.holders.keeping import KEEP_SECONDS
+from podgpu.holders.kubelet import KubeletAllocation
+from podgpu.metrics.counters import parse_counters
+from podgpu.metrics.render import Policy
 from podgpu.simulate.driver import SimulatedNvml
 from podgpu.simulate.kubelet import RATE_LIMITED, SimulatedKubelet, SimulatedPod
-from podgpu.telemetry.nvml import NvmlTelemetry
 from tests.nodes.clock import FakeClock
 
 GPUS, PODS = 3, 4

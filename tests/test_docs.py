@@ -19,18 +19,18 @@ import pytest
 import yaml
 
 from docs.fault_table import fault_table, faults
-from podgpu.allocation.source import AllocationSource
-from podgpu.catalog.autoscale_families import AUTOSCALE_FAMILIES
-from podgpu.catalog.cluster_families import CLUSTER_FAMILIES
-from podgpu.catalog.families import OWN_FAMILIES
-from podgpu.catalog.fields import field_named, fields
-from podgpu.catalog.hook_families import HOOK_FAMILIES
 from podgpu.cli.cluster_options import CLUSTER_OPTIONS
 from podgpu.cli.main import COMMANDS, cli
 from podgpu.cli.option_table import EXPORTER_OPTIONS
 from podgpu.cli.params import normalise
 from podgpu.cluster.reading import Backend
-from podgpu.telemetry.source import ReadsOthers, Telemetry
+from podgpu.gpu.source import ReadsOthers, Telemetry
+from podgpu.holders.source import AllocationSource
+from podgpu.metrics.autoscale_families import AUTOSCALE_FAMILIES
+from podgpu.metrics.cluster_families import CLUSTER_FAMILIES
+from podgpu.metrics.families import OWN_FAMILIES
+from podgpu.metrics.fields import field_named, fields
+from podgpu.metrics.hook_families import HOOK_FAMILIES
 
 ROOT = Path(__file__).parents[1]
 PAGES = (ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md")))
@@ -82,8 +82,8 @@ def test_a_marked_fault_is_a_row_under_its_area(tmp_path: Path) -> None:
     )
     lines = list(fault_table(tmp_path / "tests"))
     assert "### Scrapers, browsers and strangers" in lines
-    assert "| A client \\| reads slowly | It waits alone | [serve/test_slow.py](../tests/serve/test_slow.py) |" in lines
-    assert "| P | Q | [serve/test_slow.py](../tests/serve/test_slow.py) |" in lines
+    assert "| A client \\| reads slowly | It waits alone | [serve/test_slow.py](../tests/web/test_slow.py) |" in lines
+    assert "| P | Q | [serve/test_slow.py](../tests/web/test_slow.py) |" in lines
 
 
 @pytest.mark.parametrize("mark", ["fault(WHAT, 'y')", "fault('x')", "fault('x', f'{y}')", "fault('x', outcome='y')"])
@@ -287,7 +287,7 @@ def test_queries_parse(page: Path, tmp_path: Path) -> None:
 def test_every_doubt_about_context_switches_is_explained() -> None:
     """Each reason word that the code can count stands in docs/usage.md, and no other."""
     found = set()
-    for path in (ROOT / "src/podgpu/telemetry/nvml/switches").glob("*.py"):
+    for path in (ROOT / "src/podgpu/gpu/nvml/switches").glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in DOUBTS:
                 assert isinstance(node.args[0], ast.Constant), f"{path.name}:{node.lineno}: a word a person can look up"

@@ -8,11 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podgpu.accounting.presence import holdings_of
-from podgpu.allocation.merge import merge
-from podgpu.catalog.counters import shipped_counters
 from podgpu.cli.main import run
-from podgpu.join import Policy, join
+from podgpu.holders.merge import merge
+from podgpu.metrics.counters import shipped_counters
+from podgpu.metrics.render import Policy, join
 from podgpu.model import (
     Allocation,
     Assignment,
@@ -23,8 +22,9 @@ from podgpu.model import (
     Usage,
     Workload,
 )
+from podgpu.usage.presence import holdings_of
 from tests.nodes.node import Description, node_of
-from tests.serve.server import running
+from tests.web.server import running
 
 UUID = "GPU-00000000-1111-2222-3333-444444444444"
 POD_UID = "11111111-2222-3333-4444-555555555555"

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.nodes.node import FIXTURES, Description, node_of
-from tests.serve.server import running
+from tests.web.server import running
 
 UUID = "GPU-11111111-2222-3333-4444-555555555555"
 POD = {"namespace": "research", "name": "train-a", "containers": {"main": {"nvidia.com/gpu": [UUID]}}}

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import re
 
-from podgpu.catalog.families import OWN_FAMILIES
-from podgpu.catalog.names import rename_of
+from podgpu.metrics.families import OWN_FAMILIES
+from podgpu.metrics.names import rename_of
 
 _SERIES = re.compile(
     r"(?P<call>\b(?:rate|increase|last_over_time)\()?"

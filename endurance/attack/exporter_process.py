@@ -12,10 +12,10 @@ from typing import Any
 
 from podgpu.cli import main
 from podgpu.compose import telemetries
+from podgpu.gpu.nvml import NvmlTelemetry
+from podgpu.gpu.source import Telemetry
 from podgpu.simulate.driver import SimulatedNvml
 from podgpu.simulate.workload import SimulatedLoad
-from podgpu.telemetry.nvml import NvmlTelemetry
-from podgpu.telemetry.source import Telemetry
 
 GPUS = "6xH100"
 WELL = {0: 90, 1: 50, 2: 20, 3: 0}

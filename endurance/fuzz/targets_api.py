@@ -19,7 +19,7 @@ from podgpu.kube.events import Lines, is_older, parse_event, parse_list, uid
 from podgpu.kube.exec_plugin import parse_credential
 from podgpu.kube.pods import parse_owner, parse_pod
 from podgpu.kube.resource_slices import choose_version
-from podgpu.serve.auth import parse_basic
+from podgpu.web.auth import parse_basic
 
 _METADATA = {"name": "x", "namespace": "n", "uid": "u", "resourceVersion": "12"}
 _EVENTS = (

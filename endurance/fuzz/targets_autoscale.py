@@ -16,8 +16,8 @@ from podgpu.autoscale.refusal import Refusal
 from podgpu.autoscale.selectors import parse_selector
 from podgpu.autoscale.trigger import parse_over, parse_trigger
 from podgpu.autoscale.x509 import parse_validity
-from podgpu.serve.front_proxy import parse_trust
-from podgpu.serve.reviews import parse_reviewed
+from podgpu.web.front_proxy import parse_trust
+from podgpu.web.reviews import parse_reviewed
 
 _SELECTORS = ("app=inference,tier!=web", "a in (b, c),!d", "example.com/x notin (y),size>5", "a")
 _PATHS = (

@@ -14,9 +14,6 @@ import click
 
 from endurance.fuzz.mutate import Case, Make, blobs, documents, either, texts
 from endurance.fuzz.target import Target
-from podgpu.catalog.counters import SHIPPED, parse_counters, shipped_counters
-from podgpu.catalog.fields import fields, parse_recipe
-from podgpu.catalog.named_counters import Naming
 from podgpu.cli.exporter import command, parse_address
 from podgpu.cli.option_table import EXPORTER_OPTIONS
 from podgpu.cli.params import normalise
@@ -31,6 +28,9 @@ from podgpu.device_selection import parse_selection
 from podgpu.errors import SourceError, UsageError
 from podgpu.fetch.endpoint import Endpoint, without_secrets
 from podgpu.kube.kubeconfig import parse_kubeconfig, parse_sections
+from podgpu.metrics.counters import SHIPPED, parse_counters, shipped_counters
+from podgpu.metrics.fields import fields, parse_recipe
+from podgpu.metrics.named_counters import Naming
 from podgpu.migrate.dashboard import migrate_dashboard
 from podgpu.migrate.direction import Direction
 from podgpu.migrate.rewrite import rewrite_expression
@@ -38,10 +38,10 @@ from podgpu.migrate.rules import migrate_rules
 from podgpu.migrate.syntax import parse_promql
 from podgpu.migrate.tokens import PromqlError
 from podgpu.model import Outcome, Snapshot
-from podgpu.serve.web_config import parse_web_config
 from podgpu.simulate.spec import MAX_GPUS, parse_spec
 from podgpu.snapshot_json import dump_snapshot, load_snapshot
 from podgpu.strict_yaml import parse_strict
+from podgpu.web.web_config import parse_web_config
 
 USAGE = (UsageError,)
 _WITH_PASSWORD = re.compile(r"(?:[a-z]+://)?\w*:hunter2@(?!.*hunter2)\w+(?::\d+)?(?:/|\Z)")

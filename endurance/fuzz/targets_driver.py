@@ -13,21 +13,17 @@ from typing import Any
 
 from endurance.fuzz.mutate import Case
 from endurance.fuzz.target import Target
-from podgpu.catalog.conversions import Blank, value_of, value_printed
-from podgpu.catalog.fields import fields
 from podgpu.errors import SourceError
-from podgpu.model import Value
-from podgpu.simulate.driver import SimulatedNvml
-from podgpu.telemetry.dcgm.entities import read_layout, read_outline
-from podgpu.telemetry.dcgm.health import check_health, read_p2p
-from podgpu.telemetry.dcgm.library import translate
-from podgpu.telemetry.dcgm.structs import MAX_GPUS, FieldType, FieldValueV2
-from podgpu.telemetry.dcgm.values import decode
-from podgpu.telemetry.nvml.driver import Grip, NvmlDriver
-from podgpu.telemetry.nvml.mig import MigLayout
-from podgpu.telemetry.nvml.process_list import ProcessList
-from podgpu.telemetry.nvml.switches.attribution import Habits, Residency, young_first
-from podgpu.telemetry.nvml.switches.records import (
+from podgpu.gpu.dcgm.entities import read_layout, read_outline
+from podgpu.gpu.dcgm.health import check_health, read_p2p
+from podgpu.gpu.dcgm.library import translate
+from podgpu.gpu.dcgm.structs import MAX_GPUS, FieldType, FieldValueV2
+from podgpu.gpu.dcgm.values import decode
+from podgpu.gpu.nvml.driver import Grip, NvmlDriver
+from podgpu.gpu.nvml.mig import MigLayout
+from podgpu.gpu.nvml.process_list import ProcessList
+from podgpu.gpu.nvml.switches.attribution import Habits, Residency, young_first
+from podgpu.gpu.nvml.switches.records import (
     FECS_RECORD,
     HIDDEN_PID,
     KERNEL_PID,
@@ -39,6 +35,10 @@ from podgpu.telemetry.nvml.switches.records import (
     RecordReader,
     Timeline,
 )
+from podgpu.metrics.conversions import Blank, value_of, value_printed
+from podgpu.metrics.fields import fields
+from podgpu.model import Value
+from podgpu.simulate.driver import SimulatedNvml
 
 _FIELDS = tuple(fields().values())
 _SENTINELS = {0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF, *range(0x7FFFFFF0, 0x80000000), *range(2**63 - 16, 2**63)}

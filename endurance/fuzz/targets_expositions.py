@@ -20,15 +20,15 @@ from podgpu.cluster.reading import NodeReading
 from podgpu.cluster.scraping.exposition import ExpositionReader
 from podgpu.enrich.relabel import relabel
 from podgpu.errors import SourceError
-from podgpu.exposition.parse import ParsedFamily, parse_text
-from podgpu.exposition.text import encode_parsed
 from podgpu.fetch.endpoint import Endpoint
 from podgpu.figures.from_exposition import view_of_exposition
 from podgpu.figures.from_json import parse_view
 from podgpu.figures.gpu_view import MOST_FIELDS, parse_details
-from podgpu.join.policy import Policy
+from podgpu.gpu.exposition import parse_exposition
+from podgpu.metrics.parse import ParsedFamily, parse_text
+from podgpu.metrics.policy import Policy
+from podgpu.metrics.text import encode_parsed
 from podgpu.model import Assignment, Workload
-from podgpu.telemetry.exposition import parse_exposition
 from podgpu.top.api_answers import FULL, NO_DATA, parse_gpu_facts, parse_history
 
 _FIXTURES = Path(__file__).parents[2] / "tests" / "fixtures"

@@ -9,21 +9,21 @@ from typing import Any
 
 from endurance.fuzz.mutate import NUMBERS, Case, Make, blobs, documents, either, texts
 from endurance.fuzz.target import Target
-from podgpu.allocation import annotation_formats as formats
-from podgpu.allocation import podresources_pb2
-from podgpu.allocation.annotation_formats import is_read, parse_slots, read_grants
-from podgpu.allocation.annotations import AnnotationsAllocation
-from podgpu.allocation.checkpoint import map_checkpoint, parse_checkpoint
-from podgpu.allocation.device_ids import DeviceIndex, parse_device_id
-from podgpu.allocation.dra import DraClaims, parse_claims
-from podgpu.allocation.dra_claims import parse_driver_checkpoint
-from podgpu.allocation.hpack import BadHeaders, HeaderDecoder, decode_huffman, encode_headers
-from podgpu.allocation.hpc import LONGEST_JOB, map_jobs, parse_jobs
-from podgpu.allocation.identity import parse_container_log, parse_pod_directory
-from podgpu.allocation.kubelet import parse_assignments
-from podgpu.allocation.pod_resources import decode_list
-from podgpu.allocation.podlist import map_podlist, parse_gpu, parse_mount_points, parse_podlist
 from podgpu.errors import SourceError
+from podgpu.holders import annotation_formats as formats
+from podgpu.holders import podresources_pb2
+from podgpu.holders.annotation_formats import is_read, parse_slots, read_grants
+from podgpu.holders.annotations import AnnotationsAllocation
+from podgpu.holders.checkpoint import map_checkpoint, parse_checkpoint
+from podgpu.holders.device_ids import DeviceIndex, parse_device_id
+from podgpu.holders.dra import DraClaims, parse_claims
+from podgpu.holders.dra_claims import parse_driver_checkpoint
+from podgpu.holders.hpack import BadHeaders, HeaderDecoder, decode_huffman, encode_headers
+from podgpu.holders.hpc import LONGEST_JOB, map_jobs, parse_jobs
+from podgpu.holders.identity import parse_container_log, parse_pod_directory
+from podgpu.holders.kubelet import parse_assignments
+from podgpu.holders.pod_resources import decode_list
+from podgpu.holders.podlist import map_podlist, parse_gpu, parse_mount_points, parse_podlist
 from podgpu.kube.pods import parse_pod, parse_quantity
 from podgpu.kube.resource_slices import parse_slice
 from podgpu.model import Allocation, Device

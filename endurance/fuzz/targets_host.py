@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from endurance.fuzz.mutate import Case, blobs, texts
 from endurance.fuzz.target import Target
-from podgpu.accounting.cgroup import parse_cgroup
-from podgpu.accounting.containers import parse_started
-from podgpu.catalog.mig import slices_of_profile
 from podgpu.doctor.host import parse_kernel_driver, parse_status
 from podgpu.errors import UsageError
 from podgpu.fetch.exposition import looks_like_web_page
+from podgpu.gpu.dcgm.library import parse_version
+from podgpu.gpu.dcgm.session import parse_address
 from podgpu.hook.cards import parse_card
+from podgpu.metrics.mig import slices_of_profile
 from podgpu.simulate.proc import cgroup_text, container_cgroup, stat_line
-from podgpu.telemetry.dcgm.library import parse_version
-from podgpu.telemetry.dcgm.session import parse_address
+from podgpu.usage.cgroup import parse_cgroup
+from podgpu.usage.containers import parse_started
 
 _UID, _CONTAINER = "11111111-2222-3333-4444-555555555555", "a" * 64
 _CGROUPS = [

@@ -18,14 +18,14 @@ from endurance.soak.judge import Judge
 from endurance.soak.truth import SoakClock
 from endurance.soak.world import World
 from endurance.vitals import Vitals, growth, vitals_of
-from podgpu.accounting.containers import ContainerFinder
 from podgpu.agent.loop import Agent, Settings
-from podgpu.allocation.identity import IdentityReader
-from podgpu.allocation.kubelet import KubeletAllocation
-from podgpu.catalog.counters import shipped_counters
 from podgpu.clock import Clock
-from podgpu.join import Policy
-from podgpu.telemetry.nvml import NvmlTelemetry
+from podgpu.gpu.nvml import NvmlTelemetry
+from podgpu.holders.identity import IdentityReader
+from podgpu.holders.kubelet import KubeletAllocation
+from podgpu.metrics.counters import shipped_counters
+from podgpu.metrics.render import Policy
+from podgpu.usage.containers import ContainerFinder
 
 SPEED = 100.0
 """Simulated seconds in a real one: no more, and less only on a machine that is too slow."""

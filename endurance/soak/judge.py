@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 from endurance.soak.truth import REMEMBERED, Holding
 from endurance.soak.world import World
 from podgpu.agent.allocation_turn import KEEP_SECONDS
-from podgpu.catalog.families import LAST_HOLDER
-from podgpu.exposition.parse import ParsedFamily, ParsedSample, parse_text
+from podgpu.metrics.families import LAST_HOLDER
+from podgpu.metrics.parse import ParsedFamily, ParsedSample, parse_text
 
 INTERVAL = 5.0
 """Seconds between two allocation turns, and two telemetry turns."""

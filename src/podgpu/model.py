@@ -86,7 +86,7 @@ class Workload:
         """What it goes by: equal for the same workload, whichever source names it. Empty: there is nothing to go by.
 
         By names, as the series go that carry them: a pod made anew under the old one's name is told apart by those
-        who know uids (`accounting/presence.py`, `allocation/merge.py`).
+        who know uids (`usage/presence.py`, `holders/merge.py`).
         """
         if self.job:
             return "job", self.job

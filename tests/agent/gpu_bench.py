@@ -12,20 +12,20 @@ from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 
-from podgpu.accounting.containers import ContainerFinder
 from podgpu.agent.loop import Agent, Settings
-from podgpu.allocation.identity import Identities
-from podgpu.catalog.counters import parse_counters
 from podgpu.clock import Clock
-from podgpu.join import Policy
+from podgpu.gpu.nvml import NvmlTelemetry
+from podgpu.holders.identity import Identities
+from podgpu.metrics.counters import parse_counters
+from podgpu.metrics.render import Policy
 from podgpu.model import Allocation, Assignment, Device, Workload
 from podgpu.simulate.driver import SimulatedNvml
 from podgpu.simulate.faults import Faults
 from podgpu.simulate.proc import SimulatedProc, container_cgroup
 from podgpu.simulate.workload import SimulatedLoad
-from podgpu.telemetry.nvml import NvmlTelemetry
+from podgpu.usage.containers import ContainerFinder
 from tests.nodes.clock import wait_until
-from tests.serve.server import Client, running
+from tests.web.server import Client, running
 
 COUNTERS = parse_counters(
     "DCGM_FI_DEV_GPU_TEMP,gauge,t\nDCGM_FI_DEV_POWER_USAGE,gauge,w\nDCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION,counter,e\n"

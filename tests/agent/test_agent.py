@@ -8,16 +8,16 @@ from dataclasses import replace
 import pytest
 
 from podgpu.agent.loop import Agent, Settings
-from podgpu.catalog.counters import Counter, parse_counters, shipped_counters
 from podgpu.clock import Clock
 from podgpu.device_selection import parse_selection
 from podgpu.errors import SourceError, UsageError
-from podgpu.join import Policy
+from podgpu.gpu.nvml import NvmlTelemetry
+from podgpu.gpu.nvml.driver import VersionMismatch
+from podgpu.metrics.counters import Counter, parse_counters, shipped_counters
+from podgpu.metrics.render import Policy
 from podgpu.model import Allocation, Assignment, Device, Workload
-from podgpu.serve import routes
 from podgpu.simulate.driver import SimulatedNvml
-from podgpu.telemetry.nvml import NvmlTelemetry
-from podgpu.telemetry.nvml.driver import VersionMismatch
+from podgpu.web import routes
 from tests.nodes.clock import wait_until
 
 EXTRA = parse_counters(

@@ -13,14 +13,14 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from podgpu.accounting.containers import ContainerFinder
 from podgpu.agent.loop import Agent, Settings
 from podgpu.errors import SourceError
-from podgpu.join import Policy
+from podgpu.gpu.nvml import NvmlTelemetry
+from podgpu.metrics.render import Policy
 from podgpu.model import Allocation, Device
 from podgpu.simulate.driver import SimulatedNvml
 from podgpu.simulate.proc import SimulatedProc
-from podgpu.telemetry.nvml import NvmlTelemetry
+from podgpu.usage.containers import ContainerFinder
 from tests.agent.gpu_bench import COUNTERS
 from tests.nodes.clock import wait_until
 

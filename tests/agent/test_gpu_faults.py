@@ -14,7 +14,7 @@ import pytest
 from podgpu.agent.allocation_turn import MOST_HOLDERS
 from tests.agent.gpu_bench import bench_of
 from tests.nodes.clock import PATIENCE, wait_until
-from tests.serve.test_signals import assert_ends_cleanly, exporter, wait_for
+from tests.web.test_signals import assert_ends_cleanly, exporter, wait_for
 
 MINUTE = 60
 

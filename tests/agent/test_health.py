@@ -11,7 +11,7 @@ import pynvml
 import pytest
 
 from podgpu.agent.health_watch import XID_SECONDS
-from podgpu.catalog.conditions import conditions
+from podgpu.metrics.conditions import conditions
 from tests.agent.gpu_bench import GpuBench, bench_of
 from tests.agent.told_health import FORGET, broken, gpu, known, view
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from podgpu.agent.allocation_turn import AllocationTurn
-from podgpu.allocation.kubelet import KubeletAllocation
+from podgpu.holders.kubelet import KubeletAllocation
 from podgpu.isolate import Isolation
 from podgpu.model import Device
 from podgpu.simulate.kubelet import SimulatedKubelet, SimulatedPod

@@ -11,19 +11,19 @@ import pytest
 from podgpu.agent.lanes import fields_to_read
 from podgpu.agent.loop import Agent, Settings
 from podgpu.agent.telemetry_turn import TelemetryTurn
-from podgpu.catalog.counters import Counter as MetricCounter
-from podgpu.catalog.counters import parse_counters
 from podgpu.clock import Clock
 from podgpu.configuration.config_file import Collection
 from podgpu.configuration.counter_feeds import FileCounters
 from podgpu.device_selection import Selection
 from podgpu.errors import UsageError
+from podgpu.gpu.nvml import NvmlTelemetry
+from podgpu.gpu.source import Lane
 from podgpu.isolate import Isolation
-from podgpu.join import Policy
+from podgpu.metrics.counters import Counter as MetricCounter
+from podgpu.metrics.counters import parse_counters
+from podgpu.metrics.render import Policy
 from podgpu.simulate.driver import SimulatedNvml
 from podgpu.simulate.workload import SimulatedLoad
-from podgpu.telemetry.nvml import NvmlTelemetry
-from podgpu.telemetry.source import Lane
 from tests.nodes.clock import FakeClock, wait_until
 
 CSV = (

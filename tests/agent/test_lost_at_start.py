@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from podgpu.agent.loop import Agent, Settings
-from podgpu.allocation.kubelet import KubeletAllocation
 from podgpu.clock import Clock
-from podgpu.join import Policy
+from podgpu.gpu.nvml import NvmlTelemetry
+from podgpu.holders.kubelet import KubeletAllocation
+from podgpu.metrics.render import Policy
 from podgpu.simulate.driver import SimulatedNvml
 from podgpu.simulate.kubelet import SimulatedKubelet, SimulatedPod
-from podgpu.telemetry.nvml import NvmlTelemetry
 from tests.nodes.clock import wait_until
-from tests.serve.server import Client, running
+from tests.web.server import Client, running
 
 GPU = "nvidia.com/gpu"
 FORGET = {"X_Podgpu_Request": "forget"}

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from podgpu.allocation.identity import MOST_ENTRIES
-from podgpu.serve import routes
+from podgpu.holders.identity import MOST_ENTRIES
+from podgpu.web import routes
 from tests.nodes.clock import wait_until
 from tests.nodes.node import Description, Node, node_of
 

@@ -8,18 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from podgpu.accounting.containers import ContainerFinder
 from podgpu.agent.loop import Agent, Settings
-from podgpu.allocation.identity import Identities
-from podgpu.catalog.counters import shipped_counters
 from podgpu.clock import Clock
 from podgpu.figures.from_snapshot import view_of_snapshot
-from podgpu.join import Policy
+from podgpu.gpu.nvml import NvmlTelemetry
+from podgpu.holders.identity import Identities
+from podgpu.metrics.counters import shipped_counters
+from podgpu.metrics.render import Policy
 from podgpu.model import Assignment, Workload
 from podgpu.simulate.driver import SimulatedNvml
 from podgpu.simulate.proc import OTHER_PID_NAMESPACE, SimulatedProc, container_cgroup
 from podgpu.simulate.workload import SimulatedLoad
-from podgpu.telemetry.nvml import NvmlTelemetry
+from podgpu.usage.containers import ContainerFinder
 from tests.agent.holders import Holders
 
 GIB = 1024**3

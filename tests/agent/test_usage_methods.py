@@ -11,18 +11,18 @@ from typing import Any
 
 import pytest
 
-from podgpu.accounting.containers import ContainerFinder
 from podgpu.agent.loop import Agent, Settings
-from podgpu.allocation.identity import Identities
 from podgpu.clock import Clock
+from podgpu.gpu.nvml import NvmlTelemetry
+from podgpu.gpu.nvml.switches.listener import Listener, SwitchLog
+from podgpu.gpu.nvml.switches.opening import Opening
+from podgpu.gpu.nvml.switches.records import Doubt
+from podgpu.holders.identity import Identities
 from podgpu.model import Assignment, UsageMethod, Workload
 from podgpu.simulate.driver import SimulatedNvml
 from podgpu.simulate.proc import SimulatedProc, container_cgroup
 from podgpu.simulate.workload import SimulatedLoad
-from podgpu.telemetry.nvml import NvmlTelemetry
-from podgpu.telemetry.nvml.switches.listener import Listener, SwitchLog
-from podgpu.telemetry.nvml.switches.opening import Opening
-from podgpu.telemetry.nvml.switches.records import Doubt
+from podgpu.usage.containers import ContainerFinder
 from tests.agent.holders import Holders
 
 SECONDS = 30

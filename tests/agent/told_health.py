@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from podgpu.catalog.conditions import conditions
+from podgpu.metrics.conditions import conditions
 from tests.agent.gpu_bench import GpuBench
 
 FORGET = {"X_Podgpu_Request": "forget"}

@@ -16,9 +16,9 @@ import pytest
 from podgpu.autoscale import externalscaler_pb2 as pb
 from podgpu.errors import StartError
 from podgpu.http.tls import Pem
-from podgpu.serve.external_scaler import Callers, ExternalScaler, start_scaler, stop_scaler
-from podgpu.serve.scaler_tls import ScalerFiles, ScalerTls
-from podgpu.serve.sockets import Address
+from podgpu.web.external_scaler import Callers, ExternalScaler, start_scaler, stop_scaler
+from podgpu.web.scaler_tls import ScalerFiles, ScalerTls
+from podgpu.web.sockets import Address
 from tests.autoscale.authorities import Authorities
 from tests.autoscale.scenes import Stage, gpu, holder, pod
 

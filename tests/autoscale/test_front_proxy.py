@@ -17,14 +17,14 @@ import pytest
 
 from podgpu.http.aside import Aside
 from podgpu.http.tls import Pem
-from podgpu.serve.api_tls import ApiContexts, pair_of_files
-from podgpu.serve.app import Listener, listening
-from podgpu.serve.connections import Limits
-from podgpu.serve.front_proxy import Trust, parse_trust
-from podgpu.serve.gate import ApiGate
-from podgpu.serve.metrics_api import MetricsApi
-from podgpu.serve.reviews import KEPT_SECONDS, MOST_KEPT, Reviews
-from podgpu.serve.sockets import Address
+from podgpu.web.api_tls import ApiContexts, pair_of_files
+from podgpu.web.app import Listener, listening
+from podgpu.web.connections import Limits
+from podgpu.web.front_proxy import Trust, parse_trust
+from podgpu.web.gate import ApiGate
+from podgpu.web.metrics_api import MetricsApi
+from podgpu.web.reviews import KEPT_SECONDS, MOST_KEPT, Reviews
+from podgpu.web.sockets import Address
 from tests.autoscale.api_double import ApiDouble
 from tests.autoscale.authorities import Authorities
 from tests.autoscale.scenes import Stage, gpu, holder, pod

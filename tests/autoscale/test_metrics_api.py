@@ -13,10 +13,10 @@ from aiohttp import web
 
 from podgpu.autoscale.api_json import quantity
 from podgpu.autoscale.api_paths import Attributes
-from podgpu.serve.app import Listener, listening
-from podgpu.serve.connections import Limits
-from podgpu.serve.metrics_api import MetricsApi, Rejection
-from podgpu.serve.sockets import Address
+from podgpu.web.app import Listener, listening
+from podgpu.web.connections import Limits
+from podgpu.web.metrics_api import MetricsApi, Rejection
+from podgpu.web.sockets import Address
 from tests.autoscale.scenes import Stage, gpu, holder, pod
 
 CUSTOM = "/apis/custom.metrics.k8s.io"

@@ -14,15 +14,15 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from podgpu.agent.loop import Agent
-from podgpu.exposition.body import Body, etag_of
 from podgpu.figures.as_json import PageState, picture_json
 from podgpu.figures.device import DeviceFigures, HolderFigures
 from podgpu.figures.picture import NamespacePicture, NodePicture, Picture
+from podgpu.metrics.body import Body, etag_of
 from podgpu.model import Workload
-from podgpu.serve.connections import note_request
-from podgpu.serve.page_routes import page_routes
-from podgpu.serve.sockets import Address
-from tests.serve.server import LOOPBACK, Client, running
+from podgpu.web.connections import note_request
+from podgpu.web.page_routes import page_routes
+from podgpu.web.sockets import Address
+from tests.web.server import LOOPBACK, Client, running
 
 GIB = 1024**3
 HOUR = 3600.0

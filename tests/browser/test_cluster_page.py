@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from podgpu.figures.picture import NodePicture
-from podgpu.serve.sockets import Address
+from podgpu.web.sockets import Address
 from tests.browser.chromium import Tab, opened, visited, went
 from tests.browser.pictures import Showing, gpu, held, picture, three_nodes
 

@@ -10,19 +10,19 @@ from pathlib import Path
 
 import pytest
 
-from podgpu.accounting.containers import ContainerFinder
 from podgpu.agent.loop import Agent, Settings
-from podgpu.allocation.identity import IdentityReader
-from podgpu.allocation.kubelet import KubeletAllocation
-from podgpu.catalog.counters import shipped_counters
-from podgpu.join import Policy
+from podgpu.gpu.nvml import NvmlTelemetry
+from podgpu.holders.identity import IdentityReader
+from podgpu.holders.kubelet import KubeletAllocation
+from podgpu.metrics.counters import shipped_counters
+from podgpu.metrics.render import Policy
 from podgpu.simulate.driver import SimulatedNvml
 from podgpu.simulate.kubelet import SimulatedKubelet
 from podgpu.simulate.node import furnish, place_loads, pods, tenants
-from podgpu.telemetry.nvml import NvmlTelemetry
+from podgpu.usage.containers import ContainerFinder
 from tests.browser.chromium import Tab, visited
 from tests.nodes.node import Description, node_of
-from tests.serve.server import running
+from tests.web.server import running
 
 STATE = "document.querySelector('#status').dataset.state"
 

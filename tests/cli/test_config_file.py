@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from podgpu.agent.process_metrics import PROCESS_FAMILIES, process_families
-from podgpu.catalog.fields import fields
-from podgpu.exposition.parse import parse_text
+from podgpu.metrics.fields import fields
+from podgpu.metrics.parse import parse_text
 from tests.cli.test_doctor import _no_variables, kubelet, socket, tree
 from tests.cli.test_doctor_configuration import Doctor, doctor, wrong
 from tests.cli.test_option_table import Ran, execute

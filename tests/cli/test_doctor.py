@@ -16,11 +16,6 @@ from typing import Any
 import pynvml
 import pytest
 
-from podgpu.allocation.checkpoint import NAME as CHECKPOINT
-from podgpu.allocation.checkpoint import CheckpointAllocation
-from podgpu.allocation.identity import IdentityReader
-from podgpu.allocation.kubelet import KubeletAllocation
-from podgpu.catalog.counters import shipped_counters
 from podgpu.cli.main import run
 from podgpu.compose.telemetries import simulated_driver
 from podgpu.device_selection import Selection
@@ -29,12 +24,17 @@ from podgpu.doctor.findings import Finding, Level, as_text, closing_line, note, 
 from podgpu.doctor.gpus import Gpus
 from podgpu.doctor.host import parse_kernel_driver, parse_status
 from podgpu.doctor.mapping import judge_mapping
+from podgpu.gpu.nvml import NvmlTelemetry
+from podgpu.gpu.pci import count_pci_gpus
+from podgpu.gpu.source import GpuAnswer, Inventory
+from podgpu.holders.checkpoint import NAME as CHECKPOINT
+from podgpu.holders.checkpoint import CheckpointAllocation
+from podgpu.holders.identity import IdentityReader
+from podgpu.holders.kubelet import KubeletAllocation
+from podgpu.metrics.counters import shipped_counters
 from podgpu.model import Allocation, Device, Reading, Unmapped, Workload
 from podgpu.simulate.driver import SimulatedNvml
 from podgpu.simulate.kubelet import SimulatedKubelet, SimulatedPod
-from podgpu.telemetry.nvml import NvmlTelemetry
-from podgpu.telemetry.pci import count_pci_gpus
-from podgpu.telemetry.source import GpuAnswer, Inventory
 from tests.host.guard import MEANS_SOMETHING, NODES_PLACES
 from tests.kube.api_server import SimulatedApiServer
 from tests.nodes.node import kubeconfig

@@ -14,15 +14,15 @@ from podgpu.doctor.examine import Question, examine
 from podgpu.doctor.findings import Finding, Level
 from podgpu.doctor.probe import probe_switches
 from podgpu.doctor.probe_load import NoLoad, ProbeLoad
+from podgpu.gpu.nvml import NvmlTelemetry
+from podgpu.gpu.nvml.switches.listener import Listener, SwitchLog
+from podgpu.gpu.nvml.switches.opening import Opening
+from podgpu.gpu.nvml.switches.records import Doubt
+from podgpu.gpu.nvml.switches.resource_manager import ContextSwitchLog, layout_of
 from podgpu.isolate import Isolation
 from podgpu.model import Device, UsageMethod
 from podgpu.simulate.driver import SimulatedNvml
 from podgpu.simulate.workload import SimulatedLoad
-from podgpu.telemetry.nvml import NvmlTelemetry
-from podgpu.telemetry.nvml.switches.listener import Listener, SwitchLog
-from podgpu.telemetry.nvml.switches.opening import Opening
-from podgpu.telemetry.nvml.switches.records import Doubt
-from podgpu.telemetry.nvml.switches.resource_manager import ContextSwitchLog, layout_of
 
 NO_HOST: dict[str, Any] = dict.fromkeys(("proc", "sysfs", "dev"), "/nowhere")
 OK, NOTE, WRONG = Level.OK, Level.NOTE, Level.WRONG

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from podgpu.catalog.names import meaning
 from podgpu.cluster.prom.client import PrometheusClient
 from podgpu.cluster.prom.instant import figures_at
 from podgpu.cluster.prom.queries import Queries
@@ -15,6 +14,7 @@ from podgpu.cluster.prom.targets import targets_of
 from podgpu.cluster.reading import Scope
 from podgpu.cluster.settings import ViewSettings
 from podgpu.figures.from_exposition import NODE_LABELS
+from podgpu.metrics.names import meaning
 
 Figures = dict[Scope, float]
 

@@ -19,9 +19,9 @@ from podgpu.cluster.scraping.backend import FixedTargets, ScrapeBackend
 from podgpu.cluster.scraping.exposition import ExpositionReader
 from podgpu.cluster.settings import ViewSettings
 from podgpu.figures.from_json import parse_view
-from podgpu.serve.cluster_app import cluster_application
+from podgpu.web.cluster_app import cluster_application
 from tests.agent.gpu_bench import GpuBench, bench_of
-from tests.serve.server import Client, running
+from tests.web.server import Client, running
 
 FORGET = {"X_Podgpu_Request": "forget"}
 

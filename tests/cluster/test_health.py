@@ -12,7 +12,7 @@ from podgpu.cluster.loop import Cluster
 from podgpu.cluster.publish import Publisher
 from podgpu.cluster.scraping.backend import FixedTargets, ScrapeBackend
 from podgpu.cluster.settings import ViewSettings
-from podgpu.serve.cluster_app import cluster_application
+from podgpu.web.cluster_app import cluster_application
 from tests.cluster.test_scrape import Ticking, exporters, exposition_of
 
 

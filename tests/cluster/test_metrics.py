@@ -8,17 +8,17 @@ from fractions import Fraction
 
 import pytest
 
-from podgpu.catalog.cluster_families import CLUSTER_FAMILIES, DEVICE_HEALTH, SEED_FAMILIES
-from podgpu.catalog.families import OWN_FAMILIES
 from podgpu.cluster.labels import LabelMemory
 from podgpu.cluster.metrics import cluster_families, node_families, self_families
 from podgpu.cluster.reading import ClusterReading, NamespaceCounters, TargetOutcome
 from podgpu.cluster.settings import ViewSettings
 from podgpu.cluster.view import ClusterView, Memory, assemble
-from podgpu.exposition.parse import parse_text
-from podgpu.exposition.text import encode
 from podgpu.figures.device import DeviceFigures, HolderFigures, Owner
 from podgpu.figures.prices import Price, Prices
+from podgpu.metrics.cluster_families import CLUSTER_FAMILIES, DEVICE_HEALTH, SEED_FAMILIES
+from podgpu.metrics.families import OWN_FAMILIES
+from podgpu.metrics.parse import parse_text
+from podgpu.metrics.text import encode
 from podgpu.model import Workload
 from tests.cluster.view_readings import H100, WALL, gpu, holder, node, value
 

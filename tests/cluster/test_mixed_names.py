@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from podgpu.catalog.names import NameSet
 from podgpu.cluster.metrics import cluster_families
 from podgpu.cluster.scraping.backend import FixedTargets, ScrapeBackend, ScrapeSettings
 from podgpu.cluster.settings import ViewSettings
 from podgpu.cluster.view import ClusterView, Memory, assemble
 from podgpu.fetch.access import Access, Credentials
+from podgpu.metrics.names import NameSet
 from tests.nodes.clock import FakeClock
 from tests.nodes.node import Description, node_of
-from tests.serve.server import running
+from tests.web.server import running
 
 MIB = 1 << 20
 UUIDS = [f"GPU-0000000{n}-1111-2222-3333-444444444444" for n in range(6)]

@@ -7,13 +7,13 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podgpu.catalog.fields import field_named
-from podgpu.catalog.names import doubtful_names
 from podgpu.cluster.prom.layouts import AllSeries, Round
 from podgpu.cluster.prom.nodes import LayoutMemory, nodes_of
 from podgpu.cluster.prom.targets import targets_of
-from podgpu.exposition.parse import ParsedSample
 from podgpu.figures.from_exposition import NODE_LABELS
+from podgpu.metrics.fields import field_named
+from podgpu.metrics.names import doubtful_names
+from podgpu.metrics.parse import ParsedSample
 
 _FIELD = field_named("DCGM_FI_DEV_MEM_COPY_UTIL")
 assert _FIELD is not None

@@ -13,8 +13,8 @@ from podgpu.cluster.prom.owners import (
 )
 from podgpu.cluster.prom.spellings import SpellingMemory, Spellings
 from podgpu.cluster.reading import NodeReading
-from podgpu.exposition.parse import ParsedSample
 from podgpu.figures.device import DeviceFigures, HolderFigures, Owner
+from podgpu.metrics.parse import ParsedSample
 from podgpu.model import Workload
 
 JOB = Owner("Job", "train")

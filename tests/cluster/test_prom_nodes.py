@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podgpu.catalog.fields import field_named
 from podgpu.cluster.prom.layouts import AllSeries, Round
 from podgpu.cluster.prom.nodes import nodes_of
 from podgpu.cluster.prom.targets import Targets, targets_of, with_own_holder
 from podgpu.cluster.reading import NodeReading
-from podgpu.exposition.parse import ParsedSample
 from podgpu.figures.from_exposition import NODE_LABELS
+from podgpu.metrics.fields import field_named
+from podgpu.metrics.parse import ParsedSample
 
 _FIELD = field_named("DCGM_FI_DEV_MEM_COPY_UTIL")
 assert _FIELD is not None

@@ -16,9 +16,9 @@ from podgpu.cluster.reading import NodeReading
 from podgpu.cluster.scraping.exposition import ExpositionReader
 from podgpu.cluster.settings import ViewSettings
 from podgpu.cluster.view import ClusterView
-from podgpu.exposition.parse import parse_text
-from podgpu.exposition.text import encode
 from podgpu.figures.device import DeviceFigures, HolderFigures
+from podgpu.metrics.parse import parse_text
+from podgpu.metrics.text import encode
 from podgpu.model import Workload
 from tests.cluster.view_readings import duplicates, view_of
 

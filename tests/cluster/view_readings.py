@@ -13,9 +13,9 @@ from podgpu.cluster.metrics import cluster_families, node_families
 from podgpu.cluster.reading import ClusterReading, NamespaceCounters, NodeReading, Scope, TargetOutcome
 from podgpu.cluster.settings import ViewSettings
 from podgpu.cluster.view import ClusterView, Memory, assemble
-from podgpu.exposition.parse import ParsedFamily, parse_text
-from podgpu.exposition.text import encode
 from podgpu.figures.device import DeviceFigures, HolderFigures, Owner
+from podgpu.metrics.parse import ParsedFamily, parse_text
+from podgpu.metrics.text import encode
 from podgpu.model import Workload
 
 H100 = "NVIDIA H100 80GB HBM3"

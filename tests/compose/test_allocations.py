@@ -22,14 +22,14 @@ from podgpu.cli.main import run
 from podgpu.compose.allocations import SOURCES, Surroundings, make_allocations
 from podgpu.compose.servers import ApiAccess
 from podgpu.errors import SourceError
-from podgpu.serve.sockets import parse_address
+from podgpu.gpu.nvml import NvmlTelemetry
 from podgpu.simulate.driver import SimulatedNvml
 from podgpu.simulate.kubelet import SimulatedKubelet
 from podgpu.simulate.proc import OTHER_PID_NAMESPACE, SimulatedProc
-from podgpu.telemetry.nvml import NvmlTelemetry
+from podgpu.web.sockets import parse_address
 from tests.nodes.clock import PATIENCE, wait_until
 from tests.nodes.node import Description, Node, kubeconfig, node_of, only_these_variables
-from tests.serve.server import Client
+from tests.web.server import Client
 
 KUBELET = "/var/lib/kubelet/pod-resources/kubelet.sock"
 UUID = "GPU-00000000-1111-2222-3333-444444444444"

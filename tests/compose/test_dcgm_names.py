@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from podgpu.catalog.counters import SHIPPED
-from podgpu.catalog.named_counters import Naming
-from podgpu.catalog.names import NameSet
 from podgpu.compose.agent import read_counters
+from podgpu.metrics.counters import SHIPPED
+from podgpu.metrics.named_counters import Naming
+from podgpu.metrics.names import NameSet
 from tests.nodes.node import Description, node_of
-from tests.serve.server import running
+from tests.web.server import running
 
 RATIO, UTIL = "DCGM_FI_DEV_GPU_UTIL_RATIO", "DCGM_FI_DEV_GPU_UTIL"
 BYTES, MIB = "DCGM_FI_DEV_FB_USED_BYTES", "DCGM_FI_DEV_FB_USED"
@@ -107,7 +107,7 @@ def test_a_copy_of_a_shipped_file_follows_as_the_file_does(
 ) -> None:
     """As in podgpu's image, where the copies are in /etc/dcgm-exporter."""
     file = tmp_path / SHIPPED[short]
-    text = files("podgpu.catalog").joinpath("counters", file.name).read_text(encoding="utf-8")
+    text = files("podgpu.metrics").joinpath("counters", file.name).read_text(encoding="utf-8")
     file.write_text(text, encoding="utf-8")
     with caplog.at_level(logging.INFO):
         counters, _ = read_counters(str(file), Naming(names))
@@ -117,7 +117,7 @@ def test_a_copy_of_a_shipped_file_follows_as_the_file_does(
 
 def test_one_row_more_makes_it_the_users(tmp_path: Path) -> None:
     file = tmp_path / SHIPPED["default"]
-    text = files("podgpu.catalog").joinpath("counters", file.name).read_text(encoding="utf-8")
+    text = files("podgpu.metrics").joinpath("counters", file.name).read_text(encoding="utf-8")
     file.write_text(f"{text}\n{BYTES},gauge,mine\n", encoding="utf-8")
     written = read_counters(str(file), Naming("4.9"))[0]
     assert written == (*read_counters("default", Naming("4.8"))[0], written[-1])

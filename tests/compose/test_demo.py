@@ -21,11 +21,11 @@ from podgpu.cluster.publish import Publisher
 from podgpu.cluster.scraping.backend import FixedTargets, ScrapeBackend
 from podgpu.compose.demo import CLUSTER, OTHER_GPUS, Director, Exporter, exporter_on, owners_of
 from podgpu.configuration.price_file import read_prices
-from podgpu.serve.cluster_app import cluster_application
 from podgpu.simulate.scenario import CYCLE_SECONDS, Act, Play, acts
 from podgpu.simulate.stage import StageNode
+from podgpu.web.cluster_app import cluster_application
 from tests.nodes.clock import FakeClock
-from tests.serve.server import Client, running
+from tests.web.server import Client, running
 
 STEP = 2.0
 LEAP = 2 * STEP

@@ -23,7 +23,7 @@ UUID = "GPU-00000000-1111-2222-3333-444444444444"
 TABLE = "SOURCES: Mapping[str, Source] = {\n"
 MAKE = """
 def _toy(argument: str, around: Surroundings) -> AllocationSource:
-    from podgpu.allocation.toy import ToyAllocation
+    from podgpu.holders.toy import ToyAllocation
 
     if not argument:
         raise UsageError("--allocation toy: name its file, as in toy:/run/toy")
@@ -116,6 +116,6 @@ def test_nothing_else_names_the_sources() -> None:
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Constant) and node.value in words
     }
-    own = {f"allocation/{name}.py" for name in ("podlist", "checkpoint", "source")}
+    own = {f"holders/{name}.py" for name in ("podlist", "checkpoint", "source")}
     options = {"cli/hook.py", "cli/help.py", "cli/params.py"}  # of the hook
     assert named - own == {"compose/allocations.py"} | options  # the table

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from podgpu.catalog.counters import Counter, parse_counters
-from podgpu.catalog.names import renames
 from podgpu.configuration.collections import collection_of_fields
 from podgpu.configuration.config_file import Collection, ConfigFile, Retention, parse_go_duration
 from podgpu.configuration.config_yaml import parse_config_file
 from podgpu.errors import UsageError
+from podgpu.metrics.counters import Counter, parse_counters
+from podgpu.metrics.names import renames
 
 EXAMPLE = Path(__file__).parents[1] / "data" / "config_file.yaml"
 COUNTERS = parse_counters(

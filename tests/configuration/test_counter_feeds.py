@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from podgpu.agent.loop import Agent, Settings
-from podgpu.catalog.counters import parse_counters
 from podgpu.clock import Clock
 from podgpu.configuration.counter_feeds import ConfigMapCounters, FileCounters
 from podgpu.errors import SourceError
-from podgpu.join import Policy
+from podgpu.gpu.nvml import NvmlTelemetry
+from podgpu.metrics.counters import parse_counters
+from podgpu.metrics.render import Policy
 from podgpu.simulate.driver import SimulatedNvml
-from podgpu.telemetry.nvml import NvmlTelemetry
 
 TEMPERATURE = "DCGM_FI_DEV_GPU_TEMP,gauge,t\n"
 POWER = "DCGM_FI_DEV_POWER_USAGE,gauge,p\nDCGM_FI_PROF_GR_ENGINE_ACTIVE,gauge,g\n"

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podgpu.catalog.counters import parse_counters
 from podgpu.configuration.bounded_pattern import BoundedPattern
 from podgpu.configuration.pod_labels import LabelFilter, label_name
 from podgpu.errors import UsageError
-from podgpu.exposition.text import encode
-from podgpu.join import Policy, join
 from podgpu.kube.pods import PodRecord
+from podgpu.metrics.counters import parse_counters
+from podgpu.metrics.render import Policy, join
+from podgpu.metrics.text import encode
 from podgpu.model import Assignment, Device, Reading, Snapshot, Workload
 
 KEYS = st.one_of(

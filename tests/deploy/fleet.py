@@ -25,20 +25,20 @@ import pytest
 import yaml
 
 from endurance.attack.scraper import free_port
-from podgpu.accounting.containers import ContainerFinder
 from podgpu.agent.loop import Agent, Settings
-from podgpu.allocation.identity import IdentityReader
-from podgpu.allocation.kubelet import KubeletAllocation
-from podgpu.catalog.named_counters import Naming
-from podgpu.catalog.names import NameSet
-from podgpu.join import Policy
-from podgpu.serve.sockets import Address
+from podgpu.gpu.nvml import NvmlTelemetry
+from podgpu.holders.identity import IdentityReader
+from podgpu.holders.kubelet import KubeletAllocation
+from podgpu.metrics.named_counters import Naming
+from podgpu.metrics.names import NameSet
+from podgpu.metrics.render import Policy
 from podgpu.simulate.driver import SimulatedNvml
 from podgpu.simulate.kubelet import SimulatedKubelet
 from podgpu.simulate.node import Tenant, furnish, place_loads, pods
-from podgpu.telemetry.nvml import NvmlTelemetry
+from podgpu.usage.containers import ContainerFinder
+from podgpu.web.sockets import Address
 from tests.deploy.relabelings import scrape_job
-from tests.serve.server import running
+from tests.web.server import running
 
 ROOT = Path(__file__).parents[2]
 RULES = sorted((ROOT / "deploy" / "helm" / "podgpu" / "files" / "rules").glob("*.yaml"))

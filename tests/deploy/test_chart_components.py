@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from deploy.render import NAMESPACE
-from podgpu.catalog.counters import parse_counters
 from podgpu.configuration.price_file import parse_prices
+from podgpu.metrics.counters import parse_counters
 from tests.deploy.chart import VARIANTS, container, env, objects, of_kind, pod, the
 
 Values = Mapping[str, Any]

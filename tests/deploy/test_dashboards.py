@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from podgpu.catalog.cluster_families import AVERAGE, CLUSTER_FAMILIES
-from podgpu.catalog.families import OWN_FAMILIES
-from podgpu.catalog.named_counters import Naming
+from podgpu.metrics.cluster_families import AVERAGE, CLUSTER_FAMILIES
+from podgpu.metrics.families import OWN_FAMILIES
+from podgpu.metrics.named_counters import Naming
 from tests.deploy.cluster_process import cluster_process
 from tests.deploy.fleet import ROOT, Fleet, Series, fleet_in, needs_servers, wait_until
 from tests.deploy.grafana import (

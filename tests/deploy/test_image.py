@@ -21,7 +21,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from deploy.render import ROOT
-from podgpu.catalog.counters import SHIPPED, parse_counters
+from podgpu.metrics.counters import SHIPPED, parse_counters
 
 NVIDIAS_NAMES = {"default-counters.csv", "dcp-metrics-included.csv", "1.x-compatibility-metrics.csv"}
 

@@ -15,7 +15,7 @@ import pytest
 from deploy.render import ROOT
 from podgpu.cli.main import cli
 from podgpu.cli.option_table import EXPORTER_OPTIONS
-from podgpu.serve.connections import Limits
+from podgpu.web.connections import Limits
 
 FOLDER = ROOT / "deploy" / "systemd"
 UNIT = FOLDER / "podgpu.service"

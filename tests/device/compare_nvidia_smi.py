@@ -22,11 +22,11 @@ from pathlib import Path
 import pynvml
 
 from podgpu.agent.loop import Agent, Settings
-from podgpu.catalog.counters import shipped_counters
-from podgpu.catalog.families import THROTTLE_REASONS
-from podgpu.catalog.fields import Call, Field, FieldValue, Gpm, fields
-from podgpu.join import Policy
-from podgpu.telemetry.nvml import NvmlTelemetry
+from podgpu.gpu.nvml import NvmlTelemetry
+from podgpu.metrics.counters import shipped_counters
+from podgpu.metrics.families import THROTTLE_REASONS
+from podgpu.metrics.fields import Call, Field, FieldValue, Gpm, fields
+from podgpu.metrics.render import Policy
 
 LOAD = """
 import time, torch

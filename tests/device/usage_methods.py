@@ -29,9 +29,9 @@ import pynvml
 from prometheus_expositions import series  # beside this file
 from tenants import Tenant, cpu_seconds, resident_mib  # beside this file
 
+from podgpu.gpu.nvml.switches.records import Doubt, RecordReader
+from podgpu.gpu.nvml.switches.resource_manager import ContextSwitchLog, layout_of
 from podgpu.simulate.kubelet import SimulatedKubelet, SimulatedPod
-from podgpu.telemetry.nvml.switches.records import Doubt, RecordReader
-from podgpu.telemetry.nvml.switches.resource_manager import ContextSwitchLog, layout_of
 
 METHODS = ("samples", "switches", "exact")
 PORTS = {method: 9480 + number for number, method in enumerate(METHODS)}

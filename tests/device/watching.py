@@ -203,7 +203,7 @@ def wait_for_exposition(process: subprocess.Popen[bytes]) -> None:
 def as_exporter() -> None:
     """The exporter in this process, with a timer in every call into the driver; what they say lies in a file."""
     from podgpu.cli import main as run_podgpu
-    from podgpu.telemetry.nvml.driver import NvmlDriver
+    from podgpu.gpu.nvml.driver import NvmlDriver
 
     calls: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
     plain, wait = NvmlDriver.call, NvmlDriver.wait_for_event

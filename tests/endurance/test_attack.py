@@ -22,10 +22,10 @@ from endurance.attack.hostile import EXPOSITIONS
 from endurance.attack.hostile_api import ACTS, Mischief, slice_of
 from endurance.attack.victims import LOGIN, NODE, memory_limit
 from podgpu.autoscale.x509 import issue
-from podgpu.exposition.parse import BadExposition, parse_text
 from podgpu.kube.config import ApiConfig
 from podgpu.kube.endpoint_slices import metrics_urls, parse_endpoint_slice, slices_path
 from podgpu.kube.watch import Watcher
+from podgpu.metrics.parse import BadExposition, parse_text
 from tests.kube.api_server import SimulatedApiServer
 from tests.kube.conftest import HURRY, eventually
 from tests.nodes.clock import again_if_held_up

@@ -19,9 +19,9 @@ from podgpu.atomic_file import AtomicFile
 from podgpu.clock import Clock
 from podgpu.enrich.turn import Enricher, Held, Settings
 from podgpu.errors import SourceError
+from podgpu.gpu.exposition import ParsedExposition, parse_exposition
 from podgpu.model import Allocation, Assignment, Workload
 from podgpu.simulate.kubelet import SimulatedKubelet, SimulatedPod
-from podgpu.telemetry.exposition import ParsedExposition, parse_exposition
 from tests.cli.test_option_table import Ran, execute
 from tests.fetch.test_exposition import answer, serving
 

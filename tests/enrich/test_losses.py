@@ -19,9 +19,9 @@ from podgpu.clock import Clock
 from podgpu.enrich.turn import Enricher, Held, Settings
 from podgpu.errors import SourceError
 from podgpu.fetch.exposition import FileExposition
-from podgpu.telemetry.exposition import ParsedExposition, parse_exposition
+from podgpu.gpu.exposition import ParsedExposition, parse_exposition
 from tests.nodes.clock import wait_until
-from tests.serve.process import NO_LOGS
+from tests.web.process import NO_LOGS
 
 EXPOSITION = b'# TYPE t gauge\nt{gpu="0",UUID="GPU-1"} 33\n'
 DAY = 86_400.0

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podgpu.catalog.names import NameSet
 from podgpu.enrich.relabel import relabel
-from podgpu.exposition.parse import ParsedFamily
-from podgpu.exposition.text import encode_parsed
-from podgpu.join import Policy
+from podgpu.gpu.exposition import parse_exposition
+from podgpu.metrics.names import NameSet
+from podgpu.metrics.parse import ParsedFamily
+from podgpu.metrics.render import Policy
+from podgpu.metrics.text import encode_parsed
 from podgpu.model import Assignment, Workload
-from podgpu.telemetry.exposition import parse_exposition
 from tests.two_names import renamed
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"

@@ -21,8 +21,8 @@ import pytest
 from podgpu.errors import SourceError, UsageError
 from podgpu.fetch.access import Access
 from podgpu.fetch.exposition import FileExposition, UrlExposition, exposition_at
+from podgpu.gpu.exposition import parse_exposition
 from podgpu.http.exchange import open_session
-from podgpu.telemetry.exposition import parse_exposition
 from tests.kube.conftest import Certificates, certificates
 from tests.nodes.clock import PATIENCE
 

@@ -29,7 +29,7 @@ from podgpu.atomic_file import AtomicFile
 from podgpu.enrich.turn import Enricher, Held, Settings
 from podgpu.errors import SourceError
 from podgpu.fetch.exposition import UrlExposition
-from podgpu.telemetry.exposition import parse_exposition
+from podgpu.gpu.exposition import parse_exposition
 
 for url in sys.argv[2:]:
     source = UrlExposition(url, deadline=60.0)

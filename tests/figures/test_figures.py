@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from podgpu.catalog.counters import Counter
-from podgpu.catalog.fields import fields
-from podgpu.exposition.parse import parse_text
-from podgpu.exposition.text import encode
 from podgpu.figures.device import FIELDS, DeviceFigures, View, holder_text
 from podgpu.figures.from_exposition import view_of_exposition
 from podgpu.figures.from_snapshot import view_of_snapshot
-from podgpu.join import Policy, join
+from podgpu.metrics.counters import Counter
+from podgpu.metrics.fields import fields
+from podgpu.metrics.parse import parse_text
+from podgpu.metrics.render import Policy, join
+from podgpu.metrics.text import encode
 from podgpu.model import ContainerUsage, DeviceTotals, Outcome, Reading, Snapshot, Workload
 from tests.top.scene import GIB, MIB, SERVER, TRAINER, gpu, snapshot
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from podgpu.catalog.names import NameSet
-from podgpu.exposition.parse import parse_text
 from podgpu.figures.device import DeviceFigures
 from podgpu.figures.from_exposition import view_of_exposition
 from podgpu.figures.from_snapshot import view_of_snapshot
+from podgpu.metrics.names import NameSet
+from podgpu.metrics.parse import parse_text
 from podgpu.model import Device, Reading, Snapshot
 from tests.nodes.node import FIXTURES
 from tests.two_names import renamed

@@ -15,7 +15,7 @@ from podgpu.history.keeper import Keeper
 from podgpu.history.ring import Told
 from tests.history.figures import gpu, holder, pod
 from tests.nodes.clock import wait_until
-from tests.serve.process import EXPORTER, Process, podgpu
+from tests.web.process import EXPORTER, Process, podgpu
 
 DAY = 86_400.0
 

@@ -23,7 +23,7 @@ from podgpu.history.waste_file import NAME, SET_ASIDE, EarlierWaste, WasteFile, 
 from podgpu.model import Workload
 from tests.history.figures import HandClock
 from tests.nodes.clock import wait_until
-from tests.serve.process import EXPORTER, Process, podgpu
+from tests.web.process import EXPORTER, Process, podgpu
 
 WALL = 1_794_744_000.0
 NAMES = st.text(max_size=20)

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podgpu.allocation.annotation_formats import asks_for_gpu, is_read
+from podgpu.holders.annotation_formats import asks_for_gpu, is_read
 from podgpu.kube.pods import ContainerRecord, PodRecord, parse_pod, parse_quantity
 
 ID = "3f" * 32

@@ -10,16 +10,16 @@ from collections.abc import Iterator
 import pytest
 
 from podgpu.agent.loop import Agent, Settings
-from podgpu.catalog.named_counters import Naming
-from podgpu.catalog.names import NameSet
 from podgpu.clock import Clock
-from podgpu.exposition.parse import parse_text
-from podgpu.join import Policy
+from podgpu.gpu.nvml import NvmlTelemetry
+from podgpu.metrics.named_counters import Naming
+from podgpu.metrics.names import NameSet
+from podgpu.metrics.parse import parse_text
+from podgpu.metrics.render import Policy
 from podgpu.migrate.direction import Direction
 from podgpu.migrate.rewrite import rewrite_expression, rewrite_query
 from podgpu.simulate.driver import SimulatedNvml
 from podgpu.simulate.workload import SimulatedLoad
-from podgpu.telemetry.nvml import NvmlTelemetry
 from tests.cluster.real_servers import Point, needs, prometheus
 from tests.deploy.grafana import as_sent, several
 from tests.deploy.test_dashboards import NVIDIA_12239

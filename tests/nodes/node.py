@@ -24,13 +24,13 @@ from podgpu.cli.params import naming_variable, normalise
 from podgpu.clock import Clock
 from podgpu.compose.agent import exporter_agent
 from podgpu.compose.servers import ApiAccess
+from podgpu.gpu.nvml import NvmlTelemetry
 from podgpu.kube.pace import Pace
 from podgpu.simulate.driver import SimulatedNvml
 from podgpu.simulate.kubelet import ClaimedDevice, SimulatedClaim, SimulatedKubelet, SimulatedPod
 from podgpu.simulate.node import place_loads, pods, tenants
 from podgpu.simulate.proc import OTHER_PID_NAMESPACE, SimulatedProc, cgroup_text, container_cgroup
 from podgpu.simulate.workload import SimulatedLoad
-from podgpu.telemetry.nvml import NvmlTelemetry
 from tests.host.guard import MEANS_SOMETHING, NODES_PLACES
 from tests.kube.api_server import SimulatedApiServer
 from tests.nodes.clock import FakeClock, wait_until

@@ -14,10 +14,10 @@ import pytest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from podgpu.catalog.families import OWN_FAMILIES
-from podgpu.exposition.text import CONTENT_TYPE
+from podgpu.metrics.families import OWN_FAMILIES
+from podgpu.metrics.text import CONTENT_TYPE
 from tests.nodes.node import node_of, read_description
-from tests.serve.server import running
+from tests.web.server import running
 
 HERE = Path(__file__).parent
 SCENARIOS = sorted(path.parent.name for path in HERE.glob("*/node.json"))

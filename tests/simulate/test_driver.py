@@ -76,7 +76,7 @@ def test_functions_that_are_not_simulated_are_not_supported(start: Start) -> Non
 def test_every_function_of_the_catalogue_is_callable(start: Start) -> None:
     """It answers or refuses with an NVML error; nothing else may come out of it."""
     driver = start("2xH100,T4,RTX4090")
-    rows = csv.DictReader(files("podgpu.catalog").joinpath("fields.csv").read_text().splitlines())
+    rows = csv.DictReader(files("podgpu.metrics").joinpath("fields.csv").read_text().splitlines())
     asked = {row["nvml"] for row in rows if row["nvml"].startswith("nvml")}
     assert len(asked) > 100
     for index in range(4):

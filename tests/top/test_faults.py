@@ -17,10 +17,10 @@ from podgpu.cluster.reading import ClusterReading, NodeReading
 from podgpu.cluster.settings import ViewSettings
 from podgpu.figures.device import DeviceFigures, HolderFigures
 from podgpu.model import Workload
-from podgpu.serve.cluster_app import cluster_application
+from podgpu.web.cluster_app import cluster_application
 from tests.agent.gpu_bench import GpuBench, bench_of
 from tests.cluster.test_loop import Script, Time, tell
-from tests.serve.server import Client, running
+from tests.web.server import Client, running
 
 
 @pytest.fixture

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
 
-from podgpu.allocation.identity import Identities
-from podgpu.allocation.keeping import KEEP_SECONDS, HolderKeeper, Signs, no_signs
-from podgpu.allocation.merge import Complete, merge
-from podgpu.allocation.source import AllocationSource
 from podgpu.errors import few_of
+from podgpu.holders.identity import Identities
+from podgpu.holders.keeping import KEEP_SECONDS, HolderKeeper, Signs, no_signs
+from podgpu.holders.merge import Complete, merge
+from podgpu.holders.source import AllocationSource
 from podgpu.isolate import Isolation, Result
 from podgpu.model import Allocation, Assignment, ContainerUsage, Device, Outcome, VcudaRequest
 

@@ -7,10 +7,10 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 
-from podgpu.allocation.unmapped import explain, statement
-from podgpu.catalog.fields import fields
 from podgpu.clock import Faults
 from podgpu.errors import few_of
+from podgpu.holders.unmapped import explain, statement
+from podgpu.metrics.fields import fields
 from podgpu.model import Outcome, Snapshot, Unmapped
 
 _log = logging.getLogger("podgpu")

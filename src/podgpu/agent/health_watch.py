@@ -1,6 +1,6 @@
 """HealthWatch judges every GPU of the node after each telemetry turn: which conditions it has, and since when.
 
-What a condition is called and what is said of it is in `catalog/conditions.py`. What cannot be known (no such field, no
+What a condition is called and what is said of it is in `metrics/conditions.py`. What cannot be known (no such field, no
 answer this time) is neither there nor fine.
 """
 
@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 
 from podgpu.agent.telemetry_turn import TelemetryPart
 from podgpu.agent.throttling import Throttling
-from podgpu.catalog.conditions import (
+from podgpu.clock import WallClock
+from podgpu.gpu.source import ErrorEvent
+from podgpu.metrics.conditions import (
     DRIVER_AWAY,
     LOST,
     NVLINK,
@@ -23,10 +25,8 @@ from podgpu.catalog.conditions import (
     xid_detail,
     xid_needs_action,
 )
-from podgpu.catalog.families import THROTTLE_REASONS
-from podgpu.clock import WallClock
+from podgpu.metrics.families import THROTTLE_REASONS
 from podgpu.model import Assignment, Device, DeviceHealth, Finding, Outcome, Value, Workload, physical
-from podgpu.telemetry.source import ErrorEvent
 
 XID_SECONDS = 86_400.0
 """How long an XID makes its GPU broken after it was last told, if nothing ends it before."""

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from podgpu.catalog.conditions import FIELD_CONDITIONS
-from podgpu.catalog.counters import Counter
-from podgpu.catalog.families import CLOCK_EVENTS_FIELD, THROTTLE_REASONS
-from podgpu.catalog.fields import Field, fields
 from podgpu.configuration.collections import collection_of_fields
 from podgpu.configuration.config_file import DEFAULT_RETENTION, Collection, Retention
-from podgpu.join import Policy
-from podgpu.join.dcgm import CLOCK_EVENTS_COUNT_FIELD, CLOCK_EVENTS_TOTAL_FIELD
+from podgpu.gpu.source import Lane
+from podgpu.metrics.conditions import FIELD_CONDITIONS
+from podgpu.metrics.counters import Counter
+from podgpu.metrics.dcgm import CLOCK_EVENTS_COUNT_FIELD, CLOCK_EVENTS_TOTAL_FIELD
+from podgpu.metrics.families import CLOCK_EVENTS_FIELD, THROTTLE_REASONS
+from podgpu.metrics.fields import Field, fields
+from podgpu.metrics.render import Policy
 from podgpu.model import Reading
-from podgpu.telemetry.source import Lane
 
 _CLOCK_EVENT_COUNTS = {CLOCK_EVENTS_COUNT_FIELD, CLOCK_EVENTS_TOTAL_FIELD}
 _TOGETHER_SECONDS = 0.02
@@ -94,7 +94,7 @@ def fields_to_read(policy: Policy) -> tuple[Field, ...]:
     own = {*THROTTLE_REASONS, *FIELD_CONDITIONS}
     own |= {CLOCK_EVENTS_FIELD} if wanted.keys() & _CLOCK_EVENT_COUNTS else set()
     if policy.gpu_manager:
-        from podgpu.join.gpu_manager import FB_TOTAL_FIELD
+        from podgpu.metrics.gpu_manager import FB_TOTAL_FIELD
 
         own.add(FB_TOTAL_FIELD)
     return tuple((wanted | {i: fields()[i] for i in own}).values())

@@ -9,7 +9,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from podgpu.accounting.containers import ContainerFinder
 from podgpu.agent.allocation_turn import (
     DEADLINE,
     AllocationTurn,
@@ -22,18 +21,19 @@ from podgpu.agent.parts import NodeParts
 from podgpu.agent.publish import Published
 from podgpu.agent.telemetry_turn import TelemetryPart, TelemetryTurn
 from podgpu.agent.usage_turn import UsageTurn, patience
-from podgpu.allocation.source import AllocationSource
-from podgpu.allocation.unmapped import lost_gpus
-from podgpu.catalog.counters import Counter as MetricCounter
 from podgpu.clock import Clock
 from podgpu.configuration.config_file import DEFAULT_RETENTION, Collection, Retention
 from podgpu.configuration.counter_feeds import CounterFeed, CounterWatch
 from podgpu.device_selection import Selection
 from podgpu.errors import StartError
+from podgpu.gpu.source import Telemetry
+from podgpu.holders.source import AllocationSource
+from podgpu.holders.unmapped import lost_gpus
 from podgpu.isolate import Isolation
-from podgpu.join import Policy
+from podgpu.metrics.counters import Counter as MetricCounter
+from podgpu.metrics.render import Policy
 from podgpu.model import Outcome, PodLabels, Snapshot, Value
-from podgpu.telemetry.source import Telemetry
+from podgpu.usage.containers import ContainerFinder
 
 _log = logging.getLogger(__name__)
 Forgotten = Literal["gpu", "xids", "nothing"]

@@ -16,9 +16,9 @@ from podgpu.agent.tallies import ClockEventLog, XidLog
 from podgpu.agent.telemetry_turn import TelemetryPart
 from podgpu.agent.usage_turn import UsagePart
 from podgpu.configuration.counter_feeds import CounterWatch
-from podgpu.join import Policy
+from podgpu.gpu.source import ErrorEvent
+from podgpu.metrics.render import Policy
 from podgpu.model import Outcome, PodLabels, Snapshot
-from podgpu.telemetry.source import ErrorEvent
 
 
 class NodeParts:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from podgpu.catalog.families import FamilySpec
+from podgpu.metrics.families import FamilySpec
 from podgpu.series import NO_LABELS, Family, Sample
 
 CPU_SECONDS = FamilySpec(

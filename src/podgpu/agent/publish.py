@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable
 from typing import Literal, TypeVar
 
 from podgpu.agent.process_metrics import process_families
-from podgpu.exposition.body import NO_METRICS, Exposition
-from podgpu.exposition.text import encode
-from podgpu.join import Policy, figure_families, self_families
+from podgpu.metrics.body import NO_METRICS, Exposition
+from podgpu.metrics.render import Policy, figure_families, self_families
+from podgpu.metrics.text import encode
 from podgpu.model import Snapshot
 from podgpu.series import Family
 
@@ -58,7 +58,7 @@ class Published:
         """gpu-manager's, where they are asked for."""
         if not self._policy.gpu_manager:
             return ()
-        from podgpu.join.gpu_manager import gpu_manager_families as make  # few ask for them
+        from podgpu.metrics.gpu_manager import gpu_manager_families as make  # few ask for them
 
         return self._once(self._families, "gpu_manager", lambda: tuple(make(self.snapshot, self._policy)))
 

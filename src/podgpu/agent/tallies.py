@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 
-from podgpu.catalog.families import CLOCK_EVENTS
+from podgpu.gpu.source import ErrorEvent
+from podgpu.metrics.families import CLOCK_EVENTS
 from podgpu.model import XidTally
-from podgpu.telemetry.source import ErrorEvent
 
 Key = tuple[str, int]
 """(device, xid)."""

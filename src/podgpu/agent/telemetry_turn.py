@@ -13,12 +13,12 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from podgpu.catalog.fields import Field
 from podgpu.device_selection import Selection
 from podgpu.errors import StartError
+from podgpu.gpu.source import FollowsSchedule, GpuAnswer, Inventory, Lane, ReadsOthers, Telemetry
 from podgpu.isolate import Isolation, Result
+from podgpu.metrics.fields import Field
 from podgpu.model import Device, DeviceCount, OtherReading, Outcome, Reading, Value
-from podgpu.telemetry.source import FollowsSchedule, GpuAnswer, Inventory, Lane, ReadsOthers, Telemetry
 
 _OTHERS = "others"
 _Read = Callable[[Sequence[Field]], GpuAnswer]

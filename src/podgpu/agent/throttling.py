@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from podgpu.catalog.conditions import POWER_BRAKE, THERMAL
-from podgpu.catalog.families import CLOCK_EVENTS, CLOCK_EVENTS_FIELD, THROTTLE_REASONS
+from podgpu.metrics.conditions import POWER_BRAKE, THERMAL
+from podgpu.metrics.families import CLOCK_EVENTS, CLOCK_EVENTS_FIELD, THROTTLE_REASONS
 from podgpu.model import Value
 
 WHILE_SECONDS = 60.0

@@ -9,14 +9,14 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
 
-from podgpu.accounting.containers import ContainerFinder
-from podgpu.accounting.ledger import MOST_NAMESPACES, Ledger
-from podgpu.accounting.owners import Complete, Owners, ProcessOwners
 from podgpu.clock import Clock
 from podgpu.errors import SourceError
+from podgpu.gpu.source import Telemetry, TellsQuiet, UsageFlaws
 from podgpu.isolate import Isolation, Result
 from podgpu.model import Assignment, ContainerUsage, Device, DeviceUsage, Outcome, Usage, physical
-from podgpu.telemetry.source import Telemetry, TellsQuiet, UsageFlaws
+from podgpu.usage.containers import ContainerFinder
+from podgpu.usage.ledger import MOST_NAMESPACES, Ledger
+from podgpu.usage.owners import Complete, Owners, ProcessOwners
 
 K = TypeVar("K")
 _log = logging.getLogger(__name__)

@@ -18,8 +18,8 @@ from podgpu.compose.process import (
     share_one_heap,
     take_turns_often,
 )
-from podgpu.serve.app import PROBE_OPTION
-from podgpu.serve.sockets import parse_address
+from podgpu.web.app import PROBE_OPTION
+from podgpu.web.sockets import parse_address
 
 
 @podgpu_command(

@@ -22,8 +22,8 @@ from podgpu.compose.process import (
     take_turns_often,
 )
 from podgpu.errors import UsageError
-from podgpu.serve.app import PROBE_OPTION
-from podgpu.serve.sockets import parse_address
+from podgpu.web.app import PROBE_OPTION
+from podgpu.web.sockets import parse_address
 
 _INTERVALS_FRESH = 3
 _BACKENDS = ("prometheus", "scrape", "discover_kubernetes")

@@ -21,7 +21,7 @@ from podgpu.compose.servers import open_exposition
 from podgpu.enrich.turn import Enricher, Settings
 from podgpu.errors import SourceError, StartError, UsageError
 from podgpu.fetch.exposition import ExpositionSource, FileExposition
-from podgpu.join import Policy
+from podgpu.metrics.render import Policy
 
 _log = logging.getLogger("podgpu")
 _INTERVALS_KEPT = 5

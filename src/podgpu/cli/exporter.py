@@ -19,10 +19,10 @@ from podgpu.compose.exporter import Doors, opened_exporter
 from podgpu.compose.process import configure_logging, share_one_heap
 from podgpu.device_selection import parse_selection
 from podgpu.errors import MOST_NAMED, StartError, UsageError
-from podgpu.serve.app import PROBE_OPTION
-from podgpu.serve.exporter_app import GPU_MANAGER_OPTION
-from podgpu.serve.sockets import Address, parse_address
 from podgpu.snapshot_json import dump_snapshot
+from podgpu.web.app import PROBE_OPTION
+from podgpu.web.exporter_app import GPU_MANAGER_OPTION
+from podgpu.web.sockets import Address, parse_address
 
 _log = logging.getLogger("podgpu")
 
@@ -85,7 +85,7 @@ def with_host_engine(ctx: click.Context, options: dict[str, Any]) -> dict[str, A
     engine = None
     with naming_variable(ctx, "remote_hostengine_info"):
         if given(ctx, rows["remote-hostengine-info"]) and options["remote_hostengine_info"]:
-            from podgpu.telemetry.dcgm.session import parse_address  # all of DCGM's, for those who have it only
+            from podgpu.gpu.dcgm.session import parse_address  # all of DCGM's, for those who have it only
 
             engine = parse_address(options["remote_hostengine_info"])
     for parameter, letter in (("switch_devices", "-s"), ("cpu_devices", "-p")):

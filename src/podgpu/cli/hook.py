@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from podgpu.allocation.podlist import DEFAULT_PATHS, is_mount_point
 from podgpu.atomic_file import AtomicFile
 from podgpu.cli.help import podgpu_command
 from podgpu.cli.option_table import exporter_options
@@ -17,10 +16,11 @@ from podgpu.cli.params import Option, naming_variable, with_options
 from podgpu.compose.hook import run_hook
 from podgpu.compose.process import configure_logging, share_one_heap, take_turns_often
 from podgpu.errors import UsageError
+from podgpu.holders.podlist import DEFAULT_PATHS, is_mount_point
 from podgpu.hook.loop import Settings
 
 if TYPE_CHECKING:
-    from podgpu.serve.sockets import Address
+    from podgpu.web.sockets import Address
 
 _SHARED = ("path-proc", "debug", "log-format")
 _OTHERWISE = {"path-proc": {"help": "Where the host's /proc is: driver/nvidia in it says which GPU has which number."}}
@@ -103,7 +103,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
 def _address(text: str) -> Address | None:
     if not text:
         return None
-    from podgpu.serve.sockets import parse_address  # the web server, for those who have a port only
+    from podgpu.web.sockets import parse_address  # the web server, for those who have a port only
 
     return parse_address(text)
 

@@ -9,9 +9,6 @@ from functools import lru_cache
 from typing import TypeVar
 
 from podgpu import __version__
-from podgpu.catalog import cluster_families as f
-from podgpu.catalog.conditions import NODE_GONE
-from podgpu.catalog.families import JOB_LABEL, NAMELESS_LABELS, POD_LABELS, FamilySpec
 from podgpu.cluster.bills import MJ, NS, Amounts
 from podgpu.cluster.counts import DeviceCount, NamespaceCount
 from podgpu.cluster.labels import LabelMemory
@@ -23,6 +20,9 @@ from podgpu.cluster.view import ClusterView
 from podgpu.figures.device import device_model
 from podgpu.figures.parts import WHOLE
 from podgpu.figures.waste_rows import hourly_by_namespace
+from podgpu.metrics import cluster_families as f
+from podgpu.metrics.conditions import NODE_GONE
+from podgpu.metrics.families import JOB_LABEL, NAMELESS_LABELS, POD_LABELS, FamilySpec
 from podgpu.model import Workload
 from podgpu.series import NO_LABELS, Family, Labels, Sample
 

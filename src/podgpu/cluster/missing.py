@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from podgpu.catalog.conditions import LOST, NODE_GONE
 from podgpu.cluster.nodes import NodeView, Settled, in_order
 from podgpu.figures.device import Condition, DeviceFigures, has_identity
+from podgpu.metrics.conditions import LOST, NODE_GONE
 
 MOST_MISSING = 64
 """On one node: as many as any node has, and what an exporter that makes up new UUIDs all the time may cost."""

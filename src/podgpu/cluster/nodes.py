@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from podgpu.catalog.conditions import NODE_GONE
 from podgpu.cluster.reading import NodeReading, TargetOutcome
 from podgpu.cluster.settings import ViewSettings
 from podgpu.errors import few_of
 from podgpu.figures.device import Condition, DeviceFigures, Trouble, has_identity
+from podgpu.metrics.conditions import NODE_GONE
 
 AHEAD_SECONDS = 5.0
 BEHIND_SECONDS = 60.0

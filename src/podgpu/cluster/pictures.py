@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from podgpu import __version__
-from podgpu.catalog.mig import parent_and_part
 from podgpu.cluster.bills import MJ, NS, Amounts
 from podgpu.cluster.costs import KINDS
 from podgpu.cluster.nodes import NodeView
@@ -15,6 +14,7 @@ from podgpu.figures.device import DeviceFigures
 from podgpu.figures.picture import NamespacePicture, NodePicture, Picture
 from podgpu.figures.prices import PriceTags, with_prices
 from podgpu.figures.totals import Totals, namespace_totals, with_totals
+from podgpu.metrics.mig import parent_and_part
 from podgpu.model import Who
 
 _NS_PER_HOUR = 3600 * NS

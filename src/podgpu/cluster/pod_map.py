@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
-from podgpu.catalog import cluster_families as f
 from podgpu.cluster.labels import LabelMemory
 from podgpu.cluster.nodes import NodeView
+from podgpu.metrics import cluster_families as f
 from podgpu.series import Family, Sample
 
 _DNS_PART = "[a-z0-9](?:[-a-z0-9]*[a-z0-9])?"

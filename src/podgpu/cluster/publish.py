@@ -13,11 +13,11 @@ from podgpu.cluster.pictures import picture_of
 from podgpu.cluster.reading import ClusterReading
 from podgpu.cluster.settings import ViewSettings
 from podgpu.cluster.view import ClusterView, Memory, assemble, assemble_use
-from podgpu.exposition.body import NO_METRICS, Exposition
-from podgpu.exposition.text import encode
 from podgpu.figures.as_json import PageState
 from podgpu.figures.prices import ReadPrices, no_prices
 from podgpu.figures.waste import WasteStatement
+from podgpu.metrics.body import NO_METRICS, Exposition
+from podgpu.metrics.text import encode
 
 if TYPE_CHECKING:  # only for those who keep it on disk
     from podgpu.history.waste_file import EarlierWaste

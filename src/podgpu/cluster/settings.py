@@ -7,9 +7,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from podgpu.catalog.fields import nearest_names
-from podgpu.catalog.names import meaning
 from podgpu.errors import UsageError
+from podgpu.metrics.fields import nearest_names
+from podgpu.metrics.names import meaning
 
 UsedMeans = Literal["busy", "allocated", "processes"]
 MOST_ROUNDS = 1000

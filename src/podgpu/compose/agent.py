@@ -10,10 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from podgpu.accounting.containers import ContainerFinder
 from podgpu.agent.loop import Agent, Settings
-from podgpu.catalog.counters import SHIPPED, Counter, make_counter
-from podgpu.catalog.named_counters import Naming as DcgmNaming
 from podgpu.compose.allocations import Holders, Surroundings, make_holders
 from podgpu.compose.process import node_name
 from podgpu.compose.servers import ApiAccess, unless_no_api
@@ -23,12 +20,15 @@ from podgpu.configuration.counter_feeds import CounterFeed, FileCounters
 from podgpu.configuration.pod_labels import LabelFilter
 from podgpu.device_selection import parse_selection
 from podgpu.errors import SourceError, UsageError
-from podgpu.join import Policy
+from podgpu.metrics.counters import SHIPPED, Counter, make_counter
+from podgpu.metrics.named_counters import Naming as DcgmNaming
+from podgpu.metrics.render import Policy
 from podgpu.model import PodLabels
+from podgpu.usage.containers import ContainerFinder
 
 if TYPE_CHECKING:
     from podgpu.clock import Clock
-    from podgpu.telemetry.source import Telemetry
+    from podgpu.gpu.source import Telemetry
     from podgpu.top.local import LocalSource
 
 _log = logging.getLogger("podgpu")
@@ -158,8 +158,8 @@ def _host_labels(options: Options) -> tuple[str, ...]:
 
 
 def _top_policy() -> Policy:
-    from podgpu.catalog.fields import fields
     from podgpu.figures.device import FIELDS
+    from podgpu.metrics.fields import fields
 
     return Policy(counters=tuple(Counter(fields()[i], fields()[i].name, "gauge", "") for i in FIELDS))
 

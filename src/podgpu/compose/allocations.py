@@ -14,11 +14,11 @@ from podgpu.errors import UsageError
 
 if TYPE_CHECKING:  # every command has the table of options, which names the sources: each is imported when it is made
     from podgpu.agent.allocation_turn import ReadIdentities, ReadSigns
-    from podgpu.allocation.dra import DraClaims
-    from podgpu.allocation.identity import IdentityReader
-    from podgpu.allocation.source import AllocationSource
     from podgpu.compose.servers import ApiAccess
-    from podgpu.telemetry.source import Telemetry
+    from podgpu.gpu.source import Telemetry
+    from podgpu.holders.dra import DraClaims
+    from podgpu.holders.identity import IdentityReader
+    from podgpu.holders.source import AllocationSource
 
 _log = logging.getLogger("podgpu")
 
@@ -48,7 +48,7 @@ def resource_names(options: Mapping[str, Any]) -> frozenset[str]:
 
 
 def _annotations(argument: str, around: Surroundings) -> AllocationSource:
-    from podgpu.allocation.annotations import AnnotationsAllocation
+    from podgpu.holders.annotations import AnnotationsAllocation
 
     _refuse(argument, "annotations")
     pods = around.api.pods()
@@ -56,7 +56,7 @@ def _annotations(argument: str, around: Surroundings) -> AllocationSource:
 
 
 def _podlist(argument: str, around: Surroundings) -> AllocationSource:
-    from podgpu.allocation.podlist import PodlistAllocation
+    from podgpu.holders.podlist import PodlistAllocation
 
     return PodlistAllocation(argument or None, defaults=_podlist_paths(around))
 
@@ -67,14 +67,14 @@ def _podlist_present(around: Surroundings) -> bool:
 
 def _podlist_paths(around: Surroundings) -> tuple[str, ...]:
     """Beside the kubelet's socket. If that is named, nowhere else: what lies at the usual places may be another's."""
-    from podgpu.allocation.podlist import DEFAULT_PATHS
+    from podgpu.holders.podlist import DEFAULT_PATHS
 
     beside = os.path.join(os.path.dirname(around.options["pod_resources_kubelet_socket"]), "podlist.json")
     return DEFAULT_PATHS if os.path.normpath(beside) == DEFAULT_PATHS[0] else (beside,)
 
 
 def _kubelet(argument: str, around: Surroundings) -> AllocationSource:
-    from podgpu.allocation.kubelet import KubeletAllocation
+    from podgpu.holders.kubelet import KubeletAllocation
 
     _refuse(argument, "kubelet (its socket: --pod-resources-kubelet-socket)")
     socket = around.options["pod_resources_kubelet_socket"]
@@ -84,9 +84,9 @@ def _kubelet(argument: str, around: Surroundings) -> AllocationSource:
 
 def _claims(around: Surroundings) -> DraClaims | None:
     """Without the API server, what the driver's checkpoint says: nothing where that is not mounted either."""
-    from podgpu.allocation.dra import DraClaims
-    from podgpu.allocation.dra_claims import NAME, ClaimReader, DriverCheckpoint
     from podgpu.compose.servers import unless_no_api
+    from podgpu.holders.dra import DraClaims
+    from podgpu.holders.dra_claims import NAME, ClaimReader, DriverCheckpoint
 
     path = os.path.join(_kubelet_directory(around), NAME)
     slices = unless_no_api("kubernetes-enable-dra", around.api.resource_slices)
@@ -97,7 +97,7 @@ def _claims(around: Surroundings) -> DraClaims | None:
 
 
 def _checkpoint(argument: str, around: Surroundings) -> AllocationSource:
-    from podgpu.allocation.checkpoint import CheckpointAllocation
+    from podgpu.holders.checkpoint import CheckpointAllocation
 
     return CheckpointAllocation(argument or _checkpoint_path(around), resource_names(around.options))
 
@@ -105,7 +105,7 @@ def _checkpoint(argument: str, around: Surroundings) -> AllocationSource:
 def _checkpoint_present(around: Surroundings) -> bool:
     """It lags behind the kubelet: of use where the kubelet's socket is not mounted. Only that kubelet's own: what lies
     at the usual place may be another's, or be left over."""
-    from podgpu.allocation.checkpoint import NAME
+    from podgpu.holders.checkpoint import NAME
 
     own = os.path.join(_kubelet_directory(around), NAME)
     return os.path.exists(own) and not os.path.exists(around.options["pod_resources_kubelet_socket"])
@@ -113,7 +113,7 @@ def _checkpoint_present(around: Surroundings) -> bool:
 
 def _checkpoint_path(around: Surroundings) -> str:
     """In the directory of the kubelet whose socket is asked, if it is there, else where it usually is."""
-    from podgpu.allocation.checkpoint import DEFAULT_PATH, NAME
+    from podgpu.holders.checkpoint import DEFAULT_PATH, NAME
 
     beside = os.path.join(_kubelet_directory(around), NAME)
     return beside if os.path.exists(beside) else DEFAULT_PATH
@@ -125,7 +125,7 @@ def _kubelet_directory(around: Surroundings) -> str:
 
 
 def _hpc(argument: str, around: Surroundings) -> AllocationSource:
-    from podgpu.allocation.hpc import HpcAllocation
+    from podgpu.holders.hpc import HpcAllocation
 
     directory = argument or around.options["hpc_job_mapping_dir"]
     if not directory:
@@ -134,15 +134,15 @@ def _hpc(argument: str, around: Surroundings) -> AllocationSource:
 
 
 def _processes(argument: str, around: Surroundings) -> AllocationSource:
-    from podgpu.accounting.containers import ContainerFinder
-    from podgpu.allocation.processes import ProcessHolders
+    from podgpu.holders.processes import ProcessHolders
+    from podgpu.usage.containers import ContainerFinder
 
     _refuse(argument, "processes")
     return ProcessHolders(around.telemetry.processes, ContainerFinder(around.options["path_proc"]))
 
 
 def _processes_present(around: Surroundings) -> bool:
-    from podgpu.accounting.containers import in_host_pid_namespace
+    from podgpu.usage.containers import in_host_pid_namespace
 
     return in_host_pid_namespace(around.options["path_proc"]) is True
 
@@ -218,15 +218,15 @@ def make_holders(around: Surroundings) -> Holders:
 
 def make_identities(options: Mapping[str, Any], api: ApiAccess) -> IdentityReader:
     """Who is who, from the names of the kubelet's log files, and from the API server where it is asked anyway."""
-    from podgpu.allocation.identity import IdentityReader
+    from podgpu.holders.identity import IdentityReader
 
     return IdentityReader(*_log_directories(options), pods=api.known_pods)
 
 
 def _make_signs(options: Mapping[str, Any]) -> ReadSigns:
     """Who is plainly there, from the processes of the node and the names of the kubelet's log files."""
-    from podgpu.accounting.containers import read_living
-    from podgpu.allocation.keeping import SignsOfLife
+    from podgpu.holders.keeping import SignsOfLife
+    from podgpu.usage.containers import read_living
 
     return SignsOfLife(*_log_directories(options), partial(read_living, options["path_proc"])).read
 

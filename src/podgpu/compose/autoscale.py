@@ -28,13 +28,13 @@ from podgpu.http.tls import Pem
 from podgpu.kube.access import ApiConfig
 from podgpu.kube.client import ApiClient
 from podgpu.kube.watch import Watcher
-from podgpu.serve.api_tls import ApiContexts, pair_of_files, pair_of_own
-from podgpu.serve.app import run
-from podgpu.serve.autoscale_app import API_OPTION, KEDA_OPTION, ApiPart, Autoscale, KedaPart
-from podgpu.serve.external_scaler import Callers, ExternalScaler
-from podgpu.serve.front_proxy import CONFIG_NAME, CONFIG_NAMESPACE, Trust, parse_trust
-from podgpu.serve.scaler_tls import ScalerFiles, ScalerTls
-from podgpu.serve.sockets import Address, parse_address
+from podgpu.web.api_tls import ApiContexts, pair_of_files, pair_of_own
+from podgpu.web.app import run
+from podgpu.web.autoscale_app import API_OPTION, KEDA_OPTION, ApiPart, Autoscale, KedaPart
+from podgpu.web.external_scaler import Callers, ExternalScaler
+from podgpu.web.front_proxy import CONFIG_NAME, CONFIG_NAMESPACE, Trust, parse_trust
+from podgpu.web.scaler_tls import ScalerFiles, ScalerTls
+from podgpu.web.sockets import Address, parse_address
 
 OFF = "none"
 _CONFIGMAPS = f"/api/v1/namespaces/{CONFIG_NAMESPACE}/configmaps"

@@ -17,8 +17,8 @@ from podgpu.compose.process import look_past_what_stays
 from podgpu.compose.servers import access_by
 from podgpu.configuration.price_file import read_prices
 from podgpu.errors import SourceError, UsageError
-from podgpu.serve.app import Served, Several, protected_by, run
-from podgpu.serve.sockets import Address
+from podgpu.web.app import Served, Several, protected_by, run
+from podgpu.web.sockets import Address
 
 if TYPE_CHECKING:
     from podgpu.cluster.prom.backend import PrometheusPlace
@@ -39,7 +39,7 @@ def run_cluster(
 ) -> None:
     """Until SIGINT or SIGTERM. Raises UsageError and StartError."""
     # Here, as `podgpu autoscale`, which shares what is below, has no page.
-    from podgpu.serve.cluster_app import cluster_listeners
+    from podgpu.web.cluster_app import cluster_listeners
 
     with ExitStack() as at_the_end:
         make_backend = chosen_backend(options, settings, at_the_end)

@@ -15,12 +15,8 @@ from typing import NamedTuple, Protocol
 
 from aiohttp import web
 
-from podgpu.accounting.containers import ContainerFinder
 from podgpu.agent.loop import Agent, Settings
 from podgpu.agent.waste_watch import WasteWatch
-from podgpu.allocation.identity import IdentityReader
-from podgpu.allocation.kubelet import KubeletAllocation
-from podgpu.catalog.counters import shipped_counters
 from podgpu.clock import Clock
 from podgpu.cluster.publish import Publisher
 from podgpu.cluster.scraping.backend import FixedTargets, ScrapeBackend
@@ -31,16 +27,20 @@ from podgpu.compose.histories import cluster_with_keeper, history_of, node_keepe
 from podgpu.errors import StartError
 from podgpu.figures.device import SIMULATED, Owner
 from podgpu.figures.prices import ReadPrices
+from podgpu.gpu.nvml import NvmlTelemetry
 from podgpu.history.keeper import Keeper
-from podgpu.join import Policy
-from podgpu.serve.app import Listener, Several, run
-from podgpu.serve.cluster_app import cluster_application
-from podgpu.serve.exporter_app import application
-from podgpu.serve.routes import BesideFigures
-from podgpu.serve.sockets import Address
+from podgpu.holders.identity import IdentityReader
+from podgpu.holders.kubelet import KubeletAllocation
+from podgpu.metrics.counters import shipped_counters
+from podgpu.metrics.render import Policy
 from podgpu.simulate.scenario import Act, Play, acts
 from podgpu.simulate.stage import StageNode, owner_of
-from podgpu.telemetry.nvml import NvmlTelemetry
+from podgpu.usage.containers import ContainerFinder
+from podgpu.web.app import Listener, Several, run
+from podgpu.web.cluster_app import cluster_application
+from podgpu.web.exporter_app import application
+from podgpu.web.routes import BesideFigures
+from podgpu.web.sockets import Address
 
 OTHER_GPUS = ("6xH100,2xH100/1x3g.40gb+1x2g.20gb+1x1g.10gb", "4xH200")
 """Of the nodes after the first."""

@@ -18,10 +18,10 @@ from podgpu.compose.telemetries import open_telemetry
 from podgpu.enrich.turn import Enricher, Held, Settings
 from podgpu.errors import SourceError
 from podgpu.fetch.exposition import ExpositionSource
+from podgpu.gpu.beside import DriverBeside
+from podgpu.gpu.exposition import ParsedExposition, parse_exposition
 from podgpu.isolate import Isolation
 from podgpu.model import Device
-from podgpu.telemetry.beside import DriverBeside
-from podgpu.telemetry.exposition import ParsedExposition, parse_exposition
 
 _DEADLINE = 5.0
 

@@ -7,8 +7,6 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from podgpu.allocation.kubelet import KubeletAllocation
-from podgpu.catalog.counters import Counter, shipped_counters
 from podgpu.compose.agent import Naming, Options, choose_counters, dcgm_naming
 from podgpu.compose.allocations import Surroundings, make_allocations, make_identities
 from podgpu.compose.servers import ApiAccess, NoApi
@@ -19,11 +17,13 @@ from podgpu.device_selection import parse_selection
 from podgpu.doctor.examine import DEADLINE, Question, examine
 from podgpu.doctor.findings import Finding, note, ok, wrong
 from podgpu.errors import SourceError, UsageError
-from podgpu.serve.app import protected_by
+from podgpu.holders.kubelet import KubeletAllocation
+from podgpu.metrics.counters import Counter, shipped_counters
+from podgpu.web.app import protected_by
 
 if TYPE_CHECKING:
-    from podgpu.allocation.source import AllocationSource
     from podgpu.doctor.probe import Load
+    from podgpu.holders.source import AllocationSource
     from podgpu.model import Device
 
 CONFIG_FILE = "configuration file"

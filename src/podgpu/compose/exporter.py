@@ -22,14 +22,14 @@ from podgpu.compose.process import (
     take_turns_often,
 )
 from podgpu.compose.servers import SOON_SECONDS, ApiAccess
-from podgpu.serve.app import protected_by
-from podgpu.serve.exporter_app import Bounds, serve
-from podgpu.serve.routes import BesideFigures
-from podgpu.serve.sockets import Address, systemd_sockets
+from podgpu.web.app import protected_by
+from podgpu.web.exporter_app import Bounds, serve
+from podgpu.web.routes import BesideFigures
+from podgpu.web.sockets import Address, systemd_sockets
 
 if TYPE_CHECKING:
     from podgpu.figures.prices import ReadPrices
-    from podgpu.serve.protection import Protection
+    from podgpu.web.protection import Protection
 
 _log = logging.getLogger("podgpu")
 

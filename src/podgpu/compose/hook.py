@@ -12,7 +12,7 @@ from podgpu.compose.process import look_past_what_stays, stop_on_signal
 from podgpu.hook.loop import Hook, Settings
 
 if TYPE_CHECKING:  # it brings the web server
-    from podgpu.serve.sockets import Address
+    from podgpu.web.sockets import Address
 
 _log = logging.getLogger("podgpu")
 
@@ -29,8 +29,8 @@ def run_hook(settings: Settings, file: AtomicFile, address: Address | None) -> N
 
 
 def _run_with_port(hook: Hook, address: Address) -> None:
-    from podgpu.serve.app import Listener, run
-    from podgpu.serve.hook_app import hook_application
+    from podgpu.web.app import Listener, run
+    from podgpu.web.hook_app import hook_application
 
     run(hook, [Listener(hook_application(hook), address, announcement="the hook's own metrics on %s/metrics")])
 

@@ -12,12 +12,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from podgpu.catalog.named_counters import Naming
 from podgpu.configuration.counter_feeds import CONFIGMAP_KEY, ConfigMapCounters
 from podgpu.errors import SourceError, UsageError, few_of
 from podgpu.fetch.access import Access
 from podgpu.fetch.endpoint import DEADLINE
 from podgpu.fetch.exposition import MAX_AGE, ExpositionSource, exposition_at
+from podgpu.metrics.named_counters import Naming
 from podgpu.model import Allocation, Device
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class ApiAccess:
     def pods(self) -> Watcher[PodRecord]:
         """This node's pods."""
         if self._pods is None:
-            from podgpu.allocation.annotation_formats import is_read
+            from podgpu.holders.annotation_formats import is_read
             from podgpu.kube.pods import parse_pod
 
             selector = {"fieldSelector": f"spec.nodeName={self._node()}"}

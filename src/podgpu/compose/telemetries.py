@@ -11,11 +11,11 @@ from podgpu.compose.process import node_name
 from podgpu.device_selection import parse_selection
 from podgpu.errors import UsageError
 from podgpu.fetch.access import without_secrets
-from podgpu.telemetry.source import Telemetry
+from podgpu.gpu.source import Telemetry
 
 if TYPE_CHECKING:
+    from podgpu.gpu.nvml.switches.opening import Opening
     from podgpu.simulate.driver import SimulatedNvml
-    from podgpu.telemetry.nvml.switches.opening import Opening
 
 _log = logging.getLogger(__name__)
 DEFAULT_SPEC = "8xH100"
@@ -23,8 +23,8 @@ Options = Mapping[str, Any]
 
 
 def _nvml(argument: str, options: Options) -> Telemetry:
-    from podgpu.accounting.containers import in_host_pid_namespace
-    from podgpu.telemetry.nvml import NvmlTelemetry
+    from podgpu.gpu.nvml import NvmlTelemetry
+    from podgpu.usage.containers import in_host_pid_namespace
 
     if argument:
         raise UsageError(f"--telemetry nvml takes no argument, not {without_secrets(argument)}")
@@ -35,7 +35,7 @@ def _nvml(argument: str, options: Options) -> Telemetry:
 
 def _bus(options: Options) -> Callable[[], int | None]:
     """Counts the GPUs on the PCI bus of this machine."""
-    from podgpu.telemetry.pci import count_pci_gpus
+    from podgpu.gpu.pci import count_pci_gpus
 
     return partial(count_pci_gpus, options.get("path_sysfs", "/sys"))
 
@@ -46,7 +46,7 @@ def _opening(options: Options, **how: Any) -> Opening | None:
     wanted = options.get("usage_from", "samples")
     if wanted == "samples" and not how:
         return None
-    from podgpu.telemetry.nvml.switches.opening import Opening
+    from podgpu.gpu.nvml.switches.opening import Opening
 
     return Opening(wanted, **how)
 
@@ -59,8 +59,8 @@ def simulated_driver(spec: str = "") -> SimulatedNvml:
 
 
 def _simulated(argument: str, options: Options) -> Telemetry:
+    from podgpu.gpu.nvml import NvmlTelemetry
     from podgpu.simulate.node import place_loads, tenants
-    from podgpu.telemetry.nvml import NvmlTelemetry
 
     driver = simulated_driver(argument)
     place_loads(driver, tenants(driver))
@@ -72,7 +72,7 @@ def _simulated(argument: str, options: Options) -> Telemetry:
 
 
 def _dcgm(argument: str, options: Options) -> Telemetry:
-    from podgpu.telemetry.dcgm import DcgmSettings, DcgmTelemetry
+    from podgpu.gpu.dcgm import DcgmSettings, DcgmTelemetry
 
     engine = options.get("host_engine")
     settings = DcgmSettings(
@@ -90,7 +90,7 @@ def _dcgm(argument: str, options: Options) -> Telemetry:
 
 def _exporter(argument: str, options: Options) -> Telemetry:
     from podgpu.compose.servers import open_exposition
-    from podgpu.telemetry.exporter import ExporterTelemetry
+    from podgpu.gpu.exporter import ExporterTelemetry
 
     if not argument:
         raise UsageError("--telemetry exporter: name its address, as in exporter:localhost:9400")

@@ -6,11 +6,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 
-from podgpu.catalog.counters import Counter
-from podgpu.catalog.names import names_of, rename_of
 from podgpu.configuration.bounded_pattern import BoundedPattern
 from podgpu.configuration.config_file import Collection
 from podgpu.errors import UsageError
+from podgpu.metrics.counters import Counter
+from podgpu.metrics.names import names_of, rename_of
 
 _SPECIAL = set("*?[\\")
 

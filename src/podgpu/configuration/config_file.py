@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from podgpu.catalog.counters import Counter
+from podgpu.metrics.counters import Counter
 
 MOST_BYTES = 256 * 1024
 MOST_SAMPLES = 2**31 - 1

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from fractions import Fraction
 
-from podgpu.catalog.counters import MOST_ROWS, Counter, make_counter
 from podgpu.configuration.config_file import (
     DEFAULT_RETENTION,
     Collection,
@@ -17,6 +16,7 @@ from podgpu.configuration.config_file import (
     parse_go_duration,
 )
 from podgpu.errors import UsageError
+from podgpu.metrics.counters import MOST_ROWS, Counter, make_counter
 from podgpu.strict_yaml import PlacedMapping, parse_mapping
 
 _MOST_COLLECTIONS = 64

@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Protocol
 
-from podgpu.catalog.counters import MOST_BYTES, Counter
-from podgpu.catalog.named_counters import Naming
 from podgpu.errors import SourceError, UsageError
 from podgpu.files import ReadOnChange
 from podgpu.isolate import Isolation
+from podgpu.metrics.counters import MOST_BYTES, Counter
+from podgpu.metrics.named_counters import Naming
 from podgpu.model import Outcome
 
 _log = logging.getLogger("podgpu")

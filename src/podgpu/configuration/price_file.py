@@ -79,5 +79,5 @@ def read_prices(chosen: str) -> ReadPrices:
 
 def example_prices() -> Prices:
     """Those that podgpu ships, so that there is something to look at."""
-    content = files("podgpu.catalog").joinpath(_EXAMPLE_FILE).read_bytes()
+    content = files("podgpu.metrics").joinpath(_EXAMPLE_FILE).read_bytes()
     return replace(parse_prices(content, _EXAMPLE_FILE), source="example")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from podgpu.catalog.counters import Counter
-from podgpu.catalog.fields import Field, Gpm, fields
 from podgpu.doctor.findings import Finding, note, ok
 from podgpu.doctor.gpus import DRIVER_VERSION, NVML_VERSION, Gpus
 from podgpu.errors import few_of
-from podgpu.telemetry.source import GpuAnswer
+from podgpu.gpu.source import GpuAnswer
+from podgpu.metrics.counters import Counter
+from podgpu.metrics.fields import Field, Gpm, fields
 
 _GR_ENGINE_ACTIVE = 1001
 _MOST_NAMES = 10

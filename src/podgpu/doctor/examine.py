@@ -6,12 +6,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from podgpu.allocation.identity import IdentityReader
-from podgpu.allocation.kubelet import SOURCE as KUBELET
-from podgpu.allocation.kubelet import KubeletAllocation
-from podgpu.allocation.merge import merge
-from podgpu.allocation.source import AllocationSource
-from podgpu.catalog.counters import Counter
 from podgpu.device_selection import Selection
 from podgpu.doctor.counters import fields_to_ask, judge_counters
 from podgpu.doctor.findings import Finding, note, wrong
@@ -30,11 +24,17 @@ from podgpu.doctor.probe import StartLoad, probe_switches
 from podgpu.doctor.sharing import judge_sharing
 from podgpu.doctor.sources import Feed, Pods, judge_feeds, judge_node, read_sources
 from podgpu.errors import UsageError
+from podgpu.gpu.dcgm import DcgmTelemetry
+from podgpu.gpu.exporter import ExporterTelemetry
+from podgpu.gpu.source import Telemetry
+from podgpu.holders.identity import IdentityReader
+from podgpu.holders.kubelet import SOURCE as KUBELET
+from podgpu.holders.kubelet import KubeletAllocation
+from podgpu.holders.merge import merge
+from podgpu.holders.source import AllocationSource
 from podgpu.isolate import Isolation
+from podgpu.metrics.counters import Counter
 from podgpu.model import UsageMethod
-from podgpu.telemetry.dcgm import DcgmTelemetry
-from podgpu.telemetry.exporter import ExporterTelemetry
-from podgpu.telemetry.source import Telemetry
 
 DEADLINE = 5.0
 PROC, SYSFS, DEV = "/proc", "/sys", "/dev"

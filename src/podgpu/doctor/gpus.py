@@ -10,18 +10,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from podgpu.catalog.fields import Field
 from podgpu.doctor.findings import REPORT, Finding, note, ok, plural, wrong
 from podgpu.doctor.host import Host
 from podgpu.errors import SourceError, StartError
+from podgpu.gpu.dcgm import DcgmTelemetry
+from podgpu.gpu.dcgm.library import shown
+from podgpu.gpu.exporter import ExporterTelemetry
+from podgpu.gpu.nvml.driver import VersionMismatch
+from podgpu.gpu.nvml.gpm import MIN_SECONDS
+from podgpu.gpu.source import GpuAnswer, Inventory, Telemetry
 from podgpu.isolate import Isolation
+from podgpu.metrics.fields import Field
 from podgpu.model import Device
-from podgpu.telemetry.dcgm import DcgmTelemetry
-from podgpu.telemetry.dcgm.library import shown
-from podgpu.telemetry.exporter import ExporterTelemetry
-from podgpu.telemetry.nvml.driver import VersionMismatch
-from podgpu.telemetry.nvml.gpm import MIN_SECONDS
-from podgpu.telemetry.source import GpuAnswer, Inventory, Telemetry
 
 DRIVER_VERSION, NVML_VERSION = 1, 2
 """Fields the doctor wants whatever the counter file says."""

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from podgpu.doctor.findings import Finding, note, ok, plural, wrong
 from podgpu.errors import few_of
-from podgpu.telemetry.pci import count_pci_gpus
+from podgpu.gpu.pci import count_pci_gpus
 
 _HOST_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO: the first PID namespace has this inode on every Linux
 _SYS_ADMIN = 1 << 21

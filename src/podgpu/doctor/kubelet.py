@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-from podgpu.allocation.kubelet import KubeletAllocation
-from podgpu.allocation.pod_resources import OPTION
 from podgpu.doctor.findings import REPORT, Finding, note, ok, plural, wrong
 from podgpu.errors import SourceError, StartError
+from podgpu.holders.kubelet import KubeletAllocation
+from podgpu.holders.pod_resources import OPTION
 from podgpu.isolate import Isolation
 from podgpu.model import Allocation, Device
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from podgpu.allocation.device_ids import DeviceId
-from podgpu.allocation.podlist import parse_gpu
-from podgpu.allocation.unmapped import explain, statement
 from podgpu.device_selection import Selection
 from podgpu.doctor.findings import Finding, note, ok, plural, wrong
 from podgpu.doctor.gpus import Gpus
 from podgpu.errors import few_of
+from podgpu.holders.device_ids import DeviceId
+from podgpu.holders.podlist import parse_gpu
+from podgpu.holders.unmapped import explain, statement
 from podgpu.model import Allocation, Device, Unmapped
 
 _GPU_RESOURCES = ("nvidia.com/gpu", "nvidia.com/mig-")

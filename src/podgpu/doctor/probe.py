@@ -17,13 +17,13 @@ from typing import Protocol
 from podgpu.doctor.findings import Finding, note, ok, plural, wrong
 from podgpu.doctor.probe_load import NoLoad
 from podgpu.doctor.sharing import ADD_CAPABILITY
+from podgpu.gpu.nvml import NvmlTelemetry
+from podgpu.gpu.nvml.switches.listener import Listener
+from podgpu.gpu.nvml.switches.opening import MEASURED, Outlook
+from podgpu.gpu.nvml.switches.records import Doubt
+from podgpu.gpu.source import Telemetry
 from podgpu.isolate import Isolation
 from podgpu.model import Device
-from podgpu.telemetry.nvml import NvmlTelemetry
-from podgpu.telemetry.nvml.switches.listener import Listener
-from podgpu.telemetry.nvml.switches.opening import MEASURED, Outlook
-from podgpu.telemetry.nvml.switches.records import Doubt
-from podgpu.telemetry.source import Telemetry
 
 SUBJECT = "probe"
 LOADS = 2

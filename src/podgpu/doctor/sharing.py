@@ -8,11 +8,11 @@ from functools import partial
 
 from podgpu.doctor.findings import Finding, note, ok, wrong
 from podgpu.errors import few_of
+from podgpu.gpu.nvml import NvmlTelemetry
+from podgpu.gpu.nvml.switches.opening import Outlook
+from podgpu.gpu.source import Telemetry
 from podgpu.isolate import Isolation
 from podgpu.model import Device, UsageMethod
-from podgpu.telemetry.nvml import NvmlTelemetry
-from podgpu.telemetry.nvml.switches.opening import Outlook
-from podgpu.telemetry.source import Telemetry
 
 SUBJECT = "sharing"
 ADD_CAPABILITY = (

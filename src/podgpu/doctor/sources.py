@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
-from podgpu.allocation.source import AllocationSource
 from podgpu.doctor.findings import REPORT, Finding, ok, plural, wrong
 from podgpu.errors import SourceError
+from podgpu.holders.source import AllocationSource
 from podgpu.isolate import Isolation
 from podgpu.kube.pods import PodRecord
 from podgpu.model import Allocation, Device

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from podgpu.catalog.families import HOLDER_LABELS
-from podgpu.exposition.parse import ParsedFamily, ParsedSample
-from podgpu.join.dcgm import holder_pairs, sole_holders
-from podgpu.join.policy import Policy
+from podgpu.gpu.exposition import LabelSet, ParsedExposition, settled
+from podgpu.metrics.dcgm import holder_pairs, sole_holders
+from podgpu.metrics.families import HOLDER_LABELS
+from podgpu.metrics.parse import ParsedFamily, ParsedSample
+from podgpu.metrics.policy import Policy
 from podgpu.model import Assignment
-from podgpu.telemetry.exposition import LabelSet, ParsedExposition, settled
 
 _OWN = "podgpu_"
 

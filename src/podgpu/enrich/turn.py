@@ -12,12 +12,12 @@ from podgpu.atomic_file import AtomicFile, OutputError
 from podgpu.clock import Clock
 from podgpu.enrich.relabel import relabel
 from podgpu.errors import SourceError
-from podgpu.exposition.text import encode, encode_parsed
-from podgpu.join import Policy, self_families
+from podgpu.gpu.beside import DriverBeside
+from podgpu.gpu.exposition import ParsedExposition
+from podgpu.metrics.render import Policy, self_families
+from podgpu.metrics.text import encode, encode_parsed
 from podgpu.model import Allocation, Device, Outcome, Snapshot
 from podgpu.series import Family, Sample
-from podgpu.telemetry.beside import DriverBeside
-from podgpu.telemetry.exposition import ParsedExposition
 
 _log = logging.getLogger("podgpu")
 SOURCE = "exporter"

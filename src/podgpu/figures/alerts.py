@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from podgpu.catalog.conditions import DRIVER_AWAY, NODE_GONE, words_for
 from podgpu.figures.device import Alert, Condition, DeviceFigures, Trouble
+from podgpu.metrics.conditions import DRIVER_AWAY, NODE_GONE, words_for
 
 MOST_ALERTS = 200
 """Nobody reads more, and a page has to carry them."""

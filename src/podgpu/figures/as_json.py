@@ -8,12 +8,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from podgpu.catalog.mig import slices_of_gpu, slices_of_profile
-from podgpu.exposition.body import Body, etag_of
 from podgpu.figures.device import Alert, Condition, DeviceFigures, HolderFigures, Owner
 from podgpu.figures.parts import physical_gpus
 from podgpu.figures.picture import NamespacePicture, NodePicture, Picture
 from podgpu.figures.totals import Totals, pod_totals, totals_of
+from podgpu.metrics.body import Body, etag_of
+from podgpu.metrics.mig import slices_of_gpu, slices_of_profile
 from podgpu.model import WORKLOAD_PARTS, Workload
 
 JSON = dict[str, Any]

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from podgpu.catalog.conditions import LOST, conditions, order_of, words_for
-from podgpu.catalog.mig import billed_name
+from podgpu.metrics.conditions import LOST, conditions, order_of, words_for
+from podgpu.metrics.mig import billed_name
 from podgpu.model import Who, Workload
 
 UTIL, GR_ENGINE = 203, 1001

@@ -11,11 +11,11 @@ from functools import lru_cache
 from sys import intern
 from typing import NamedTuple
 
-from podgpu.catalog import families as f
-from podgpu.catalog.conditions import FIELD_CONDITIONS
-from podgpu.catalog.fields import XID_FIELD, fields
-from podgpu.catalog.names import Meaning, meaning, names_of
 from podgpu.figures.device import FIELDS, nameless_uuid
+from podgpu.metrics import families as f
+from podgpu.metrics.conditions import FIELD_CONDITIONS
+from podgpu.metrics.fields import XID_FIELD, fields
+from podgpu.metrics.names import Meaning, meaning, names_of
 from podgpu.model import Who, Workload
 
 HEALTH_FIELDS = (*FIELD_CONDITIONS, XID_FIELD)

@@ -9,13 +9,13 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from podgpu.catalog import families as f
-from podgpu.exposition.parse import ParsedFamily, ParsedSample
 from podgpu.figures.alerts import NodeState, alerts_of
 from podgpu.figures.device import View
 from podgpu.figures.figure_names import field_names
 from podgpu.figures.layout import Layout
 from podgpu.figures.sorting import HOLDER_FIGURES
+from podgpu.metrics import families as f
+from podgpu.metrics.parse import ParsedFamily, ParsedSample
 
 NODE_LABELS = ("Hostname", "hostname", "node", "instance")
 _OTHERS = frozenset(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from podgpu.catalog.conditions import LOST
-from podgpu.catalog.names import in_legacy_units
 from podgpu.figures.alerts import NodeState, alerts_of
 from podgpu.figures.device import (
     POWER,
@@ -21,6 +19,8 @@ from podgpu.figures.device import (
     memory_of,
     utilization_of,
 )
+from podgpu.metrics.conditions import LOST
+from podgpu.metrics.names import in_legacy_units
 from podgpu.model import ContainerUsage, Device, DeviceHealth, DeviceTotals, Snapshot, Value, Who, physical
 
 _NS = 1_000_000_000

@@ -10,9 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from sys import intern
 from typing import NamedTuple, TypeGuard
 
-from podgpu.catalog.names import doubtful_names, names_meant_as_in_4_6
 from podgpu.errors import few_of
-from podgpu.exposition.parse import ParsedSample
 from podgpu.figures.device import (
     FIELDS,
     POWER,
@@ -29,6 +27,8 @@ from podgpu.figures.device import (
 )
 from podgpu.figures.figure_names import first_label
 from podgpu.figures.sorting import ABSENT, DCGM_BLANK, MOST, FoundDevice, SortedSamples, condition_of_field
+from podgpu.metrics.names import doubtful_names, names_meant_as_in_4_6
+from podgpu.metrics.parse import ParsedSample
 from podgpu.model import Who, Workload
 
 _MOST_DIGITS = 9

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from podgpu.catalog.mig import parent_and_part
 from podgpu.figures.device import Alert
 from podgpu.figures.from_snapshot import view_of_snapshot
 from podgpu.figures.picture import NamespacePicture, NodePicture, Picture
 from podgpu.figures.prices import NO_PRICES, Prices, PriceTags, unpriced_note, with_prices
 from podgpu.figures.totals import namespace_totals, with_totals
+from podgpu.metrics.mig import parent_and_part
 from podgpu.model import NamespaceTotals, Snapshot
 
 _NS_PER_HOUR = 3_600 * 1_000_000_000

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from podgpu.catalog.mig import slices_of_gpu, slices_of_profile
 from podgpu.figures.device import DeviceFigures, HolderFigures, has_identity
+from podgpu.metrics.mig import slices_of_gpu, slices_of_profile
 
 WHOLE = 720_720 * 1_000_000
 """One GPU. Up to 16 holders have equal parts of it, or of a seventh of it, without a rest."""

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Literal, NamedTuple
 
-from podgpu.catalog.mig import parent_and_part
 from podgpu.figures.device import DeviceFigures, device_model
 from podgpu.figures.parts import WHOLE, holder_parts, physical_gpus
+from podgpu.metrics.mig import parent_and_part
 
 _ANY = "*"
 _NEAR = 0.8

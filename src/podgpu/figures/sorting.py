@@ -10,12 +10,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from podgpu.catalog import families as f
-from podgpu.catalog.conditions import FIELD_CONDITIONS, XID, conditions, xid_needs_action
-from podgpu.catalog.names import Meaning, meaning
-from podgpu.exposition.parse import ParsedSample
 from podgpu.figures.device import SIMULATED, Condition
 from podgpu.figures.figure_names import HEALTH_FIELDS, UNKNOWN_FIELD, Labels, field_names, places_of
+from podgpu.metrics import families as f
+from podgpu.metrics.conditions import FIELD_CONDITIONS, XID, conditions, xid_needs_action
+from podgpu.metrics.names import Meaning, meaning
+from podgpu.metrics.parse import ParsedSample
 from podgpu.model import Who, Workload
 
 _INSTANCE_LABELS = ("GPU_I_ID", "GPU_I_PROFILE")

@@ -13,7 +13,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from podgpu.allocation.annotation_formats import (
+from podgpu.errors import few_of
+from podgpu.holders.annotation_formats import (
     GPU_MANAGER_CARDS,
     HAMI_1_DEVICES,
     HAMI_DEVICES,
@@ -24,8 +25,7 @@ from podgpu.allocation.annotation_formats import (
     koordinator_minors,
     read_grants,
 )
-from podgpu.allocation.podlist import parse_gpu
-from podgpu.errors import few_of
+from podgpu.holders.podlist import parse_gpu
 from podgpu.hook.cards import Cards
 from podgpu.hook.sandboxes import MOUNTED_DEVICES, VISIBLE_DEVICES, ContainerFacts, Sandbox
 from podgpu.kube.pods import ContainerRecord, PodRecord

@@ -13,10 +13,10 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from podgpu.allocation.podlist import MOST_BYTES
 from podgpu.atomic_file import AtomicFile, OutputError
 from podgpu.errors import SourceError
 from podgpu.files import FileIdentity, look_at, read_bounded
+from podgpu.holders.podlist import MOST_BYTES
 from podgpu.hook.cards import Cards
 from podgpu.hook.gpus import Entry, Found, Note, gpus_of_sandbox
 from podgpu.hook.sandboxes import Sandbox

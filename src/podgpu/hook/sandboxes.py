@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from podgpu.allocation.annotation_formats import is_read
 from podgpu.errors import SourceError
+from podgpu.holders.annotation_formats import is_read
 from podgpu.kube.pods import Pairs
 
 STOPPED = 4

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from podgpu import __version__
-from podgpu.catalog import hook_families as families
+from podgpu.metrics import hook_families as families
 from podgpu.series import NO_LABELS, Family, Labels, Sample
 
 

@@ -1,7 +1,7 @@
 """This module says what each name becomes on the way from one dcgm-exporter's names to the other's, and what its number
 is worth.
 
-The facts are the catalogue's (`catalog/names.py`); here they are read in one direction. Pure.
+The facts are the catalogue's (`metrics/names.py`); here they are read in one direction. Pure.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from fractions import Fraction
 from functools import cache
 from typing import Literal
 
-from podgpu.catalog.counters import shipped_counters
-from podgpu.catalog.names import HOST_LABELS, renames
+from podgpu.metrics.counters import shipped_counters
+from podgpu.metrics.names import HOST_LABELS, renames
 
 Generation = Literal["4.9", "4.8"]
 _CARRIERS = re.compile(r"(?:DCGM_|dcgm_|podgpu[_:]|ALERTS(?:_FOR_STATE)?$)")

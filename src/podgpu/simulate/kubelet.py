@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, Self
 from urllib.parse import quote
 
-from podgpu.allocation import podresources_pb2
+from podgpu.holders import podresources_pb2
 
 Resources = Mapping[str, Sequence[str]]
 """Resource name -> device ids."""

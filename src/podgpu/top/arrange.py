@@ -6,7 +6,7 @@ from collections.abc import Container, Iterable, Iterator
 from dataclasses import replace
 from typing import Literal
 
-from podgpu.catalog.conditions import DRIVER_AWAY, NODE_GONE
+from podgpu.metrics.conditions import DRIVER_AWAY, NODE_GONE
 from podgpu.top.lines import Line
 
 Order = Literal["gpu", "utilisation", "memory", "power", "idle"]

@@ -6,13 +6,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from podgpu.catalog.cluster_families import BUILD_INFO as CLUSTER_BUILD_INFO
 from podgpu.errors import SourceError, UsageError
-from podgpu.exposition.parse import BadExposition, ParsedFamily, parse_text
 from podgpu.fetch.access import Access
 from podgpu.fetch.exposition import LARGEST_EXPOSITION, UrlExposition
 from podgpu.figures.device import View
 from podgpu.figures.from_exposition import figure_names, figures_of, samples_named
+from podgpu.metrics.cluster_families import BUILD_INFO as CLUSTER_BUILD_INFO
+from podgpu.metrics.parse import BadExposition, ParsedFamily, parse_text
 from podgpu.top.api import PodgpuApi
 
 DEADLINE = 5.0

@@ -6,15 +6,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Sequence
 
-from podgpu.accounting.containers import ContainerFinder
 from podgpu.agent.allocation_turn import ReadIdentities
 from podgpu.agent.loop import Agent
-from podgpu.catalog.fields import Field
 from podgpu.errors import MOST_NAMED, SourceError
 from podgpu.figures.device import ProcessFigures, View
 from podgpu.figures.from_snapshot import view_of_snapshot
+from podgpu.gpu.source import ErrorEvent, FollowsSchedule, GpuAnswer, Inventory, Lane, Telemetry, UsageFlaws
+from podgpu.metrics.fields import Field
 from podgpu.model import Device, DeviceUsage, ProcessUsage, Workload
-from podgpu.telemetry.source import ErrorEvent, FollowsSchedule, GpuAnswer, Inventory, Lane, Telemetry, UsageFlaws
+from podgpu.usage.containers import ContainerFinder
 
 _ALLOCATION_SECONDS = 1.0
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from podgpu.allocation.device_ids import parse_device_id
-from podgpu.allocation.holdings import HeldId, map_held
 from podgpu.errors import SourceError
+from podgpu.holders.device_ids import parse_device_id
+from podgpu.holders.holdings import HeldId, map_held
 from podgpu.model import Allocation, Device, Workload
 
 SOURCE = "toy"

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from podgpu.cluster.prom.series import KnownSeries, labels_of
 from podgpu.errors import SourceError
-from podgpu.exposition.parse import ParsedSample
+from podgpu.metrics.parse import ParsedSample
 
 _LONGEST_TEXT = 200
 _LARGEST_REFUSAL = 64 * 1024

@@ -14,8 +14,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from podgpu.catalog.fields import Field
-from podgpu.catalog.names import meaning
 from podgpu.cluster.prom import promql
 from podgpu.cluster.prom.answer import MOST_NOTES, MOST_VALUES, Vector
 from podgpu.cluster.prom.client import PrometheusClient
@@ -41,10 +39,12 @@ from podgpu.cluster.prom.targets import Targets, targets_of
 from podgpu.cluster.reading import ClusterReading, NodeReading, Scope, TargetOutcome, moment
 from podgpu.cluster.settings import ViewSettings, full_scale
 from podgpu.errors import SourceError, UsageError
-from podgpu.exposition.parse import ParsedSample
 from podgpu.fetch.access import Access
 from podgpu.figures.device import has_identity
 from podgpu.figures.from_exposition import NODE_LABELS
+from podgpu.metrics.fields import Field
+from podgpu.metrics.names import meaning
+from podgpu.metrics.parse import ParsedSample
 
 _LOST = "Prometheus has no figures of it any more: see that its exporter runs and is scraped"
 _SOON = 1 / 8

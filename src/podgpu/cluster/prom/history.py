@@ -13,7 +13,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Sequen
 from contextlib import asynccontextmanager
 from typing import Any
 
-from podgpu.catalog import families as f
 from podgpu.cluster.prom import promql
 from podgpu.cluster.prom.answer import Line
 from podgpu.cluster.prom.backend import PrometheusPlace, check_node_labels
@@ -25,6 +24,7 @@ from podgpu.history import telling
 from podgpu.history.asking import JSON, STEP, Kept, Range, Window
 from podgpu.history.columns import byte_of
 from podgpu.history.rows import Key
+from podgpu.metrics import families as f
 
 KEEP_SECONDS = float(STEP)
 """For so long an answer is given again to whoever asks the same."""

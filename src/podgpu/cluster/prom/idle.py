@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from podgpu.catalog.names import generations, names_of
 from podgpu.cluster.prom import promql
 from podgpu.cluster.prom.promql import Matcher, by, has, is_
 from podgpu.cluster.reading import NodeReading
-from podgpu.exposition.parse import ParsedSample
 from podgpu.figures.device import GR_ENGINE, UTIL
+from podgpu.metrics.names import generations, names_of
+from podgpu.metrics.parse import ParsedSample
 
 LOOKS = 30
 """So often in the window it is looked whether there are samples."""

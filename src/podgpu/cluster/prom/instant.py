@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
 
-from podgpu.catalog import families as f
-from podgpu.catalog.families import EXPORTED
-from podgpu.catalog.mig import billed_name
-from podgpu.catalog.names import generations, names_of, successors
 from podgpu.cluster.prom.rolling import NAMESPACE_OF, OVER_FULL, RollingQueries
 from podgpu.cluster.prom.targets import Labels, Targets, is_own_pod
 from podgpu.cluster.reading import Scope
-from podgpu.exposition.parse import ParsedSample
+from podgpu.metrics import families as f
+from podgpu.metrics.families import EXPORTED
+from podgpu.metrics.mig import billed_name
+from podgpu.metrics.names import generations, names_of, successors
+from podgpu.metrics.parse import ParsedSample
 
 Key = Hashable
 """Of a device: its UUID, with the instance where the field is one of instances."""

@@ -11,14 +11,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from podgpu.catalog import families as f
-from podgpu.catalog.fields import Field
 from podgpu.cluster.prom.targets import Labels, PodName, Target, Targets, own_namespace, own_pod_told, with_own_holder
 from podgpu.cluster.reading import NamespaceCounters, NodeReading, is_about_now, moment
 from podgpu.cluster.scraping.exposition import LEAST_SKEW_SECONDS
-from podgpu.exposition.parse import ParsedSample
 from podgpu.figures.from_exposition import figure_names
 from podgpu.figures.layout import Layout
+from podgpu.metrics import families as f
+from podgpu.metrics.fields import Field
+from podgpu.metrics.parse import ParsedSample
 
 _COUNTERS = {f.NAMESPACE_ALLOCATED.name: 0, f.NAMESPACE_BUSY.name: 1, f.NAMESPACE_ENERGY.name: 2}
 """Name -> its place among the figures of `NamespaceCounters`."""

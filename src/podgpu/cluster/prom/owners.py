@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from podgpu.catalog.families import EXPORTED
 from podgpu.cluster.prom import promql
 from podgpu.cluster.prom.promql import Matcher, by, is_
 from podgpu.cluster.prom.targets import PodName, own_namespace
 from podgpu.cluster.reading import NodeReading
-from podgpu.exposition.parse import ParsedSample
 from podgpu.figures.device import Owner
+from podgpu.metrics.families import EXPORTED
+from podgpu.metrics.parse import ParsedSample
 
 MOST_AT_A_TIME = 500
 """Pods in one query; the others' turn comes in the next rounds."""

@@ -9,10 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from podgpu.catalog import families as f
-from podgpu.catalog.conditions import conditions, words_for
-from podgpu.catalog.fields import fields
-from podgpu.catalog.names import meaning, names_of
 from podgpu.cluster.prom import promql
 from podgpu.cluster.prom.answer import Line
 from podgpu.cluster.prom.promql import Matcher, by, has, is_
@@ -24,6 +20,10 @@ from podgpu.history.asking import STEP, Kept, Window
 from podgpu.history.columns import Sample
 from podgpu.history.rows import Key
 from podgpu.history.spans import PATIENCE, Mark, Span
+from podgpu.metrics import families as f
+from podgpu.metrics.conditions import conditions, words_for
+from podgpu.metrics.fields import fields
+from podgpu.metrics.names import meaning, names_of
 from podgpu.model import Who, Workload
 
 UUIDS = ("UUID", "uuid", "gpu_uuid")

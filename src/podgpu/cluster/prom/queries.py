@@ -9,11 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from podgpu.catalog import families as f
-from podgpu.catalog.conditions import FIELD_CONDITIONS
-from podgpu.catalog.families import EXPORTED, JOB_LABEL, NAMELESS_LABELS, OLD_POD_LABELS, POD_LABELS, FamilySpec
-from podgpu.catalog.fields import XID_FIELD, Field
-from podgpu.catalog.names import names_of
 from podgpu.cluster.prom import promql
 from podgpu.cluster.prom.promql import Matcher, is_
 from podgpu.figures.device import (
@@ -27,6 +22,11 @@ from podgpu.figures.device import (
     TEMPERATURE,
     UTIL,
 )
+from podgpu.metrics import families as f
+from podgpu.metrics.conditions import FIELD_CONDITIONS
+from podgpu.metrics.families import EXPORTED, JOB_LABEL, NAMELESS_LABELS, OLD_POD_LABELS, POD_LABELS, FamilySpec
+from podgpu.metrics.fields import XID_FIELD, Field
+from podgpu.metrics.names import names_of
 
 _IDENTITY = (
     *("job", "instance", "UUID", "uuid", "gpu_uuid", "gpu"),

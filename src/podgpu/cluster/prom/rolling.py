@@ -19,18 +19,18 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from podgpu.catalog import families as f
-from podgpu.catalog.families import EXPORTED, OLD_POD_LABELS, POD_LABELS
-from podgpu.catalog.fields import Field
-from podgpu.catalog.mig import billed_name
-from podgpu.catalog.names import generations, names_of, successors
 from podgpu.cluster.prom import promql
 from podgpu.cluster.prom.promql import Matcher, by, has, is_
 from podgpu.cluster.prom.spellings import Spellings
 from podgpu.cluster.reading import Scope
 from podgpu.cluster.rolling import RollingMemory
 from podgpu.cluster.settings import ViewSettings
-from podgpu.exposition.parse import ParsedSample
+from podgpu.metrics import families as f
+from podgpu.metrics.families import EXPORTED, OLD_POD_LABELS, POD_LABELS
+from podgpu.metrics.fields import Field
+from podgpu.metrics.mig import billed_name
+from podgpu.metrics.names import generations, names_of, successors
+from podgpu.metrics.parse import ParsedSample
 
 _NAMESPACE = "podgpu_namespace"
 """A label of our own, for what may stand under three names."""

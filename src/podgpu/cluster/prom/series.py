@@ -15,7 +15,7 @@ from math import isfinite
 from sys import intern
 from typing import Any, NamedTuple
 
-from podgpu.exposition.parse import ParsedSample
+from podgpu.metrics.parse import ParsedSample
 
 _BEGIN, _END = b'"data":{"resultType":"vector","result":[', b'"]}]'
 _FIRST = '{"metric":'

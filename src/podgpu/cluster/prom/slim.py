@@ -11,14 +11,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from podgpu.catalog import families as f
-from podgpu.catalog.names import names_of
 from podgpu.cluster.prom.layouts import AllSeries
 from podgpu.cluster.prom.queries import Part, timed_names
 from podgpu.cluster.prom.targets import Labels, Target, Targets
 from podgpu.cluster.reading import NodeReading
-from podgpu.exposition.parse import ParsedSample
 from podgpu.figures.device import FB_USED, has_identity
+from podgpu.metrics import families as f
+from podgpu.metrics.names import names_of
+from podgpu.metrics.parse import ParsedSample
 
 WHOLE_EVERY = 60.0
 """Seconds. For so long a GPU may be told with the memory it had when it was last looked at."""

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from podgpu.catalog import families as f
-from podgpu.catalog.names import generations, names_of
-from podgpu.exposition.parse import ParsedSample
+from podgpu.metrics import families as f
+from podgpu.metrics.names import generations, names_of
+from podgpu.metrics.parse import ParsedSample
 
 UUIDS = ("UUID", "uuid")
 PODS = (f.EXPORTED["pod"], f.POD_LABELS[1], f.OLD_POD_LABELS[1], f.JOB_LABEL)

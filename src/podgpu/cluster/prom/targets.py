@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from podgpu.catalog import families as f
-from podgpu.catalog.families import EXPORTED, POD_LABELS
 from podgpu.cluster.prom.queries import SAMPLE_LABELS
-from podgpu.exposition.parse import ParsedSample
+from podgpu.metrics import families as f
+from podgpu.metrics.families import EXPORTED, POD_LABELS
+from podgpu.metrics.parse import ParsedSample
 
 MOST_COPY_LABELS = 4
 Labels = Mapping[str, str]

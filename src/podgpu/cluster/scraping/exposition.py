@@ -12,12 +12,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from sys import intern
 
-from podgpu.catalog import families as f
 from podgpu.cluster.reading import NamespaceCounters, NodeReading, is_about_now, moment
 from podgpu.errors import SourceError
-from podgpu.exposition.parse import BadExposition, ParsedSample, TooMuch, parse_text
 from podgpu.figures.device import DeviceFigures
 from podgpu.figures.from_exposition import NODE_LABELS, figure_names, figures_of, samples_named
+from podgpu.metrics import families as f
+from podgpu.metrics.parse import BadExposition, ParsedSample, TooMuch, parse_text
 from podgpu.model import parts_of
 
 LEAST_SKEW_SECONDS = 5.0

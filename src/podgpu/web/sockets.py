@@ -1,0 +1,110 @@
+"""This module owns where podgpu listens: addresses as people write them, and sockets that podgpu or systemd has
+bound."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import MutableMapping
+from dataclasses import dataclass
+
+from podgpu.errors import StartError, UsageError
+from podgpu.web.connections import BACKLOG
+
+ADDRESS_OPTION = "-a"
+SYSTEMD_OPTION = "--web-systemd-socket"
+_UNIX = "unix:"
+_FIRST_DESCRIPTOR = 3
+_MOST_DESCRIPTORS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    host: str
+    """Empty: every interface."""
+    port: int
+    scheme: str = "http"
+
+    @property
+    def url(self) -> str:
+        if self.host.startswith(_UNIX):
+            return self.host
+        host = self.host or "localhost"
+        return f"{self.scheme}://[{host}]:{self.port}" if ":" in host else f"{self.scheme}://{host}:{self.port}"
+
+
+def parse_address(text: str, option: str = ADDRESS_OPTION) -> Address:
+    """`:9400`, `127.0.0.1:9400`, `[::1]:9400`, `name:9400`."""
+    host, colon, port = text.rpartition(":")
+    bracketed = host.startswith("[") and host.endswith("]")
+    host = host[1:-1] if bracketed else host
+    known_port = port.isascii() and port.isdigit() and len(port) <= 5 and int(port) <= 65535
+    if not colon or not known_port or (":" in host and not bracketed):
+        raise UsageError(f"{option} {text!r}: not an address; write HOST:PORT, :PORT or [IPV6]:PORT, such as :9400")
+    return Address(host, int(port))
+
+
+async def bind(address: Address, option: str) -> list[socket.socket]:
+    """Raises StartError that names the address. Listening on every address the name has, as asyncio does."""
+    loop = asyncio.get_running_loop()
+    try:
+        # Bound by asyncio, which knows about IPv6, names and port 0; accepting is ours.
+        server = await loop.create_server(
+            asyncio.Protocol, address.host or None, address.port, backlog=BACKLOG, start_serving=False
+        )
+    except (OSError, UnicodeError) as e:  # UnicodeError: a name like a..b, which no resolver is asked for
+        why = getattr(e, "strerror", None) or e
+        raise StartError(
+            f"cannot listen on {address.host}:{address.port}: {why}; choose another address with {option}"
+        ) from e
+    bound = [socket.socket(fileno=os.dup(opened.fileno())) for opened in server.sockets]
+    server.close()
+    for listener in bound:
+        listener.listen(BACKLOG)
+        listener.setblocking(False)
+    return bound
+
+
+def systemd_sockets(environment: MutableMapping[str, str]) -> list[socket.socket]:
+    """Those a .socket unit has bound for this process (sd_listen_fds). Raises UsageError when there is none.
+
+    Taken out of the environment, so that no program started from here believes they are its own.
+    """
+    ours = environment.pop("LISTEN_PID", "") == str(os.getpid())
+    number = environment.pop("LISTEN_FDS", "")
+    environment.pop("LISTEN_FDNAMES", None)
+    count = int(number) if ours and number.isascii() and number.isdigit() and len(number) < 5 else 0
+    if not 0 < count <= _MOST_DESCRIPTORS:
+        raise UsageError(
+            f"{SYSTEMD_OPTION}: systemd passed no socket to this process: start it by podgpu.socket "
+            "(systemctl enable --now podgpu.socket), or leave the option out and listen by -a"
+        )
+    return [_taken_over(descriptor) for descriptor in range(_FIRST_DESCRIPTOR, _FIRST_DESCRIPTOR + count)]
+
+
+def _taken_over(descriptor: int) -> socket.socket:
+    try:
+        os.set_inheritable(descriptor, False)
+        found = socket.socket(fileno=descriptor)
+        listens = bool(found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+    except OSError as e:
+        raise UsageError(f"{SYSTEMD_OPTION}: descriptor {descriptor} is not a socket: {e.strerror}") from e
+    if found.type != socket.SOCK_STREAM or not listens:
+        raise UsageError(
+            f"{SYSTEMD_OPTION}: descriptor {descriptor} is not a socket that accepts connections: the unit needs "
+            "ListenStream= and Accept=no"
+        )
+    found.setblocking(False)
+    return found
+
+
+def address_of(listening: socket.socket, host: str | None, secure: bool) -> Address:
+    """With the port the system chose for port 0. `host`: as it was asked for; None: the socket's own. Of a UNIX socket
+    its path, and no port."""
+    name = listening.getsockname()
+    scheme = "https" if secure else "http"
+    if not isinstance(name, tuple):
+        return Address(f"{_UNIX}{name}", 0, scheme)
+    own = "" if name[0] in ("0.0.0.0", "::") else name[0]
+    return Address(own if host is None else host, name[1], scheme)

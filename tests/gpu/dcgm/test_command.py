@@ -1,0 +1,139 @@
+"""`podgpu exporter` and `podgpu doctor` on the double: which options lead to DCGM, and what is said of its versions."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+import pytest
+
+from podgpu.cli.main import run
+from podgpu.cli.option_table import EXPORTER_OPTIONS
+from podgpu.compose.telemetries import open_telemetry
+from podgpu.gpu.dcgm import DcgmTelemetry
+from podgpu.gpu.dcgm.session import parse_address
+from podgpu.gpu.nvml import NvmlTelemetry
+from tests.gpu.dcgm.double import GPU, Double
+from tests.host.guard import NODES_PLACES
+
+
+@pytest.fixture(autouse=True)
+def bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for option in EXPORTER_OPTIONS:
+        if option.env and option.env not in NODES_PLACES:
+            monkeypatch.delenv(option.env, raising=False)
+    monkeypatch.setenv("NODE_NAME", "node-1")
+
+
+def execute(capfd: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    """`podgpu ...` in this process, its logging undone afterwards."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    try:
+        code = run(list(arguments))
+    finally:
+        root.handlers[:], root.level = handlers, level
+    out, err = capfd.readouterr()
+    return code, out, err
+
+
+def test_a_named_host_engine_means_dcgm() -> None:
+    engine = {"host_engine": parse_address("gpu-1:5555")}
+    assert isinstance(open_telemetry("auto", engine), DcgmTelemetry)
+    assert isinstance(open_telemetry("auto", {"host_engine": None}), NvmlTelemetry)
+    assert isinstance(open_telemetry("nvml", engine), NvmlTelemetry)
+    assert isinstance(open_telemetry("dcgm"), DcgmTelemetry)
+
+
+def test_the_exporter_reads_from_dcgm(double: Double, capfd: pytest.CaptureFixture[str]) -> None:
+    double.gpu(0)
+    double.speak(0)
+    arguments = (
+        "--once",
+        "-c",
+        "100",
+        "--telemetry",
+        f"dcgm:{double.path}",
+        "-r",
+        "10.0.0.7:5556",
+        "-s",
+        "g",
+        "-p",
+        "g",
+    )
+    code, out, err = execute(capfd, "exporter", *arguments)
+    assert (code, double.call("address")) == (0, b"10.0.0.7:5556"), err
+    assert 'DCGM_FI_DEV_GPU_TEMP{gpu="0"' in out
+    assert 'Hostname="node-1"' in out
+    assert (double.told("alive"), double.told("initialised")) == (0, 0)
+
+
+def test_the_embedded_engine_gets_the_log_level(
+    double: Double, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("__DCGM_DBG_LVL", "")
+    monkeypatch.setenv("__DCGM_DBG_FILE", "/dev/null")
+    double.gpu(0)
+    double.speak(0)
+    arguments = (
+        "--once",
+        "-c",
+        "100",
+        "--telemetry",
+        f"dcgm:{double.path}",
+        "--enable-dcgm-log",
+        "--dcgm-log-level=WARN",
+    )
+    assert execute(capfd, "exporter", *arguments)[0] == 0
+    assert (double.told("severity"), double.call("address")) == (3, b"")
+
+
+def test_the_host_of_another_engine_names_its_figures(
+    double: Double, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NODE_NAME")
+    double.gpu(0)
+    double.speak(0)
+    _, out, _ = execute(
+        capfd, "exporter", "--once", "-c", "100", "--telemetry", f"dcgm:{double.path}", "-r", "gpu-7:5555"
+    )
+    assert 'Hostname="gpu-7"' in out
+
+
+def test_no_library_is_one_line(capfd: pytest.CaptureFixture[str]) -> None:
+    code, out, err = execute(capfd, "exporter", "--once", "-c", "100", "--telemetry", "dcgm:/nowhere/libdcgm.so.4")
+    assert code == 1
+    assert "/nowhere/libdcgm.so.4 is not here" in next(line for line in err.splitlines() if line.startswith("podgpu: "))
+    assert 'podgpu_exporter_source_errors_total{source="dcgm",reason="library_not_found"}' in out
+
+
+def findings(capfd: pytest.CaptureFixture[str], double: Double) -> dict[str, list[str]]:
+    arguments = ("--json", "--kubernetes=false", "--telemetry", f"dcgm:{double.path}", "-r", "localhost:5555")
+    _, out, _ = execute(capfd, "doctor", *arguments)
+    found: dict[str, list[str]] = {}
+    for finding in json.loads(out)["findings"]:
+        found.setdefault(finding["subject"], []).append(f"{finding['level']}: {finding['text']}")
+    return found
+
+
+def test_the_doctor_tells_the_versions(double: Double, capfd: pytest.CaptureFixture[str]) -> None:
+    double.gpu(0)
+    double.speak(0)
+    double.text((GPU, 0), 1, "580.105.08")
+    found = findings(capfd, double)
+    assert found["DCGM"] == ["ok: libdcgm 4.2.3, host engine 4.2.3"]
+    assert "580.105.08" in found["driver"][0]
+    assert "profiling" not in found
+
+
+def test_the_doctor_notes_an_older_library(double: Double, capfd: pytest.CaptureFixture[str]) -> None:
+    double.call("versions", "4.2.3", "4.5.1")
+    (finding,) = findings(capfd, double)["DCGM"]
+    assert finding.startswith("note: libdcgm 4.2.3, host engine 4.5.1: the library is older")
+
+
+def test_the_doctor_says_why_no_engine_answers(double: Double, capfd: pytest.CaptureFixture[str]) -> None:
+    double.call("connect_code", -21)
+    found = findings(capfd, double)
+    assert found["DCGM"][0].startswith("wrong: no host engine answers at localhost:5555")
+    assert "driver" not in found

@@ -1,0 +1,155 @@
+"""Health, NVLink reach, and what is no GPU: NVSwitches, NVLinks, Grace CPUs, with `-s` and `-p`."""
+
+from __future__ import annotations
+
+import pytest
+
+from podgpu.device_selection import parse_selection
+from podgpu.model import Detail, OtherReading
+from tests.gpu.dcgm.double import CORE, CPU, LINK, PLAIN, SWITCH, Bench, Double, fields_named, of_gpu, uuid_of
+
+HEALTH, P2P = "DCGM_EXP_GPU_HEALTH_STATUS", "DCGM_EXP_P2P_STATUS"
+SWITCH_TEMP, SWITCH_LINK_FLIT, LINK_STATE, CPU_POWER, CPU_UTIL = 858, 786, 1508, 1130, 1100
+OTHERS = (
+    "DCGM_FI_DEV_NVSWITCH_TEMPERATURE_CURRENT",
+    "DCGM_FI_DEV_NVSWITCH_LINK_FLIT_ERRORS",
+    "DCGM_FI_DEV_NVLINK_GET_STATE",
+    "DCGM_FI_DEV_CPU_POWER_UTIL_CURRENT",
+    "DCGM_FI_DEV_CPU_UTIL_TOTAL",
+)
+PCIE, MEM, ALL = 0x1, 0x10, 0xFFFFFFFF
+
+
+def judged(bench: Bench, name: str, index: int = 0) -> tuple[Detail, ...]:
+    """The engine is asked for its judgement in the turn after the fields are known."""
+    bench.read(*PLAIN, name)
+    return of_gpu(bench.read(*PLAIN, name, index=index)).details
+
+
+# -- health and reach ------------------------------------------------------------------------------------------------
+
+
+def test_a_healthy_gpu_passes_every_watch(bench: Bench) -> None:
+    details = judged(bench, HEALTH)
+    assert [dict(d.labels)["health_watch"] for d in details] == [
+        *("PCIE", "NVLINK", "PMU", "MCU", "MEM", "SM", "INFOROM", "THERMAL", "POWER", "DRIVER")
+    ]
+    assert {(d.value, dict(d.labels)["health_error_code"], d.field) for d in details} == {(0, "DCGM_FR_OK", 9003)}
+
+
+def test_incidents_are_told_by_watch_and_gpu_the_worst_first(bench: Bench) -> None:
+    bench.double.call("incident", 0, PCIE, 20, 3)
+    bench.double.call("incident", 0, PCIE, 10, 46)
+    bench.double.call("incident", 0, MEM, 10, 10)
+    bench.double.call("incident", 1, ALL, 20, 9999)
+    names = ("health_watch", "health_error_code", "health_error_severity", "health_error_category")
+    found = {(*(dict(d.labels)[name] for name in names), d.value) for d in judged(bench, HEALTH)}
+    assert {f for f in found if f[-1]} == {
+        ("PCIE", "DCGM_FR_PCI_REPLAY_RATE", "ISOLATE", "HARDWARE_PCIE", 20),
+        ("MEM", "DCGM_FR_CLOCK_THROTTLE_THERMAL", "MONITOR", "HARDWARE_THERMAL", 10),
+    }
+    assert {f[1:] for f in found if not f[-1]} == {("DCGM_FR_OK", "NONE", "NONE", 0)}
+    (other,) = (d for d in judged(bench, HEALTH, index=1) if d.value)
+    assert [dict(other.labels)[name] for name in names] == ["ALL", "DCGM_FR_UNKNOWN(9999)", "UNKNOWN", "UNKNOWN"]
+
+
+def test_health_that_nobody_wants_is_not_asked_for(bench: Bench) -> None:
+    bench.double.call("incident", 0, PCIE, 20, 3)
+    assert judged(bench, PLAIN[0]) == ()
+
+
+def test_reach_over_nvlink(bench: Bench) -> None:
+    bench.double.call("peer", 0, 1, 0)
+    bench.double.call("peer", 1, 0, 3)
+    assert judged(bench, P2P) == (Detail(9004, (("link_status", "OK"), ("peer_gpu", "1")), 0),)
+    assert judged(bench, P2P, 1) == (Detail(9004, (("link_status", "TopologyNotSupported"), ("peer_gpu", "0")), 3),)
+
+
+def test_reach_that_the_library_does_not_know_is_unsupported(bench: Bench) -> None:
+    bench.double.call("lack", "dcgmGetNvLinkP2PStatus")
+    bench.read(*PLAIN, P2P)
+    answer = bench.read(*PLAIN, P2P)
+    assert answer.unsupported == ((uuid_of(0), 9004),)
+    assert len(of_gpu(answer).values) == 4
+
+
+# -- what is no GPU --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def fabric(double: Double) -> Double:
+    """One GPU with links 0 and 2 up, two switches with links, two CPUs with two cores each."""
+    double.gpu(0)
+    double.speak(0)
+    for link, state in ((0, 3), (1, 2), (2, 3)):
+        double.call("gpu_link", 0, link, state)
+        double.int((LINK, 1 | link << 8), LINK_STATE, 1)
+    for switch in (0, 1):
+        double.call("switch", switch)
+        double.int((SWITCH, switch), SWITCH_TEMP, 50 + switch)
+        for link, state in ((4, 3), (5, 1)):
+            double.call("switch_link", switch, link, state)
+            double.int((LINK, 3 | link << 8 | switch << 24), SWITCH_LINK_FLIT, 10 * switch + link)
+    for cpu, cores in ((0, (0, 1)), (1, (72, 73))):
+        double.double((CPU, cpu), CPU_POWER, 100.0 + cpu)
+        for core in cores:
+            double.call("cpu", cpu, core)
+            double.double((CORE, core), CPU_UTIL, 0.5)
+    return double
+
+
+def others(bench: Bench) -> tuple[OtherReading, ...]:
+    bench.telemetry.inventory()
+    return bench.telemetry.read_others(fields_named(*PLAIN, *OTHERS)).others
+
+
+def test_switches_links_and_cpus_have_labels_of_their_own(fabric: Double) -> None:
+    assert [o for o in others(Bench(fabric)) if o.values] == [
+        OtherReading("SWITCH", (("nvswitch", "nvswitch0"),), {SWITCH_TEMP: 50}),
+        OtherReading("LINK", (("nvlink", "4"), ("nvswitch", "nvswitch0")), {SWITCH_LINK_FLIT: 4}),
+        OtherReading("SWITCH", (("nvswitch", "nvswitch1"),), {SWITCH_TEMP: 51}),
+        OtherReading("LINK", (("nvlink", "4"), ("nvswitch", "nvswitch1")), {SWITCH_LINK_FLIT: 14}),
+        OtherReading("CPU", (("cpu", "0"),), {CPU_POWER: 100.0}),
+        OtherReading("CPU_CORE", (("cpucore", "0"), ("cpu", "0")), {CPU_UTIL: 0.5}),
+        OtherReading("CPU_CORE", (("cpucore", "1"), ("cpu", "0")), {CPU_UTIL: 0.5}),
+        OtherReading("CPU", (("cpu", "1"),), {CPU_POWER: 101.0}),
+        OtherReading("CPU_CORE", (("cpucore", "72"), ("cpu", "1")), {CPU_UTIL: 0.5}),
+        OtherReading("CPU_CORE", (("cpucore", "73"), ("cpu", "1")), {CPU_UTIL: 0.5}),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("switches", "cpus", "kinds"),
+    [
+        ("g", "g", ["SWITCH", "SWITCH", "CPU", "CPU"]),
+        ("i", "i:72-80", ["LINK", "LINK", "CPU_CORE", "CPU_CORE"]),
+        ("g:1", "g:0", ["SWITCH", "CPU"]),
+        ("i:9", "i:0", ["CPU_CORE"]),
+    ],
+)
+def test_they_are_chosen_by_strings(fabric: Double, switches: str, cpus: str, kinds: list[str]) -> None:
+    bench = Bench(fabric, switches=parse_selection(switches, "-s"), cpus=parse_selection(cpus, "-p"))
+    assert [o.kind for o in others(bench)] == kinds
+
+
+def test_a_gpus_links_go_with_the_gpu(fabric: Double) -> None:
+    answer = Bench(fabric).read(*PLAIN, *OTHERS)
+    labels = (
+        ("gpu", "0"),
+        ("gpu_uuid", uuid_of(0)),
+        ("pci_bus_id", "00000000:18:00.0"),
+        ("device", "nvidia0"),
+        ("model_name", "NVIDIA H100 80GB HBM3"),
+    )
+    assert answer.others == tuple(
+        OtherReading("LINK", (("nvlink", number), *labels), {LINK_STATE: 1}) for number in ("1", "3")
+    )
+    assert not answer.unsupported
+
+
+def test_nothing_is_asked_where_nothing_of_it_is_wanted(fabric: Double) -> None:
+    bench = Bench(fabric)
+    bench.read(*PLAIN)
+    reads = fabric.told("reads")
+    assert bench.telemetry.read_others(fields_named(*PLAIN)).others == ()
+    assert fabric.told("reads") == reads

@@ -1,0 +1,289 @@
+"""DcgmTelemetry through the real ctypes code: what is found, what is watched, which values pass the door."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from podgpu.errors import DeviceLost
+from podgpu.gpu.source import Lane
+from podgpu.metrics.fields import DEVICE_LEVELS, fields
+from tests.gpu.dcgm.double import (
+    CI,
+    ENGINE,
+    FB_USED,
+    GI,
+    GPU,
+    GR_ACTIVE,
+    INTERVAL,
+    PLAIN,
+    POWER,
+    TEMP,
+    UTIL,
+    Bench,
+    Double,
+    of_gpu,
+    uuid_of,
+)
+
+
+def test_gpus_are_found(bench: Bench) -> None:
+    inventory = bench.telemetry.inventory()
+    assert [g.uuid for g in inventory.gpus] == [uuid_of(0), uuid_of(1)]
+    first = inventory.gpus[0]
+    assert (first.index, first.pci_bus_id, first.model) == (0, "00000000:18:00.0", "NVIDIA H100 80GB HBM3")
+    assert (first.minor, first.mig_enabled) == (4, False)
+    assert bench.telemetry.expected == 2
+
+
+def test_values_are_those_the_engine_has(bench: Bench) -> None:
+    answer = bench.read(*PLAIN)
+    assert of_gpu(answer).values == {TEMP: 40, POWER: 123.456, UTIL: 77, FB_USED: 1024}
+    assert (answer.unsupported, answer.dropped, answer.errors) == ((), (), ())
+    assert of_gpu(bench.read(*PLAIN, index=1)).device.uuid == uuid_of(1)
+
+
+def test_fields_are_watched_at_the_interval_and_not_kept_for_ever(bench: Bench) -> None:
+    bench.read(*PLAIN)
+    assert bench.double.call("watch", TEMP, "every") == INTERVAL
+    assert bench.double.call("watch", TEMP, "keep") == 3 * INTERVAL
+    assert bench.double.call("watch", 230, "keep") == 600.0
+    made = bench.double.told("groups_made"), bench.double.told("field_groups_made")
+    bench.pass_time()
+    bench.read(*PLAIN, index=1)
+    assert (bench.double.told("groups_made"), bench.double.told("field_groups_made")) == made
+
+
+def test_each_lane_is_watched_at_its_own_interval_and_kept_as_long_as_it_says(bench: Bench) -> None:
+    known, ids = fields(), (TEMP, POWER, UTIL, FB_USED)
+    slow = Lane(tuple(known[i] for i in ids if i != POWER), 30.0, 600.0)
+    quick = Lane((known[POWER],), 2.0, 0.0, 2)
+    bench.telemetry.schedule((slow, quick))
+    gpu = bench.telemetry.inventory().gpus[0]
+    values = of_gpu(bench.telemetry.read(gpu, slow.fields)).values
+    assert values == {TEMP: 40, UTIL: 77, FB_USED: 1024}
+    assert of_gpu(bench.telemetry.read(gpu, quick.fields)).values == {POWER: 123.456}
+    watched = {i: tuple(bench.double.call("watch", i, what) for what in ("every", "keep", "most")) for i in ids}
+    assert watched == dict.fromkeys(ids, (30.0, 600.0, 0.0)) | {POWER: (2.0, 0.0, 2.0)}
+    made = bench.double.told("groups_made"), bench.double.told("field_groups_made")
+    for _ in range(3):
+        bench.telemetry.inventory()
+        bench.telemetry.read(gpu, quick.fields)
+        bench.telemetry.read(gpu, slow.fields)
+    assert (bench.double.told("groups_made"), bench.double.told("field_groups_made")) == made
+
+
+def test_changed_fields_are_watched_instead(bench: Bench) -> None:
+    bench.read(*PLAIN)
+    groups = bench.double.told("groups"), bench.double.told("field_groups")
+    bench.read(PLAIN[0])
+    assert bench.double.call("watch", POWER, "every") == -1
+    assert (bench.double.told("groups"), bench.double.told("field_groups")) == groups
+
+
+def test_two_hundred_fields_go_into_several_groups(bench: Bench) -> None:
+    some = [f for f in fields().values() if f.level in DEVICE_LEVELS and f.type in ("int", "float") and f.id < 900]
+    some = [f for f in some if f.id not in (230, 55)][:200]
+    assert len(some) == 200
+    for field in some:
+        give = bench.double.int if field.type == "int" else bench.double.double
+        give((GPU, 0), field.id, 1)
+    answer = bench.read_fields(tuple(some))
+    assert bench.double.told("largest_group") == 128
+    assert set(of_gpu(answer).values) == {f.id for f in some}
+
+
+@pytest.mark.parametrize(
+    "blank", [0x7FFFFFFFFFFFFFF0, 0x7FFFFFFFFFFFFFF1, 0x7FFFFFFFFFFFFFF4, 0x7FFFFFF0, 0x7FFFFFF1], ids=hex
+)
+def test_int_blanks_do_not_pass(bench: Bench, blank: int) -> None:
+    bench.double.int((GPU, 0), TEMP, blank)
+    answer = bench.read(*PLAIN)
+    assert TEMP not in of_gpu(answer).values
+    assert answer.dropped == (TEMP,)
+    assert len(of_gpu(answer).values) == 3
+
+
+@pytest.mark.parametrize("blank", [140737488355328.0, 140737488355329.0, math.nan, math.inf])
+def test_double_blanks_do_not_pass(bench: Bench, blank: float) -> None:
+    bench.double.double((GPU, 0), POWER, blank)
+    answer = bench.read(*PLAIN)
+    assert POWER not in of_gpu(answer).values
+    assert answer.dropped == (POWER,)
+
+
+def test_a_large_double_is_a_value(bench: Bench) -> None:
+    bench.double.double((GPU, 0), POWER, 140737488355332.0)
+    assert of_gpu(bench.read(*PLAIN)).values[POWER] == 140737488355332.0
+
+
+@pytest.mark.parametrize("impossible", [140737488355332.0, 1e308, -1.0])
+def test_a_large_double_is_no_ratio(bench: Bench, impossible: float) -> None:
+    bench.double.double((GPU, 0), GR_ACTIVE, impossible)
+    answer = bench.read(*PLAIN, "DCGM_FI_PROF_GR_ENGINE_ACTIVE")
+    assert GR_ACTIVE not in of_gpu(answer).values
+    assert answer.dropped == (GR_ACTIVE,)
+
+
+@pytest.mark.parametrize("blank", ["<<<NULL>>>", "<<<NOT_FOUND>>>", "<<<NOT_PERM>>>", ""])
+def test_text_blanks_do_not_pass(bench: Bench, blank: str) -> None:
+    bench.double.text((GPU, 0), 53, blank)
+    answer = bench.read("DCGM_FI_DEV_SERIAL")
+    assert of_gpu(answer).values == {}
+    assert answer.dropped == (53,)
+
+
+def test_text_is_text(bench: Bench) -> None:
+    bench.double.text((GPU, 0), 53, "1654923")
+    assert of_gpu(bench.read("DCGM_FI_DEV_SERIAL")).values == {53: "1654923"}
+
+
+def test_not_supported_is_told_and_not_counted_as_blank(bench: Bench) -> None:
+    bench.double.int((GPU, 0), TEMP, 0x7FFFFFFFFFFFFFF2)
+    bench.double.double((GPU, 0), POWER, 140737488355330.0)
+    bench.double.int((GPU, 0), UTIL, 0, status=-6)
+    answer = bench.read(*PLAIN)
+    assert answer.unsupported == tuple((uuid_of(0), i) for i in (TEMP, POWER, UTIL))
+    assert answer.dropped == ()
+    assert set(of_gpu(answer).values) == {FB_USED}
+
+
+def test_no_data_is_simply_absent(bench: Bench) -> None:
+    bench.double.int((GPU, 0), TEMP, 12, status=-14)
+    answer = bench.read(*PLAIN)
+    assert TEMP not in of_gpu(answer).values
+    assert (answer.unsupported, answer.dropped, answer.errors) == ((), (), ())
+
+
+def test_a_value_with_another_status_is_an_error_once_a_reading(bench: Bench) -> None:
+    bench.double.int((GPU, 0), TEMP, 12, status=-54)
+    bench.double.int((GPU, 0), UTIL, 12, status=-54)
+    assert bench.read(*PLAIN).errors == ("paused",)
+
+
+def test_a_timestamp_that_stands_still_is_no_reading(bench: Bench) -> None:
+    assert len(of_gpu(bench.read(*PLAIN)).values) == 4
+    for _ in range(2):
+        bench.pass_time()
+        assert len(of_gpu(bench.read(*PLAIN)).values) == 4
+    bench.pass_time()
+    bench.double.tick()
+    bench.double.int((GPU, 0), TEMP, 41)
+    answer = bench.read(*PLAIN)
+    assert of_gpu(answer).values == {TEMP: 41}
+    assert answer.errors == ("stale_data",)
+    bench.double.speak(0)
+    assert len(of_gpu(bench.read(*PLAIN)).values) == 4
+
+
+def test_what_is_constant_may_keep_its_timestamp(bench: Bench) -> None:
+    bench.double.text((GPU, 0), 53, "1654923")
+    bench.read("DCGM_FI_DEV_SERIAL")
+    bench.pass_time(10 * INTERVAL)
+    assert of_gpu(bench.read("DCGM_FI_DEV_SERIAL")).values == {53: "1654923"}
+
+
+def test_one_field_the_engine_refuses_costs_only_itself(bench: Bench) -> None:
+    bench.double.call("refuse", UTIL, -13)
+    answer = bench.read(*PLAIN)
+    assert set(of_gpu(answer).values) == {TEMP, POWER, FB_USED}
+    assert answer.unsupported == ((uuid_of(0), UTIL),)
+
+
+def test_profiling_that_is_refused_leaves_the_rest(bench: Bench) -> None:
+    for field in (1001, 1002, 1004):
+        bench.double.call("refuse", field, -36)
+    names = ("DCGM_FI_PROF_GR_ENGINE_ACTIVE", "DCGM_FI_PROF_SM_ACTIVE", "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE")
+    answer = bench.read(*PLAIN, *names)
+    assert len(of_gpu(answer).values) == 4
+    assert answer.unsupported == tuple((uuid_of(0), i) for i in (1001, 1002, 1004))
+
+
+def test_profiling_is_ratios(bench: Bench) -> None:
+    bench.double.double((GPU, 0), GR_ACTIVE, 0.875)
+    assert of_gpu(bench.read("DCGM_FI_PROF_GR_ENGINE_ACTIVE")).values == {GR_ACTIVE: 0.875}
+
+
+# -- GPUs that leave -------------------------------------------------------------------------------------------------
+
+
+def test_a_lost_gpu_is_unreachable_and_the_other_is_read(bench: Bench) -> None:
+    bench.read(*PLAIN)
+    bench.double.call("gpu_state", 1, 4)
+    inventory = bench.telemetry.inventory()
+    assert [g.index for g in inventory.gpus] == [0]
+    assert "lost" in inventory.unreachable[1]
+    assert len(of_gpu(bench.read(*PLAIN)).values) == 4
+
+
+def test_a_value_that_says_lost_loses_the_gpu(bench: Bench) -> None:
+    bench.double.int((GPU, 0), TEMP, 0, status=-18)
+    with pytest.raises(DeviceLost):
+        bench.read(*PLAIN)
+    assert len(of_gpu(bench.read(*PLAIN, index=1)).values) == 4
+
+
+# -- MIG -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def mig(double: Double) -> Bench:
+    double.gpu(0, mig=True, model="NVIDIA A100-SXM4-40GB")
+    double.speak(0)
+    double.instance(0, 0, 9, "1g.5gb")
+    double.instance(1, 0, 2, "3g.20gb")
+    for entity, used in ((0, 100), (1, 300)):
+        double.int((GI, entity), FB_USED, used)
+        double.double((GI, entity), GR_ACTIVE, used / 1000)
+    return Bench(double)
+
+
+def test_instances_have_nvmls_ids_and_profiles(mig: Bench) -> None:
+    devices = [r.device for r in mig.read(*PLAIN).readings]
+    assert [(d.gi_id, d.profile, d.mig_uuids) for d in devices] == [
+        (None, "", ()),
+        (2, "3g.20gb", ("MIG-0-2",)),
+        (9, "1g.5gb", ("MIG-0-9",)),
+    ]
+    assert {d.uuid for d in devices} == {uuid_of(0)}
+    assert devices[0].mig_enabled
+
+
+def test_instances_have_their_own_values_and_no_others(mig: Bench) -> None:
+    gpu, large, small = mig.read(*PLAIN, "DCGM_FI_PROF_GR_ENGINE_ACTIVE").readings
+    assert gpu.values[TEMP] == 40
+    assert large.values == {FB_USED: 300, GR_ACTIVE: 0.3}
+    assert small.values == {FB_USED: 100, GR_ACTIVE: 0.1}
+
+
+def test_a_changed_layout_is_followed(mig: Bench) -> None:
+    assert len(mig.read(*PLAIN).readings) == 3
+    mig.double.call("no_migs")
+    mig.double.instance(3, 0, 7, "7g.40gb")
+    mig.double.int((GI, 3), FB_USED, 700)
+    readings = mig.read(*PLAIN).readings
+    assert [(r.device.gi_id, r.values) for r in readings[1:]] == [(7, {FB_USED: 700})]
+
+
+def test_xids_come_from_the_gpu_and_from_instances_once(mig: Bench) -> None:
+    """DCGM notes an XID on the GPU, the instance or the compute instance, whichever the driver named."""
+    mig.double.call("xid", GPU, 0, mig.double.now - 5_000_000, 31)
+    mig.read(*PLAIN)
+    assert mig.telemetry.error_events() == []
+    mig.double.tick()
+    mig.double.call("xid", CI, 1, mig.double.now, 43)
+    mig.double.call("xid", GPU, 0, mig.double.now + 10, 79)
+    mig.double.call("xid", GPU, 0, mig.double.now + 20, 79)
+    for _ in range(2):
+        mig.telemetry.inventory()
+    events = [(e.device, e.code) for e in mig.telemetry.error_events()]
+    assert events == [(f"{uuid_of(0)}/gi2", 43), (uuid_of(0), 79), (uuid_of(0), 79)]
+    mig.telemetry.inventory()
+    assert mig.telemetry.error_events() == []
+
+
+def test_the_engine_asked_for_is_the_one_named(bench: Bench) -> None:
+    bench.telemetry.inventory()
+    assert bench.double.call("address") == ENGINE.text.encode()
+    assert (bench.double.told("is_unix"), bench.double.told("persist")) == (0, 0)

@@ -1,0 +1,93 @@
+"""ctypes makes of the structures what NVIDIA's compilers make of them: sizes, offsets, version words."""
+
+from __future__ import annotations
+
+from ctypes import sizeof
+
+import pytest
+
+from podgpu.gpu.dcgm import structs as s
+from tests.gpu.dcgm.double import Double
+
+# From NVIDIA's headers (3.3.9, 4.0.0 and 4.6.0), not from ours.
+SIZES = {
+    "ConnectV2Params": (16, 0x02000010),
+    "StartEmbeddedV2Params": (72, 0x01000048),
+    "VersionInfo": (516, 0x02000204),
+    "FieldPayload": (4096, 0),
+    "FieldValueV1": (4120, 0x01001018),
+    "FieldValueV2": (4128, 0x02001020),
+    "EntityPair": (8, 0),
+    "MigEntry": (164, 0),
+    "MigHierarchy": (73480, 0x02011F08),
+    "Identifiers": (2064, 0),
+    "DeviceAttributes": (5220, 0x03001464),
+    "Incident": (1044, 0),
+    "HealthResponseV4": (66828, 0x0401050C),
+    "HealthResponseV5": (1069068, 0x0510500C),
+    "GpuLinks": (76, 0),
+    "SwitchLinks": (1028, 0),
+    "NvLinkStatus": (14780, 0x040039BC),
+    "GpuPeers": (132, 0),
+    "NvLinkP2PStatus": (4232, 0x01001088),
+    "OwnedCores": (136, 0),
+    "CpuCores": (144, 0),
+    "CpuHierarchy": (1160, 0x01000488),
+}
+OFFSETS = [
+    ("StartEmbeddedV2Params", "dcgmHandle", 8),
+    ("StartEmbeddedV2Params", "logFile", 16),
+    ("StartEmbeddedV2Params", "severity", 24),
+    ("StartEmbeddedV2Params", "denyList", 32),
+    ("FieldValueV1", "status", 8),
+    ("FieldValueV1", "ts", 16),
+    ("FieldValueV1", "value", 24),
+    ("FieldValueV2", "fieldId", 12),
+    ("FieldValueV2", "status", 16),
+    ("FieldValueV2", "ts", 24),
+    ("FieldValueV2", "value", 32),
+    ("MigHierarchy", "entries", 8),
+    ("MigEntry", "gpuUuid", 16),
+    ("MigEntry", "nvmlInstanceId", 148),
+    ("DeviceAttributes", "thermal", 3084),
+    ("DeviceAttributes", "identifiers", 3120),
+    ("DeviceAttributes", "memoryUsage", 5184),
+    ("DeviceAttributes", "settings", 5204),
+    ("Identifiers", "pciBusId", 516),
+    ("Identifiers", "uuid", 1028),
+    ("Identifiers", "driverVersion", 1804),
+    ("HealthResponseV5", "incidents", 12),
+    ("Incident", "code", 1032),
+    ("Incident", "entity", 1036),
+    ("NvLinkStatus", "numNvSwitches", 2440),
+]
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_sizes_and_version_words(name: str) -> None:
+    kind = getattr(s, name)
+    size, word = SIZES[name]
+    assert sizeof(kind) == size
+    if word:
+        assert s.version_word(kind) == word
+
+
+@pytest.mark.parametrize(("name", "member", "offset"), OFFSETS)
+def test_offsets(name: str, member: str, offset: int) -> None:
+    assert getattr(getattr(s, name), member).offset == offset
+
+
+def test_the_double_has_the_same_layouts(double: Double) -> None:
+    assert {name: double.call("size", name) for name in SIZES} == {name: size for name, (size, _) in SIZES.items()}
+
+
+def test_every_structure_is_held_against_the_headers() -> None:
+    ours = {
+        name for name, kind in vars(s).items() if isinstance(kind, type) and issubclass(kind, s.Structure | s.Union)
+    }
+    assert ours - {"Structure", "Union"} == set(SIZES)
+
+
+def test_link_ids() -> None:
+    assert s.link_id(s.EntityGroup.GPU, 2, 17) == 0x02001101
+    assert s.link_id(s.EntityGroup.SWITCH, 5, 0x123) == 0x05012303

@@ -1,0 +1,52 @@
+"""When a listener does what it does: its log is emptied on time, whoever else empties it in between."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from podgpu.gpu.nvml.switches.listener import Listener
+
+
+class Log:
+    """An empty one that writes down when it was emptied; a system call takes a millisecond."""
+
+    drain_seconds = 2.0
+
+    def __init__(self) -> None:
+        self.time = 1000.0
+        self.drained = [self.time]
+
+    def drain(self) -> bytes:
+        self.time += 0.001
+        self.drained.append(self.time)
+        return b""
+
+    def now(self) -> int:
+        return int(self.time * 1e9)
+
+    def is_busy(self) -> bool:
+        self.time += 0.001
+        return False
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+@given(turns=st.lists(st.floats(0.1, 5.0), min_size=1, max_size=20))
+def test_the_log_is_never_left_alone_for_longer_than_it_may(sampled: bool, turns: list[float]) -> None:
+    """Windows are taken at any moment, and empty it, too."""
+    log = Log()
+    listener = Listener(log, sampled=sampled, wall=lambda: log.time, clock=lambda: log.time, in_background=False)
+    step_at = log.time + listener.step()
+    for turn in turns:
+        window_at = log.time + turn
+        while step_at < window_at:
+            log.time = max(log.time, step_at)
+            step_at = log.time + listener.step()
+        log.time = max(log.time, window_at)
+        listener.window(log.time)
+    longest = max(b - a for a, b in zip(log.drained, log.drained[1:], strict=False))
+    assert longest < log.drain_seconds + 0.1

@@ -1,0 +1,154 @@
+"""The ioctls, byte by byte: what is sent is what the facts say, and what would harm a kernel cannot be sent."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+
+from podgpu.gpu.nvml.switches.records import RECORD, Doubt
+from podgpu.gpu.nvml.switches.resource_manager import ContextSwitchLog, layout_of
+from tests.gpu.switches.fake_kernel import FakeKernel
+
+BUS_ID = "00000000:06:00.0"
+
+
+def open_log(kernel: FakeKernel, version: str = "580.159.04") -> ContextSwitchLog:
+    return ContextSwitchLog(BUS_ID, 3, layout_of(version), kernel)
+
+
+def record(number: int, tag: int = 6, pid: int = 7, at: int = 0) -> bytes:
+    return RECORD.pack(2, 0, 0, tag, 0, number % 65536, 1, pid, 0, 255, 255, at)
+
+
+def test_what_is_made_is_what_the_facts_say_and_hangs_where_it_must() -> None:
+    kernel = FakeKernel()
+    open_log(kernel)
+    by_class = {kind: (handle, parent, parameters) for handle, (parent, kind, parameters) in kernel.allocated.items()}
+    client = by_class[0x41][0]
+    device, subdevice = by_class[0x80], by_class[0x2080]
+    assert device[1:] == (client, struct.pack("<I52x", 5))
+    assert subdevice[1:] == (device[0], struct.pack("<I", 0))
+    header, ring = [h for h, (_, kind, _) in kernel.allocated.items() if kind == 0x90CE]
+    for memory, size in ((header, 4096), (ring, 32768 * 32)):
+        parameters = kernel.allocated[memory][2]
+        assert struct.unpack_from("<II", parameters, 24) == (5 << 29, 1 << 22)
+        assert struct.unpack_from("<Q", parameters, 64) == (size,)
+    buffer = struct.unpack("<QQIIQIIQIIIIII", by_class[0x90CD][2])
+    record_size, count, notification, its_subdevice = buffer[2], buffer[3], buffer[7], buffer[9]
+    assert (record_size, count, notification, its_subdevice) == (32, 32768, 0, subdevice[0])
+    assert buffer[11:] == (header, ring, 0)
+
+
+def test_it_is_bound_to_all_users_and_told_to_keep_the_oldest() -> None:
+    kernel = FakeKernel()
+    open_log(kernel)
+    sent = {command: parameters for _, command, parameters in kernel.controls}
+    buffer = next(h for h, (_, kind, _) in kernel.allocated.items() if kind == 0x90CD)
+    assert struct.unpack("<IIIIB3xI", sent[0x20801238]) == (buffer, 24, 0, 0, 1, 0)
+    assert struct.unpack("<B3xI", sent[0x90CD0101]) == (1, 1)
+
+
+def test_records_come_once_and_in_order_also_around_the_end_of_the_ring() -> None:
+    kernel = FakeKernel()
+    log = open_log(kernel)
+    assert log.drain() == b""
+    first = [record(n) for n in range(32766)]
+    kernel.write(first)
+    assert log.drain() == b"".join(first)
+    more = [record(n) for n in range(32766, 32771)]
+    kernel.write(more, get=32766)
+    assert log.drain() == b"".join(more)
+    assert log.drain() == b""
+    taken = [struct.unpack("<II", p) for _, command, p in kernel.controls if command == 0x90CD0102]
+    assert taken == [(32766, 0), (3, 0)]
+
+
+def test_the_only_register_ever_read_is_the_busy_bit_and_none_is_written() -> None:
+    kernel = FakeKernel(register=(0, 0x3))
+    log = open_log(kernel)
+    assert log.is_busy() is True
+    kernel.register = (0, 0x2)
+    assert log.is_busy() is False
+    assert kernel.register_reads == [(0, 0, 0x40060C)] * 2
+
+
+@pytest.mark.parametrize(
+    ("register", "reason"), [((1, 0), "register_status"), ((0, 0xBADF5040), "register_value")], ids=["status", "value"]
+)
+def test_a_register_that_is_refused_is_doubted(register: tuple[int, int], reason: str) -> None:
+    log = open_log(FakeKernel(register=register))
+    with pytest.raises(Doubt) as doubt:
+        log.is_busy()
+    assert doubt.value.reason == reason
+
+
+def test_drops_and_an_impossible_end_are_doubted() -> None:
+    kernel = FakeKernel()
+    log = open_log(kernel)
+    kernel.write([record(0)], dropped=3)
+    with pytest.raises(Doubt, match="3 context switches did not fit"):
+        log.drain()
+    kernel.write([], put=40000)
+    with pytest.raises(Doubt, match="40000 of 32768"):
+        log.drain()
+
+
+@pytest.mark.parametrize("refused", [0x41, 0x80, 0x2080, 0x90CE, 0x90CD, 0x201, 0x20801238, 0x90CD0101])
+def test_any_refusal_is_a_doubt_and_leaves_nothing_open(refused: int) -> None:
+    kernel = FakeKernel(refuse={refused: 0x1F})
+    with pytest.raises(Doubt, match="status 0x1f") as doubt:
+        open_log(kernel)
+    assert doubt.value.reason == "rm_error"
+    assert kernel.opened == {}
+
+
+def test_a_gpu_that_is_not_there_and_a_node_that_is_missing_are_said() -> None:
+    kernel = FakeKernel()
+    with pytest.raises(Doubt, match=r"no GPU at 00000000:41:00\.0 attached"):
+        ContextSwitchLog("00000000:41:00.0", 3, layout_of("580.1"), kernel)
+    assert kernel.opened == {}
+    with pytest.raises(Doubt, match="/dev/nvidia3 cannot be opened"):
+        open_log(FakeKernel(missing=frozenset({"/dev/nvidia3"})))
+    with pytest.raises(Doubt, match="not a place on the PCI bus"):
+        ContextSwitchLog("here", 3, layout_of("580.1"), kernel)
+
+
+def test_closing_lets_go_of_everything() -> None:
+    kernel = FakeKernel()
+    log = open_log(kernel)
+    log.close()
+    log.close()
+    assert kernel.opened == {}
+    assert kernel.allocated == {}
+
+
+@pytest.mark.parametrize(
+    ("version", "status", "size"),
+    [
+        ("515.65.01", 24, 120),
+        ("525.60.13", 24, 120),
+        ("535.104.05", 28, 120),
+        ("550.54.14", 28, 128),
+        ("999.1", 28, 128),
+    ],
+)
+def test_the_layout_follows_the_branch_and_an_unknown_one_is_taken_for_the_newest(
+    version: str, status: int, size: int
+) -> None:
+    layout = layout_of(version)
+    assert (layout.alloc_status, layout.memory_bytes) == (status, size)
+    kernel = FakeKernel(alloc_status=status, memory_bytes=size)
+    open_log(kernel, version)
+    memories = [parameters for _, kind, parameters in kernel.allocated.values() if kind == 0x90CE]
+    assert [struct.unpack_from("<II", memory, 24) for memory in memories] == [(5 << 29, 1 << 22)] * 2
+    assert [struct.unpack_from("<Q", memory, 64) for memory in memories] == [(4096,), (32768 * 32,)]
+    with pytest.raises(Doubt, match="status 0x1f"):
+        open_log(FakeKernel(alloc_status=status, refuse={0x80: 0x1F}), version)
+
+
+@pytest.mark.parametrize("version", ["470.57", "", "unknown", "٥٨٠.1"])
+def test_a_driver_without_such_a_log_is_refused(version: str) -> None:
+    with pytest.raises(Doubt) as doubt:
+        layout_of(version)
+    assert doubt.value.reason == "old_driver"

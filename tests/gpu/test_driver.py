@@ -1,0 +1,84 @@
+"""The seam to NVML: errors, older calls, and a shutdown that waits."""
+
+from __future__ import annotations
+
+import threading
+
+import pynvml
+import pytest
+
+from podgpu.errors import DeviceLost, DriverGone, SourceError, Unsupported
+from podgpu.gpu.nvml.driver import NvmlDriver, VersionMismatch, translate
+from podgpu.simulate.driver import SimulatedNvml
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "reason"),
+    [
+        (pynvml.NVML_ERROR_NOT_SUPPORTED, Unsupported, "not_supported"),
+        (pynvml.NVML_ERROR_NO_PERMISSION, Unsupported, "no_permission"),
+        (pynvml.NVML_ERROR_GPU_IS_LOST, DeviceLost, "gpu_lost"),
+        (pynvml.NVML_ERROR_RESET_REQUIRED, DeviceLost, "gpu_lost"),
+        (pynvml.NVML_ERROR_DRIVER_NOT_LOADED, DriverGone, "driver_not_loaded"),
+        (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, DriverGone, "library_not_found"),
+        (pynvml.NVML_ERROR_TIMEOUT, SourceError, "timeout"),
+        (pynvml.NVML_ERROR_UNKNOWN, SourceError, "unknown"),
+        (77, SourceError, "nvml_77"),
+    ],
+)
+def test_return_codes_become_our_errors(code: int, kind: type[SourceError], reason: str) -> None:
+    error = translate(code, "nvmlSomething")
+    assert type(error) is kind
+    assert isinstance(error, SourceError)
+    assert error.reason == reason
+
+
+def test_a_version_mismatch_is_no_passing_error() -> None:
+    assert isinstance(translate(pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH, "nvmlInit"), VersionMismatch)
+
+
+class OldDriver:
+    """A driver from before nvmlDeviceGetMemoryInfo_v2 and the renamed clock event call."""
+
+    def nvmlDeviceGetMemoryInfo(self, device: object, version: object = None) -> str:
+        if version is not None:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+        return "v1"
+
+    def nvmlDeviceGetCurrentClocksEventReasons(self, device: object) -> int:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, device: object) -> int:
+        return 4
+
+
+def test_older_drivers_get_older_calls() -> None:
+    driver = NvmlDriver(OldDriver())
+    assert driver.call("nvmlDeviceGetMemoryInfo", "gpu", 2) == "v1"
+    assert driver.call("nvmlDeviceGetCurrentClocksEventReasons", "gpu") == 4
+    with pytest.raises(Unsupported, match="newer"):
+        driver.call("nvmlDeviceGetSomethingNew", "gpu")
+
+
+def test_shutdown_waits_for_calls_and_refuses_when_one_hangs() -> None:
+    nvml = SimulatedNvml("1xH100")
+    driver = NvmlDriver(nvml)
+    driver.open()
+    inside, leave = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with driver.using():
+            inside.set()
+            leave.wait(30)
+
+    holder = threading.Thread(target=hold, daemon=True)
+    holder.start()
+    assert inside.wait(30)
+    assert not driver.close(0.01)
+    assert nvml.calls["nvmlShutdown"] == 0, "never while a call is in flight"
+    leave.set()
+    holder.join(30)
+    assert driver.close(1.0)
+    assert nvml.calls["nvmlShutdown"] == 1
+    with pytest.raises(DriverGone), driver.using():
+        pass

@@ -1,0 +1,374 @@
+"""An existing dcgm-exporter as telemetry: devices and values in every form it has written, through the agent too."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from podgpu.agent.loop import Agent, Settings
+from podgpu.errors import DeviceLost, SourceError, Unsupported
+from podgpu.gpu.exporter import ExporterTelemetry
+from podgpu.gpu.nvml import NvmlTelemetry
+from podgpu.metrics.counters import shipped_counters
+from podgpu.metrics.fields import Field, field_named, fields
+from podgpu.metrics.named_counters import Naming
+from podgpu.metrics.names import NameSet
+from podgpu.metrics.parse import ParsedSample, parse_text
+from podgpu.metrics.render import Policy
+from podgpu.model import Allocation, Assignment, Workload
+from podgpu.simulate.driver import SimulatedNvml
+from tests.cli.test_option_table import execute
+from tests.two_names import renamed
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+H200 = "GPU-11111111-2222-3333-4444-555555555555"
+A100 = "GPU-34319582-d595-d1c7-d1d2-179bcfa61660"
+
+
+class Text:
+    """An exposition that says what it is told to."""
+
+    shown = "the exposition"
+
+    def __init__(self, text: str) -> None:
+        self.text: str | SourceError = text
+        self.fetches = 0
+
+    def fetch(self) -> bytes:
+        self.fetches += 1
+        if isinstance(self.text, SourceError):
+            raise self.text
+        return self.text.encode()
+
+
+def fixture(name: str) -> Text:
+    return Text((FIXTURES / name).read_text(encoding="utf-8"))
+
+
+def field(name: str) -> Field:
+    found = field_named(name)
+    assert found is not None
+    return found
+
+
+TEMPERATURE, UTILISATION, MEMORY = map(field, ("DCGM_FI_DEV_GPU_TEMP", "DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_DEV_FB_USED"))
+ENGINE, POWER = field("DCGM_FI_PROF_GR_ENGINE_ACTIVE"), field("DCGM_FI_DEV_POWER_USAGE")
+
+
+def values(exposition: Text, *wanted: Field) -> dict[str, dict[int, object]]:
+    telemetry = ExporterTelemetry(exposition)
+    answers = [telemetry.read(gpu, wanted) for gpu in telemetry.inventory().gpus]
+    return {r.device.key: dict(r.values) for answer in answers for r in answer.readings}
+
+
+# Devices
+
+
+@pytest.mark.parametrize("name", ["default", "old", "dcp_pod", "dcp_shared", "shared_noflag"])
+def test_the_real_expositions_name_one_gpu(name: str) -> None:
+    (gpu,) = ExporterTelemetry(fixture(f"h200/{name}.prom")).inventory().gpus
+    assert (gpu.index, gpu.uuid, gpu.pci_bus_id, gpu.model) == (0, H200, "00000000:00:06.0", "NVIDIA H200")
+    assert (gpu.minor, gpu.mig_enabled) == (None, False)
+
+
+def test_1x_labels() -> None:
+    gpus = ExporterTelemetry(fixture("seeds/000-sample.prom")).inventory().gpus
+    assert [(gpu.index, gpu.model, gpu.pci_bus_id) for gpu in gpus] == [(0, "", ""), (1, "", "")]
+
+
+def test_mig_labels() -> None:
+    found = values(fixture("seeds/001-mig.prom"), ENGINE, TEMPERATURE)
+    assert found == {
+        A100: {ENGINE.id: 0.99563, TEMPERATURE.id: 61},
+        f"{A100}/gi13": {ENGINE.id: 0.995687},
+    }
+
+
+def test_a_gpu_of_which_only_instances_are_shown() -> None:
+    """dcgm-exporter then repeats the GPU's own figures on each of them."""
+    rows = "".join(
+        f'{name}{{gpu="0",UUID="{A100}",GPU_I_PROFILE="1g.5gb",GPU_I_ID="{gi}"}} {value}\n'
+        for name, figures in (("DCGM_FI_DEV_GPU_TEMP", (61, 61)), ("DCGM_FI_PROF_GR_ENGINE_ACTIVE", (0.25, 0.5)))
+        for gi, value in zip((7, 8), figures, strict=True)
+    )
+    assert values(Text(rows), ENGINE, TEMPERATURE) == {
+        A100: {TEMPERATURE.id: 61},
+        f"{A100}/gi7": {ENGINE.id: 0.25},
+        f"{A100}/gi8": {ENGINE.id: 0.5},
+    }
+
+
+@pytest.mark.parametrize(
+    "labels",
+    ['gpu="3",gpu_uuid="GPU-1",model_name="T4"', 'device="nvidia3",UUID="GPU-1",modelName="T4"'],
+)
+def test_other_forms(labels: str) -> None:
+    (gpu,) = ExporterTelemetry(Text(f"a{{{labels}}} 1\n")).inventory().gpus
+    assert (gpu.index, gpu.uuid, gpu.model) == (3, "GPU-1", "T4")
+
+
+@pytest.mark.parametrize("labels", ["", '{gpu="0"}', '{UUID="GPU-1"}', '{nvswitch="nvswitch0"}', '{cpu="0"}'])
+def test_an_exposition_without_gpus(labels: str) -> None:
+    with pytest.raises(SourceError) as caught:
+        ExporterTelemetry(Text(f"a{labels} 1\n")).inventory()
+    assert caught.value.reason == "no_gpu"
+
+
+def test_device_names_are_minors_where_the_user_says_so() -> None:
+    (gpu,) = ExporterTelemetry(fixture("h200/default.prom"), device_name_ids=True).inventory().gpus
+    assert gpu.minor == 0
+
+
+def test_the_driver_beside_knows_more() -> None:
+    driver = SimulatedNvml("1xH100/2x1g.10gb")
+    nvml = NvmlTelemetry(driver, count_expected=lambda: 1)
+    uuid = driver.machine.gpus[0].uuid
+    gi_ids = [r.device.gi_id for r in nvml.read(nvml.inventory().gpus[0], ()).readings][1:]
+    exposition = Text("".join(f'DCGM_FI_DEV_GPU_TEMP{{gpu="0",UUID="{uuid}",GPU_I_ID="{gi}"}} 40\n' for gi in gi_ids))
+    telemetry = ExporterTelemetry(exposition, nvml)
+    (gpu,) = telemetry.inventory().gpus
+    assert gpu.minor == 0
+    instances = [r.device for r in telemetry.read(gpu, ()).readings][1:]
+    assert [d.mig_uuids for d in instances] == [(i.uuid,) for i in driver.machine.gpus[0].instances]
+    assert telemetry.usage(gpu)
+    assert telemetry.release(1.0)
+
+
+def test_without_a_driver_there_are_no_processes() -> None:
+    telemetry = ExporterTelemetry(fixture("h200/default.prom"))
+    (gpu,) = telemetry.inventory().gpus
+    for call in (telemetry.processes, telemetry.usage):
+        with pytest.raises(Unsupported):
+            call(gpu)
+
+
+# Values
+
+
+def test_every_name_of_a_field() -> None:
+    exposition = '{name}{{gpu="0",UUID="GPU-1"}} 33\n'
+    for name in TEMPERATURE.names:
+        assert values(Text(exposition.format(name=name)), TEMPERATURE) == {"GPU-1": {TEMPERATURE.id: 33}}
+
+
+def test_whole_and_broken_numbers_and_texts() -> None:
+    found = values(fixture("h200/dcp_pod.prom"), POWER, MEMORY, field("DCGM_FI_DRIVER_VERSION"))[H200]
+    assert isinstance(found[POWER.id], float)
+    assert isinstance(found[MEMORY.id], int)
+    assert found[field("DCGM_FI_DRIVER_VERSION").id] == "580.159.04"
+
+
+def test_the_figure_without_a_holder_counts() -> None:
+    figures = ((',pod="a"', 10), ("", 30), (',pod="b"', 5))
+    rows = (f'DCGM_FI_DEV_GPU_UTIL{{gpu="0",UUID="GPU-1"{pod}}} {value}\n' for pod, value in figures)
+    assert values(Text("".join(rows)), UTILISATION) == {"GPU-1": {UTILISATION.id: 30}}
+
+
+def test_copies_must_agree() -> None:
+    rows = '{0}{{gpu="0",UUID="GPU-1",pod="a"}} {1}\n{0}{{gpu="0",UUID="GPU-1",pod="b"}} {2}\n'
+    assert values(Text(rows.format("DCGM_FI_DEV_GPU_UTIL", 7, 7)), UTILISATION) == {"GPU-1": {UTILISATION.id: 7}}
+    telemetry = ExporterTelemetry(Text(rows.format("DCGM_FI_DEV_GPU_UTIL", 7, 8)))
+    answer = telemetry.read(telemetry.inventory().gpus[0], [UTILISATION])
+    assert (dict(answer.readings[0].values), answer.errors) == ({}, ("copies_differ",))
+
+
+@pytest.mark.parametrize(
+    ("one", "printed"),
+    [
+        (TEMPERATURE, "9223372036854775794"),
+        (TEMPERATURE, "2147483632"),
+        (TEMPERATURE, "NaN"),
+        (POWER, "140737488355328.000000"),
+        (UTILISATION, "101"),
+        (ENGINE, "1.5"),
+    ],
+)
+def test_what_is_no_value_is_dropped_and_counted(one: Field, printed: str) -> None:
+    telemetry = ExporterTelemetry(Text(f'{one.name}{{gpu="0",UUID="GPU-1"}} {printed}\n'))
+    answer = telemetry.read(telemetry.inventory().gpus[0], [one, MEMORY])
+    assert (dict(answer.readings[0].values), answer.dropped) == ({}, (one.id,))
+    assert answer.unsupported == (("GPU-1", MEMORY.id),)
+
+
+def test_an_xid_is_an_event_when_it_changes() -> None:
+    row = 'DCGM_FI_DEV_XID_ERRORS{{gpu="0",UUID="GPU-1",err_code="{0}"}} {0}\n'
+    exposition = Text(row.format(0))
+    telemetry = ExporterTelemetry(exposition, wall=lambda: 5.0)
+    seen = []
+    for xid in (0, 79, 79, 0, 31):
+        exposition.text = row.format(xid)
+        telemetry.inventory()
+        seen += [(event.device, event.code, event.at) for event in telemetry.error_events()]
+    assert seen == [("GPU-1", 79, 5.0), ("GPU-1", 31, 5.0)]
+
+
+# Turns
+
+
+OLD = tuple(c.field for c in shipped_counters("dcp") or ())
+NEW = tuple(c.field for c in Naming("4.9").shipped("dcp") or ())
+
+
+@pytest.mark.parametrize("wanted", [OLD, NEW], ids=["4.8 wanted", "4.9 wanted"])
+@pytest.mark.parametrize("names", ["4.9", "both"])
+def test_values_do_not_go_by_the_names_of_the_exposition(wanted: tuple[Field, ...], names: NameSet) -> None:
+    exposition = fixture("h200/dcp_pod.prom")
+    (old,) = values(exposition, *wanted).values()
+    (new,) = values(Text(renamed(str(exposition.text), names)), *wanted).values()
+    assert len(old) > 20
+    assert old.pop(1) == new.pop(1) == "580.159.04", "the driver's label"
+    assert new == pytest.approx(old, rel=1e-4), "4.9 has whole joules"
+    assert [type(value) for value in new.values()] == [type(value) for value in old.values()]
+
+
+def test_units_belong_to_the_field_that_is_wanted() -> None:
+    of = '{gpu="0",UUID="GPU-0"}'
+    exposition = Text(
+        f"DCGM_FI_DEV_GPU_UTIL{of} 94\nDCGM_FI_DEV_FB_USED_BYTES{of} 1073741999\nDCGM_FI_DEV_SM_CLOCK{of} 1980\n"
+    )
+    wanted = [fields()[i] for i in (203, 1613, 252, 1627, 100, 1603)]
+    assert values(exposition, *wanted) == {
+        "GPU-0": {203: 94, 1613: 0.94, 252: 1024, 1627: 1_073_741_999, 100: 1980, 1603: 1_980_000_000}
+    }
+
+
+def test_percent_under_a_ratios_name_is_percent() -> None:
+    expositions = [Text(f'DCGM_FI_DEV_GPU_UTIL_RATIO{{gpu="0",UUID="GPU-0"}} {value}\n') for value in ("94", "0.94")]
+    assert [values(exposition, fields()[203], fields()[1613])["GPU-0"] for exposition in expositions] == 2 * [
+        {203: 94, 1613: 0.94}
+    ]
+
+
+@pytest.mark.parametrize("blank", ["9223372036854775794", "NaN", "+Inf", "-1"])
+def test_a_blank_is_no_value_in_the_other_unit_either(blank: str) -> None:
+    exposition = Text(f'DCGM_FI_DEV_FB_USED_BYTES{{gpu="0",UUID="GPU-0"}} {blank}\n')
+    assert values(exposition, MEMORY) == {"GPU-0": {}}
+
+
+class Holder:
+    name = "kubelet"
+
+    def assignments(self, _devices: object) -> Allocation:
+        return Allocation((Assignment(H200, Workload("ours", "mine", "main"), "kubelet"),))
+
+    def close(self) -> None:
+        pass
+
+
+def agent_over(exposition: Text) -> Agent:
+    policy = Policy(counters=shipped_counters("dcp") or (), hostname="node-1")
+    return Agent(ExporterTelemetry(exposition), [Holder()], Settings(policy=policy))
+
+
+def dcgm_samples(agent: Agent) -> list[ParsedSample]:
+    families = parse_text(agent.published.fresh.plain.decode())
+    return [s for family in families for s in family.samples if s.name.startswith("DCGM_")]
+
+
+def test_the_exposition_comes_out_under_our_own_labels() -> None:
+    exposition = fixture("h200/dcp_shared.prom")
+    agent = agent_over(exposition)
+    agent.read_telemetry()
+    agent.read_allocation()
+    assert exposition.fetches == 1
+    samples = dcgm_samples(agent)
+    agent.stop()
+    known = {s.name: s.value for f in parse_text(str(exposition.text)) for s in f.samples if "pod" not in s.labels}
+    assert len({s.name for s in samples}) > 20
+    for sample in samples:
+        assert (sample.labels["pod"], sample.labels["namespace"], sample.labels["Hostname"]) == (
+            "mine",
+            "ours",
+            "node-1",
+        )
+        assert "vgpu" not in sample.labels
+        assert known.get(sample.name, sample.value) == sample.value
+
+
+@pytest.mark.parametrize(
+    ("bad", "reason"),
+    [
+        (SourceError("unreachable", "cannot be reached"), "unreachable"),
+        ("<html>\n", "not_prometheus"),
+        ("a one\n", "malformed"),
+        ("# TYPE a thing\n", "malformed"),
+        ('a{gpu="0",UUID="GPU-1"} 1\na{gpu="0",UUID="GPU-1"} 2\n', "duplicate_series"),
+        ("# nothing\n", "no_gpu"),
+    ],
+)
+def test_after_a_bad_exposition_nothing_old_is_told(bad: str | SourceError, reason: str) -> None:
+    exposition = fixture("h200/default.prom")
+    good = exposition.text
+    agent = agent_over(exposition)
+    agent.read_telemetry()
+    assert dcgm_samples(agent)
+    exposition.text = bad
+    agent.read_telemetry()
+    assert dcgm_samples(agent) == []
+    assert f'podgpu_exporter_source_errors_total{{source="exporter",reason="{reason}"}} 1\n' in (
+        agent.published.fresh.plain.decode()
+    )
+    exposition.text = good
+    agent.read_telemetry()
+    assert dcgm_samples(agent)
+    agent.stop()
+
+
+def test_a_gpu_that_left_the_exposition() -> None:
+    exposition = fixture("seeds/000-sample.prom")
+    telemetry = ExporterTelemetry(exposition)
+    first, second = telemetry.inventory().gpus
+    exposition.text = "".join(
+        line for line in str(exposition.text).splitlines(keepends=True) if second.uuid not in line
+    )
+    assert telemetry.inventory().gpus == (first,)
+    with pytest.raises(DeviceLost):
+        telemetry.read(second, [])
+
+
+@pytest.mark.fault(
+    "A GPU vanishes from the dcgm-exporter's metrics that podgpu reads (--telemetry exporter:)",
+    "It stays as lost, with who held it, in metrics, in /health and as podgpu_device_health, until back or forgotten",
+)
+def test_a_gpu_that_left_the_exposition_is_kept_as_lost() -> None:
+    exposition = fixture("seeds/000-sample.prom")
+    whole = str(exposition.text)
+    agent = agent_over(exposition)
+    agent.read_telemetry()
+    first, second = (d for d in agent.published.snapshot.devices if not d.is_instance)
+    exposition.text = "".join(line for line in whole.splitlines(keepends=True) if second.uuid not in line)
+
+    def conditions() -> dict[str, list[str]]:
+        agent.read_telemetry()
+        told = agent.published.snapshot.health
+        return {of.device.uuid: [finding.condition for finding in of.findings] for of in told}
+
+    assert conditions() == {first.uuid: [], second.uuid: ["lost"]}
+    lines = agent.published.fresh.plain.decode().splitlines()
+    assert next(line for line in lines if f'UUID="{second.uuid}"' in line and 'condition="lost"' in line)[-1] == "1"
+    exposition.text = whole
+    assert conditions() == {first.uuid: [], second.uuid: []}
+    exposition.text = "".join(line for line in whole.splitlines(keepends=True) if second.uuid not in line)
+    assert conditions()[second.uuid] == ["lost"]
+    assert agent.forget(second.uuid)
+    assert conditions() == {first.uuid: []}
+    agent.stop()
+
+
+# The command line
+
+
+def test_by_option(tmp_path: Path) -> None:
+    path = tmp_path / "dcgm.prom"
+    path.write_bytes((FIXTURES / "h200" / "default.prom").read_bytes())
+    ran = execute(["exporter", "--once", "-c", "100", "--telemetry", f"exporter:{path}"])
+    assert ran.code == 0
+    assert f'UUID="{H200}"' in ran.out
+    assert execute(["exporter", "--once", "--telemetry", "exporter"]).code == 2
+    dead = execute(["exporter", "--once", "-c", "100", "--telemetry", "exporter:http://u:secret@127.0.0.1:1/metrics"])
+    assert dead.code == 1
+    assert "http://127.0.0.1:1/metrics cannot be reached" in dead.complaint
+    assert "secret" not in dead.err + dead.out
+    by_port = execute(["exporter", "--once", "-c", "100", "--telemetry", "exporter:127.0.0.1:1"])
+    assert "http://127.0.0.1:1/metrics cannot be reached" in by_port.complaint

@@ -1,0 +1,290 @@
+"""NvmlTelemetry on the simulated driver: what it finds, what it asks, and how it follows the driver's life."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pynvml
+import pytest
+
+from podgpu.errors import DeviceLost, DriverGone, SourceError
+from podgpu.gpu.nvml import NvmlTelemetry
+from podgpu.gpu.nvml.driver import VersionMismatch
+from podgpu.gpu.source import GpuAnswer
+from podgpu.metrics.counters import shipped_counters
+from podgpu.metrics.fields import Field, field_named, fields
+from podgpu.simulate.driver import SimulatedNvml
+from podgpu.simulate.workload import SimulatedLoad
+
+DCP = tuple(c.field for c in shipped_counters("dcp") or ())
+
+
+class Time:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def wall(self) -> float:
+        return 1_700_000_000.0 + self.now
+
+
+class Bench:
+    """A simulated driver, the telemetry on it, and a clock the test turns."""
+
+    def __init__(self, spec: str) -> None:
+        self.time = Time()
+        self.driver = SimulatedNvml(spec, clock=self.time, wall=self.time.wall, unrest=0)
+        self.expected: int | None = len(self.driver.machine.gpus)
+        self.telemetry = NvmlTelemetry(
+            self.driver, "simulated", lambda: self.expected, clock=self.time, wall=self.time.wall
+        )
+
+    def read(self, index: int = 0, fields: tuple[Field, ...] = DCP) -> GpuAnswer:
+        return self.telemetry.read(self.telemetry.inventory().gpus[index], fields)
+
+    def pass_time(self, seconds: float = 1.0) -> None:
+        self.time.now += seconds
+
+
+@pytest.fixture
+def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
+    bench = Bench(getattr(request, "param", "2xH100"))
+    yield bench
+    bench.driver.faults.release_all()
+    bench.telemetry.release(1.0)
+
+
+def the(name: str) -> int:
+    field = field_named(name)
+    assert field is not None
+    return field.id
+
+
+def test_the_inventory_names_every_gpu(bench: Bench) -> None:
+    inventory = bench.telemetry.inventory()
+    assert [g.index for g in inventory.gpus] == [0, 1]
+    assert len({g.uuid for g in inventory.gpus}) == 2
+    assert inventory.gpus[0].model == "NVIDIA H100 80GB HBM3"
+    assert bench.telemetry.expected == 2
+
+
+def test_a_driver_that_takes_long_for_every_gpu_is_waited_for(bench: Bench) -> None:
+    """As one that is not kept loaded (no persistence mode) does: `--once` has all GPUs all the same."""
+    hangs = [bench.driver.faults.hang("nvmlDeviceGetUUID", gpu) for gpu in (0, 1)]
+    for seconds, hang in zip((0.7, 1.4), hangs, strict=True):
+        threading.Timer(seconds, hang.release).start()
+    inventory = bench.telemetry.inventory()
+    assert [gpu.index for gpu in inventory.gpus] == [0, 1]
+    assert not inventory.unreachable
+
+
+def test_values_are_in_the_units_dcgm_uses(bench: Bench) -> None:
+    bench.driver.place(SimulatedLoad(gpu=0, pid=7, duty=0.5, memory=10 * 1024**3))
+    bench.read()
+    bench.pass_time(10)
+    values = bench.read().readings[0].values
+    assert values[the("DCGM_FI_DEV_GPU_UTIL")] == 50
+    assert 10 * 1024 <= values[the("DCGM_FI_DEV_FB_USED")] < 11 * 1024
+    assert 100 < values[the("DCGM_FI_DEV_POWER_USAGE")] < 700
+    assert isinstance(values[the("DCGM_FI_DEV_POWER_USAGE")], float)
+    assert values[the("DCGM_FI_PROF_GR_ENGINE_ACTIVE")] == pytest.approx(0.5, abs=0.02)
+    assert values[the("DCGM_FI_DRIVER_VERSION")] == "580.159.04"
+
+
+def test_rates_and_profiling_need_two_readings(bench: Bench) -> None:
+    profiling = the("DCGM_FI_PROF_GR_ENGINE_ACTIVE")
+    bandwidth = the("DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL")
+    first = bench.read().readings[0].values
+    assert profiling not in first
+    assert bandwidth not in first
+    bench.pass_time()
+    second = bench.read().readings[0].values
+    assert profiling in second
+    assert bandwidth in second
+
+
+def test_a_rate_in_bytes_is_made_of_the_same_sample_and_not_cut_off(bench: Bench) -> None:
+    """DCGM's MB/s are KiB/s over 1000, its bytes KiB/s times 1024: neither is made of the other."""
+    bench.driver.place(SimulatedLoad(gpu=0, pid=7, duty=0.5, memory=1024**3))
+    both = fields()[449], fields()[1648]
+    gpu = bench.telemetry.inventory().gpus[0]
+    for _ in range(2):
+        bench.pass_time()
+        values = bench.telemetry.read(gpu, both).readings[0].values
+    assert values[449] == int(int(values[1648]) / 1_024_000)
+    assert int(values[1648]) % 1_024_000, "to the byte"
+
+
+def test_two_gpm_samples_closer_than_nvml_allows_give_nothing(bench: Bench) -> None:
+    bench.read()
+    bench.pass_time(0.05)
+    assert the("DCGM_FI_PROF_GR_ENGINE_ACTIVE") not in bench.read().readings[0].values
+
+
+def test_what_is_not_supported_is_not_asked_again(bench: Bench) -> None:
+    bench.driver.faults.unsupported("nvmlDeviceGetTotalEnergyConsumption", gpu=0)
+    energy = the("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION")
+    answer = bench.read()
+    assert energy not in answer.readings[0].values
+    assert (answer.readings[0].device.key, energy) in answer.unsupported
+    asked = bench.driver.calls["nvmlDeviceGetTotalEnergyConsumption"]
+    bench.pass_time()
+    assert (answer.readings[0].device.key, energy) in bench.read().unsupported
+    assert bench.driver.calls["nvmlDeviceGetTotalEnergyConsumption"] == asked
+    assert energy in bench.read(1).readings[0].values, "the other GPU is not affected"
+
+
+def test_constant_fields_are_read_once(bench: Bench) -> None:
+    for _ in range(5):
+        bench.read()
+        bench.pass_time()
+    assert bench.driver.calls["nvmlSystemGetDriverVersion"] == 1
+
+
+def test_the_calls_that_sleep_are_never_made(bench: Bench) -> None:
+    for _ in range(3):
+        bench.read()
+        bench.pass_time()
+    assert not bench.driver.calls["nvmlDeviceGetPcieThroughput"]
+    assert not bench.driver.calls["nvmlDeviceGetInforomConfigurationChecksum"]
+    assert bench.driver.calls["nvmlDeviceGetFieldValues"] == 5, "in one batch, links in one, and their states in one"
+
+
+def test_one_failing_call_costs_only_its_fields(bench: Bench) -> None:
+    bench.driver.faults.fail("nvmlDeviceGetPowerUsage", pynvml.NVML_ERROR_UNKNOWN, gpu=0)
+    answer = bench.read()
+    assert the("DCGM_FI_DEV_POWER_USAGE") not in answer.readings[0].values
+    assert the("DCGM_FI_DEV_GPU_TEMP") in answer.readings[0].values
+    assert answer.errors == ("unknown",)
+    bench.driver.faults.clear("nvmlDeviceGetPowerUsage", gpu=0)
+    assert the("DCGM_FI_DEV_POWER_USAGE") in bench.read().readings[0].values, "a passing error is asked again"
+
+
+@pytest.mark.parametrize("garbage", [4294967295, 2**63 - 14, 250])
+def test_a_garbage_temperature_is_dropped_and_counted(bench: Bench, garbage: int) -> None:
+    bench.driver.faults.answer("nvmlDeviceGetTemperature", garbage, gpu=0)
+    answer = bench.read()
+    assert the("DCGM_FI_DEV_GPU_TEMP") not in answer.readings[0].values
+    assert answer.dropped == (the("DCGM_FI_DEV_GPU_TEMP"),)
+
+
+@pytest.mark.parametrize("bench", ["1xH100/7x1g.10gb"], indirect=True)
+def test_mig_instances_have_their_own_fields_and_only_those(bench: Bench) -> None:
+    bench.read()
+    bench.pass_time()
+    gpu, *instances = bench.read().readings
+    assert gpu.device.mig_enabled
+    assert len(instances) == 7
+    assert {i.device.profile for i in instances} == {"1g.10gb"}
+    assert len({i.device.gi_id for i in instances}) == 7
+    for instance in instances:
+        assert the("DCGM_FI_DEV_FB_USED") in instance.values
+        assert the("DCGM_FI_PROF_GR_ENGINE_ACTIVE") in instance.values
+        assert the("DCGM_FI_DEV_GPU_TEMP") not in instance.values
+        assert the("DCGM_FI_PROF_PCIE_TX_BYTES") not in instance.values
+    assert the("DCGM_FI_DEV_GPU_TEMP") in gpu.values
+    assert the("DCGM_FI_DEV_GPU_UTIL") not in gpu.values, "NVML has no utilisation in MIG mode"
+
+
+@pytest.mark.parametrize("bench", ["1xH100/7x1g.10gb"], indirect=True)
+def test_a_mig_relayout_is_followed_without_a_restart(bench: Bench) -> None:
+    bench.read()
+    bench.driver.faults.relayout(0, ["3g.40gb", "3g.40gb"])
+    bench.pass_time()
+    _gpu, *instances = bench.read().readings
+    assert [i.device.profile for i in instances] == ["3g.40gb", "3g.40gb"]
+    bench.driver.faults.relayout(0, None)
+    bench.pass_time()
+    (gpu,) = bench.read().readings
+    assert not gpu.device.mig_enabled
+    assert the("DCGM_FI_DEV_GPU_UTIL") in gpu.values, "what MIG forbade is asked again"
+
+
+@pytest.mark.parametrize("bench", ["1xA100"], indirect=True)
+def test_an_a100_has_no_gpm(bench: Bench) -> None:
+    bench.read()
+    bench.pass_time()
+    answer = bench.read()
+    assert (answer.readings[0].device.key, the("DCGM_FI_PROF_GR_ENGINE_ACTIVE")) in answer.unsupported
+
+
+def test_without_a_driver_it_says_so_and_comes_up_later(bench: Bench) -> None:
+    bench.driver.faults.unload_driver()
+    with pytest.raises(DriverGone, match="driver") as caught:
+        bench.telemetry.inventory()
+    assert caught.value.reason == "driver_not_loaded"
+    bench.driver.faults.load_driver()
+    assert len(bench.telemetry.inventory().gpus) == 2
+
+
+def test_without_the_library_it_says_what_to_do(bench: Bench) -> None:
+    bench.driver.faults.remove_library()
+    with pytest.raises(DriverGone, match="NVIDIA_DRIVER_CAPABILITIES") as caught:
+        bench.telemetry.inventory()
+    assert caught.value.reason == "library_not_found"
+
+
+def test_library_and_driver_apart_ends_the_process(bench: Bench) -> None:
+    bench.driver.faults.mismatch_versions()
+    with pytest.raises(VersionMismatch, match="must be recreated"):
+        bench.telemetry.inventory()
+
+
+@pytest.mark.parametrize(
+    "error", [pynvml.NVML_ERROR_UNKNOWN, pynvml.NVML_ERROR_UNINITIALIZED, pynvml.NVML_ERROR_INVALID_ARGUMENT]
+)
+def test_a_reloaded_driver_is_taken_up_again(bench: Bench, error: int) -> None:
+    gpus = bench.telemetry.inventory().gpus
+    bench.read()
+    bench.driver.faults.reload_driver(error)
+    for gpu in gpus:
+        with pytest.raises(SourceError):
+            bench.telemetry.read(gpu, DCP)
+    bench.driver.faults.load_driver()
+    bench.pass_time(10)
+    answer = bench.read()
+    assert the("DCGM_FI_DEV_GPU_TEMP") in answer.readings[0].values
+    assert not answer.unsupported, "refused handles must not be taken for missing features"
+
+
+def test_a_lost_gpu_is_named_and_found_again_after_a_reset(bench: Bench) -> None:
+    bench.read(1)
+    bench.driver.faults.lose(1)
+    with pytest.raises(DeviceLost):
+        bench.read(1)
+    assert bench.read(0).readings, "the other GPU goes on"
+    bench.driver.faults.recover(1)
+    bench.pass_time(61)
+    assert bench.read(1).readings
+
+
+def test_an_added_gpu_is_picked_up(bench: Bench) -> None:
+    assert len(bench.telemetry.inventory().gpus) == 2
+    bench.driver.faults.add_gpu("1xH100")
+    bench.expected = 3
+    bench.pass_time(11)
+    assert len(bench.telemetry.inventory().gpus) == 3
+
+
+def test_the_driver_is_let_go_and_taken_up_again(bench: Bench) -> None:
+    (gpu, _) = bench.telemetry.inventory().gpus
+    bench.read()
+    assert bench.telemetry.release(2.0)
+    assert bench.driver.calls["nvmlShutdown"] == 1
+    with pytest.raises(SourceError):
+        bench.telemetry.read(gpu, DCP)
+    assert bench.read().readings
+
+
+def test_every_recipe_of_the_catalogue_can_be_carried_out(bench: Bench) -> None:
+    from podgpu.metrics.fields import fields
+
+    everything = tuple(fields().values())
+    bench.read(fields=everything)
+    bench.pass_time()
+    answer = bench.read(fields=everything)
+    assert len(answer.readings[0].values) > 150
+    assert not answer.errors

@@ -1,0 +1,296 @@
+"""What NVML lists on simulated GPUs: each process once per device, whole GPUs and MIG, lists that fail."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pynvml
+import pytest
+
+from podgpu.errors import DeviceLost, DriverGone, SourceError, Unsupported
+from podgpu.gpu.nvml import NvmlTelemetry
+from podgpu.model import ProcessUsage
+from podgpu.simulate.driver import SimulatedNvml
+from podgpu.simulate.workload import SimulatedLoad
+
+GIB = 1024**3
+COMPUTE, MPS, GRAPHICS = (f"nvmlDeviceGet{kind}RunningProcesses" for kind in ("Compute", "MPSCompute", "Graphics"))
+VERSIONS = ("_v3", "_v2")
+
+
+class Bench:
+    def __init__(self, spec: str = "1xH100", nvml: Any = None) -> None:
+        self.driver: SimulatedNvml = nvml.driver if nvml else SimulatedNvml(spec, unrest=0)
+        self.faults = self.driver.faults
+        self.telemetry = NvmlTelemetry(nvml or self.driver, count_expected=lambda: None)
+        self.gpus = self.telemetry.inventory().gpus
+
+    def place(self, pid: int, kind: Any = "compute", memory: int = GIB, **more: Any) -> None:
+        self.driver.place(SimulatedLoad(more.pop("gpu", 0), pid, kind=kind, memory=memory, **more))
+
+    def read(self, gpu: int = 0) -> Sequence[ProcessUsage]:
+        return self.telemetry.processes(self.gpus[gpu])
+
+    def calls(self, function: str) -> int:
+        return sum(self.driver.calls[function + version] for version in VERSIONS)
+
+    def strike(self, function: str) -> None:
+        for version in VERSIONS:
+            self.faults.unsupported(function + version)
+
+
+class Wrapped:
+    """A simulated driver that a test stands before, function by function."""
+
+    def __init__(self, spec: str) -> None:
+        self.driver = SimulatedNvml(spec, unrest=0)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.driver, name)
+
+
+def entry(pid: int, memory: int | None = GIB, gi_id: int = 0xFFFFFFFF) -> Any:
+    return pynvml.nvmlFriendlyObject(
+        {"pid": pid, "usedGpuMemory": memory, "gpuInstanceId": gi_id, "computeInstanceId": 0xFFFFFFFF}
+    )
+
+
+def test_all_kinds_of_processes_are_listed() -> None:
+    bench = Bench()
+    bench.place(41, "compute", 3 * GIB)
+    bench.place(42, "mps", 2 * GIB)
+    bench.place(43, "graphics", GIB)
+    key = bench.gpus[0].key
+    assert bench.read() == (
+        ProcessUsage(key, 41, 3 * GIB),
+        ProcessUsage(key, 42, 2 * GIB, mps=True),
+        ProcessUsage(key, 43, GIB),
+    )
+
+
+def test_nobody_is_nobody() -> None:
+    assert Bench().read() == ()
+
+
+def test_processes_are_their_gpus() -> None:
+    bench = Bench("2xH100")
+    bench.place(41, gpu=1)
+    assert bench.read(0) == ()
+    assert [usage.pid for usage in bench.read(1)] == [41]
+
+
+@pytest.mark.parametrize(("compute", "graphics", "both"), [(2, 3, 3), (3, 2, 3), (None, 2, 2), (2, None, 2)])
+def test_who_computes_and_draws_counts_once(compute: int | None, graphics: int | None, both: int) -> None:
+    bench = Bench()
+    bench.faults.answer(COMPUTE + "_v3", [entry(41, compute)])
+    bench.faults.answer(GRAPHICS + "_v3", [entry(41, graphics)])
+    assert bench.read() == (ProcessUsage(bench.gpus[0].key, 41, both),)
+
+
+@pytest.mark.parametrize("nothing", [None, 0xFFFFFFFFFFFFFFFF])
+def test_memory_that_is_not_told_is_not_zero(nothing: int | None) -> None:
+    bench = Bench()
+    bench.faults.answer(COMPUTE + "_v3", [entry(41, nothing)])
+    assert bench.read() == (ProcessUsage(bench.gpus[0].key, 41, None),)
+
+
+@pytest.mark.parametrize("nonsense", [0, 0xFFFFFFFF])
+def test_what_is_no_pid_is_left_out(nonsense: int) -> None:
+    bench = Bench()
+    bench.faults.answer(COMPUTE + "_v3", [entry(nonsense), entry(41)])
+    assert [usage.pid for usage in bench.read()] == [41]
+
+
+def test_a_list_that_is_not_supported_is_not_asked_again() -> None:
+    bench = Bench()
+    bench.place(41)
+    bench.strike(MPS)
+    assert [usage.pid for usage in bench.read()] == [41]
+    asked = bench.calls(MPS)
+    assert [usage.pid for usage in bench.read()] == [41]
+    assert bench.calls(MPS) == asked
+
+
+def test_an_older_driver_is_asked_its_way() -> None:
+    bench = Bench()
+    bench.place(41)
+    for function in (COMPUTE, MPS, GRAPHICS):
+        bench.faults.fail(function + "_v3", pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+    assert [usage.pid for usage in bench.read()] == [41]
+
+
+def test_no_list_at_all_is_not_nobody() -> None:
+    bench = Bench()
+    bench.place(41)
+    for function in (COMPUTE, MPS, GRAPHICS):
+        bench.strike(function)
+    for _ in range(2):
+        with pytest.raises(Unsupported, match=bench.gpus[0].uuid):
+            bench.read()
+    assert bench.calls(COMPUTE) == 2, "each version once"
+
+
+def test_a_list_that_fails_fails_the_reading_and_is_asked_again() -> None:
+    bench = Bench()
+    bench.place(41)
+    bench.faults.fail(COMPUTE + "_v3", pynvml.NVML_ERROR_UNKNOWN)
+    with pytest.raises(SourceError) as caught:
+        bench.read()
+    assert caught.value.reason == "unknown"
+    bench.faults.clear(COMPUTE + "_v3")
+    assert [usage.pid for usage in bench.read()] == [41]
+
+
+class Growing(Wrapped):
+    """More processes start between NVML's two calls, some times."""
+
+    def __init__(self, times: int) -> None:
+        super().__init__("1xH100")
+        self.times = times
+
+    def nvmlDeviceGetComputeRunningProcesses_v3(self, handle: Any) -> Any:
+        self.times -= 1
+        if self.times >= 0:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_INSUFFICIENT_SIZE)
+        return self.driver.nvmlDeviceGetComputeRunningProcesses_v3(handle)
+
+
+def test_a_list_that_grows_while_it_is_read_is_read_again() -> None:
+    bench = Bench(nvml=Growing(3))
+    bench.place(41)
+    assert [usage.pid for usage in bench.read()] == [41]
+
+
+def test_a_list_that_always_grows_is_given_up() -> None:
+    growing = Growing(1000)
+    with pytest.raises(SourceError, match="Insufficient Size"):
+        Bench(nvml=growing).read()
+    assert growing.times > 990
+
+
+# MIG
+
+
+class OnlyParts(Wrapped):
+    """As for a caller who may not see a whole GPU in MIG mode: it refuses, or seems empty."""
+
+    def __init__(self, spec: str, refuses: bool) -> None:
+        super().__init__(spec)
+        self.refuses = refuses
+        self.on_whole = 0
+
+    def __getattr__(self, name: str) -> Any:
+        call = getattr(self.driver, name)
+        if "RunningProcesses" not in name:
+            return call
+
+        def ask(handle: Any) -> Any:
+            is_part = self.driver.nvmlDeviceIsMigDeviceHandle(handle).value
+            if is_part or not self.driver.nvmlDeviceGetMigMode(handle)[0]:
+                return call(handle)
+            self.on_whole += 1
+            if self.refuses:
+                raise pynvml.NVMLError(pynvml.NVML_ERROR_NO_PERMISSION)
+            return []
+
+        return ask
+
+
+def test_a_process_in_an_instance_is_the_instances() -> None:
+    bench = Bench("1xH100/2x3g.40gb")
+    first, second = (i.gi_id for i in bench.driver.machine.gpus[0].instances)
+    bench.place(41, gi_id=first)
+    bench.place(42, gi_id=second)
+    uuid = bench.gpus[0].uuid
+    assert bench.read() == (
+        ProcessUsage(f"{uuid}/gi{first}", 41, GIB),
+        ProcessUsage(f"{uuid}/gi{second}", 42, GIB),
+    )
+
+
+@pytest.mark.parametrize("refuses", [True, False])
+def test_where_the_gpu_says_nothing_its_instances_are_asked(refuses: bool) -> None:
+    nvml = OnlyParts("1xH100/2x3g.40gb", refuses)
+    bench = Bench(nvml=nvml)
+    first, second = (i.gi_id for i in bench.driver.machine.gpus[0].instances)
+    bench.place(41, gi_id=first)
+    bench.place(42, "mps", gi_id=second)
+    uuid = bench.gpus[0].uuid
+    expected = (ProcessUsage(f"{uuid}/gi{first}", 41, GIB), ProcessUsage(f"{uuid}/gi{second}", 42, GIB, True))
+    assert bench.read() == expected
+    asked = nvml.on_whole
+    assert bench.read() == expected
+    assert (nvml.on_whole == asked) is refuses, "a refusal is not asked for again, an empty list is"
+
+
+def test_an_entry_of_an_instance_that_does_not_say_so() -> None:
+    bench = Bench(nvml=OnlyParts("1xH100/1x3g.40gb", refuses=True))
+    gi_id = bench.driver.machine.gpus[0].instances[0].gi_id
+    bench.faults.answer(COMPUTE + "_v3", [entry(41)])
+    assert bench.read() == (ProcessUsage(f"{bench.gpus[0].uuid}/gi{gi_id}", 41, GIB),)
+
+
+def test_a_gpu_cut_into_nothing_runs_nothing() -> None:
+    bench = Bench(nvml=OnlyParts("1xH100", refuses=True))
+    bench.faults.relayout(0, [])
+    assert bench.read() == ()
+
+
+def test_a_new_layout_is_followed() -> None:
+    bench = Bench(nvml=OnlyParts("1xH100/2x3g.40gb", refuses=True))
+    bench.read()
+    bench.faults.relayout(0, ["1g.10gb"])
+    gi_id = bench.driver.machine.gpus[0].instances[0].gi_id
+    bench.place(41, gi_id=gi_id)
+    assert [usage.device for usage in bench.read()] == [f"{bench.gpus[0].uuid}/gi{gi_id}"]
+    bench.faults.relayout(0, None)
+    bench.place(42)
+    assert bench.read() == (ProcessUsage(bench.gpus[0].key, 42, GIB),), "what MIG forbade is asked again"
+
+
+def test_a_gpu_that_knows_no_mig() -> None:
+    bench = Bench("1xL4")
+    bench.place(41)
+    for _ in range(2):
+        assert bench.read() == (ProcessUsage(bench.gpus[0].key, 41, GIB),)
+    assert bench.driver.calls["nvmlDeviceGetMigMode"] <= 1
+
+
+# The driver's life
+
+
+def test_in_a_pid_namespace_of_its_own_it_sees_nobody() -> None:
+    bench = Bench()
+    bench.place(41)
+    bench.faults.hide_processes()
+    assert bench.read() == ()
+
+
+def test_a_lost_gpu_is_said() -> None:
+    bench = Bench()
+    bench.faults.lose(0)
+    with pytest.raises(DeviceLost):
+        bench.read()
+
+
+@pytest.mark.parametrize("error", [pynvml.NVML_ERROR_UNINITIALIZED, pynvml.NVML_ERROR_INVALID_ARGUMENT])
+def test_a_reloaded_driver_is_not_taken_for_one_without_lists(error: int) -> None:
+    bench = Bench()
+    bench.place(41)
+    bench.read()
+    bench.faults.reload_driver(error)
+    with pytest.raises(DriverGone):
+        bench.read()
+    bench.telemetry.release(1.0)
+    bench.telemetry.inventory()
+    assert [usage.pid for usage in bench.read()] == [41]
+
+
+def test_a_driver_let_go_is_left_alone() -> None:
+    bench = Bench()
+    bench.telemetry.release(1.0)
+    asked = bench.calls(COMPUTE)
+    with pytest.raises(SourceError):
+        bench.read()
+    assert bench.calls(COMPUTE) == asked

@@ -1,0 +1,767 @@
+"""How simulated GPUs were used, reading after reading: busy time that integrates, energy that adds up, MIG, faults."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import pynvml
+import pytest
+
+from podgpu.errors import DeviceLost, DriverGone, SourceError
+from podgpu.gpu.nvml import NvmlTelemetry
+from podgpu.gpu.source import UsageFlaws
+from podgpu.metrics.fields import fields
+from podgpu.model import DeviceUsage, ProcessUsage
+from podgpu.simulate.driver import SimulatedNvml
+from podgpu.simulate.workload import SimulatedLoad
+
+GIB = 1024**3
+SECOND = 10**9
+GARBAGE = 4294967295
+SAMPLES = "nvmlDeviceGetSamples"
+RATES = "nvmlDeviceGetUtilizationRates"
+PROCESSES = "nvmlDeviceGetProcessUtilization"
+NEWER = "nvmlDeviceGetProcessesUtilizationInfo"
+ENERGY = "nvmlDeviceGetTotalEnergyConsumption"
+ENGINE = tuple(f for f in fields().values() if f.name == "DCGM_FI_PROF_GR_ENGINE_ACTIVE")
+MEMORY = "nvmlDeviceGetMemoryInfo"
+
+
+class Bench:
+    """A simulated driver, usage read from it, and two clocks the test turns."""
+
+    def __init__(
+        self, spec: str = "1xH100", unrest: float = 0.0, sees_processes: bool = True, nvml: Any = None
+    ) -> None:
+        self.now = 1000.0
+        self.epoch = 1_700_000_000.0
+        self.driver = SimulatedNvml(spec, clock=lambda: self.now, wall=self.wall, unrest=unrest)
+        self.faults = self.driver.faults
+        self.faults.unsupported("nvmlEventSetCreate")  # no thread waits for XIDs: letting go need not wait for it
+        self.telemetry = NvmlTelemetry(
+            nvml(self.driver) if nvml else self.driver,
+            count_expected=lambda: None,
+            clock=lambda: self.now,
+            wall=self.wall,
+            sees_processes=sees_processes,
+        )
+        self.gpu = self.telemetry.inventory().gpus[0]
+
+    def wall(self) -> float:
+        return self.epoch + self.now
+
+    def set_clock(self, seconds: float) -> None:
+        """As `date -s` does: the driver's next timestamps jump, too."""
+        self.epoch += seconds
+        self.driver.machine.gpus[0].epoch += seconds
+
+    def place(self, pid: int, duty: float = 0.5, **more: Any) -> None:
+        self.driver.place(SimulatedLoad(0, pid, duty=duty, **more))
+
+    def usages(self) -> tuple[DeviceUsage, ...]:
+        return self.telemetry.usage(self.gpu)
+
+    def after(self, seconds: float) -> DeviceUsage:
+        self.now += seconds
+        return self.usages()[0]
+
+    def start(self) -> None:
+        """The first reading's window begins before the test does."""
+        self.now += 1
+        self.usages()
+
+    @property
+    def flaws(self) -> UsageFlaws:
+        return self.telemetry.usage_flaws(self.gpu)
+
+    @property
+    def lacks(self) -> set[str]:
+        return {lack for _, lack in self.flaws.lacks}
+
+
+@pytest.fixture
+def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
+    bench = Bench(*getattr(request, "param", ()))
+    yield bench
+    bench.telemetry.release(1.0)
+
+
+def on(*specs: str) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("bench", [(spec,) for spec in specs], indirect=True, ids=specs)
+
+
+def entry(pid: int, percent: int, at: float) -> Any:
+    made = pynvml.c_nvmlProcessUtilizationSample_t()
+    made.pid, made.smUtil, made.timeStamp = pid, percent, int(at * 1e6)
+    return made
+
+
+def sample(percent: int, at: float) -> Any:
+    made = pynvml.c_nvmlSample_t()
+    made.timeStamp, made.sampleValue.uiVal = int(at * 1e6), percent
+    return made
+
+
+# Busy time
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    ("unrest", "loads"),
+    [
+        (0.0, {41: (0.5, 0.05), 42: (0.2, 0.05)}),
+        (0.3, {41: (0.4, 0.05), 42: (0.3, 0.05), 43: (0.05, 0.05)}),
+        (0.04, {41: (0.5, 7.0), 42: (0.3, 11.0)}),
+        (0.0, {41: (0.9, 0.05), 42: (0.6, 0.05)}),
+    ],
+    ids=["steady", "restless", "waves", "too much"],
+)
+def test_known_duties_integrate_over_a_minute(seed: int, unrest: float, loads: dict[int, tuple[float, float]]) -> None:
+    bench, moments = Bench(unrest=unrest), random.Random(seed)
+    for pid, (duty, period) in loads.items():
+        bench.place(pid, duty, period=period)
+    bench.start()
+    gpu, begin = bench.driver.machine.gpus[0], bench.now
+    worked = gpu.meter.busy
+    window = busy = 0
+    of_processes = dict.fromkeys(loads, 0)
+    while bench.now < begin + 60:
+        usage = bench.after(moments.uniform(0.3, 3))
+        assert usage.busy_ns is not None
+        assert usage.process_busy_ns is not None
+        rounding = (len(loads) + 1) * usage.window_ns // 200
+        assert abs(sum(usage.process_busy_ns.values()) - usage.busy_ns) <= rounding
+        window += usage.window_ns
+        busy += usage.busy_ns
+        for pid, part in usage.process_busy_ns.items():
+            of_processes[pid] += part
+    assert window == pytest.approx((bench.now - begin) * SECOND, abs=0.4 * SECOND)
+    assert busy == pytest.approx((gpu.meter.busy - worked) * SECOND, rel=0.02)
+    assert sum(of_processes.values()) == pytest.approx(busy, rel=0.02)
+
+
+def test_each_process_has_its_own_duty(bench: Bench) -> None:
+    bench.place(41, 0.5)
+    bench.place(42, 0.2)
+    bench.start()
+    usage = bench.after(10)
+    assert usage.window_ns == 10 * SECOND
+    assert usage.busy_ns == 7 * SECOND
+    assert usage.process_busy_ns == {41: 5 * SECOND, 42: 2 * SECOND}
+
+
+def test_the_first_reading_tells_of_the_last_second(bench: Bench) -> None:
+    bench.place(41, 0.5)
+    usage = bench.after(10)
+    assert usage.window_ns == SECOND
+    assert usage.process_busy_ns == {41: SECOND // 2}
+
+
+def test_nobody_ran_is_zero(bench: Bench) -> None:
+    bench.start()
+    usage = bench.after(2)
+    assert (usage.window_ns, usage.busy_ns, usage.process_busy_ns) == (2 * SECOND, 0, {})
+    assert not bench.flaws.errors
+
+
+def test_before_the_next_sample_there_is_nothing_new(bench: Bench) -> None:
+    bench.place(41, 0.5)
+    bench.start()
+    asked = bench.driver.calls[PROCESSES]
+    usage = bench.after(0.1)
+    assert (usage.window_ns, usage.busy_ns, usage.process_busy_ns) == (0, 0, {})
+    assert bench.driver.calls[PROCESSES] == asked
+    assert bench.after(0.9).window_ns == SECOND, "nothing is lost"
+
+
+def test_a_driver_that_stops_sampling_is_not_taken_for_rest(bench: Bench) -> None:
+    bench.start()
+    bench.faults.fail(SAMPLES, pynvml.NVML_ERROR_NOT_FOUND)
+    assert bench.after(5).busy_ns == 0
+    assert bench.after(6).busy_ns is None
+
+
+def test_a_process_that_ended_leaves_its_time_with_the_device(bench: Bench) -> None:
+    bench.place(41, 0.5)
+    bench.place(42, 0.2)
+    bench.start()
+    bench.now += 1
+    bench.driver.remove(41)
+    usage = bench.after(1)
+    assert usage.busy_ns == pytest.approx(0.9 * SECOND)
+    assert usage.process_busy_ns == {42: SECOND * 2 // 5}
+
+
+@pytest.mark.parametrize("error", [pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_NO_PERMISSION])
+def test_a_driver_without_process_utilisation(bench: Bench, error: int) -> None:
+    bench.faults.fail(PROCESSES, error)
+    bench.faults.fail(NEWER, error)
+    bench.place(41, 0.5)
+    bench.start()
+    for _ in range(3):
+        usage = bench.after(1)
+        assert usage.busy_ns == SECOND // 2
+        assert usage.process_busy_ns is None
+    assert bench.after(0.01).process_busy_ns is None, "nor when there is nothing new"
+    assert (bench.driver.calls[PROCESSES], bench.driver.calls[NEWER]) == (1, 1)
+    assert bench.lacks == {"no_process_utilization"}
+    bench.faults.clear(PROCESSES)
+    bench.faults.relayout(0, ["3g.40gb"])
+    bench.after(1)
+    bench.faults.relayout(0, None)
+    assert bench.after(1).process_busy_ns == {}, "asked again after the topology changed"
+
+
+class Refusing:
+    """A driver that raises an error in some functions, some times."""
+
+    def __init__(self, driver: SimulatedNvml, error: int, left: dict[str, int]) -> None:
+        self._driver = driver
+        self._error = error
+        self._left = left
+
+    def __getattr__(self, name: str) -> Any:
+        if self._left.get(name, 0) > 0:
+            self._left[name] -= 1
+            return self._refuse
+        return getattr(self._driver, name)
+
+    def _refuse(self, *_: Any) -> Any:
+        raise pynvml.NVMLError(self._error)
+
+
+def test_lists_that_grow_while_they_are_read_are_read_again() -> None:
+    error = pynvml.NVML_ERROR_INSUFFICIENT_SIZE
+    bench = Bench(nvml=lambda driver: Refusing(driver, error, {SAMPLES: 3, PROCESSES: 3}))
+    bench.place(41, 0.5)
+    assert bench.after(1).process_busy_ns == {41: SECOND // 2}
+    assert not bench.flaws.errors
+
+
+def test_no_entries_and_no_error_is_nobody_too() -> None:
+    """pynvml raises for that, too: the error NVML_SUCCESS."""
+    bench = Bench(nvml=lambda driver: Refusing(driver, pynvml.NVML_SUCCESS, {PROCESSES: 9}))
+    assert bench.after(1).process_busy_ns == {}
+    assert not bench.flaws.errors
+
+
+# Where only the newer call tells who ran (some Blackwell parts)
+
+
+@on("1xH100", "1xB200", "1xA100")
+@pytest.mark.fault(
+    "a GPU refuses the old call for per-process utilisation, as some Blackwell parts do",
+    "the newer call is asked instead and per-container use is the same; by the driver's answer, not by the GPU's name",
+)
+def test_the_newer_call_tells_the_same_where_the_old_one_is_refused(bench: Bench) -> None:
+    bench.faults.unsupported(PROCESSES)
+    bench.place(41, 0.5)
+    bench.place(42, 0.2)
+    bench.start()
+    for _ in range(3):
+        assert bench.after(1).process_busy_ns == {41: SECOND // 2, 42: SECOND // 5}
+    assert bench.driver.calls[PROCESSES] == 1, "the one that is refused is not asked again"
+    assert not bench.lacks, "there was a second way"
+    assert not bench.flaws.errors
+
+
+def test_while_the_old_call_answers_the_newer_one_is_not_asked(bench: Bench) -> None:
+    bench.place(41, 0.5)
+    bench.start()
+    bench.after(1)
+    assert not bench.driver.calls[NEWER]
+
+
+def test_the_newer_entries_are_read_by_their_own_layout() -> None:
+    """40 bytes with the timestamp first; read as the old ones, the pid would be half of a timestamp."""
+    raw = bytearray(40)
+    pynvml.c_uint.from_buffer(raw, 8).value = 43
+    pynvml.c_uint.from_buffer(raw, 12).value = 30
+    pynvml.c_ulonglong.from_buffer(raw, 0).value = int((1_700_000_000 + 1001.5) * 1e6)
+    one = pynvml.c_nvmlProcessUtilizationInfo_v1_t.from_buffer(raw)
+    assert pynvml.sizeof(one) == 40
+    bench = Bench()
+    bench.faults.unsupported(PROCESSES)
+    bench.place(41, 0.5)
+    bench.start()
+    bench.faults.answer(NEWER, [one])
+    assert bench.after(1).process_busy_ns == {43: SECOND * 3 // 10}
+
+
+@pytest.mark.parametrize("error", [pynvml.NVML_ERROR_NOT_FOUND, pynvml.NVML_SUCCESS])
+def test_the_newer_call_has_nobody_to_tell_of(error: int) -> None:
+    """NOT_FOUND, or success with no entries, which pynvml raises as the error 0."""
+    bench = Bench(nvml=lambda driver: Refusing(driver, error, {NEWER: 9}))
+    bench.faults.unsupported(PROCESSES)
+    assert bench.after(1).process_busy_ns == {}
+    assert not bench.flaws.errors
+
+
+def test_the_newer_list_that_grows_while_it_is_read_is_read_again() -> None:
+    bench = Bench(nvml=lambda driver: Refusing(driver, pynvml.NVML_ERROR_INSUFFICIENT_SIZE, {NEWER: 3}))
+    bench.faults.unsupported(PROCESSES)
+    bench.place(41, 0.5)
+    assert bench.after(1).process_busy_ns == {41: SECOND // 2}
+    assert not bench.flaws.errors
+
+
+@pytest.mark.parametrize("error", [pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH])
+def test_a_driver_too_old_for_the_newer_call_has_neither(bench: Bench, error: int) -> None:
+    bench.faults.unsupported(PROCESSES)
+    bench.faults.fail(NEWER, error)
+    bench.place(41, 0.5)
+    bench.start()
+    assert bench.after(1).process_busy_ns is None
+    assert bench.lacks == {"no_process_utilization"}
+
+
+@on("1xH100", "1xA100")
+def test_a_driver_without_samples_is_integrated_by_its_rate(bench: Bench) -> None:
+    bench.faults.unsupported(SAMPLES)
+    bench.place(41, 0.5)
+    bench.place(42, 0.2)
+    bench.start()
+    moments, begin, total = random.Random(1), bench.now, {"window": 0, "busy": 0, 41: 0, 42: 0}
+    while bench.now < begin + 60:
+        usage = bench.after(moments.uniform(0.3, 3))
+        assert usage.busy_ns is not None
+        total["window"] += usage.window_ns
+        total["busy"] += usage.busy_ns
+        for pid, part in (usage.process_busy_ns or {}).items():
+            total[pid] += part
+    assert total["window"] == pytest.approx((bench.now - begin) * SECOND, abs=2000)
+    assert total["busy"] == pytest.approx(0.7 * total["window"], rel=0.01)
+    assert total[41] == pytest.approx(0.5 * total["window"], rel=0.01)
+    assert total[42] == pytest.approx(0.2 * total["window"], rel=0.01)
+    assert bench.driver.calls[SAMPLES] == 1
+
+
+def test_samples_that_fail_cost_only_the_device_its_figure(bench: Bench) -> None:
+    bench.place(41, 0.5)
+    bench.start()
+    bench.faults.fail(SAMPLES, pynvml.NVML_ERROR_UNKNOWN)
+    usage = bench.after(1)
+    assert usage.busy_ns is None
+    assert usage.process_busy_ns == {41: SECOND // 2}
+    assert bench.flaws.errors == ("unknown",)
+    bench.faults.clear(SAMPLES)
+    assert bench.after(1).busy_ns == SECOND // 2
+    assert not bench.flaws.errors
+
+
+def test_process_utilisation_that_fails_costs_only_itself(bench: Bench) -> None:
+    bench.place(41, 0.5)
+    bench.start()
+    bench.faults.fail(PROCESSES, pynvml.NVML_ERROR_UNKNOWN)
+    usage = bench.after(1)
+    assert usage.busy_ns == SECOND // 2
+    assert usage.process_busy_ns is None
+    bench.faults.clear(PROCESSES)
+    assert bench.after(1).process_busy_ns == {41: SECOND // 2}
+
+
+# Garbage
+
+
+def test_an_impossible_sample_costs_the_device_its_figure(bench: Bench) -> None:
+    bench.place(41, 0.5)
+    bench.start()
+    bench.now += 1
+    at = bench.wall()
+    bench.faults.answer(SAMPLES, (1, [sample(50, at - 0.2), sample(GARBAGE, at)]))
+    usage = bench.after(0)
+    assert usage.window_ns == SECOND
+    assert usage.busy_ns is None
+    assert usage.process_busy_ns == {41: SECOND // 2}
+    assert bench.flaws.dropped == (SAMPLES,)
+
+
+@pytest.mark.parametrize("nonsense", [101, GARBAGE])
+def test_an_impossible_process_figure_costs_only_that_process(bench: Bench, nonsense: int) -> None:
+    bench.place(41, 0.5)
+    bench.start()
+    at = bench.wall() + 1
+    bench.faults.answer(PROCESSES, [entry(41, nonsense, at), entry(42, 20, at)])
+    assert bench.after(1).process_busy_ns == {41: None, 42: SECOND // 5}, "41 did not rest: it is not known"
+    assert bench.flaws.dropped == (PROCESSES,)
+    bench.faults.clear(PROCESSES)
+    bench.after(1)
+    assert not bench.flaws.dropped
+
+
+def test_entries_that_are_nobodys_or_of_another_time_are_left_out(bench: Bench) -> None:
+    bench.place(41, 0.5)
+    bench.start()
+    at = bench.wall()
+    entries = [entry(0, 30, at + 1), entry(GARBAGE, 30, at + 1), entry(41, 30, at - 1), entry(42, 20, at + 1)]
+    bench.faults.answer(PROCESSES, entries)
+    assert bench.after(1).process_busy_ns == {42: SECOND // 5}
+
+
+def test_an_impossible_rate_is_dropped(bench: Bench) -> None:
+    bench.faults.unsupported(SAMPLES)
+    bench.start()
+    bench.faults.answer(RATES, pynvml.c_nvmlUtilization_t(GARBAGE, 0))
+    usage = bench.after(1)
+    assert (usage.window_ns, usage.busy_ns) == (SECOND, None)
+    assert bench.flaws.dropped == (RATES,)
+
+
+# Clocks
+
+
+@pytest.mark.parametrize("jump", [3600, 61, 10, -10, -3600])
+@pytest.mark.parametrize("has_samples", [True, False])
+def test_a_clock_that_jumps_costs_one_window(bench: Bench, jump: float, has_samples: bool) -> None:
+    if not has_samples:
+        bench.faults.unsupported(SAMPLES)
+    bench.place(41, 0.5)
+    bench.start()
+    bench.set_clock(jump)
+    usage = bench.after(1)
+    assert (usage.window_ns, usage.busy_ns, usage.process_busy_ns) == (0, None, None)
+    assert usage.memory_used == GIB
+    usage = bench.after(1)
+    assert usage.window_ns == pytest.approx(SECOND, abs=2000)
+    assert usage.busy_ns == pytest.approx(SECOND // 2, abs=2000)
+    assert usage.process_busy_ns is not None
+    assert usage.process_busy_ns[41] == usage.busy_ns
+
+
+def test_after_a_long_absence_it_starts_over(bench: Bench) -> None:
+    bench.place(41, 0.5)
+    bench.start()
+    assert bench.after(59).busy_ns == 59 * SECOND // 2
+    usage = bench.after(61)
+    assert (usage.window_ns, usage.busy_ns, usage.process_busy_ns) == (0, None, None)
+    assert bench.after(1).busy_ns == SECOND // 2
+
+
+# Energy
+
+
+def test_energy_adds_up_to_the_counters_own_difference(bench: Bench) -> None:
+    moments, gpu = random.Random(2), bench.driver.machine.gpus[0]
+    bench.place(41, 0.7, period=5)
+    assert bench.after(1).energy_mj is None, "nothing to compare with"
+    before, total = gpu.energy_mj, 0
+    for turn in range(50):
+        if turn % 10 == 3:
+            bench.faults.fail(ENERGY, pynvml.NVML_ERROR_UNKNOWN)
+        usage = bench.after(moments.uniform(0.01, 3))
+        assert usage.energy_mj is not None or usage.energy_estimate_nj is not None, "it is in the next"
+        assert turn % 10 != 3 or usage.energy_mj is None
+        bench.faults.clear(ENERGY)
+        total += usage.energy_mj or 0
+    total += bench.after(5).energy_mj or 0
+    assert total == gpu.energy_mj - before
+    assert bench.driver.calls[ENERGY] < 40
+
+
+def test_while_nobody_comes_or_goes_energy_is_asked_for_every_five_seconds(bench: Bench) -> None:
+    bench.place(41, 0.5)
+    bench.start()
+    bench.after(1)
+    asked = bench.driver.calls[ENERGY]
+    told = [bench.after(1).energy_mj for _ in range(15)]
+    assert bench.driver.calls[ENERGY] == asked + 3
+    assert [energy is not None for energy in told] == [turn % 5 == 4 for turn in range(15)]
+    bench.place(42, 0.2)
+    assert bench.after(1).energy_mj is not None, "who came pays from now on"
+    bench.driver.remove(42)
+    assert bench.after(1).energy_mj is not None, "who left has paid"
+    assert bench.after(1).energy_mj is None
+
+
+def test_the_turns_of_a_stretch_are_told_apart_by_the_power_drawn(bench: Bench) -> None:
+    bench.start()
+    bench.after(1)
+    gpu, estimates = bench.driver.machine.gpus[0], []
+    before = gpu.energy_mj
+    for turn in range(5):
+        usage = bench.after(1)
+        estimates.append(usage.energy_estimate_nj or 0)
+        if turn < 4:
+            assert usage.energy_mj is None
+    assert usage.energy_mj == gpu.energy_mj - before
+    assert sum(estimates) == pytest.approx(usage.energy_mj * 1e6, rel=0.2)
+
+
+def test_without_the_power_drawn_every_turn_has_its_own_energy(bench: Bench) -> None:
+    bench.faults.unsupported("nvmlDeviceGetPowerUsage")
+    bench.start()
+    assert all(bench.after(1).energy_mj is not None for _ in range(7))
+    assert not bench.flaws.errors
+    assert not bench.flaws.lacks
+
+
+def test_telemetry_and_usage_ask_for_energy_once(bench: Bench) -> None:
+    """At -c 1000 telemetry asks every second, and usage has its figure of every second from that."""
+    energy = (fields()[156],)
+    bench.place(41, 0.5)
+    gpu, before, total, told = bench.driver.machine.gpus[0], 0, 0, []
+    for turn in range(20):
+        bench.now += 0.3
+        (reading,) = bench.telemetry.read(bench.gpu, energy).readings
+        assert reading.values[156] == gpu.energy_mj, "telemetry's own is fresh in every tick"
+        before = gpu.energy_mj if turn == 0 else before
+        usage = bench.after(0.7)
+        told.append(usage.energy_mj)
+        total += usage.energy_mj or 0
+    assert bench.driver.calls[ENERGY] <= 22, "the first of usage's own, and one more for the first difference"
+    assert None not in told[2:]
+    assert 0 <= gpu.energy_mj - before - total < 2 * 700_000, "all of it but what was used since the last tick"
+
+
+def test_an_energy_counter_that_falls_begins_anew(bench: Bench) -> None:
+    bench.start()
+    bench.after(10)
+    bench.driver.machine.gpus[0].energy = 0.0
+    assert bench.after(5).energy_mj is None
+    energy = bench.after(1).energy_mj
+    assert energy is not None
+    assert 0 < energy < 700_000
+
+
+def test_an_energy_no_gpu_can_use_is_dropped(bench: Bench) -> None:
+    bench.start()
+    bench.driver.machine.gpus[0].energy += 10**9
+    assert bench.after(1).energy_mj is None
+    assert bench.flaws.dropped == (ENERGY,)
+    assert bench.after(1).energy_mj is not None
+
+
+def test_energy_that_is_not_told_is_not_asked_again(bench: Bench) -> None:
+    bench.faults.unsupported(ENERGY)
+    bench.start()
+    assert bench.after(1).energy_mj is None
+    assert bench.driver.calls[ENERGY] == 1
+
+
+# Memory and processes
+
+
+def test_memory_and_processes(bench: Bench) -> None:
+    bench.place(41, memory=3 * GIB)
+    bench.place(42, memory=2 * GIB, kind="mps")
+    usage = bench.after(1)
+    assert usage.device == bench.gpu
+    assert usage.memory_used == 5 * GIB
+    key = bench.gpu.key
+    assert usage.processes == (ProcessUsage(key, 41, 3 * GIB), ProcessUsage(key, 42, 2 * GIB, mps=True))
+
+
+def test_memory_that_fails_or_cannot_be_costs_only_itself(bench: Bench) -> None:
+    bench.place(41, 0.5)
+    bench.start()
+    bench.faults.fail(MEMORY, pynvml.NVML_ERROR_UNKNOWN)
+    usage = bench.after(1)
+    assert usage.memory_used is None
+    assert usage.busy_ns == SECOND // 2
+    impossible = pynvml.c_nvmlMemory_v2_t()
+    impossible.total, impossible.used = GIB, 2**64 - 1
+    bench.faults.answer(MEMORY, impossible)
+    assert bench.after(1).memory_used is None
+    assert bench.flaws.dropped == (MEMORY,)
+
+
+def test_a_process_list_that_fails_costs_only_itself(bench: Bench) -> None:
+    bench.place(41, 0.5)
+    bench.start()
+    bench.faults.fail("nvmlDeviceGetComputeRunningProcesses_v3", pynvml.NVML_ERROR_UNKNOWN)
+    usage = bench.after(1)
+    assert usage.processes is None
+    assert usage.process_busy_ns == {41: SECOND // 2}
+    assert bench.flaws.errors == ("unknown",)
+
+
+@pytest.mark.parametrize("spec", ["1xH100", "1xH100/2x3g.40gb"])
+def test_where_processes_cannot_be_seen_nothing_is_asked_about_them(spec: str) -> None:
+    bench = Bench(spec, sees_processes=False)
+    for _ in range(3):
+        bench.now += 1
+        usages = bench.usages()
+        bench.now += 0.01
+        usages += bench.usages()
+        assert all(usage.processes is None and usage.process_busy_ns is None for usage in usages)
+    assert not [name for name in bench.driver.calls if "Process" in name]
+
+
+# MIG
+
+
+@on("1xH100/2x3g.40gb")
+def test_an_instance_is_integrated_from_gpm(bench: Bench) -> None:
+    first, second = (i.gi_id for i in bench.driver.machine.gpus[0].instances)
+    bench.place(41, 0.6, gi_id=first, memory=3 * GIB)
+    bench.place(42, 0.25, gi_id=second, memory=2 * GIB)
+    assert [usage.busy_ns for usage in bench.usages()] == [None, None, None], "one sample tells nothing"
+    moments, begin = random.Random(3), bench.now
+    window, busy = {first: 0, second: 0}, {first: 0, second: 0}
+    while bench.now < begin + 60:
+        bench.now += moments.uniform(0.05, 3)
+        whole, *parts = bench.usages()
+        assert (whole.window_ns, whole.busy_ns, whole.process_busy_ns) == (0, None, None)
+        assert whole.processes == ()
+        assert whole.memory_used == 5 * GIB
+        for part in parts:
+            assert part.device.gi_id is not None
+            assert part.busy_ns is not None
+            assert part.process_busy_ns is None
+            assert part.energy_mj is None, "the GPU has one meter"
+            window[part.device.gi_id] += part.window_ns
+            busy[part.device.gi_id] += part.busy_ns
+    assert window[first] == pytest.approx((bench.now - begin) * SECOND, abs=0.1 * SECOND)
+    assert busy[first] == pytest.approx(0.6 * window[first], rel=0.01)
+    assert busy[second] == pytest.approx(0.25 * window[second], rel=0.01)
+    assert [part.memory_used for part in parts] == [3 * GIB, 2 * GIB]
+    assert [[(p.pid, p.device) for p in part.processes or ()] for part in parts] == [
+        [(41, f"{bench.gpu.uuid}/gi{first}")],
+        [(42, f"{bench.gpu.uuid}/gi{second}")],
+    ]
+    assert whole.device.mig_enabled
+    assert whole.energy_mj is not None
+    assert not bench.driver.calls[PROCESSES]
+    assert not bench.driver.calls[SAMPLES]
+
+
+@on("1xA100/2x3g.20gb")
+def test_an_instance_without_gpm_has_memory_only(bench: Bench) -> None:
+    gi_id = bench.driver.machine.gpus[0].instances[0].gi_id
+    bench.place(41, gi_id=gi_id)
+    bench.start()
+    bench.now += 1
+    _, first, _ = bench.usages()
+    assert (first.window_ns, first.busy_ns) == (0, None)
+    assert first.memory_used == GIB
+    assert bench.driver.calls["nvmlGpmMigSampleGet"] == 2, "once for each instance"
+
+
+@on("1xH100/1x3g.40gb")
+def test_garbage_from_gpm_is_dropped(bench: Bench) -> None:
+    bench.start()
+    for nonsense in (float("nan"), 250.0, -1.0):
+        bench.faults.answer("gpm 1", nonsense)
+        bench.now += 1
+        assert bench.usages()[1].busy_ns is None
+        assert len(bench.flaws.dropped) == 1
+    bench.faults.answer("gpm 1", 100.2)
+    bench.now += 1
+    assert bench.usages()[1].busy_ns == SECOND, "GPM overshoots by a hair"
+
+
+@on("1xH100/1x3g.40gb")
+def test_gpm_that_fails_costs_only_itself_and_is_made_up_for(bench: Bench) -> None:
+    bench.place(41, 0.5, gi_id=bench.driver.machine.gpus[0].instances[0].gi_id)
+    bench.start()
+    bench.faults.fail("nvmlGpmMigSampleGet", pynvml.NVML_ERROR_UNKNOWN)
+    bench.now += 1
+    part = bench.usages()[1]
+    assert (part.window_ns, part.busy_ns, part.memory_used) == (0, None, GIB)
+    bench.faults.clear("nvmlGpmMigSampleGet")
+    bench.now += 1
+    part = bench.usages()[1]
+    assert (part.window_ns, part.busy_ns) == (2 * SECOND, SECOND)
+
+
+@on("1xH100/7x1g.10gb")
+def test_a_new_layout_is_followed(bench: Bench) -> None:
+    bench.start()
+    bench.faults.relayout(0, ["3g.40gb"])
+    gi_id = bench.driver.machine.gpus[0].instances[0].gi_id
+    bench.place(41, 0.5, gi_id=gi_id)
+    bench.now += 1
+    assert [usage.device.gi_id for usage in bench.usages()] == [None, gi_id]
+    bench.now += 1
+    assert bench.usages()[1].busy_ns == SECOND // 2
+    bench.faults.relayout(0, None)
+    bench.place(42, 0.3)
+    bench.now += 1
+    (whole,) = bench.usages()
+    assert not whole.device.mig_enabled
+    assert bench.after(1).process_busy_ns == {42: SECOND * 3 // 10}
+
+
+@on("1xH100/2x3g.40gb")
+def test_telemetry_and_usage_do_not_disturb_each_other(bench: Bench) -> None:
+    bench.place(41, 0.5, gi_id=bench.driver.machine.gpus[0].instances[0].gi_id)
+    bench.start()
+    bench.telemetry.read(bench.gpu, ENGINE)
+    for _ in range(5):
+        bench.now += 0.6
+        reading = bench.telemetry.read(bench.gpu, ENGINE).readings[1]
+        assert reading.values[ENGINE[0].id] == pytest.approx(0.5)
+        bench.now += 0.4
+        assert bench.usages()[1].window_ns == SECOND
+
+
+@on("1xH100/7x1g.10gb")
+def test_two_workers_at_once(bench: Bench) -> None:
+    """One reads, one asks for usage, while the layout changes under both; pytest fails on what ends a thread."""
+
+    def work(call: Callable[..., Any], *arguments: Any) -> None:
+        for _ in range(100):
+            with suppress(SourceError):
+                call(*arguments)
+
+    workers = [
+        threading.Thread(target=work, args=(bench.telemetry.read, bench.gpu, ENGINE)),
+        threading.Thread(target=work, args=(bench.telemetry.usage, bench.gpu)),
+    ]
+    for worker in workers:
+        worker.start()
+    for layout in (["3g.40gb"], ["1g.10gb"] * 7, ["3g.40gb", "3g.40gb"]):
+        bench.now += 1
+        bench.faults.relayout(0, layout)
+    for worker in workers:
+        worker.join()
+    bench.now += 1
+    assert len(bench.usages()) == 3
+
+
+@on("1xH100/2x3g.40gb")
+def test_gpm_samples_are_freed_with_the_driver(bench: Bench) -> None:
+    bench.start()
+    allocated = bench.driver.calls["nvmlGpmSampleAlloc"]
+    bench.telemetry.release(1.0)
+    assert allocated == bench.driver.calls["nvmlGpmSampleFree"] == 4
+
+
+# The driver's life
+
+
+def test_a_lost_gpu_is_said(bench: Bench) -> None:
+    bench.start()
+    bench.faults.lose(0)
+    with pytest.raises(DeviceLost):
+        bench.usages()
+
+
+@pytest.mark.parametrize("part", [SAMPLES, PROCESSES, MEMORY, ENERGY])
+def test_a_gpu_lost_half_way_is_said(bench: Bench, part: str) -> None:
+    bench.place(41, 0.5)
+    bench.start()
+    bench.now += 1
+    bench.faults.fail(part, pynvml.NVML_ERROR_GPU_IS_LOST)
+    with pytest.raises(DeviceLost):
+        bench.usages()
+
+
+@pytest.mark.parametrize("error", [pynvml.NVML_ERROR_UNINITIALIZED, pynvml.NVML_ERROR_INVALID_ARGUMENT])
+def test_a_reloaded_driver_is_not_taken_for_one_that_cannot(bench: Bench, error: int) -> None:
+    bench.place(41, 0.5)
+    bench.start()
+    bench.faults.reload_driver(error)
+    with pytest.raises(DriverGone):
+        bench.after(1)
+    bench.telemetry.release(1.0)
+    bench.telemetry.inventory()
+    usage = bench.after(1)
+    assert usage.energy_mj is None
+    assert usage.busy_ns == SECOND // 2
+    assert bench.after(1).energy_mj is not None
+    assert not bench.lacks

@@ -1,0 +1,45 @@
+"""A simulated kubelet on a short path, and sources that are closed after the test."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from podgpu.holders.kubelet import KubeletAllocation
+from podgpu.simulate.kubelet import SimulatedKubelet
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """Not tmp_path: pytest's names are too long for a socket path."""
+    path = Path(tempfile.mkdtemp(prefix="pg", dir="/tmp"))
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture
+def kubelet(folder: Path) -> Iterator[SimulatedKubelet]:
+    with SimulatedKubelet(str(folder / "kubelet.sock")) as running:
+        yield running
+
+
+@pytest.fixture
+def make_source() -> Iterator[Callable[..., KubeletAllocation]]:
+    made: list[KubeletAllocation] = []
+
+    def make(socket: str | Path, **options: object) -> KubeletAllocation:
+        made.append(KubeletAllocation(str(socket), **options))  # type: ignore[arg-type]
+        return made[-1]
+
+    yield make
+    for source in made:
+        source.close()
+
+
+@pytest.fixture
+def source(kubelet: SimulatedKubelet, make_source: Callable[..., KubeletAllocation]) -> KubeletAllocation:
+    return make_source(kubelet.socket)

@@ -1,0 +1,405 @@
+"""What single claims tell beside the slices: live MIG UUIDs and adminAccess. Real gRPC, real files, real HTTP."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from podgpu.errors import SourceError
+from podgpu.holders.dra import DraClaims
+from podgpu.holders.dra_claims import ClaimReader, DriverCheckpoint, admin_devices, parse_driver_checkpoint
+from podgpu.holders.kubelet import KubeletAllocation
+from podgpu.kube.access import ApiConfig
+from podgpu.kube.resource_slices import NVIDIA_DRIVER, PoolSlice
+from podgpu.simulate.kubelet import SimulatedKubelet
+from tests.holders.test_dra import (
+    DYNAMIC,
+    NODE,
+    OFFERED,
+    POOL,
+    claim,
+    feed_of,
+    mig_uuid,
+    pod,
+    pods_by_device,
+    reasons,
+    uuid,
+)
+from tests.kube.api_server import SimulatedApiServer
+from tests.nodes.clock import wait_until
+from tests.nodes.node import Description, node_of
+
+MakeSource = Callable[..., KubeletAllocation]
+SMALL = [f"gpu-3-mig-1g5gb-19-{place}" for place in range(2)]
+
+
+def result(device: str, admin: bool | None = None, driver: str = NVIDIA_DRIVER) -> dict[str, Any]:
+    """One of a claim's `status.allocation.devices.results`."""
+    found = {"request": "gpus", "driver": driver, "pool": POOL, "device": device}
+    return found if admin is None else found | {"adminAccess": admin}
+
+
+def status(*results: dict[str, Any]) -> dict[str, Any]:
+    return {"allocation": {"devices": {"results": list(results)}}}
+
+
+def prepared_device(device: str, live: str) -> dict[str, Any]:
+    """As k8s-dra-driver-gpu 25.12 writes it."""
+    named = {"Requests": ["gpus"], "PoolName": POOL, "DeviceName": device, "CDIDeviceIDs": ["x"]}
+    if live.startswith("GPU-"):
+        return {"gpu": {"info": {"uuid": live}, "device": named}, "mig": None}
+    concrete = {"parentMinor": 3, "giId": 11, "ciId": 0, "migUUID": live, "parentUUID": uuid(3)}
+    return {"gpu": None, "mig": {"concrete": concrete, "device": named}}
+
+
+def prepared(name: str, *devices: dict[str, Any], admin: bool | None = None, state: str = "PrepareCompleted") -> Any:
+    names = [(one["gpu"] or one["mig"])["device"]["DeviceName"] for one in devices]
+    return {
+        "checkpointState": state,
+        "status": status(*(result(each, admin) for each in names)),
+        "preparedDevices": [{"devices": list(devices), "configState": {}}],
+        "name": name,
+        "namespace": "team",
+    }
+
+
+def checkpoint(*claims: Any) -> str:
+    """Both versions are in the file, as the driver writes it for those who go back to an older one."""
+    by_uid = {f"uid-{number}": one for number, one in enumerate(claims)}
+    first = {
+        uid: {key: one[key] for key in ("status", "preparedDevices")}
+        for uid, one in by_uid.items()
+        if one["checkpointState"] == "PrepareCompleted"
+    }
+    second = {"checksum": 2, "preparedClaims": by_uid, "nodeBootID": "x"}
+    return json.dumps({"checksum": 1, "v1": {"preparedClaims": first}, "v2": second})
+
+
+@pytest.fixture
+def file(folder: Path) -> Path:
+    return folder / "checkpoint.json"
+
+
+# Slices that go
+
+
+@pytest.mark.fault(
+    "the DRA driver is away: its ResourceSlices are gone while its claims are held",
+    "what a held claim named stays known: its pod keeps the GPU and its labels",
+)
+def test_a_driver_that_is_away_takes_nothing_along(kubelet: SimulatedKubelet, make_source: MakeSource) -> None:
+    feed = feed_of(*OFFERED)
+    whole = feed.slices
+    source = make_source(kubelet.socket, claims=DraClaims(feed))
+    kubelet.pods = (pod("a", claim("x", "gpu-0")), pod("b", claim("y", "small-c")))
+    before = source.assignments(NODE)
+    assert pods_by_device(before) == [(uuid(1), "a"), (f"{uuid(3)}/gi11", "b")]
+    for feed.slices, feed.synced in (((), True), ((), False), ((PoolSlice(NVIDIA_DRIVER, POOL, 2, ()),), True)):
+        assert source.assignments(NODE) == before
+    feed.slices, feed.synced = (), True
+    held, kubelet.pods = kubelet.pods, ()
+    source.assignments(NODE)
+    kubelet.pods = (*held, pod("c", claim("z", "gpu-2", pool="node-b")))
+    late = source.assignments(NODE)
+    assert pods_by_device(late) == pods_by_device(before), "a kubelet that forgot for a moment does not matter"
+    assert reasons(late) == [("unknown_pool", "gpu.nvidia.com/node-b/gpu-2")]
+    feed.slices = whole
+    assert len(source.assignments(NODE).assignments) == 2
+
+
+@pytest.mark.fault(
+    "the kubelet restarts while the DRA driver is away: it deletes the node's ResourceSlices before it lists a claim",
+    "what the claims named stays known, as does what else their pool offered",
+)
+def test_a_kubelet_that_restarts_without_the_driver(kubelet: SimulatedKubelet, make_source: MakeSource) -> None:
+    """As kubelet 1.35.8 does it: an empty list while the slices are there, the slices gone, the claims again."""
+    feed = feed_of(*OFFERED)
+    source = make_source(kubelet.socket, claims=DraClaims(feed))
+    kubelet.pods = (pod("a", claim("x", "gpu-0")), pod("b", claim("y", "small-c")))
+    before = pods_by_device(source.assignments(NODE))
+    held, kubelet.pods = kubelet.pods, ()
+    kubelet.restart()
+    assert source.assignments(NODE).assignments == ()
+    feed.slices = ()
+    assert source.assignments(NODE).assignments == ()
+    kubelet.pods = held
+    after = source.assignments(NODE)
+    assert (pods_by_device(after), after.unmapped) == (before, ())
+    kubelet.pods = (*held, pod("c", claim("z", "gpu-2")))
+    assert len(source.assignments(NODE).assignments) == 3
+
+
+def test_a_device_that_its_pool_no_longer_offers_is_forgotten_once_nobody_holds_it(
+    kubelet: SimulatedKubelet, make_source: MakeSource
+) -> None:
+    feed = feed_of(*OFFERED)
+    source = make_source(kubelet.socket, claims=DraClaims(feed))
+    kubelet.pods = held = (pod("a", claim("x", "gpu-0")),)
+    assert source.assignments(NODE).unmapped == ()
+    feed.slices = (PoolSlice(NVIDIA_DRIVER, POOL, 2, tuple(one for one in OFFERED if one.name != "gpu-0")),)
+    assert source.assignments(NODE).unmapped == ()
+    kubelet.pods = ()
+    source.assignments(NODE)
+    kubelet.pods = held
+    assert reasons(source.assignments(NODE)) == [("unknown_claim_device", f"gpu.nvidia.com/{POOL}/gpu-0")]
+
+
+# The driver's checkpoint
+
+
+def test_two_instances_of_one_profile_are_told_apart(
+    kubelet: SimulatedKubelet, make_source: MakeSource, file: Path
+) -> None:
+    source = make_source(kubelet.socket, claims=DraClaims(DYNAMIC, checkpoint=DriverCheckpoint(str(file))))
+    kubelet.pods = tuple(pod(name, claim(name, device)) for name, device in zip("ab", SMALL, strict=True))
+    assert {reason for reason, _ in reasons(source.assignments(NODE))} == {"ambiguous_mig_device"}
+    made = [prepared_device(device, mig_uuid(letter)) for device, letter in zip(SMALL, "dc", strict=True)]
+    file.write_text(checkpoint(prepared("a", made[0]), prepared("b", made[1])))
+    found = source.assignments(NODE)
+    assert pods_by_device(found) == [(f"{uuid(3)}/gi11", "b"), (f"{uuid(3)}/gi12", "a")]
+    assert dict(found.assignments[0].attributes)["dra_mig_device_uuid"] == mig_uuid("c")
+    assert dict(found.assignments[0].attributes)["dra_mig_profile"] == "1g.5gb"
+
+
+def test_a_claim_still_being_prepared_has_no_device_yet() -> None:
+    half = prepared("a", prepared_device(SMALL[0], mig_uuid("c")), state="PrepareStarted")
+    assert parse_driver_checkpoint(checkpoint(half).encode()).uuids == {}
+
+
+@pytest.mark.parametrize("part", [{"created": {"uuid": "MIG-1"}}, {"info": {"uuid": "MIG-1"}}])
+def test_older_drivers_have_it_elsewhere(part: dict[str, Any]) -> None:
+    device = {"gpu": None, "mig": {**part, "device": {"PoolName": POOL, "DeviceName": "m"}}}
+    old = {"v1": {"preparedClaims": {"uid": {"preparedDevices": [{"devices": [device]}]}}}}
+    assert parse_driver_checkpoint(json.dumps(old).encode()).uuids == {(POOL, "m"): "MIG-1"}
+
+
+def test_without_the_api_server_the_checkpoint_is_enough(
+    kubelet: SimulatedKubelet, make_source: MakeSource, file: Path
+) -> None:
+    file.write_text(checkpoint(prepared("x", prepared_device("gpu-0", uuid(1)))))
+    source = make_source(kubelet.socket, claims=DraClaims(None, checkpoint=DriverCheckpoint(str(file))))
+    kubelet.pods = (pod("a", claim("x", "gpu-0")), pod("b", claim("y", "gpu-1")))
+    found = source.assignments(NODE)
+    assert pods_by_device(found) == [(uuid(1), "a")]
+    assert reasons(found) == [("slices_not_synced", "gpu.nvidia.com/node-a/gpu-1")]
+
+
+@pytest.mark.fault(
+    "the DRA driver's checkpoint is half written, or replaced while it is read",
+    "what it last said stands, and one line of the log says why; it is read again at every reading",
+)
+def test_a_checkpoint_that_makes_no_sense(
+    kubelet: SimulatedKubelet, make_source: MakeSource, file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = checkpoint(
+        *(prepared(n, prepared_device(d, mig_uuid(x))) for n, d, x in zip("ab", SMALL, "cd", strict=True))
+    )
+    file.write_text(whole)
+    source = make_source(kubelet.socket, claims=DraClaims(DYNAMIC, checkpoint=DriverCheckpoint(str(file))))
+    kubelet.pods = tuple(pod(name, claim(name, device)) for name, device in zip("ab", SMALL, strict=True))
+    before = source.assignments(NODE)
+    assert len(before.assignments) == 2
+    for bad in (whole[:200], "", "[]", '{"v2": {"preparedClaims": [1]}}'):
+        file.write_text(bad)
+        assert source.assignments(NODE) == before
+    (said,) = (message for message in caplog.messages if "checkpoint" in message)
+    assert str(file) in said
+    new = file.with_suffix(".new")
+    new.write_text(checkpoint(prepared("a", prepared_device(SMALL[0], mig_uuid("c")))))
+    os.replace(new, file)
+    assert pods_by_device(source.assignments(NODE)) == [(f"{uuid(3)}/gi11", "a")]
+
+
+KEYS = ["v1", "v2", "preparedClaims", "preparedDevices", "devices", "mig", "concrete", "migUUID", "device", "requests"]
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=4),
+)
+
+
+@given(VALUES)
+def test_any_json_is_understood_or_refused(value: object) -> None:
+    with suppress(SourceError):
+        assert parse_driver_checkpoint(json.dumps(value).encode()).uuids.keys() <= {("", "")}
+    assert isinstance(admin_devices({"spec": value, "status": value}), frozenset)
+
+
+# Claims for looking only
+
+
+def claim_object(name: str, *results: dict[str, Any], requests: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
+    return {
+        "metadata": {"namespace": "team", "name": name},
+        "spec": {"devices": {"requests": list(requests)}},
+        "status": status(*results),
+    }
+
+
+def test_what_says_admin_access() -> None:
+    assert admin_devices(claim_object("x", result("a", True), result("b"), result("c", False))) == {(POOL, "a")}
+    assert admin_devices(claim_object("x", result("a", True, driver="other"))) == frozenset()
+    for request in ({"name": "gpus", "adminAccess": True}, {"name": "gpus", "exactly": {"adminAccess": True}}):
+        assert admin_devices(claim_object("x", result("a"), requests=[request])) == {(POOL, "a")}
+
+
+def test_the_driver_says_who_only_looks(kubelet: SimulatedKubelet, make_source: MakeSource, file: Path) -> None:
+    source = make_source(kubelet.socket, claims=DraClaims(feed_of(*OFFERED), checkpoint=DriverCheckpoint(str(file))))
+    kubelet.pods = (pod("monitor", claim("all", "gpu-0", "gpu-1")), pod("train", claim("mine", "gpu-0")))
+    assert len(source.assignments(NODE).assignments) == 3
+    file.write_text(
+        checkpoint(
+            prepared("all", prepared_device("gpu-0", uuid(1)), prepared_device("gpu-1", uuid(0)), admin=True),
+            prepared("mine", prepared_device("gpu-0", uuid(1))),
+        )
+    )
+    assert pods_by_device(source.assignments(NODE)) == [(uuid(1), "train")]
+
+
+@pytest.fixture
+def api() -> Iterator[SimulatedApiServer]:
+    with SimulatedApiServer() as server:
+        yield server
+
+
+class Time:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.mark.parametrize("version", ["v1", "v1beta1"])
+def test_the_api_server_is_asked_once_about_each_claim(
+    kubelet: SimulatedKubelet, make_source: MakeSource, api: SimulatedApiServer, version: str
+) -> None:
+    api.resource_api_versions = (version,)
+    api.put("resourceclaims", claim_object("all", result("gpu-0", True)), claim_object("mine", result("gpu-0")))
+    reader = ClaimReader(ApiConfig(server=api.url, origin="the test"), Time())
+    source = make_source(kubelet.socket, claims=DraClaims(feed_of(*OFFERED), reader=reader))
+    kubelet.pods = (pod("monitor", claim("all", "gpu-0")), pod("train", claim("mine", "gpu-0")))
+    for _ in range(3):
+        assert pods_by_device(source.assignments(NODE)) == [(uuid(1), "train")]
+    asked = [one.path for one in api.requests if "resourceclaims" in one.path]
+    assert len(asked) == 2, asked
+
+
+def test_a_server_that_refuses_leaves_everybody_a_holder(
+    kubelet: SimulatedKubelet, make_source: MakeSource, api: SimulatedApiServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = Time()
+    api.put("resourceclaims", claim_object("all", result("gpu-0", True)))
+    api.refusal = (403, "resourceclaims is forbidden")
+    reader = ClaimReader(ApiConfig(server=api.url, origin="the test"), clock)
+    source = make_source(kubelet.socket, claims=DraClaims(feed_of(*OFFERED), reader=reader))
+    kubelet.pods = (pod("monitor", claim("all", "gpu-0")),)
+    for clock.now in (0.0, 59.0, 61.0, 119.0):
+        assert pods_by_device(source.assignments(NODE)) == [(uuid(1), "monitor")]
+    assert len([one for one in caplog.messages if "adminAccess count as holders" in one]) == 1
+    api.refusal = None
+    clock.now = 200.0
+    assert source.assignments(NODE).assignments == ()
+
+
+@pytest.mark.fault(
+    "the API server is away when podgpu starts, and a monitoring pod has claimed the GPUs with adminAccess",
+    "no claim names a GPU before it can be told which are for looking only: the monitor is never taken for a holder",
+)
+def test_a_monitor_is_no_holder_when_the_api_server_comes_late(
+    kubelet: SimulatedKubelet, make_source: MakeSource, api: SimulatedApiServer
+) -> None:
+    clock, feed = Time(), feed_of(*OFFERED)
+    feed.synced, api.refusal = False, (503, "starting")
+    api.put("resourceclaims", claim_object("all", result("gpu-0", True)), claim_object("mine", result("gpu-0")))
+    reader = ClaimReader(ApiConfig(server=api.url, origin="the test"), clock)
+    source = make_source(kubelet.socket, claims=DraClaims(feed, reader=reader))
+    kubelet.pods = (pod("monitor", claim("all", "gpu-0")), pod("train", claim("mine", "gpu-0")))
+    assert source.assignments(NODE).assignments == ()
+    feed.synced, api.refusal = True, None
+    assert pods_by_device(source.assignments(NODE)) == [(uuid(1), "train")]
+
+
+@pytest.mark.parametrize("refusal", [(503, "starting"), (403, "its rules are not read yet")])
+def test_a_server_that_starts_is_asked_again_soon(
+    kubelet: SimulatedKubelet, make_source: MakeSource, api: SimulatedApiServer, refusal: tuple[int, str]
+) -> None:
+    clock = Time()
+    api.put("resourceclaims", claim_object("all", result("gpu-0", True)))
+    api.refusal = refusal
+    reader = ClaimReader(ApiConfig(server=api.url, origin="the test"), clock)
+    source = make_source(kubelet.socket, claims=DraClaims(feed_of(*OFFERED), reader=reader))
+    kubelet.pods = (pod("monitor", claim("all", "gpu-0")),)
+    assert len(source.assignments(NODE).assignments) == 1
+    api.refusal, clock.now = None, 11.0
+    assert source.assignments(NODE).assignments == ()
+
+
+@pytest.mark.fault(
+    "the API server is upgraded, and has DRA in another version than the one podgpu knew",
+    "the next claim is asked about in that version: one with adminAccess is known as such",
+)
+def test_a_server_that_was_upgraded(
+    kubelet: SimulatedKubelet, make_source: MakeSource, api: SimulatedApiServer
+) -> None:
+    """As kube-apiserver does from 1.33 to 1.34: a version that it no longer has is 404, as a claim that is gone is."""
+    api.resource_api_versions = ("v1beta1",)
+    claims = (claim_object(name, result("gpu-0", admin)) for name, admin in (("all", True), ("mine", False)))
+    api.put("resourceclaims", *claims)
+    reader = ClaimReader(ApiConfig(server=api.url, origin="the test"), Time())
+    source = make_source(kubelet.socket, claims=DraClaims(feed_of(*OFFERED), reader=reader))
+    kubelet.pods = (pod("train", claim("mine", "gpu-0")),)
+    assert pods_by_device(source.assignments(NODE)) == [(uuid(1), "train")]
+    api.resource_api_versions = ("v1",)
+    kubelet.pods = (*kubelet.pods, pod("monitor", claim("all", "gpu-0")))
+    assert pods_by_device(source.assignments(NODE)) == [(uuid(1), "train")]
+
+
+@pytest.mark.fault(
+    "a monitoring pod claims every GPU with adminAccess",
+    "it is no holder: the true holder's labels stay on the series, and a GPU that nobody else holds is free",
+)
+def test_a_monitor_takes_nobodys_labels_off(folder: Path) -> None:
+    gpus = [uuid(0), uuid(1)]
+    devices = [
+        {"name": f"gpu-{n}", "attributes": {"type": {"string": "gpu"}, "uuid": {"string": one}}}
+        for n, one in enumerate(gpus)
+    ]
+    slices = {
+        "metadata": {"name": "node-1-gpus"},
+        "spec": {
+            "driver": NVIDIA_DRIVER,
+            "nodeName": "node-1",
+            "pool": {"name": POOL, "generation": 1, "resourceSliceCount": 1},
+            "devices": devices,
+        },
+    }
+    claims = [claim_object("all", result("gpu-0", True), result("gpu-1", True)), claim_object("mine", result("gpu-0"))]
+
+    def listed(name: str, claimed: str, *names: str) -> dict[str, Any]:
+        each = [{"driver": NVIDIA_DRIVER, "pool": POOL, "device": one} for one in names]
+        held = {"main": [{"namespace": "team", "name": claimed, "devices": each}]}
+        return {"namespace": "team", "name": name, "containers": {"main": {}}, "claims": held}
+
+    description = Description(
+        "a monitor and a holder",
+        "2xH100",
+        ["-k", "--kubernetes-enable-dra", "--kubeconfig", "{folder}/kubeconfig", "--allocation", "kubelet"],
+        uuids=gpus,
+        pods=[listed("monitor", "all", "gpu-0", "gpu-1"), listed("train", "mine", "gpu-0")],
+        api_objects={"resourceslices": [slices], "resourceclaims": claims},
+    )
+    with node_of(description, folder) as node:
+        (feed,) = node.api.feeds
+        wait_until(lambda: feed.synced, "the slices are read")
+        node.take_turns()
+        exposition = node.agent.published.fresh.plain.decode()
+    assert 'pod="monitor"' not in exposition
+    figures = [line for line in exposition.splitlines() if line.startswith("DCGM_FI_DEV_GPU_TEMP{")]
+    assert ['pod="train"' in line for line in figures] == [True, False]

@@ -1,0 +1,132 @@
+"""The two generations of names: which is which, in what unit, and that no name is left out or means two things."""
+
+from __future__ import annotations
+
+import pytest
+
+from podgpu.metrics.counters import shipped_counters
+from podgpu.metrics.fields import field_named, fields
+from podgpu.metrics.names import counterpart, meaning, names_of, rename_of, renames, successors
+
+CHANGED_UNIT = {
+    ("DCGM_FI_DEV_SM_CLOCK", 100): ("DCGM_FI_DEV_SM_CLOCK_HERTZ", 1603, 1e6),
+    ("DCGM_FI_DEV_MEM_CLOCK", 101): ("DCGM_FI_DEV_MEMORY_CLOCK_HERTZ", 1604, 1e6),
+    ("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", 156): ("DCGM_FI_DEV_GPU_ENERGY_JOULES_TOTAL", 1611, 1e-3),
+    ("DCGM_FI_DEV_GPU_UTIL", 203): ("DCGM_FI_DEV_GPU_UTIL_RATIO", 1613, 0.01),
+    ("DCGM_FI_DEV_MEM_COPY_UTIL", 204): ("DCGM_FI_DEV_MEMORY_UTIL_RATIO", 1614, 0.01),
+    ("DCGM_FI_DEV_ENC_UTIL", 206): ("DCGM_FI_DEV_ENC_UTIL_RATIO", 1615, 0.01),
+    ("DCGM_FI_DEV_DEC_UTIL", 207): ("DCGM_FI_DEV_DEC_UTIL_RATIO", 1616, 0.01),
+    ("DCGM_FI_DEV_FB_FREE", 251): ("DCGM_FI_DEV_FB_FREE_BYTES", 1626, 1048576.0),
+    ("DCGM_FI_DEV_FB_USED", 252): ("DCGM_FI_DEV_FB_USED_BYTES", 1627, 1048576.0),
+    ("DCGM_FI_DEV_FB_RESERVED", 253): ("DCGM_FI_DEV_FB_RESERVED_BYTES", 1628, 1048576.0),
+    ("DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL", 449): ("DCGM_FI_DEV_NVLINK_THROUGHPUT_BYTES_PER_SECOND", 1648, 1.024e6),
+}
+"""dcgm-exporter 4.9's eleven (../shared/facts/dcgm_exporter_4.9.md, 1.1)."""
+RENAMED_ONLY = {
+    "DCGM_FI_DRIVER_VERSION": ("DCGM_FI_SYSTEM_DRIVER_VERSION", 1),
+    "DCGM_FI_DEV_MEMORY_TEMP": ("DCGM_FI_DEV_MEMORY_TEMP_CELSIUS", 140),
+    "DCGM_FI_DEV_GPU_TEMP": ("DCGM_FI_DEV_GPU_TEMP_CELSIUS", 150),
+    "DCGM_FI_DEV_POWER_USAGE": ("DCGM_FI_DEV_BOARD_POWER_WATTS", 155),
+    "DCGM_FI_DEV_PCIE_REPLAY_COUNTER": ("DCGM_FI_DEV_PCIE_REPLAY_TOTAL", 202),
+    "DCGM_FI_DEV_XID_ERRORS": ("DCGM_FI_DEV_XID_ERROR", 230),
+    "DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS": ("DCGM_FI_DEV_ROW_REMAP_UNCORRECTABLE_TOTAL", 393),
+    "DCGM_FI_DEV_CORRECTABLE_REMAPPED_ROWS": ("DCGM_FI_DEV_ROW_REMAP_CORRECTABLE_TOTAL", 394),
+    "DCGM_FI_DEV_ROW_REMAP_FAILURE": ("DCGM_FI_DEV_ROW_REMAP_FAILED", 395),
+    "DCGM_FI_PROF_GR_ENGINE_ACTIVE": ("DCGM_FI_PROF_GR_ENGINE_UTIL_RATIO", 1001),
+    "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE": ("DCGM_FI_PROF_TENSOR_UTIL_RATIO", 1004),
+    "DCGM_FI_PROF_DRAM_ACTIVE": ("DCGM_FI_PROF_DRAM_UTIL_RATIO", 1005),
+}
+UNCHANGED = {"DCGM_FI_DEV_VGPU_LICENSE_STATUS", "DCGM_FI_PROF_PCIE_TX_BYTES", "DCGM_FI_PROF_PCIE_RX_BYTES"}
+
+
+def test_the_default_file_has_the_23_and_three_that_stay() -> None:
+    default = {c.name for c in shipped_counters("default") or ()}
+    assert default == {name for name, _ in CHANGED_UNIT} | RENAMED_ONLY.keys() | UNCHANGED
+
+
+def test_what_changed_its_unit_changed_its_id() -> None:
+    by_name = {r.old_name: r for r in renames()}
+    for (old, old_id), (new, new_id, factor) in CHANGED_UNIT.items():
+        rename = by_name[old]
+        assert (rename.old.id, rename.new.id, rename.new_name) == (old_id, new_id, new)
+        assert rename.factor == factor
+        assert rename.old.unit != rename.new.unit
+
+
+def test_what_is_renamed_only_keeps_id_and_unit() -> None:
+    by_name = {r.old_name: r for r in renames()}
+    for old, (new, number) in RENAMED_ONLY.items():
+        rename = by_name[old]
+        assert (rename.old, rename.new_name, rename.factor) == (fields()[number], new, 1.0)
+        assert rename.new is rename.old
+    assert UNCHANGED.isdisjoint(by_name)
+
+
+def test_no_new_name_stands_for_two() -> None:
+    new = [r.new_name for r in renames()]
+    old = [name for r in renames() for name in r.old_names]
+    assert len(set(new)) == len(new)
+    assert len(set(old)) == len(old)
+    assert set(new).isdisjoint(old)
+
+
+def test_both_names_lead_to_the_rename() -> None:
+    for rename in renames():
+        assert rename_of(rename.old_name) is rename, rename
+        assert rename_of(rename.new_name) is rename, rename
+        assert {rename.old_name, rename.new_name} <= set(names_of(rename.old.id)), rename
+
+
+def test_the_one_name_that_means_two_things_goes_by_the_version() -> None:
+    name = "DCGM_FI_DEV_GPU_UTIL_RATIO"
+    assert [field_named(name), field_named(name, in_4_6=True)] == [fields()[1613], fields()[203]]
+    assert (fields()[203].unit, fields()[1613].unit) == ("% (0-100)", "ratio 0-1")
+    assert all(field_named(f.name, in_4_6=True) == f for f in fields().values() if f.name != name)
+
+
+@pytest.mark.parametrize(
+    ("name", "printed", "field_id", "value"),
+    [
+        ("DCGM_FI_DEV_GPU_UTIL", 94, 203, 94),
+        ("DCGM_FI_DEV_GPU_UTIL_RATIO", 0.94, 203, 94),
+        ("DCGM_FI_DEV_GPU_UTIL_RATIO", 0.07, 203, 7),
+        ("dcgm_gpu_utilization", 7, 203, 7),
+        ("DCGM_FI_DEV_FB_USED_BYTES", 1_234_567_168, 252, 1177.375),
+        ("DCGM_FI_DEV_GPU_ENERGY_JOULES_TOTAL", 12, 156, 12_000),
+        ("DCGM_FI_DEV_SM_CLOCK_HERTZ", 1_980_000_000, 100, 1980),
+        ("DCGM_FI_DEV_NVLINK_THROUGHPUT_BYTES_PER_SECOND", 1_024_000, 449, 1),
+        ("DCGM_FI_DEV_GPU_POWER_THROTTLE_SECONDS_TOTAL", 1.5, 240, 1_500_000_000),
+        ("DCGM_FI_DEV_BOARD_POWER_WATTS", 71.5, 155, 71.5),
+    ],
+)
+def test_what_a_printed_number_means(name: str, printed: float, field_id: int, value: float) -> None:
+    found = meaning(name)
+    assert found is not None
+    assert (found.field.id, found.value(printed)) == (field_id, value)
+
+
+def test_a_stranger_means_nothing() -> None:
+    assert meaning("DCGM_FI_DEV_NO_SUCH") is None
+    assert rename_of("DCGM_FI_DEV_NO_SUCH") is None
+
+
+def test_counterparts_know_each_other() -> None:
+    assert len(successors()) == 48
+    for old, new in successors().items():
+        assert counterpart(new) == (fields()[old], new.factor)
+        assert counterpart(fields()[old]) == (new, 1 / new.factor)
+        assert new.level == fields()[old].level
+        assert (new.recipe is None) == (fields()[old].recipe is None)
+    assert counterpart(fields()[150]) is None
+
+
+def test_where_a_new_name_was_seen_is_told_of_every_new_id() -> None:
+    assert all(field.seen for field in successors().values())
+    assert {f.name for f in successors().values() if f.seen == "inferred"} == {
+        "DCGM_FI_DEV_GPU_THERMAL_THROTTLE_SECONDS_TOTAL",
+        "DCGM_FI_DEV_GPU_SYNC_BOOST_THROTTLE_SECONDS_TOTAL",
+        "DCGM_FI_DEV_BOARD_LIMIT_THROTTLE_SECONDS_TOTAL",
+        "DCGM_FI_DEV_GPU_LOW_UTIL_THROTTLE_SECONDS_TOTAL",
+        "DCGM_FI_DEV_GPU_RELIABILITY_THROTTLE_SECONDS_TOTAL",
+        "DCGM_FI_DEV_C2C_MAX_BANDWIDTH_BYTES_PER_SECOND",
+    }

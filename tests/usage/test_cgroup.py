@@ -1,0 +1,221 @@
+"""From a cgroup file to a container: every dialect by example, and properties over all of them."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from podgpu.simulate.proc import Driver, Qos, Runtime, cgroup_text, container_cgroup
+from podgpu.usage.cgroup import ContainerRef, parse_cgroup
+
+UID = "3f1f4ffc-0b8c-4d53-9b1e-6b2d0f9b8a11"
+UID_ = UID.replace("-", "_")
+OTHER_UID = "aaaaaaaa-bbbb-4ccc-8ddd-eeeeeeeeeeee"
+HASH = "89f4f2cb511c3b0b7e5272cff5ec37bf"
+ID = "0123456789abcdef" * 4
+OTHER_ID = "fedcba9876543210" * 4
+
+IN_POD = {
+    "cgroupfs": (f"/kubepods/burstable/pod{UID}/{ID}", ""),
+    "cgroupfs, guaranteed": (f"/kubepods/pod{UID}/{ID}", ""),
+    "cgroupfs, CRI-O": (f"/kubepods/besteffort/pod{UID}/crio-{ID}", "crio"),
+    "systemd, containerd": (
+        f"/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{UID_}.slice/cri-containerd-{ID}.scope",
+        "containerd",
+    ),
+    "systemd, guaranteed, CRI-O": (f"/kubepods.slice/kubepods-pod{UID_}.slice/crio-{ID}.scope", "crio"),
+    "CRI-O, in the cgroup it makes inside": (
+        f"/kubepods.slice/kubepods-pod{UID_}.slice/crio-{ID}.scope/container",
+        "crio",
+    ),
+    "systemd, docker": (f"/kubepods.slice/kubepods-pod{UID_}.slice/docker-{ID}.scope", "docker"),
+    "a runtime nobody told us of": (f"/kubepods.slice/kubepods-pod{UID_}.slice/isulad-{ID}.scope", "isulad"),
+    "kind, seen in its node": (
+        "/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-burstable.slice/"
+        f"kubelet-kubepods-burstable-pod{UID_}.slice/cri-containerd-{ID}.scope",
+        "containerd",
+    ),
+    "kind, seen on the host": (
+        f"/docker/{OTHER_ID}/kubelet.slice/kubelet-kubepods.slice/"
+        f"kubelet-kubepods-pod{UID_}.slice/cri-containerd-{ID}.scope",
+        "containerd",
+    ),
+    "a cgroup in the container": (
+        f"/kubepods.slice/kubepods-pod{UID_}.slice/cri-containerd-{ID}.scope/sub/child",
+        "containerd",
+    ),
+    "docker in a container": (f"/kubepods/burstable/pod{UID}/{ID}/docker/{OTHER_ID}", ""),
+    "a cluster in a container": (f"/kubepods/pod{UID}/{ID}/kubelet/kubepods/pod{OTHER_UID}/{OTHER_ID}", ""),
+    "containerd told systemd, runc not": (
+        f"/system.slice/containerd.service/kubepods-burstable-pod{UID_}.slice:cri-containerd:{ID}",
+        "containerd",
+    ),
+    "the same at the top": (f"/kubepods-besteffort-pod{UID_}.slice:cri-containerd:{ID}", "containerd"),
+    "another pod, from a cgroup namespace": (
+        f"/../../kubepods-burstable-pod{UID_}.slice/cri-containerd-{ID}.scope",
+        "containerd",
+    ),
+    "another quality of service, from there": (
+        f"/../../../kubepods-besteffort.slice/kubepods-besteffort-pod{UID_}.slice/cri-containerd-{ID}.scope",
+        "containerd",
+    ),
+    "another pod, from a cgroup namespace, cgroupfs": (f"/../../pod{UID}/{ID}", ""),
+    "deleted": (f"/kubepods/pod{UID}/{ID} (deleted)", ""),
+}
+
+OUTSIDE = {
+    "docker, cgroupfs": (f"/docker/{ID}", "docker"),
+    "docker, systemd": (f"/system.slice/docker-{ID}.scope", "docker"),
+    "podman": (f"/machine.slice/libpod-{ID}.scope", "podman"),
+    "podman, in a pod of its own": (
+        f"/machine.slice/machine-libpod_pod_{OTHER_ID}.slice/libpod-{ID}.scope/container",
+        "podman",
+    ),
+    "podman without root": (
+        f"/user.slice/user-1000.slice/user@1000.service/user.slice/libpod-{ID}.scope",
+        "podman",
+    ),
+    "nerdctl": (f"/system.slice/nerdctl-{ID}.scope", "containerd"),
+    "docker in docker": (f"/docker/{ID}/docker/{OTHER_ID}", "docker"),
+    "a sibling, from a cgroup namespace": (f"/../{ID}", ""),
+    "a sibling under systemd": (f"/../cri-containerd-{ID}.scope", "containerd"),
+    "only the id": (f"/{ID}", ""),
+    "the kubelet's process beside pods, in kind": (f"/docker/{ID}/kubelet.slice/kubelet.service", "docker"),
+}
+
+NOT_IN_CONTAINER = {
+    "the root": "/",
+    "a login": "/user.slice/user-1000.slice/session-3.scope",
+    "a service": "/system.slice/containerd.service",
+    "the kubelet": "/system.slice/kubelet.service",
+    "a pod's own cgroup": f"/kubepods.slice/kubepods-pod{UID_}.slice",
+    "what watches a container of CRI-O": f"/kubepods.slice/kubepods-pod{UID_}.slice/crio-conmon-{ID}.scope",
+    "the same under cgroupfs": f"/kubepods/pod{UID}/crio-conmon-{ID}",
+    "what watches a container of podman": f"/machine.slice/libpod-conmon-{ID}.scope",
+    "an unknown name and a hash": f"/system.slice/build-{ID}.scope",
+    "a hash too short": f"/process_api/{HASH}",
+    "a container's id that is none": f"/kubepods/pod{UID}/main",
+}
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize(("path", "runtime"), IN_POD.values(), ids=IN_POD)
+def test_a_container_of_a_pod(path: str, runtime: str, version: Literal[1, 2]) -> None:
+    assert parse_cgroup(cgroup_text(path, version)) == ContainerRef(ID, UID, runtime)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize(("path", "runtime"), OUTSIDE.values(), ids=OUTSIDE)
+def test_a_container_without_a_pod(path: str, runtime: str, version: Literal[1, 2]) -> None:
+    assert parse_cgroup(cgroup_text(path, version)) == ContainerRef(ID, "", runtime)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("path", NOT_IN_CONTAINER.values(), ids=NOT_IN_CONTAINER)
+def test_not_in_a_container(path: str, version: Literal[1, 2]) -> None:
+    assert parse_cgroup(cgroup_text(path, version)) is None
+
+
+@pytest.mark.parametrize("driver", ["systemd", "cgroupfs"])
+def test_a_static_pods_uid_is_the_hash_it_is(driver: Driver) -> None:
+    found = parse_cgroup(container_cgroup(HASH, ID, driver=driver))
+    assert found is not None
+    assert found.uid == HASH
+
+
+def test_v1_hierarchies_are_asked_in_order() -> None:
+    lines = {
+        name: f"/kubepods/pod{UID}/{i:064x}" for i, name in enumerate(("memory", "cpuacct,cpu", "pids", "devices"))
+    }
+    ids = []
+    while lines:
+        text = "".join(f"7:{controllers}:{path}\n" for controllers, path in reversed(lines.items()))
+        found = parse_cgroup(text)
+        assert found is not None
+        ids.append(int(found.container_id, 16))
+        del lines[next(iter(lines))]
+    assert ids == [0, 1, 2, 3]
+
+
+def test_any_hierarchy_that_knows_will_do() -> None:
+    text = f"4:memory:/\n3:cpu,cpuacct:/user.slice\n2:freezer:/kubepods/pod{UID}/{ID}\n0::/\n"
+    assert parse_cgroup(text) == ContainerRef(ID, UID)
+
+
+def test_a_hierarchy_that_knows_the_pod_wins() -> None:
+    text = f"4:memory:/docker/{OTHER_ID}\n2:freezer:/kubepods/pod{UID}/{ID}\n"
+    assert parse_cgroup(text) == ContainerRef(ID, UID)
+
+
+def test_nothing_is_nowhere() -> None:
+    assert parse_cgroup("") is None
+
+
+# Properties
+
+HEX = "0123456789abcdef"
+uids = st.uuids().map(str) | st.text(HEX, min_size=32, max_size=32)
+container_ids = st.text(HEX, min_size=64, max_size=64)
+RUNTIME_WORDS: dict[tuple[Driver, Runtime], str] = {
+    ("systemd", "containerd"): "containerd",
+    ("systemd", "crio"): "crio",
+    ("systemd", "docker"): "docker",
+    ("cgroupfs", "containerd"): "",
+    ("cgroupfs", "crio"): "crio",
+    ("cgroupfs", "docker"): "",
+}
+
+
+@given(
+    uids,
+    container_ids,
+    st.sampled_from([1, 2]),
+    st.sampled_from(["systemd", "cgroupfs"]),
+    st.sampled_from(["guaranteed", "burstable", "besteffort"]),
+    st.sampled_from(["containerd", "crio", "docker"]),
+    st.sampled_from(["", "/docker/" + OTHER_ID, "/kubelet.slice", "/../..", "/system.slice/containerd.service"]),
+    st.sampled_from(["", "/sub/child", "/init.scope", "/docker/" + OTHER_ID, f"/kubepods/pod{OTHER_UID}/{OTHER_ID}"]),
+)
+def test_every_form_comes_back(
+    uid: str,
+    container_id: str,
+    version: Literal[1, 2],
+    driver: Driver,
+    qos: Qos,
+    runtime: Runtime,
+    around: str,
+    inside: str,
+) -> None:
+    text = container_cgroup(uid, container_id, version=version, driver=driver, qos=qos, runtime=runtime)
+    text = text.replace(":/kubepods", f":{around}/kubepods").replace("\n", f"{inside}\n")
+    assert parse_cgroup(text) == ContainerRef(container_id, uid, RUNTIME_WORDS[driver, runtime])
+
+
+WORDS = (
+    "0::",
+    "4:memory:",
+    "/",
+    ":",
+    "..",
+    "-",
+    "\n",
+    "pod",
+    "kubepods",
+    "docker",
+    "cri-containerd-",
+    "crio-",
+    "conmon",
+)
+ENDS = (".scope", ".slice", " (deleted)", "\0", "é", UID, UID_, HASH, ID)
+pieces = st.sampled_from([*WORDS, *ENDS])
+
+
+@given(st.text() | st.lists(pieces, max_size=30).map("".join))
+def test_no_text_is_too_much(text: str) -> None:
+    found = parse_cgroup(text)
+    if found is not None:
+        assert found.container_id in text, "what is not there is not made up"
+        assert found.uid.replace("-", "_") in text.replace("-", "_")

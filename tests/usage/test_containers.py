@@ -1,0 +1,182 @@
+"""From a pid to a container through /proc: what is remembered, what is noticed, what cannot be seen."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from podgpu.model import Workload
+from podgpu.simulate.proc import OTHER_PID_NAMESPACE, SimulatedProc, container_cgroup, stat_line
+from podgpu.usage.containers import (
+    FRESH_SECONDS,
+    MOST_REMEMBERED,
+    ContainerFinder,
+    Whereabouts,
+    in_host_pid_namespace,
+    parse_started,
+)
+from tests.privilege import without_privilege
+
+if TYPE_CHECKING:
+    from tests.usage.conftest import Clock
+
+UID = "3f1f4ffc-0b8c-4d53-9b1e-6b2d0f9b8a11"
+A, B = "a" * 64, "b" * 64
+IN_A, IN_B = container_cgroup(UID, A), container_cgroup(UID, B)
+HOST = "0::/user.slice/user-1000.slice/session-3.scope\n"
+
+FOUND_A = Whereabouts("found", Workload(uid=UID, container_id=A))
+FOUND_B = Whereabouts("found", Workload(uid=UID, container_id=B))
+
+
+def test_a_process_in_a_container(proc: SimulatedProc, finder: ContainerFinder) -> None:
+    proc.add(41, IN_A)
+    assert finder.find(41) == FOUND_A
+
+
+def test_a_process_of_the_host(proc: SimulatedProc, finder: ContainerFinder) -> None:
+    proc.add(41, HOST)
+    assert finder.find(41) == Whereabouts("not_in_container")
+
+
+def test_a_process_that_is_not_there(finder: ContainerFinder) -> None:
+    assert finder.find(41) == Whereabouts("gone")
+
+
+def test_a_process_that_ends_between_two_reads(proc: SimulatedProc, finder: ContainerFinder) -> None:
+    proc.add(41, IN_A)
+    (proc.root / "41" / "cgroup").unlink()
+    assert finder.find(41) == Whereabouts("gone")
+    assert finder.remembered == 0
+
+
+def test_a_process_that_ended_is_gone_though_it_was_known(proc: SimulatedProc, finder: ContainerFinder) -> None:
+    proc.add(41, IN_A)
+    finder.find(41)
+    proc.remove(41)
+    assert finder.find(41) == Whereabouts("gone")
+
+
+def test_a_pid_given_again_is_another_process(proc: SimulatedProc, finder: ContainerFinder) -> None:
+    proc.add(41, IN_A)
+    finder.find(41)
+    proc.reuse(41, IN_B)
+    assert finder.find(41) == FOUND_B
+    assert finder.remembered == 1
+
+
+def test_the_cgroup_is_read_once_while_fresh(proc: SimulatedProc, finder: ContainerFinder, clock: Clock) -> None:
+    proc.add(41, IN_A)
+    finder.find(41)
+    proc.move(41, IN_B)
+    clock.now += FRESH_SECONDS - 1
+    assert finder.find(41) == FOUND_A
+    clock.now += 1
+    assert finder.find(41) == FOUND_B, "a process can be moved to another cgroup"
+
+
+def test_what_is_not_permitted_is_said_and_asked_again(proc: SimulatedProc, finder: ContainerFinder) -> None:
+    proc.add(41, IN_A)
+    proc.forbid(41)
+    with without_privilege():
+        assert finder.find(41) == Whereabouts("not_permitted")
+    (proc.root / "41" / "cgroup").chmod(0o444)
+    assert finder.find(41) == FOUND_A
+
+
+def test_a_folder_that_may_not_be_entered(proc: SimulatedProc, finder: ContainerFinder) -> None:
+    proc.add(41, IN_A)
+    (proc.root / "41").chmod(0)
+    with without_privilege():
+        assert finder.find(41) == Whereabouts("not_permitted")
+    (proc.root / "41").chmod(0o755)
+
+
+@pytest.mark.parametrize("stat", ["", "41 (python) S 1 2 3", "41 (python", "41 (x) S" + " x" * 30])
+def test_a_stat_that_makes_no_sense(proc: SimulatedProc, finder: ContainerFinder, stat: str) -> None:
+    proc.add(41, IN_A)
+    (proc.root / "41" / "stat").write_text(stat)
+    assert finder.find(41) == Whereabouts("unreadable")
+
+
+def test_a_cgroup_that_is_no_text(proc: SimulatedProc, finder: ContainerFinder) -> None:
+    proc.add(41, IN_A)
+    (proc.root / "41" / "cgroup").write_bytes(b"0::/caf\xe9\n")
+    assert finder.find(41) == Whereabouts("not_in_container")
+
+
+def test_what_is_not_asked_for_any_more_is_forgotten(proc: SimulatedProc, finder: ContainerFinder) -> None:
+    for pid in (41, 42, 43):
+        proc.add(pid, IN_A)
+        finder.find(pid)
+    finder.forget_others({42, 99})
+    assert finder.remembered == 1
+
+
+def test_nobody_forgetting_costs_no_memory(proc: SimulatedProc, finder: ContainerFinder) -> None:
+    proc.add(1, IN_A)
+    for pid in range(2, 2 * MOST_REMEMBERED):
+        os.symlink("1", proc.root / str(pid))  # a process for the price of a link
+        assert finder.find(pid) == FOUND_A
+        assert finder.remembered <= MOST_REMEMBERED
+    assert finder.remembered == MOST_REMEMBERED
+
+
+def test_several_threads_may_ask(proc: SimulatedProc, finder: ContainerFinder) -> None:
+    pids = range(1, 200)
+    for pid in pids:
+        proc.add(pid, IN_A)
+    answers: list[set[Whereabouts]] = []
+
+    def ask() -> None:
+        seen = set()
+        for pid in pids:
+            seen.add(finder.find(pid))
+            finder.forget_others(range(pid - 3, pid))
+        answers.append(seen)
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert answers == [{FOUND_A}] * 4
+
+
+@given(st.text(max_size=30), st.integers(0, 2**63))
+def test_the_start_is_found_behind_any_name(name: str, started: int) -> None:
+    assert parse_started(stat_line(41, name, started).encode(errors="replace")) == started
+
+
+@given(st.binary(max_size=200))
+def test_no_stat_is_too_much(stat: bytes) -> None:
+    with suppress(ValueError):
+        parse_started(stat)
+
+
+def test_the_namespace_is_told(root: Path) -> None:
+    SimulatedProc(root / "host")
+    SimulatedProc(root / "pod", OTHER_PID_NAMESPACE)
+    assert in_host_pid_namespace(str(root / "host")) is True
+    assert in_host_pid_namespace(str(root / "pod")) is False
+    assert in_host_pid_namespace(str(root / "nowhere")) is None
+
+
+@pytest.mark.reads_host("the kernel's own /proc is what it is about")
+def test_the_kernels_own_proc() -> None:
+    finder = ContainerFinder()
+    assert finder.find(os.getpid()).sight in ("found", "not_in_container")
+    assert finder.remembered == 1
+    assert isinstance(in_host_pid_namespace(), bool)
+    with subprocess.Popen(["sleep", "60"]) as child:
+        assert finder.find(child.pid).sight == finder.find(os.getpid()).sight
+        child.kill()
+    assert finder.find(child.pid) == Whereabouts("gone")

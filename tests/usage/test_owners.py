@@ -1,0 +1,153 @@
+"""Whose process a pid is, and when names are read anew."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from podgpu.errors import SourceError
+from podgpu.model import Workload
+from podgpu.simulate.proc import SimulatedProc, cgroup_text, container_cgroup
+from podgpu.usage.containers import ContainerFinder
+from podgpu.usage.owners import Owners, ProcessOwners
+from tests.privilege import without_privilege
+
+UIDS = [f"{n}f1f4ffc-0b8c-4d53-9b1e-6b2d0f9b8a1{n}" for n in range(3)]
+IDS = [f"{n:x}" * 64 for n in range(3)]
+
+
+class Names:
+    """The names on the node, as they are and as they were last read."""
+
+    def __init__(self) -> None:
+        self.pods: dict[str, str] = {}
+        self.read = 0
+
+    def complete(self, workload: Workload) -> Workload:
+        pod = self.pods.get(workload.uid)
+        return workload if pod is None else Workload("ns", pod, "main", workload.uid, workload.container_id)
+
+    def learn(self) -> Callable[[Workload], Workload]:
+        self.read += 1
+        return self.complete
+
+
+def nobody(workload: Workload) -> Workload:
+    return workload
+
+
+@pytest.fixture
+def names() -> Names:
+    return Names()
+
+
+@pytest.fixture
+def owners(finder: ContainerFinder) -> ProcessOwners:
+    return ProcessOwners(finder)
+
+
+def start(proc: SimulatedProc, pid: int, number: int) -> None:
+    proc.add(pid, container_cgroup(UIDS[number], IDS[number]))
+
+
+def train() -> Workload:
+    return Workload("ns", "train", "main", UIDS[0], IDS[0])
+
+
+def test_a_pod_without_a_name_has_its_name_read_at_once(
+    proc: SimulatedProc, owners: ProcessOwners, names: Names
+) -> None:
+    start(proc, 7, 0)
+    names.pods[UIDS[0]] = "train"
+    assert owners.find({7}, nobody, names.learn) == Owners({7: train()})
+    assert names.read == 1
+
+
+def test_names_are_not_read_again_for_who_has_one_or_never_gets_one(
+    proc: SimulatedProc, owners: ProcessOwners, names: Names
+) -> None:
+    start(proc, 7, 0)
+    start(proc, 8, 1)
+    names.pods[UIDS[0]] = "train"
+    for _ in range(3):
+        assert owners.find({7, 8}, names.complete, names.learn) == Owners({7: train()}, {8: "no_pod_name"})
+    assert names.read == 1, "for the second, once"
+    start(proc, 9, 2)
+    owners.find({7, 8, 9}, names.complete, names.learn)
+    assert names.read == 2
+    owners.require_sight()
+
+
+def test_pods_none_of_which_has_a_name_are_a_fault_of_ours(
+    proc: SimulatedProc, owners: ProcessOwners, names: Names
+) -> None:
+    start(proc, 7, 0)
+    owners.find({7}, names.complete, names.learn)
+    with pytest.raises(SourceError, match="/var/log"):
+        owners.require_sight()
+
+
+@pytest.mark.parametrize("cgroup", ["/system.slice/sshd.service", f"/system.slice/docker-{IDS[0]}.scope"])
+def test_what_is_in_no_pod_is_nobodys_for_sure(
+    proc: SimulatedProc, owners: ProcessOwners, names: Names, cgroup: str
+) -> None:
+    proc.add(7, cgroup_text(cgroup))
+    assert owners.find({7}, nobody, names.learn) == Owners()
+    owners.require_sight()
+
+
+def test_a_process_that_ended_after_the_driver_listed_it_is_still_whose_it_was(
+    proc: SimulatedProc, owners: ProcessOwners, names: Names
+) -> None:
+    start(proc, 7, 0)
+    names.pods[UIDS[0]] = "train"
+    owners.find({7}, names.complete, names.learn)
+    proc.remove(7)
+    assert owners.find({7, 8}, names.complete, names.learn) == Owners({7: train()}), "8 was never seen: nobody's"
+    assert owners.find(set(), names.complete, names.learn) == Owners()
+    assert owners.find({7}, names.complete, names.learn) == Owners()
+
+
+def test_a_process_that_outlives_its_pods_files_keeps_its_name(
+    proc: SimulatedProc, owners: ProcessOwners, names: Names
+) -> None:
+    start(proc, 7, 0)
+    names.pods[UIDS[0]] = "train"
+    owners.find({7}, names.complete, names.learn)
+    assert owners.find({7}, nobody, lambda: nobody) == Owners({7: train()})
+
+
+def test_a_reused_pid_is_its_new_containers(proc: SimulatedProc, owners: ProcessOwners, names: Names) -> None:
+    start(proc, 7, 0)
+    names.pods |= {UIDS[0]: "train", UIDS[1]: "serve"}
+    owners.find({7}, names.complete, names.learn)
+    proc.reuse(7, container_cgroup(UIDS[1], IDS[1]))
+    assert owners.find({7}, names.complete, names.learn).workloads[7].pod == "serve"
+    proc.reuse(7, "0::/system.slice/sshd.service\n")
+    assert owners.find({7}, names.complete, names.learn) == Owners()
+
+
+def test_what_may_not_be_read_cannot_be_told(
+    proc: SimulatedProc,
+    owners: ProcessOwners,
+    names: Names,
+) -> None:
+    start(proc, 7, 0)
+    start(proc, 8, 1)
+    proc.forbid(8)
+    names.pods[UIDS[0]] = "train"
+    with without_privilege():
+        assert owners.find({7, 8}, names.complete, names.learn) == Owners({7: train()}, {8: "not_permitted"})
+        owners.require_sight()
+        owners.find({8}, names.complete, names.learn)
+    with pytest.raises(SourceError, match="runAsUser: 0"):
+        owners.require_sight()
+
+
+def test_names_that_disagree_cannot_be_told(proc: SimulatedProc, owners: ProcessOwners) -> None:
+    def disagree(workload: Workload) -> Workload:
+        raise SourceError("identity_conflict", "two pods have this container")
+
+    start(proc, 7, 0)
+    assert owners.find({7}, disagree, lambda: disagree) == Owners({}, {7: "identity_conflict"})

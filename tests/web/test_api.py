@@ -1,0 +1,264 @@
+"""`/api/v1/…` of the exporter: its own node, made when asked for, never from figures that are too old."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from podgpu import __version__
+from podgpu.agent.waste_watch import WasteWatch
+from podgpu.configuration.price_file import example_prices, read_prices
+from podgpu.figures.as_json import holder_json, picture_json, pod_json
+from podgpu.figures.device import HolderFigures
+from podgpu.model import Workload
+from podgpu.web.exporter_app import application
+from podgpu.web.routes import BesideFigures, NodePage
+from tests.browser.pictures import three_nodes
+from tests.nodes.node import Description, Node, node_of
+from tests.web.conftest import UUID
+from tests.web.server import Client, running
+from tests.web.test_metrics import driver_calls
+
+ROOT = Path(__file__).parents[2]
+
+
+def view(client: Client) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(client.ask("/api/v1/view").body)
+    return found
+
+
+def test_the_node_its_gpus_and_their_holders(node: Node, client: Client) -> None:
+    node.take_turns()
+    answer = client.ask("/api/v1/view")
+    assert (answer.status, answer.headers["Content-Type"]) == (200, "application/json; charset=utf-8")
+    said = json.loads(answer.body)
+    assert (said["api"], said["scope"], said["version"]) == ("podgpu/v1", "node", __version__)
+    assert said["taken_at"] == node.agent.published.snapshot.taken_at
+    assert said["interval_seconds"] == node.agent.settings.interval
+    (shown,) = said["nodes"]
+    assert shown["name"] == "node-1"
+    assert [gpu["index"] for gpu in shown["gpus"]] == [0, 1]
+    first, second = shown["gpus"]
+    assert (first["uuid"], first["model"]) == (UUID, "NVIDIA H100 80GB HBM3")
+    assert [(h["namespace"], h["pod"], h["container"]) for h in first["holders"]] == [("research", "train", "main")]
+    assert "holders" not in second
+    assert first["memory_total_bytes"] > first["memory_used_bytes"]
+    assert [n["namespace"] for n in said["namespaces"]] == ["research"]
+    assert said["namespaces"][0]["allocated_gpus"] == 1
+    assert "simulated" not in said
+
+
+def test_gzip_and_not_modified(node: Node, client: Client) -> None:
+    node.take_turns()
+    plain = client.ask("/api/v1/view")
+    zipped = client.ask("/api/v1/view", Accept_Encoding="gzip")
+    assert zipped.headers["Content-Encoding"] == "gzip"
+    assert gzip.decompress(zipped.body) == plain.body
+    assert plain.headers["Vary"] == "Accept-Encoding"
+    etag = plain.headers["ETag"]
+    for known in (etag, f'"a", {etag}', "*", etag.removeprefix("W/")):
+        assert client.ask("/api/v1/view", If_None_Match=known).status == 304
+    node.clock.advance(1.0)
+    node.agent.read_telemetry()
+    changed = client.ask("/api/v1/view", If_None_Match=etag)
+    assert changed.status == 200
+    assert changed.headers["ETag"] != etag
+
+
+def test_made_once_for_each_snapshot_and_only_when_asked_for(node: Node) -> None:
+    page = NodePage(node.agent)
+    node.take_turns()
+    first = page.latest()
+    assert page.latest() is first
+    node.agent.read_allocation()
+    assert page.latest() is not first
+
+
+def test_nobody_asks_the_driver_for_it(node: Node, client: Client) -> None:
+    node.take_turns()
+    before = driver_calls(node), list(node.kubelet.calls)
+    assert len({client.ask("/api/v1/view").body for _ in range(20)}) == 1
+    assert (driver_calls(node), list(node.kubelet.calls)) == before
+
+
+def test_before_the_first_reading_there_is_nothing(client: Client) -> None:
+    said = view(client)
+    assert said["nodes"] == [{"name": "node-1", "old": True, "gpus": []}]
+    assert "taken_at" not in said
+    assert "no figures yet" in said["notes"][0]
+
+
+def test_figures_that_are_too_old_are_withheld(node: Node, client: Client) -> None:
+    node.take_turns()
+    assert view(client)["nodes"][0]["gpus"]
+    node.clock.advance(node.agent.settings.stale_after + 1)
+    said = view(client)
+    assert said["nodes"] == [{"name": "node-1", "old": True, "gpus": []}]
+    assert "too old" in said["notes"][0]
+    assert said["namespaces"] == []
+    node.agent.read_telemetry()
+    assert view(client)["nodes"][0]["gpus"], "and given again"
+
+
+def test_what_does_not_work_is_in_the_notes(node: Node, client: Client) -> None:
+    node.kubelet.refusal = ("INTERNAL", 'a "quoted" <reason>')
+    node.take_turns()
+    (note,) = [n for n in view(client)["notes"] if n.startswith("kubelet")]
+    assert 'a "quoted" <reason>' in note
+
+
+def test_a_pods_gpus(node: Node, client: Client) -> None:
+    node.take_turns()
+    answer = client.ask("/api/v1/pods/research/train")
+    assert (answer.status, answer.headers["Content-Type"]) == (200, "application/json; charset=utf-8")
+    said = json.loads(answer.body)
+    assert (said["namespace"], said["pod"], said["taken_at"]) == ("research", "train", view(client)["taken_at"])
+    assert [gpu["uuid"] for n in said["nodes"] for gpu in n["gpus"]] == [UUID]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "words"),
+    [
+        ("GET", "/api/v1/pods/research/nobody", 404, "no GPU is held by pod research/nobody"),
+        ("GET", "/api/v1/pods/train/research", 404, "train/research"),
+        ("GET", "/api/v1/pods/a%22b/c%0Ad", 404, 'a"b/c\nd'),
+        ("GET", "/api/v1/pods/only", 404, "no such path"),
+        ("GET", "/api/v2/view", 404, "/api/v1/view"),
+        ("GET", "/api/", 404, "no such path"),
+        ("POST", "/api/v1/view", 405, "only GET and HEAD"),
+        ("DELETE", "/api/v1/pods/a/b", 405, "only GET and HEAD"),
+    ],
+)
+def test_errors_are_json_too(node: Node, client: Client, method: str, path: str, status: int, words: str) -> None:
+    node.take_turns()
+    answer = client.ask(path, method)
+    assert (answer.status, answer.headers["Content-Type"]) == (status, "application/json; charset=utf-8")
+    assert words in json.loads(answer.body)["error"]
+    assert list(json.loads(answer.body)) == ["error"]
+
+
+@pytest.fixture
+def lived_in(folder: Path) -> Iterator[Node]:
+    described = Description(
+        about="whole, shared and MIG",
+        gpus="8xH100,1xH100/7x1g.10gb",
+        lived_in=True,
+        processes={},
+        usage_turns=3,
+        arguments=["-k"],
+    )
+    with node_of(described, folder) as built:
+        yield built
+
+
+def test_parts_of_gpus_add_up_in_the_namespaces(lived_in: Node) -> None:
+    lived_in.take_turns()
+    with running(lived_in.agent) as client:
+        said = view(client)
+    allocated = {n["namespace"]: n["allocated_gpus"] for n in said["namespaces"]}
+    assert allocated == {"batch": 1, "notebooks": round(1 + 5 / 7, 4), "research": 3, "serving": 2}
+    instances = said["nodes"][0]["gpus"][-1]["instances"]
+    assert [(i["profile"], i["slices"], i["gpu_slices"]) for i in instances] == [("1g.10gb", 1, 7)] * 7
+    idle = said["nodes"][0]["gpus"][5]["holders"][0]
+    assert idle["pod"] == "jupyter-ada-0"
+    for namespace in said["namespaces"]:
+        assert namespace["allocated_gpu_hours"] > 0
+    assert "used_utilization_ratio" not in said, "a figure of the cluster's"
+    assert "used_field" not in said
+
+
+@pytest.mark.fault(
+    "the file of `--prices` is written over with something else while podgpu runs",
+    "the prices it had stay, a note names what is wrong and where",
+)
+def test_prices_of_what_is_held(lived_in: Node, tmp_path: Path) -> None:
+    lived_in.take_turns()
+    file = tmp_path / "prices.yml"
+    file.write_text('currency: EUR\nmodels: {"NVIDIA H100 80GB HBM3": {gpu_hour: 7}}', encoding="utf-8")
+    with running(
+        lived_in.agent, app=partial(application, shown=BesideFigures(prices=read_prices(str(file))))
+    ) as client:
+        said = view(client)
+        assert (said["currency"], said["prices"]) == ("EUR", "file")
+        gpus = said["nodes"][0]["gpus"]
+        assert [gpu["price_per_hour"] for gpu in gpus] == [7.0] * 9
+        shared = gpus[4]["holders"]
+        assert [h["cost_per_hour"] for h in shared] == [3.5, 3.5]
+        assert [i["price_per_hour"] for i in gpus[8]["instances"]] == [1.0] * 7
+        totals = said["totals"]
+        assert (totals["gpus"], totals["cost_per_hour"]) == (9, 54.0)
+        assert totals["wasted_per_hour"] == totals["idle"] * 7
+        assert sum(n["cost_per_hour"] for n in said["namespaces"]) == 54.0
+        file.write_text("currency: EUR", encoding="utf-8")
+        lived_in.agent.read_telemetry()
+        worse = view(client)
+        assert worse["totals"]["cost_per_hour"] == 54.0, "the last good prices stay"
+        assert any("models: names no model" in note for note in worse["notes"])
+    with running(lived_in.agent) as client:
+        assert not {"currency", "prices"} & view(client).keys()
+        assert "cost_per_hour" not in view(client)["totals"]
+
+
+def test_waste_of_the_node(lived_in: Node) -> None:
+    lived_in.take_turns()
+    watch = WasteWatch(lived_in.agent, lambda: (example_prices(), ()))
+    watch.look()
+    for _ in range(4):
+        lived_in.clock.advance(5.0)
+        lived_in.agent.read_telemetry()
+        lived_in.agent.read_usage()
+        watch.look()
+    with running(lived_in.agent, app=partial(application, shown=BesideFigures(wasted=watch.wasted))) as client:
+        said = json.loads(client.ask("/api/v1/waste").body)
+        table = client.ask("/api/v1/waste?by=namespace&format=csv")
+        wrong = client.ask("/api/v1/waste?by=gpu")
+        known = client.ask("/api/v1/waste", If_None_Match=client.ask("/api/v1/waste").headers["ETag"])
+    assert (said["currency"], said["prices"], said["by"]) == ("USD", "example", "pod")
+    idle = next(row for row in said["rows"] if row["pod"] == "jupyter-ada-0")
+    assert idle["idle_hours"] == idle["allocated_hours"] == round(20 / 3600, 4)
+    assert (idle["wasted"], idle["cost_per_hour"]) == (round(2.8 * 20 / 3600, 4), 2.8)
+    both = next(row for row in said["rows"] if row["pod"] == "llm-train-0")
+    assert (both["gpus"], both["idle_hours"]) == (2.0, round(2 * 20 / 3600, 4))
+    assert table.headers["Content-Type"] == "text/csv; charset=utf-8"
+    assert table.headers["Content-Disposition"] == 'attachment; filename="podgpu-waste-by-namespace.csv"'
+    assert {line["namespace"] for line in csv.DictReader(table.text.splitlines())} == {
+        *("batch", "notebooks"),
+        *("research", "serving"),
+    }
+    assert (wrong.status, known.status) == (400, 304)
+    assert "there are pod, owner and namespace" in json.loads(wrong.body)["error"]
+
+
+def test_use_that_nobody_measured_is_no_zero(folder: Path) -> None:
+    described = Description(about="no utilisation", gpus="8xH100", lived_in=True, arguments=["-k", "-f", "none"])
+    with node_of(described, folder) as built:
+        built.take_turns()
+        with running(built.agent) as client:
+            said = view(client)
+    assert [n["namespace"] for n in said["namespaces"]] == ["batch", "notebooks", "research", "serving"]
+    assert all("used_gpus" not in n and n["allocated_gpus"] > 0 for n in said["namespaces"])
+
+
+def members(of: object) -> set[str]:
+    if isinstance(of, dict):
+        return set(of) | {name for value in of.values() for name in members(value)}
+    return {name for value in of for name in members(value)} if isinstance(of, list) else set()
+
+
+def test_every_member_is_documented() -> None:
+    shown = replace(three_nodes(), simulated=True)
+    old = tuple(replace(node, old=True, notes=("a",), age_seconds=1.0) for node in shown.nodes)
+    whole = picture_json(replace(shown, nodes=old))
+    everybody = HolderFigures(Workload("a", "b", "c", "d", "e", "f"), 0.5, 1, 1, 1.0, 1.0, 1.0, 0.5, 1.0)
+    found = members(whole) | set(holder_json(everybody)) | members(pod_json(shown, "serving", "rerank"))
+    documented = set(re.findall(r"`(\w+)`", (ROOT / "docs" / "api.md").read_text(encoding="utf-8")))
+    assert found - documented == set()

@@ -1,0 +1,147 @@
+"""What `podgpu cluster` answers on each path, over a real socket."""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import gzip
+import io
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+
+from podgpu.cluster.loop import Cluster
+from podgpu.cluster.publish import Publisher
+from podgpu.cluster.reading import ClusterReading, NodeReading, TargetOutcome
+from podgpu.cluster.settings import ViewSettings
+from podgpu.figures.device import DeviceFigures, HolderFigures
+from podgpu.metrics.parse import parse_text
+from podgpu.model import Workload
+from podgpu.web.cluster_app import cluster_application
+from tests.cluster.test_loop import Script, Time, tell
+from tests.web.server import Client, running
+
+HOSTILE = 'a"b\\c\nd<script>alert(1)</script>'
+
+
+def reading(read_at: float = 100.0) -> ClusterReading:
+    holder = HolderFigures(Workload("team", HOSTILE, "main"), utilization=0.5)
+    devices = (DeviceFigures("GPU-1", 0, "H100", "n-1", utilization=0.5, measured=40.0, holders=(holder,)),)
+    return ClusterReading((NodeReading("http://n-1/metrics", "n-1", devices=devices, read_at=read_at),))
+
+
+@contextmanager
+def serving(of: ClusterReading, time: Time | None = None) -> Iterator[tuple[Client, Cluster]]:
+    cluster = Cluster(Script, Publisher(ViewSettings()), (time or Time()).clock)
+    asyncio.run(cluster.round(Script(tell(of))))
+    app: Any = cluster_application
+    with running(cluster, app=app) as client:  # type: ignore[arg-type]
+        yield client, cluster
+
+
+def test_metrics_of_the_cluster_parse_with_hostile_names() -> None:
+    with serving(reading()) as (client, _):
+        answer = client.ask("/metrics")
+    families = {family.name: family for family in parse_text(answer.text)}
+    (row,) = families["pod_and_gpu_map_info"].samples
+    assert row.labels["pod_name"] == HOSTILE
+    assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+    assert families["avg_GPU_utilization"].samples[0].value == 40.0
+
+
+def test_metrics_by_node() -> None:
+    with serving(reading()) as (client, _):
+        assert "# TYPE n_1_info gauge" in client.ask("/metrics/nodes").text
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/metrics/nodes"])
+def test_openmetrics_where_it_is_asked_for(path: str) -> None:
+    with serving(reading()) as (client, _):
+        text, asked = client.ask(path), client.ask(path, Accept="application/openmetrics-text;version=1.0.0")
+    assert asked.headers["Content-Type"].startswith("application/openmetrics-text; version=1.0.0")
+    series = [line for line in asked.text.splitlines() if not line.startswith("#")]
+    assert series == [line for line in text.text.splitlines() if not line.startswith("#")]
+    assert sum(len(family.samples) for family in parse_openmetrics(asked.text)) == len(series)
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/metrics/nodes", "/api/v1/view"])
+def test_gzip_where_it_is_asked_for(path: str) -> None:
+    with serving(reading()) as (client, _):
+        plain, zipped = client.ask(path), client.ask(path, Accept_Encoding="gzip")
+    assert gzip.decompress(zipped.body) == plain.body
+
+
+def test_the_page_and_its_json() -> None:
+    with serving(reading()) as (client, _):
+        page, view = client.ask("/"), client.ask("/api/v1/view")
+        pod = client.ask("/api/v1/pods/team/nobody")
+    assert "default-src 'none'" in page.headers["Content-Security-Policy"]
+    assert json.loads(view.text)["nodes"][0]["gpus"][0]["holders"][0]["pod"] == HOSTILE
+    assert pod.status == 404
+
+
+def test_waste_by_owner_and_as_a_table() -> None:
+    with serving(reading()) as (client, _):
+        said = json.loads(client.ask("/api/v1/waste?by=owner").body)
+        table = client.ask("/api/v1/waste?format=csv")
+        wrong = client.ask("/api/v1/waste?format=html")
+    assert [(row["pod"], row["gpus"], row["idle_hours"]) for row in said["rows"]] == [(HOSTILE, 1.0, 0.0)]
+    assert "currency" not in said
+    (row,) = csv.DictReader(io.StringIO(table.text, newline=""))
+    assert row["pod"] == HOSTILE
+    assert table.headers["X-Content-Type-Options"] == "nosniff"
+    assert (wrong.status, list(json.loads(wrong.body))) == (400, ["error"])
+
+
+def test_probes() -> None:
+    failed = TargetOutcome("http://n-1/metrics", 1.0, "timeout", "http://n-1/metrics: no whole answer within 5 s")
+    with serving(ClusterReading(outcomes=(failed,))) as (client, _):
+        live, ready = client.ask("/livez"), client.ask("/ready")
+    assert live.status == 200
+    assert "no whole answer within 5 s" in live.text
+    assert ready.status == 503
+    with serving(reading()) as (client, _):
+        assert client.ask("/ready").status == 200
+        assert client.ask("/health").text == "OK\n"
+
+
+def test_a_loop_that_stands_still_serves_itself_only() -> None:
+    time = Time()
+    with serving(reading(), time) as (client, cluster):
+        time.now += cluster.late_after + 1
+        answer, nodes, live = client.ask("/metrics"), client.ask("/metrics/nodes"), client.ask("/livez")
+    assert "pod_and_gpu_map_info" not in answer.text
+    assert "podgpu_cluster_round_timestamp_seconds" in answer.text
+    assert nodes.body == b""
+    assert live.status == 503
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/metrics", 200),
+        ("GET", "/metrics/nodes", 200),
+        ("GET", "/health", 200),
+        ("GET", "/nothing", 404),
+        ("GET", "/page/nothing.js", 404),
+        ("GET", "/page/..%2fcluster_app.py", 404),
+        ("GET", "/page/%2e%2e/cluster_app.py", 404),
+        ("GET", "/api/v1/pods/%2e%2e/%2e%2e", 404),
+        ("GET", "/api/v1/pods/%00/%ff", 404),
+        ("HEAD", "/api/v1/view", 200),
+        ("POST", "/", 405),
+        ("POST", "/api/v1/view", 405),
+        ("OPTIONS", "/metrics", 405),
+    ],
+)
+def test_no_answer_is_more_to_a_browser_than_it_says(method: str, path: str, status: int) -> None:
+    with serving(reading()) as (client, _):
+        answer = client.ask(path, method)
+    assert answer.status == status
+    assert answer.headers["X-Content-Type-Options"] == "nosniff"
+    assert answer.headers["Content-Security-Policy"].startswith("default-src 'none'")
+    assert "text/html" not in answer.headers["Content-Type"]

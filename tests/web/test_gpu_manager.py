@@ -1,0 +1,281 @@
+"""gpu-manager's metrics over real HTTP, on both addresses, from a real gRPC kubelet that lists vcuda ids."""
+
+from __future__ import annotations
+
+import gzip
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from podgpu.agent.loop import Agent, Settings
+from podgpu.clock import Clock
+from podgpu.errors import StartError
+from podgpu.gpu.nvml import NvmlTelemetry
+from podgpu.holders.identity import Identities
+from podgpu.holders.kubelet import KubeletAllocation
+from podgpu.metrics.render import Policy
+from podgpu.metrics.text import CONTENT_TYPE
+from podgpu.model import Workload
+from podgpu.simulate.driver import SimulatedNvml
+from podgpu.simulate.kubelet import SimulatedKubelet, SimulatedPod
+from podgpu.simulate.proc import SimulatedProc, container_cgroup
+from podgpu.simulate.workload import SimulatedLoad
+from podgpu.usage.containers import ContainerFinder
+from podgpu.web.exporter_app import gpu_manager_application, serve
+from podgpu.web.sockets import Address, parse_address
+from tests.nodes.clock import PATIENCE, FakeClock
+from tests.nodes.node import Node as PlainNode
+from tests.web.server import Client, running
+from tests.web.test_metrics import families
+
+GIB = 1024**3
+THEIRS = {
+    "container_gpu_utilization",
+    "container_gpu_memory_total",
+    "container_request_gpu_utilization",
+    "container_request_gpu_memory",
+}
+UIDS = {name: f"{n}f1f4ffc-0b8c-4d53-9b1e-6b2d0f9b8a1{n}" for n, name in enumerate(("train", "serve", "idle"))}
+IDS = {name: f"{n:x}" * 64 for n, name in enumerate(UIDS, 1)}
+NAMES = Identities(stated=frozenset(Workload("ml", name, "main", UIDS[name], IDS[name]) for name in UIDS))
+
+
+def vcuda(cores: range, blocks: range) -> dict[str, list[str]]:
+    return {
+        "tencent.com/vcuda-core": [f"tencent.com/vcuda-core-{n}" for n in cores],
+        "tencent.com/vcuda-memory": [f"tencent.com/vcuda-memory-268435456-{n}" for n in blocks],
+    }
+
+
+PODS = (
+    SimulatedPod("ml", "train", {"main": vcuda(range(200), range(0))}),
+    SimulatedPod("ml", "serve", {"main": vcuda(range(200, 250), range(30))}),
+    SimulatedPod("ml", "idle", {"main": vcuda(range(250, 270), range(30, 34))}),
+)
+
+
+class Node:
+    """Two GPUs under gpu-manager: one pod works on both, another on a part of the first, a third on none."""
+
+    def __init__(self, root: Path, socket_path: str, gpu_manager: bool = True) -> None:
+        self.clock = FakeClock()
+        driver = SimulatedNvml("2xH100", clock=self.clock.monotonic, wall=self.clock.wall, unrest=0)
+        self.uuids = [gpu.uuid for gpu in driver.machine.gpus]
+        proc = SimulatedProc(root / "proc")
+        for pid, gpu, name, duty, memory in (
+            (41, 0, "train", 0.25, 2 * GIB),
+            (42, 1, "train", 0.5, 4 * GIB),
+            (43, 0, "serve", 0.12, GIB),
+        ):
+            proc.add(pid, container_cgroup(UIDS[name], IDS[name]))
+            driver.place(SimulatedLoad(gpu, pid, duty=duty, memory=memory))
+        telemetry = NvmlTelemetry(
+            driver, "simulated", lambda: 2, self.clock.monotonic, self.clock.wall, sees_processes=True
+        )
+        self.agent = Agent(
+            telemetry,
+            [KubeletAllocation(socket_path, clock=self.clock.monotonic)],
+            Settings(interval=30.0, policy=Policy(hostname="n1", gpu_manager=gpu_manager)),
+            Clock(self.clock.monotonic, self.clock.wall),
+            identities=lambda: NAMES,
+            containers=ContainerFinder(str(root / "proc"), self.clock.monotonic),
+        )
+
+    def take_turns(self) -> None:
+        for _ in range(2):
+            self.clock.advance(1.0)
+            self.agent.read_telemetry()
+            self.agent.read_allocation()
+            self.agent.read_usage()
+
+
+@pytest.fixture
+def kubelet(folder: Path) -> Iterator[SimulatedKubelet]:
+    with SimulatedKubelet(str(folder / "kubelet.sock"), PODS) as found:
+        yield found
+
+
+@pytest.fixture
+def shared(folder: Path, kubelet: SimulatedKubelet) -> Iterator[Node]:
+    built = Node(folder, kubelet.socket)
+    yield built
+    built.agent.stop()
+
+
+@pytest.fixture
+def client(shared: Node) -> Iterator[Client]:
+    with running(shared.agent) as found:
+        yield found
+
+
+@pytest.fixture
+def second(shared: Node) -> Iterator[Client]:
+    with running(shared.agent, app=gpu_manager_application) as found:
+        yield found
+
+
+def values(text: str) -> dict[tuple[str, str, str], float]:
+    """(family, pod, card) -> value."""
+    found = re.findall(r'^(container_\w+)\{pod_name="(\w+)".*,\w+="(\w+)"\} (\S+)$', text, re.MULTILINE)
+    return {(family, pod, card): float(value) for family, pod, card, value in found}
+
+
+def test_ids_and_processes_become_the_seeds_table(shared: Node, client: Client) -> None:
+    """Only the idle one's card is known to nobody: it has no figures of use, and its request."""
+    shared.take_turns()
+    assert values(client.ask("/metric").text) == {
+        ("container_gpu_utilization", "train", "gpu0"): 25,
+        ("container_gpu_utilization", "train", "gpu1"): 50,
+        ("container_gpu_utilization", "train", "total"): 75,
+        ("container_gpu_utilization", "serve", "gpu0"): 12,
+        ("container_gpu_utilization", "serve", "total"): 12,
+        ("container_gpu_memory_total", "train", "gpu0"): 2048,
+        ("container_gpu_memory_total", "train", "gpu1"): 4096,
+        ("container_gpu_memory_total", "train", "total"): 6144,
+        ("container_gpu_memory_total", "serve", "gpu0"): 1024,
+        ("container_gpu_memory_total", "serve", "total"): 1024,
+        ("container_request_gpu_utilization", "train", "total"): 2,
+        ("container_request_gpu_utilization", "serve", "total"): 0.5,
+        ("container_request_gpu_utilization", "idle", "total"): 0.2,
+        ("container_request_gpu_memory", "serve", "total"): 7680,
+        ("container_request_gpu_memory", "idle", "total"): 1024,
+    }
+
+
+def test_a_card_the_kubelet_names_is_all_of_its_memory(shared: Node, kubelet: SimulatedKubelet, client: Client) -> None:
+    """No counter asks for the memory here: it is read for this."""
+    kubelet.pods = (SimulatedPod("ml", "train", {"main": {"nvidia.com/gpu": shared.uuids}}),)
+    shared.take_turns()
+    found = values(client.ask("/metric").text)
+    assert found["container_request_gpu_utilization", "train", "total"] == 2
+    assert found["container_request_gpu_memory", "train", "total"] == 2 * 81559
+    assert "DCGM_FI_DEV_FB_TOTAL" not in client.ask("/metrics").text
+
+
+def test_alone_at_metric_and_after_the_others_at_metrics(shared: Node, client: Client) -> None:
+    shared.take_turns()
+    alone, exposition = client.ask("/metric"), client.ask("/metrics")
+    assert families(alone) == THEIRS
+    assert exposition.body.endswith(alone.body)
+    assert "podgpu_exporter_build_info" in families(exposition)
+    assert (alone.status, alone.headers["Content-Type"]) == (200, CONTENT_TYPE)
+    zipped = client.ask("/metric", Accept_Encoding="gzip")
+    assert gzip.decompress(zipped.body) == alone.body
+    assert '<a href="metric">' in client.ask("/").text
+
+
+def test_the_second_address_has_them_on_both_paths_and_nothing_else(
+    shared: Node, client: Client, second: Client
+) -> None:
+    shared.take_turns()
+    alone = client.ask("/metric")
+    for path in ("/metric", "/metrics"):
+        answer = second.ask(path)
+        assert (answer.status, answer.body) == (200, alone.body)
+        assert answer.headers["Content-Type"] == CONTENT_TYPE
+        assert gzip.decompress(second.ask(path, Accept_Encoding="gzip").body) == alone.body
+    assert [second.ask(path).status for path in ("/", "/health", "/metric/")] == [404, 404, 404]
+    assert second.ask("/-/release", "POST").status == 404
+
+
+def test_nothing_before_the_first_reading_and_nothing_that_is_too_old(
+    shared: Node, client: Client, second: Client
+) -> None:
+    def all_of_them() -> set[tuple[int, bytes]]:
+        answers = [client.ask("/metric"), second.ask("/metric"), second.ask("/metrics")]
+        assert gzip.decompress(second.ask("/metric", Accept_Encoding="gzip").body) == answers[1].body
+        return {(answer.status, answer.body) for answer in answers}
+
+    assert all_of_them() == {(200, b"")}
+    shared.take_turns()
+    shared.clock.advance(90.0)
+    assert all_of_them() != {(200, b"")}
+    shared.clock.advance(0.5)
+    assert all_of_them() == {(200, b"")}
+    assert not families(client.ask("/metrics")) & THEIRS
+
+
+def test_not_there_unless_asked_for(folder: Path, kubelet: SimulatedKubelet) -> None:
+    built = Node(folder, kubelet.socket, gpu_manager=False)
+    try:
+        with running(built.agent) as plain:
+            built.take_turns()
+            assert plain.ask("/metric").status == 404
+            assert not families(plain.ask("/metrics")) & THEIRS
+    finally:
+        built.agent.stop()
+
+
+# The command
+
+
+@contextmanager
+def exporter(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    quick = ["exporter", "--telemetry", "simulated:1xT4", "-c", "100", "-a", "127.0.0.1:0"]
+    command = [sys.executable, "-W", "error", "-m", "podgpu", *quick, *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def told_address(process: subprocess.Popen[str], words: str) -> Client:
+    assert process.stderr is not None
+    for line in process.stderr:
+        if found := re.search(rf"{words} http://([\d.:]+)/", line):
+            return Client(parse_address(found[1]))
+    raise AssertionError(f"ended without saying {words!r}")
+
+
+def test_the_command_listens_on_both_and_ends_on_a_signal() -> None:
+    with exporter("--gpu-manager-metrics", "--gpu-manager-address", "127.0.0.1:0") as process:
+        second = told_address(process, "metrics alone on")
+        main = told_address(process, "listening on")
+        assert main.address != second.address
+        assert [main.ask(path).status for path in ("/metrics", "/metric", "/health")] == [200, 200, 200]
+        assert [second.ask(path).status for path in ("/metrics", "/metric", "/health")] == [200, 200, 404]
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0
+    assert "Traceback" not in errors
+
+
+def complaint(*arguments: str) -> tuple[int, str]:
+    with exporter(*arguments) as process:
+        _, errors = process.communicate(timeout=PATIENCE)
+        (line,) = (line for line in errors.splitlines() if line.startswith("podgpu: "))
+        assert "Traceback" not in errors
+        return process.returncode, line
+
+
+def test_what_is_no_address_is_named_with_its_option() -> None:
+    code, line = complaint("--gpu-manager-metrics", "--gpu-manager-address", "5678")
+    assert code == 2
+    assert line.startswith("podgpu: --gpu-manager-address '5678': not an address")
+
+
+def test_the_address_alone_is_a_mistake() -> None:
+    code, line = complaint("--gpu-manager-address", ":5678")
+    assert code == 2
+    assert "--gpu-manager-address :5678: goes with --gpu-manager-metrics" in line
+
+
+def test_a_second_address_in_use_is_named_with_its_option(node: PlainNode) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = Address("127.0.0.1", taken.getsockname()[1])
+        code, line = complaint("--gpu-manager-metrics", "--gpu-manager-address", f"{address.host}:{address.port}")
+        assert code == 1
+        expected = rf"cannot listen on 127.0.0.1:{address.port}: .*in use.*--gpu-manager-address"
+        assert re.search(expected, line)
+        with pytest.raises(StartError, match=expected):
+            serve(node.agent, Address("127.0.0.1", 0), gpu_manager_address=address)

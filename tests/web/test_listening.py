@@ -1,0 +1,101 @@
+"""Which addresses podgpu understands, and what it says when it cannot listen on one."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from podgpu.errors import StartError, UsageError
+from podgpu.web.exporter_app import serve
+from podgpu.web.sockets import Address, parse_address
+from tests.nodes.node import Node
+from tests.web.server import RELEASE, running
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        (":9400", Address("", 9400)),
+        ("127.0.0.1:9400", Address("127.0.0.1", 9400)),
+        ("0.0.0.0:0", Address("0.0.0.0", 0)),
+        ("[::1]:9400", Address("::1", 9400)),
+        ("[::]:65535", Address("::", 65535)),
+        ("gpu-node.example:80", Address("gpu-node.example", 80)),
+    ],
+)
+def test_addresses(text: str, address: Address) -> None:
+    assert parse_address(text) == address
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "9400",
+        "localhost",
+        "localhost:",
+        ":http",
+        ":65536",
+        ":-1",
+        ":+80",
+        ": 80",
+        ":9_4",
+        ":\N{ARABIC-INDIC DIGIT THREE}",
+        ":" + "9" * 5000,
+        "::1:9400",
+        "[::1]",
+        "[::1:9400",
+        "http://localhost:9400",
+    ],
+)
+def test_no_addresses(text: str) -> None:
+    with pytest.raises(UsageError, match="write HOST:PORT, :PORT or"):
+        parse_address(text)
+
+
+@pytest.mark.parametrize(
+    ("address", "url"),
+    [
+        (Address("", 9400), "http://localhost:9400"),
+        (Address("10.0.0.7", 80), "http://10.0.0.7:80"),
+        (Address("::1", 9400), "http://[::1]:9400"),
+    ],
+)
+def test_the_address_to_click_on(address: Address, url: str) -> None:
+    assert address.url == url
+
+
+def test_an_address_in_use_is_named(node: Node) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(StartError, match=f"cannot listen on 127.0.0.1:{port}: .*in use.*-a"):
+            serve(node.agent, Address("127.0.0.1", port))
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "no-such-host.invalid", "a..b", "x" * 64])
+def test_an_address_that_is_not_ours_is_named(node: Node, host: str) -> None:
+    """Of a network nobody has, of no host, and of names no resolver is even asked for."""
+    with pytest.raises(StartError, match=f"cannot listen on {host}:9400: "):
+        serve(node.agent, Address(host, 9400))
+
+
+def test_ipv6(node: Node) -> None:
+    if not _has_ipv6():
+        pytest.skip("this machine has no IPv6 loopback address to listen on")
+    node.take_turns()
+    with running(node.agent, parse_address("[::1]:0")) as client:
+        assert client.address.port != 0
+        assert client.ask("/metrics").status == 200
+        assert client.ask("/-/release", "POST", **RELEASE).status == 200
+
+
+def _has_ipv6() -> bool:
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+    except OSError:
+        return False
+    return True

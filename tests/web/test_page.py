@@ -1,0 +1,138 @@
+"""The page's files as they are served: what they may do, how they are kept, and nothing else from the disk."""
+
+from __future__ import annotations
+
+import gzip
+import html.parser
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from podgpu import __version__
+from podgpu.web import page_routes
+from tests.nodes.node import Node
+from tests.web.server import Client
+from tests.web.test_auth import ALICE, basic, guarded, write  # noqa: F401 - a fixture
+
+FOLDER = Path(page_routes.__file__).parent / "page"
+ASSETS = sorted(file.name for file in FOLDER.iterdir() if file.suffix in (".js", ".css"))
+PARTS = (
+    "default-src 'none'",
+    "script-src 'self'",
+    "style-src 'self'",
+    "img-src 'self' data:",
+    "connect-src 'self'",
+    "base-uri 'none'",
+    "form-action 'none'",
+    "frame-ancestors 'none'",
+)
+
+
+class Markup(html.parser.HTMLParser):
+    """Every attribute, and what lies inside script and style elements."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.attributes: list[tuple[str, str, str]] = []
+        self.inline: list[str] = []
+        self._tag = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self._tag = tag
+        self.attributes += [(tag, name, value or "") for name, value in attributes]
+
+    def handle_endtag(self, tag: str) -> None:
+        self._tag = ""
+
+    def handle_data(self, data: str) -> None:
+        if self._tag in ("script", "style") and data.strip():
+            self.inline.append(data)
+
+    def links(self) -> list[str]:
+        return [value for _, name, value in self.attributes if name in ("href", "src")]
+
+
+def test_the_page_and_its_files_are_there(client: Client) -> None:
+    page = client.ask("/")
+    assert page.status == 200
+    assert page.headers["Content-Type"] == "text/html; charset=utf-8"
+    assert f"podgpu {__version__}" in page.text
+    assert "<!--" not in page.text
+    wanted = {link for link in Markup(page.text).links() if link.startswith("page/")}
+    assert wanted == {f"page/{name}" for name in ASSETS}, "each is asked for at once, not one after another"
+    for name in ASSETS:
+        answer = client.ask(f"/page/{name}")
+        assert answer.status == 200
+        kind = "text/css" if name.endswith(".css") else "text/javascript"
+        assert answer.headers["Content-Type"] == f"{kind}; charset=utf-8"
+        assert answer.body == (FOLDER / name).read_bytes()
+
+
+def test_every_import_of_the_scripts_is_a_file_that_is_served() -> None:
+    imported = {name for file in FOLDER.glob("*.js") for name in re.findall(r'from "\./([\w.]+)"', file.read_text())}
+    assert imported | {"app.js"} == {file.name for file in FOLDER.glob("*.js")}
+
+
+@pytest.mark.parametrize("path", ["/", "/page/app.js", "/api/v1/view", "/api/v1/nothing"])
+def test_a_strict_policy_on_every_answer(client: Client, path: str) -> None:
+    headers = client.ask(path).headers
+    assert tuple(headers["Content-Security-Policy"].split("; ")) == PARTS
+    assert headers["X-Content-Type-Options"] == "nosniff"
+    assert headers["Referrer-Policy"] == "no-referrer"
+    assert headers["Cache-Control"] == "no-cache"
+
+
+def test_nothing_that_the_policy_would_forbid(client: Client) -> None:
+    markup = Markup(client.ask("/").text)
+    assert markup.inline == []
+    assert [a for a in markup.attributes if a[1] == "style" or a[1].startswith("on")] == []
+    assert [link for link in markup.links() if re.match(r"(https?:)?//|/", link)] == [], "works below a prefix"
+    for file in FOLDER.iterdir():
+        text = file.read_text(encoding="utf-8")
+        outside = re.sub(r"http://www\.w3\.org/2000/svg", "", text)
+        assert "http://" not in outside
+        assert "https://" not in outside
+
+
+def test_texts_never_become_markup() -> None:
+    forbidden = re.compile(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|DOMParser|eval\(|new Function")
+    for file in FOLDER.glob("*.js"):
+        assert not forbidden.search(file.read_text(encoding="utf-8")), file.name
+        assert len(file.read_text(encoding="utf-8").splitlines()) <= 400
+
+
+def test_links_to_the_paths_there_are(node: Node, client: Client) -> None:
+    node.take_turns()
+    links = [link for link in Markup(client.ask("/").text).links() if not link.startswith(("page/", "#", "data:"))]
+    assert sorted(set(links)) == ["api/v1/view", "health", "metrics", "ready"]
+    assert [client.ask(f"/{link}").status for link in links] == [200] * len(links)
+
+
+@pytest.mark.parametrize("path", ["/", "/page/app.js", "/page/page.css"])
+def test_what_the_asker_has_is_not_sent_again(client: Client, path: str) -> None:
+    first = client.ask(path, Accept_Encoding="gzip")
+    etag = first.headers["ETag"]
+    again = client.ask(path, If_None_Match=etag)
+    assert (again.status, again.body) == (304, b"")
+    assert again.headers["ETag"] == etag
+    assert client.ask(path, If_None_Match='"other"').status == 200
+    assert gzip.decompress(first.body) == client.ask(path).body
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../routes.py", "..%2froutes.py", "%2e%2e%2froutes.py", "index.html", "nothing.js", ".", "app.js/", "/etc/passwd"],
+)
+def test_no_path_leads_to_another_file(client: Client, name: str) -> None:
+    assert client.ask(f"/page/{name}").status == 404
+
+
+def test_behind_a_login(node: Node, write: Callable[..., Path]) -> None:  # noqa: F811
+    login = basic("alice", "wonderland")
+    with guarded(node, write(basic_auth_users={"alice": ALICE})) as client:
+        for path in ("/", "/page/app.js", "/api/v1/view"):
+            assert client.ask(path).status == 401
+            assert client.ask(path, Authorization=login).status == 200

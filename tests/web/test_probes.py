@@ -1,0 +1,84 @@
+"""The health endpoints, the page at / and everything that is not there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.nodes.node import Description, Node, node_of
+from tests.web.server import Client, running
+
+PAST_STALE = 91.0
+"""Seconds: three default intervals and one more."""
+
+
+@pytest.mark.parametrize("path", ["/health", "/livez"])
+def test_live_while_the_loop_turns(node: Node, client: Client, path: str) -> None:
+    node.take_turns()
+    answer = client.ask(path)
+    assert (answer.status, answer.text) == (200, "OK\n")
+
+
+@pytest.mark.parametrize("path", ["/health", "/livez"])
+def test_live_though_a_gpu_is_lost_and_says_so(node: Node, client: Client, path: str) -> None:
+    node.take_turns()
+    node.driver.faults.lose(1)
+    node.kubelet.stop()
+    node.agent.read_telemetry()
+    node.agent.read_allocation()
+    answer = client.ask(path)
+    assert answer.status == 200
+    heading, *lines = answer.text.splitlines()
+    assert heading == "degraded"
+    lost, unread, *sources = (line.split(": ") for line in lines)
+    assert lost[0].startswith("GPU 1 of node node-1 (GPU-")
+    assert unread[:2] == ["node node-1", "podgpu cannot read kubelet"]
+    assert [line[:2] for line in sources] == [["gpu1", "gpu_lost"], ["kubelet", "socket_missing"]]
+
+
+@pytest.mark.parametrize("path", ["/health", "/livez"])
+def test_not_live_once_the_loop_stands_still(node: Node, client: Client, path: str) -> None:
+    node.take_turns()
+    node.clock.advance(PAST_STALE)
+    answer = client.ask(path)
+    assert answer.status == 503
+    assert "loop is stuck" in answer.text
+
+
+def test_not_ready_before_the_first_reading(node: Node, client: Client) -> None:
+    assert client.ask("/ready").status == 503
+    node.take_turns()
+    assert client.ask("/ready").status == 200
+
+
+def test_not_ready_when_stale(node: Node, client: Client) -> None:
+    node.take_turns()
+    node.clock.advance(PAST_STALE)
+    assert client.ask("/ready").status == 503
+
+
+def test_live_but_not_ready_without_a_driver(folder: Path) -> None:
+    described = Description(about="no driver", gpus="1xT4", on_the_bus=None, faults=[["unload_driver"]])
+    with node_of(described, folder) as node, running(node.agent) as client:
+        node.take_turns()
+        ready, health = client.ask("/ready"), client.ask("/health")
+        assert ready.status == 503
+        assert health.status == 200
+        for answer in (ready, health):
+            assert "nvml: driver_not_loaded: no NVIDIA driver is loaded on this node" in answer.text
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/nothing", 404),
+        ("GET", "/metrics/", 404),
+        ("GET", "/-/release", 405),
+        ("POST", "/metrics", 405),
+        ("DELETE", "/", 405),
+    ],
+)
+def test_what_is_not_there(node: Node, client: Client, method: str, path: str, status: int) -> None:
+    assert client.ask(path, method).status == status
+    assert node.driver.calls["nvmlShutdown"] == 0

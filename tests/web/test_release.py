@@ -1,0 +1,166 @@
+"""POST /-/release: lets go of the driver for a while, for those on this machine only."""
+
+from __future__ import annotations
+
+import http.client
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from podgpu.web.exporter_app import application
+from podgpu.web.lifecycle import is_this_machine
+from tests.nodes.node import Description, Node, node_of
+from tests.web.server import RELEASE, Client, running
+
+DOWN = 'podgpu_exporter_source_up{source="nvml"} 0\n'
+UP = 'podgpu_exporter_source_up{source="nvml"} 1\n'
+
+
+def test_the_driver_is_let_go_and_taken_up_again(node: Node, client: Client) -> None:
+    node.take_turns()
+    answer = client.ask("/-/release?seconds=20", "POST", **RELEASE)
+    assert (answer.status, answer.text) == (200, "driver let go for 20 s\n")
+    assert node.driver.calls["nvmlShutdown"] == 1
+
+    node.clock.advance(19.0)
+    assert_released(node, client)
+
+    node.clock.advance(1.0)
+    node.agent.read_telemetry()
+    assert node.driver.calls["nvmlInit"] == 2
+    after = client.ask("/metrics").text
+    assert UP in after
+    assert "DCGM_FI_DEV_GPU_UTIL{" in after
+    assert client.ask("/ready").status == 200
+
+
+def assert_released(node: Node, client: Client) -> None:
+    calls = node.driver.calls.copy()
+    node.agent.read_telemetry()
+    assert node.driver.calls == calls
+    body = client.ask("/metrics").text
+    assert DOWN in body
+    assert "DCGM_FI_" not in body
+    assert client.ask("/ready").status == 503
+    health = client.ask("/health")
+    assert health.status == 200
+    assert "nvml: released: " in health.text
+
+
+def test_a_minute_unless_told_otherwise(node: Node, client: Client) -> None:
+    node.take_turns()
+    assert client.ask("/-/release", "POST", **RELEASE).text == "driver let go for 60 s\n"
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", "3601", "nan", "inf", "soon", ""])
+def test_bad_seconds(node: Node, client: Client, seconds: str) -> None:
+    node.take_turns()
+    answer = client.ask(f"/-/release?seconds={seconds}", "POST", **RELEASE)
+    assert answer.status == 400
+    assert repr(seconds) in answer.text
+    assert node.driver.calls["nvmlShutdown"] == 0
+
+
+def test_a_call_in_flight_keeps_the_driver(folder: Path) -> None:
+    patient_for_a_second = Description(about="short deadlines", gpus="2xH100", arguments=["-c", "1s"])
+    with node_of(patient_for_a_second, folder) as node, running(node.agent) as client:
+        node.take_turns()
+        node.driver.faults.hang("nvmlDeviceGetPowerUsage", 0)
+        node.agent.read_telemetry()
+        assert client.ask("/-/release", "POST", **RELEASE).status == 409
+        assert node.driver.calls["nvmlShutdown"] == 0
+        assert 'source_up{source="gpu1"} 1' in client.ask("/metrics").text
+
+
+@pytest.mark.fault(
+    "NVML's start hangs for ever and somebody asks for the driver",
+    "POST /-/release answers 409, never that the driver was let go; the exporter stays up",
+)
+def test_a_driver_that_hangs_as_it_starts_is_not_let_go(folder: Path) -> None:
+    short = Description(about="short deadlines", gpus="2xH100", arguments=["-c", "1s"])
+    with node_of(short, folder) as node, running(node.agent) as client:
+        node.take_turns()
+        assert client.ask("/-/release?seconds=1", "POST", **RELEASE).status == 200
+        node.clock.advance(2.0)
+        hang = node.driver.faults.hang("nvmlInit")
+        node.agent.read_telemetry()
+        assert hang.entered.is_set()
+        answer = client.ask("/-/release", "POST", **RELEASE)
+        assert (answer.status, "has not returned" in answer.text) == (409, True)
+
+
+@pytest.mark.fault(
+    "a web page, a sidecar or a proxy asks for the driver to be let go",
+    "403: only somebody on this machine who sends X-Podgpu-Request: release is heard; every GPU is read on",
+)
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"X_Podgpu_Request": "forget"},
+        {**RELEASE, "Origin": "https://evil.example"},
+        {**RELEASE, "Origin": "null"},
+        {**RELEASE, "Sec_Fetch_Site": "cross-site"},
+        {**RELEASE, "Sec_Fetch_Site": "same-site"},
+        {**RELEASE, "Host": "evil.example:9400"},
+        {**RELEASE, "Host": "localhost.evil.example"},
+        {**RELEASE, "Host": "127.0.0.6"},
+        {**RELEASE, "Host": ""},
+        {**RELEASE, "Host": "[::1"},
+        {**RELEASE, "X_Forwarded_For": "10.0.0.7"},
+        {**RELEASE, "Via": "1.1 envoy"},
+    ],
+)
+def test_who_is_not_meant(node: Node, client: Client, headers: dict[str, str]) -> None:
+    node.take_turns()
+    assert client.ask("/-/release", "POST", **headers).status == 403
+    assert node.driver.calls["nvmlShutdown"] == 0
+
+
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:9400", "127.0.0.1:9400", "[::1]:9400"])
+def test_every_name_of_this_machine(node: Node, client: Client, host: str) -> None:
+    node.take_turns()
+    same = {"Sec_Fetch_Site": "same-origin", "Origin": f"http://{host}"}
+    assert client.ask("/-/release", "POST", Host=host, **RELEASE).status == 200
+    assert client.ask("/-/release", "POST", Host=host, **same, **RELEASE).status == 200
+
+
+def test_a_sidecars_address_is_not_this_machines(node: Node, client: Client) -> None:
+    node.take_turns()
+    from_sidecar = http.client.HTTPConnection(
+        client.address.host, client.address.port, timeout=10, source_address=("127.0.0.6", 0)
+    )
+    from_sidecar.request("POST", "/-/release", headers={"X-Podgpu-Request": "release"})
+    assert from_sidecar.getresponse().status == 403
+    from_sidecar.close()
+
+
+def test_the_operator_can_turn_it_off(node: Node) -> None:
+    node.take_turns()
+    with running(node.agent, app=partial(application, lifecycle=False)) as client:
+        answer = client.ask("/-/release", "POST", **RELEASE)
+        assert (answer.status, "--web-enable-lifecycle=false" in answer.text) == (403, True)
+        assert node.driver.calls["nvmlShutdown"] == 0
+
+
+@pytest.mark.parametrize(
+    ("remote", "loopback"),
+    [
+        ("127.0.0.1", True),
+        ("127.9.9.9", False),
+        ("127.0.0.6", False),
+        ("::ffff:127.0.0.6", False),
+        ("::1", True),
+        ("::ffff:127.0.0.1", True),
+        ("10.0.0.7", False),
+        ("::ffff:10.0.0.7", False),
+        ("fe80::1%eth0", False),
+        ("2001:db8::1", False),
+        ("localhost", False),
+        ("", False),
+        (None, False),
+    ],
+)
+def test_who_is_on_this_machine(remote: str | None, loopback: bool) -> None:
+    assert is_this_machine(remote) is loopback

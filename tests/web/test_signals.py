@@ -1,0 +1,107 @@
+"""A real process: how it ends, and how it lets go of the driver, when a signal says so."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from podgpu.web.sockets import parse_address
+from tests.nodes.clock import PATIENCE, seconds_waited, wait_until
+from tests.web.server import Client
+
+# As `podgpu exporter --telemetry simulated -c 1s`, with a way to make the driver hang.
+SCRIPT = """
+import sys
+import time
+from podgpu.agent.loop import Agent, Settings
+from podgpu.web.exporter_app import serve
+from podgpu.web.sockets import Address
+from podgpu.simulate.driver import SimulatedNvml
+from podgpu.gpu.nvml import NvmlTelemetry
+
+driver = SimulatedNvml("2xH100")
+for function in sys.argv[1:]:
+    driver.faults.hang(function)
+agent = Agent(NvmlTelemetry(driver, count_expected=lambda: 2), settings=Settings(interval=1.0))
+serve(agent, Address("127.0.0.1", 0), lambda bound: print(f"{bound.host}:{bound.port}", flush=True))
+"""
+
+
+@contextmanager
+def exporter(*hanging: str) -> Iterator[tuple[subprocess.Popen[str], Client]]:
+    command = [sys.executable, "-W", "error", "-c", SCRIPT, *hanging]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            yield process, Client(parse_address(process.stdout.readline().strip()))
+        finally:
+            process.kill()
+
+
+def assert_ends_cleanly(process: subprocess.Popen[str]) -> None:
+    _, errors = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0
+    assert "Traceback" not in errors
+    assert "Warning" not in errors
+
+
+def wait_for(client: Client, path: str, words: str) -> None:
+    seen: list[str] = []
+
+    def said() -> bool:
+        seen[:] = [client.ask(path).text]
+        return words in seen[0]
+
+    try:
+        wait_until(said, f"{path} says {words!r}")
+    except AssertionError as e:
+        e.add_note(f"it says {seen}")
+        raise
+
+
+@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_cleanly(stop: signal.Signals) -> None:
+    with exporter() as (process, client):
+        wait_for(client, "/ready", "OK")
+        process.send_signal(stop)
+        assert_ends_cleanly(process)
+
+
+@pytest.mark.parametrize("function", ["nvmlInit", "nvmlDeviceGetPciInfo", "nvmlDeviceGetFieldValues"])
+def test_a_hung_driver_cannot_keep_it(function: str) -> None:
+    """While it starts, while it looks for GPUs, while it reads one."""
+    with exporter(function) as (process, client):
+        wait_for(client, "/health", ": hung: ")
+        process.send_signal(signal.SIGTERM)
+        assert_ends_cleanly(process)
+
+
+def test_sigusr1_lets_go_of_the_driver() -> None:
+    with exporter() as (process, client):
+        wait_for(client, "/ready", "OK")
+        process.send_signal(signal.SIGUSR1)
+        wait_for(client, "/health", "nvml: released: let go of for 60 s")
+        assert 'source_up{source="nvml"} 0' in client.ask("/metrics").text
+        process.send_signal(signal.SIGTERM)
+        assert_ends_cleanly(process)
+
+
+@pytest.mark.fault(
+    "a GPU hangs, and podgpu is told again and again to let go of the driver",
+    "it tries once at a time: scrapes are answered meanwhile, and nothing is left to be done when it is to end",
+)
+def test_a_storm_of_sigusr1_while_a_gpu_hangs() -> None:
+    with exporter("nvmlDeviceGetFieldValues") as (process, client):
+        wait_for(client, "/health", ": hung: ")
+        for _ in range(200):
+            process.send_signal(signal.SIGUSR1)
+            time.sleep(0.005)  # a signal that is pending is not sent again
+        assert client.ask("/api/v1/view").status == 200
+        process.send_signal(signal.SIGTERM)
+        assert seconds_waited(lambda: assert_ends_cleanly(process)) < 30.0

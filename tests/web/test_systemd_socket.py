@@ -1,0 +1,123 @@
+"""--web-systemd-socket: podgpu takes over sockets that were bound before it started, as systemd passes them."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import yaml
+
+from podgpu.web.sockets import Address
+from tests.nodes.clock import PATIENCE, wait_until
+from tests.web.certificates import make_certificates
+from tests.web.server import Client
+
+COMMAND = (sys.executable, "-m", "podgpu", "exporter", "--telemetry", "simulated:1xT4", "--web-systemd-socket")
+
+_AS_SYSTEMD = """
+import os, sys
+pid, descriptors, *command = sys.argv[1:]
+for place, descriptor in enumerate(descriptors.split(","), 3):
+    os.dup2(int(descriptor), place)
+os.environ |= {"LISTEN_PID": str(os.getpid()) if pid == "its own" else pid, "LISTEN_FDS": str(place - 2)}
+os.execv(command[0], command)
+"""
+
+
+@contextmanager
+def started(
+    passed: Sequence[socket.socket], *arguments: str, log: Path, pid: str = "its own"
+) -> Iterator[subprocess.Popen[bytes]]:
+    """As systemd starts it: the sockets from descriptor 3 on, and whose they are in the environment."""
+    descriptors = [str(one.fileno()) for one in passed]
+    command = [sys.executable, "-c", _AS_SYSTEMD, pid, ",".join(descriptors), *COMMAND, *arguments]
+    with (
+        log.open("wb") as output,
+        subprocess.Popen(command, stdout=output, stderr=output, pass_fds=[s.fileno() for s in passed]) as process,
+    ):
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@contextmanager
+def bound(number: int) -> Iterator[list[socket.socket]]:
+    """Above the descriptors that they will be put on."""
+    spare = [socket.socket() for _ in range(8)]
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(number)]
+    for one in spare:
+        one.close()
+    try:
+        yield sockets
+    finally:
+        for one in sockets:
+            one.close()
+
+
+def client_of(one: socket.socket, tls: ssl.SSLContext | None = None) -> Client:
+    return Client(Address("127.0.0.1", one.getsockname()[1]), tls)
+
+
+def test_every_socket_is_answered_and_none_is_bound_anew(folder: Path) -> None:
+    log = folder / "log"
+    with bound(2) as sockets, started(sockets, log=log) as process:
+        # Nothing is refused meanwhile: whoever connects waits in the socket that systemd holds.
+        for one in sockets:
+            assert client_of(one).ask("/livez").status == 200
+            wait_until(lambda one=one: client_of(one).ask("/ready").status == 200, "it is ready")  # type: ignore[misc]
+            assert "DCGM_FI_DEV_GPU_UTIL" in client_of(one).ask("/metrics").text
+        assert f"listening on http://127.0.0.1:{sockets[0].getsockname()[1]}/metrics" in log.read_text()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE) == 0
+        assert "Traceback" not in log.read_text()
+
+
+def test_with_tls(folder: Path) -> None:
+    certificates = make_certificates(folder)
+    certificates.put("server", folder)
+    (folder / "web.yml").write_text(
+        yaml.safe_dump({"tls_server_config": {"cert_file": "tls.crt", "key_file": "tls.key"}})
+    )
+    trusting = ssl.create_default_context(cadata=certificates.text("ca.crt"))
+    trusting.check_hostname = False
+    with bound(1) as sockets, started(sockets, "--web-config-file", str(folder / "web.yml"), log=folder / "log"):
+        assert client_of(sockets[0], trusting).ask("/livez").status == 200
+
+
+@pytest.mark.parametrize("pid", ["1", ""], ids=["another process'", "nobody's"])
+def test_without_a_socket_it_says_so(folder: Path, pid: str) -> None:
+    log = folder / "log"
+    with bound(1) as sockets, started(sockets, log=log, pid=pid) as process:
+        assert process.wait(PATIENCE) == 2
+    assert "--web-systemd-socket: systemd passed no socket to this process" in log.read_text()
+    assert "podgpu.socket" in log.read_text()
+
+
+def test_a_socket_nobody_can_connect_to_is_named(folder: Path) -> None:
+    log = folder / "log"
+    with bound(1) as (first,), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagrams:
+        datagrams.bind(("127.0.0.1", 0))
+        with started([first, datagrams], log=log) as process:
+            assert process.wait(PATIENCE) == 2
+    assert "descriptor 4 is not a socket that accepts connections: the unit needs ListenStream=" in log.read_text()
+
+
+def test_the_variable_does_the_same(folder: Path) -> None:
+    done = subprocess.run(
+        [*COMMAND[:-1]],
+        env={"DCGM_EXPORTER_SYSTEMD_SOCKET": "true", "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "from the variable DCGM_EXPORTER_SYSTEMD_SOCKET" in done.stderr
