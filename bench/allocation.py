@@ -25,13 +25,13 @@ from tempfile import TemporaryDirectory
 from bench.figures import Figure
 from podgpu.files import SETTLED_NS
 from podgpu.gpu.nvml import NvmlTelemetry
+from podgpu.holders import AllocationSource
 from podgpu.holders.checkpoint import CheckpointAllocation
 from podgpu.holders.hpc import HpcAllocation
 from podgpu.holders.identity import IdentityReader
 from podgpu.holders.kubelet import KubeletAllocation
 from podgpu.holders.merge import merge
 from podgpu.holders.podlist import PodlistAllocation
-from podgpu.holders.source import AllocationSource
 from podgpu.metrics.render import Policy, join
 from podgpu.model import Device, Snapshot
 from podgpu.simulate.driver import SimulatedNvml

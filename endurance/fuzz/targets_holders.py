@@ -12,17 +12,14 @@ from endurance.fuzz.target import Target
 from podgpu.errors import SourceError
 from podgpu.holders import annotation_formats as formats
 from podgpu.holders import podresources_pb2
-from podgpu.holders.annotation_formats import is_read, parse_slots, read_grants
-from podgpu.holders.annotations import AnnotationsAllocation
+from podgpu.holders.annotations import AnnotationsAllocation, is_read, parse_slots, read_grants
 from podgpu.holders.checkpoint import map_checkpoint, parse_checkpoint
 from podgpu.holders.device_ids import DeviceIndex, parse_device_id
-from podgpu.holders.dra import DraClaims, parse_claims
-from podgpu.holders.dra_claims import parse_driver_checkpoint
+from podgpu.holders.dra import DraClaims, parse_claims, parse_driver_checkpoint
 from podgpu.holders.hpack import BadHeaders, HeaderDecoder, decode_huffman, encode_headers
-from podgpu.holders.hpc import LONGEST_JOB, map_jobs, parse_jobs
+from podgpu.holders.hpc import MAX_JOB_LENGTH, map_jobs, parse_jobs
 from podgpu.holders.identity import parse_container_log, parse_pod_directory
-from podgpu.holders.kubelet import parse_assignments
-from podgpu.holders.pod_resources import decode_list
+from podgpu.holders.kubelet import decode_list, parse_assignments
 from podgpu.holders.podlist import map_podlist, parse_gpu, parse_mount_points, parse_podlist
 from podgpu.kube.pods import parse_pod, parse_quantity
 from podgpu.kube.resource_slices import parse_slice
@@ -88,7 +85,7 @@ def jobs(case: Case) -> object:
     assert isinstance(case, bytes)
     found = parse_jobs(case)
     assert len(set(found.jobs)) == len(found.jobs)
-    assert all(0 < len(job) <= LONGEST_JOB and job.isprintable() for job in found.jobs)
+    assert all(0 < len(job) <= MAX_JOB_LENGTH and job.isprintable() for job in found.jobs)
     map_jobs({"0": found}, DEVICES)
     return found.jobs or None
 

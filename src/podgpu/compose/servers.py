@@ -79,7 +79,7 @@ class ApiAccess:
     def pods(self) -> Watcher[PodRecord]:
         """This node's pods."""
         if self._pods is None:
-            from podgpu.holders.annotation_formats import is_read
+            from podgpu.holders.annotations import is_read
             from podgpu.kube.pods import parse_pod
 
             selector = {"fieldSelector": f"spec.nodeName={self._node()}"}

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from podgpu.errors import few_of
-from podgpu.holders.annotation_formats import (
+from podgpu.holders.annotations import (
     GPU_MANAGER_CARDS,
     HAMI_1_DEVICES,
     HAMI_DEVICES,
@@ -25,7 +25,7 @@ from podgpu.holders.annotation_formats import (
     koordinator_minors,
     read_grants,
 )
-from podgpu.holders.podlist import parse_gpu
+from podgpu.holders.device_ids import parse_id_or_minor
 from podgpu.hook.cards import Cards
 from podgpu.hook.sandboxes import MOUNTED_DEVICES, VISIBLE_DEVICES, ContainerFacts, Sandbox
 from podgpu.kube.pods import ContainerRecord, PodRecord
@@ -195,7 +195,7 @@ def _named(words: Iterable[str], container: ContainerFacts, cards: Cards) -> tup
             understood = True
         elif _NUMBER.fullmatch(name):
             ids.append(cards.of_index(int(name)))
-        elif len(name) <= _MOST_LETTERS and parse_gpu(name) is not None:
+        elif len(name) <= _MOST_LETTERS and parse_id_or_minor(name) is not None:
             ids.append(name)
     return tuple(ids) if ids or understood else None
 

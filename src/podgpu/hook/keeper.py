@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from podgpu.atomic_file import AtomicFile, OutputError
 from podgpu.errors import SourceError
 from podgpu.files import FileIdentity, look_at, read_bounded
-from podgpu.holders.podlist import MOST_BYTES
+from podgpu.holders.podlist import MAX_BYTES
 from podgpu.hook.cards import Cards
 from podgpu.hook.gpus import Entry, Found, Note, gpus_of_sandbox
 from podgpu.hook.sandboxes import Sandbox
@@ -183,6 +183,6 @@ def _read(file: AtomicFile) -> tuple[bytes | None, FileIdentity | None]:
     """What the hook before left."""
     identity = _identity(file)
     try:
-        return read_bounded(str(file.path), MOST_BYTES), identity
+        return read_bounded(str(file.path), MAX_BYTES), identity
     except SourceError:
         return None, None

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from podgpu.errors import SourceError
-from podgpu.holders.annotation_formats import is_read
+from podgpu.holders.annotations import is_read
 from podgpu.kube.pods import Pairs
 
 STOPPED = 4
