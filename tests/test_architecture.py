@@ -27,7 +27,7 @@ LAYERS = [
     {"http"},
     {"metrics"},
 ]
-"""Top layer first. A package imports only packages of lower layers; every package may import the modules of the root."""
+"""Top layer first. A package imports only packages of lower layers; every package may import root modules."""
 PURE = {"figures", "migrate", "metrics", "model", "errors"}
 """Packages and modules without input or output."""
 OUTSIDE = {"os", "socket", "time", "ctypes", "grpc", "aiohttp", "asyncio", "threading", "subprocess", "pynvml"}
