@@ -22,8 +22,8 @@ from podgpu.compose.process import look_for_cycles_seldom, share_one_heap, take_
 from podgpu.figures.device import DeviceFigures, HolderFigures
 from podgpu.http.aside import Aside
 from podgpu.http.tls import Pem
-from podgpu.kube.access import ApiConfig
 from podgpu.kube.client import ApiClient
+from podgpu.kube.config import ApiConfig
 from podgpu.model import Workload
 from podgpu.web.api_tls import ApiContexts, pair_of_files
 from podgpu.web.app import Listener, listening

@@ -12,13 +12,11 @@ from endurance.fuzz.mutate import Case, documents, texts
 from endurance.fuzz.target import Target
 from endurance.fuzz.targets_holders import PODS
 from podgpu.configuration.pod_labels import LabelFilter
-from podgpu.kube.access import ExecPlugin
-from podgpu.kube.answers import api_sentence, parse_retry_after
-from podgpu.kube.endpoint_slices import parse_endpoint_slice
+from podgpu.kube.client import api_sentence, parse_retry_after
+from podgpu.kube.config import ExecPlugin
 from podgpu.kube.events import Lines, is_older, parse_event, parse_list, uid
 from podgpu.kube.exec_plugin import parse_credential
-from podgpu.kube.pods import parse_owner, parse_pod
-from podgpu.kube.resource_slices import choose_version
+from podgpu.kube.objects import choose_version, parse_endpoint_slice, parse_owner, parse_pod
 from podgpu.web.auth import parse_basic
 
 _METADATA = {"name": "x", "namespace": "n", "uid": "u", "resourceVersion": "12"}

@@ -24,8 +24,7 @@ from podgpu.holders.identity import parse_container_log, parse_pod_directory
 from podgpu.holders.kubelet import parse_assignments
 from podgpu.holders.pod_resources import decode_list
 from podgpu.holders.podlist import map_podlist, parse_gpu, parse_mount_points, parse_podlist
-from podgpu.kube.pods import parse_pod, parse_quantity
-from podgpu.kube.resource_slices import parse_slice
+from podgpu.kube.objects import parse_pod, parse_quantity, parse_slice
 from podgpu.model import Allocation, Device
 
 GPU_A, GPU_B = "GPU-11111111-2222-3333-4444-555555555555", "GPU-aaaaaaaa-bbbb-cccc-dddd-eeeeeeeeeeee"

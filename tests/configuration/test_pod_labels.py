@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from podgpu.configuration.bounded_pattern import BoundedPattern
 from podgpu.configuration.pod_labels import LabelFilter, label_name
 from podgpu.errors import UsageError
-from podgpu.kube.pods import PodRecord
+from podgpu.kube.objects import PodRecord
 from podgpu.metrics.counters import parse_counters
 from podgpu.metrics.render import Policy, join
 from podgpu.metrics.text import encode

@@ -23,8 +23,8 @@ from endurance.attack.hostile_api import ACTS, Mischief, slice_of
 from endurance.attack.victims import LOGIN, NODE, memory_limit
 from podgpu.autoscale.x509 import issue
 from podgpu.kube.config import ApiConfig
-from podgpu.kube.endpoint_slices import metrics_urls, parse_endpoint_slice, slices_path
-from podgpu.kube.watch import Watcher
+from podgpu.kube.objects import endpoint_slices_path, metrics_urls, parse_endpoint_slice
+from podgpu.kube.reflector import Informer
 from podgpu.metrics.parse import BadExposition, parse_text
 from tests.kube.api_server import SimulatedApiServer
 from tests.kube.conftest import HURRY, eventually
@@ -140,7 +140,7 @@ def test_the_honest_exporter_is_known_whatever_the_api_server_does() -> None:
         server.put("endpointslices", slice_of("honest", 9400, "https-metrics"))
         mischief = Mischief(server, [1, 2, 3], pause=lambda _seconds: None)
         config = ApiConfig(server=server.url, origin="the test")
-        with Watcher(config, slices_path("monitoring"), {}, parse_endpoint_slice, pace=HURRY) as watcher:
+        with Informer(config, endpoint_slices_path("monitoring"), {}, parse_endpoint_slice, settings=HURRY) as watcher:
             assert watcher.wait_synced(30.0)
             for _ in range(ACTS):
                 mischief.next()

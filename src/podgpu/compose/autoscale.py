@@ -25,9 +25,9 @@ from podgpu.compose.process import look_past_what_stays
 from podgpu.errors import SourceError, StartError, UsageError
 from podgpu.http.aside import Aside
 from podgpu.http.tls import Pem
-from podgpu.kube.access import ApiConfig
 from podgpu.kube.client import ApiClient
-from podgpu.kube.watch import Watcher
+from podgpu.kube.config import ApiConfig
+from podgpu.kube.reflector import Informer
 from podgpu.web.api_tls import ApiContexts, pair_of_files, pair_of_own
 from podgpu.web.app import run
 from podgpu.web.autoscale_app import API_OPTION, KEDA_OPTION, ApiPart, Autoscale, KedaPart
@@ -219,6 +219,6 @@ def _served(text: str) -> Served:
 
 def _trust(config: ApiConfig, at_the_end: ExitStack) -> Callable[[], Trust | None]:
     selector = {"fieldSelector": f"metadata.name={CONFIG_NAME}"}
-    watcher: Watcher[Trust] = Watcher(config, _CONFIGMAPS, selector, parse_trust)
+    watcher: Informer[Trust] = Informer(config, _CONFIGMAPS, selector, parse_trust)
     at_the_end.callback(watcher.close)
     return lambda: next(iter(watcher.items()), None)

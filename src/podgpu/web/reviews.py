@@ -15,8 +15,7 @@ from typing import Any, Generic, TypeVar
 
 from podgpu.autoscale.api_paths import Attributes
 from podgpu.errors import SourceError
-from podgpu.kube.answers import Object
-from podgpu.kube.client import ApiClient
+from podgpu.kube.client import ApiClient, Object
 from podgpu.web.front_proxy import Caller
 
 KEPT_SECONDS = 10.0
