@@ -8,13 +8,14 @@ from collections import Counter
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field, replace
 
+from podgpu.agent.node_document import from_snapshot
 from podgpu.atomic_file import AtomicFile, OutputError
 from podgpu.clock import Clock
 from podgpu.enrich.relabel import relabel
 from podgpu.errors import SourceError
 from podgpu.gpu.beside import DriverBeside
 from podgpu.gpu.exposition import ParsedExposition
-from podgpu.metrics.render import Policy, self_families
+from podgpu.metrics.render import Policy, render_self
 from podgpu.metrics.text import encode, encode_parsed
 from podgpu.model import Allocation, Device, Outcome, Snapshot
 from podgpu.series import Family, Sample
@@ -157,7 +158,7 @@ class Enricher:
             errors=dict(self._errors + held.errors),
             unmapped=held.allocation.unmapped,
         )
-        families = (family for family in self_families(snapshot) if family.name not in there)
+        families = (family for family in render_self(from_snapshot(snapshot)) if family.name not in there)
         return encode(_named(family, self._file.path.name) for family in families)
 
     def _note(self, source: str, reason: str, message: str) -> None:
