@@ -119,9 +119,9 @@ def _samples(
         return
     yield from _field_samples(counter.field.name, rows, policy)
     for row in rows:
-        for field, labels, value in row.details:
+        for field, labels, detail in row.details:
             if field == counter.field.name:
-                yield Sample(with_attributes(row.labels, *labels.items()), value)
+                yield Sample(with_attributes(row.labels, *labels.items()), detail)
     for entity in entities:
         number = entity.fields.get(counter.field.name)
         if number is not None and not isinstance(number, str):
@@ -159,8 +159,11 @@ def _last_xid(slot: Slot, policy: Policy) -> Counted:
 
 def _xids_in_window(slot: Slot, policy: Policy) -> Counted:
     window = ("window_size_in_ms", str(policy.xid_window_ms))
-    counts = [(count.in_window, (window, ("xid", str(count.xid)))) for count in slot.xids if count.in_window]
-    yield from counts or [(0, (window,))]
+    counts = [count for count in slot.xids if count.in_window]
+    for count in counts:
+        yield count.in_window, (window, ("xid", str(count.xid)))
+    if not counts:
+        yield 0, (window,)
 
 
 def _xid_totals(slot: Slot, policy: Policy) -> Counted:
@@ -217,4 +220,3 @@ def _own_values(device: Values, usage: HolderUsage) -> dict[str, int | float | N
         FB_USED_BYTES: memory,
         ENERGY_JOULES: None if usage.energy_mj is None else usage.energy_mj // _MJ,
     }
-

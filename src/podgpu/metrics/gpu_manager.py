@@ -26,6 +26,7 @@ _DECIMALS = 6
 
 Key = tuple[str, ...]
 Number = int | float | None
+Shown = Callable[[Number], Number]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +91,11 @@ def _containers(state: NodeState) -> dict[Key, _Container]:
 
 
 def _card_samples(
-    containers: Containers, node: str, label: str, number: Callable[[_HeldSlot], Number], shown: Callable[[Number], Number]
+    containers: Containers,
+    node: str,
+    label: str,
+    number: Callable[[_HeldSlot], Number],
+    shown: Shown,
 ) -> list[Sample]:
     samples = []
     for key, container in containers:

@@ -6,12 +6,11 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
 
-from podgpu import model
 from podgpu.metrics.counters import Counter
 from podgpu.metrics.families import HOLDER_LABELS, JOB_LABEL, NAMELESS_LABELS, OLD_POD_LABELS, POD_LABELS
-from podgpu.node_state import DeviceState, Holder, MigInstance, NodeState, Slot, Workload
+from podgpu.model import Workload
+from podgpu.node_state import DeviceState, Holder, MigInstance, NodeState, Slot
 from podgpu.series import Labels
 
 Pairs = tuple[tuple[str, str], ...]
@@ -46,8 +45,9 @@ class Policy:
         return tuple((label, self.hostname) for label in self.hostname_labels) if self.hostname else ()
 
 
-class Target(NamedTuple):
-    """Names of a GPU or a MIG instance as labels show them. Used as a cache key."""
+@dataclass(frozen=True, eq=False)  # compared by identity, like Policy: `_make_target` returns one object per device
+class Target:
+    """Names of a GPU or a MIG instance as labels show them."""
 
     gpu: str
     uuid: str
@@ -66,17 +66,24 @@ class Target(NamedTuple):
         return (("GPU_I_PROFILE", self.profile), *self.instance_id) if self.instance else ()
 
 
-def target_of(gpu: DeviceState) -> Target:
-    index = "" if gpu.index is None else str(gpu.index)
-    return Target(index, gpu.uuid, gpu.pci_bus_id, f"{gpu.maker}{index}" if index else "", gpu.model)
+def target_of(gpu: DeviceState, instance: MigInstance | None = None) -> Target:
+    own = (gpu.index, gpu.uuid, gpu.pci_bus_id, gpu.maker, gpu.model)
+    return _make_target(*own) if instance is None else _make_target(*own, instance.id, instance.profile)
+
+
+@lru_cache(maxsize=4096)
+def _make_target(
+    index: int | None, uuid: str, bus_id: str, maker: str, model: str, instance: int | None = None, profile: str = ""
+) -> Target:
+    gpu, device = ("", "") if index is None else (str(index), f"{maker}{index}")
+    return Target(gpu, uuid, bus_id, device, model, "" if instance is None else str(instance), profile)
 
 
 def all_slots(state: NodeState) -> Iterator[tuple[Target, DeviceState, Slot]]:
     for gpu in state.devices:
-        target = target_of(gpu)
-        yield target, gpu, gpu
+        yield target_of(gpu), gpu, gpu
         for instance in gpu.instances:
-            yield target._replace(instance=str(instance.id), profile=instance.profile), gpu, instance
+            yield target_of(gpu, instance), gpu, instance
 
 
 def visible_slots(state: NodeState) -> list[tuple[Target, DeviceState, Slot]]:
@@ -96,7 +103,7 @@ def model_name(model: str, replace_blanks: bool) -> str:
     return re.sub(r"\s+", "-", model.strip()) if replace_blanks else model
 
 
-def holder_pairs(holder: Workload | model.Workload, policy: Policy) -> list[tuple[str, str]]:
+def holder_pairs(holder: Workload, policy: Policy) -> list[tuple[str, str]]:
     """Labels of a holder on dcgm-exporter's and usage series. Unknown names have no label."""
     if holder.job:
         return [(JOB_LABEL, holder.job)]

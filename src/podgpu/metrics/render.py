@@ -41,7 +41,7 @@ def render_node(state: NodeState, policy: Policy) -> list[Family]:
 
 def render_podgpu(state: NodeState, policy: Policy) -> list[Family]:
     """podgpu's families about devices, holders and namespaces."""
-    return [*_usage(state, policy), *_health(state, policy), *_devices(state, policy.host)]
+    return [*_usage(state, policy), *_health(state, policy), *_devices(state, policy)]
 
 
 def render_self(state: NodeState) -> list[Family]:
@@ -53,9 +53,7 @@ def render_self(state: NodeState) -> list[Family]:
         f.BUILD_INFO.of([Sample(_build_labels(state.version), 1)]),
         f.SOURCE_UP.of([Sample(_labels(("source", s.name)), int(bool(s.up))) for s in last]),
         f.SOURCE_ERRORS.of([Sample(_reason_labels(name, reason), count) for name, reason, count in errors]),
-        f.COLLECT_DURATION.of(
-            [Sample(_labels(("source", s.name)), s.seconds) for s in last if s.seconds is not None]
-        ),
+        f.COLLECT_DURATION.of([Sample(_labels(("source", s.name)), s.seconds) for s in last if s.seconds is not None]),
         f.SNAPSHOT_TIMESTAMP.of([] if state.taken_at is None else [Sample(NO_LABELS, state.taken_at)]),
         f.UNMAPPED.of([Sample(_reason_labels(name, reason), count) for name, reason, count in unmapped]),
         f.UNSUPPORTED.of(
@@ -166,40 +164,40 @@ def _health(state: NodeState, policy: Policy) -> list[Family]:
     since: list[Sample] = []
     last: list[Sample] = []
     for gpu in state.devices:
-        target = target_of(gpu)._replace(model=model_name(gpu.model, policy.replace_blanks_in_model_name))
+        target = target_of(gpu)
         for condition in gpu.conditions:
             name = ("condition", condition.name)
-            health.append(Sample(_health_labels(target, policy.host, name), 1))
+            health.append(Sample(_health_labels(target, policy, name), 1))
             detail = (("detail", condition.detail),) if condition.detail else ()
             if condition.since is not None:
-                since.append(Sample(_health_labels(target, policy.host, name, *detail), round(condition.since, 3)))
-        health += (Sample(_health_labels(target, policy.host, ("condition", name)), 0) for name in gpu.healthy)
-        last += (Sample(_last_holder_labels(target, holder_names(holder)), 1) for holder in gpu.last_holders)
+                since.append(Sample(_health_labels(target, policy, name, *detail), round(condition.since, 3)))
+        health += (Sample(_health_labels(target, policy, ("condition", name)), 0) for name in gpu.healthy)
+        last += (Sample(_last_holder_labels(target, policy, holder_names(holder)), 1) for holder in gpu.last_holders)
     return [f.DEVICE_HEALTH.of(health), f.CONDITION_SINCE.of(since), f.LAST_HOLDER.of(last)]
 
 
 @lru_cache(maxsize=1024)
-def _health_labels(target: Target, host: Pairs, *more: tuple[str, str]) -> Labels:
+def _health_labels(target: Target, policy: Policy, *more: tuple[str, str]) -> Labels:
     return Labels(
         [
             ("gpu", target.gpu),
             ("UUID", target.uuid),
             ("pci_bus_id", target.pci_bus_id),
             ("device", target.device),
-            ("modelName", target.model),
-            *host,
+            ("modelName", model_name(target.model, policy.replace_blanks_in_model_name)),
+            *policy.host,
             *more,
         ]
     )
 
 
-def _last_holder_labels(target: Target, holder: Iterable[tuple[str, str]]) -> Labels:
+def _last_holder_labels(target: Target, policy: Policy, holder: Iterable[tuple[str, str]]) -> Labels:
     return Labels(
         [
             ("gpu", target.gpu),
             ("UUID", target.uuid),
             ("device", target.device),
-            ("modelName", target.model),
+            ("modelName", model_name(target.model, policy.replace_blanks_in_model_name)),
             *holder,
         ]
     )
@@ -208,26 +206,26 @@ def _last_holder_labels(target: Target, holder: Iterable[tuple[str, str]]) -> La
 # Devices and holders
 
 
-def _devices(state: NodeState, host: Pairs) -> list[Family]:
+def _devices(state: NodeState, policy: Policy) -> list[Family]:
     counts = (("expected", state.gpus_expected), ("visible", state.gpus_visible), ("lost", state.gpus_lost))
     slots = visible_slots(state)
     gpus = [(target, gpu) for target, gpu, slot in slots if slot is gpu]
-    xids = [(_device_labels(target, host, ("xid", str(x.xid))), x) for target, _, slot in slots for x in slot.xids]
+    xids = [(_device_labels(target, policy, ("xid", str(x.xid))), x) for target, _, slot in slots for x in slot.xids]
     holders = [
         (_allocation_labels(target, tuple(holder_names(holder)), holder.source), holder)
         for target, _, slot in slots
         for holder in assigned_holders(slot)
     ]
     return [
-        f.DEVICE_COUNT.of([Sample(_labels(("state", s), *host), n) for s, n in counts if n is not None]),
+        f.DEVICE_COUNT.of([Sample(_labels(("state", s), *policy.host), n) for s, n in counts if n is not None]),
         f.THROTTLED.of(
             [
-                Sample(_device_labels(target, host, ("reason", reason)), ns / _NS)
+                Sample(_device_labels(target, policy, ("reason", reason)), ns / _NS)
                 for target, gpu in gpus
                 for reason, ns in gpu.throttled_ns.items()
             ]
         ),
-        f.DEVICE_XIDS.of([Sample(_device_labels(target, host), _count_xids(gpu)) for target, gpu in gpus]),
+        f.DEVICE_XIDS.of([Sample(_device_labels(target, policy), _count_xids(gpu)) for target, gpu in gpus]),
         f.XIDS.of([Sample(labels, xid.total) for labels, xid in xids]),
         f.XID_LAST_SEEN.of([Sample(labels, xid.last_seen) for labels, xid in xids]),
         f.ALLOCATION_INFO.of([Sample(labels, 1) for labels, _ in holders]),
@@ -245,7 +243,7 @@ def _count_xids(gpu: DeviceState) -> int:
 
 
 @lru_cache(maxsize=1024)
-def _device_labels(target: Target, host: Pairs, *more: tuple[str, str]) -> Labels:
+def _device_labels(target: Target, policy: Policy, *more: tuple[str, str]) -> Labels:
     """Without model name and label-type fields: a driver upgrade must not start a new counter."""
     return Labels(
         [
@@ -254,7 +252,7 @@ def _device_labels(target: Target, host: Pairs, *more: tuple[str, str]) -> Label
             ("pci_bus_id", target.pci_bus_id),
             ("device", target.device),
             *target.instance_labels,
-            *host,
+            *policy.host,
             *more,
         ]
     )
