@@ -26,7 +26,7 @@ LAYERS = [
     {"kube", "figures"},
     {"metrics"},
 ]
-"""Top layer first. A package imports only packages of lower layers, and modules of the root."""
+"""Top layer first. A package imports only packages of lower layers; every package may import root modules."""
 PURE = {"figures", "migrate", "metrics", "model", "errors"}
 """Packages and modules without input or output."""
 OUTSIDE = {"os", "socket", "time", "ctypes", "grpc", "aiohttp", "asyncio", "threading", "subprocess", "pynvml"}

@@ -7,11 +7,13 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Literal, TypeVar
 
+from podgpu.agent.node_document import from_snapshot, without_figures
 from podgpu.agent.process_metrics import process_families
-from podgpu.metrics.body import NO_METRICS, Exposition
+from podgpu.metrics.body import NO_METRICS, Body, Exposition
 from podgpu.metrics.render import Policy, figure_families, self_families
 from podgpu.metrics.text import encode
 from podgpu.model import Snapshot
+from podgpu.node_state import NodeState, encode_node
 from podgpu.series import Family
 
 K = TypeVar("K")
@@ -28,14 +30,41 @@ class Published:
     for that one.
     """
 
-    def __init__(self, snapshot: Snapshot, policy: Policy, read_at: float) -> None:
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        policy: Policy,
+        read_at: float,
+        exporter_id: str = "",
+        interval: float | None = None,
+    ) -> None:
         self.snapshot = snapshot
+        self._exporter_id = exporter_id
+        self._interval = interval
+        self._documents: dict[str, NodeState] = {}
+        self._bodies: dict[bool, Body] = {}
         self.read_at = read_at
         """Monotonic time of the last telemetry turn."""
         self._policy = policy
         self._making = threading.RLock()
         self._families: dict[str, tuple[Family, ...]] = {}
         self._expositions: dict[ExpositionName, Exposition] = {}
+
+    # -- the node's document ---------------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> NodeState:
+        """The document of this node, built on the first request."""
+        return self._once(self._documents, "fresh", self._build_state)
+
+    def _build_state(self) -> NodeState:
+        return from_snapshot(self.snapshot, self._policy.hostname, self._exporter_id, self._interval)
+
+    def node_json(self, fresh: bool) -> Body:
+        """Answer of `/api/v1/node`. Figures that are not fresh are left out."""
+        return self._once(
+            self._bodies, fresh, lambda: Body.of(encode_node(self.state if fresh else without_figures(self.state)))
+        )
 
     # -- families: for whoever writes something else than Prometheus' text ------------------------------------------
 
