@@ -10,14 +10,14 @@ from endurance.fuzz.mutate import Case, documents, texts
 from endurance.fuzz.target import Target
 from endurance.fuzz.targets_api import of_object
 from podgpu.autoscale.api_paths import custom_attributes, external_attributes, parse_custom, parse_external
+from podgpu.autoscale.front_proxy import parse_trust
 from podgpu.autoscale.metrics import parse_aggregate, parse_target, parse_window
 from podgpu.autoscale.pods import parse_running_pod
 from podgpu.autoscale.refusal import Refusal
+from podgpu.autoscale.reviews import parse_reviewed
 from podgpu.autoscale.selectors import parse_selector
 from podgpu.autoscale.trigger import parse_over, parse_trigger
 from podgpu.autoscale.x509 import parse_validity
-from podgpu.web.front_proxy import parse_trust
-from podgpu.web.reviews import parse_reviewed
 
 _SELECTORS = ("app=inference,tier!=web", "a in (b, c),!d", "example.com/x notin (y),size>5", "a")
 _PATHS = (

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-import gzip
 import json
 import math
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from endurance.fuzz.mutate import Case, blobs, documents, either, texts
 from endurance.fuzz.target import Target
@@ -20,7 +16,6 @@ from podgpu.cluster.reading import NodeReading
 from podgpu.cluster.scraping.exposition import ExpositionReader
 from podgpu.enrich.relabel import relabel
 from podgpu.errors import SourceError
-from podgpu.fetch.endpoint import Endpoint
 from podgpu.figures.from_exposition import view_of_exposition
 from podgpu.figures.from_json import parse_view
 from podgpu.figures.gpu_view import MOST_FIELDS, parse_details
@@ -239,56 +234,6 @@ def gpu_details(case: Case) -> object:
     return found or None
 
 
-# Packed answers
-
-
-class _Response:
-    """As much of aiohttp's as whoever asks looks at."""
-
-    status, reason, connection = 200, "OK", None
-
-    def __init__(self, body: bytes, encoding: str) -> None:
-        self._left = body
-        self.content = self
-        self.content_length = len(body)
-        self.headers = {"Content-Encoding": encoding, "Content-Type": "text/plain"}
-
-    async def read(self, size: int = -1) -> bytes:
-        piece, self._left = self._left[:size], self._left[size:]
-        return piece
-
-    def close(self) -> None:
-        pass
-
-
-class _Session:
-    def __init__(self, response: _Response) -> None:
-        self._response = response
-
-    async def request(self, *_arguments: Any, **_options: Any) -> _Response:
-        return self._response
-
-
-_LARGEST = 100_000
-_ENDPOINT = Endpoint("http://127.0.0.1:9400/metrics", largest=_LARGEST)
-_LOOP = asyncio.new_event_loop()
-_PACKED = [gzip.compress(exposition.encode(), mtime=0) for exposition in _SMALL[:6]]
-_PACKED += [
-    zlib.compress(b"x 1\n"),
-    gzip.compress(bytes(_LARGEST), mtime=0),
-    gzip.compress(bytes(_LARGEST + 1), mtime=0),
-]
-_PACKED += [json.dumps(_VIEW).encode(), _PACKED[0] * 3, b""]
-
-
-def packed(case: Case) -> object:
-    """Whatever is sent as gzip: the whole, bounded, or a refusal."""
-    assert isinstance(case, bytes)
-    answer = _LOOP.run_until_complete(_ENDPOINT.ask(_Session(_Response(case, "gzip"))))  # type: ignore[arg-type]
-    assert len(answer.body) <= _LARGEST, "more than was to be taken"
-    return answer.body or None
-
-
 EXPOSITION_TARGETS = (
     Target("exposition", _MAKE_EXPOSITION, exposition),
     Target("exposition-labels", texts(['a="b",c="d\\"\\n"', 'gpu="0",', ""], _WORDS), labels),
@@ -296,7 +241,6 @@ EXPOSITION_TARGETS = (
     Target("figures-of-exposition", _MAKE_EXPOSITION, figures),
     Target("cluster-exposition", either(_MAKE_EXPOSITION, blobs(_BASES)), cluster_exposition),
     Target("prometheus-answer", documents(_ANSWERS), prometheus_answer),
-    Target("packed-answer", blobs(_PACKED), packed),
     Target("cluster-view", documents([_VIEW]), cluster_view),
     Target("server-history", documents([_HISTORY]), server_history),
     Target("gpu-facts", documents([_GPU_FACTS]), gpu_facts),

@@ -6,7 +6,6 @@ from endurance.fuzz.mutate import Case, blobs, texts
 from endurance.fuzz.target import Target
 from podgpu.doctor.host import parse_kernel_driver, parse_status
 from podgpu.errors import UsageError
-from podgpu.fetch.exposition import looks_like_web_page
 from podgpu.gpu.dcgm.library import parse_version
 from podgpu.gpu.dcgm.session import parse_address
 from podgpu.hook.cards import parse_card
@@ -76,7 +75,6 @@ def engine(case: Case) -> object:
 
 def version(case: Case) -> object:
     assert isinstance(case, bytes)
-    looks_like_web_page(case)
     return parse_version(case) or None
 
 

@@ -1,3 +1,4 @@
+# ruff: noqa: RUF012 - msgspec copies the defaults
 """The data model: one document per node (`NodeState`).
 
 Amounts are exact integers with the unit in the name: `_ns`, `_mj`, `_mw`, `_bytes`. Moments are Unix seconds.
@@ -11,51 +12,14 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from podgpu.model import Document, Name, Workload
+
 SCHEMA = 1  # raised when a member changes its meaning; new members do not raise it: decoders ignore unknown ones
-Name = Annotated[str, Meta(max_length=256)]
 Text = Annotated[str, Meta(max_length=1024)]
 Amount = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Ratio = Annotated[float, Meta(ge=0)]
 Labels = Annotated[dict[Name, Text], Meta(max_length=64)]
-_SHORT_ID = 12  # letters of a container id, as crictl shows it
 Fields = Annotated[dict[Name, int | float | Text], Meta(max_length=1024)]  # by `name` of fields.csv, in its unit
-
-
-class Document(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """Base of all parts. `gc=False` is safe: documents are trees, so they contain no reference cycles."""
-
-
-class Workload(Document, frozen=True):
-    """A container, or a job of an HPC scheduler. No source knows all members."""
-
-    namespace: Name = ""
-    pod: Name = ""
-    container: Name = ""
-    uid: Name = ""
-    container_id: Name = ""
-    job: Name = ""
-
-    @property
-    def key(self) -> tuple[str, ...]:
-        """Equal for the same workload, whichever source reports it. Empty: not identified."""
-        if self.job:
-            return "job", self.job
-        if self.pod:
-            return "pod", self.namespace, self.pod, self.container
-        return ("uid", self.uid, self.container or self.container_id) if self.uid or self.container_id else ()
-
-    @property
-    def text(self) -> str:
-        """Name to show to people. Empty: not identified."""
-        if self.job:
-            return f"job {self.job}"
-        if self.pod:
-            return "/".join(filter(None, (self.namespace, self.pod, self.container)))
-        short_id = self.container_id[:_SHORT_ID]
-        if self.uid:
-            return "pod " + "/".join(filter(None, (self.uid, self.container or short_id)))
-        container = short_id or self.container
-        return f"container {container}" if container else ""
 
 
 class HolderUsage(Document, frozen=True):

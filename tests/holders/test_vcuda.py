@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from podgpu.errors import SourceError
 from podgpu.holders.annotations import AnnotationsAllocation, requested_vcuda
@@ -41,7 +42,7 @@ def test_the_kubelets_ids_are_counted_by_container(kubelet: SimulatedKubelet, so
         SimulatedPod("ml", "whole", {"main": {"nvidia.com/gpu": [UUID]}}),
     )
     allocation = source.assignments(NODE)
-    side = replace(MAIN, container="side")
+    side = structs.replace(MAIN, container="side")
     assert allocation.vcuda == (VcudaRequest(MAIN, 200, 0), VcudaRequest(side, 50, 30))
     assert [one.holder.pod for one in allocation.assignments] == ["whole"]
     assert allocation.unmapped == ()
@@ -172,7 +173,7 @@ def test_the_first_source_that_names_a_workload_has_the_word() -> None:
 
 def test_names_are_completed_before_they_are_compared() -> None:
     nameless = Workload(container="main", uid="u-1")
-    known = replace(MAIN, uid="u-1")
+    known = structs.replace(MAIN, uid="u-1")
     sources = {"podlist": told(VcudaRequest(nameless, 20, 2)), "kubelet": told(VcudaRequest(MAIN, 10, 1))}
     assert merge(sources, lambda _: known).vcuda == (VcudaRequest(known, 20, 2),)
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from podgpu.agent.publish import Published
 from podgpu.metrics.families import GPU_MANAGER_FAMILIES
@@ -151,7 +152,7 @@ def test_a_shared_card_is_each_ones_own_part() -> None:
 
 
 def test_two_containers_of_one_pod_are_kept_apart() -> None:
-    side = replace(MAIN, container="side")
+    side = structs.replace(MAIN, container="side")
     snapshot = node(usage=(used(GPUS[0], 0.3), used(GPUS[0], 0.1, holder=side)))
     (family, *_) = gpu_manager_families(snapshot, POLICY)
     values = {(dict(s.labels.pairs)["container_name"], s.value) for s in family.samples}

@@ -26,12 +26,10 @@ from podgpu.node_state import (
     SlotUsage,
     SourceStatus,
     VcudaRequest,
-    Workload,
     XidCount,
 )
 
 NS = 1_000_000_000
-WORKLOAD = ("namespace", "pod", "container", "uid", "container_id", "job")
 COUNTERS = ("processes", "allocated_ns", "busy_ns", "busy_min_ns", "busy_max_ns", "idle_ns", "energy_mj")
 TOTALS = ("busy_ns", "energy_mj", "unattributed_busy_ns", "unattributed_energy_mj")
 """Members with the same name in `DeviceTotals` and `DeviceUsage`."""
@@ -150,7 +148,7 @@ class _Parts:
             throttled_ns={reason: ns for reason, ns in throttled.items() if isinstance(ns, int)},
             conditions=tuple(Condition(*finding) for finding in health.findings),
             healthy=health.fine,
-            last_holders=tuple(Workload(**_names(w)) for w in health.last_holders),
+            last_holders=health.last_holders,
             instances=instances,
             **slot,
         )
@@ -184,7 +182,7 @@ class _Parts:
 
 
 def _names(of: old.Workload) -> dict[str, str]:
-    return {name: getattr(of, name) for name in WORKLOAD}
+    return {name: getattr(of, name) for name in old.WORKLOAD_PARTS}
 
 
 def _namespace(of: old.NamespaceTotals) -> NamespaceUsage:
