@@ -19,6 +19,7 @@ from podgpu.metrics.conditions import FIELD_CONDITIONS, LOST, XID, conditions, o
 from podgpu.metrics.fields import DEVICE_LEVELS, XID_FIELD, fields
 from podgpu.metrics.names import doubtful_names, meaning, names_meant_as_in_4_6
 from podgpu.metrics.parse import ParsedSample, parse_text
+from podgpu.model import Workload
 from podgpu.node_state import (
     Condition,
     DeviceState,
@@ -29,7 +30,6 @@ from podgpu.node_state import (
     NodeState,
     SlotUsage,
     SourceStatus,
-    Workload,
     decode_node,
     encode_node,
 )
