@@ -16,12 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podgpu.errors import SourceError
-from podgpu.http.tls import Pem
 from podgpu.kube.client import ApiClient
 from podgpu.kube.config import ApiConfig, ExecPlugin
 from podgpu.kube.credentials import Credentials
 from podgpu.kube.exec_plugin import parse_credential, run_plugin
-from tests.kube.api_server import SimulatedApiServer
+from podgpu.tls import Pem
 from tests.nodes.clock import PATIENCE, seconds_waited
 
 from .conftest import PODS
@@ -71,48 +70,6 @@ def test_a_token_file_is_read_again_when_refused(tmp_path: Path) -> None:
     refuse(credentials)
     file.write_text("two")
     assert token_of(credentials) == "two"
-
-
-@pytest.mark.fault(
-    "the disk with the service account's token hangs",
-    "the request that needs the token ends in time (no_token), everything else goes on; later the last token is kept",
-)
-def test_a_disk_that_hangs_costs_one_request_and_nothing_else(
-    server: SimulatedApiServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    answers, clock, beats = threading.Event(), Clock(), 0
-
-    def read(path: str, limit: int) -> bytes:
-        answers.wait()
-        return b"one-secret"
-
-    config = ApiConfig(server.url, "the test", token_file=str(tmp_path / "token"))
-
-    async def beat() -> None:
-        nonlocal beats
-        while True:
-            await asyncio.sleep(0)
-            beats += 1
-
-    async def ask() -> None:
-        credentials = Credentials(config, clock, file_seconds=0.1, read=read)
-        async with ApiClient(config, credentials=credentials) as client:
-            beating = asyncio.create_task(beat())
-            with pytest.raises(SourceError, match="the disk does not answer") as caught:
-                await client.get(PODS)
-            assert caught.value.reason == "no_token"
-            assert beats >= 20, "the loop did nothing else meanwhile"
-            answers.set()
-            assert (await client.get(PODS))["items"] == []
-            answers.clear()
-            clock.now += 61
-            assert (await client.get(PODS))["items"] == []
-            beating.cancel()
-
-    asyncio.run(ask())
-    answers.set()
-    assert [request.token for request in server.requests] == ["one-secret", "one-secret"]
-    assert "the last one is kept" in caplog.text
 
 
 @pytest.mark.parametrize("named", ["token", "ca.crt"])

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from podgpu.http.tls import NO_PEM, Pem
+from podgpu.tls import NO_PEM, Pem
 
 
 @dataclass(frozen=True, slots=True)

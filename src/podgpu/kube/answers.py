@@ -7,19 +7,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from podgpu.errors import SourceError
-from podgpu.http.failure import Failure, Kind
+from podgpu.http_client import Failure
 
 Object = dict[str, Any]
 """A JSON object, as the API has it."""
 
 _LONGEST_WAIT = 300.0
 
-_TLS_ADVICE = {
-    Kind.UNTRUSTED: "check certificate-authority",
-    Kind.MISNAMED: "use a name or address it has in clusters[].cluster.server, or set tls-server-name",
-    Kind.OUT_OF_DATE: "kubeadm certs renew apiserver makes a new one",
-    Kind.TLS: "check the server's URL and port and the client certificate",
-}
+_TLS_ADVICE = "check server, certificate-authority, tls-server-name and the client certificate of the kubeconfig"
 
 
 class Refused(SourceError):
@@ -98,20 +93,19 @@ def rule_to_add(path: str, verbs: Sequence[str]) -> str:
 
 def explain_failure(failure: Failure, server: str, path: str) -> SourceError:
     """A request that got no answer, or half of one."""
-    if failure.is_tls:
-        advice = _TLS_ADVICE[failure.kind]
-        return SourceError("tls", f"no TLS connection to {server} ({failure.why}): {advice}")
-    if failure.kind is Kind.TIMEOUT:
+    if failure.reason == "tls":
+        return SourceError("tls", f"no TLS connection to {server} ({failure.why}): {_TLS_ADVICE}")
+    if failure.reason == "timeout":
         return SourceError(
             "timeout", f"no answer from {server} for {path} in time: it hangs, or a firewall swallows what is sent"
         )
-    if failure.kind is Kind.NO_URL:
+    if failure.reason == "bad_url":
         return SourceError(
             "bad_kubeconfig", f"{server} is not a URL that can be asked: check clusters[].cluster.server"
         )
-    if failure.kind is Kind.NO_HTTP:
+    if failure.reason == "not_http":
         return SourceError("bad_answer", f"what answers at {server} does not speak HTTP as an API server does")
-    if failure.kind is Kind.CUT_SHORT:
+    if failure.reason in ("truncated", "malformed"):
         return SourceError("unreachable", f"the connection to {server} broke while reading {path} ({failure.why})")
     return SourceError(
         "unreachable", f"cannot connect to {server} ({failure.why}): it is down, or a network policy is in the way"

@@ -15,8 +15,7 @@ from typing import Self
 import aiohttp
 
 from podgpu.errors import SourceError
-from podgpu.http.exchange import Question, let_go, open_session, read_whole, send
-from podgpu.http.failure import explained
+from podgpu.http_client import explain_errors, open_session, read_body
 from podgpu.kube.access import ApiConfig
 from podgpu.kube.answers import Object, Refused, explain_failure, explain_status
 from podgpu.kube.credentials import Credentials, Identity
@@ -64,7 +63,6 @@ class ApiClient:
         await self.close()
 
     async def close(self) -> None:
-        self._credentials.close()
         session, self._session = self._session, None
         if session is not None:
             await session.close()
@@ -95,7 +93,7 @@ class ApiClient:
             with self._explained(path):
                 return await self._read(response, most or self.largest_answer, path)
         finally:
-            let_go(response)
+            response.close()
 
     async def submit(self, method: str, path: str, body: Object, kind: str = "application/json") -> Object:
         """A review (POST) or a change (PATCH, whose `kind` says what sort of patch it is), and what came of it."""
@@ -106,7 +104,7 @@ class ApiClient:
             with self._explained(path):
                 return _parse(await self._read(response, _LARGEST_OBJECT, path), path)
         finally:
-            let_go(response)
+            response.close()
 
     async def stream(self, path: str, params: Mapping[str, str], idle: float) -> AsyncGenerator[bytes, None]:
         """The body of an answer that does not end soon, in pieces; the first is empty and says: accepted.
@@ -125,7 +123,7 @@ class ApiClient:
                     return
                 yield piece
         finally:
-            let_go(response)
+            response.close()
 
     async def _open(
         self,
@@ -142,7 +140,7 @@ class ApiClient:
         if response.status == 401:
             self._credentials.doubt(identity)
             with ExitStack() as unless_kept:
-                unless_kept.callback(let_go, response)
+                unless_kept.callback(response.close)
                 fresh = await self._credentials.current()
                 if fresh == identity:
                     unless_kept.pop_all()
@@ -157,7 +155,7 @@ class ApiClient:
                     body = await self._read(response, _LARGEST_REFUSAL, path)
             raise explain_status(response.status, body, response.headers, path, self.config.origin, self._verbs)
         finally:
-            let_go(response)
+            response.close()
 
     async def _send(
         self,
@@ -178,11 +176,19 @@ class ApiClient:
             carried["Authorization"] = f"Bearer {identity.token}"
         if self._session is None:
             self._session = open_session()
-        url = self.config.server + path
-        question = Question(method, url, carried, dict(params), body=body, tls=tls, server_name=name)
         with self._explained(path):
             async with asyncio.timeout(self.deadline):
-                return await send(self._session, question, timeout)
+                return await self._session.request(
+                    method,
+                    self.config.server + path,
+                    params=dict(params),
+                    data=body,
+                    headers=carried,
+                    ssl=tls,
+                    server_hostname=name,
+                    timeout=timeout,
+                    allow_redirects=False,
+                )
 
     def _accept(self, part: str) -> dict[str, str]:
         """A server that cannot leave the rest out sends all of it: what is kept is the same."""
@@ -192,12 +198,12 @@ class ApiClient:
 
     async def _read(self, response: aiohttp.ClientResponse, most: int, path: str) -> bytes:
         try:
-            return await read_whole(response, f"{self.config.server}{path}", most)
+            return await read_body(response, most, f"{self.config.server}{path}")
         except SourceError as error:
             raise SourceError("bad_answer", str(error)) from error
 
     def _explained(self, path: str) -> AbstractContextManager[None]:
-        return explained(lambda failure: explain_failure(failure, self.config.server, path))
+        return explain_errors(lambda failure: explain_failure(failure, self.config.server, path))
 
 
 def _parse(body: bytes, path: str) -> Object:

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 from podgpu.errors import SourceError
-from podgpu.http.tls import Pem
 from podgpu.kube.access import ApiConfig, ExecPlugin
 from podgpu.kube.kubeconfig import read_kubeconfig
+from podgpu.tls import Pem
 
 __all__ = ["SERVICE_ACCOUNT", "ApiConfig", "ExecPlugin", "load_config"]
 

@@ -18,10 +18,9 @@ from typing import NamedTuple
 
 from podgpu.errors import SourceError
 from podgpu.files import read_bounded
-from podgpu.http.aside import Aside
-from podgpu.http.tls import KeptContext, client_context, load_pair
 from podgpu.kube.access import ApiConfig, ExecPlugin
 from podgpu.kube.exec_plugin import REASON, run_plugin
+from podgpu.tls import load_pair, make_client_context
 
 TOKEN_FILE_SECONDS = 60.0
 """The kubelet replaces a service-account token at 80 % of its life: a minute is soon enough."""
@@ -66,8 +65,7 @@ class Credentials:
         self._plugin_seconds = plugin_seconds
         self._file_seconds = file_seconds
         self._read = read
-        self._aside = Aside("api-files")
-        self._tls = KeptContext(self._make_context)
+        self._context: tuple[_Material, ssl.SSLContext] | None = None
         self._held: Identity | None = None
         self._taken_at = 0.0
         self._good_for: float | None = None
@@ -84,13 +82,14 @@ class Credentials:
     async def tls(self, identity: Identity) -> ssl.SSLContext:
         """Made anew when the identity, or a file behind it, is another."""
         try:
-            return await self._aside.ask(lambda: self._tls.of(self._material(identity)), self._file_seconds)
+            async with asyncio.timeout(self._file_seconds):
+                material = await asyncio.to_thread(self._material, identity)
         except TimeoutError as error:
             why = f"{self._config.origin}: the disk with its certificates does not answer"
             raise SourceError("tls", f"{why}: see that it is well") from error
-
-    def close(self) -> None:
-        self._aside.close()
+        if self._context is None or self._context[0] != material:
+            self._context = material, self._make_context(material)
+        return self._context[1]
 
     def doubt(self, refused: Identity) -> None:
         """The server did not know this one: look again before the next request."""
@@ -116,7 +115,8 @@ class Credentials:
 
     async def _token_from_file(self, path: str) -> Identity:
         try:
-            return Identity(await self._aside.ask(lambda: self._read_token(path), self._file_seconds))
+            async with asyncio.timeout(self._file_seconds):
+                return Identity(await asyncio.to_thread(self._read_token, path))
         except TimeoutError:
             problem = SourceError("no_token", f"cannot read the token in {path}: the disk does not answer")
         except SourceError as error:
@@ -149,7 +149,7 @@ class Credentials:
 
     def _make_context(self, material: _Material) -> ssl.SSLContext:
         config = self._config
-        context = client_context(material.authorities, config.ca.name or config.origin, config.verify)
+        context = make_client_context(material.authorities, config.ca.name or config.origin, config.verify)
         if material.certificate:
             names = f"{config.origin}: the client certificate and its key"
             load_pair(context, material.certificate, material.key, names)

@@ -14,9 +14,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from podgpu.errors import SourceError, one_line
-from podgpu.http.tls import Pem
 from podgpu.kube.access import ApiConfig, ExecPlugin
 from podgpu.strict_yaml import StrictMapping, parse_mapping
+from podgpu.tls import Pem
 
 EXEC_API = "client.authentication.k8s.io"
 EXEC_VERSIONS = (f"{EXEC_API}/v1", f"{EXEC_API}/v1beta1")

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import grpc
 
 from podgpu.errors import SourceError, UsageError
-from podgpu.http.tls import Pem, load_pair
+from podgpu.tls import Pem, load_pair
 from podgpu.web.web_config import Complaint
 
 _log = logging.getLogger(__name__)

@@ -11,10 +11,10 @@ from typing import Any
 from aiohttp import web
 
 from podgpu.autoscale.api_paths import Attributes
+from podgpu.autoscale.front_proxy import MASTERS, Caller, NotTrusted, Shown, Trust, identify, with_authenticated
+from podgpu.autoscale.metrics_api import Rejection
+from podgpu.autoscale.reviews import LONGEST_TOKEN, Overloaded, Reviews
 from podgpu.errors import SourceError
-from podgpu.web.front_proxy import MASTERS, Caller, NotTrusted, Shown, Trust, identify, with_authenticated
-from podgpu.web.metrics_api import Rejection
-from podgpu.web.reviews import LONGEST_TOKEN, Overloaded, Reviews
 
 _NOBODY = Rejection(
     401, "Unauthorized", "podgpu does not know who asks: ask through the API server, or with a token of it"

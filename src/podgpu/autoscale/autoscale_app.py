@@ -15,8 +15,13 @@ from typing import Any
 from aiohttp import web
 
 from podgpu import __version__
+from podgpu.autoscale.external_scaler import ExternalScaler, start_scaler, stop_scaler
+from podgpu.autoscale.front_proxy import Trust
+from podgpu.autoscale.gate import ApiGate
+from podgpu.autoscale.metrics_api import MetricsApi
 from podgpu.autoscale.own_ca import BundleKeeper
 from podgpu.autoscale.refusal import Refusal
+from podgpu.autoscale.reviews import Reviews
 from podgpu.autoscale.scene import Store
 from podgpu.cluster.loop import Cluster
 from podgpu.kube.client import ApiClient
@@ -27,11 +32,6 @@ from podgpu.series import NO_LABELS, Family, Labels, Sample
 from podgpu.web.answers import exposition, probe
 from podgpu.web.app import PROBE_OPTION, Listener, make_application
 from podgpu.web.connections import MakeContext
-from podgpu.web.external_scaler import ExternalScaler, start_scaler, stop_scaler
-from podgpu.web.front_proxy import Trust
-from podgpu.web.gate import ApiGate
-from podgpu.web.metrics_api import MetricsApi
-from podgpu.web.reviews import Reviews
 from podgpu.web.sockets import Address
 
 KEDA_OPTION = "--keda-address"

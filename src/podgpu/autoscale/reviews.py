@@ -14,10 +14,10 @@ from collections.abc import Awaitable, Callable, Hashable, Mapping
 from typing import Any, Generic, TypeVar
 
 from podgpu.autoscale.api_paths import Attributes
+from podgpu.autoscale.front_proxy import Caller
 from podgpu.errors import SourceError
 from podgpu.kube.answers import Object
 from podgpu.kube.client import ApiClient
-from podgpu.web.front_proxy import Caller
 
 KEPT_SECONDS = 10.0
 MOST_KEPT = 2000

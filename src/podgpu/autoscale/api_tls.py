@@ -12,12 +12,12 @@ import ssl
 from collections.abc import Callable
 from typing import NamedTuple
 
+from podgpu.autoscale.front_proxy import Trust
 from podgpu.autoscale.x509 import Issued
 from podgpu.errors import SourceError, UsageError
-from podgpu.http.aside import Aside, Latest
-from podgpu.http.tls import KeptContext, Pem, load_pair
+from podgpu.tls import KeptContext, Pem, load_pair
+from podgpu.web.aside import Aside, Latest
 from podgpu.web.connections import MakeContext
-from podgpu.web.front_proxy import Trust
 from podgpu.web.web_config import Complaint
 
 
