@@ -194,7 +194,7 @@ def test_an_answer_too_large(server: SimulatedApiServer, config: ApiConfig) -> N
     server.put("pods", *(pod(f"pod-{number}") for number in range(50)))
     error = failure(config, max_bytes=1000)
     assert error.reason == "bad_answer"
-    assert "larger than 1000 bytes" in str(error)
+    assert "more than 1000 bytes" in str(error)
 
 
 @pytest.mark.parametrize("answer", [b"", b"<html>", b"[]", b"7", b"\xff", b"[" * 100_000])

@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -16,13 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podgpu.errors import SourceError
-from podgpu.kube.client import ApiClient
 from podgpu.kube.config import ApiConfig, ExecPlugin
 from podgpu.kube.credentials import Credentials, parse_credential, run_plugin
-from tests.kube.api_server import SimulatedApiServer
 from tests.nodes.clock import PATIENCE, seconds_waited
-
-from .conftest import PODS
 
 V1 = "client.authentication.k8s.io/v1"
 
@@ -66,48 +61,6 @@ def test_a_token_file_is_read_again_when_refused(tmp_path: Path) -> None:
     credentials.invalidate()
     file.write_text("two")
     assert token_of(credentials) == "two"
-
-
-@pytest.mark.fault(
-    "the disk with the service account's token hangs",
-    "the request that needs the token ends in time (no_token), everything else goes on; later the last token is kept",
-)
-def test_a_disk_that_hangs_costs_one_request_and_nothing_else(
-    server: SimulatedApiServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    answers, clock, beats = threading.Event(), Clock(), 0
-
-    def read(path: str, limit: int) -> bytes:
-        answers.wait()
-        return b"one-secret"
-
-    config = ApiConfig(server.url, "the test", token_file=str(tmp_path / "token"))
-
-    async def beat() -> None:
-        nonlocal beats
-        while True:
-            await asyncio.sleep(0)
-            beats += 1
-
-    async def ask() -> None:
-        credentials = Credentials(config, clock, file_seconds=0.1, read=read)
-        async with ApiClient(config, credentials=credentials) as client:
-            beating = asyncio.create_task(beat())
-            with pytest.raises(SourceError, match="timed out") as caught:
-                await client.get(PODS)
-            assert caught.value.reason == "no_token"
-            assert beats >= 20, "the loop did nothing else meanwhile"
-            answers.set()
-            assert (await client.get(PODS))["items"] == []
-            answers.clear()
-            clock.now += 61
-            assert (await client.get(PODS))["items"] == []
-            beating.cancel()
-            answers.set()
-
-    asyncio.run(ask())
-    assert [request.token for request in server.requests] == ["one-secret", "one-secret"]
-    assert "the previous credentials are kept" in caplog.text
 
 
 def test_the_last_token_is_kept_while_the_file_is_away(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

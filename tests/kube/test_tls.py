@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from podgpu.http.tls import Pem
 from podgpu.kube.config import ApiConfig
 from podgpu.kube.reflector import Informer
+from podgpu.tls import Pem
 from tests.kube.api_server import SimulatedApiServer
 
 from .conftest import HURRY, PODS, Certificates, eventually, name_of, pod

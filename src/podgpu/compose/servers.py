@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from podgpu.configuration.counter_feeds import CONFIGMAP_KEY, ConfigMapCounters
 from podgpu.errors import SourceError, UsageError, few_of
-from podgpu.fetch.access import Access
-from podgpu.fetch.endpoint import DEADLINE
-from podgpu.fetch.exposition import MAX_AGE, ExpositionSource, exposition_at
+from podgpu.gpu.exposition_source import DEFAULT_MAX_AGE, ExpositionSource, open_exposition_source
+from podgpu.http_client import DEFAULT_TIMEOUT, Access
 from podgpu.metrics.named_counters import Naming
 from podgpu.model import Allocation, Device
 
@@ -196,8 +195,8 @@ class ApiHealth:
 def open_exposition(place: str, options: Mapping[str, Any], deadline: float | None = None) -> ExpositionSource:
     """An exporter's metrics, at a URL or in a file. Raises UsageError; options not there count as not given."""
     access = access_by(options, "exporter", "the exporter")
-    max_age = options.get("exporter_max_age", MAX_AGE)
-    return exposition_at(place, access, deadline=deadline or _deadline(options), max_age=max_age)
+    max_age = options.get("exporter_max_age", DEFAULT_MAX_AGE)
+    return open_exposition_source(place, access, timeout=deadline or _deadline(options), max_age=max_age)
 
 
 def access_by(options: Mapping[str, Any], prefix: str, server: str, headers: Mapping[str, str] | None = None) -> Access:
@@ -218,4 +217,4 @@ def access_by(options: Mapping[str, Any], prefix: str, server: str, headers: Map
 
 def _deadline(options: Mapping[str, Any]) -> float:
     """A little before the turn's own: its own message says more."""
-    return min(DEADLINE, 0.8 * max(1.0, float(options.get("collect_interval", DEADLINE))))
+    return min(DEFAULT_TIMEOUT, 0.8 * max(1.0, float(options.get("collect_interval", DEFAULT_TIMEOUT))))

@@ -27,7 +27,7 @@ _UUID = re.compile(r"(?<!MIG-)(?:GPU|MIG)-[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0
 
 
 class SliceFeed(Protocol):
-    """`kube.watch.Informer` with `parse_slice`; whoever made it closes it."""
+    """An `Informer` with `parse_slice`; whoever made it closes it."""
 
     def items(self) -> tuple[PoolSlice, ...]:
         """The same tuple until something changes."""

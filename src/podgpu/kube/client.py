@@ -14,8 +14,7 @@ import msgspec
 from aiohttp.http import HttpProcessingError
 
 from podgpu.errors import SourceError, one_line
-from podgpu.http.exchange import open_session
-from podgpu.http.failure import Failure, Kind, explained
+from podgpu.http_client import Failure, explain_errors, open_session, read_body
 from podgpu.kube.config import ApiConfig
 from podgpu.kube.credentials import Credentials
 
@@ -27,12 +26,7 @@ MAX_OBJECT_BYTES = 4 * 1024 * 1024
 _MAX_ERROR_BYTES = 64 * 1024
 _CONNECT_SECONDS = 10.0
 _MAX_RETRY_AFTER = 300.0
-_TLS_ADVICE = {
-    Kind.UNTRUSTED: "check certificate-authority",
-    Kind.MISNAMED: "use a name or address of its certificate in clusters[].cluster.server, or set tls-server-name",
-    Kind.OUT_OF_DATE: "kubeadm certs renew apiserver creates a new one",
-    Kind.TLS: "check the server's URL and port and the client certificate",
-}
+_TLS_ADVICE = "check server, certificate-authority, tls-server-name and the client certificate of the kubeconfig"
 
 
 class ApiError(SourceError):
@@ -104,7 +98,7 @@ class ApiClient:
 
     async def _lines(self, response: aiohttp.ClientResponse, path: str) -> AsyncIterator[bytes]:
         while True:
-            with explained(lambda failure: self._explain(failure, path)):
+            with explain_errors(lambda failure: self._explain(failure, path)):
                 try:
                     line = await response.content.readline()
                 except (ValueError, HttpProcessingError) as error:  # depends on the version of aiohttp
@@ -125,7 +119,7 @@ class ApiClient:
     ) -> bytes:
         timeout = aiohttp.ClientTimeout(total=self.deadline, sock_connect=_CONNECT_SECONDS)
         async with self._open(method, path, params or {}, timeout, headers, body) as response:
-            with explained(lambda failure: self._explain(failure, path)):
+            with explain_errors(lambda failure: self._explain(failure, path)):
                 return await self._read_body(response, path, self._max_bytes)
 
     @asynccontextmanager
@@ -146,7 +140,7 @@ class ApiClient:
             headers["Authorization"] = f"Bearer {token}"
         if self._session is None:
             self._session = open_session()
-        with explained(lambda failure: self._explain(failure, path)):
+        with explain_errors(lambda failure: self._explain(failure, path)):
             async with asyncio.timeout(self.deadline):
                 response = await self._session.request(
                     method,
@@ -165,9 +159,6 @@ class ApiClient:
                 raise await self._explain_status(response, path)
             yield response
         finally:
-            # A close of an unread TLS connection would wait for the server.
-            if response.connection is not None and response.connection.transport is not None:
-                response.connection.transport.abort()
             response.close()
 
     def _accept(self, kind: str) -> dict[str, str]:
@@ -176,16 +167,14 @@ class ApiClient:
         return {"Accept": f"application/json;as={kind};g=meta.k8s.io;v=v1,application/json"}
 
     async def _read_body(self, response: aiohttp.ClientResponse, path: str, limit: int) -> bytes:
-        body = bytearray()
-        while piece := await response.content.readany():
-            body += piece
-            if len(body) > limit:
-                raise SourceError("bad_answer", f"the answer to {path} is larger than {limit} bytes")
-        return bytes(body)
+        try:
+            return await read_body(response, limit, self.config.server + path)
+        except SourceError as error:
+            raise SourceError("bad_answer", str(error)) from error
 
     async def _explain_status(self, response: aiohttp.ClientResponse, path: str) -> ApiError:
         body = b""
-        with suppress(SourceError), explained(lambda failure: self._explain(failure, path)):
+        with suppress(SourceError), explain_errors(lambda failure: self._explain(failure, path)):
             async with asyncio.timeout(self.deadline):
                 body = await self._read_body(response, path, _MAX_ERROR_BYTES)
         if response.status == 401:
@@ -195,18 +184,18 @@ class ApiClient:
 
     def _explain(self, failure: Failure, path: str) -> SourceError:
         server = self.config.server
-        if failure.is_tls:
+        if failure.reason == "tls":
             self._credentials.invalidate()
-            return SourceError("tls", f"no TLS connection to {server} ({failure.why}): {_TLS_ADVICE[failure.kind]}")
-        if failure.kind is Kind.TIMEOUT:
+            return SourceError("tls", f"no TLS connection to {server} ({failure.why}): {_TLS_ADVICE}")
+        if failure.reason == "timeout":
             return SourceError(
                 "timeout", f"{server} did not answer {path} in time: it hangs, or a firewall drops packets"
             )
-        if failure.kind is Kind.NO_URL:
+        if failure.reason == "bad_url":
             return SourceError("bad_kubeconfig", f"{server} is not a valid URL: check clusters[].cluster.server")
-        if failure.kind is Kind.NO_HTTP:
+        if failure.reason == "not_http":
             return SourceError("bad_answer", f"the answer of {server} is not HTTP: check the address of the API server")
-        if failure.kind is Kind.CUT_SHORT:
+        if failure.reason in ("truncated", "malformed"):
             return SourceError("unreachable", f"the connection to {server} broke while reading {path} ({failure.why})")
         return SourceError(
             "unreachable", f"cannot connect to {server} ({failure.why}): it is down, or a network policy blocks it"

@@ -19,7 +19,7 @@ import msgspec
 
 from podgpu.decode import decode_yaml
 from podgpu.errors import SourceError, UsageError, few_of
-from podgpu.http.tls import NO_PEM, Pem
+from podgpu.tls import NO_PEM, Pem
 
 SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 EXEC_API = "client.authentication.k8s.io"

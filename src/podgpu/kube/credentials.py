@@ -21,8 +21,8 @@ import msgspec
 
 from podgpu.errors import SourceError
 from podgpu.files import read_bounded
-from podgpu.http.tls import client_context, load_pair
 from podgpu.kube.config import ApiConfig, ExecPlugin
+from podgpu.tls import load_pair, make_client_context
 
 _FILE_MAX_AGE = 60.0
 """Token and certificate files are read again after this. The kubelet replaces a token at 80 % of its lifetime."""
@@ -49,14 +49,10 @@ class Credentials:
         config: ApiConfig,
         clock: Callable[[], float] = time.time,
         plugin_seconds: float = 30.0,
-        file_seconds: float = _FILE_SECONDS,
-        read: Callable[[str, int], bytes] = read_bounded,
     ) -> None:
         self._config = config
         self._clock = clock
         self._plugin_seconds = plugin_seconds
-        self._file_seconds = file_seconds
-        self._read = read
         self._credential: Credential | None = None
         self._renewed_at = 0.0
         self._max_age: float | None = None
@@ -93,7 +89,7 @@ class Credentials:
     async def _in_thread(self, read: Callable[[], Credential]) -> Credential:
         """Keeps the previous credential if files cannot be read: they may be about to be replaced."""
         try:
-            async with asyncio.timeout(self._file_seconds):
+            async with asyncio.timeout(_FILE_SECONDS):
                 return await asyncio.to_thread(read)
         except (SourceError, TimeoutError) as error:
             problem = error
@@ -109,7 +105,7 @@ class Credentials:
         credential = Credential(_check_token(config.token, config.origin) if config.token else "")
         if config.token_file:
             try:
-                text = self._read(config.token_file, _MAX_TOKEN).decode("ascii", "replace").strip()
+                text = read_bounded(config.token_file, _MAX_TOKEN).decode("ascii", "replace").strip()
                 credential = Credential(_check_token(text, config.token_file))
             except SourceError as error:
                 if not config.token:
@@ -129,7 +125,7 @@ class Credentials:
             raise SourceError("tls", f"{config.origin}: {error}") from error
         material = ca, certificate, key
         if self._tls is None or self._tls[0] != material:
-            context = client_context(ca, config.ca.name or config.origin, config.verify)
+            context = make_client_context(ca, config.ca.name or config.origin, config.verify)
             if certificate:
                 load_pair(context, certificate, key, f"{config.origin}: the client certificate and its key")
             self._tls = material, context
@@ -167,21 +163,31 @@ async def run_plugin(plugin: ExecPlugin, seconds: float) -> Credential:
             reason = getattr(error, "strerror", None) or error
             raise _plugin_error(f"cannot run the credential plugin {plugin.command}: {reason}: {hint}") from error
         try:
-            output, _ = await asyncio.to_thread(process.communicate, timeout=seconds)
+            output = await asyncio.to_thread(_read_output, process, seconds)
         except subprocess.TimeoutExpired:
-            assert process.stdout is not None
-            process.stdout.close()
             problem = f"the credential plugin {plugin.command} timed out and was killed"
             raise _plugin_error(problem + _last_line(errors)) from None
         finally:
-            if process.poll() is None:
-                with suppress(ProcessLookupError, PermissionError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+            _kill(process)  # if this task is cancelled; the thread then ends by itself
         if process.returncode != 0:
             problem = f"the credential plugin {plugin.command} failed with exit code {process.returncode}"
             raise _plugin_error(problem + _last_line(errors))
     return parse_credential(output, plugin)
+
+
+def _read_output(process: subprocess.Popen[bytes], seconds: float) -> bytes:
+    with process:
+        try:
+            return process.communicate(timeout=seconds)[0]
+        except subprocess.TimeoutExpired:
+            _kill(process)
+            raise
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def _last_line(errors: Any) -> str:
