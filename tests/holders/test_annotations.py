@@ -20,7 +20,7 @@ from podgpu.holders.annotations import (
     koordinator_minors,
     read_grants,
 )
-from podgpu.kube.pods import ContainerRecord, PodRecord, parse_pod
+from podgpu.kube.objects import ContainerRecord, PodRecord, parse_pod
 from podgpu.model import Allocation, Assignment, Device, Unmapped, VcudaRequest, Workload
 from tests.holders.devices import failure, uuid
 

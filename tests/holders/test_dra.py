@@ -9,7 +9,7 @@ import pytest
 
 from podgpu.holders.dra import DraClaims
 from podgpu.holders.kubelet import KubeletAllocation, decode_list
-from podgpu.kube.resource_slices import NVIDIA_DRIVER, PoolSlice, SliceDevice
+from podgpu.kube.objects import NVIDIA_DRIVER, PoolSlice, SliceDevice
 from podgpu.model import Allocation, Assignment, Device, Unmapped, Workload
 from podgpu.simulate.kubelet import ClaimedDevice, SimulatedClaim, SimulatedKubelet, SimulatedPod, list_answer
 from tests.holders.devices import gpu, mig_uuid, uuid

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from podgpu.errors import SourceError
 from podgpu.holders.dra import ClaimReader, DraClaims, DriverCheckpoint, admin_devices, parse_driver_checkpoint
 from podgpu.holders.kubelet import KubeletAllocation
-from podgpu.kube.access import ApiConfig
-from podgpu.kube.resource_slices import NVIDIA_DRIVER, PoolSlice
+from podgpu.kube.config import ApiConfig
+from podgpu.kube.objects import NVIDIA_DRIVER, PoolSlice
 from podgpu.simulate.kubelet import SimulatedKubelet
 from tests.holders.test_dra import (
     DYNAMIC,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from podgpu.errors import SourceError
 from podgpu.holders.identity import (
@@ -19,7 +19,7 @@ from podgpu.holders.identity import (
     parse_container_log,
     parse_pod_directory,
 )
-from podgpu.kube.pods import ContainerRecord, PodRecord
+from podgpu.kube.objects import ContainerRecord, PodRecord
 from podgpu.model import WORKLOAD_PARTS, Workload
 
 UID = "c3a3a1f0-0000-4000-8000-000000000001"

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from podgpu.model import (
     Assignment,
@@ -121,13 +122,13 @@ def test_an_account_ends_with_use_and_holding_and_goes_on_when_the_same_pod_is_b
 
 
 def test_one_whose_uid_nobody_knows_starts_anew_and_so_does_one_that_left_long_ago(books: Books) -> None:
-    nameless = replace(A, uid="")
+    nameless = structs.replace(A, uid="")
     books.turn(used({1: 100}), [held(nameless)], owners={1: nameless}).turn(used({}), [])
     books.turn(used({1: 7}), [held(nameless)], owners={1: nameless})
     assert books.of(nameless).busy_ns == 7, "it may be another pod of that name"
     books.turn(used({1: 100}), [held(A)]).turn(used({}), [])
     for number in range(MOST_CLOSED):
-        passing = replace(B, pod=f"b{number}", uid=f"u-b{number}")
+        passing = structs.replace(B, pod=f"b{number}", uid=f"u-b{number}")
         books.turn(used({}), [held(passing)], owners={}).turn(used({}), [])
     books.turn(used({1: 7}), [held(A)])
     assert books.of(A).busy_ns == 7, "what is remembered is bounded"
@@ -140,7 +141,7 @@ def test_who_ran_within_the_window_and_is_gone_is_charged_still(books: Books) ->
 
 
 def test_a_pod_made_anew_starts_anew(books: Books) -> None:
-    again = replace(A, uid="u-2")
+    again = structs.replace(A, uid="u-2")
     books.turn(used({1: 100}), [held(A)]).turn(used({1: 30}, busy_ns=30), [held(again)])
     assert books.of(A) == ContainerUsage(GPU.key, again, 0.0, 0, 0, SECOND, 0, SECOND)
     assert books.device().unattributed_busy_ns == 30, "what is left of the old one is not the new one's"
@@ -150,7 +151,7 @@ def test_a_pod_made_anew_starts_anew(books: Books) -> None:
 
 @pytest.mark.parametrize("first", [1, 2])
 def test_without_a_holder_the_pod_that_was_there_stays_until_it_is_gone(books: Books, first: int) -> None:
-    both, second = {1: A, 2: replace(A, uid="u-2")}, 3 - first
+    both, second = {1: A, 2: structs.replace(A, uid="u-2")}, 3 - first
     books.turn(used({first: 10}), owners=both).turn(used({first: 10, second: 1}), owners=both)
     assert (books.of(A).holder, books.of(A).busy_ns) == (both[first], 20)
     books.turn(used({second: 1}), owners=both)
@@ -158,13 +159,13 @@ def test_without_a_holder_the_pod_that_was_there_stays_until_it_is_gone(books: B
 
 
 def test_a_uid_that_becomes_known_is_no_other_pod(books: Books) -> None:
-    nameless = replace(A, uid="")
+    nameless = structs.replace(A, uid="")
     books.turn(used({}), [held(nameless)]).turn(used({1: 5}), [held(nameless)]).turn(used({}), [held(nameless)])
     assert books.of(A) == ContainerUsage(GPU.key, A, 0.0, 0, 0, 3 * SECOND, 5, 2 * SECOND)
 
 
 def test_a_restarted_container_keeps_its_account(books: Books) -> None:
-    first, second = replace(A, container_id="c-1"), replace(A, container_id="c-2")
+    first, second = structs.replace(A, container_id="c-1"), structs.replace(A, container_id="c-2")
     books.turn(used({1: 5}), [held(first)], owners={1: first})
     assert books.turn(used({1: 5}), [held(second)], owners={1: second}).of(A).busy_ns == 10
 
@@ -434,7 +435,7 @@ def test_who_held_a_gpu_that_hangs_and_holds_it_no_more_is_gone(books: Books) ->
 
 
 def test_but_one_whose_uid_nobody_knows_stays_since_its_counters_would_fall(books: Books) -> None:
-    nameless = replace(A, uid="")
+    nameless = structs.replace(A, uid="")
     books.turn(used({1: 200}), [held(nameless)], owners={1: nameless}).turn([], []).turn([], [held(nameless)])
     books.turn(used({1: 100}), [held(nameless)], owners={1: nameless})
     assert books.of(nameless).busy_ns == 300

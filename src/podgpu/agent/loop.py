@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import secrets
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -114,7 +115,8 @@ class Agent:
         self.fatal: StartError | None = None
         self.notes_beside: Callable[[], Sequence[str]] = tuple
         """What is not as it should be with what runs beside the agent."""
-        self.published = Published(Snapshot(0.0), policy, self._read_at)
+        self._exporter_id = secrets.token_hex(8)
+        self.published = self._published(Snapshot(0.0), policy)
 
     def _new_usage_turn(self, containers: ContainerFinder) -> UsageTurn:
         return UsageTurn(
@@ -216,8 +218,11 @@ class Agent:
             snapshot = parts.snapshot(
                 self._policy, self._counter_watch, self._allocation_turn, self._pod_labels(), now, self.clock.wall()
             )
-            self.published = Published(snapshot, self._policy, self._read_at)
+            self.published = self._published(snapshot, self._policy)
             self._changes.report(snapshot)
+
+    def _published(self, snapshot: Snapshot, policy: Policy) -> Published:
+        return Published(snapshot, policy, self._read_at, self._exporter_id, self.settings.interval)
 
     def warm_up(self) -> None:
         """Both readings that rates need, and the holders: what --once prints."""

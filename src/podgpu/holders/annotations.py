@@ -26,7 +26,7 @@ from podgpu.holders.device_ids import (
     sort_allocation,
     sort_vcuda,
 )
-from podgpu.kube.pods import ContainerRecord, PodRecord, parse_quantity
+from podgpu.kube.objects import ContainerRecord, PodRecord, parse_quantity
 from podgpu.model import Allocation, Assignment, Device, Unmapped, VcudaRequest, Workload
 
 SOURCE = "annotations"

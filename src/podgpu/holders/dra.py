@@ -22,17 +22,17 @@ from podgpu.errors import SourceError
 from podgpu.files import ReadOnChange, decode_json
 from podgpu.holders.device_ids import DeviceIndex, parse_device_id, sort_allocation
 from podgpu.holders.kubelet import SOURCE
-from podgpu.kube.access import ApiConfig
 from podgpu.kube.client import ApiClient
-from podgpu.kube.pace import REFUSALS
-from podgpu.kube.resource_slices import (
-    GROUP_PATH,
+from podgpu.kube.config import ApiConfig
+from podgpu.kube.objects import (
     NVIDIA_DRIVER,
+    RESOURCE_GROUP,
     PoolSlice,
     SliceDevice,
     current_devices,
-    find_version,
+    find_resource_version,
 )
+from podgpu.kube.reflector import REFUSALS
 from podgpu.model import Allocation, Assignment, Device, Unmapped, Workload
 
 CHECKPOINT_NAME = f"plugins/{NVIDIA_DRIVER}/checkpoint.json"
@@ -348,7 +348,7 @@ class ClaimReader:
     async def _fetch(self, names: Collection[ClaimName]) -> None:
         try:
             async with asyncio.timeout(_READ_CLAIMS_SECONDS), ApiClient(self._config, verbs=("get",)) as client:
-                version = await find_version(client)  # not cached, because an upgrade can remove versions
+                version = await find_resource_version(client)  # not cached, because an upgrade can remove versions
                 for namespace, name in names:
                     self._cached[namespace, name] = admin_devices(await _get_claim(client, version, namespace, name))
         except TimeoutError as error:
@@ -356,9 +356,9 @@ class ClaimReader:
 
 
 async def _get_claim(client: ApiClient, version: str, namespace: str, name: str) -> Mapping[str, Any]:
-    parts = (GROUP_PATH, version, "namespaces", quote(namespace, ""), "resourceclaims", quote(name, ""))
+    parts = (RESOURCE_GROUP, version, "namespaces", quote(namespace, ""), "resourceclaims", quote(name, ""))
     try:
-        return await client.ask("/".join(parts))
+        return await client.get("/".join(parts))
     except SourceError as error:
         if error.reason != "not_found":  # a deleted claim, which the kubelet lists for a moment longer
             raise

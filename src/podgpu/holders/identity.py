@@ -11,13 +11,18 @@ import re
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from dataclasses import dataclass, field
+from dataclasses import replace as replace_fields
+from typing import TYPE_CHECKING, TypeVar
+
+from msgspec.structs import replace
 
 from podgpu.errors import SourceError
 from podgpu.files import SETTLED_NS, explain
-from podgpu.kube.pods import PodRecord
 from podgpu.model import WORKLOAD_PARTS, Workload, parts_of
+
+if TYPE_CHECKING:
+    from podgpu.kube.objects import PodRecord
 
 PODS_DIR = "/var/log/pods"
 CONTAINERS_DIR = "/var/log/containers"
@@ -81,7 +86,7 @@ class Identities:
         records = tuple(records)
         workloads = frozenset(workload for record in records for workload in _to_workloads(record))
         api_uids = {record.uid: record.api_uid for record in records if record.api_uid}
-        return replace(self, api_pods=self.api_pods | workloads, api_uids=api_uids)
+        return replace_fields(self, api_pods=self.api_pods | workloads, api_uids=api_uids)
 
     def complete(self, workload: Workload) -> Workload:
         """Adds the parts that are known for certain. Raises Contradiction."""

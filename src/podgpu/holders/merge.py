@@ -10,9 +10,11 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from msgspec import structs
+
 from podgpu.errors import SourceError
 from podgpu.holders.device_ids import VCUDA_CORE, sort_vcuda
-from podgpu.model import WORKLOAD_PARTS, Allocation, Assignment, Unmapped, VcudaRequest, Who, Workload, parts_of
+from podgpu.model import WORKLOAD_PARTS, Allocation, Assignment, Unmapped, VcudaRequest, Workload, WorkloadKey, parts_of
 
 LAST_RESORT = frozenset({"processes"})
 """Sources that see usage, not allocations. They count only for devices without any other holder."""
@@ -41,7 +43,7 @@ class _MergedHolder:
 
 def merge(readings: Mapping[str, Allocation], complete: Complete = lambda workload: workload) -> Allocation:
     """Merges allocations by source name, highest precedence first."""
-    merged: dict[Who, _MergedHolder] = {}
+    merged: dict[WorkloadKey, _MergedHolder] = {}
     rejected: list[Unmapped] = []
     for source, reading in sorted(readings.items(), key=lambda item: item[0] in LAST_RESORT):
         lags = LAGGING.get(source) in readings
@@ -61,14 +63,14 @@ def merge(readings: Mapping[str, Allocation], complete: Complete = lambda worklo
 
 
 def _add_claims(
-    merged: dict[Who, _MergedHolder], holder: Workload, claims: Sequence[Assignment], lags: bool
+    merged: dict[WorkloadKey, _MergedHolder], holder: Workload, claims: Sequence[Assignment], lags: bool
 ) -> Iterator[Unmapped]:
     """Adds the claims of a holder and yields the rejected ones. Those of a lagging source are outdated, so they are
     dropped silently."""
-    source, known = claims[0].source, merged.get(holder.who)
+    source, known = claims[0].source, merged.get(holder.key)
     if known is None:
         if not lags:
-            merged[holder.who] = _MergedHolder(source, holder, {claim.device: [claim] for claim in claims})
+            merged[holder.key] = _MergedHolder(source, holder, {claim.device: [claim] for claim in claims})
         return
     if known.holder.uid and holder.uid and known.holder.uid != holder.uid:
         reason, rejected = "identity_conflict", list(claims)  # a new pod of the same name
@@ -81,7 +83,7 @@ def _add_claims(
 
 def _complement(trusted: Workload, other: Workload) -> Workload:
     missing = {part: getattr(other, part) for part in WORKLOAD_PARTS if not getattr(trusted, part)}
-    return replace(trusted, **missing)
+    return structs.replace(trusted, **missing)
 
 
 def _combine_all(holders: Iterable[_MergedHolder]) -> tuple[Assignment, ...]:
@@ -117,7 +119,7 @@ def _merge_vcuda(
     readings: Mapping[str, Allocation], complete: Complete
 ) -> tuple[tuple[VcudaRequest, ...], list[Unmapped]]:
     """Keeps one request per workload, from the source with the highest precedence."""
-    merged: dict[Who, VcudaRequest] = {}
+    merged: dict[WorkloadKey, VcudaRequest] = {}
     rejected: list[Unmapped] = []
     for source, reading in readings.items():
         if LAGGING.get(source) in readings:
@@ -128,5 +130,5 @@ def _merge_vcuda(
             except SourceError as error:
                 rejected.append(Unmapped(source, error.reason, "", VCUDA_CORE, request.holder))
             else:
-                merged.setdefault(holder.who, replace(request, holder=holder))
+                merged.setdefault(holder.key, replace(request, holder=holder))
     return sort_vcuda(merged.values()), rejected

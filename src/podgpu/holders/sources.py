@@ -19,7 +19,7 @@ from podgpu.usage.containers import ContainerFinder, in_host_pid_namespace
 if TYPE_CHECKING:
     from podgpu.holders.annotations import PodFeed
     from podgpu.holders.dra import DraClaims, SliceFeed
-    from podgpu.kube.access import ApiConfig
+    from podgpu.kube.config import ApiConfig
 
 _log = logging.getLogger("podgpu")
 

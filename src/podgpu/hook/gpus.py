@@ -28,7 +28,7 @@ from podgpu.holders.annotations import (
 from podgpu.holders.device_ids import parse_id_or_minor
 from podgpu.hook.cards import Cards
 from podgpu.hook.sandboxes import MOUNTED_DEVICES, VISIBLE_DEVICES, ContainerFacts, Sandbox
-from podgpu.kube.pods import ContainerRecord, PodRecord
+from podgpu.kube.objects import ContainerRecord, PodRecord
 
 MOST_IDS = 512
 _MOST_LETTERS = 128

@@ -7,9 +7,11 @@ one's names and another uid: what is left of the old one then is charged to nobo
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
+
+from msgspec.structs import astuple, replace
 
 from podgpu.model import Assignment, Who, Workload
 

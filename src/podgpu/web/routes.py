@@ -21,8 +21,9 @@ from podgpu import __version__
 from podgpu.agent.loop import Agent
 from podgpu.agent.publish import ExpositionName, Published
 from podgpu.metrics.body import NO_METRICS, Exposition
-from podgpu.web.answers import Handler, exposition, probe
+from podgpu.web.answers import JSON_HEADERS, Handler, exposition, prepared, probe
 from podgpu.web.api_routes import node_gpu, turns_to_look
+from podgpu.web.aside import Turns
 from podgpu.web.connections import Connection
 from podgpu.web.lifecycle import forget, forget_of_node, release
 from podgpu.web.page_routes import page_routes
@@ -63,6 +64,7 @@ def routes(
         *probe_routes(agent),
         web.post("/-/release", release(agent, lifecycle)),
         web.post("/-/forget", forget(forget_of_node(agent), lifecycle)),
+        web.get("/api/v1/node", node_document(agent, turns)),
         node_gpu(agent, page.latest, turns),
         *page_routes(page.latest, links, shown.history, shown.wasted, turns),
     ]
@@ -103,6 +105,15 @@ def gpu_manager_metrics(agent: Agent) -> Handler:
         published = agent.published
         text = await renderer.exposition(published, "gpu_manager") if agent.is_fresh(published) else NO_METRICS
         return await exposition(request, text if agent.is_fresh(published) else NO_METRICS)
+
+    return handle
+
+
+def node_document(agent: Agent, turns: Turns) -> Handler:
+    async def handle(request: web.Request) -> web.Response:
+        published = agent.published
+        body = await turns.do(published.node_json, agent.is_fresh(published))
+        return prepared(request, body, JSON_HEADERS)
 
     return handle
 
