@@ -371,9 +371,8 @@ def test_bounds_of_busy_time() -> None:
     assert (found.busy_min_ns, found.busy_max_ns) == (0, 700)
 
 
-def test_namespaces_are_bounded_and_evictions_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("podgpu.usage.ledger.MAX_NAMESPACES", 3)
-    ledger, names = Ledger(), count()
+def test_namespaces_are_bounded_and_evictions_are_counted() -> None:
+    ledger, names = Ledger(max_namespaces=3), count()
     for _ in range(10):
         others = held(Workload(f"ns-{next(names)}", "p", "main", "u"))
         snapshot = turn(second({}), *others, *held(C)).enter(ledger)

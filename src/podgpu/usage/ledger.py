@@ -176,8 +176,9 @@ class EnergyWindow:
 class Ledger:
     """The usage of all devices of a node. Not thread-safe."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_namespaces: int = MAX_NAMESPACES) -> None:
         self.evicted_namespaces = 0
+        self._max_namespaces = max_namespaces
         self._accounts: dict[str, dict[WorkloadKey, Account]] = {}  # by device key, of the last turn
         self._closed: dict[tuple[str, WorkloadKey], Account] = {}  # by device key, oldest first
         self._devices: dict[str, DeviceAccount] = {}  # including devices that may come back
@@ -309,7 +310,7 @@ class Ledger:
     def _evict(self) -> None:
         for place in list(self._closed)[:-MAX_CLOSED_ACCOUNTS]:
             del self._closed[place]
-        for key in list(self._namespaces)[:-MAX_NAMESPACES]:
+        for key in list(self._namespaces)[: -self._max_namespaces]:
             del self._namespaces[key]
             self.evicted_namespaces += 1
 
