@@ -6,8 +6,6 @@ Lines are text for people or JSON for collectors, and go to standard error; what
 
 from __future__ import annotations
 
-import ctypes
-import gc
 import json
 import logging
 import os
@@ -15,22 +13,9 @@ import signal
 import socket
 import sys
 import threading
-from contextlib import suppress
 from datetime import UTC, datetime
-from typing import Any
 
 from podgpu.errors import one_line
-
-_M_ARENA_MAX = -8
-_NEW_OBJECTS = 5_000
-"""Looking at so many takes half a millisecond where none is garbage and ten where all are, as after strangers were let
-go by the hundred; no other thread runs meanwhile."""
-_TURN_SECONDS = 0.0005
-_ENDING = "_call_connection_lost"
-_HELD_BY = frozenset({"_read_ready_cb", "_write_ready"})
-"""What asyncio names these things; a Python that names them otherwise is left as it is."""
-_SETTLED_SECONDS = 20.0
-"""Every cadence but telemetry's at its slowest has turned by then, and somebody has scraped."""
 
 
 def node_name(elsewhere: str = "") -> str:
@@ -76,73 +61,6 @@ def configure_logging(log_format: str, debug: bool) -> None:
         logging.getLogger(noisy).setLevel(logging.INFO if debug else logging.WARNING)
     server = logging.getLogger("aiohttp.server")
     (server.removeFilter if debug else server.addFilter)(_is_for_us)
-
-
-# Memory, and whose turn it is
-
-
-def share_one_heap() -> None:
-    """Before any thread begins: glibc gives every thread a heap of its own, about 2 MiB with a thread for each GPU.
-
-    Where the C library is another one there is nothing to do.
-    """
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
-
-
-def give_back_unused() -> None:
-    """What starting took and nobody holds any more: 12 MiB where modules were compiled on the way, as without `.pyc`
-    files, since glibc keeps what lies below anything that is in use."""
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)
-
-
-def give_back_once_settled() -> None:
-    """Opening the driver and the first turns take and let go of another MiB."""
-    timer = threading.Timer(_SETTLED_SECONDS, give_back_unused)
-    timer.daemon = True
-    timer.name = "give-back"
-    timer.start()
-
-
-def look_for_cycles_seldom() -> None:
-    """A round over thousands of GPUs makes objects by the hundred thousand, none in a cycle; looking for cycles after
-    every 700 of them, as Python does, takes a third of the round."""
-    gc.set_threshold(_NEW_OBJECTS, 2, 2000)
-
-
-def look_past_what_stays() -> None:
-    """Once all is put together: modules and classes are no garbage, and looking through them takes 30 ms, in which no
-    scrape is answered. What only making them left behind is; half a MiB of it was set aside while they were loaded."""
-    gc.unfreeze()
-    gc.collect()
-    gc.freeze()
-    give_back_unused()
-
-
-def let_go_of_what_ended() -> None:
-    """asyncio's transports hold themselves by the functions they call: until 3.12 every connection that ends is garbage
-    for the collector, from then on every one that is cut off (cpython gh-87745). Five minutes of strangers
-    were 330,000 objects at once, and 0.8 s of looking for them, in which no scrape was answered."""
-    from asyncio import selector_events
-
-    kind: Any = getattr(selector_events, "_SelectorSocketTransport", None)
-    end = getattr(kind, _ENDING, None)
-    if end is None:
-        return
-
-    def end_whole(transport: object, error: Exception | None) -> None:
-        try:
-            end(transport, error)
-        finally:
-            vars(transport).update(dict.fromkeys(_HELD_BY & vars(transport).keys()))
-
-    setattr(kind, _ENDING, end_whole)
-
-
-def take_turns_often() -> None:
-    """Beside a thread that works, an answer waits for its turn half a dozen times, 5 ms each as Python has it."""
-    sys.setswitchinterval(_TURN_SECONDS)
 
 
 # When it ends, where there is no web server to say so
