@@ -1,6 +1,6 @@
 """`podgpu exporter` itself, but for its simulated driver: GPUs of it hang at the start, hang later, or talk nonsense.
 
-`python -m endurance.attack.exporter_process exporter --telemetry simulated ...` takes the exporter's own command line.
+`python -m tests.faults.ailing_exporter exporter --telemetry simulated ...` takes the exporter's own command line.
 """
 
 from __future__ import annotations
