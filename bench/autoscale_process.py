@@ -31,7 +31,7 @@ from podgpu.kube.client import ApiClient
 from podgpu.model import Workload
 from podgpu.tls import Pem
 from podgpu.web.app import Listener, listening
-from podgpu.web.connections import Limits
+from podgpu.web.connections import ConnectionLimits
 from podgpu.web.sockets import Address
 
 GPUS = 8
@@ -144,7 +144,7 @@ async def main(count: int, namespaces: int, folder: Path, api_url: str) -> None:
         reviews = Reviews(client)
         app = MetricsApi(store, ApiGate(lambda: trust, lambda: reviews)).application()
         tls = ApiContexts(pair_of_files(certificate, key), lambda: trust).now
-        async with listening(Listener(app, Address("127.0.0.1", 0), tls=tls), Limits()) as bound:
+        async with listening(Listener(app, Address("127.0.0.1", 0), tls=tls), ConnectionLimits()) as bound:
             print(json.dumps({"https": bound.port, "grpc": keda.port, "take_seconds": seconds}), flush=True)
             await asyncio.to_thread(sys.stdin.read)
 

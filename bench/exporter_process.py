@@ -26,7 +26,7 @@ from podgpu.compose.histories import history_of, node_keeper
 from podgpu.holders.kubelet import KubeletAllocation
 from podgpu.metrics.text import CONTENT_TYPE
 from podgpu.web.app import Listener, listening
-from podgpu.web.connections import Limits
+from podgpu.web.connections import ConnectionLimits
 from podgpu.web.exporter_app import PageSources, application
 from podgpu.web.sockets import Address
 
@@ -75,7 +75,7 @@ async def run(shape: NodeShape, socket: str) -> None:
     app = application(agent, page=PageSources(history_of(ticker.keeper)))
     app.add_routes(constant_routes(agent))
     try:
-        async with listening(Listener(app, Address("127.0.0.1", 0)), Limits()) as bound:
+        async with listening(Listener(app, Address("127.0.0.1", 0)), ConnectionLimits()) as bound:
             _say({"port": bound.port})
             await _obey(ticker, agent)
     finally:
@@ -84,11 +84,8 @@ async def run(shape: NodeShape, socket: str) -> None:
 
 async def _obey(ticker: Ticker, agent: Agent) -> None:
     loop = asyncio.get_running_loop()
-    settled = False
     while line := await loop.run_in_executor(None, sys.stdin.readline):
         cost = await loop.run_in_executor(None, ticker.tick, int(line.removeprefix("tick ")))
-        if not settled:
-            settled = True
         snapshot = agent.published.snapshot
         exposition = {"plain": len(agent.published.fresh.plain), "zipped": len(agent.published.fresh.zipped)}
         failed = [f"{o.source}: {o.message}" for o in snapshot.outcomes if not o.ok]

@@ -22,7 +22,7 @@ from podgpu.autoscale.metrics_api import MetricsApi
 from podgpu.autoscale.reviews import KEPT_SECONDS, MOST_KEPT, Reviews
 from podgpu.tls import Pem
 from podgpu.web.app import Listener, listening
-from podgpu.web.connections import Limits
+from podgpu.web.connections import ConnectionLimits
 from podgpu.web.sockets import Address
 from tests.autoscale.api_double import ApiDouble
 from tests.autoscale.authorities import Authorities
@@ -93,7 +93,7 @@ async def site_of(authorities: Authorities, folder: Path) -> AsyncIterator[Site]
         reviews = Reviews(client, lambda: site.now)
         app = MetricsApi(stage.store, ApiGate(lambda: site.trust, lambda: reviews)).application()
         listener = Listener(app, Address("127.0.0.1", 0), tls=contexts.now)
-        async with listening(listener, Limits()) as bound:
+        async with listening(listener, ConnectionLimits()) as bound:
             site.url = bound.url
             yield site
 

@@ -1,8 +1,4 @@
-"""This module says how this process behaves, whatever it does: what its log lines look like, how it manages memory, how
-its threads take turns, when it ends, and which node it is on.
-
-Lines are text for people or JSON for collectors, and go to standard error; what was asked for does not.
-"""
+"""Logging, signals and the name of the node, for all commands. Log lines go to standard error."""
 
 from __future__ import annotations
 
@@ -19,7 +15,7 @@ from podgpu.errors import one_line
 
 
 def node_name(elsewhere: str = "") -> str:
-    """Of the node this process is on, or of another whose figures it has."""
+    """The name of the node of this process, or of `elsewhere` if it reads another node."""
     return os.environ.get("NODE_NAME") or elsewhere or socket.gethostname()
 
 
@@ -39,12 +35,12 @@ class _Json(logging.Formatter):
         }
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)
-        text = json.dumps(entry, ensure_ascii=False)  # it escapes of ASCII alone what tells a terminal something
+        text = json.dumps(entry, ensure_ascii=False)  # escapes control characters of ASCII only
         return text if text.isprintable() else "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
 
 
-def _is_for_us(record: logging.LogRecord) -> bool:
-    """A request that is no HTTP is its sender's affair: any port scanner would fill the log with tracebacks."""
+def _is_our_error(record: logging.LogRecord) -> bool:
+    """Drops errors of malformed requests: a port scanner would fill the log with tracebacks."""
     error = record.exc_info[1] if record.exc_info else None
     return type(error).__module__ != "aiohttp.http_exceptions"
 
@@ -60,14 +56,11 @@ def configure_logging(log_format: str, debug: bool) -> None:
     for noisy in ("asyncio", "aiohttp.access", "grpc"):
         logging.getLogger(noisy).setLevel(logging.INFO if debug else logging.WARNING)
     server = logging.getLogger("aiohttp.server")
-    (server.removeFilter if debug else server.addFilter)(_is_for_us)
-
-
-# When it ends, where there is no web server to say so
+    (server.removeFilter if debug else server.addFilter)(_is_our_error)
 
 
 def stop_on_signal() -> threading.Event:
-    """What SIGTERM and SIGINT set from now on."""
+    """Returns an event that SIGTERM and SIGINT set, for commands without a web server."""
     stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())

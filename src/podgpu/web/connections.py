@@ -42,7 +42,7 @@ def max_connections_for(listeners: int) -> int:
     """The limit of each listener, so that file descriptors suffice for all."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     available = (soft if soft != resource.RLIM_INFINITY else 1 << 20) - _OWN_DESCRIPTORS
-    return max(16, min(ConnectionLimits.max_connections, available // (2 * listeners)))
+    return max(16, min(ConnectionLimits().max_connections, available // (2 * listeners)))
 
 
 @dataclass(slots=True, eq=False)

@@ -114,7 +114,9 @@ def application(
 
 def gpu_manager_application(agent: Agent, protection: Protection | None = None) -> web.Application:
     """gpu-manager's own path, and Prometheus' default path."""
-    return make_application([web.get(path, _gpu_manager_metrics(agent)) for path in ("/metric", "/metrics")], protection)
+    return make_application(
+        [web.get(path, _gpu_manager_metrics(agent)) for path in ("/metric", "/metrics")], protection
+    )
 
 
 def _probe_routes(agent: Agent) -> list[web.RouteDef]:

@@ -15,7 +15,6 @@ from urllib.parse import urlsplit
 from aiohttp import web
 
 from podgpu.agent.loop import Agent
-from podgpu.web.responses import Handler
 
 if TYPE_CHECKING:
     from podgpu.cluster.loop import Cluster

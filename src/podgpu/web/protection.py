@@ -12,6 +12,7 @@ import os
 import ssl
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import bcrypt
@@ -250,6 +251,7 @@ def subject_names(certificate: dict[str, Any]) -> frozenset[str]:
         if kind in ("DNS", "email", "URI"):
             names.add(value)
         elif kind == "IP Address":  # OpenSSL writes ::1 as 0:0:0:0:0:0:0:1
-            address = ipaddress.ip_address(value.strip())
-            names.add(str(getattr(address, "ipv4_mapped", None) or address))
+            with suppress(ValueError):
+                address = ipaddress.ip_address(value.strip())
+                names.add(str(getattr(address, "ipv4_mapped", None) or address))
     return frozenset(names)

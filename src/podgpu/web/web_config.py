@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import msgspec
 import yaml
 
-from podgpu.errors import UsageError
+from podgpu.errors import UsageError, one_line
 from podgpu.tls import Pem
 
 T = TypeVar("T")
@@ -110,12 +110,12 @@ class WebConfigDocument(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _UniqueKeyLoader(yaml.CSafeLoader):
-    def construct_mapping(self, node: yaml.Node, deep: bool = False) -> dict[Any, Any]:
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [key.value for key, _ in node.value]
         twice = next((key for key in keys if keys.count(key) > 1), None)
         if twice is not None:
             raise yaml.constructor.ConstructorError(None, None, f"the key {twice!r} is there twice", node.start_mark)
-        return super().construct_mapping(node, deep)  # type: ignore[no-any-return]
+        return super().construct_mapping(node, deep)
 
 
 # The settings
@@ -172,13 +172,13 @@ def parse_web_config(content: bytes, file: str) -> WebConfig:
 
 def _decode(content: bytes, file: str) -> WebConfigDocument:
     try:
-        tree = yaml.load(content.decode("utf-8-sig"), _UniqueKeyLoader)  # noqa: S506 - a safe loader
+        tree = yaml.load(content.decode("utf-8-sig"), _UniqueKeyLoader)
         return msgspec.convert({} if tree is None else tree, WebConfigDocument)
     except msgspec.ValidationError as error:
-        raise UsageError(f"{file}: {str(error).replace('$.', '')}") from None
+        raise UsageError(f"{file}: {one_line(str(error)).replace('$.', '')}") from None
     except yaml.MarkedYAMLError as error:  # str(error) would quote the line
         line = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
-        raise UsageError(f"{file}: {line}not valid YAML: {error.problem}") from None
+        raise UsageError(f"{file}: {line}not valid YAML: {one_line(error.problem or '')}") from None
     except (yaml.YAMLError, ValueError, RecursionError):
         raise UsageError(f"{file}: not valid YAML in UTF-8") from None
 
@@ -225,7 +225,7 @@ def _find_pem(path: str | None, text: str | None, name: str, file: str) -> Pem |
 
 def _check_headers(headers: Mapping[str, str | None]) -> Mapping[str, str]:
     for name, value in headers.items():
-        place = f"http_server_config.headers.{name[:60]}"
+        place = f"http_server_config.headers.{one_line(name[:60])}"
         if name not in _HEADERS:
             raise ValueError(f"{place}: cannot be set; the headers are {', '.join(_HEADERS)}")
         if _HEADERS[name] and value not in _HEADERS[name]:
@@ -239,7 +239,7 @@ def _check_users(users: Mapping[str, str]) -> Mapping[str, str]:
     for name, value in users.items():
         if not _BCRYPT_HASH.fullmatch(value):
             raise ValueError(
-                f"basic_auth_users.{ascii(name[:60])}: is not a bcrypt hash (make one with htpasswd -nBC 10 USER)"
+                f"basic_auth_users.{name[:60]!a}: is not a bcrypt hash (make one with htpasswd -nBC 10 USER)"
             )
     return users
 
