@@ -26,8 +26,8 @@ from podgpu.cluster.reading import ClusterReading, NodeReading
 from podgpu.cluster.settings import ViewSettings
 from podgpu.cluster.view import Memory, assemble_use
 from podgpu.figures.device import DeviceFigures, HolderFigures
-from podgpu.kube.access import ApiConfig
 from podgpu.kube.client import ApiClient
+from podgpu.kube.config import ApiConfig
 from podgpu.model import Workload
 from podgpu.tls import Pem
 from podgpu.web.app import Listener, listening
