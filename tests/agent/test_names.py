@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from podgpu.web import routes
+from podgpu.web import exporter_app
 from tests.nodes.clock import wait_until
 from tests.nodes.node import Description, Node, node_of
 
@@ -117,7 +117,7 @@ def test_unreadable_log_names(folder: Path, caplog: pytest.LogCaptureFixture) ->
             errors = f'podgpu_exporter_source_errors_total{{source="identities",reason="unreadable"}} {turn}'
             assert errors in exposition(node)
         assert 'pod="train"' in exposition(node), "the rest is exported"
-        assert str(pods) in routes.live(node.agent)[1]
+        assert str(pods) in exporter_app.is_live(node.agent)[1]
         assert len([message for message in caplog.messages if message.startswith("identities: ")]) == 1
         pods.unlink()
         moved.rename(pods)
