@@ -167,8 +167,8 @@ class Allocation:
     unmapped: tuple[Unmapped, ...] = ()
     vcuda: tuple[VcudaRequest, ...] = ()
     offered: frozenset[str] = frozenset()  # UUIDs of the GPUs that the source gives away, in anybody's hands or not
-    life: int = 0
-    """Which life of the source said so: another one after it was started anew, or the connection to it broke."""
+    source_instance: int = 0
+    """Changes when the source restarts or the connection to it breaks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,6 +246,8 @@ class DeviceUsage:
     """Whether the least and the most each can have run is wanted beside the figure."""
     energy_estimate_nj: int | None = None
     """About how much of it, or of the next, is of this window; None: what was used and not told is lost."""
+    power_mw: int | None = None
+    """Power drawn at the end of the window."""
     energy_since_nj: int = 0
     """About how much was used since what was told, and is in the next."""
 

@@ -13,7 +13,7 @@ from podgpu.agent.node_document import from_snapshot
 from podgpu.configuration.bounded_pattern import BoundedPattern
 from podgpu.configuration.pod_labels import LabelFilter, label_name
 from podgpu.errors import UsageError
-from podgpu.kube.pods import PodRecord
+from podgpu.kube.objects import PodRecord
 from podgpu.metrics.counters import parse_counters
 from podgpu.metrics.render import Policy, render_node
 from podgpu.metrics.text import encode

@@ -11,8 +11,8 @@ from dataclasses import replace
 from podgpu.agent.allocation_turn import AllocationTurn
 from podgpu.atomic_file import AtomicFile, OutputError
 from podgpu.compose.agent import Naming, Options
-from podgpu.compose.allocations import Surroundings, make_holders
-from podgpu.compose.process import look_past_what_stays, stop_on_signal
+from podgpu.compose.allocations import make_holders
+from podgpu.compose.process import stop_on_signal
 from podgpu.compose.servers import ApiAccess
 from podgpu.compose.telemetries import open_telemetry
 from podgpu.enrich.turn import Enricher, Held, Settings
@@ -36,10 +36,12 @@ def opened_enricher(
         at_the_end.callback(api.close)
         driver = open_telemetry("nvml", options)
         with naming("allocation"):
-            holders = make_holders(Surroundings(options, api, driver))
+            holders = make_holders(options, api, driver)
         isolation = Isolation()
         at_the_end.callback(isolation.close)
-        turn = AllocationTurn(holders.sources, holders.identities, isolation, _DEADLINE, time.monotonic, holders.signs)
+        turn = AllocationTurn(
+            holders.sources, holders.identities, isolation, _DEADLINE, time.monotonic, holders.liveness
+        )
         at_the_end.callback(turn.close)
         yield Enricher(_fetch(source, isolation), _holders(turn), textfile, settings, DriverBeside(driver))
 
@@ -47,7 +49,6 @@ def opened_enricher(
 def run_enricher(enricher: Enricher, interval: float) -> None:
     """Until SIGTERM or SIGINT. The file stays: node_textfile_mtime_seconds tells its age."""
     stopping = stop_on_signal()
-    look_past_what_stays()
     due = time.monotonic()
     while not stopping.is_set():
         with suppress(SourceError, OutputError):  # noted where it happened; the next turn tries again
