@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from podgpu import __version__
-from podgpu.atomic_file import AtomicFile, OutputError
 from podgpu.clock import Clock
 from podgpu.enrich.relabel import relabel
 from podgpu.errors import SourceError
+from podgpu.files import AtomicFile, OutputError
 from podgpu.gpu.beside import DriverBeside
 from podgpu.gpu.exposition import ParsedExposition
 from podgpu.metrics.render import Policy, render_self
