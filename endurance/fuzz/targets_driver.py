@@ -16,14 +16,13 @@ from endurance.fuzz.target import Target
 from podgpu.errors import SourceError
 from podgpu.gpu.dcgm.entities import read_layout, read_outline
 from podgpu.gpu.dcgm.health import check_health, read_p2p
-from podgpu.gpu.dcgm.library import translate
+from podgpu.gpu.dcgm.connection import translate
 from podgpu.gpu.dcgm.structs import MAX_GPUS, FieldType, FieldValueV2
 from podgpu.gpu.dcgm.values import decode
-from podgpu.gpu.nvml.driver import Grip, NvmlDriver
+from podgpu.gpu.nvml.driver import DeviceHandle, NvmlDriver
 from podgpu.gpu.nvml.mig import MigLayout
-from podgpu.gpu.nvml.process_list import ProcessList
-from podgpu.gpu.nvml.switches.attribution import Habits, Residency, young_first
-from podgpu.gpu.nvml.switches.records import (
+from podgpu.gpu.nvml.processes import ProcessList
+from podgpu.gpu.nvml.switch_attribution import (
     FECS_RECORD,
     HIDDEN_PID,
     KERNEL_PID,
@@ -31,9 +30,12 @@ from podgpu.gpu.nvml.switches.records import (
     SAVED,
     SWITCHED_IN,
     WHOLE_GPU,
-    Doubt,
-    RecordReader,
+    Habits,
+    RecordDecoder,
+    Residency,
+    SwitchLogError,
     Timeline,
+    estimate_without_samples,
 )
 from podgpu.metrics.conversions import Blank, value_of, value_printed
 from podgpu.metrics.fields import fields
@@ -177,7 +179,7 @@ def dcgm_structs(case: Case) -> object:
 
 _GPU = SimulatedNvml("1xH100/2x1g.10gb", clock=lambda: 5.0, wall=lambda: 5.0, unrest=0)
 _GPU.nvmlInit()
-_GRIP = Grip(_GPU.nvmlDeviceGetHandleByIndex(0))
+_GRIP = DeviceHandle(_GPU.nvmlDeviceGetHandleByIndex(0))
 _LISTS = [f"nvmlDeviceGet{kind}RunningProcesses_v3" for kind in ("Compute", "MPSCompute", "Graphics")]
 
 
@@ -196,7 +198,7 @@ def processes(case: Case) -> object:
         ]
         _GPU.faults.answer(name, entries)
     driver = NvmlDriver(_GPU)
-    found = ProcessList(driver, _GRIP, "GPU-x").read(*MigLayout(driver, _GRIP, lambda: 5.0).read(believing=0))
+    found = ProcessList(driver, _GRIP, "GPU-x").read(*MigLayout(driver, _GRIP, lambda: 5.0).read(max_age=0))
     places = [(process.device, process.pid) for process in found]
     assert len(set(places)) == len(places), "a process twice"
     assert all(process.memory is None or process.memory < 2**63 for process in found), "a sentinel leaves as bytes"
@@ -224,18 +226,18 @@ def _switch_records(rng: Random) -> bytes:
 
 def context_switches(case: Case) -> object:
     """Whatever the log holds and however it is cut up, a window's parts are the window, and nobody ran longer than he
-    was there. Or a Doubt: then the driver's samples are used."""
+    was there. Or a SwitchLogError: then the driver's samples are used."""
     rng = _drawn(case)
     chunk = _switch_records(rng)
-    reader, habits = RecordReader(), Habits()
+    reader, habits = RecordDecoder(), Habits()
     now = max(0, int.from_bytes(chunk[24:32], "little") - rng.choice((0, 1, 10**6, 10**9)))
     timeline = Timeline(now, lead=rng.choice((0, 1, 64_000, 10**9)))
     while chunk:
         part = RECORD.size * rng.randrange(1, 41)
-        for resident, pid, at, _, _ in reader.read(chunk[:part]):
+        for resident, pid, at, _, _ in reader.decode(chunk[:part]):
             timeline.add(resident, pid, at)
         chunk, now = chunk[part:], now + rng.choice((0, 1, rng.randrange(10**9), rng.randrange(2**50)))
-        _check_residency(timeline.window(now), habits, rng)
+        _check_residency(timeline.take_window(now), habits, rng)
     return now or None
 
 
@@ -250,14 +252,14 @@ def _check_residency(residency: Residency, habits: Habits, rng: Random) -> None:
         (rng.randrange(residency.since, residency.until + 1), rng.random() < 0.5) for _ in range(rng.randrange(9))
     ]
     habits.learn(residency, moments)
-    resident = residency.of_processes()
-    for figures in (young_first(residency, busy), habits.estimate(residency, busy)):
+    resident = residency.sum_by_process()
+    for figures in (estimate_without_samples(residency, busy), habits.estimate(residency, busy)):
         assert all(0 <= ns <= resident[pid] for pid, ns in figures.items()), "ran longer than it was there"
         assert sum(figures.values()) <= busy, "more than there was"
 
 
 DRIVER_TARGETS = (
-    Target("context-switches", _seed, context_switches, (Doubt,)),
+    Target("context-switches", _seed, context_switches, (SwitchLogError,)),
     Target("nvml-values", _seed, nvml_value, (Blank,)),
     Target("dcgm-values", _seed, dcgm_value, (Blank, SourceError)),
     Target("dcgm-structs", _seed, dcgm_structs),

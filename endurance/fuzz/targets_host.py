@@ -7,8 +7,8 @@ from endurance.fuzz.target import Target
 from podgpu.doctor.host import parse_kernel_driver, parse_status
 from podgpu.errors import UsageError
 from podgpu.fetch.exposition import looks_like_web_page
-from podgpu.gpu.dcgm.library import parse_version
-from podgpu.gpu.dcgm.session import parse_address
+from podgpu.gpu.dcgm.connection import parse_version
+from podgpu.gpu.dcgm.connection import parse_address
 from podgpu.hook.cards import parse_card
 from podgpu.metrics.mig import slices_of_profile
 from podgpu.simulate.proc import cgroup_text, container_cgroup, stat_line

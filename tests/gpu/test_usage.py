@@ -499,24 +499,6 @@ def test_without_the_power_drawn_every_turn_has_its_own_energy(bench: Bench) -> 
     assert not bench.flaws.lacks
 
 
-def test_telemetry_and_usage_ask_for_energy_once(bench: Bench) -> None:
-    """At -c 1000 telemetry asks every second, and usage has its figure of every second from that."""
-    energy = (fields()[156],)
-    bench.place(41, 0.5)
-    gpu, before, total, told = bench.driver.machine.gpus[0], 0, 0, []
-    for turn in range(20):
-        bench.now += 0.3
-        (reading,) = bench.telemetry.read(bench.gpu, energy).readings
-        assert reading.values[156] == gpu.energy_mj, "telemetry's own is fresh in every tick"
-        before = gpu.energy_mj if turn == 0 else before
-        usage = bench.after(0.7)
-        told.append(usage.energy_mj)
-        total += usage.energy_mj or 0
-    assert bench.driver.calls[ENERGY] <= 22, "the first of usage's own, and one more for the first difference"
-    assert None not in told[2:]
-    assert 0 <= gpu.energy_mj - before - total < 2 * 700_000, "all of it but what was used since the last tick"
-
-
 def test_an_energy_counter_that_falls_begins_anew(bench: Bench) -> None:
     bench.start()
     bench.after(10)

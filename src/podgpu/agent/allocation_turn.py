@@ -14,8 +14,8 @@ from podgpu.holders.identity import Identities
 from podgpu.holders.keeping import KEEP_SECONDS, HolderKeeper, Signs, no_signs
 from podgpu.holders.merge import Complete, merge
 from podgpu.holders.source import AllocationSource
-from podgpu.isolate import Isolation, Result
 from podgpu.model import Allocation, Assignment, ContainerUsage, Device, Outcome, VcudaRequest
+from podgpu.workers import Result, Workers
 
 _log = logging.getLogger("podgpu")
 DEADLINE = 5.0
@@ -49,7 +49,7 @@ class AllocationTurn:
         self,
         sources: Sequence[AllocationSource],
         identities: ReadIdentities | None,
-        isolation: Isolation,
+        isolation: Workers,
         deadline: float,
         clock: Callable[[], float],
         signs: ReadSigns | None = None,

@@ -29,11 +29,11 @@ from podgpu.errors import StartError
 from podgpu.gpu.source import Telemetry
 from podgpu.holders.source import AllocationSource
 from podgpu.holders.unmapped import lost_gpus
-from podgpu.isolate import Isolation
 from podgpu.metrics.counters import Counter as MetricCounter
 from podgpu.metrics.render import Policy
 from podgpu.model import Outcome, PodLabels, Snapshot, Value
 from podgpu.usage.containers import ContainerFinder
+from podgpu.workers import Workers
 
 _log = logging.getLogger(__name__)
 Forgotten = Literal["gpu", "xids", "nothing"]
@@ -89,7 +89,7 @@ class Agent:
         self.settings = settings or Settings()
         self.clock = clock or Clock()
         self._telemetry = telemetry
-        self._isolation = Isolation(self.clock.monotonic)
+        self._isolation = Workers(self.clock.monotonic)
         self._policy = policy = self.settings.policy
         self._counter_watch = CounterWatch(counter_feed, self._isolation, self.settings.deadline)
         self._schedule = self._new_schedule(policy)

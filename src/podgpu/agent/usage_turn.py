@@ -12,11 +12,11 @@ from typing import TypeVar
 from podgpu.clock import Clock
 from podgpu.errors import SourceError
 from podgpu.gpu.source import Telemetry, TellsQuiet, UsageFlaws
-from podgpu.isolate import Isolation, Result
 from podgpu.model import Assignment, ContainerUsage, Device, DeviceUsage, Outcome, Usage, physical
 from podgpu.usage.containers import ContainerFinder
 from podgpu.usage.ledger import MOST_NAMESPACES, Ledger
 from podgpu.usage.owners import Complete, Owners, ProcessOwners
+from podgpu.workers import Result, Workers
 
 K = TypeVar("K")
 _log = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class UsageTurn:
         self,
         telemetry: Telemetry,
         finder: ContainerFinder,
-        isolation: Isolation,
+        isolation: Workers,
         deadline: float,
         clock: Clock,
         patience: float = 0.0,

@@ -18,10 +18,10 @@ from podgpu.compose.telemetries import open_telemetry
 from podgpu.enrich.turn import Enricher, Held, Settings
 from podgpu.errors import SourceError
 from podgpu.fetch.exposition import ExpositionSource
-from podgpu.gpu.beside import DriverBeside
+from podgpu.gpu.companion import CompanionDriver
 from podgpu.gpu.exposition import ParsedExposition, parse_exposition
-from podgpu.isolate import Isolation
 from podgpu.model import Device
+from podgpu.workers import Workers
 
 _DEADLINE = 5.0
 
@@ -37,11 +37,11 @@ def opened_enricher(
         driver = open_telemetry("nvml", options)
         with naming("allocation"):
             holders = make_holders(Surroundings(options, api, driver))
-        isolation = Isolation()
+        isolation = Workers()
         at_the_end.callback(isolation.close)
         turn = AllocationTurn(holders.sources, holders.identities, isolation, _DEADLINE, time.monotonic, holders.signs)
         at_the_end.callback(turn.close)
-        yield Enricher(_fetch(source, isolation), _holders(turn), textfile, settings, DriverBeside(driver))
+        yield Enricher(_fetch(source, isolation), _holders(turn), textfile, settings, CompanionDriver(driver))
 
 
 def run_enricher(enricher: Enricher, interval: float) -> None:
@@ -56,7 +56,7 @@ def run_enricher(enricher: Enricher, interval: float) -> None:
         stopping.wait(due - time.monotonic())
 
 
-def _fetch(source: ExpositionSource, isolation: Isolation) -> Callable[[], ParsedExposition]:
+def _fetch(source: ExpositionSource, isolation: Workers) -> Callable[[], ParsedExposition]:
     """In a worker of its own: whatever hangs, a turn ends."""
 
     def fetch() -> ParsedExposition:
