@@ -22,16 +22,12 @@ LADDER = (
     ("+ logging, asyncio, ssl", "import logging, asyncio, ssl"),
     ("+ click", "import click"),
     ("+ pynvml", "import pynvml"),
-    ("+ aiohttp.web", "import podgpu.http.exchange, aiohttp.web"),
+    ("+ aiohttp.web", "import podgpu.http_client, aiohttp.web"),
     ("+ podgpu, but for what follows", "import podgpu.cli.exporter, podgpu.gpu.nvml, podgpu.web.app"),
     ("+ the kubelet's messages (protobuf)", "from podgpu.holders import kubelet, podresources_pb2"),
     (
         "+ the simulated driver of 8 GPUs",
         "from bench.node import *; kept = simulated_driver(EIGHT_GPUS, TickClock())",
-    ),
-    (
-        "- what goes back once it has started",
-        "from podgpu.compose.process import *; look_past_what_stays()",
     ),
 )
 """Where the exporter's memory is: what each step adds in one interpreter. What it stands at beyond is what it keeps."""

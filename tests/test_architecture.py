@@ -17,17 +17,16 @@ LAYERS = [
     {"cli"},
     {"compose"},
     {"doctor", "top"},
+    {"autoscale", "hook"},
     {"web"},
-    {"autoscale"},
-    {"agent", "cluster", "hook", "enrich", "migrate"},
+    {"agent", "cluster", "enrich", "migrate"},
     {"gpu", "holders", "configuration"},
     {"usage"},
-    {"fetch", "history"},
+    {"history"},
     {"kube", "figures"},
-    {"http"},
     {"metrics"},
 ]
-"""Top layer first. A package imports only packages of lower layers; every package may import the modules of the root."""
+"""Top layer first. A package imports only packages of lower layers; every package may import root modules."""
 PURE = {"figures", "migrate", "metrics", "model", "errors"}
 """Packages and modules without input or output."""
 OUTSIDE = {"os", "socket", "time", "ctypes", "grpc", "aiohttp", "asyncio", "threading", "subprocess", "pynvml"}

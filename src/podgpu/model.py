@@ -7,16 +7,18 @@ Readers make them, the agent gathers them into one `Snapshot`; the join makes fa
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
+
+import msgspec
+from msgspec import Meta
 
 Value = int | float | str
-_ID_SHOWN = 12
-"""Letters of a container's id, as Docker and crictl show it."""
-Who = tuple[str, ...]
-"""The identity of a workload: see `Workload.who`. On a GPU cut by MIG the ledger puts the
-instance's key in front."""
+Name = Annotated[str, Meta(max_length=256)]
+WorkloadKey = tuple[str, ...]
+Who = WorkloadKey
+_SHORT_ID = 12  # letters of a container id, as crictl shows it
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,51 +71,54 @@ def physical(key: str) -> str:
     return key.partition("/")[0]
 
 
-@dataclass(frozen=True, slots=True)
-class Workload:
-    """Who holds or uses a device. No single source knows all of it; empty means not known."""
+class Document(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """Base of all parts of a `NodeState`. `gc=False` is safe: documents are trees without reference cycles."""
 
-    namespace: str = ""
-    pod: str = ""
-    container: str = ""
-    uid: str = ""
-    container_id: str = ""
-    job: str = ""
-    """Job of an HPC scheduler, which knows no pods."""
+
+class Workload(Document, frozen=True):
+    """A container, or a job of an HPC scheduler. No source knows all members."""
+
+    namespace: Name = ""
+    pod: Name = ""
+    container: Name = ""
+    uid: Name = ""
+    container_id: Name = ""
+    job: Name = ""
 
     @property
-    def who(self) -> Who:
-        """What it goes by: equal for the same workload, whichever source names it. Empty: there is nothing to go by.
+    def key(self) -> WorkloadKey:
+        """Equal for the same workload, whichever source reports it. Empty: not identified.
 
-        By names, as the series go that carry them: a pod made anew under the old one's name is told apart by those
-        who know uids (`usage/presence.py`, `holders/merge.py`).
+        Two pods with the same name have the same key. Code that knows the UIDs distinguishes them.
         """
         if self.job:
             return "job", self.job
         if self.pod:
             return "pod", self.namespace, self.pod, self.container
-        if self.uid or self.container_id:
-            return "uid", self.uid, self.container or self.container_id
-        return ()
+        return ("uid", self.uid, self.container or self.container_id) if self.uid or self.container_id else ()
+
+    @property
+    def who(self) -> WorkloadKey:
+        """Old name of `key`, until all callers are converted."""
+        return self.key
 
     @property
     def text(self) -> str:
-        """What people know it by; empty where nothing is known."""
+        """Name to show to people. Empty: not identified."""
         if self.job:
             return f"job {self.job}"
         if self.pod:
             return "/".join(filter(None, (self.namespace, self.pod, self.container)))
-        short_id = self.container_id[:_ID_SHOWN]
+        short_id = self.container_id[:_SHORT_ID]
         if self.uid:
             return "pod " + "/".join(filter(None, (self.uid, self.container or short_id)))
         container = short_id or self.container
         return f"container {container}" if container else ""
 
 
-WORKLOAD_PARTS = tuple(part.name for part in fields(Workload))
-"""All that may be known of one, in the order in which JSON and the files of history have it."""
+WORKLOAD_PARTS = Workload.__struct_fields__
 parts_of = attrgetter(*WORKLOAD_PARTS)
-"""A workload's parts, those people read first: what to sort by."""
+"""Sort key of workloads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +227,7 @@ class DeviceUsage:
     busy_ns: int | None = None
     """Time within the window in which anything ran."""
     energy_mj: int | None = None
-    """Energy used since it was last told. None with an estimate: it is in what will be told next."""
+    """Energy since the previous reading of the counter. None if it was not read in this turn, or unknown."""
     memory_used: int | None = None
     processes: tuple[ProcessUsage, ...] | None = None
     """None: processes cannot be seen from here (not the host's PID namespace)."""
@@ -239,12 +244,8 @@ class DeviceUsage:
     """Pid -> how much of its residency may have been part of a switch, too."""
     bounded: bool = False
     """Whether the least and the most each can have run is wanted beside the figure."""
-    energy_estimate_nj: int | None = None
-    """About how much of it, or of the next, is of this window; None: what was used and not told is lost."""
     power_mw: int | None = None
-    """Power at the end of the window."""
-    energy_since_nj: int = 0
-    """About how much was used since what was told, and is in the next."""
+    """Power at the end of the window: weights the turns between two readings of energy."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
+from msgspec import structs
+
 from podgpu.model import (
     Assignment,
     ContainerUsage,
@@ -38,7 +40,7 @@ def dump_snapshot(snapshot: Snapshot) -> str:
     plain["pod_labels"] = [[*key, pairs] for key, pairs in snapshot.pod_labels.items()]
     plain["clock_events"] = [[*key, count] for key, count in snapshot.clock_events.items()]
     plain["clock_event_totals"] = [[*key, count] for key, count in snapshot.clock_event_totals.items()]
-    return json.dumps({"version": VERSION, **plain}, indent=1, ensure_ascii=False) + "\n"
+    return json.dumps({"version": VERSION, **plain}, indent=1, ensure_ascii=False, default=structs.asdict) + "\n"
 
 
 def load_snapshot(text: str) -> Snapshot:

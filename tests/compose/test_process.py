@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-import random
-import resource
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,7 +12,6 @@ from pathlib import Path
 import pytest
 from aiohttp.http_exceptions import BadHttpMessage
 
-from podgpu.autoscale.x509 import issue
 from podgpu.compose.process import configure_logging
 
 FORGED = "n1\n2026-01-01T00:00:00.000Z ERROR   all is lost\x1b[2J"
@@ -68,44 +64,14 @@ def test_a_request_that_is_no_http_is_no_news(capsys: pytest.CaptureFixture[str]
 # Memory
 
 
-def test_what_compiling_took_is_given_back() -> None:
-    """As in an image without .pyc files, where pynvml alone takes 14 MiB, of which it needs three."""
-    program = (
-        "import pynvml; from podgpu.compose.process import give_back_unused\n"
-        "def pages(): return int(open('/proc/self/statm').read().split()[1])\n"
-        "before = pages(); give_back_unused(); print(before - pages())"
-    )
-    uncompiled = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPYCACHEPREFIX": "/nowhere"}
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=uncompiled)
-    assert int(done.stdout) * resource.getpagesize() > 2 * 1024 * 1024  # Python 3.11: 12 MiB, 3.12: 4
-
-
 def test_the_exporter_loads_nothing_that_it_does_not_use(tmp_path: Path) -> None:
     program = (
         "import sys; from podgpu.cli.main import run\n"
         f"elsewhere = ['--path-proc', '{tmp_path}', '--path-varlog', '{tmp_path}']\n"
         "code = run(['exporter', '--once', '--telemetry', 'simulated:1xT4', '-c', '100', *elsewhere])\n"
-        "names = ('grpc', 'zipfile', 'rich', 'yaml', 'multiprocessing', 'podgpu.kube.pods')\n"
-        "names += ('podgpu.metrics.gpu_manager', 'podgpu.gpu.dcgm.connection')\n"
+        "names = ('grpc', 'zipfile', 'rich', 'yaml', 'multiprocessing', 'podgpu.kube.objects')\n"
+        "names += ('podgpu.gpu.dcgm.connection',)\n"
         "print(code, [name for name in names if name in sys.modules], file=sys.stderr)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.stderr.splitlines()[-1] == "0 []"
-
-
-def test_no_authorities_are_loaded_until_somebody_is_to_be_trusted(tmp_path: Path) -> None:
-    file = tmp_path / "ca.pem"
-    file.write_text(issue(["n1"], 0.0, 4e9, random.Random(1).randrange).authority)
-    elsewhere = f"'--path-proc', '{tmp_path}', '--path-varlog', '{tmp_path}'"
-    program = (
-        "import os; from podgpu.cli.main import run; from podgpu.http.tls import client_context\n"
-        f"run(['exporter', '--once', '--telemetry', 'simulated:1xT4', '-c', '100', '-f', 'none', {elsewhere}])\n"
-        "import aiohttp.connector\n"
-        "print(aiohttp.connector._SSL_CONTEXT_VERIFIED.cert_store_stats()['x509'],\n"
-        "      client_context(None, 'the system').cert_store_stats()['x509'],\n"
-        "      os.environ['SSL_CERT_FILE'], 'SSL_CERT_DIR' in os.environ)"
-    )
-    environment = {name: value for name, value in os.environ.items() if name != "SSL_CERT_DIR"}
-    environment["SSL_CERT_FILE"] = str(file)
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment)
-    assert done.stdout.splitlines()[-1].split() == ["0", "1", str(file), "False"]

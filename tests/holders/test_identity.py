@@ -6,13 +6,13 @@ import os
 import string
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
 
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from podgpu.errors import SourceError
 from podgpu.holders.identity import (
@@ -23,7 +23,7 @@ from podgpu.holders.identity import (
     parse_pod_directory,
 )
 from podgpu.holders.merge import merge
-from podgpu.kube.pods import ContainerRecord, PodRecord
+from podgpu.kube.objects import ContainerRecord, PodRecord
 from podgpu.model import WORKLOAD_PARTS, Allocation, Assignment, Workload
 
 UID = "c3a3a1f0-0000-4000-8000-000000000001"
@@ -146,8 +146,8 @@ def test_all_parts_from_any_key(part: Workload) -> None:
         ("another pod", known(DIRECTORY, LOG), Workload("ml", "other", "main"), Workload("ml", "other", "main")),
         ("the pod as a whole", known(DIRECTORY, LOG), Workload("ml", "train"), Workload("ml", "train", uid=UID)),
         ("a uid alone is no container", known(DIRECTORY, LOG), Workload(uid=UID), Workload("ml", "train", uid=UID)),
-        ("no log yet", known(DIRECTORY), BY_NAME, replace(BY_NAME, uid=UID)),
-        ("no directory yet", known(LOG), BY_NAME, replace(BY_NAME, container_id=X)),
+        ("no log yet", known(DIRECTORY), BY_NAME, structs.replace(BY_NAME, uid=UID)),
+        ("no directory yet", known(LOG), BY_NAME, structs.replace(BY_NAME, container_id=X)),
         ("a pod made anew", known(DIRECTORY, OLD_DIRECTORY), BY_NAME, BY_NAME),
         ("a pod made anew, one log", known(DIRECTORY, OLD_DIRECTORY, LOG), BY_NAME, BY_NAME),
         (
@@ -160,26 +160,26 @@ def test_all_parts_from_any_key(part: Workload) -> None:
             "a pod made anew, by container id",
             known(DIRECTORY, OLD_DIRECTORY, LOG),
             Workload(container_id=X),
-            replace(BY_NAME, container_id=X),
+            structs.replace(BY_NAME, container_id=X),
         ),
-        ("a restarted container", known(DIRECTORY, LOG, OLD_LOG), BY_NAME, replace(BY_NAME, uid=UID)),
+        ("a restarted container", known(DIRECTORY, LOG, OLD_LOG), BY_NAME, structs.replace(BY_NAME, uid=UID)),
         (
             "the API server says which pod lives",
             known(DIRECTORY, OLD_DIRECTORY).with_pods([record()]),
             BY_NAME,
-            replace(BY_NAME, uid=UID),
+            structs.replace(BY_NAME, uid=UID),
         ),
         (
             "the API server says which pod lives, before its directory is there",
             known(OLD_DIRECTORY, OLD_LOG).with_pods([record()]),
             BY_NAME,
-            replace(BY_NAME, uid=UID),
+            structs.replace(BY_NAME, uid=UID),
         ),
         (
             "which pod lives does not say whose an old container is",
             known(DIRECTORY, OLD_DIRECTORY, OLD_LOG).with_pods([record(main=X)]),
             Workload(container_id=Y),
-            replace(BY_NAME, container_id=Y),
+            structs.replace(BY_NAME, container_id=Y),
         ),
         (
             "the API server says which container lives",
@@ -191,7 +191,7 @@ def test_all_parts_from_any_key(part: Workload) -> None:
             "the API server is behind: the container it knows has no log",
             known(DIRECTORY, OLD_LOG).with_pods([record(main=X)]),
             BY_NAME,
-            replace(BY_NAME, uid=UID),
+            structs.replace(BY_NAME, uid=UID),
         ),
         (
             "an init container by its id",
@@ -205,7 +205,7 @@ def test_all_parts_from_any_key(part: Workload) -> None:
             "a container that is not made yet",
             Identities().with_pods([record(main="")]),
             BY_NAME,
-            replace(BY_NAME, uid=UID),
+            structs.replace(BY_NAME, uid=UID),
         ),
     ],
     ids=lambda value: value.replace(" ", "-") if isinstance(value, str) else "",
@@ -222,7 +222,7 @@ def test_only_what_is_sure(about: str, identities: Identities, part: Workload, e
         Workload(container="other", container_id=X),
         Workload("other", "train", uid=UID),
         Workload("ml", "other", uid=UID),
-        replace(FULL, container="other"),
+        structs.replace(FULL, container="other"),
         Workload(uid=OLD_UID, container_id=Z),
     ],
 )
@@ -242,7 +242,7 @@ def test_the_api_server_contradicts_a_uid() -> None:
 
 
 def test_a_uid_nobody_has_seen_is_no_contradiction() -> None:
-    fresh = replace(BY_NAME, uid=OLD_UID)
+    fresh = structs.replace(BY_NAME, uid=OLD_UID)
     assert known(DIRECTORY, LOG).complete(fresh) == fresh
 
 

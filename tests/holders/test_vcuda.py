@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from podgpu.errors import SourceError
 from podgpu.holders.annotations import AnnotationsAllocation, requested_vcuda
@@ -14,7 +15,7 @@ from podgpu.holders.holdings import HeldId, parse_id
 from podgpu.holders.kubelet import KubeletAllocation
 from podgpu.holders.merge import merge
 from podgpu.holders.vcuda import count_vcuda
-from podgpu.kube.pods import ContainerRecord, PodRecord
+from podgpu.kube.objects import ContainerRecord, PodRecord
 from podgpu.model import Allocation, Device, VcudaRequest, Workload
 from podgpu.simulate.kubelet import SimulatedClaim, SimulatedKubelet, SimulatedPod
 
@@ -41,7 +42,7 @@ def test_the_kubelets_ids_are_counted_by_container(kubelet: SimulatedKubelet, so
         SimulatedPod("ml", "whole", {"main": {"nvidia.com/gpu": [UUID]}}),
     )
     allocation = source.assignments(NODE)
-    side = replace(MAIN, container="side")
+    side = structs.replace(MAIN, container="side")
     assert allocation.vcuda == (VcudaRequest(MAIN, 200, 0), VcudaRequest(side, 50, 30))
     assert [one.holder.pod for one in allocation.assignments] == ["whole"]
     assert allocation.unmapped == ()
@@ -172,7 +173,7 @@ def test_the_first_source_that_names_a_workload_has_the_word() -> None:
 
 def test_names_are_completed_before_they_are_compared() -> None:
     nameless = Workload(container="main", uid="u-1")
-    known = replace(MAIN, uid="u-1")
+    known = structs.replace(MAIN, uid="u-1")
     sources = {"podlist": told(VcudaRequest(nameless, 20, 2)), "kubelet": told(VcudaRequest(MAIN, 10, 1))}
     assert merge(sources, lambda _: known).vcuda == (VcudaRequest(known, 20, 2),)
 

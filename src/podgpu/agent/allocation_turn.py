@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
 
+from msgspec import structs
+
 from podgpu.errors import few_of
 from podgpu.holders.identity import Identities
 from podgpu.holders.keeping import KEEP_SECONDS, HolderKeeper, Signs, no_signs
@@ -104,7 +106,7 @@ class AllocationTurn:
         if not uids:
             return tuple(named)
         return tuple(
-            replace(entry, holder=replace(entry.holder, uid=uids.get(entry.holder.uid, entry.holder.uid)))
+            replace(entry, holder=structs.replace(entry.holder, uid=uids.get(entry.holder.uid, entry.holder.uid)))
             for entry in named
         )
 

@@ -8,8 +8,8 @@ import signal
 from typing import TYPE_CHECKING
 
 from podgpu.atomic_file import AtomicFile
-from podgpu.compose.process import look_past_what_stays, stop_on_signal
-from podgpu.hook.loop import Hook, Settings
+from podgpu.compose.process import stop_on_signal
+from podgpu.hook.loop import Hook, HookSettings
 
 if TYPE_CHECKING:  # it brings the web server
     from podgpu.web.sockets import Address
@@ -17,11 +17,10 @@ if TYPE_CHECKING:  # it brings the web server
 _log = logging.getLogger("podgpu")
 
 
-def run_hook(settings: Settings, file: AtomicFile, address: Address | None) -> None:
+def run_hook(settings: HookSettings, file: AtomicFile, address: Address | None) -> None:
     """Until SIGTERM, SIGINT or the end of an inherited connection. Raises StartError."""
     hook = Hook(settings, file)
     _log.info("keeping %s", file.path)
-    look_past_what_stays()
     if address is None:
         _run_without_port(hook)
     else:
@@ -29,8 +28,8 @@ def run_hook(settings: Settings, file: AtomicFile, address: Address | None) -> N
 
 
 def _run_with_port(hook: Hook, address: Address) -> None:
+    from podgpu.hook.hook_app import hook_application
     from podgpu.web.app import Listener, run
-    from podgpu.web.hook_app import hook_application
 
     run(hook, [Listener(hook_application(hook), address, announcement="the hook's own metrics on %s/metrics")])
 

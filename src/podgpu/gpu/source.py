@@ -135,10 +135,3 @@ class ReadsOthers(Protocol):
 
     def read_others(self, fields: Sequence[Field]) -> GpuAnswer:
         """Returns `others` without readings. Called from its own worker. Raises SourceError."""
-
-
-@runtime_checkable
-class TellsQuiet(Protocol):
-    """Unused by the sources; removed together with its use in agent/."""
-
-    def is_quiet(self, gpu: Device) -> bool: ...

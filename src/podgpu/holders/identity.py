@@ -16,12 +16,14 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from msgspec import structs
+
 from podgpu.errors import SourceError
 from podgpu.files import SETTLED_NS, explain
 from podgpu.model import WORKLOAD_PARTS, Workload, parts_of
 
 if TYPE_CHECKING:
-    from podgpu.kube.pods import PodRecord
+    from podgpu.kube.objects import PodRecord
 
 PODS_DIR = "/var/log/pods"
 CONTAINERS_DIR = "/var/log/containers"
@@ -220,7 +222,7 @@ def _with(workload: Workload, uid: str = "", container_id: str = "") -> Workload
     """The workload with one part more, or as it was."""
     if not uid and not container_id:
         return workload
-    return replace(workload, uid=workload.uid or uid, container_id=workload.container_id or container_id)
+    return structs.replace(workload, uid=workload.uid or uid, container_id=workload.container_id or container_id)
 
 
 def _stated(record: PodRecord) -> Iterable[Workload]:

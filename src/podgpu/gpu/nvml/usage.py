@@ -260,9 +260,6 @@ class EnergyReading(NamedTuple):
     used_mj: int | None = None
     """Energy since the previous reading of the counter. None if not read in this turn, or unknown."""
     power_mw: int | None = None
-    """Power at the end of the turn."""
-    estimate_nj: int | None = None
-    """Estimated energy of this turn: weights the turns between two readings. None if `used_mj` will not cover it."""
 
 
 class EnergyMeter:
@@ -276,32 +273,30 @@ class EnergyMeter:
         self._counter: tuple[float, int] | None = None
         """Time and value of the last reading."""
         self._has_result = False
-        self._turn_at: float | None = None
         self._pids: Collection[int] | None = None
 
     def read(self, pids: Collection[int] | None = None) -> EnergyReading:
         """`pids`: processes on the GPU, None if not visible."""
         now = self._clock()
-        elapsed = None if self._turn_at is None else max(0.0, now - self._turn_at)
-        changed = pids != self._pids
-        self._turn_at, self._pids = now, pids
         power = self._read_power()
-        estimate = None if elapsed is None or power is None else round(power * 1e6 * elapsed)
-        # The first results come without delay; without power, turns could not be weighted.
+        changed, self._pids = pids != self._pids, pids
+        # The first result comes without delay. Without power the turns of a window cannot be weighted.
         is_due = changed or not self._has_result or power is None
-        if self._counter is not None and not is_due and now - self._counter[0] < ENERGY_SECONDS - _EARLY_SECONDS:
-            return EnergyReading(None, power, estimate)
+        if self._counter is None or is_due or now - self._counter[0] >= ENERGY_SECONDS - _EARLY_SECONDS:
+            return EnergyReading(self._read_counter(now), power)
+        return EnergyReading(None, power)
+
+    def _read_counter(self, now: float) -> int | None:
         raw = self._parts.read(_ENERGY, lambda: self._driver.call(_ENERGY, self._handle))
         if raw is None or self._parts.check(_ENERGY, raw, _MAX_COUNTER_MJ) is None:
-            return EnergyReading(None, power, estimate if self._counter is not None else None)
-        counter = int(raw)
-        before, self._counter, self._has_result = self._counter, (now, counter), False
-        if before is None or counter < before[1]:
-            return EnergyReading(None, power)
+            return None
+        before, self._counter, self._has_result = self._counter, (now, int(raw)), False
+        if before is None or raw < before[1]:
+            return None
         most = int(_MAX_WATTS * 1000 * (now - before[0] + _COUNTER_STEP_SECONDS))
-        used = self._parts.check(_ENERGY, counter - before[1], most)
+        used = self._parts.check(_ENERGY, int(raw) - before[1], most)
         self._has_result = used is not None
-        return EnergyReading(used, power, estimate if used is not None else None)
+        return used
 
     def _read_power(self) -> int | None:
         """Returns milliwatts. Errors are not reported, because power only weights turns."""
@@ -442,7 +437,6 @@ def _make_usage(
         busy.window_ns,
         busy_ns=busy.busy_ns,
         energy_mj=energy.used_mj,
-        energy_estimate_nj=energy.estimate_nj,
         power_mw=energy.power_mw,
         memory_used=memory,
         processes=None if running is None else tuple(p for p in running if p.device == device.key),

@@ -1,0 +1,211 @@
+# ruff: noqa: RUF012 - msgspec copies the defaults
+"""The data model: one document per node (`NodeState`).
+
+Amounts are exact integers with the unit in the name: `_ns`, `_mj`, `_mw`, `_bytes`. Moments are Unix seconds.
+An unknown value is None, an empty text or an empty collection, and is left out of the JSON. A zero is a measured zero.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from podgpu.model import Document, Name, Outcome, Unmapped, Workload
+
+SCHEMA = 1  # raised when a member changes its meaning; new members do not raise it: decoders ignore unknown ones
+Text = Annotated[str, Meta(max_length=1024)]
+Amount = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Ratio = Annotated[float, Meta(ge=0)]
+Labels = Annotated[dict[Name, Text], Meta(max_length=64)]
+Fields = Annotated[dict[Name, int | float | Text], Meta(max_length=1024)]  # by `name` of fields.csv, in its unit
+
+
+class HolderUsage(Document, frozen=True):
+    """What one workload uses of one device. Counters start with the exporter (`NodeState.exporter_id`)."""
+
+    utilization_ratio: Ratio | None = None
+    memory_used_bytes: Amount | None = None
+    processes: Amount | None = None
+    allocated_ns: Amount | None = None
+    busy_ns: Amount | None = None
+    busy_min_ns: Amount | None = None
+    busy_max_ns: Amount | None = None
+    idle_ns: Amount | None = None
+    energy_mj: Amount | None = None
+    power_ratio: Ratio | None = None  # its part of the device's energy in the last usage window
+    idle_since: float | None = None  # None: it runs something, or that is not known
+
+
+class Holder(Workload, frozen=True):
+    """A workload that was given a device, or runs on it without being given it (`source` is empty)."""
+
+    source: Name = ""
+    share_ratio: Ratio | None = None
+    replica: Name = ""  # number of the time slice or vGPU, if the device id names one
+    labels: Labels = {}  # of the source, such as dra_claim_name
+    usage: HolderUsage | None = None  # None: its use cannot be seen
+
+
+class NamespaceUsage(Document, frozen=True):
+    """Sum over the containers of a namespace on one kind of device, ended containers included."""
+
+    namespace: Name
+    model: Name
+    profile: Name = ""  # MIG profile; the label `modelName` is `<model> MIG <profile>`
+    allocated_ns: Amount | None = None
+    busy_ns: Amount | None = None
+    energy_mj: Amount | None = None
+
+
+class Condition(Document, frozen=True):
+    """Something wrong with a GPU. Severity and sentences come from conditions.csv, by name and detail."""
+
+    name: Name
+    since: float | None = None
+    detail: Name = ""
+
+
+class XidCount(Document, frozen=True):
+    xid: Amount
+    total: Amount
+    last_seen: float
+    in_window: Amount = 0  # of --xid-count-window-size
+
+
+class SlotUsage(Document, frozen=True):
+    """The device side of the ledger. Each figure is the sum over its holders and the unattributed rest."""
+
+    memory_used_bytes: Amount | None = None
+    busy_ns: Amount | None = None
+    energy_mj: Amount | None = None
+    unattributed_memory_bytes: Amount | None = None
+    unattributed_busy_ns: Amount | None = None
+    unattributed_energy_mj: Amount | None = None
+    method: Name = ""  # samples, switches or exact
+
+
+class Slot(Document, frozen=True):
+    """What a GPU and a MIG instance have in common: both can be held, read and charged."""
+
+    hidden: bool = False  # excluded by --devices: identity, holders and health only
+    utilization_ratio: Ratio | None = None
+    memory_used_bytes: Amount | None = None
+    memory_total_bytes: Amount | None = None
+    usage: SlotUsage | None = None  # of `usage_at`; the figures above are of `taken_at`
+    holders: Annotated[tuple[Holder, ...], Meta(max_length=4096)] = ()
+    fields: Fields | None = None  # None: the device did not answer in the last turn
+    details: Annotated[tuple[tuple[Name, Labels, int | float], ...], Meta(max_length=1024)] = ()  # field, labels, value
+    unsupported: tuple[Name, ...] = ()
+    xids: Annotated[tuple[XidCount, ...], Meta(max_length=256)] = ()
+    last_xid: Amount | None = None
+    clock_events: dict[Name, tuple[Amount, Amount]] = {}  # event -> in the window, since the start
+
+
+class MigInstance(Slot, frozen=True, kw_only=True):
+    id: Amount
+    profile: Name = ""
+    uuids: tuple[Name, ...] = ()  # of its compute instances, as the kubelet reports them
+
+
+class DeviceState(Slot, frozen=True, kw_only=True):
+    """One physical GPU with its MIG instances."""
+
+    uuid: Name = ""
+    index: Amount | None = None
+    model: Name = ""
+    pci_bus_id: Name = ""
+    minor: Amount | None = None
+    maker: Name = "nvidia"
+    mig_enabled: bool = False
+    power_mw: Amount | None = None
+    temperature_celsius: int | float | None = None
+    throttled_ns: dict[Name, Amount] = {}  # by reason, as the driver counts it
+    conditions: Annotated[tuple[Condition, ...], Meta(max_length=64)] = ()  # with `lost` there are no figures
+    healthy: tuple[Name, ...] = ()  # conditions that were checked and are absent
+    last_holders: Annotated[tuple[Workload, ...], Meta(max_length=4096)] = ()  # of a lost GPU
+    instances: Annotated[tuple[MigInstance, ...], Meta(max_length=64)] = ()
+
+
+class SourceStatus(Document, frozen=True):
+    """The last reading of one source, and its failures since the start."""
+
+    name: Name
+    up: bool | None = None  # None: not read in the last turn, only the counters are known
+    seconds: float | None = None
+    error: Name = ""
+    message: Text = ""
+    device: Name = ""  # UUID, if the source is the worker of one GPU
+    errors: dict[Name, Amount] = {}  # reason -> failures since the start
+    unmapped: dict[Name, Amount] = {}  # reason -> assignments that name no known GPU, now
+
+
+def source_statuses(
+    outcomes: Iterable[Outcome], errors: Mapping[tuple[str, str], int], unmapped: Iterable[Unmapped]
+) -> Iterator[SourceStatus]:
+    """One status per source. `errors` counts failures by source and reason."""
+    failures: dict[str, dict[str, int]] = {}
+    unknown: dict[str, Counter[str]] = {}
+    for (source, reason), count in errors.items():
+        failures.setdefault(source, {})[reason] = count
+    for entry in unmapped:
+        unknown.setdefault(entry.source, Counter())[entry.reason] += 1
+    for o in outcomes:
+        counts, unmapped_counts = failures.pop(o.source, {}), dict(unknown.pop(o.source, {}))
+        yield SourceStatus(o.source, o.ok, o.seconds, o.error, o.message, o.device, counts, unmapped_counts)
+    for source in sorted(failures.keys() | unknown.keys()):
+        yield SourceStatus(source, errors=failures.get(source, {}), unmapped=dict(unknown.get(source, {})))
+
+
+class EntityState(Document, frozen=True):
+    kind: Name
+    labels: Labels
+    fields: Fields
+
+
+class VcudaRequest(Workload, frozen=True):
+    """What a container requested from gpu-manager, without saying from which card."""
+
+    cores: Amount = 0  # hundredths of a card
+    memory_blocks: Amount = 0  # of 256 MiB
+
+
+class NodeState(Document, frozen=True, kw_only=True):
+    """Everything one exporter knows. `GET /api/v1/node`."""
+
+    schema: int = msgspec.field(default_factory=lambda: SCHEMA)  # a factory, so that it is always written
+    producer: Name  # podgpu, dcgm-exporter or prometheus: says whether an absence means "none" or "not reported"
+    version: Name = ""
+    node: Name = ""  # empty: the collector uses the address
+    exporter_id: Name = ""  # random, new at each start: identifies the exporter and the life of its counters
+    interval_seconds: float | None = None
+    taken_at: float | None = None  # last telemetry turn; None: no GPU was ever read
+    holders_at: float | None = None
+    usage_at: float | None = None
+    stale: bool = False  # the figures are too old and were left out
+    simulated: bool = False
+    gpus_expected: Amount | None = None  # on the PCI bus
+    gpus_visible: Amount | None = None
+    gpus_lost: Amount | None = None
+    devices: Annotated[tuple[DeviceState, ...], Meta(max_length=1024)] = ()
+    namespaces: Annotated[tuple[NamespaceUsage, ...], Meta(max_length=8192)] = ()
+    sources: Annotated[tuple[SourceStatus, ...], Meta(max_length=1024)] = ()
+    entities: Annotated[tuple[EntityState, ...], Meta(max_length=4096)] = ()  # NVSwitches, NVLinks, CPUs, cores
+    vcuda: Annotated[tuple[VcudaRequest, ...], Meta(max_length=4096)] = ()
+    pod_labels: dict[Text, Labels] = {}  # namespace/pod -> labels of --kubernetes-enable-pod-labels
+    dropped: dict[Name, Amount] = {}  # field -> values refused since the start
+
+
+_decoder = msgspec.json.Decoder(NodeState)
+encode_node = msgspec.json.Encoder().encode
+
+
+def decode_node(body: bytes) -> NodeState:
+    """Raises msgspec.DecodeError for anything that is not a NodeState of this schema or an older one."""
+    state = _decoder.decode(body)
+    if state.schema > SCHEMA:
+        raise msgspec.ValidationError(f"schema {state.schema} is newer than {SCHEMA}")
+    return state
