@@ -25,7 +25,7 @@ from podgpu.cli.option_table import EXPORTER_OPTIONS
 from podgpu.cli.params import normalise
 from podgpu.cluster.reading import Backend
 from podgpu.gpu.source import ReadsOthers, Telemetry
-from podgpu.holders.source import AllocationSource
+from podgpu.holders import AllocationSource
 from podgpu.metrics.autoscale_families import AUTOSCALE_FAMILIES
 from podgpu.metrics.cluster_families import CLUSTER_FAMILIES
 from podgpu.metrics.families import OWN_FAMILIES

@@ -167,8 +167,8 @@ class Allocation:
     unmapped: tuple[Unmapped, ...] = ()
     vcuda: tuple[VcudaRequest, ...] = ()
     offered: frozenset[str] = frozenset()  # UUIDs of the GPUs that the source gives away, in anybody's hands or not
-    life: int = 0
-    """Which life of the source said so: another one after it was started anew, or the connection to it broke."""
+    source_instance: int = 0
+    """Changes when the source restarts or the connection to it breaks."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,7 +69,7 @@ def holder(number: int) -> Workload:
     return Workload("ns", f"p{number}", "main", UID.format(number), f"{number:x}" * 64)
 
 
-NAMES = Identities(stated=frozenset(holder(number) for number in range(8)))
+NAMES = Identities(api_pods=frozenset(holder(number) for number in range(8)))
 
 
 class GpuBench:

@@ -100,8 +100,8 @@ def test_holders_stay_while_their_containers_are_plainly_there(folder: Path, cap
             assert 'podgpu_exporter_source_up{source="kubelet"} 1' in kubelet.exposition
         kubelet.node.kubelet.pods = PODS
         assert kubelet.turn() == ["serve", "train"]
-        (said,) = (message for message in caplog.messages if "was restarted" in message)
-        assert "does not name 2 containers that held a GPU" in said
+        (said,) = (message for message in caplog.messages if "restarted and no longer lists" in message)
+        assert "no longer lists 2 GPU containers" in said
 
 
 @pytest.mark.fault(

@@ -45,7 +45,7 @@ def uid(number: int) -> str:
 
 
 NAMES = Identities(
-    stated=frozenset(Workload("ns", f"p{number}", "main", uid(number), f"{number:064x}") for number in range(6))
+    api_pods=frozenset(Workload("ns", f"p{number}", "main", uid(number), f"{number:064x}") for number in range(6))
 )
 
 

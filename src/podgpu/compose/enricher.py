@@ -11,7 +11,7 @@ from dataclasses import replace
 from podgpu.agent.allocation_turn import AllocationTurn
 from podgpu.atomic_file import AtomicFile, OutputError
 from podgpu.compose.agent import Naming, Options
-from podgpu.compose.allocations import Surroundings, make_holders
+from podgpu.compose.allocations import make_holders
 from podgpu.compose.process import stop_on_signal
 from podgpu.compose.servers import ApiAccess
 from podgpu.compose.telemetries import open_telemetry
@@ -36,10 +36,12 @@ def opened_enricher(
         at_the_end.callback(api.close)
         driver = open_telemetry("nvml", options)
         with naming("allocation"):
-            holders = make_holders(Surroundings(options, api, driver))
+            holders = make_holders(options, api, driver)
         isolation = Workers()
         at_the_end.callback(isolation.close)
-        turn = AllocationTurn(holders.sources, holders.identities, isolation, _DEADLINE, time.monotonic, holders.signs)
+        turn = AllocationTurn(
+            holders.sources, holders.identities, isolation, _DEADLINE, time.monotonic, holders.liveness
+        )
         at_the_end.callback(turn.close)
         yield Enricher(_fetch(source, isolation), _holders(turn), textfile, settings, CompanionDriver(driver))
 

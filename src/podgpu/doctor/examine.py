@@ -27,11 +27,11 @@ from podgpu.errors import UsageError
 from podgpu.gpu.dcgm import DcgmTelemetry
 from podgpu.gpu.exporter import ExporterTelemetry
 from podgpu.gpu.source import Telemetry
+from podgpu.holders import AllocationSource
 from podgpu.holders.identity import IdentityReader
 from podgpu.holders.kubelet import SOURCE as KUBELET
 from podgpu.holders.kubelet import KubeletAllocation
 from podgpu.holders.merge import merge
-from podgpu.holders.source import AllocationSource
 from podgpu.metrics.counters import Counter
 from podgpu.model import UsageMethod
 from podgpu.workers import Workers

@@ -8,8 +8,7 @@ from typing import Any
 
 from podgpu.doctor.findings import REPORT, Finding, note, ok, plural, wrong
 from podgpu.errors import SourceError, StartError
-from podgpu.holders.kubelet import KubeletAllocation
-from podgpu.holders.pod_resources import OPTION
+from podgpu.holders.kubelet import OPTION, KubeletAllocation
 from podgpu.model import Allocation, Device
 from podgpu.workers import Workers
 

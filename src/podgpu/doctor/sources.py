@@ -9,7 +9,7 @@ from typing import Protocol
 
 from podgpu.doctor.findings import REPORT, Finding, ok, plural, wrong
 from podgpu.errors import SourceError
-from podgpu.holders.source import AllocationSource
+from podgpu.holders import AllocationSource
 from podgpu.kube.objects import PodRecord
 from podgpu.model import Allocation, Device
 from podgpu.workers import Workers
