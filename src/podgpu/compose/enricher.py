@@ -16,12 +16,8 @@ from podgpu.compose.servers import ApiAccess
 from podgpu.compose.telemetries import open_telemetry
 from podgpu.enrich.turn import Enricher, Held, Settings
 from podgpu.errors import SourceError
-<<<<<<< HEAD
 from podgpu.files import AtomicFile, OutputError
-from podgpu.gpu.beside import DriverBeside
-=======
 from podgpu.gpu.companion import CompanionDriver
->>>>>>> main
 from podgpu.gpu.exposition import ParsedExposition, parse_exposition
 from podgpu.gpu.exposition_source import ExpositionSource
 from podgpu.model import Device
