@@ -18,12 +18,12 @@ from podgpu.device_selection import Selection
 from podgpu.errors import UsageError
 from podgpu.gpu.nvml import NvmlTelemetry
 from podgpu.gpu.source import Lane
-from podgpu.isolate import Isolation
 from podgpu.metrics.counters import Counter as MetricCounter
 from podgpu.metrics.counters import parse_counters
 from podgpu.metrics.render import Policy
 from podgpu.simulate.driver import SimulatedNvml
 from podgpu.simulate.workload import SimulatedLoad
+from podgpu.workers import Workers
 from tests.nodes.clock import FakeClock, wait_until
 
 CSV = (
@@ -288,7 +288,7 @@ def test_lanes_that_are_followed_no_more_leave_nothing_behind() -> None:
     bench = Bench()
     old, new = (Lane(fields_to_read(Policy(counters=counters())), 30.0) for _ in range(2))
     nvml = NvmlTelemetry(bench.driver, "simulated", lambda: 1, bench.clock.monotonic, bench.clock.wall)
-    isolation = Isolation(bench.clock.monotonic)
+    isolation = Workers(bench.clock.monotonic)
     turn = TelemetryTurn(nvml, [old], Selection(), isolation, 5.0)
     try:
         turn.collect([old])

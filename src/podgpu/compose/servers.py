@@ -43,7 +43,7 @@ def unless_no_api(option: str, open_feed: Callable[[], T]) -> T | None:
     try:
         return open_feed()
     except NoApi as e:
-        _log.warning("--%s: %s; podgpu goes on without it", option, e)
+        _log.warning("--%s: %s; continuing without it", option, e)
         return None
 
 
@@ -75,7 +75,7 @@ class ApiAccess:
     def pods(self) -> Informer[PodRecord]:
         """This node's pods."""
         if self._pods is None:
-            from podgpu.holders.annotation_formats import is_read
+            from podgpu.holders.annotations import is_read
             from podgpu.kube.objects import parse_pod
 
             selector = {"fieldSelector": f"spec.nodeName={self._node()}"}

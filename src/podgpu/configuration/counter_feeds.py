@@ -11,10 +11,10 @@ from typing import Protocol
 
 from podgpu.errors import SourceError, UsageError
 from podgpu.files import ReadOnChange
-from podgpu.isolate import Isolation
 from podgpu.metrics.counters import MOST_BYTES, Counter
 from podgpu.metrics.named_counters import Naming
 from podgpu.model import Outcome
+from podgpu.workers import Workers
 
 _log = logging.getLogger("podgpu")
 
@@ -85,7 +85,7 @@ def _parse(naming: Naming, content: bytes, origin: str) -> tuple[Counter, ...]:
 
 
 class CounterWatch:
-    def __init__(self, feed: CounterFeed | None, isolation: Isolation, deadline: float) -> None:
+    def __init__(self, feed: CounterFeed | None, isolation: Workers, deadline: float) -> None:
         self._feed = feed
         self._isolation = isolation
         self._deadline = deadline
