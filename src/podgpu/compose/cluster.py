@@ -10,11 +10,11 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from podgpu.cluster.loop import Cluster
+from podgpu.cluster.price_file import read_prices
 from podgpu.cluster.publish import Publisher
 from podgpu.cluster.reading import Backend, MakeBackend
 from podgpu.cluster.settings import ViewSettings
 from podgpu.compose.servers import access_by
-from podgpu.configuration.price_file import read_prices
 from podgpu.errors import SourceError, UsageError
 from podgpu.web.app import Served, Several, load_protection, run
 from podgpu.web.sockets import Address

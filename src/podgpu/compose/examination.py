@@ -7,12 +7,12 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from podgpu.agent.collections import collection_of_fields
+from podgpu.agent.pod_labels import LabelFilter
 from podgpu.compose.agent import Naming, Options, choose_counters, dcgm_naming
 from podgpu.compose.allocations import make_allocations, make_identities
 from podgpu.compose.servers import ApiAccess, NoApi
 from podgpu.compose.telemetries import open_telemetry
-from podgpu.configuration.collections import collection_of_fields
-from podgpu.configuration.pod_labels import LabelFilter
 from podgpu.device_selection import parse_selection
 from podgpu.doctor.examine import DEADLINE, Question, examine
 from podgpu.doctor.findings import Finding, note, ok, wrong

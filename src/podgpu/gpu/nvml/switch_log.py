@@ -1,8 +1,8 @@
-"""The resource manager's side of the kernel driver: this module owns every ioctl podgpu makes, and makes no other.
+"""Reads the context-switch log of one GPU through ioctls of the kernel driver's resource manager.
 
-It opens the context-switch log of one GPU, empties it, tells the GPU's time and whether its engine is busy. What could
-harm the kernel cannot be said here: sizes are constants beside their layouts, the one register is a constant and only
-read, a log always has its subdevice and never a notification handle. Facts: NVIDIA's open kernel modules 515 to 595.
+This module makes all ioctls of podgpu. Parameters that could harm the kernel are constants: sizes stand beside their
+layouts, the only register is read only, and a log always has its subdevice and no notification handle. The layouts are
+from NVIDIA's open kernel modules 515 to 595.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from podgpu.gpu.nvml.switches.records import RECORD, Doubt
+from podgpu.gpu.nvml.switch_attribution import RECORD, SwitchLogError
 
 _FREE: Final = 0x29
 _CONTROL: Final = 0x2A
@@ -36,59 +36,61 @@ _READ_REGISTERS: Final = 0x20800122
 _GPU_TIME: Final = 0x20800403
 _BIND: Final = 0x20801238
 _ENABLE: Final = 0x90CD0101
-_TAKEN: Final = 0x90CD0102
+_UPDATE_GET: Final = 0x90CD0102
 _FLUSH: Final = 0x90CD0104
 
 _RECORDS: Final = 32768
 """Three seconds at 5,000 switches a second; one physically contiguous MiB."""
 _HEADER_BYTES: Final = 4096
 _HEADER = struct.Struct("<IIQQQ")
-"""get, put, count, dropped since they were last taken, dropped of the variable part."""
+"""get, put, count, records dropped since the last update of get, variable data dropped"""
 _PAYLOAD_BYTES: Final = 24
 _PADDING: Final = 512
-"""The kernel copies as many bytes as its own structure has: parameters are followed by zeros."""
+"""The kernel copies the size of its own structure, which may be larger than ours. So zeros follow the parameters."""
 _WRITE_BACK: Final = 5 << 29
 _USER_READ_ONLY: Final = 1 << 22
 _KEEP_OLDEST: Final = 1
 _READ_ONLY_MAP: Final = 1
 _NO_GPU: Final = (0, 0xFFFFFFFF)
 _BUSY_REGISTER: Final = 0x40060C
-"""Bit 0: the graphics and compute engine is busy. Measured on GH100, see `MEASURED`."""
+"""Bit 0: the graphics and compute engine is busy. Measured on GH100, see `MEASURED_ARCHITECTURES`."""
 _REFUSED_VALUE: Final = 0xBADF
 _OLDEST_BRANCH: Final = 515
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
-    """What differs between driver branches."""
+class BranchLayout:
+    """Differences between driver branches."""
 
     alloc_status: int
-    """Offset of the status in the answer to an allocation."""
+    """Offset of the status in the response to an allocation."""
     memory_bytes: int
     """Size of a memory object's parameters."""
     drain_seconds: float
-    """How often the log has to be emptied: old branches empty the hardware's ring only once a second by themselves."""
+    """Interval for reading the log. Old branches copy the hardware's ring only once a second by themselves."""
 
 
 _LAYOUTS: Final = (
-    (550, Layout(alloc_status=28, memory_bytes=128, drain_seconds=2.0)),
-    (535, Layout(alloc_status=28, memory_bytes=120, drain_seconds=0.2)),
-    (_OLDEST_BRANCH, Layout(alloc_status=24, memory_bytes=120, drain_seconds=0.2)),
+    (550, BranchLayout(alloc_status=28, memory_bytes=128, drain_seconds=2.0)),
+    (535, BranchLayout(alloc_status=28, memory_bytes=120, drain_seconds=0.2)),
+    (_OLDEST_BRANCH, BranchLayout(alloc_status=24, memory_bytes=120, drain_seconds=0.2)),
 )
 
 
-def layout_of(driver_version: str) -> Layout:
-    """By the driver's major version; a branch that nobody has seen is taken for the newest. Raises Doubt."""
+def select_layout(driver_version: str) -> BranchLayout:
+    """Selects by the driver's major version; unknown newer branches use the newest layout. Raises SwitchLogError."""
     major = driver_version.split(".", 1)[0]
     branch = int(major) if major.isascii() and major.isdigit() else 0
     for first, layout in _LAYOUTS:
         if branch >= first:
             return layout
-    raise Doubt("old_driver", f"driver {driver_version} has no context-switch log that podgpu can read (515 has)")
+    raise SwitchLogError(
+        "old_driver", f"driver {driver_version} has no readable context-switch log (515 and later have)"
+    )
 
 
-class Kernel(Protocol):
-    """The four system calls. Tests put a driver of their own behind them."""
+class KernelCalls(Protocol):
+    """The system calls in use. Tests replace them."""
 
     def open(self, path: str) -> int: ...
     def ioctl(self, fd: int, request: int, buffer: bytearray) -> None: ...
@@ -96,7 +98,7 @@ class Kernel(Protocol):
     def close(self, fd: int) -> None: ...
 
 
-class LinuxKernel:
+class LinuxCalls:
     def open(self, path: str) -> int:
         return os.open(path, os.O_RDWR | os.O_CLOEXEC)
 
@@ -111,10 +113,10 @@ class LinuxKernel:
 
 
 class ContextSwitchLog:
-    """The log of one GPU, from the moment it is made. Not for two threads at once. Every method may raise Doubt."""
+    """The open log of one GPU. Not thread-safe. Every method may raise SwitchLogError."""
 
-    def __init__(self, pci_bus_id: str, minor: int, layout: Layout, kernel: Kernel | None = None) -> None:
-        self._kernel = kernel or LinuxKernel()
+    def __init__(self, pci_bus_id: str, minor: int, layout: BranchLayout, kernel: KernelCalls | None = None) -> None:
+        self._kernel = kernel or LinuxCalls()
         self._layout = layout
         self._control_fd = self._device_fd = -1
         self._client = self._handles = 0
@@ -136,46 +138,46 @@ class ContextSwitchLog:
         return self._layout.drain_seconds
 
     def drain(self) -> bytes:
-        """The records since the last time, oldest first."""
+        """Returns the records since the last call, oldest first."""
         self._control(self._buffer, _FLUSH, b"")
         _, put, _, dropped, _ = self._read_header()
         if dropped:
-            raise Doubt("ring_overflow", f"{dropped} context switches did not fit into the log before it was read")
+            raise SwitchLogError("ring_overflow", f"{dropped} context switches were lost because the log was full")
         if put >= _RECORDS:
-            raise Doubt("bad_record", f"the context-switch log says its end is at {put} of {_RECORDS}")
+            raise SwitchLogError("bad_record", f"the context-switch log reports its end at {put} of {_RECORDS}")
         if put == self._get:
             return b""
         size, ring = RECORD.size, self._ring
         first = ring[self._get * size : (put if put > self._get else _RECORDS) * size]
         chunk = first if put > self._get else first + ring[: put * size]
         self._get = put
-        self._control(self._buffer, _TAKEN, struct.pack("<II", put, 0))
+        self._control(self._buffer, _UPDATE_GET, struct.pack("<II", put, 0))
         return chunk
 
     def now(self) -> int:
-        """Nanoseconds by the GPU's clock, in which records are stamped."""
+        """Returns the GPU's clock, which also stamps the records, in nanoseconds."""
         (now,) = struct.unpack("<Q", self._control(self._subdevice, _GPU_TIME, bytes(8)))
         return int(now)
 
     def is_busy(self) -> bool:
-        """Whether the engine works now. Needs CAP_SYS_ADMIN; without it the kernel's log has a line each time."""
+        """Returns True if the engine is busy now. Without CAP_SYS_ADMIN each call writes a line to the kernel log."""
         operation = ctypes.create_string_buffer(struct.pack("<BBBB4xIIIIII", 0, 0, 0, 0, 0, _BUSY_REGISTER, 0, 0, 0, 0))
         where = ctypes.addressof(operation)
         self._control(self._subdevice, _READ_REGISTERS, struct.pack("<IIIIIIQ16x", 0, 0, 0, 0, 0, 1, where))
         status, value = operation.raw[2], struct.unpack_from("<I", operation.raw, 20)[0]
         if status:
-            raise Doubt("register_status", f"the driver refused to read the busy register (status {status})")
+            raise SwitchLogError("register_status", f"the driver refused to read the busy register (status {status})")
         if value >> 16 == _REFUSED_VALUE:
-            raise Doubt("register_value", f"the busy register answered {value:#010x}, which is the hardware's refusal")
+            raise SwitchLogError("register_value", f"the busy register returned {value:#010x}, an error value")
         return bool(value & 1)
 
     def close(self) -> None:
-        """Lets go of everything; the kernel frees what hangs under the client."""
+        """Closes the log. The kernel frees all objects of the client."""
         while self._maps:
             self._maps.pop().close()
         if self._client:
             request = bytearray(struct.pack("<IIII", self._client, 0, self._client, 0))
-            with suppress(Doubt):
+            with suppress(SwitchLogError):
                 self._ioctl(_FREE, request)
             self._client = 0
         for fd in (self._device_fd, self._control_fd):
@@ -183,21 +185,18 @@ class ContextSwitchLog:
                 self._kernel.close(fd)
         self._device_fd = self._control_fd = -1
 
-    # What the log hangs on
-
     def _find_gpu(self, pci_bus_id: str) -> int:
-        """The subdevice of the GPU at that place on the bus."""
         wanted = _parse_bus_id(pci_bus_id)
         attached = struct.unpack("<32I", self._control(self._client, _ATTACHED_IDS, b"\xff" * 128))
         for gpu_id in attached:
-            if gpu_id not in _NO_GPU and self._place_of(gpu_id) == wanted:
+            if gpu_id not in _NO_GPU and self._read_bus_id(gpu_id) == wanted:
                 answer = self._control(self._client, _ID_INFO, struct.pack("<I28x", gpu_id))
                 device_instance, subdevice_instance = struct.unpack_from("<II", answer, 8)
                 device = self._allocate(self._client, _DEVICE, struct.pack("<I52x", device_instance))
                 return self._allocate(device, _SUBDEVICE, struct.pack("<I", subdevice_instance))
-        raise Doubt("gpu_not_found", f"the kernel driver has no GPU at {pci_bus_id} attached")
+        raise SwitchLogError("gpu_not_found", f"the kernel driver has no GPU at {pci_bus_id} attached")
 
-    def _place_of(self, gpu_id: int) -> tuple[int, int, int]:
+    def _read_bus_id(self, gpu_id: int) -> tuple[int, int, int]:
         _, domain, bus, slot = struct.unpack(
             "<IIHH", self._control(self._client, _PCI_INFO, struct.pack("<I8x", gpu_id))
         )
@@ -219,14 +218,12 @@ class ContextSwitchLog:
         return self._allocate(self._client, _MEMORY, bytes(parameters))
 
     def _bind(self) -> None:
-        """To the switches of all users; those of other users come without a pid unless we are privileged."""
+        """Subscribes to the switches of all users. Without privilege, records of other users have no pid."""
         request = struct.pack("<IIIIB3xI", self._buffer, _PAYLOAD_BYTES, 0, 0, 1, 0)
         self._control(self._subdevice, _BIND, request)
 
     def _read_header(self) -> tuple[int, int, int, int, int]:
         return _HEADER.unpack_from(self._header, 0)
-
-    # The four escapes
 
     def _allocate(self, parent: int, kind: int, parameters: bytes) -> int:
         memory = ctypes.create_string_buffer(parameters + bytes(_PADDING)) if parameters else None
@@ -247,7 +244,7 @@ class ContextSwitchLog:
         return memory.raw if memory is not None else b""
 
     def _map(self, memory: int, length: int) -> mmap.mmap:
-        """Read only, through a descriptor of its own: the driver takes one mapping for each."""
+        """Maps memory read only. Opens its own descriptor, because the driver allows one mapping for each."""
         fd = self._open("/dev/nvidiactl")
         try:
             request = bytearray(
@@ -257,7 +254,7 @@ class ContextSwitchLog:
             _check(request, 40, "a mapping")
             mapped = self._kernel.map(fd, length)
         except (OSError, ValueError) as e:
-            raise Doubt("rm_error", f"the context-switch log cannot be mapped: {e}") from e
+            raise SwitchLogError("rm_error", f"the context-switch log cannot be mapped: {e}") from e
         finally:
             self._kernel.close(fd)
         self._maps.append(mapped)
@@ -267,26 +264,26 @@ class ContextSwitchLog:
         try:
             return self._kernel.open(path)
         except OSError as e:
-            raise Doubt("no_device_node", f"{path} cannot be opened: {e.strerror}") from e
+            raise SwitchLogError("no_device_node", f"{path} cannot be opened: {e.strerror}") from e
 
     def _ioctl(self, number: int, request: bytearray) -> None:
         code = 3 << 30 | len(request) << 16 | ord("F") << 8 | number
         try:
             self._kernel.ioctl(self._control_fd, code, request)
         except OSError as e:
-            raise Doubt("rm_error", f"the kernel driver refused call {number:#x}: {e.strerror}") from e
+            raise SwitchLogError("rm_error", f"the kernel driver refused call {number:#x}: {e.strerror}") from e
 
 
 def _check(answer: bytearray, offset: int, what: str) -> None:
     (status,) = struct.unpack_from("<I", answer, offset)
     if status:
-        raise Doubt("rm_error", f"the kernel driver refused {what} (status {status:#x})")
+        raise SwitchLogError("rm_error", f"the kernel driver refused {what} (status {status:#x})")
 
 
 def _parse_bus_id(bus_id: str) -> tuple[int, int, int]:
-    """`00000000:3B:00.0` as domain, bus and slot."""
+    """Parses `00000000:3B:00.0` to domain, bus and slot."""
     try:
         domain, bus, rest = bus_id.split(":")
         return int(domain, 16), int(bus, 16), int(rest.split(".")[0], 16)
     except ValueError as e:
-        raise Doubt("gpu_not_found", f"{bus_id!r} is not a place on the PCI bus") from e
+        raise SwitchLogError("gpu_not_found", f"{bus_id!r} is not a PCI address") from e
