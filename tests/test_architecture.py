@@ -21,7 +21,7 @@ LAYERS = [
     {"autoscale", "hook"},
     {"web"},
     {"agent", "cluster", "enrich", "migrate"},
-    {"gpu", "holders", "configuration"},
+    {"gpu", "holders"},
     {"usage"},
     {"history"},
     {"kube", "figures"},

@@ -16,8 +16,8 @@ from podgpu.holders import AllocationSource
 from podgpu.holders.cache import GRACE_SECONDS, AllocationCache, IsAlive, unknown_liveness
 from podgpu.holders.identity import Identities
 from podgpu.holders.merge import Complete, merge
-from podgpu.isolate import Isolation, Result
 from podgpu.model import Allocation, Assignment, ContainerUsage, Device, Outcome, VcudaRequest
+from podgpu.workers import Result, Workers
 
 _log = logging.getLogger("podgpu")
 DEADLINE = 5.0
@@ -51,7 +51,7 @@ class AllocationTurn:
         self,
         sources: Sequence[AllocationSource],
         identities: ReadIdentities | None,
-        isolation: Isolation,
+        isolation: Workers,
         deadline: float,
         clock: Callable[[], float],
         liveness: ReadLiveness | None = None,

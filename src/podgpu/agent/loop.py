@@ -17,24 +17,24 @@ from podgpu.agent.allocation_turn import (
     ReadLiveness,
 )
 from podgpu.agent.change_log import ChangeLog
+from podgpu.agent.collections import DEFAULT_RETENTION, Collection, Retention
+from podgpu.agent.counter_feeds import CounterFeed, CounterWatch
 from podgpu.agent.lanes import SELDOM_SECONDS, Schedule, fields_to_read, make_lanes
 from podgpu.agent.parts import NodeParts
 from podgpu.agent.publish import Published
 from podgpu.agent.telemetry_turn import TelemetryPart, TelemetryTurn
 from podgpu.agent.usage_turn import UsageTurn
 from podgpu.clock import Clock
-from podgpu.configuration.config_file import DEFAULT_RETENTION, Collection, Retention
-from podgpu.configuration.counter_feeds import CounterFeed, CounterWatch
 from podgpu.device_selection import Selection
 from podgpu.errors import StartError
 from podgpu.gpu.source import Telemetry
 from podgpu.holders import AllocationSource
 from podgpu.holders.unmapped import find_lost_gpus
-from podgpu.isolate import Isolation
 from podgpu.metrics.counters import Counter as MetricCounter
 from podgpu.metrics.render import Policy
 from podgpu.model import Outcome, PodLabels, Snapshot, Value
 from podgpu.usage.containers import ContainerFinder
+from podgpu.workers import Workers
 
 _log = logging.getLogger(__name__)
 Forgotten = Literal["gpu", "xids", "nothing"]
@@ -90,7 +90,7 @@ class Agent:
         self.settings = settings or Settings()
         self.clock = clock or Clock()
         self._telemetry = telemetry
-        self._isolation = Isolation(self.clock.monotonic)
+        self._isolation = Workers(self.clock.monotonic)
         self._policy = policy = self.settings.policy
         self._counter_watch = CounterWatch(counter_feed, self._isolation, self.settings.deadline)
         self._schedule = self._new_schedule(policy)

@@ -10,14 +10,14 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from podgpu.agent.collections import DEFAULT_RETENTION, ConfigFile, Retention
+from podgpu.agent.counter_feeds import CounterFeed, FileCounters
 from podgpu.agent.loop import Agent, Settings
+from podgpu.agent.pod_labels import LabelFilter
 from podgpu.compose.allocations import Holders, make_holders
 from podgpu.compose.process import node_name
 from podgpu.compose.servers import ApiAccess, unless_no_api
 from podgpu.compose.telemetries import open_telemetry
-from podgpu.configuration.config_file import DEFAULT_RETENTION, ConfigFile, Retention
-from podgpu.configuration.counter_feeds import CounterFeed, FileCounters
-from podgpu.configuration.pod_labels import LabelFilter
 from podgpu.device_selection import parse_selection
 from podgpu.errors import SourceError, UsageError
 from podgpu.metrics.counters import SHIPPED, Counter, make_counter

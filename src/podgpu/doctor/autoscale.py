@@ -56,7 +56,7 @@ async def _check_api_service(client: ApiClient, name: str, is_needed: bool) -> F
     service = api_service.get("spec", {}).get("service") or {}
     owner = f"{service.get('namespace', '?')}/{service.get('name', '?')}" if service else "the API server itself"
     conditions = api_service.get("status", {}).get("conditions") or ()
-    available = next((condition for condition in conditions if condition.get("type") == "Available"), {})
+    available: Object = next((condition for condition in conditions if condition.get("type") == "Available"), {})
     if available.get("status") == "True":
         return ok(subject, f"provided by {owner}")
     return wrong(

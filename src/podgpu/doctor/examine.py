@@ -7,12 +7,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from podgpu.agent.collections import collection_of_fields
+from podgpu.agent.pod_labels import LabelFilter
 from podgpu.compose.agent import Naming, Options, choose_counters, dcgm_naming
 from podgpu.compose.allocations import make_allocations, make_identities
 from podgpu.compose.servers import ApiAccess, NoApi
 from podgpu.compose.telemetries import open_telemetry
-from podgpu.configuration.collections import collection_of_fields
-from podgpu.configuration.pod_labels import LabelFilter
 from podgpu.device_selection import Selection, parse_selection
 from podgpu.doctor.findings import Finding, note, ok, wrong
 from podgpu.doctor.gpus import SIMULATED, check_gpus, check_usage, read_gpus
@@ -23,10 +23,10 @@ from podgpu.gpu.source import Telemetry
 from podgpu.holders import AllocationSource
 from podgpu.holders.identity import IdentityReader
 from podgpu.holders.kubelet import KubeletAllocation
-from podgpu.isolate import Isolation
 from podgpu.metrics.counters import Counter, shipped_counters
 from podgpu.model import UsageMethod
-from podgpu.web.app import protected_by
+from podgpu.web.app import load_protection
+from podgpu.workers import Workers
 
 DEADLINE = 5.0
 CONFIG_FILE = "configuration file"
@@ -65,10 +65,10 @@ def examine(
     deadline: float = DEADLINE,
     pause: Callable[[float], object] = time.sleep,
 ) -> list[Finding]:
-    isolation = Isolation()
+    workers = Workers()
     try:
-        host, findings = _read_host(settings, isolation, deadline)
-        gpus = read_gpus(telemetry, settings.counters, isolation, deadline, pause)
+        host, findings = _read_host(settings, workers, deadline)
+        gpus = read_gpus(telemetry, settings.counters, workers, deadline, pause)
         findings += check_gpus(gpus, host, telemetry, settings.counters)
         if gpus.is_complete:
             try:
@@ -83,7 +83,7 @@ def examine(
         )
         whole = [device for device in gpus.devices if not device.is_instance and device not in gpus.failures]
         if settings.container_usage and whole:
-            findings += check_usage(telemetry, whole, settings.usage_from, isolation, deadline)
+            findings += check_usage(telemetry, whole, settings.usage_from, workers, deadline)
         findings += check_feeds(settings.feeds, deadline)
         findings += check_holders(
             settings.sources,
@@ -93,20 +93,20 @@ def examine(
             kubelet_required=settings.kubelet_required,
             pods=settings.pods,
             node_name=settings.environment.get("NODE_NAME", ""),
-            isolation=isolation,
+            workers=workers,
             deadline=deadline,
         )
         return [*findings, check_host_name(host, settings.no_hostname)]
     finally:
-        isolation.run({"release": lambda: telemetry.release(deadline / 2)}, deadline)
+        workers.run({"release": lambda: telemetry.release(deadline / 2)}, deadline)
         for source in settings.sources:
             source.close()
-        isolation.close()
+        workers.close()
 
 
-def _read_host(settings: NodeSettings, isolation: Isolation, deadline: float) -> tuple[Host, list[Finding]]:
+def _read_host(settings: NodeSettings, workers: Workers, deadline: float) -> tuple[Host, list[Finding]]:
     proc, sysfs, dev = settings.proc, settings.sysfs, settings.dev
-    result = isolation.run({"host": lambda: read_host(proc, sysfs, dev, settings.environment)}, deadline)["host"]
+    result = workers.run({"host": lambda: read_host(proc, sysfs, dev, settings.environment)}, deadline)["host"]
     if result.value is not None:
         return result.value, []
     return Host(), [wrong("host", str(result.error), f"check that {proc}, {sysfs} and {dev} can be listed")]
@@ -227,7 +227,7 @@ def _check_web_config(path: str) -> list[Finding]:
     if not path:
         return []
     try:
-        with protected_by(path):
-            return [ok("web config", path)]
+        load_protection(path)
     except UsageError as error:
         return [wrong("web config", str(error))]
+    return [ok("web config", path)]

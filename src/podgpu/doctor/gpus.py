@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -11,17 +11,17 @@ from podgpu.doctor.findings import REPORT, Finding, is_bug, note, ok, plural, re
 from podgpu.doctor.host import Host
 from podgpu.errors import SourceError, StartError, few_of
 from podgpu.gpu.dcgm import DcgmTelemetry
-from podgpu.gpu.dcgm.library import shown
+from podgpu.gpu.dcgm.connection import format_version
 from podgpu.gpu.exporter import ExporterTelemetry
 from podgpu.gpu.nvml import NvmlTelemetry
 from podgpu.gpu.nvml.driver import VersionMismatch
-from podgpu.gpu.nvml.gpm import MIN_SECONDS
-from podgpu.gpu.nvml.switches.opening import Outlook
+from podgpu.gpu.nvml.plan import MIN_GPM_SECONDS
+from podgpu.gpu.nvml.switch_splitter import Capability
 from podgpu.gpu.source import GpuAnswer, Inventory, Telemetry
-from podgpu.isolate import Isolation
 from podgpu.metrics.counters import Counter as MetricCounter
 from podgpu.metrics.fields import Field, Gpm, fields
 from podgpu.model import Device, UsageMethod
+from podgpu.workers import Workers
 
 SIMULATED = "simulated"
 _DRIVER_VERSION, _NVML_VERSION, _GR_ENGINE_ACTIVE = 1, 2, 1001
@@ -58,23 +58,25 @@ class GpuReadings:
 def read_gpus(
     telemetry: Telemetry,
     counters: Sequence[MetricCounter],
-    isolation: Isolation,
+    workers: Workers,
     deadline: float,
     pause: Callable[[float], object],
 ) -> GpuReadings:
     wanted: dict[int, Field] = {counter.field.id: counter.field for counter in counters}
     wanted |= {number: fields()[number] for number in (_DRIVER_VERSION, _NVML_VERSION, _GR_ENGINE_ACTIVE)}
-    result = isolation.run({"driver": telemetry.inventory}, deadline)["driver"]
+    result = workers.run({"driver": telemetry.inventory}, deadline)["driver"]
     if result.value is None:
         return GpuReadings(error=result.error)
 
+    chosen = tuple(wanted.values())
+
     def read(gpu: Device) -> GpuAnswer:
-        telemetry.read(gpu, tuple(wanted.values()))
-        pause(MIN_SECONDS)  # rates and GPM need two readings
-        return telemetry.read(gpu, tuple(wanted.values()))
+        telemetry.read(gpu, chosen)
+        pause(MIN_GPM_SECONDS)  # rates and GPM need two readings
+        return telemetry.read(gpu, chosen)
 
     gpus = result.value.gpus
-    results = isolation.run({f"GPU {gpu.index}": partial(read, gpu) for gpu in gpus}, deadline)
+    results = workers.run({f"GPU {gpu.index}": partial(read, gpu) for gpu in gpus}, deadline)
     by_gpu = {gpu: results[f"GPU {gpu.index}"] for gpu in gpus}
     return GpuReadings(
         result.value,
@@ -222,7 +224,7 @@ def _check_dcgm(telemetry: DcgmTelemetry, readings: GpuReadings) -> Finding:
     if readings.inventory is None:
         return wrong("DCGM", str(readings.error))
     library, engine = telemetry.versions
-    versions = f"libdcgm {shown(library)}, host engine {shown(engine)}"
+    versions = f"libdcgm {format_version(library)}, host engine {format_version(engine)}"
     if library and engine and library < engine:
         return note(
             "DCGM",
@@ -259,7 +261,7 @@ def _check_exporter(telemetry: ExporterTelemetry, readings: GpuReadings) -> list
 # Counters
 
 
-def _check_counters(readings: GpuReadings, counters: Sequence[MetricCounter], provider: str = "") -> Iterable[Finding]:
+def _check_counters(readings: GpuReadings, counters: Sequence[MetricCounter], provider: str = "") -> list[Finding]:
     """`provider` is the program that supplies the figures instead of the driver. It does not need GPM."""
     models: dict[str, list[GpuAnswer]] = defaultdict(list)
     for gpu, answer in readings.answers.items():
@@ -339,7 +341,7 @@ _SWITCHES_ADVICE = {
 
 
 def check_usage(
-    telemetry: Telemetry, gpus: Sequence[Device], method: UsageMethod, isolation: Isolation, deadline: float
+    telemetry: Telemetry, gpus: Sequence[Device], method: UsageMethod, workers: Workers, deadline: float
 ) -> list[Finding]:
     """Checks how the busy time of shared GPUs can be split here with `--usage-from`."""
     if method == "samples":
@@ -350,7 +352,7 @@ def check_usage(
         return [ok("sharing", text)]
     if not isinstance(telemetry, NvmlTelemetry):
         return [note("sharing", "--usage-from cannot be checked with this --telemetry", "use --telemetry nvml")]
-    results = isolation.run({f"switches-{gpu.uuid}": partial(telemetry.outlook, gpu) for gpu in gpus}, deadline)
+    results = workers.run({f"switches-{gpu.uuid}": partial(telemetry.check_capability, gpu) for gpu in gpus}, deadline)
     findings: dict[Finding, list[str]] = defaultdict(list)
     for gpu in gpus:
         result = results[f"switches-{gpu.uuid}"]
@@ -365,19 +367,19 @@ def check_usage(
     ]
 
 
-def _check_switches(outlook: Outlook, gpu: Device) -> Finding:
-    if outlook.doubt is not None:
-        text = f"falls back to driver samples, because context switches cannot be read: {outlook.doubt}"
-        return wrong("sharing", text, _SWITCHES_ADVICE.get(outlook.doubt.reason, _CHECK_DRIVER))
-    if outlook.method == "exact":
+def _check_switches(capability: Capability, gpu: Device) -> Finding:
+    if capability.error is not None:
+        text = f"falls back to driver samples, because context switches cannot be read: {capability.error}"
+        return wrong("sharing", text, _SWITCHES_ADVICE.get(capability.error.reason, _CHECK_DRIVER))
+    if capability.method == "exact":
         return ok("sharing", "exact: uses context switches and busy samples")
     text = "uses context switches, with bounds"
-    if outlook.wanted == "exact" and not outlook.privileged:
+    if capability.wanted == "exact" and not capability.privileged:
         return wrong("sharing", f"{text}, not exact: CAP_SYS_ADMIN is missing", _ADD_CAPABILITY)
-    if outlook.wanted == "exact":
-        reason = "the busy register was not measured in MIG mode" if gpu.mig_enabled else outlook.unsampled
+    if capability.wanted == "exact":
+        reason = "the busy register was not measured in MIG mode" if gpu.mig_enabled else capability.unsampled
         return note("sharing", f"{text}, not exact: {reason}")
-    if outlook.privileged:
+    if capability.privileged:
         return ok("sharing", f"{text} (exact would add busy samples)")
     return note(
         "sharing",

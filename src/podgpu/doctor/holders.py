@@ -1,4 +1,4 @@
-"""Checks of the allocation sources: API server, kubelet, other sources, and whether every id names a GPU of the node."""
+"""Checks of the API server, the kubelet and other allocation sources, and of the ids they report."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from podgpu.holders.identity import IdentityReader
 from podgpu.holders.kubelet import OPTION, SOURCE, KubeletAllocation
 from podgpu.holders.merge import merge
 from podgpu.holders.unmapped import describe, explain
-from podgpu.isolate import Isolation
 from podgpu.kube.objects import PodRecord
 from podgpu.model import Allocation, Device, Unmapped
+from podgpu.workers import Workers
 
 _PAUSE_S = 0.02
 _WATCH_REFUSED_S = 0.5
@@ -85,7 +85,7 @@ def check_holders(
     kubelet_required: bool,
     pods: PodsFeed | None,
     node_name: str,
-    isolation: Isolation,
+    workers: Workers,
     deadline: float,
 ) -> list[Finding]:
     """Reads every source on its own, then checks the merged allocation."""
@@ -97,7 +97,7 @@ def check_holders(
     findings: list[Finding] = []
     if kubelet is not None:
         read = partial(_read_kubelet, kubelet, readings.devices)
-        result = isolation.run({SOURCE: read}, deadline)[SOURCE]
+        result = workers.run({SOURCE: read}, deadline)[SOURCE]
         answer, socket = result.value, kubelet.client.socket
         if answer is not None:
             allocations[SOURCE] = answer.allocation
@@ -105,7 +105,7 @@ def check_holders(
         else:
             findings.append(_explain_kubelet_error(result.error, socket, kubelet_required))
     others = {source.name: partial(source.assignments, readings.devices) for source in sources if source is not kubelet}
-    for name, other in isolation.run(others, deadline).items():
+    for name, other in workers.run(others, deadline).items():
         if other.value is not None:
             allocations[name] = other.value
             findings.append(ok(name, plural(_count(other.value), "assignment")))
@@ -117,7 +117,7 @@ def check_holders(
         findings += _check_node_name(node_name, answer.pods, api_pods)
     if not allocations:
         return findings
-    names = isolation.run({"names": identities.read}, deadline)["names"].value
+    names = workers.run({"names": identities.read}, deadline)["names"].value
     ordered = {source.name: allocations[source.name] for source in sources if source.name in allocations}
     allocation = merge(ordered, names.complete) if names is not None else merge(ordered)
     resource_names = kubelet.resource_names if kubelet is not None else frozenset()
@@ -141,11 +141,12 @@ def _read_kubelet(kubelet: KubeletAllocation, devices: tuple[Device, ...]) -> Ku
 
 
 def _describe_kubelet(socket: str, answer: KubeletAnswer) -> str:
-    entries = (*answer.allocation.assignments, *answer.allocation.unmapped)
-    holders = {(entry.holder.namespace, entry.holder.pod) for entry in entries}
+    allocation = answer.allocation
+    workloads = [entry.holder for entry in allocation.assignments] + [entry.holder for entry in allocation.unmapped]
+    holders = {(workload.namespace, workload.pod) for workload in workloads}
     return (
         f"{socket} answers ({answer.version}): {plural(len(answer.pods), 'pod')}, {len(holders)} with GPUs,"
-        f" {plural(len(entries), 'assignment')}"
+        f" {plural(len(workloads), 'assignment')}"
     )
 
 
