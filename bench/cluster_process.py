@@ -30,7 +30,7 @@ from podgpu.cluster.settings import ViewSettings
 from podgpu.cluster.view import Memory, assemble
 from podgpu.compose.process import look_for_cycles_seldom, share_one_heap
 from podgpu.http_client import open_session
-from podgpu.metrics.text import encode
+from podgpu.metrics.encode import encode
 
 _SLOTS = ScrapeSettings().concurrency
 _HEADERS = {"Accept": "text/plain;version=0.0.4,text/plain;q=0.5", "Accept-Encoding": "gzip"}

@@ -25,7 +25,7 @@ from podgpu.cli import exporter as _loaded_as_in_production  # noqa: F401 - clic
 from podgpu.compose.histories import history_of, node_keeper
 from podgpu.compose.process import give_back_unused, look_past_what_stays, share_one_heap
 from podgpu.holders.kubelet import KubeletAllocation
-from podgpu.metrics.text import CONTENT_TYPE
+from podgpu.metrics.encode import CONTENT_TYPE
 from podgpu.web.app import Listener, listening
 from podgpu.web.connections import Limits
 from podgpu.web.exporter_app import application

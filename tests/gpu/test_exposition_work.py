@@ -13,7 +13,7 @@ from podgpu.enrich.relabel import relabel
 from podgpu.gpu.exporter import ExporterTelemetry
 from podgpu.gpu.exposition import parse_exposition
 from podgpu.metrics.fields import field_named
-from podgpu.metrics.policy import Policy
+from podgpu.metrics.labels import Policy
 from podgpu.model import Assignment, Workload
 
 SHAPES = {

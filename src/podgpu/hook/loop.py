@@ -20,7 +20,7 @@ from podgpu.hook.plugin import Plugin
 from podgpu.hook.sandboxes import Sandbox
 from podgpu.hook.session import Session
 from podgpu.hook.tallies import State, Tallies
-from podgpu.series import Family
+from podgpu.metrics.encode import Family
 
 _log = logging.getLogger("podgpu")
 _FIRST_RETRY, _LAST_RETRY = 0.1, 2.0

@@ -14,7 +14,7 @@ from aiohttp import web
 
 from podgpu.agent.loop import Agent
 from podgpu.errors import SourceError, UsageError
-from podgpu.metrics.body import Body, etag_of
+from podgpu.metrics.encode import Body, etag_of
 from podgpu.web.answers import JSON_HEADERS, PAGE_HEADERS, Handler, json_error, prepared
 from podgpu.web.aside import Turns
 

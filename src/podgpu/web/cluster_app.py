@@ -11,7 +11,7 @@ from podgpu.cluster.nodes import bounded
 from podgpu.cluster.view import ClusterView
 from podgpu.figures.waste import WasteStatement
 from podgpu.figures.waste_rows import Source
-from podgpu.metrics.body import NO_METRICS
+from podgpu.metrics.encode import NO_METRICS
 from podgpu.web.answers import Handler, exposition, probe
 from podgpu.web.api_routes import cluster_gpu, turns_to_look
 from podgpu.web.app import Listener, make_application, probe_listener

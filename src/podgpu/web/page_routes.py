@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from podgpu import __version__
-from podgpu.metrics.body import Body, etag_of
+from podgpu.metrics.encode import Body, etag_of
 from podgpu.web.answers import PAGE_HEADERS, Handler, prepared
 from podgpu.web.api_routes import api_routes, turns_to_look
 from podgpu.web.aside import Turns

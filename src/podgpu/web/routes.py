@@ -20,7 +20,7 @@ from aiohttp import web
 from podgpu import __version__
 from podgpu.agent.loop import Agent
 from podgpu.agent.publish import ExpositionName, Published
-from podgpu.metrics.body import NO_METRICS, Exposition
+from podgpu.metrics.encode import NO_METRICS, Exposition
 from podgpu.web.answers import JSON_HEADERS, Handler, exposition, prepared, probe
 from podgpu.web.api_routes import node_gpu, turns_to_look
 from podgpu.web.aside import Turns

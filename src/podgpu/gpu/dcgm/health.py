@@ -10,7 +10,7 @@ from podgpu.gpu.dcgm import structs as s
 from podgpu.gpu.dcgm.library import versioned
 from podgpu.gpu.dcgm.session import DcgmSession
 from podgpu.gpu.dcgm.structs import EntityGroup
-from podgpu.metrics.fields import health_code
+from podgpu.metrics.conditions import health_code
 from podgpu.model import Detail
 
 HEALTH_FIELD, P2P_FIELD = 9003, 9004

@@ -24,7 +24,7 @@ from podgpu.gpu.dcgm.values import Asked, Entity, Freshness, Latest, asked_of, r
 from podgpu.gpu.dcgm.watches import Wanted, Watches
 from podgpu.gpu.dcgm.xids import KEEP_SECONDS, XidSamples, xid_field
 from podgpu.gpu.source import ErrorEvent, GpuAnswer, Inventory, Lane, Telemetry
-from podgpu.metrics.fields import DEVICE_LEVELS, Field, Kept
+from podgpu.metrics.fields import DEVICE_LEVELS, Field, Recorded
 from podgpu.model import Device, Reading
 
 _log = logging.getLogger(__name__)
@@ -304,7 +304,7 @@ def _field_ids(lanes: Sequence[Lane]) -> set[int]:
 
 def _of_level(fields: Sequence[Field], kind: str) -> tuple[Field, ...]:
     """The fields an entity of this kind is asked for."""
-    read = (f for f in fields if not isinstance(f.recipe, Kept) and f.id < _EXPORTER_FIELDS)
+    read = (f for f in fields if not isinstance(f.recipe, Recorded) and f.id < _EXPORTER_FIELDS)
     if kind == "GPU":
         return tuple(f for f in read if f.level in DEVICE_LEVELS)
     if kind == "GPU_I":

@@ -19,8 +19,7 @@ from podgpu.errors import DeviceLost, DriverGone, SourceError, Unsupported
 from podgpu.gpu.dcgm import structs as s
 from podgpu.gpu.dcgm.library import translate
 from podgpu.gpu.dcgm.session import DcgmSession
-from podgpu.metrics.conversions import Blank, value_of, within_unit
-from podgpu.metrics.fields import Field
+from podgpu.metrics.fields import Blank, Field, value_of, within_unit
 from podgpu.metrics.names import converted, counterpart
 from podgpu.model import Value
 

@@ -12,7 +12,8 @@ from podgpu.gpu.dcgm import structs as s
 from podgpu.gpu.dcgm.session import DcgmSession
 from podgpu.gpu.dcgm.values import Entity
 from podgpu.gpu.source import ErrorEvent
-from podgpu.metrics.fields import XID_FIELD, Field, fields, xid_text
+from podgpu.metrics.conditions import xid_text
+from podgpu.metrics.fields import XID_FIELD, Field, fields
 
 _log = logging.getLogger(__name__)
 KEEP_SECONDS = 600.0

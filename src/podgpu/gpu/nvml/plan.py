@@ -13,8 +13,7 @@ from podgpu.errors import DeviceLost, DriverGone, SourceError, Unsupported
 from podgpu.gpu.nvml.driver import NvmlDriver, translate
 from podgpu.gpu.nvml.energy import ENERGY, EnergyCounter
 from podgpu.gpu.nvml.gpm import GpmSampler
-from podgpu.metrics.conversions import Blank, value_of
-from podgpu.metrics.fields import Call, Field, FieldValue, Gpm, Kept
+from podgpu.metrics.fields import Blank, Call, Field, FieldValue, Gpm, Recorded, value_of
 from podgpu.model import Value
 
 _MEMORY_TEMP = 82  # r545 reports a wrong value type for it; it is always an unsigned int
@@ -46,7 +45,7 @@ class DevicePlan:
         self._compile()
 
     def _compile(self) -> None:
-        live = [f for f in self._wanted.values() if f.id not in self.unsupported and not isinstance(f.recipe, Kept)]
+        live = [f for f in self._wanted.values() if f.id not in self.unsupported and not isinstance(f.recipe, Recorded)]
         self._calls: dict[tuple[str, tuple[int | str, ...]], list[tuple[Field, Call]]] = {}
         self._values: list[tuple[Field, FieldValue]] = []
         self._metrics: list[tuple[Field, Gpm]] = []

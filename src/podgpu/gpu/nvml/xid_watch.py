@@ -14,7 +14,7 @@ from podgpu.errors import DriverGone, SourceError
 from podgpu.gpu.nvml.driver import Grip, NvmlDriver
 from podgpu.gpu.nvml.mig import instance_named
 from podgpu.gpu.source import ErrorEvent
-from podgpu.metrics.fields import xid_text
+from podgpu.metrics.conditions import xid_text
 from podgpu.model import device_key
 
 _log = logging.getLogger(__name__)
