@@ -27,7 +27,7 @@ from podgpu.metrics.encode import (
     to_openmetrics,
 )
 from podgpu.metrics.parse import parse_text
-from podgpu.web.answers import accepts_openmetrics
+from podgpu.web.responses import accepts_openmetrics
 from tests.cluster.real_servers import needs, prometheus
 from tests.nodes.clock import wait_until
 from tests.nodes.node import Node

@@ -14,27 +14,27 @@ from podgpu.agent.allocation_turn import (
     DEADLINE,
     AllocationTurn,
     ReadIdentities,
-    ReadSigns,
+    ReadLiveness,
 )
 from podgpu.agent.change_log import ChangeLog
+from podgpu.agent.collections import DEFAULT_RETENTION, Collection, Retention
+from podgpu.agent.counter_feeds import CounterFeed, CounterWatch
 from podgpu.agent.lanes import SELDOM_SECONDS, Schedule, fields_to_read, make_lanes
 from podgpu.agent.parts import NodeParts
 from podgpu.agent.publish import Published
 from podgpu.agent.telemetry_turn import TelemetryPart, TelemetryTurn
-from podgpu.agent.usage_turn import UsageTurn, patience
+from podgpu.agent.usage_turn import UsageTurn
 from podgpu.clock import Clock
-from podgpu.configuration.config_file import DEFAULT_RETENTION, Collection, Retention
-from podgpu.configuration.counter_feeds import CounterFeed, CounterWatch
 from podgpu.device_selection import Selection
 from podgpu.errors import StartError
 from podgpu.gpu.source import Telemetry
-from podgpu.holders.source import AllocationSource
-from podgpu.holders.unmapped import lost_gpus
-from podgpu.isolate import Isolation
+from podgpu.holders import AllocationSource
+from podgpu.holders.unmapped import find_lost_gpus
 from podgpu.metrics.counters import Counter as MetricCounter
 from podgpu.metrics.render import Policy
 from podgpu.model import Outcome, PodLabels, Snapshot, Value
 from podgpu.usage.containers import ContainerFinder
+from podgpu.workers import Workers
 
 _log = logging.getLogger(__name__)
 Forgotten = Literal["gpu", "xids", "nothing"]
@@ -81,16 +81,16 @@ class Agent:
         pod_labels: Callable[[], PodLabels] = dict,
         counter_feed: CounterFeed | None = None,
         containers: ContainerFinder | None = None,
-        signs: ReadSigns | None = None,
+        liveness: ReadLiveness | None = None,
     ) -> None:
         """`containers` finds a process's container; without it nobody's usage is accounted for.
 
-        `signs` looks for who is plainly there when the sources of holders are silent or were started anew.
+        `liveness` checks which containers run while a source of holders does not answer or has restarted.
         """
         self.settings = settings or Settings()
         self.clock = clock or Clock()
         self._telemetry = telemetry
-        self._isolation = Isolation(self.clock.monotonic)
+        self._isolation = Workers(self.clock.monotonic)
         self._policy = policy = self.settings.policy
         self._counter_watch = CounterWatch(counter_feed, self._isolation, self.settings.deadline)
         self._schedule = self._new_schedule(policy)
@@ -98,10 +98,14 @@ class Agent:
             telemetry, self._schedule.lanes, self.settings.selection, self._isolation, self.settings.deadline
         )
         self._allocation_turn = AllocationTurn(
-            allocation, identities, self._isolation, DEADLINE, self.clock.monotonic, signs, self.reload
+            allocation, identities, self._isolation, DEADLINE, self.clock.monotonic, liveness, self.reload
         )
         self._pod_labels = pod_labels
-        self._usage_turn = None if containers is None else self._new_usage_turn(containers)
+        self._usage_turn = (
+            None
+            if containers is None
+            else UsageTurn(telemetry, containers, self._isolation, self.settings.deadline, self.clock)
+        )
         self._parts = NodeParts(policy)
         self._changes = ChangeLog(self.clock.monotonic)
         self._read_at = float("-inf")
@@ -117,13 +121,6 @@ class Agent:
         """What is not as it should be with what runs beside the agent."""
         self._exporter_id = secrets.token_hex(8)
         self.published = self._published(Snapshot(0.0), policy)
-
-    def _new_usage_turn(self, containers: ContainerFinder) -> UsageTurn:
-        return UsageTurn(
-            *(self._telemetry, containers, self._isolation, self.settings.deadline, self.clock),
-            patience(self.settings.usage_interval, self.settings.interval),
-            0.5 * self.settings.usage_interval,
-        )
 
     # -- turns ---------------------------------------------------------------------------------------------------
 
@@ -156,7 +153,7 @@ class Agent:
             self.read_counters()
         telemetry = self._parts.telemetry
         part = self._allocation_turn.collect(telemetry.devices)
-        self._telemetry_turn.hear_of(lost_gpus(part.offered, part.allocation.unmapped, telemetry.device_count))
+        self._telemetry_turn.hear_of(find_lost_gpus(part.offered, part.allocation.unmapped, telemetry.device_count))
         self._parts.take_allocation(part, telemetry.absent, self._allocation_turn.errors)
         self._publish()
 
@@ -168,17 +165,9 @@ class Agent:
         telemetry = self._parts.telemetry
         sick = {o.device for o in telemetry.outcomes if not o.ok}
         self._parts.usage = self._usage_turn.collect(
-            telemetry.listed, assignments, holders.complete, holders.identify, sick
+            telemetry.devices, telemetry.listed, assignments, holders.complete, holders.identify, sick
         )
         self._publish()
-
-    def read_due_usage(self) -> None:
-        """One usage turn; none where it would say nothing that the next one does not, but errors are published."""
-        turn, holders = self._usage_turn, self._parts.allocation.allocation.assignments
-        if turn is not None and turn.can_wait(self._parts.telemetry.listed, holders):
-            self._publish()
-        else:
-            self.read_usage()
 
     def read_counters(self) -> None:
         """Takes up counters that changed; bad ones leave the last good set in place."""
@@ -283,10 +272,10 @@ class Agent:
                 self.read_allocation(counters_first=True)
 
     def _usage_loop(self) -> None:
-        """In step with its beginning, however long a turn takes: see `UsageTurn.can_wait`."""
+        """At fixed times, however long a turn takes, so that counters have the same age in every scrape."""
         due, interval = self.clock.monotonic(), self.settings.usage_interval
         while not self._stopping:
-            self.read_due_usage()
+            self.read_usage()
             late = max(0.0, self.clock.monotonic() - due)
             due += interval * (1 + late // interval)
             self._stopped.wait(max(0.0, due - self.clock.monotonic()))
