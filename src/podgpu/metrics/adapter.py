@@ -211,7 +211,6 @@ class _SlotBuilder:
 
 class _NodeBuilder:
     def __init__(self, own_pods: Collection[Pod]) -> None:
-        """`own_pods`: see `read_workload`."""
         self._own_pods = own_pods
         self._gpus: dict[str, _SlotBuilder] = defaultdict(_SlotBuilder)  # by UUID, or by index if there is none
         self._members: dict[str, Any] = {}
@@ -226,9 +225,7 @@ class _NodeBuilder:
 
     def _add_field(self, rule: FieldRule, sample: ParsedSample) -> None:
         gpu, slot, holder = self._find_slot(sample.labels)
-        value = sample.value
-        if rule.divisor != 1.0:
-            value = round(value / rule.divisor, 9)
+        value = sample.value if rule.divisor == 1.0 else round(sample.value / rule.divisor, 9)
         limit = _DCGM_BLANK if rule.field_name in _KEY_FIELDS else _MAX_AMOUNT
         if gpu is None or slot is None or not 0 <= value < limit:
             return
