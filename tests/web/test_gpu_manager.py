@@ -18,8 +18,8 @@ from podgpu.clock import Clock
 from podgpu.gpu.nvml import NvmlTelemetry
 from podgpu.holders.identity import Identities
 from podgpu.holders.kubelet import KubeletAllocation
+from podgpu.metrics.encode import CONTENT_TYPE
 from podgpu.metrics.render import Policy
-from podgpu.metrics.text import CONTENT_TYPE
 from podgpu.model import Workload
 from podgpu.simulate.driver import SimulatedNvml
 from podgpu.simulate.kubelet import SimulatedKubelet, SimulatedPod

@@ -15,7 +15,7 @@ from aiohttp import web
 from podgpu import __version__
 from podgpu.agent.loop import Agent
 from podgpu.agent.publish import ExpositionName, Published
-from podgpu.metrics.body import NO_METRICS, Exposition
+from podgpu.metrics.encode import NO_METRICS, Exposition
 from podgpu.web.app import Listener, Served, Several, make_application, probe_listener, run
 from podgpu.web.connections import ConnectionLimits, send_response
 from podgpu.web.lifecycle import DEFAULT_RELEASE_SECONDS, forget_on_node, forget_route, release_route
