@@ -8,12 +8,12 @@ from pathlib import Path
 import pynvml
 import pytest
 
+from podgpu.agent.collections import Collection
+from podgpu.agent.counter_feeds import FileCounters
 from podgpu.agent.lanes import fields_to_read
 from podgpu.agent.loop import Agent, Settings
 from podgpu.agent.telemetry_turn import TelemetryTurn
 from podgpu.clock import Clock
-from podgpu.configuration.config_file import Collection
-from podgpu.configuration.counter_feeds import FileCounters
 from podgpu.device_selection import Selection
 from podgpu.errors import UsageError
 from podgpu.gpu.nvml import NvmlTelemetry
@@ -258,7 +258,7 @@ def test_counters_that_leave_a_collection_empty_are_refused(tmp_path: Path) -> N
 
 
 def test_a_collection_without_a_field_is_refused_at_start() -> None:
-    with pytest.raises(UsageError, match=r"c\.yaml:1:1: nvlink: none of the configured fields"):
+    with pytest.raises(UsageError, match=r"c\.yaml:1:1: nvlink: no configured field matches"):
         Bench(Collection("nvlink", 2.0, ("DCGM_FI_DEV_FOO_*",), place="c.yaml:1:1"))
 
 

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from podgpu.enrich.relabel import relabel
 from podgpu.gpu.exposition import parse_exposition
 from podgpu.metrics.names import NameSet
-from podgpu.metrics.parse import ParsedFamily
+from podgpu.metrics.parse import ParsedFamily, encode_parsed
 from podgpu.metrics.render import Policy
-from podgpu.metrics.text import encode_parsed
 from podgpu.model import Assignment, Workload
 from tests.two_names import renamed
 

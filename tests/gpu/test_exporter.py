@@ -12,7 +12,6 @@ from podgpu.gpu.exporter import ExporterTelemetry
 from podgpu.gpu.nvml import NvmlTelemetry
 from podgpu.metrics.counters import shipped_counters
 from podgpu.metrics.fields import Field, field_named, fields
-from podgpu.metrics.named_counters import Naming
 from podgpu.metrics.parse import ParsedSample, parse_text
 from podgpu.metrics.render import Policy
 from podgpu.model import Allocation, Assignment, Workload
@@ -173,10 +172,6 @@ def test_an_xid_is_an_event_when_it_changes() -> None:
 
 
 # Turns
-
-
-OLD = tuple(c.field for c in shipped_counters("dcp") or ())
-NEW = tuple(c.field for c in Naming("4.9").shipped("dcp") or ())
 
 
 def test_units_belong_to_the_field_that_is_wanted() -> None:

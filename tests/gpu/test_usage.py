@@ -23,7 +23,6 @@ GIB = 1024**3
 SECOND = 10**9
 GARBAGE = 4294967295
 SAMPLES = "nvmlDeviceGetSamples"
-RATES = "nvmlDeviceGetUtilizationRates"
 PROCESSES = "nvmlDeviceGetProcessUtilization"
 NEWER = "nvmlDeviceGetProcessesUtilizationInfo"
 ENERGY = "nvmlDeviceGetTotalEnergyConsumption"

@@ -26,11 +26,6 @@ def refusal(call: Callable[..., Any], *arguments: Any) -> int:
     return int(raised.value.value)
 
 
-def field_value(driver: SimulatedNvml, handle: Any, field: Any) -> Any:
-    (value,) = driver.nvmlDeviceGetFieldValues(handle, [field])
-    return value
-
-
 def test_nothing_answers_outside_a_session() -> None:
     driver = SimulatedNvml("H100")
     assert refusal(driver.nvmlDeviceGetCount) == pynvml.NVML_ERROR_UNINITIALIZED

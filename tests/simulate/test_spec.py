@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from podgpu.errors import UsageError
 from podgpu.simulate.driver import SimulatedNvml
-from podgpu.simulate.models import MAX_GPUS, MODELS, parse_spec
+from podgpu.simulate.models import MAX_GPUS, parse_spec
 
 
 @pytest.mark.parametrize(
@@ -63,9 +63,6 @@ def test_mistakes_are_one_clear_line(text: str, message: str) -> None:
         parse_spec(text)
     assert message in str(raised.value)
     assert "\n" not in str(raised.value)
-
-
-GROUPS = st.lists(st.tuples(st.integers(1, 12), st.sampled_from(sorted(MODELS))), min_size=1, max_size=5)
 
 
 @given(st.text() | st.text(alphabet="0123456789xH1A0T4/+,.gb "))

@@ -17,14 +17,14 @@ from podgpu.agent.allocation_turn import (
     ReadLiveness,
 )
 from podgpu.agent.change_log import ChangeLog
+from podgpu.agent.collections import DEFAULT_RETENTION, Collection, Retention
+from podgpu.agent.counter_feeds import CounterFeed, CounterWatch
 from podgpu.agent.lanes import SELDOM_SECONDS, Schedule, fields_to_read, make_lanes
 from podgpu.agent.parts import NodeParts
 from podgpu.agent.publish import Published
 from podgpu.agent.telemetry_turn import TelemetryPart, TelemetryTurn
 from podgpu.agent.usage_turn import UsageTurn
 from podgpu.clock import Clock
-from podgpu.configuration.config_file import DEFAULT_RETENTION, Collection, Retention
-from podgpu.configuration.counter_feeds import CounterFeed, CounterWatch
 from podgpu.device_selection import Selection
 from podgpu.errors import StartError
 from podgpu.gpu.source import Telemetry

@@ -92,6 +92,6 @@ def _prices(chosen: str) -> ReadPrices | None:
     """What brings YAML is loaded by those only who have prices."""
     if not chosen:
         return None
-    from podgpu.configuration.price_file import read_prices
+    from podgpu.cluster.price_file import read_prices
 
     return read_prices(chosen)

@@ -9,17 +9,17 @@ from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from podgpu import __version__
-from podgpu.atomic_file import AtomicFile, OutputError
 from podgpu.clock import Clock
 from podgpu.enrich.relabel import relabel
 from podgpu.errors import SourceError
+from podgpu.files import AtomicFile, OutputError
 from podgpu.gpu.companion import CompanionDriver
 from podgpu.gpu.exposition import ParsedExposition
+from podgpu.metrics.encode import Family, Sample, encode
+from podgpu.metrics.parse import encode_parsed
 from podgpu.metrics.render import Policy, render_self
-from podgpu.metrics.text import encode, encode_parsed
 from podgpu.model import Allocation, Device, Outcome
 from podgpu.node_state import NodeState, source_statuses
-from podgpu.series import Family, Sample
 
 _log = logging.getLogger("podgpu")
 SOURCE = "exporter"

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from podgpu.agent.counter_feeds import ConfigMapCounters, FileCounters
 from podgpu.agent.loop import Agent, Settings
 from podgpu.clock import Clock
-from podgpu.configuration.counter_feeds import ConfigMapCounters, FileCounters
 from podgpu.errors import SourceError
 from podgpu.gpu.nvml import NvmlTelemetry
 from podgpu.metrics.counters import parse_counters

@@ -1,5 +1,4 @@
-"""This module reads the counters from a file or a ConfigMap, again whenever they may have changed. CounterWatch keeps
-what went wrong with them: the last good ones stay."""
+"""Reads the counters from a file or a ConfigMap, again when they change. Invalid ones do not replace valid ones."""
 
 from __future__ import annotations
 
@@ -11,26 +10,25 @@ from typing import Protocol
 
 from podgpu.errors import SourceError, UsageError
 from podgpu.files import ReadOnChange
-from podgpu.metrics.counters import MOST_BYTES, Counter
-from podgpu.metrics.named_counters import Naming
+from podgpu.metrics.counters import MOST_BYTES, Counter, Naming
 from podgpu.model import Outcome
 from podgpu.workers import Workers
 
 _log = logging.getLogger("podgpu")
 
 _NAME = "counters"
-"""Among the sources, in podgpu's own metrics."""
+"""Name of the source in podgpu's own metrics."""
 CONFIGMAP_KEY = "metrics"
 """The key dcgm-exporter reads in its ConfigMap."""
 
 
 class CounterFeed(Protocol):
     def read(self) -> tuple[Counter, ...]:
-        """The counters as they are now. Raises SourceError: the caller goes on with the last good ones."""
+        """Returns the current counters. Raises SourceError; the caller then keeps the previous ones."""
 
 
 class FileCounters:
-    """A CSV file; re-parsed when it changed."""
+    """A CSV file, parsed again when it changes."""
 
     def __init__(self, path: str, naming: Naming = Naming()) -> None:  # noqa: B008 - frozen
         self._path = path
@@ -41,7 +39,7 @@ class FileCounters:
 
 
 class ConfigMapCounters:
-    """The CSV text in a ConfigMap, kept current by a watch; `text` is None while the map has no such key."""
+    """The CSV text in a watched ConfigMap. `text` returns None if the map or its key is missing."""
 
     def __init__(self, name: str, text: Callable[[], str | None], naming: Naming = Naming()) -> None:  # noqa: B008
         self._name = name
@@ -67,8 +65,8 @@ class ConfigMapCounters:
             return _parse(self._naming, text.encode("utf-8", "replace"), f"ConfigMap {self._name}")
         except SourceError as error:
             if self._last is not None and isinstance(self._last[1], SourceError):
-                # Whoever logs that this source fails has said so, and takes the next mistake for the same one.
-                _log.warning("counters: changed, but still wrong: %s; the last good ones stay", error)
+                # The failure of this source is already logged, so the change log would suppress this new error.
+                _log.warning("counters: changed, but still invalid: %s; the last valid ones stay", error)
             return error
 
 
@@ -91,15 +89,15 @@ class CounterWatch:
         self._deadline = deadline
         self.outcomes: tuple[Outcome, ...] = ()
         self.errors: Mapping[tuple[str, str], int] = {}
-        """(source, reason) -> how often since the start. Replaced, never changed: others read it meanwhile."""
+        """Number of errors by (source, reason). Replaced, not changed, because other threads read it."""
 
     @property
     def watches(self) -> bool:
-        """There is something that may change."""
+        """True if the counters may change."""
         return self._feed is not None
 
     def read(self, take: Callable[[tuple[Counter, ...]], None]) -> None:
-        """Hands over the counters as they are now; `take` may refuse them by a UsageError."""
+        """Passes the current counters to `take`, which may reject them with a UsageError."""
         if self._feed is None:
             return
         result = self._isolation.run({_NAME: self._feed.read}, self._deadline)[_NAME]

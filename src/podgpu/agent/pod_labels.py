@@ -1,4 +1,4 @@
-"""This module decides which of a pod's labels go on its GPUs' series, and under which names. Pure."""
+"""Selects the pod labels to add to GPU series, and converts their names."""
 
 from __future__ import annotations
 
@@ -7,22 +7,21 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from podgpu.configuration.bounded_pattern import BoundedPattern
 from podgpu.errors import UsageError
 from podgpu.model import PodLabels
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # loaded only if pods are watched
     from podgpu.kube.objects import PodRecord
 
-_BAD = re.compile(r"[^a-zA-Z0-9_]")
+_INVALID = re.compile(r"[^a-zA-Z0-9_]")
 
 
 class LabelFilter:
-    """dcgm-exporter's rule: keys that match any of the patterns, unanchored; no pattern lets all keys through."""
+    """As dcgm-exporter: keys that match any of the patterns, unanchored. Without a pattern all keys match."""
 
     def __init__(self, patterns: str = "") -> None:
         try:
-            self._patterns = [BoundedPattern(p) for p in (part.strip() for part in patterns.split(",")) if p]
+            self._patterns = [re.compile(p) for p in (part.strip() for part in patterns.split(",")) if p]
         except re.error as e:
             raise UsageError(
                 f"--kubernetes-pod-label-allowlist-regex {patterns!r}: not a regular expression: {ascii(str(e))[1:-1]}"
@@ -30,13 +29,13 @@ class LabelFilter:
         self.allows = lru_cache(maxsize=4096)(self._allows)
 
     def _allows(self, key: str) -> bool:
-        return not self._patterns or any(p.is_in(key) for p in self._patterns)
+        return not self._patterns or any(pattern.search(key) for pattern in self._patterns)
 
     def of(self, pods: Iterable[PodRecord]) -> PodLabels:
         return {(pod.namespace, pod.name): self._labels(tuple(pod.labels)) for pod in pods}
 
     def _labels(self, labels: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
-        """Keys that fall together once made valid: the first in order stands, the others are left out."""
+        """If two keys become the same name, the first one counts."""
         named: dict[str, str] = {}
         for key, value in sorted(labels):
             if self.allows(key):
@@ -45,7 +44,7 @@ class LabelFilter:
 
 
 def label_name(key: str) -> str:
-    """A label name Prometheus accepts: bad characters become _, and so does a leading digit's place."""
-    name = _BAD.sub("_", key)
+    """Converts a key to a valid Prometheus label name."""
+    name = _INVALID.sub("_", key)
     name = f"_{name}" if name[:1].isdigit() else name
-    return f"pod{name}" if name.startswith("__") else name  # names with two underscores are Prometheus' own
+    return f"pod{name}" if name.startswith("__") else name  # Prometheus reserves two underscores
