@@ -17,10 +17,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from bench.figures import Figure
 from bench.rendering import turn_seconds
-from podgpu.atomic_file import AtomicFile
 from podgpu.enrich.enricher import Enricher, EnrichSettings, HolderResult
+from podgpu.files import AtomicFile
 from podgpu.gpu.exposition import parse_exposition
-from podgpu.metrics import lines as lines_of_text
+from podgpu.metrics import parse as lines_of_text
 from podgpu.metrics.parse import parse_text
 from podgpu.model import Allocation, Assignment, Workload
 

@@ -26,11 +26,8 @@ from podgpu.cli.params import normalise
 from podgpu.cluster.reading import Backend
 from podgpu.gpu.source import ReadsOthers, Telemetry
 from podgpu.holders import AllocationSource
-from podgpu.metrics.autoscale_families import AUTOSCALE_FAMILIES
-from podgpu.metrics.cluster_families import CLUSTER_FAMILIES
-from podgpu.metrics.families import OWN_FAMILIES
+from podgpu.metrics.families import AUTOSCALE_FAMILIES, CLUSTER_FAMILIES, HOOK_FAMILIES, OWN_FAMILIES
 from podgpu.metrics.fields import field_named, fields
-from podgpu.metrics.hook_families import HOOK_FAMILIES
 
 ROOT = Path(__file__).parents[1]
 PAGES = (ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md")))

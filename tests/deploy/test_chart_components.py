@@ -246,7 +246,7 @@ def test_the_cluster_finds_this_releases_exporters() -> None:
     service = the("Service", VARIANTS["cluster"])
     assert namespace == service["metadata"]["namespace"]
     assert wanted.items() <= service["metadata"]["labels"].items(), "an EndpointSlice has its Service's labels"
-    assert arguments["discover-port"] == service["spec"]["ports"][0]["name"]
+    assert service["spec"]["ports"][0]["name"] == "metrics", "the port that is scraped"
 
 
 def test_the_cluster_asks_prometheus_where_there_is_one() -> None:

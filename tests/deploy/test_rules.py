@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import yaml
 
+from podgpu.metrics.conditions import UNKNOWN_XID, xid_text
+from podgpu.metrics.counters import Naming
 from podgpu.metrics.families import OWN_FAMILIES
-from podgpu.metrics.fields import UNKNOWN_XID, xid_text
-from podgpu.metrics.named_counters import Naming
 
 ROOT = Path(__file__).parents[2]
 RULES = sorted((ROOT / "deploy" / "helm" / "podgpu" / "files" / "rules").glob("*.yaml"))

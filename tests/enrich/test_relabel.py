@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from podgpu.enrich.enricher import relabel
 from podgpu.gpu.exposition import parse_exposition
-from podgpu.metrics.parse import ParsedFamily
+from podgpu.metrics.parse import ParsedFamily, encode_parsed
 from podgpu.metrics.render import Policy
-from podgpu.metrics.text import encode_parsed
 from podgpu.model import Assignment, Workload
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"

@@ -10,9 +10,8 @@ from podgpu.agent.loop import Agent, Settings
 from podgpu.errors import DeviceLost, SourceError, Unsupported
 from podgpu.gpu.exporter import ExporterTelemetry
 from podgpu.gpu.nvml import NvmlTelemetry
-from podgpu.metrics.counters import shipped_counters
+from podgpu.metrics.counters import Naming, shipped_counters
 from podgpu.metrics.fields import Field, field_named, fields
-from podgpu.metrics.named_counters import Naming
 from podgpu.metrics.names import NameSet
 from podgpu.metrics.parse import ParsedSample, parse_text
 from podgpu.metrics.render import Policy
@@ -231,13 +230,6 @@ def test_units_belong_to_the_field_that_is_wanted() -> None:
     assert values(exposition, *wanted) == {
         "GPU-0": {203: 94, 1613: 0.94, 252: 1024, 1627: 1_073_741_999, 100: 1980, 1603: 1_980_000_000}
     }
-
-
-def test_percent_under_a_ratios_name_is_percent() -> None:
-    expositions = [Text(f'DCGM_FI_DEV_GPU_UTIL_RATIO{{gpu="0",UUID="GPU-0"}} {value}\n') for value in ("94", "0.94")]
-    assert [values(exposition, fields()[203], fields()[1613])["GPU-0"] for exposition in expositions] == 2 * [
-        {203: 94, 1613: 0.94}
-    ]
 
 
 @pytest.mark.parametrize("blank", ["9223372036854775794", "NaN", "+Inf", "-1"])

@@ -12,7 +12,7 @@ import pytest
 from podgpu.agent.loop import Agent, Settings
 from podgpu.clock import Clock
 from podgpu.gpu.nvml import NvmlTelemetry
-from podgpu.metrics.named_counters import Naming
+from podgpu.metrics.counters import Naming
 from podgpu.metrics.names import NameSet
 from podgpu.metrics.parse import parse_text
 from podgpu.metrics.render import Policy

@@ -13,8 +13,8 @@ import pytest
 
 from podgpu.agent.publish import Published
 from podgpu.metrics.counters import Counter, shipped_counters
+from podgpu.metrics.encode import encode
 from podgpu.metrics.render import Policy, render_node
-from podgpu.metrics.text import encode
 from podgpu.model import Assignment, ContainerUsage, Device, Reading, Snapshot, Usage, Workload
 from tests.nodes.clock import PATIENCE
 from tests.nodes.node import Node

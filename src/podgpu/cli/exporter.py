@@ -91,7 +91,7 @@ def with_host_engine(ctx: click.Context, options: dict[str, Any]) -> dict[str, A
         if parameter in options:
             with naming_variable(ctx, parameter):
                 parse_selection(options[parameter], letter)
-    return {**options, "host_engine": engine, "dcgm_names_said": given(ctx, rows["dcgm-names"])}
+    return {**options, "host_engine": engine}
 
 
 def without_effect(ctx: click.Context) -> list[str]:

@@ -9,7 +9,6 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 
 from podgpu.agent.allocation_turn import AllocationTurn
-from podgpu.atomic_file import AtomicFile, OutputError
 from podgpu.compose.agent import Naming, Options
 from podgpu.compose.allocations import make_holders
 from podgpu.compose.process import stop_on_signal
@@ -17,6 +16,7 @@ from podgpu.compose.servers import ApiAccess
 from podgpu.compose.telemetries import open_telemetry
 from podgpu.enrich.enricher import Enricher, EnrichSettings, HolderResult
 from podgpu.errors import SourceError
+from podgpu.files import AtomicFile, OutputError
 from podgpu.gpu.companion import CompanionDriver
 from podgpu.gpu.exposition import ParsedExposition, parse_exposition
 from podgpu.gpu.exposition_source import ExpositionSource

@@ -16,7 +16,7 @@ from podgpu.agent.counter_feeds import CONFIGMAP_KEY, ConfigMapCounters
 from podgpu.errors import SourceError, UsageError, few_of
 from podgpu.gpu.exposition_source import DEFAULT_MAX_AGE, ExpositionSource, open_exposition_source
 from podgpu.http_client import DEFAULT_TIMEOUT, Access
-from podgpu.metrics.named_counters import Naming
+from podgpu.metrics.counters import Naming
 from podgpu.model import Allocation, Device
 
 if TYPE_CHECKING:

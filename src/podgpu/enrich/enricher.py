@@ -8,19 +8,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from podgpu import __version__
-from podgpu.atomic_file import AtomicFile, OutputError
 from podgpu.clock import Clock
 from podgpu.errors import SourceError
+from podgpu.files import AtomicFile, OutputError
 from podgpu.gpu.companion import CompanionDriver
 from podgpu.gpu.exposition import LabelSet, ParsedExposition, settled
+from podgpu.metrics.encode import Family, Sample, encode
 from podgpu.metrics.families import HOLDER_LABELS
 from podgpu.metrics.labels import Policy, holder_pairs
-from podgpu.metrics.parse import ParsedFamily, ParsedSample
+from podgpu.metrics.parse import ParsedFamily, ParsedSample, encode_parsed
 from podgpu.metrics.render import render_self
-from podgpu.metrics.text import encode, encode_parsed
 from podgpu.model import Allocation, Assignment, Device, Outcome
 from podgpu.node_state import NodeState, source_statuses
-from podgpu.series import Family, Sample
 
 _log = logging.getLogger("podgpu")
 SOURCE = "exporter"

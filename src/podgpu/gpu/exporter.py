@@ -16,9 +16,8 @@ from podgpu.gpu.companion import CompanionDriver, UsageFromCompanion
 from podgpu.gpu.exposition import ParsedExposition, is_of_device, parse_exposition, settled
 from podgpu.gpu.exposition_source import ExpositionSource
 from podgpu.gpu.source import ErrorEvent, GpuAnswer, Inventory, Telemetry
-from podgpu.metrics.conversions import Blank, value_printed
-from podgpu.metrics.fields import XID_FIELD, Field, field_named, fields
-from podgpu.metrics.names import converted, counterpart, names_meant_as_in_4_6
+from podgpu.metrics.fields import XID_FIELD, Blank, Field, fields, value_printed
+from podgpu.metrics.names import converted, counterpart
 from podgpu.metrics.parse import ParsedSample
 from podgpu.model import Device, Reading, Value
 
@@ -121,9 +120,6 @@ class _Turn:
                 device = exposition.device_of(sample)
                 if device is not None and is_of_device(sample.labels):
                     self._series[device.key][sample.name].append(sample)
-        self._as_in_4_6 = names_meant_as_in_4_6(
-            (s.name, s.value) for family in exposition.families for s in family.samples
-        )
         self._instances: dict[str, list[str]] = defaultdict(list)
         for device in devices.values():
             if device.is_instance:
@@ -201,8 +197,4 @@ class _Turn:
 
     def _named(self, key: str, wanted: Field) -> list[ParsedSample]:
         series = self._series.get(key, {})
-        names = (name for name in (*wanted.names, wanted.name_in_4_6) if name in series)
-        return next((series[name] for name in names if self._field_of(name) == wanted), [])
-
-    def _field_of(self, name: str) -> Field | None:
-        return field_named(name, in_4_6=name in self._as_in_4_6)
+        return next((series[name] for name in wanted.names if name in series), [])

@@ -14,7 +14,7 @@ from podgpu.cluster.view import ClusterView
 from podgpu.errors import SourceError
 from podgpu.figures.waste import WasteStatement
 from podgpu.figures.waste_rows import Source
-from podgpu.metrics.body import NO_METRICS
+from podgpu.metrics.encode import NO_METRICS
 from podgpu.web.app import Listener, make_application, probe_listener
 from podgpu.web.lifecycle import forget_in_cluster, forget_route
 from podgpu.web.page_routes import page_routes

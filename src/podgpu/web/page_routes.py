@@ -16,7 +16,7 @@ from aiohttp import web
 
 from podgpu import __version__
 from podgpu.errors import SourceError, UsageError
-from podgpu.metrics.body import Body, etag_of
+from podgpu.metrics.encode import Body, etag_of
 from podgpu.web.responses import JSON_HEADERS, PAGE_HEADERS, Handler, body_response, json_error
 
 if TYPE_CHECKING:  # an exporter whose page is never opened does not load these

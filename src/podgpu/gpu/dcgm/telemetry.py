@@ -30,7 +30,7 @@ from podgpu.gpu.dcgm.values import (
     substitute_fields,
 )
 from podgpu.gpu.source import ErrorEvent, GpuAnswer, Inventory, Lane, Telemetry
-from podgpu.metrics.fields import DEVICE_LEVELS, XID_FIELD, Field, Kept, fields
+from podgpu.metrics.fields import DEVICE_LEVELS, XID_FIELD, Field, Recorded, fields
 from podgpu.model import Device, Reading
 
 _log = logging.getLogger(__name__)
@@ -283,7 +283,7 @@ def _field_ids(lanes: Sequence[Lane]) -> set[int]:
 
 def _select_fields(fields: Sequence[Field], kind: str) -> tuple[Field, ...]:
     """Returns the fields that DCGM has for an entity of this kind."""
-    read = (f for f in fields if not isinstance(f.recipe, Kept) and f.id < _EXPORTER_FIELDS)
+    read = (f for f in fields if not isinstance(f.recipe, Recorded) and f.id < _EXPORTER_FIELDS)
     if kind == "GPU":
         return tuple(f for f in read if f.level in DEVICE_LEVELS)
     if kind == "GPU_I":

@@ -8,8 +8,7 @@ from typing import Any
 
 from podgpu.errors import DeviceLost, DriverGone, SourceError, Unsupported
 from podgpu.gpu.nvml.driver import NvmlDriver, translate
-from podgpu.metrics.conversions import Blank, value_of
-from podgpu.metrics.fields import Call, Field, FieldValue, Gpm, Kept
+from podgpu.metrics.fields import Blank, Call, Field, FieldValue, Gpm, Recorded, value_of
 from podgpu.model import Value
 
 _MEMORY_TEMP = 82  # r545 reports a wrong value type for it; it is always an unsigned int
@@ -80,7 +79,7 @@ class DevicePlan:
         self._field_values: list[tuple[Field, FieldValue]] = []
         self._metrics: list[tuple[Field, Gpm]] = []
         for field in self._fields.values():
-            if field.id in self.unsupported or isinstance(field.recipe, Kept):
+            if field.id in self.unsupported or isinstance(field.recipe, Recorded):
                 continue
             match field.recipe:
                 case Call() as call if field.id not in self._once:
