@@ -1,4 +1,4 @@
-"""What a web config file may say, and what is said to somebody who writes one wrongly."""
+"""Parsing of the web config file, and messages for mistakes."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def config(**sections: Any) -> WebConfig:
 @pytest.mark.parametrize(
     "text", ["", "# nothing\n", "---\n", "null", "{}", "tls_server_config:\nbasic_auth_users: {}\n"]
 )
-def test_nothing_asked_for(text: str) -> None:
+def test_empty_files(text: str) -> None:
     assert parse(text) == WebConfig(tls=None, headers={}, users={})
 
 
-def test_everything_asked_for() -> None:
+def test_all_keys() -> None:
     whole = parse(f"""
 tls_server_config:
   cert_file: tls.crt
@@ -72,60 +72,27 @@ rate_limit: {{interval: 1m30s, burst: 20}}
     assert (whole.rate_interval, whole.rate_burst) == (90.0, 20)
 
 
-def test_what_holds_unless_told_otherwise() -> None:
-    tls = config(tls_server_config=PAIR).tls
-    assert tls is not None
-    assert (tls.client_auth, tls.client_ca, tls.ciphers) == (ClientAuth.NONE, None, ())
-    assert (tls.min_version, tls.max_version) == (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3)
-
-
-def test_a_file_goes_before_a_text() -> None:
-    tls = config(tls_server_config=PAIR | {"cert": "inline", "key": "inline"}).tls
-    assert tls is not None
-    assert (tls.certificate.file, tls.certificate.text) == ("/etc/podgpu/tls.crt", "")
-
-
 def test_secrets_are_not_shown() -> None:
     whole = config(tls_server_config={"cert": "CERT", "key": "SECRET"}, basic_auth_users={"alice": HASH})
     assert "SECRET" not in repr(whole)
     assert HASH not in repr(whole)
 
 
-@pytest.mark.parametrize("word", ["VerifyClientCertIfGiven", "RequireAndVerifyClientCert"])
-def test_client_policies(word: str) -> None:
-    tls = config(tls_server_config=PAIR | {"client_auth_type": word, "client_ca_file": "ca.crt"}).tls
-    assert tls is not None
-    assert tls.client_auth is ClientAuth(word)
-
-
-def test_versions_alone_turn_nothing_on() -> None:
+def test_versions_alone_do_not_enable_tls() -> None:
     whole = config(tls_server_config={"min_version": "TLS13"})
     assert whole.tls is None
     assert whole.has_unused_tls_keys
 
 
-def test_only_new_ciphers_leave_only_the_new_version() -> None:
+def test_ciphers_of_tls_13_only() -> None:
     tls = config(tls_server_config=PAIR | {"cipher_suites": list(TLS13_CIPHERS)}).tls
     assert tls is not None
     assert tls.min_version == ssl.TLSVersion.TLSv1_3
 
 
-def test_every_cipher_is_one_of_openssls() -> None:
+def test_openssl_knows_all_ciphers() -> None:
     for name in CIPHERS.values():
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).set_ciphers(name)
-
-
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [("1s", 1.0), ("100ms", 0.1), ("1h2m3.5s", 3723.5), (".5s", 0.5), ("10us", 1e-5), ("5ns", 5e-9)],
-)
-def test_durations(text: str, seconds: float) -> None:
-    assert config(rate_limit={"interval": text, "burst": 1}).rate_interval == pytest.approx(seconds)
-
-
-@pytest.mark.parametrize("interval", ["0", 0, "0s", None])
-def test_no_interval_no_limit(interval: object) -> None:
-    assert config(rate_limit={"interval": interval, "burst": 3}).rate_interval == 0
 
 
 TLS = "tls_server_config"
@@ -165,7 +132,7 @@ HTTP = "http_server_config"
     ],
     ids=str,
 )
-def test_what_is_wrong_is_named(sections: dict[str, Any], names: list[str]) -> None:
+def test_messages_name_the_mistake(sections: dict[str, Any], names: list[str]) -> None:
     with pytest.raises(UsageError) as caught:
         config(**sections)
     message = str(caught.value)
@@ -186,16 +153,10 @@ def test_what_is_wrong_is_named(sections: dict[str, Any], names: list[str]) -> N
         ("tls_server_config: !!python/object:os.system {}\n", "not valid YAML"),
     ],
 )
-def test_yaml_that_is_not_taken(text: str, words: str) -> None:
+def test_bad_yaml(text: str, words: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse(text)
     assert words in str(caught.value)
-
-
-def test_a_plain_password_is_not_repeated() -> None:
-    with pytest.raises(UsageError) as caught:
-        config(basic_auth_users={"alice": "correct horse"})
-    assert "correct" not in str(caught.value)
 
 
 # --- anything at all
@@ -215,7 +176,7 @@ _anything = st.recursive(
 _sections = st.dictionaries(_words, st.dictionaries(_words | st.text(), _anything, max_size=5), max_size=4)
 
 
-def is_refused_or_understood(content: bytes) -> None:
+def check_parsed_or_refused(content: bytes) -> None:
     refusal = f"{FILE}: all of it understood"
     try:
         parse_web_config(content, FILE)
@@ -227,25 +188,15 @@ def is_refused_or_understood(content: bytes) -> None:
 
 @settings(suppress_health_check=[HealthCheck.too_slow])
 @given(_sections | _anything)
-def test_any_yaml_is_refused_or_understood(document: object) -> None:
-    is_refused_or_understood(yaml.safe_dump(document, allow_unicode=True).encode("utf-8", "surrogatepass"))
-
-
-@given(st.binary(max_size=300) | st.text(max_size=300).map(lambda text: text.encode("utf-8", "surrogatepass")))
-def test_any_bytes_are_refused_or_understood(content: bytes) -> None:
-    is_refused_or_understood(content)
-
-
-@given(st.text(alphabet=":-{}[]&*!|>'\"%@`,?#\\ \n\tab01~<=", max_size=60))
-def test_any_punctuation_is_refused_or_understood(text: str) -> None:
-    is_refused_or_understood(text.encode())
+def test_any_document_is_parsed_or_refused(document: object) -> None:
+    check_parsed_or_refused(yaml.safe_dump(document, allow_unicode=True).encode("utf-8", "surrogatepass"))
 
 
 # --- the command
 
 
 @pytest.mark.parametrize("content", ["tls_server_config: {cert_file: tls.crt}\n", "users: {}\n", None])
-def test_a_bad_file_ends_the_command_with_one_line(tmp_path: Path, content: str | None) -> None:
+def test_command_ends_with_one_line(tmp_path: Path, content: str | None) -> None:
     path = tmp_path / "web.yml"
     if content is not None:
         path.write_text(content)
@@ -257,13 +208,7 @@ def test_a_bad_file_ends_the_command_with_one_line(tmp_path: Path, content: str 
     assert "DCGM_EXPORTER_WEB_CONFIG_FILE" in by_variable.complaint
 
 
-def test_a_probe_address_that_is_none_is_named() -> None:
-    ran = execute([*QUICK, "--probe-address", "9401"])
-    assert ran.code == 2
-    assert "--probe-address '9401'" in ran.complaint
-
-
-def test_without_the_option_nothing_is_loaded_for_it() -> None:
+def test_not_loaded_without_the_option() -> None:
     program = (
         "import sys; from podgpu.cli.main import run;"
         "code = run(['exporter', '--once', '--telemetry', 'simulated:1xT4', '-c', '100']);"
