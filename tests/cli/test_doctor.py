@@ -19,11 +19,11 @@ import pytest
 from podgpu.cli.main import run
 from podgpu.compose.telemetries import simulated_driver
 from podgpu.device_selection import Selection
-from podgpu.doctor.examine import Question, examine
-from podgpu.doctor.findings import Finding, Level, as_text, closing_line, note, ok, wrong
-from podgpu.doctor.gpus import Gpus
+from podgpu.doctor.examine import NodeSettings, examine
+from podgpu.doctor.findings import Finding, Level, as_text, note, ok, summarize, wrong
+from podgpu.doctor.gpus import GpuReadings
+from podgpu.doctor.holders import check_mapping
 from podgpu.doctor.host import parse_kernel_driver, parse_status
-from podgpu.doctor.mapping import judge_mapping
 from podgpu.gpu.nvml import NvmlTelemetry
 from podgpu.gpu.pci import count_pci_gpus
 from podgpu.gpu.source import GpuAnswer, Inventory
@@ -135,7 +135,7 @@ def examined(tree: Tree) -> Iterator[Callable[..., list[Finding]]]:
     def examine_node(driver: SimulatedNvml, clock: Clock, name: str = "nvml", **asked: Any) -> list[Finding]:
         drivers.append(driver)
         telemetry = NvmlTelemetry(driver, name, count_expected=partial(count_pci_gpus, str(tree.sysfs)), clock=clock)
-        question = Question(
+        settings = NodeSettings(
             counters=shipped_counters("default") or (),
             sources=tuple(source for source in [asked.pop("kubelet", None)] if source is not None),
             identities=IdentityReader(str(tree.logs / "pods"), str(tree.logs / "containers")),
@@ -143,7 +143,7 @@ def examined(tree: Tree) -> Iterator[Callable[..., list[Finding]]]:
             sysfs=str(tree.sysfs),
             dev=str(tree.dev),
         )
-        return examine(replace(question, **asked), telemetry, DEADLINE, clock.pass_by)
+        return examine(replace(settings, **asked), telemetry, DEADLINE, clock.pass_by)
 
     yield examine_node
     for driver in drivers:
@@ -192,17 +192,17 @@ def test_all_well(tree: Tree, kubelet: SimulatedKubelet, capsys: pytest.CaptureF
         "ok    driver      NVIDIA 580.159.04, NVML 13.580.159.04, 2 GPUs\n"
         "ok    GPUs        2 × NVIDIA H100 80GB HBM3\n"
         "ok    MIG         off\n"
-        "ok    counters    NVIDIA H100 80GB HBM3 gives all 26\n"
+        "ok    counters    NVIDIA H100 80GB HBM3 supports all 26\n"
         "ok    profiling   NVIDIA H100 80GB HBM3: GPM works, so DCGM_FI_PROF_* need no DCGM\n"
-        "ok    privileges  uid 0; root is needed for the kubelet's socket alone, capabilities for nothing\n"
-        "ok    sharing     the time of shared GPUs is divided by the driver's samples, each given whole to one"
-        " process; --usage-from switches or exact divide it better\n"
+        "ok    privileges  running as uid 0; root is only needed for the kubelet socket; capabilities needed: none\n"
+        "ok    sharing     busy time of shared GPUs is split by driver samples, each credited to one process;"
+        " --usage-from switches or exact are more accurate\n"
         f"ok    kubelet     {kubelet.socket} answers (v1): 2 pods, 1 with GPUs, 2 assignments\n"
         "ok    processes   0 assignments\n"
-        "ok    mapping     2 assignments, every id names a device here\n"
+        "ok    mapping     2 assignments, every id names a device of this node\n"
         f"ok    host name   {sockets.gethostname()}\n"
         "\n"
-        "all well\n"
+        "no problems found\n"
     )
 
 
@@ -220,9 +220,9 @@ def test_json(tree: Tree, socket: str, capsys: pytest.CaptureFixture[str]) -> No
 @pytest.mark.parametrize(
     ("said", "code", "line"),
     [
-        ([], 0, "note  kubelet     {socket}: no such file, so there are no pod labels here"),
+        ([], 0, "note  kubelet     {socket}: no such file, so there are no pod labels"),
         (["-k"], 1, "WRONG kubelet     {socket}: no such file"),
-        (["-k", "false"], 0, "note  kubelet     not asked, as --kubernetes (DCGM_EXPORTER_KUBERNETES) is false"),
+        (["-k", "false"], 0, "note  kubelet     not used, because --kubernetes (DCGM_EXPORTER_KUBERNETES) is false"),
     ],
 )
 def test_a_missing_socket_is_wrong_when_pod_labels_are_wanted(
@@ -249,7 +249,7 @@ def test_a_bad_counter_file_is_a_finding(tree: Tree, tmp_path: Path, capsys: pyt
     assert run(["doctor", "--telemetry", "simulated:2xH100", "-f", str(bad), *tree.options]) == 1
     out = capsys.readouterr().out
     assert f"WRONG counters    {bad}:1: unknown field" in out
-    assert "gives all 26" in out
+    assert "supports all 26" in out
 
 
 def test_a_wrong_call_is_no_finding(tree: Tree, capsys: pytest.CaptureFixture[str]) -> None:
@@ -279,7 +279,7 @@ def test_no_driver_and_no_gpu(tree: Tree, driver: SimulatedNvml, clock: Clock, e
     driver.faults.remove_library()
     finding = only(examined(driver, clock), "driver")
     assert finding.level is Level.WRONG
-    assert finding.text == "no NVIDIA GPU on the PCI bus, no NVIDIA driver in the kernel, no libnvidia-ml.so.1 here"
+    assert finding.text == "no NVIDIA GPU on the PCI bus, no NVIDIA driver in the kernel, and no libnvidia-ml.so.1"
 
 
 def test_gpus_without_a_driver(tree: Tree, driver: SimulatedNvml, clock: Clock, examined: Any) -> None:
@@ -293,8 +293,8 @@ def test_gpus_without_a_driver(tree: Tree, driver: SimulatedNvml, clock: Clock, 
 @pytest.mark.parametrize(
     ("fault", "text"),
     [
-        ("remove_library", "libnvidia-ml.so.1 is not here, though the kernel has the driver, version 580.159.04"),
-        ("unload_driver", "NVML does not reach the driver, though the kernel has the driver, version 580.159.04"),
+        ("remove_library", "libnvidia-ml.so.1 not found, but the kernel has driver 580.159.04"),
+        ("unload_driver", "NVML cannot reach the driver, but the kernel has driver 580.159.04"),
     ],
 )
 def test_a_driver_that_is_not_in_the_container(
@@ -314,7 +314,7 @@ def test_library_and_driver_of_different_versions(
     driver.faults.mismatch_versions()
     finding = only(examined(driver, clock), "driver")
     assert finding.level is Level.WRONG
-    assert "different versions (the kernel has the driver, version 535.104.05)" in finding.text
+    assert "different versions (the kernel has driver 535.104.05)" in finding.text
 
 
 def test_a_hung_driver_is_a_finding(driver: SimulatedNvml, clock: Clock, examined: Any) -> None:
@@ -336,7 +336,7 @@ def test_one_hung_gpu_leaves_the_others(driver: SimulatedNvml, clock: Clock, exa
 def test_a_lost_gpu(tree: Tree, driver: SimulatedNvml, clock: Clock, examined: Any) -> None:
     driver.faults.lose(1)
     (bad,) = (f for f in about(examined(driver, clock), "GPUs") if f.level is Level.WRONG)
-    assert bad.text.startswith("GPU 1 does not answer: ")
+    assert bad.text.startswith("GPU 1 does not respond: ")
 
 
 def test_a_gpu_on_the_bus_that_the_driver_does_not_list(
@@ -345,13 +345,13 @@ def test_a_gpu_on_the_bus_that_the_driver_does_not_list(
     tree.pci_gpus(3)
     finding = only(examined(driver, clock), "GPUs")
     assert finding.level is Level.WRONG
-    assert finding.text.startswith("the PCI bus shows 3, the driver lists 2")
+    assert finding.text.startswith("the PCI bus has 3, the driver lists 2")
 
 
 def test_a_failing_call_is_a_note(driver: SimulatedNvml, clock: Clock, examined: Any) -> None:
     driver.faults.fail("nvmlDeviceGetPowerUsage", pynvml.NVML_ERROR_UNKNOWN, gpu=0)
     notes = [f for f in about(examined(driver, clock), "GPUs") if f.level is Level.NOTE]
-    assert [f.text for f in notes] == ["GPU 0: single calls failed this time (unknown)"]
+    assert [f.text for f in notes] == ["GPU 0: some calls failed (unknown)"]
 
 
 def test_mig(clock: Clock, examined: Any) -> None:
@@ -360,7 +360,7 @@ def test_mig(clock: Clock, examined: Any) -> None:
     findings = about(examined(driver, clock), "MIG")
     assert [(f.level, f.text) for f in findings] == [
         (Level.OK, "GPU 1: 1 × 3g.40gb, 2 × 1g.10gb"),
-        (Level.NOTE, "GPU 2: on, but there is no instance on it, so no pod can use it"),
+        (Level.NOTE, "GPU 2: on, but without instances, so no pod can use it"),
     ]
 
 
@@ -386,7 +386,7 @@ def test_gpus_that_are_asked_for_but_not_there(driver: SimulatedNvml, clock: Clo
 def test_needless_privilege(tree: Tree, driver: SimulatedNvml, clock: Clock, examined: Any) -> None:
     tree.process(uid=1000, capabilities=SYS_ADMIN)
     first, second = about(examined(driver, clock), "privileges")
-    assert first.text.startswith("uid 1000;")
+    assert first.text.startswith("running as uid 1000;")
     assert second.level is Level.NOTE
     assert "does not need" in second.text
 
@@ -405,9 +405,7 @@ def test_another_pid_namespace_is_a_note(
 def test_device_files(tree: Tree, driver: SimulatedNvml, clock: Clock, examined: Any) -> None:
     for name in ("nvidiactl", "nvidia0", "nvidia-uvm"):
         (tree.dev / name).touch()
-    assert only(examined(driver, clock, name="nvml"), "device files") == ok(
-        "device files", "2 files, all can be opened"
-    )
+    assert only(examined(driver, clock, name="nvml"), "device files") == ok("device files", "2 files, all readable")
     (tree.dev / "nvidia1").symlink_to("gone")  # root may open whatever there is
     assert only(examined(driver, clock, name="nvml"), "device files").level is Level.WRONG
 
@@ -415,7 +413,7 @@ def test_device_files(tree: Tree, driver: SimulatedNvml, clock: Clock, examined:
 def test_an_empty_proc_is_no_error(tree: Tree, driver: SimulatedNvml, clock: Clock, examined: Any) -> None:
     shutil.rmtree(tree.proc)
     findings = examined(driver, clock)
-    assert only(findings, "privileges").text.startswith("uid not known;")
+    assert only(findings, "privileges").text.startswith("running as unknown uid;")
     assert not [f for f in findings if f.level is Level.WRONG]
 
 
@@ -428,8 +426,8 @@ def test_an_empty_proc_is_no_error(tree: Tree, driver: SimulatedNvml, clock: Clo
         (STRANGER, "no GPU of this node has this UUID"),
         ("nvidia0", "no GPU has the minor number 0 (nvidia3 is GPU 0, nvidia5 is GPU 1)"),
         ("nvidia3/gi7", "GPU 0 is not in MIG mode"),
-        ("MIG-99999999-1111-2222-3333-444444444444", "no GPU here is in MIG mode"),
-        ("gibberish", "podgpu cannot read ids of this form"),
+        ("MIG-99999999-1111-2222-3333-444444444444", "no GPU of this node is in MIG mode"),
+        ("gibberish", "the format of the id is not recognised"),
     ],
 )
 def test_an_id_that_names_nothing_is_explained(
@@ -462,7 +460,7 @@ def test_a_gpu_that_does_not_answer_may_be_the_one_meant(
     driver.faults.lose(1)
     kubelet.pods = (pod(device_id),)
     finding = only(examined(driver, clock, kubelet=KubeletAllocation(kubelet.socket)), "mapping")
-    assert finding.text.endswith("it may be a GPU that does not answer")
+    assert finding.text.endswith("it may be a GPU that does not respond")
 
 
 def test_without_a_driver_the_mapping_is_not_judged(
@@ -498,7 +496,7 @@ def test_pods_on_gpus_that_are_not_shown(
     asked = examined(driver, clock, kubelet=KubeletAllocation(kubelet.socket), selection=Selection("g", (0,)))
     mapped, hidden = about(asked, "mapping")
     assert mapped.level is Level.OK
-    assert hidden.text.startswith("1 assignment on devices that -d g:0 leaves out")
+    assert hidden.text.startswith("1 assignment on devices excluded by -d g:0")
 
 
 def test_an_old_kubelet(kubelet: SimulatedKubelet, driver: SimulatedNvml, clock: Clock, examined: Any) -> None:
@@ -516,8 +514,8 @@ def test_a_hung_kubelet(
     finding = only(examined(driver, clock, kubelet=asked), "kubelet")
     assert finding == wrong(
         "kubelet",
-        f"{kubelet.socket}: no answer in time",
-        "the kubelet hangs or is overloaded: look at its log on the host",
+        f"{kubelet.socket}: timed out",
+        "the kubelet hangs or is overloaded: check its log on the host",
     )
 
 
@@ -528,11 +526,11 @@ def test_a_dead_kubelet_and_a_file_in_its_place(
     kubelet.start()
     kubelet.stop(leave_socket=True)
     found = only(examined(driver, clock, kubelet=KubeletAllocation(socket)), "kubelet")
-    assert found.text == f"{socket}: nothing answers"
+    assert found.text == f"{socket}: no server answers"
     os.replace(socket, f"{socket}.old")
     Path(socket).touch()
     found = only(examined(driver, clock, kubelet=KubeletAllocation(socket)), "kubelet")
-    assert found.text == f"{socket}: is not a socket"
+    assert found.text == f"{socket}: not a socket"
 
 
 # The other sources of holders
@@ -612,7 +610,7 @@ CLAIM = {"device_id": "gpu.nvidia.com/pool/gpu-0", "resource": "claim ns/c"}
         (
             unmapped("podlist", "unrecognised_id", "a card"),
             Level.WRONG,
-            "cannot read ids of this form",
+            "the format of the id is not recognised",
             "report the id",
         ),
         (unmapped("annotations", "something_new"), Level.WRONG, "(something_new)", "log"),
@@ -621,8 +619,8 @@ CLAIM = {"device_id": "gpu.nvidia.com/pool/gpu-0", "resource": "claim ns/c"}
 )
 def test_every_reason_is_explained(one: Unmapped, level: Level, text: str, advice: str) -> None:
     gpu = Device(0, "GPU-00000000-1111-2222-3333-444444444444", "00000000:01:00.0", "NVIDIA A100", minor=0)
-    gpus = Gpus(Inventory((gpu,)), answers={gpu: GpuAnswer((Reading(gpu, {}),))})
-    (finding,) = judge_mapping(Allocation(unmapped=(one,)), gpus, Selection(), frozenset())
+    gpus = GpuReadings(Inventory((gpu,)), answers={gpu: GpuAnswer((Reading(gpu, {}),))})
+    (finding,) = check_mapping(Allocation(unmapped=(one,)), gpus, Selection(), frozenset())
     assert (finding.level, finding.subject) == (level, "mapping")
     assert text in finding.text
     assert advice in finding.advice
@@ -666,8 +664,8 @@ def test_a_source_that_fails_is_a_finding_and_the_others_are_judged(
     assert run(["doctor", *arguments, *tree.options]) == 1
     out = capsys.readouterr().out
     assert "WRONG podlist " in out
-    assert "cannot parse" in out
-    assert "ok    mapping     1 assignment, every id names a device here" in out
+    assert "podlist.json" in out
+    assert "ok    mapping     1 assignment, every id names a device of this node" in out
 
 
 @pytest.mark.parametrize(
@@ -707,7 +705,7 @@ def test_holders_without_names(tree: Tree, clock: Clock, driver: SimulatedNvml, 
     checkpoint = CheckpointAllocation(str(tmp_path / "checkpoint"))
     mapped, nameless = about(examined(driver, clock, sources=(checkpoint,)), "mapping")
     assert mapped.level is Level.OK
-    assert nameless.text == "1 assignment of pods whose names are not known (pod u-1/main)"
+    assert nameless.text == "1 assignment of pods with unknown names (pod u-1/main)"
     (tree.logs / "pods" / "ns_train_u-1").mkdir(parents=True)
     assert only(examined(driver, clock, sources=(checkpoint,)), "mapping").level is Level.OK
 
@@ -718,19 +716,19 @@ def test_holders_without_names(tree: Tree, clock: Clock, driver: SimulatedNvml, 
 @pytest.mark.parametrize(
     ("findings", "line"),
     [
-        ([ok("a", "b")], "all well"),
-        ([note("a", "b")], "nothing is wrong, 1 note"),
-        ([wrong("a", "b")], "1 thing is wrong"),
-        ([wrong("a", "b"), wrong("a", "b"), note("a", "b"), note("a", "b")], "2 things are wrong, 2 notes"),
+        ([ok("a", "b")], "no problems found"),
+        ([note("a", "b")], "no problems, 1 note"),
+        ([wrong("a", "b")], "1 problem"),
+        ([wrong("a", "b"), wrong("a", "b"), note("a", "b"), note("a", "b")], "2 problems, 2 notes"),
     ],
 )
-def test_closing_line(findings: list[Finding], line: str) -> None:
-    assert closing_line(findings) == line
+def test_summary(findings: list[Finding], line: str) -> None:
+    assert summarize(findings) == line
 
 
 def test_colour_changes_no_column_and_foreign_text_moves_no_cursor() -> None:
     findings = [wrong("mapping", "id \x1b[2J\nx", "mend it")]
-    assert as_text(findings) == "WRONG mapping  id \\x1b[2J\\nx\n               → mend it\n\n1 thing is wrong"
+    assert as_text(findings) == "WRONG mapping  id \\x1b[2J\\nx\n               → mend it\n\n1 problem"
     assert as_text(findings, colour=True).startswith("\x1b[1;31mWRONG\x1b[0m mapping  id")
 
 

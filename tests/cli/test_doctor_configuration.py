@@ -81,7 +81,7 @@ def wrong(found: dict[str, list[tuple[str, str, str]]]) -> dict[str, str]:
 
 
 def test_every_option_and_variable_of_the_exporter_is_taken() -> None:
-    own = {"probe-switches", "json", "autoscale"}
+    own = {"json", "autoscale"}
     taken = {option.flag: replace(option, help="") for option in DOCTOR_OPTIONS if option.flag not in own}
     assert taken == {option.flag: replace(option, help="") for option in EXPORTER_OPTIONS}
     assert own <= {option.flag for option in DOCTOR_OPTIONS}
@@ -209,7 +209,7 @@ def test_a_configmap_that_cannot_be_read(
     assert bad[1].startswith("-m ns:counters: ")
     assert words in bad[1]
     assert "service account may list and watch configmaps" in bad[2]
-    assert any("gives all 26" in text for _, text, _ in found["counters"]), "those of -f are judged"
+    assert any("supports all 26" in text for _, text, _ in found["counters"]), "those of -f are judged"
     assert ("API server" in wrong(found)) is (refusal is not None)
 
 
@@ -220,7 +220,7 @@ def test_a_configmap_that_is_read_is_what_is_judged(doctor: Doctor, api: Simulat
     assert doctor.code == 0
     assert [text for _, text, _ in found["counters"]] == [
         "1 from the ConfigMap ns:counters",
-        "NVIDIA H100 80GB HBM3 gives all 1",
+        "NVIDIA H100 80GB HBM3 supports all 1",
     ]
 
 
@@ -236,7 +236,7 @@ def test_a_configmap_where_no_api_server_can_be_asked(doctor: Doctor, monkeypatc
 @pytest.mark.parametrize(
     ("known", "words"),
     [
-        ((), "the API server knows no pod on a node 'gpu-7', though this node's kubelet has 7 pods"),
+        ((), "the API server has no pods on the node 'gpu-7', and this node's kubelet has 7 pods"),
         (("web", "db"), "the API server has 2 pods on the node 'gpu-7', and this node's kubelet has 7 pods, none of"),
     ],
 )
@@ -298,7 +298,7 @@ def test_an_exposition_is_judged_as_an_exposition(doctor: Doctor, kubelet: Simul
     assert "profiling" not in found
     assert "PCI bus" not in json.dumps(found)
     ((_, text, advice),) = found["counters"]
-    assert "does not give 25 of 26" in text
+    assert "does not support 25 of 26" in text
     assert "that exporter's counter file" in advice
 
 
