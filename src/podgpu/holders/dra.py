@@ -84,26 +84,24 @@ class DraClaims:
         self._feed = feed
         self._checkpoint = checkpoint
         self._reader = reader
-        self._slices: tuple[PoolSlice, ...] = ()
-        self._pools: dict[str, dict[str, SliceDevice]] = {}
-        self._cached: dict[DeviceName, SliceDevice] = {}
-        """Devices of pools with held claims. A driver that stops removes its slices, and a kubelet that starts without
-        the driver deletes them."""
+        self._pools: frozenset[str] = frozenset()
+        self._devices: dict[DeviceName, SliceDevice] = {}
+        """Devices of this node. Includes devices of removed pools and held ones that a pool no longer has: a driver
+        that stops removes its slices, and a kubelet that starts without the driver deletes them."""
 
     def held(self, response: Any, devices: Sequence[Device]) -> Allocation:
         prepared = PreparedClaims({}, {}) if self._checkpoint is None else self._checkpoint.read()
         is_synced = self._feed is not None and self._feed.synced
-        if is_synced:
-            self._update_pools()
         claimed = self._without_admin_access(list(parse_claims(response)), prepared, is_synced)
-        self._update_cache(claimed)
-        resolver = _ClaimResolver(claimed, self._pools, self._cached, devices, prepared.uuids, is_synced)
+        if self._feed is not None and is_synced:
+            self._update_devices(self._feed.items(), claimed)
+        resolver = _ClaimResolver(claimed, self._devices, devices, prepared.uuids)
         held: dict[tuple[str, Workload], Attributes] = {}
         unmapped: set[Unmapped] = set()
         for claim in claimed:
             resolved = resolver.find(claim)
             if isinstance(resolved, str):
-                unmapped.add(claim.unmapped(resolved))
+                unmapped.add(claim.unmapped(self._explain(claim, is_synced) if resolved == "not_offered" else resolved))
                 continue
             device, attributes = resolved
             key = device.key, claim.holder
@@ -111,12 +109,19 @@ class DraClaims:
         assignments = (Assignment(*key, SOURCE, attributes=attributes) for key, attributes in held.items())
         return sort_allocation(assignments, unmapped)
 
-    def _update_pools(self) -> None:
-        slices = () if self._feed is None else self._feed.items()
-        if slices is not self._slices:
-            current = current_devices(entry for entry in slices if entry.driver == NVIDIA_DRIVER)
-            self._pools = {pool: {device.name: device for device in devices} for (_, pool), devices in current.items()}
-            self._slices = slices
+    def _update_devices(self, slices: tuple[PoolSlice, ...], claimed: Iterable[ClaimedDevice]) -> None:
+        current = current_devices(entry for entry in slices if entry.driver == NVIDIA_DRIVER)
+        held = {(claim.pool, claim.device) for claim in claimed}
+        self._pools = frozenset(pool for _, pool in current)
+        kept = {name: device for name, device in self._devices.items() if name in held or name[0] not in self._pools}
+        self._devices = kept | {
+            (pool, device.name): device for (_, pool), devices in current.items() for device in devices
+        }
+
+    def _explain(self, claim: ClaimedDevice, is_synced: bool) -> str:
+        if not is_synced:
+            return "slices_not_synced"
+        return "unknown_claim_device" if claim.pool in self._pools else "unknown_pool"
 
     def _without_admin_access(
         self, claimed: list[ClaimedDevice], prepared: PreparedClaims, is_synced: bool
@@ -131,13 +136,6 @@ class DraClaims:
             for claim in claimed
             if (claim.pool, claim.device) not in admin.get((claim.namespace, claim.claim), ())
         ]
-
-    def _update_cache(self, claimed: Iterable[ClaimedDevice]) -> None:
-        held = {(claim.pool, claim.device) for claim in claimed}
-        pools = {pool for pool, _ in (*held, *self._cached)} & self._pools.keys()
-        offered = {(pool, name): device for pool in pools for name, device in self._pools[pool].items()}
-        kept = {name: device for name, device in self._cached.items() if name in held or name[0] not in self._pools}
-        self._cached = kept | offered
 
 
 # Claims in the kubelet's answer
@@ -198,16 +196,12 @@ class _ClaimResolver:
     def __init__(
         self,
         claimed: Iterable[ClaimedDevice],
-        pools: Mapping[str, Mapping[str, SliceDevice]],
-        cached: Mapping[DeviceName, SliceDevice],
+        offered: Mapping[DeviceName, SliceDevice],
         devices: Sequence[Device],
         uuids: Mapping[DeviceName, str],
-        is_synced: bool,
     ) -> None:
-        self._pools = pools if is_synced else {}
-        self._cached = cached
+        self._offered = offered
         self._uuids = uuids
-        self._is_synced = is_synced
         self._index = DeviceIndex(devices)
         self._instances: dict[tuple[str, str], list[Device]] = defaultdict(list)
         """(parent, profile) -> GPU instances."""
@@ -217,29 +211,20 @@ class _ClaimResolver:
         self._claimed_migs: dict[tuple[str, str], set[SliceDevice]] = defaultdict(set)
         """(parent, profile) -> claimed MIG devices without a published UUID."""
         for claim in claimed:
-            offered = self._find_in_slices(claim)
-            if isinstance(offered, SliceDevice) and not offered.uuid:
-                self._claimed_migs[_layout(offered)].add(offered)
+            device_offered = offered.get((claim.pool, claim.device))
+            if device_offered is not None and not device_offered.uuid:
+                self._claimed_migs[_layout(device_offered)].add(device_offered)
 
     def find(self, claim: ClaimedDevice) -> tuple[Device, Attributes] | str:
         if not claim.device:
             match = _UUID.search(claim.cdi_name)
             return "claim_without_device_name" if match is None else self._find_by_uuid(claim, match[0])
-        offered = self._find_in_slices(claim)
-        published = offered.uuid if isinstance(offered, SliceDevice) else ""
-        uuid = published or self._uuids.get((claim.pool, claim.device), "")
+        name = claim.pool, claim.device
+        offered = self._offered.get(name)
+        uuid = (offered.uuid if offered is not None else "") or self._uuids.get(name, "")
         if uuid:
             return self._find_by_uuid(claim, uuid)
-        return offered if isinstance(offered, str) else self._find_instance(claim, offered)
-
-    def _find_in_slices(self, claim: ClaimedDevice) -> SliceDevice | str:
-        name = claim.pool, claim.device
-        offered = self._pools.get(claim.pool, {}).get(claim.device) or self._cached.get(name)
-        if offered is not None:
-            return offered
-        if not self._is_synced:
-            return "slices_not_synced"
-        return "unknown_claim_device" if claim.pool in self._pools else "unknown_pool"
+        return "not_offered" if offered is None else self._find_instance(claim, offered)
 
     def _find_instance(self, claim: ClaimedDevice, offered: SliceDevice) -> tuple[Device, Attributes] | str:
         """Finds the instance of a MIG device created for the claim, whose slice has no UUID.
