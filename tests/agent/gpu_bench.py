@@ -20,7 +20,7 @@ from podgpu.metrics.counters import parse_counters
 from podgpu.metrics.render import Policy
 from podgpu.model import Allocation, Assignment, Device, Workload
 from podgpu.simulate.driver import SimulatedNvml
-from podgpu.simulate.faults import Faults
+from podgpu.simulate.machine import Faults
 from podgpu.simulate.proc import SimulatedProc, container_cgroup
 from podgpu.simulate.workload import SimulatedLoad
 from podgpu.usage.containers import ContainerFinder

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from podgpu.clock import Clock
-from podgpu.simulate.faults import Faults
+from podgpu.simulate.machine import Faults
 from tests.agent.gpu_bench import GpuBench, bench_of
 from tests.agent.told_health import FORGET, broken, gpu, known, view
 
