@@ -130,13 +130,6 @@ def test_a_claimed_mig_device() -> None:
     )
 
 
-def test_two_compute_instances_of_one_gpu_instance_are_one_assignment_with_the_labels_of_the_first() -> None:
-    for devices in (("big-a", "big-b"), ("big-b", "big-a")):
-        (one,) = held(pod("a", claim("big", *devices))).assignments
-        assert one.device == f"{uuid(3)}/gi1"
-        assert dict(one.attributes)["dra_mig_device_uuid"] == mig_uuid("a")
-
-
 def test_cdi_names_that_the_kubelet_repeats_add_nobody() -> None:
     pods = [pod("a", claim("two", "gpu-0", "gpu-1")), pod("b", claim("one", "gpu-2"))]
     listed = decode_list(list_answer(pods)).pod_resources[0].containers[0].dynamic_resources[0].claim_resources
@@ -151,11 +144,6 @@ def test_a_claim_shared_by_pods_and_containers_is_as_many_assignments() -> None:
     assert [one.holder for one in allocation.assignments] == [holder("duo"), holder("duo", "side"), holder("solo")]
     assert {one.device for one in allocation.assignments} == {uuid(1)}
     assert {dict(one.attributes)["dra_claim_name"] for one in allocation.assignments} == {"shared"}
-
-
-def test_claims_on_other_drivers_are_none_of_our_business() -> None:
-    others = [claim("net", "gpu-0", driver="dra.example.com"), claim("imex", "d", driver="compute-domain.nvidia.com")]
-    assert held(pod("a", *others)) == Allocation()
 
 
 # What cannot be mapped
@@ -177,12 +165,6 @@ def test_what_cannot_be_mapped_says_why(claimed: SimulatedClaim, reason: str) ->
             Unmapped("kubelet", reason, f"gpu.nvidia.com/{device.pool}/{device.device}", "claim team/x", holder("a")),
         )
     )
-
-
-@pytest.mark.parametrize("wrong", ["all", "tegra", "nvidia0", "GPU-", "0"])
-def test_only_a_uuid_is_a_uuid(wrong: str) -> None:
-    feed = feed_of(SliceDevice(NVIDIA_DRIVER, POOL, "odd", "gpu", wrong))
-    assert reasons(held(pod("a", claim("x", "odd")), feed=feed)) == [("unknown_device", "gpu.nvidia.com/node-a/odd")]
 
 
 def test_before_the_slices_are_read() -> None:
