@@ -33,7 +33,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         *("address", "cluster-address", "gpus", "calm", "kubernetes", "config-file", "telemetry", "collectors"),
         *("devices", "collect-interval"),
         *("interval", "sort", "filter", "processes", "prices", "idle-after", "stale-after", "drop-after", "json"),
-        *("once", "dump-snapshot", "probe-switches", "mode", "owner", "self-metrics", "inject", "plugin-name"),
+        *("once", "dump-snapshot", "mode", "owner", "self-metrics", "inject", "plugin-name"),
         *("plugin-index", "to", "expr", "in-place", "force", "log-format", "debug", "help"),
     ),
     "Kubernetes": (
