@@ -51,7 +51,7 @@ def test_the_exporter_reads_from_dcgm(double: Double, capfd: pytest.CaptureFixtu
     arguments = (
         "--once",
         "-c",
-        "100",
+        "1000",
         "--telemetry",
         f"dcgm:{double.path}",
         "-r",
