@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from podgpu.cli.doctor import DOCTOR_OPTIONS
+from podgpu.cli.exporter_options import EXPORTER_OPTIONS
 from podgpu.cli.main import run
-from podgpu.cli.option_table import EXPORTER_OPTIONS
 from podgpu.simulate.kubelet import SimulatedKubelet, SimulatedPod
 from tests.cli.test_doctor import Tree, _no_variables, kubelet, socket, tree, uuids
 from tests.cli.test_option_table import execute

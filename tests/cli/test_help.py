@@ -9,10 +9,10 @@ from contextlib import redirect_stderr, redirect_stdout
 import click
 import pytest
 
+from podgpu.cli.exporter_options import EXPORTER_OPTIONS
 from podgpu.cli.help import GROUPS, grouped
 from podgpu.cli.main import COMMANDS, cli, run
-from podgpu.cli.option_table import EXPORTER_OPTIONS
-from podgpu.cli.params import normalise
+from podgpu.cli.options import normalize_arguments
 
 every_command = pytest.mark.parametrize("name", COMMANDS)
 FIRST_FIVE = ("Common", "Kubernetes", "Usage accounting", "DCGM compatibility", "Without effect")
@@ -94,7 +94,7 @@ def test_three_examples_that_can_be_typed(name: str, monkeypatch: pytest.MonkeyP
     for command in commands:
         podgpu, verb, *arguments = shlex.split(command)
         assert podgpu == "podgpu"
-        command_named(verb).make_context(verb, normalise(arguments, EXPORTER_OPTIONS))  # raises for what is not there
+        command_named(verb).make_context(verb, normalize_arguments(arguments, EXPORTER_OPTIONS))
 
 
 @pytest.mark.parametrize("width", [60, 80, 110])
@@ -153,5 +153,7 @@ def test_an_option_before_the_command_is_said_to_belong_behind_it() -> None:
 
 def test_a_short_option_with_its_value_is_no_typo() -> None:
     """-c5s is -c with its value, as click has always taken it."""
-    context = command_named("exporter").make_context("exporter", normalise(["-c5s", "-d=g:0"], EXPORTER_OPTIONS))
+    context = command_named("exporter").make_context(
+        "exporter", normalize_arguments(["-c5s", "-d=g:0"], EXPORTER_OPTIONS)
+    )
     assert (context.params["collect_interval"], context.params["devices"]) == (5.0, "g:0")

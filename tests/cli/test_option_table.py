@@ -16,9 +16,9 @@ import pynvml
 import pytest
 
 from podgpu.cli.exporter import command
+from podgpu.cli.exporter_options import EXPORTER_OPTIONS
 from podgpu.cli.main import run
-from podgpu.cli.option_table import EXPORTER_OPTIONS
-from podgpu.cli.params import Option, normalise
+from podgpu.cli.options import Option, normalize_arguments
 from tests.host.guard import NODES_PLACES
 
 TABLE = Path(__file__).parents[1] / "data" / "dcgm_exporter_options.csv"
@@ -112,7 +112,7 @@ def parsed(arguments: list[str], **variables: str) -> dict[str, Any]:
             patch.delenv(name, raising=False)
         for name, value in variables.items():
             patch.setenv(name, value)
-        return command.make_context("exporter", normalise(arguments, EXPORTER_OPTIONS)).params
+        return command.make_context("exporter", normalize_arguments(arguments, EXPORTER_OPTIONS)).params
 
 
 # --- the table
