@@ -14,7 +14,8 @@ from podgpu.cli.exporter import check_options, with_host_engine, without_effect
 from podgpu.cli.exporter_options import EXPORTER_OPTIONS, hide, pick_options
 from podgpu.cli.options import Option, make_command, naming_variable
 from podgpu.cli.terminal import print_out, quiet_logs, wants_colour
-from podgpu.compose.examination import CONFIG_FILE, NodeExamination, autoscaling_findings
+from podgpu.doctor.autoscale import check_autoscaling
+from podgpu.doctor.examine import CONFIG_FILE, NodeExamination
 from podgpu.doctor.findings import Finding, Level, as_json, as_text, count, wrong
 from podgpu.errors import UsageError
 
@@ -49,19 +50,19 @@ def command(ctx: click.Context, /, **options: Any) -> int:
     """
     if options["autoscale"]:
         with quiet_logs(options["debug"]):
-            return _report(options, autoscaling_findings(options["kubeconfig"]))
-    kubernetes_said = ctx.get_parameter_source("kubernetes") is not ParameterSource.DEFAULT
-    options, of_file = _with_config_file(ctx, options)
+            return _print(options, check_autoscaling(options["kubeconfig"]))
+    kubernetes_is_set = ctx.get_parameter_source("kubernetes") is not ParameterSource.DEFAULT
+    options, config_findings = _with_config_file(ctx, options)
     check_options(ctx, options)
     options = with_host_engine(ctx, options)
     ignored = (*without_effect(ctx), *of_file_without_effect(options))
-    examination = NodeExamination(options, partial(naming_variable, ctx), kubernetes_said)
+    examination = NodeExamination(options, partial(naming_variable, ctx), kubernetes_is_set)
     with closing(examination), quiet_logs(options["debug"]):
-        findings = examination.findings(of_file, ignored)
-    return _report(options, findings)
+        findings = examination.run(config_findings, ignored)
+    return _print(options, findings)
 
 
-def _report(options: dict[str, Any], findings: list[Finding]) -> int:
+def _print(options: dict[str, Any], findings: list[Finding]) -> int:
     print_out((as_json(findings) if options["json"] else as_text(findings, wants_colour())) + "\n")
     return 1 if count(findings, Level.WRONG) else 0
 

@@ -16,7 +16,7 @@ from podgpu.cli.options import Option, make_command, naming_variable
 from podgpu.compose.enricher import opened_enricher, run_enricher
 from podgpu.compose.process import configure_logging
 from podgpu.compose.servers import open_exposition
-from podgpu.enrich.turn import Enricher, Settings
+from podgpu.enrich.enricher import Enricher, EnrichSettings
 from podgpu.errors import SourceError, StartError, UsageError
 from podgpu.files import AtomicFile, OutputError, Owner
 from podgpu.gpu.exposition_source import ExpositionSource, FileExposition
@@ -134,10 +134,10 @@ def _owner(text: str) -> Owner | None:
     return Owner(int(match[1]), int(match[2]) if match[2] else -1)
 
 
-def _settings(ctx: click.Context, options: dict[str, Any]) -> Settings:
+def _settings(ctx: click.Context, options: dict[str, Any]) -> EnrichSettings:
     is_set = ctx.get_parameter_source("stale_after") is not ParameterSource.DEFAULT
     default = None if options["once"] else _INTERVALS_KEPT * options["interval"]
-    return Settings(
+    return EnrichSettings(
         policy=Policy(old_namespace=options["use_old_namespace"], pod_uid=options["kubernetes_enable_pod_uid"]),
         stale_after=options["stale_after"] if is_set else default,
         self_metrics=options["self_metrics"],

@@ -14,7 +14,8 @@ from typing import Annotated
 
 from msgspec import Meta, Struct, field
 
-from podgpu.files import ReadOnChange, decode_json
+from podgpu.decode import decode_json
+from podgpu.files import ReadOnChange
 from podgpu.holders import AllocationSource
 from podgpu.holders.device_ids import (
     HeldId,

@@ -18,8 +18,9 @@ from urllib.parse import quote
 
 from msgspec import Struct, field
 
+from podgpu.decode import decode_json
 from podgpu.errors import SourceError
-from podgpu.files import ReadOnChange, decode_json
+from podgpu.files import ReadOnChange
 from podgpu.holders.device_ids import DeviceIndex, parse_device_id, sort_allocation
 from podgpu.holders.kubelet import SOURCE
 from podgpu.kube.client import ApiClient

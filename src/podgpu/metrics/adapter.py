@@ -126,6 +126,16 @@ def rules_for(keep_fields: frozenset[str] | None) -> dict[str, OwnRule | FieldRu
     return rules
 
 
+def keep_known_fields(values: Mapping[str, Any], keep_fields: frozenset[str]) -> dict[str, Any]:
+    """Keeps these fields of a document, under 4.8's name and in 4.8's unit. An agent may be configured for 4.9's."""
+    rules, kept = rules_for(keep_fields), {}
+    for name, value in values.items():
+        rule = rules.get(name)
+        if isinstance(rule, FieldRule) and rule.field_name in keep_fields:
+            kept[rule.field_name] = value if rule.divisor == 1.0 else round(value / rule.divisor, 9)
+    return kept
+
+
 # Builders: one per part of the document, filled sample by sample
 
 
