@@ -17,8 +17,9 @@ from podgpu.kube.config import ApiConfig
 from tests.cluster.exporters import Exporter, metrics_text, running_exporters
 from tests.kube.api_server import SimulatedApiServer
 from tests.kube.conftest import HURRY, config, eventually, server
-from tests.kube.test_endpoint_slices import endpoint, slice_of
-from tests.kube.test_pod_owners import owner, pod_of
+from tests.kube.test_objects import endpoint, owner
+from tests.kube.test_objects import endpoint_slice as slice_of
+from tests.kube.test_objects import owned_pod as pod_of
 
 __all__ = ["config", "server"]
 LABELS = {"app.kubernetes.io/name": "podgpu"}
