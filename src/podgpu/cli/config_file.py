@@ -10,7 +10,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from podgpu.agent.collections import ConfigFile, Retention
+from podgpu.agent.collections import ConfigFile, SampleRetention
 from podgpu.cli.params import FROM_FILE
 from podgpu.errors import SourceError, UsageError
 from podgpu.files import read_bounded
@@ -35,7 +35,7 @@ def with_config_file(ctx: click.Context, options: dict[str, Any]) -> dict[str, A
         from_file.pop("collectors", None)
     ctx.meta[FROM_FILE] = dict.fromkeys(from_file, path)
     merged = {**options, **from_file, "config": config}
-    retention = Retention(merged["watch_max_keep_age"], merged["watch_max_keep_samples"])
+    retention = SampleRetention(merged["watch_max_keep_age"], merged["watch_max_keep_samples"])
     if retention.is_endless:
         raise UsageError(_NO_LIMIT)
     for collection in config.collections:
