@@ -19,8 +19,8 @@ import pytest
 
 from podgpu.agent.loop import Agent
 from podgpu.cli.exporter import command, resolved
-from podgpu.cli.option_table import EXPORTER_OPTIONS
-from podgpu.cli.params import naming_variable, normalise
+from podgpu.cli.exporter_options import EXPORTER_OPTIONS
+from podgpu.cli.options import naming_variable, normalize_arguments
 from podgpu.clock import Clock
 from podgpu.compose.agent import exporter_agent
 from podgpu.compose.servers import ApiAccess
@@ -263,7 +263,7 @@ def _agent(
     )
     with only_these_variables({"NODE_NAME": description.hostname}):
         words = [word.replace("{folder}", str(folder)) for word in (*ROOTS, *description.arguments)]
-        ctx = command.make_context("exporter", normalise(words, EXPORTER_OPTIONS))
+        ctx = command.make_context("exporter", normalize_arguments(words, EXPORTER_OPTIONS))
         api = ApiAccess(ctx.params["kubeconfig"], settings=_PACE)
         naming, time = partial(naming_variable, ctx), Clock(clock.monotonic, clock.wall)
         agent = exporter_agent(resolved(ctx, ctx.params), api, naming, telemetry, time)
