@@ -11,7 +11,7 @@ from podgpu.holders.dra import DraClaims
 from podgpu.holders.kubelet import KubeletAllocation, decode_list
 from podgpu.kube.objects import NVIDIA_DRIVER, PoolSlice, SliceDevice
 from podgpu.model import Allocation, Assignment, Device, Unmapped, Workload
-from podgpu.simulate.kubelet import ClaimedDevice, SimulatedClaim, SimulatedKubelet, SimulatedPod, list_answer
+from podgpu.simulate.kubelet import SimulatedClaim, SimulatedDevice, SimulatedKubelet, SimulatedPod, list_answer
 from tests.holders.devices import gpu, mig_uuid, uuid
 
 MakeSource = Callable[..., KubeletAllocation]
@@ -71,7 +71,7 @@ def feed_of(*devices: SliceDevice) -> GivenSlices:
 
 def claim(name: str, *devices: str, pool: str = POOL, driver: str = NVIDIA_DRIVER) -> SimulatedClaim:
     cdi = "k8s.gpu.nvidia.com/device="
-    return SimulatedClaim("team", name, tuple(ClaimedDevice(driver, pool, one, (cdi + one,)) for one in devices))
+    return SimulatedClaim("team", name, tuple(SimulatedDevice(driver, pool, one, (cdi + one,)) for one in devices))
 
 
 def pod(name: str, *claims: SimulatedClaim, **resources: list[str]) -> SimulatedPod:

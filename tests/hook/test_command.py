@@ -70,14 +70,6 @@ def test_started_by_the_runtime(folder: Path, podlist: Path) -> None:
     runtime.stop()
 
 
-def test_a_connection_of_the_runtimes_that_is_none(folder: Path) -> None:
-    environment = {**os.environ, "NRI_PLUGIN_SOCKET": "77"}
-    command = [*PODGPU, "hook", *options(folder)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
-    assert done.returncode == 1
-    assert done.stderr.splitlines()[-1] == "podgpu: cannot connect to descriptor 77 (Bad file descriptor)"
-
-
 def test_metrics_and_probes_on_a_port(runtime: Runtime, folder: Path, podlist: Path) -> None:
     with running(*options(folder), "-a", "127.0.0.1:0") as hook:
         assert hook.stderr is not None

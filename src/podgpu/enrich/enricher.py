@@ -12,7 +12,7 @@ from podgpu.clock import Clock
 from podgpu.errors import SourceError
 from podgpu.files import AtomicFile, OutputError
 from podgpu.gpu.companion import CompanionDriver
-from podgpu.gpu.exposition import LabelSet, ParsedExposition, settled
+from podgpu.gpu.exposition import LabelSet, ParsedExposition, select_copy
 from podgpu.metrics.encode import Family, Sample, encode
 from podgpu.metrics.families import HOLDER_LABELS
 from podgpu.metrics.labels import Policy, holder_pairs
@@ -74,7 +74,7 @@ def _relabel_samples(family: ParsedFamily, labels: _LabelMaker) -> Iterator[Pars
         copies.setdefault(key, []).append(sample)
         new_labels[key] = made
     for key, samples in copies.items():
-        chosen = samples[0] if len(samples) == 1 else settled(samples)
+        chosen = samples[0] if len(samples) == 1 else select_copy(samples)
         yield None if chosen is None else ParsedSample(chosen.name, new_labels[key], chosen.value)
 
 
@@ -96,7 +96,7 @@ class _LabelMaker:
         return made
 
     def _make(self, sample: ParsedSample) -> LabelSet:
-        device = self._exposition.device_of(sample)
+        device = self._exposition.find_device(sample)
         if device is None:
             return sample.labels
         labels = {name: value for name, value in sample.labels.items() if name not in HOLDER_LABELS}

@@ -20,12 +20,11 @@ from podgpu.metrics.labels import (
     assigned_holders,
     device_labels,
     holder_pairs,
-    is_instance,
     model_name,
     visible_slots,
     with_attributes,
 )
-from podgpu.node_state import EntityState, Holder, HolderUsage, NodeState, Slot
+from podgpu.node_state import EntityState, Holder, HolderUsage, MigInstance, NodeState, Slot
 
 Value = int | float | str
 Values = Mapping[str, Value]
@@ -132,7 +131,7 @@ def _samples(
 def _field_samples(field: str, rows: Sequence[_Row], policy: Policy) -> Iterator[Sample]:
     for row in rows:
         value = row.values.get(field) if row.has(field) else None
-        if value is None and policy.copy_parent_values and is_instance(row.slot):
+        if value is None and policy.copy_parent_values and isinstance(row.slot, MigInstance):
             value = row.parent_values.get(field)
         if value is not None and not isinstance(value, str):
             yield Sample(row.labels, value)

@@ -19,8 +19,8 @@ from podgpu.simulate.gpu import (
     PCIE_RX_BYTES,
     PCIE_TX_BYTES,
     Meter,
-    MigInstance,
     SimulatedGpu,
+    SimulatedInstance,
 )
 from podgpu.simulate.machine import Machine, address_in, pointer_to
 from podgpu.simulate.models import AMPERE, MIB
@@ -79,7 +79,7 @@ def _gpu_memory(gpu: SimulatedGpu, version: int | None = None) -> Any:
     return _memory(gpu.model.memory, gpu.model.reserved, gpu.memory_used(), version)
 
 
-def _mig_memory(gpu: SimulatedGpu, instance: MigInstance, version: int | None = None) -> Any:
+def _mig_memory(gpu: SimulatedGpu, instance: SimulatedInstance, version: int | None = None) -> Any:
     total = instance.profile.memory_mib * MIB
     return _memory(total, instance.reserved, gpu.memory_used(instance.gi_id), version)
 
@@ -89,7 +89,7 @@ def _bar1(total: int, processes: int) -> Any:
     return _fill(pynvml.c_nvmlBAR1Memory_t(), bar1Total=total, bar1Used=used, bar1Free=total - used)
 
 
-def _mig_bar1(gpu: SimulatedGpu, instance: MigInstance) -> Any:
+def _mig_bar1(gpu: SimulatedGpu, instance: SimulatedInstance) -> Any:
     total = gpu.model.bar1 * instance.profile.memory_slices // gpu.model.memory_slices
     return _bar1(total, len(gpu.running(instance.gi_id)))
 

@@ -25,7 +25,7 @@ from podgpu.simulate.device_calls import (
 )
 from podgpu.simulate.engine import Engine, SimulatedSwitchLog
 from podgpu.simulate.gpu import SimulatedGpu
-from podgpu.simulate.machine import EventSets, Faults, Handle, InjectedAnswer, Machine, Target, address_in
+from podgpu.simulate.machine import EventSets, FaultInjector, Handle, HandleTarget, InjectedAnswer, Machine, address_in
 from podgpu.simulate.models import GpuSpec, parse_spec
 from podgpu.simulate.workload import SimulatedLoad
 
@@ -73,7 +73,7 @@ class SimulatedNvml:
         )
         self._events = EventSets(self.machine)
         self._gpm = GpmSamples(self.machine)
-        self.faults = Faults(self.machine, self._events)
+        self.faults = FaultInjector(self.machine, self._events)
         self._driver_version = driver_version
         self._sessions = 0
         self._session_epoch = 0
@@ -160,7 +160,7 @@ class SimulatedNvml:
             self.calls[name] += 1
         self.faults.wait_out(name, gpu)
 
-    def _answer(self, name: str, target: Target, arguments: Sequence[Any], named: Mapping[str, Any]) -> Any:
+    def _answer(self, name: str, target: HandleTarget, arguments: Sequence[Any], named: Mapping[str, Any]) -> Any:
         if name in self._target_calls:
             return self._target_calls[name](target, *arguments)
         if target.instance is None and name in GPU_CALLS:
@@ -267,7 +267,7 @@ class SimulatedNvml:
                 return Handle(self.machine.address_of(gpu, instance))
         refuse(pynvml.NVML_ERROR_NOT_FOUND)
 
-    def _processes(self, kind: str, target: Target) -> list[Any]:
+    def _processes(self, kind: str, target: HandleTarget) -> list[Any]:
         if self.faults.processes_hidden:
             return []
         return list_processes(target.gpu.running(target.instance.gi_id if target.instance else None), kind)
@@ -293,7 +293,7 @@ def _require_present(gpu: SimulatedGpu) -> None:
 def _on_gpu(function: Callable[..., Any]) -> Callable[..., Any]:
     """Restricts a call to whole GPUs."""
 
-    def call(target: Target, *arguments: Any) -> Any:
+    def call(target: HandleTarget, *arguments: Any) -> Any:
         if target.instance is not None:
             refuse(pynvml.NVML_ERROR_NOT_SUPPORTED)
         return function(target.gpu, *arguments)

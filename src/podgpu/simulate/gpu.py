@@ -27,7 +27,7 @@ SAMPLE_BUFFER = 20.0
 
 
 @dataclass(frozen=True, slots=True)
-class MigInstance:
+class SimulatedInstance:
     """A GPU instance with its one compute instance."""
 
     slot: int
@@ -122,7 +122,7 @@ class SimulatedGpu:
     epoch: float
     """Unix time at monotonic zero."""
     mig_enabled: bool = False
-    instances: tuple[MigInstance, ...] = ()
+    instances: tuple[SimulatedInstance, ...] = ()
     nvlinks: int = 0
     """Number of links; 0 on a node with a single GPU."""
     links_down: set[int] = field(default_factory=set)
@@ -233,7 +233,7 @@ class SimulatedGpu:
         model = self.model
         return profile.compute_slices / model.compute_slices, profile.memory_slices / model.memory_slices
 
-    def instance(self, gi_id: int) -> MigInstance | None:
+    def instance(self, gi_id: int) -> SimulatedInstance | None:
         return next((instance for instance in self.instances if instance.gi_id == gi_id), None)
 
     def running(self, gi_id: int | None = None) -> list[SimulatedLoad]:
@@ -270,7 +270,7 @@ class SimulatedGpu:
         self._regroup()
         return len(leaving)
 
-    def cut(self, instances: tuple[MigInstance, ...] | None) -> None:
+    def cut(self, instances: tuple[SimulatedInstance, ...] | None) -> None:
         """Changes the MIG layout; None turns MIG off. Ends all loads."""
         self.evict()
         self.departed = []
@@ -334,14 +334,14 @@ def _bursts(load: SimulatedLoad, now: float) -> Bursts:
     return Bursts(load.pid, int(load.duty * period), period, first + -(-late // period) * period)
 
 
-def lay_out(model: GpuModel, profiles: Sequence[MigProfile], uuids: Sequence[str]) -> tuple[MigInstance, ...]:
+def lay_out(model: GpuModel, profiles: Sequence[MigProfile], uuids: Sequence[str]) -> tuple[SimulatedInstance, ...]:
     """Numbers instances as drivers do: the whole GPU is 0, halves start at 1, quarters at 3, eighths at 7."""
     taken: set[int] = set()
-    instances: list[MigInstance] = []
+    instances: list[SimulatedInstance] = []
     for slot, (profile, uuid) in enumerate(zip(profiles, uuids, strict=True)):
         gi_id = model.memory_slices // profile.memory_slices - 1
         while gi_id in taken:
             gi_id += 1
         taken.add(gi_id)
-        instances.append(MigInstance(slot, gi_id, profile, uuid))
+        instances.append(SimulatedInstance(slot, gi_id, profile, uuid))
     return tuple(instances)

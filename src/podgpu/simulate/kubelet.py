@@ -23,7 +23,7 @@ RATE_LIMITED = ("RESOURCE_EXHAUSTED", "rejected by rate limit")
 
 
 @dataclass(frozen=True, slots=True)
-class ClaimedDevice:
+class SimulatedDevice:
     """One device of a claim. Kubelets 1.27 to 1.30 report only the CDI names."""
 
     driver: str = ""
@@ -36,7 +36,7 @@ class ClaimedDevice:
 class SimulatedClaim:
     namespace: str
     name: str
-    devices: tuple[ClaimedDevice, ...]
+    devices: tuple[SimulatedDevice, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import pynvml
 
 from podgpu.errors import UsageError
-from podgpu.simulate.gpu import MigInstance, SimulatedGpu, lay_out
+from podgpu.simulate.gpu import SimulatedGpu, SimulatedInstance, lay_out
 from podgpu.simulate.models import MAX_GPUS, GpuSpec, MigProfile, parse_profiles, parse_spec
 from podgpu.simulate.workload import SimulatedLoad
 
@@ -58,11 +58,11 @@ def address_in(handle: Any) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class HandleTarget:
     """The device of a handle: a GPU or a MIG device."""
 
     gpu: SimulatedGpu
-    instance: MigInstance | None = None
+    instance: SimulatedInstance | None = None
 
 
 class Machine:
@@ -89,7 +89,7 @@ class Machine:
         # Computed once, so that the timestamp of a sample is the same in every call.
         self.epoch = wall() - clock()
         self.gpus: list[SimulatedGpu] = []
-        self.targets: dict[int, Target] = {}
+        self.targets: dict[int, HandleTarget] = {}
         self._addresses = itertools.count(_FIRST_ADDRESS, _ADDRESS_STEP)
         self._numbers = itertools.count()
         self._layouts = itertools.count()
@@ -117,13 +117,13 @@ class Machine:
         gpu.advance(self.clock())
         return gpu
 
-    def address_of(self, gpu: SimulatedGpu, instance: MigInstance | None = None) -> int:
+    def address_of(self, gpu: SimulatedGpu, instance: SimulatedInstance | None = None) -> int:
         """Returns the address of a device, which is stable until its handles become stale."""
         for address, target in self.targets.items():
             if target.gpu is gpu and target.instance is instance:
                 return address
         address = self.new_address()
-        self.targets[address] = Target(gpu, instance)
+        self.targets[address] = HandleTarget(gpu, instance)
         return address
 
     def place(self, load: SimulatedLoad) -> None:
@@ -307,7 +307,7 @@ class EventSets:
         return found
 
 
-# Faults
+# FaultInjector
 
 Subject = str | int
 """Name of a function, or number of a field value."""
@@ -335,7 +335,7 @@ class Hang:
         self.released.set()
 
 
-class Faults:
+class FaultInjector:
     """Injects faults. `gpu` is the number of a GPU, None for all GPUs and for calls without a device."""
 
     def __init__(self, machine: Machine, events: EventSets) -> None:

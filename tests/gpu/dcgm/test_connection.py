@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podgpu.errors import DriverGone, SourceError, UsageError
-from podgpu.gpu.dcgm.connection import Address, parse_address
+from podgpu.gpu.dcgm.connection import EngineAddress, parse_address
 from podgpu.gpu.nvml import NvmlTelemetry
 from podgpu.metrics.fields import Field
 from podgpu.model import Device
@@ -161,17 +161,17 @@ def test_without_an_address_the_engine_runs_inside(double: Double) -> None:
 @pytest.mark.parametrize(
     ("text", "address"),
     [
-        ("localhost:5555", Address("localhost:5555", "localhost")),
-        ("gpu-1", Address("gpu-1:5555", "gpu-1")),
-        ("10.0.0.7:5556", Address("10.0.0.7:5556", "10.0.0.7")),
-        ("[::1]:5555", Address("[::1]:5555", "::1")),
-        ("[fe80::1]", Address("[fe80::1]:5555", "fe80::1")),
-        ("unix:///run/nv-hostengine.sock", Address("/run/nv-hostengine.sock")),
-        ("tcp://gpu-1:5556", Address("gpu-1:5556", "gpu-1")),
-        ("vsock://2:5555", Address("vsock://2:5555", "localhost")),
+        ("localhost:5555", EngineAddress("localhost:5555", "localhost")),
+        ("gpu-1", EngineAddress("gpu-1:5555", "gpu-1")),
+        ("10.0.0.7:5556", EngineAddress("10.0.0.7:5556", "10.0.0.7")),
+        ("[::1]:5555", EngineAddress("[::1]:5555", "::1")),
+        ("[fe80::1]", EngineAddress("[fe80::1]:5555", "fe80::1")),
+        ("unix:///run/nv-hostengine.sock", EngineAddress("/run/nv-hostengine.sock")),
+        ("tcp://gpu-1:5556", EngineAddress("gpu-1:5556", "gpu-1")),
+        ("vsock://2:5555", EngineAddress("vsock://2:5555", "localhost")),
     ],
 )
-def test_good_addresses(text: str, address: Address) -> None:
+def test_good_addresses(text: str, address: EngineAddress) -> None:
     assert parse_address(text) == address
 
 
