@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from podgpu.cli.doctor import DOCTOR_OPTIONS
+from podgpu.cli.exporter_options import EXPORTER_OPTIONS
 from podgpu.cli.main import run
-from podgpu.cli.option_table import EXPORTER_OPTIONS
 from podgpu.simulate.kubelet import SimulatedKubelet, SimulatedPod
 from tests.cli.test_doctor import Tree, _no_variables, kubelet, socket, tree, uuids
 from tests.cli.test_option_table import execute
@@ -82,8 +82,8 @@ def wrong(found: dict[str, list[tuple[str, str, str]]]) -> dict[str, str]:
 
 def test_every_option_and_variable_of_the_exporter_is_taken() -> None:
     own = {"json", "autoscale"}
-    taken = {option.flag: replace(option, help="") for option in DOCTOR_OPTIONS if option.flag not in own}
-    assert taken == {option.flag: replace(option, help="") for option in EXPORTER_OPTIONS}
+    taken = {option.flag: replace(option, help="", common=True) for option in DOCTOR_OPTIONS if option.flag not in own}
+    assert taken == {option.flag: replace(option, help="", common=True) for option in EXPORTER_OPTIONS}
     assert own <= {option.flag for option in DOCTOR_OPTIONS}
 
 
