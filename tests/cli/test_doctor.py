@@ -479,7 +479,7 @@ CLAIM = {"device_id": "gpu.nvidia.com/pool/gpu-0", "resource": "claim ns/c"}
             "kubectl",
         ),
         (unmapped("kubelet", "unknown_pool", **CLAIM), Level.WRONG, "no ResourceSlice of this node", "resourceslices"),
-        (unmapped("kubelet", "ambiguous_mig_device", **CLAIM), Level.NOTE, "several MIG instances", "its checkpoint"),
+        (unmapped("kubelet", "claim_device_without_uuid", **CLAIM), Level.WRONG, "has no UUID", "its checkpoint"),
         (Unmapped("processes", "not_permitted", "GPU-x", "pid", Workload()), Level.WRONG, "no permission", "runAsUser"),
         (unmapped("hpc", "unknown_device", "9", job="4711"), Level.WRONG, "job 4711 is in the job file 9", "prolog"),
         (unmapped("podlist", "unknown_device", STRANGER), Level.WRONG, "no GPU of this node has this UUID", "replaced"),
