@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from msgspec import Struct, field
@@ -31,7 +31,7 @@ from podgpu.kube.objects import (
     current_devices,
     find_resource_version,
 )
-from podgpu.kube.reflector import REFUSALS
+from podgpu.kube.reflector import REFUSALS, Store
 from podgpu.model import Allocation, Assignment, Device, Unmapped, Workload
 
 CHECKPOINT_NAME = f"plugins/{NVIDIA_DRIVER}/checkpoint.json"
@@ -58,27 +58,16 @@ _UUID_PATHS = (
 _log = logging.getLogger("podgpu")
 
 
-class SliceFeed(Protocol):
-    """The ResourceSlices of this node, watched elsewhere."""
-
-    def items(self) -> tuple[PoolSlice, ...]:
-        """Returns the same tuple until something changes."""
-        ...
-
-    @property
-    def synced(self) -> bool: ...
-
-
 class DraClaims:
     """Maps the claims of a List answer to devices. Each of the three sources of claim details is optional."""
 
     def __init__(
         self,
-        feed: SliceFeed | None,
+        slices: Store[PoolSlice] | None,
         checkpoint: DriverCheckpoint | None = None,
         reader: ClaimReader | None = None,
     ) -> None:
-        self._feed = feed
+        self._slices = slices
         self._checkpoint = checkpoint
         self._reader = reader
         self._pools: frozenset[str] = frozenset()
@@ -88,10 +77,10 @@ class DraClaims:
 
     def held(self, response: Any, devices: Sequence[Device]) -> Allocation:
         prepared = PreparedClaims({}, {}) if self._checkpoint is None else self._checkpoint.read()
-        is_synced = self._feed is not None and self._feed.synced
+        is_synced = self._slices is not None and self._slices.synced
         claimed = self._without_admin_access(list(parse_claims(response)), prepared, is_synced)
-        if self._feed is not None and is_synced:
-            self._update_devices(self._feed.items(), claimed)
+        if self._slices is not None and is_synced:
+            self._update_devices(self._slices.items(), claimed)
         index = DeviceIndex(devices)
         held: dict[tuple[str, Workload], Attributes] = {}
         unmapped: set[Unmapped] = set()

@@ -215,7 +215,7 @@ class IdentityReader:
         clock: Callable[[], int] = time.time_ns,
         pods: Callable[[], tuple[PodRecord, ...]] = tuple,
     ) -> None:
-        """`pods` returns the pods of the API server, the same tuple until something changes."""
+        """`pods` returns the pods of the API server."""
         self._directories = ((pods_dir, parse_pod_directory), (containers_dir, parse_container_log))
         self._clock = clock
         self._read_records = pods
