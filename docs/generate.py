@@ -30,7 +30,7 @@ from podgpu.metrics.families import (
     SEED_FAMILIES,
     FamilySpec,
 )
-from podgpu.metrics.fields import Call, Field, FieldValue, Gpm, Recorded, fields
+from podgpu.metrics.fields import Field, FieldValue, Gpm, NvmlCall, Recorded, fields
 from podgpu.metrics.names import Rename, renames
 from podgpu.metrics.render import Policy
 from podgpu.model import Allocation, Device
@@ -181,7 +181,7 @@ def _rename_row(rename: Rename) -> tuple[str, ...]:
 
 def _origin(field: Field) -> str:
     match field.recipe:
-        case Call(function=function):
+        case NvmlCall(function=function):
             return code(function)
         case FieldValue(ids=ids):
             return f"NVML field {'+'.join(map(str, ids))}"
