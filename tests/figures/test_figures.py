@@ -12,10 +12,10 @@ from podgpu.figures.device import FIELDS, DeviceFigures, View, holder_text
 from podgpu.figures.from_exposition import view_of_exposition
 from podgpu.figures.from_snapshot import view_of_snapshot
 from podgpu.metrics.counters import Counter
+from podgpu.metrics.encode import encode
 from podgpu.metrics.fields import fields
 from podgpu.metrics.parse import parse_text
 from podgpu.metrics.render import Policy, render_node
-from podgpu.metrics.text import encode
 from podgpu.model import ContainerUsage, DeviceTotals, Outcome, Reading, Snapshot, Workload
 from tests.top.scene import GIB, MIB, SERVER, TRAINER, gpu, snapshot
 
@@ -214,9 +214,8 @@ def test_a_mig_exposition_of_dcgm_exporter_has_instances_only() -> None:
 
 
 def test_names_since_dcgm_4_6_mean_the_same() -> None:
-    """GPU_UTIL_RATIO stays 0 to 100, whatever it is called."""
     labels = '{gpu="0",UUID="GPU-a"}'
-    (found,) = exposition(f"DCGM_FI_DEV_GPU_UTIL_RATIO{labels} 40\nDCGM_FI_DEV_BOARD_POWER_WATTS{labels} 99\n").devices
+    (found,) = exposition(f"DCGM_FI_DEV_GPU_UTIL_RATIO{labels} 0.4\nDCGM_FI_DEV_BOARD_POWER_WATTS{labels} 99\n").devices
     assert (found.utilization, found.power_watts) == (0.4, 99)
 
 

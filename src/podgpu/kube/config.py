@@ -218,26 +218,20 @@ class _Context(_Section):
     namespace: str | None = None
 
 
-class _NamedCluster(_Section):
-    name: str
-    cluster: _Cluster | None = None
+class _Named(_Section):
+    """An entry of `contexts`, `clusters` or `users`."""
 
-
-class _NamedUser(_Section):
-    name: str
-    user: _User | None = None
-
-
-class _NamedContext(_Section):
     name: str
     context: _Context | None = None
+    cluster: _Cluster | None = None
+    user: _User | None = None
 
 
 class _Kubeconfig(_Section):
     current_context: str | None = None
-    contexts: list[_NamedContext] | None = None
-    clusters: list[_NamedCluster] | None = None
-    users: list[_NamedUser] | None = None
+    contexts: list[_Named] | None = None
+    clusters: list[_Named] | None = None
+    users: list[_Named] | None = None
 
 
 @dataclass(frozen=True, slots=True)

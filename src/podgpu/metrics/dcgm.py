@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from podgpu.metrics.conditions import xid_text
 from podgpu.metrics.counters import Counter
+from podgpu.metrics.encode import Family, Labels, Sample
 from podgpu.metrics.families import CLOCK_EVENTS
-from podgpu.metrics.fields import XID_FIELD, fields, xid_text
+from podgpu.metrics.fields import XID_FIELD, fields
 from podgpu.metrics.labels import (
     Pairs,
     Policy,
@@ -18,13 +20,11 @@ from podgpu.metrics.labels import (
     assigned_holders,
     device_labels,
     holder_pairs,
-    is_instance,
     model_name,
     visible_slots,
     with_attributes,
 )
-from podgpu.node_state import EntityState, Holder, HolderUsage, NodeState, Slot
-from podgpu.series import Family, Labels, Sample
+from podgpu.node_state import EntityState, Holder, HolderUsage, MigInstance, NodeState, Slot
 
 Value = int | float | str
 Values = Mapping[str, Value]
@@ -131,7 +131,7 @@ def _samples(
 def _field_samples(field: str, rows: Sequence[_Row], policy: Policy) -> Iterator[Sample]:
     for row in rows:
         value = row.values.get(field) if row.has(field) else None
-        if value is None and policy.copy_parent_values and is_instance(row.slot):
+        if value is None and policy.copy_parent_values and isinstance(row.slot, MigInstance):
             value = row.parent_values.get(field)
         if value is not None and not isinstance(value, str):
             yield Sample(row.labels, value)

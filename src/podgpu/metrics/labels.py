@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from podgpu.metrics.counters import Counter
+from podgpu.metrics.encode import Labels
 from podgpu.metrics.families import HOLDER_LABELS, JOB_LABEL, NAMELESS_LABELS, OLD_POD_LABELS, POD_LABELS
 from podgpu.model import Workload
 from podgpu.node_state import DeviceState, Holder, MigInstance, NodeState, Slot
-from podgpu.series import Labels
 
 Pairs = tuple[tuple[str, str], ...]
 _RESERVED = HOLDER_LABELS | {
@@ -58,6 +58,10 @@ class Target:
     profile: str = ""
 
     @property
+    def gpu_labels(self) -> Pairs:
+        return ("gpu", self.gpu), ("UUID", self.uuid), ("pci_bus_id", self.pci_bus_id), ("device", self.device)
+
+    @property
     def instance_id(self) -> Pairs:
         return (("GPU_I_ID", self.instance),) if self.instance else ()
 
@@ -88,10 +92,6 @@ def all_slots(state: NodeState) -> Iterator[tuple[Target, DeviceState, Slot]]:
 
 def visible_slots(state: NodeState) -> list[tuple[Target, DeviceState, Slot]]:
     return [entry for entry in all_slots(state) if not entry[2].hidden]
-
-
-def is_instance(slot: Slot) -> bool:
-    return isinstance(slot, MigInstance)
 
 
 def assigned_holders(slot: Slot) -> list[Holder]:

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from podgpu.metrics import families as f
 from podgpu.metrics.dcgm import render_dcgm
+from podgpu.metrics.encode import NO_LABELS, Family, Labels, Sample
 from podgpu.metrics.families import FamilySpec
 from podgpu.metrics.labels import (
     Pairs,
@@ -23,8 +24,8 @@ from podgpu.metrics.labels import (
     visible_slots,
 )
 from podgpu.metrics.mig import billed_name
-from podgpu.node_state import DeviceState, Holder, HolderUsage, NamespaceUsage, NodeState, SlotUsage
-from podgpu.series import NO_LABELS, Family, Labels, Sample
+from podgpu.model import Workload
+from podgpu.node_state import DeviceState, HolderUsage, NamespaceUsage, NodeState, SlotUsage
 
 __all__ = ["Policy", "render_dcgm", "render_node", "render_podgpu", "render_self"]
 
@@ -147,8 +148,7 @@ def _usage(state: NodeState, policy: Policy) -> list[Family]:
 
 def _namespace_labels(usage: NamespaceUsage, policy: Policy) -> Labels:
     model = billed_name(usage.model, usage.profile) if usage.profile else usage.model
-    name = model_name(model, policy.replace_blanks_in_model_name)
-    return _labels(("namespace", usage.namespace), ("modelName", name))
+    return _labels(("namespace", usage.namespace), ("modelName", _model_name(model, policy)))
 
 
 def _samples(rows: Iterable[tuple[Labels, T]], number_of: Callable[[T], Number]) -> list[Sample]:
@@ -172,35 +172,22 @@ def _health(state: NodeState, policy: Policy) -> list[Family]:
             if condition.since is not None:
                 since.append(Sample(_health_labels(target, policy, name, *detail), round(condition.since, 3)))
         health += (Sample(_health_labels(target, policy, ("condition", name)), 0) for name in gpu.healthy)
-        last += (Sample(_last_holder_labels(target, policy, holder_names(holder)), 1) for holder in gpu.last_holders)
+        last += (Sample(_last_holder_labels(target, policy, holder), 1) for holder in gpu.last_holders)
     return [f.DEVICE_HEALTH.of(health), f.CONDITION_SINCE.of(since), f.LAST_HOLDER.of(last)]
 
 
 @lru_cache(maxsize=1024)
 def _health_labels(target: Target, policy: Policy, *more: tuple[str, str]) -> Labels:
-    return Labels(
-        [
-            ("gpu", target.gpu),
-            ("UUID", target.uuid),
-            ("pci_bus_id", target.pci_bus_id),
-            ("device", target.device),
-            ("modelName", model_name(target.model, policy.replace_blanks_in_model_name)),
-            *policy.host,
-            *more,
-        ]
-    )
+    return Labels([*target.gpu_labels, ("modelName", _model_name(target.model, policy)), *policy.host, *more])
 
 
-def _last_holder_labels(target: Target, policy: Policy, holder: Iterable[tuple[str, str]]) -> Labels:
-    return Labels(
-        [
-            ("gpu", target.gpu),
-            ("UUID", target.uuid),
-            ("device", target.device),
-            ("modelName", model_name(target.model, policy.replace_blanks_in_model_name)),
-            *holder,
-        ]
-    )
+def _last_holder_labels(target: Target, policy: Policy, holder: Workload) -> Labels:
+    names = (("gpu", target.gpu), ("UUID", target.uuid), ("device", target.device))
+    return Labels([*names, ("modelName", _model_name(target.model, policy)), *holder_names(holder)])
+
+
+def _model_name(model: str, policy: Policy) -> str:
+    return model_name(model, policy.replace_blanks_in_model_name)
 
 
 # Devices and holders
@@ -229,12 +216,8 @@ def _devices(state: NodeState, policy: Policy) -> list[Family]:
         f.XIDS.of([Sample(labels, xid.total) for labels, xid in xids]),
         f.XID_LAST_SEEN.of([Sample(labels, xid.last_seen) for labels, xid in xids]),
         f.ALLOCATION_INFO.of([Sample(labels, 1) for labels, _ in holders]),
-        f.ALLOCATION_SHARE.of(_samples(holders, _share)),
+        f.ALLOCATION_SHARE.of(_samples(holders, lambda holder: holder.share_ratio)),
     ]
-
-
-def _share(holder: Holder) -> float | None:
-    return holder.share_ratio
 
 
 def _count_xids(gpu: DeviceState) -> int:
@@ -245,28 +228,10 @@ def _count_xids(gpu: DeviceState) -> int:
 @lru_cache(maxsize=1024)
 def _device_labels(target: Target, policy: Policy, *more: tuple[str, str]) -> Labels:
     """Without model name and label-type fields: a driver upgrade must not start a new counter."""
-    return Labels(
-        [
-            ("gpu", target.gpu),
-            ("UUID", target.uuid),
-            ("pci_bus_id", target.pci_bus_id),
-            ("device", target.device),
-            *target.instance_labels,
-            *policy.host,
-            *more,
-        ]
-    )
+    return Labels([*target.gpu_labels, *target.instance_labels, *policy.host, *more])
 
 
 @lru_cache(maxsize=4096)
 def _allocation_labels(target: Target, holder: Pairs, source: str) -> Labels:
-    return Labels(
-        [
-            ("gpu", target.gpu),
-            ("UUID", target.uuid),
-            ("device", target.device),
-            *target.instance_id,
-            *holder,
-            ("source", source),
-        ]
-    )
+    names = (("gpu", target.gpu), ("UUID", target.uuid), ("device", target.device))
+    return Labels([*names, *target.instance_id, *holder, ("source", source)])
