@@ -396,7 +396,7 @@ def test_examples_in_help_are_valid() -> None:
         examples = [line.split("$ podgpu ", 1)[1] for line in lines if line.strip().startswith("$ podgpu ")]
         assert examples, name
         for example in examples:
-            command_name, *arguments = shlex.split(re.sub(r" > \S+$", "", example))
+            command_name, *arguments = shlex.split(re.sub(r" > [\w.]+$", "", example))
             other = cli.get_command(click.Context(cli), command_name)
             assert other is not None
             other.make_context(command_name, normalize_arguments(arguments, EXPORTER_OPTIONS))
