@@ -8,7 +8,7 @@ import click
 
 from podgpu.cli.options import Option, make_command
 from podgpu.cli.terminal import print_out
-from podgpu.metrics.fields import Call, Field, FieldValue, Gpm, Recorded, fields
+from podgpu.metrics.fields import Field, FieldValue, Gpm, NvmlCall, Recorded, fields
 
 FIELD_OPTIONS = (Option("csv", help="Print CSV instead of a table.", kind="flag", ours=True),)
 _HEAD = ("id", "name", "unit", "mig", "from")
@@ -39,7 +39,7 @@ def _make_row(field: Field) -> tuple[str, ...]:
 
 def _describe_source(field: Field) -> str:
     match field.recipe:
-        case Call(function=function):
+        case NvmlCall(function=function):
             return function
         case FieldValue(ids=ids):
             return f"NVML field {'+'.join(map(str, ids))}"
