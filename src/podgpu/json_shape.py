@@ -1,4 +1,4 @@
-"""Reads members of foreign JSON. A value of another type counts as absent."""
+"""Reads parts of JSON documents. A part of another type counts as absent."""
 
 from __future__ import annotations
 
@@ -23,8 +23,12 @@ def text_in(value: object) -> str:
     return value if isinstance(value, str) else ""
 
 
+def integer_in(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
 def number_in(value: object) -> float | None:
-    """Finite; `true` is none."""
+    """Returns None for infinite numbers and for `true`."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
