@@ -20,7 +20,7 @@ from podgpu.clock import Clock
 from podgpu.enrich.turn import Enricher, Held, Settings
 from podgpu.errors import SourceError
 from podgpu.gpu.exposition import ParsedExposition, parse_exposition
-from podgpu.model import Allocation, Assignment, Workload
+from podgpu.model import Assignment, Workload
 from podgpu.simulate.kubelet import SimulatedKubelet, SimulatedPod
 from tests.cli.test_option_table import Ran, execute
 from tests.test_http_client import answer, serving
@@ -202,7 +202,7 @@ class _World:
 
     def holders(self, _devices: object) -> Held:
         assignments = tuple(Assignment(uuid, Workload("default", "pod1", "c"), "kubelet") for uuid in UUIDS)
-        return Held(Allocation(assignments))
+        return Held(assignments)
 
 
 def test_old_figures_do_not_live_for_ever(out: Path, caplog: pytest.LogCaptureFixture) -> None:

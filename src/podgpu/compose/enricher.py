@@ -4,12 +4,13 @@ between; and has it take its turns."""
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
 
-from podgpu.agent.allocation_turn import AllocationTurn
+from podgpu.agent.allocation_turn import AllocationTurn, replace_uids
 from podgpu.atomic_file import AtomicFile, OutputError
+from podgpu.clock import Clock
 from podgpu.compose.agent import Naming, Options
 from podgpu.compose.allocations import Surroundings, make_holders
 from podgpu.compose.process import look_past_what_stays, stop_on_signal
@@ -39,7 +40,7 @@ def opened_enricher(
             holders = make_holders(Surroundings(options, api, driver))
         isolation = Isolation()
         at_the_end.callback(isolation.close)
-        turn = AllocationTurn(holders.sources, holders.identities, isolation, _DEADLINE, time.monotonic, holders.signs)
+        turn = AllocationTurn(holders.sources, holders.identities, isolation, _DEADLINE, Clock(), holders.signs)
         at_the_end.callback(turn.close)
         yield Enricher(_fetch(source, isolation), _holders(turn), textfile, settings, DriverBeside(driver))
 
@@ -73,7 +74,6 @@ def _fetch(source: ExpositionSource, isolation: Isolation) -> Callable[[], Parse
 def _holders(turn: AllocationTurn) -> Callable[[Sequence[Device]], Held]:
     def holders(devices: Sequence[Device]) -> Held:
         part = turn.collect(devices)
-        shown = replace(part.allocation, assignments=turn.show(part.allocation.assignments))
-        return Held(shown, part.outcomes, turn.errors)
+        return Held(replace_uids(part.assignments, part.api_uids), part.unmapped, part.sources, Counter(part.errors))
 
     return holders

@@ -14,7 +14,7 @@ from podgpu.files import ReadOnChange
 from podgpu.isolate import Isolation
 from podgpu.metrics.counters import MOST_BYTES, Counter
 from podgpu.metrics.named_counters import Naming
-from podgpu.model import Outcome
+from podgpu.node_state import SourceStatus
 
 _log = logging.getLogger("podgpu")
 
@@ -89,7 +89,7 @@ class CounterWatch:
         self._feed = feed
         self._isolation = isolation
         self._deadline = deadline
-        self.outcomes: tuple[Outcome, ...] = ()
+        self.sources: tuple[SourceStatus, ...] = ()
         self.errors: Mapping[tuple[str, str], int] = {}
         """(source, reason) -> how often since the start. Replaced, never changed: others read it meanwhile."""
 
@@ -111,8 +111,8 @@ class CounterWatch:
             except UsageError as e:  # a collection of the configuration file has none of them
                 self._refuse(SourceError("malformed", str(e)))
             else:
-                self.outcomes = (Outcome(_NAME, result.seconds),)
+                self.sources = (SourceStatus(_NAME, True, result.seconds),)
 
     def _refuse(self, error: SourceError) -> None:
         self.errors = Tally(self.errors) + Tally([(_NAME, error.reason)])
-        self.outcomes = (Outcome(_NAME, 0.0, error.reason, str(error)),)
+        self.sources = (SourceStatus(_NAME, False, 0.0, error.reason, str(error)),)

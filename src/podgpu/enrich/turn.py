@@ -17,8 +17,8 @@ from podgpu.gpu.beside import DriverBeside
 from podgpu.gpu.exposition import ParsedExposition
 from podgpu.metrics.render import Policy, render_self
 from podgpu.metrics.text import encode, encode_parsed
-from podgpu.model import Allocation, Device, Outcome
-from podgpu.node_state import NodeState, source_statuses
+from podgpu.model import Assignment, Device, Unmapped
+from podgpu.node_state import NodeState, SourceStatus, source_statuses
 from podgpu.series import Family, Sample
 
 _log = logging.getLogger("podgpu")
@@ -29,10 +29,11 @@ OUTPUT = "textfile"
 
 @dataclass(frozen=True)
 class Held:
-    """Who holds what, and how the sources that say so fared."""
+    """Result of an allocation turn."""
 
-    allocation: Allocation = field(default_factory=Allocation)
-    outcomes: tuple[Outcome, ...] = ()
+    assignments: tuple[Assignment, ...] = ()
+    unmapped: tuple[Unmapped, ...] = ()
+    sources: tuple[SourceStatus, ...] = ()
     errors: Counter[tuple[str, str]] = field(default_factory=Counter)
 
 
@@ -72,7 +73,7 @@ class Enricher:
         self._written_at = self._clock() - age if age is not None else None
         """When the figures in the file are from; None: there are none in it."""
 
-    def turn(self) -> Sequence[Outcome]:
+    def turn(self) -> Sequence[SourceStatus]:
         """How the sources of holders fared. Raises SourceError when the text is no good, OutputError when the file
         cannot be written."""
         began = self._clock()
@@ -80,20 +81,20 @@ class Enricher:
             exposition = self._fetch()
         except SourceError as e:
             self._note(SOURCE, e.reason, f"{e}; {self._fate()}")
-            self._expire(Outcome(SOURCE, self._clock() - began, e.reason, str(e)))
+            self._expire(SourceStatus(SOURCE, False, self._clock() - began, e.reason, str(e)))
             raise
         self._answers(SOURCE)
         held = self._holders(self._devices(exposition))
-        self._report(held.outcomes)
-        result = relabel(exposition, held.allocation.assignments, self._settings.policy)
+        self._report(held.sources)
+        result = relabel(exposition, held.assignments, self._settings.policy)
         if result.ambiguous:
             self._errors[SOURCE, "copies_differ"] += result.ambiguous
         figures = encode_parsed(result.families)
-        outcomes = (Outcome(SOURCE, self._clock() - began), *held.outcomes)
+        sources = (SourceStatus(SOURCE, True, self._clock() - began), *held.sources)
         there = {family.name for family in result.families}
-        self._write(figures + self._about_itself(outcomes, held, self._wall(), there))
+        self._write(figures + self._about_itself(sources, held, self._wall(), there))
         self._written_at = self._clock()
-        return held.outcomes
+        return held.sources
 
     def _devices(self, exposition: ParsedExposition) -> tuple[Device, ...]:
         by_name = self._settings.device_name_ids
@@ -124,7 +125,7 @@ class Enricher:
         self._written_at = None
         _log.warning("%s: its figures are too old and no others can be written: it is removed", self._file.path)
 
-    def _expire(self, failure: Outcome) -> None:
+    def _expire(self, failure: SourceStatus) -> None:
         """Old figures do not live for ever: past their time the file says only how podgpu fares."""
         if not self._is_stale():
             return
@@ -148,13 +149,13 @@ class Enricher:
     # podgpu on itself
 
     def _about_itself(
-        self, outcomes: tuple[Outcome, ...], held: Held, taken_at: float, there: Set[str] = frozenset()
+        self, sources: tuple[SourceStatus, ...], held: Held, taken_at: float, there: Set[str] = frozenset()
     ) -> bytes:
         """`there`: families that the exposition has already, being a podgpu's; a second HELP would break the file."""
         if not self._settings.self_metrics:
             return b""
-        sources = source_statuses(outcomes, self._errors + held.errors, held.allocation.unmapped)
-        state = NodeState(producer="podgpu", version=__version__, taken_at=taken_at or None, sources=tuple(sources))
+        statuses = source_statuses(sources, self._errors + held.errors, held.unmapped)
+        state = NodeState(producer="podgpu", version=__version__, taken_at=taken_at or None, sources=tuple(statuses))
         families = (family for family in render_self(state) if family.name not in there)
         return encode(_named(family, self._file.path.name) for family in families)
 
@@ -165,20 +166,20 @@ class Enricher:
             self._failing[source] = reason
             _log.warning("%s: %s", source, message)
 
-    def _report(self, outcomes: Sequence[Outcome]) -> None:
-        """The sources of holders count their own errors; here they are only said."""
-        for outcome in outcomes:
-            if outcome.ok:
-                self._answers(outcome.source)
-                self._answered.add(outcome.source)
-            elif self._failing.get(outcome.source) != outcome.error:
-                self._failing[outcome.source] = outcome.error
+    def _report(self, sources: Sequence[SourceStatus]) -> None:
+        """Logs changes. The errors of these sources are counted by the allocation turn."""
+        for source in sources:
+            if source.up:
+                self._answers(source.name)
+                self._answered.add(source.name)
+            elif self._failing.get(source.name) != source.error:
+                self._failing[source.name] = source.error
                 known = (
                     "what it said last counts for another minute"
-                    if outcome.source in self._answered
+                    if source.name in self._answered
                     else "it has said nothing yet"
                 )
-                _log.warning("%s: %s; %s", outcome.source, outcome.message, known)
+                _log.warning("%s: %s; %s", source.name, source.message, known)
 
     def _answers(self, source: str) -> None:
         if self._failing.pop(source, None) is not None:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from podgpu.holders.device_ids import parse_device_id
-from podgpu.model import DeviceCount, Unmapped
+from podgpu.model import Unmapped
 
 _PROLOG = "see what the scheduler's prolog writes"
 _SLICES = "see kubectl get resourceslices"
@@ -133,11 +133,11 @@ def _statement(unmapped: Unmapped) -> str:
     return f"{whose} {'works on' if unmapped.source == 'processes' else 'holds'} {held}"
 
 
-def lost_gpus(offered: Iterable[str], unmapped: Iterable[Unmapped], count: DeviceCount) -> set[str]:
+def lost_gpus(offered: Iterable[str], unmapped: Iterable[Unmapped], some_lost: bool) -> set[str]:
     """UUIDs of GPUs that must be here: the kubelet gives them away, or a pod of its holds one while the PCI bus shows
     more GPUs than the driver answers for. An id of a pod alone may be of a GPU that was replaced long ago."""
     found = set(offered)
-    if count.lost:
+    if some_lost:
         ids = (parse_device_id(u.device_id) for u in unmapped if u.reason == "unknown_device" and u.source == "kubelet")
         found |= {device_id.gpu_uuid for device_id in ids if device_id is not None and device_id.gpu_uuid}
     return found

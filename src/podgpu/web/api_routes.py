@@ -96,7 +96,7 @@ def node_gpu(agent: Agent, latest: Callable[[], PageState], turns: Turns) -> web
     async def complete(uuid: str, _found: JSON) -> JSON:
         from podgpu.figures.gpu_view import details_json
 
-        return details_json(agent.published.snapshot, uuid, *agent.details(uuid))
+        return details_json(agent.published.state, uuid, *agent.details(uuid))
 
     return web.get("/api/v1/gpus/{uuid}", _gpu(latest, complete, turns))
 

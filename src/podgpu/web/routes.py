@@ -21,6 +21,7 @@ from podgpu import __version__
 from podgpu.agent.loop import Agent
 from podgpu.agent.publish import ExpositionName, Published
 from podgpu.metrics.body import NO_METRICS, Exposition
+from podgpu.node_state import has_readings
 from podgpu.web.answers import JSON_HEADERS, Handler, exposition, prepared, probe
 from podgpu.web.api_routes import node_gpu, turns_to_look
 from podgpu.web.aside import Turns
@@ -204,12 +205,12 @@ class NodePage:
 
         settings, notes = self._agent.settings, degraded(self._agent)
         prices, wrong = (self._prices or no_prices)()
-        snapshot = published.snapshot
+        state = published.state
         if not fresh:
-            notes = [_TOO_OLD if snapshot.taken_at else _NONE_YET, *notes]
+            notes = [_TOO_OLD if state.taken_at else _NONE_YET, *notes]
         name = node_of(self._agent)
         picture = node_picture(
-            snapshot, name, settings.interval, [*notes, *wrong], fresh=fresh, version=__version__, prices=prices
+            state, name, settings.interval, [*notes, *wrong], fresh=fresh, version=__version__, prices=prices
         )
         return PageState.of(picture)
 
@@ -223,23 +224,23 @@ def node_of(agent: Agent) -> str:
 
 def degraded(agent: Agent) -> list[str]:
     """One line for each source that does not work, and for what is wrong although all of them do."""
-    snapshot = agent.published.snapshot
-    lines = [f"{o.source}: {o.error}: {o.message}" for o in snapshot.outcomes if not o.ok]
-    expected = snapshot.device_count.expected
-    if snapshot.outcomes and not lines and not snapshot.device_count.visible and expected:
+    state = agent.published.state
+    lines = [f"{source.name}: {source.error}: {source.message}" for source in state.sources if source.up is False]
+    expected = state.gpus_expected
+    if state.sources and not lines and not state.gpus_visible and expected:
         lines.append(f"the PCI bus shows {expected} GPUs, the driver none: `podgpu doctor` says what to look at")
     return [*lines, *agent.notes_beside()]
 
 
 def alerts(published: Published, node: str) -> list[str]:
     """What is serious of it, in the words of the page."""
-    snapshot = published.snapshot
-    is_well = all(o.ok for o in snapshot.outcomes) and not any(of.findings for of in snapshot.health)
-    if is_well and not snapshot.device_count.lost:
+    state = published.state
+    is_well = all(source.up is not False for source in state.sources) and not any(d.conditions for d in state.devices)
+    if is_well and not state.gpus_lost:
         return []
-    from podgpu.figures.from_snapshot import view_of_snapshot  # a node on which all is well does not load it
+    from podgpu.figures.from_state import view_of_state  # a node on which all is well does not load it
 
-    return [alert.text for alert in view_of_snapshot(snapshot, node).alerts]
+    return [alert.text for alert in view_of_state(state, node).alerts]
 
 
 def live(agent: Agent) -> tuple[bool, str]:
@@ -254,7 +255,7 @@ def ready(agent: Agent) -> tuple[bool, str]:
     published = agent.published
     if not agent.is_fresh(published):
         return False, "the figures are too old to be shown\n"
-    if not published.snapshot.readings:
+    if not has_readings(published.state):
         lines = [*alerts(published, node_of(agent)), *degraded(agent)]
         return False, "\n".join(["no GPU has been read", *lines, ""])
     return True, "OK\n"

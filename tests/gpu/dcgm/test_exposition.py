@@ -18,7 +18,7 @@ from podgpu.clock import Clock
 from podgpu.metrics.counters import parse_counters
 from podgpu.metrics.render import Policy
 from podgpu.model import Allocation, Assignment, Device, Workload
-from podgpu.snapshot_json import dump_snapshot, load_snapshot
+from podgpu.node_state import decode_node, encode_node
 from tests.gpu.dcgm.double import CORE, CPU, FB_USED, GI, GPU, GR_ACTIVE, LINK, SWITCH, Bench, Double, uuid_of
 from tests.nodes.test_nodes import MASKED, VARYING
 from tests.web.server import running
@@ -114,10 +114,10 @@ def test_a_dump_is_a_fixture(node: tuple[Bench, Agent]) -> None:
     _, agent = node
     agent.read_telemetry()
     agent.read_telemetry()
-    snapshot = agent.published.snapshot
-    assert snapshot.others
-    assert any(r.details for r in snapshot.readings)
-    assert load_snapshot(dump_snapshot(snapshot)) == snapshot
+    state = agent.published.state
+    assert state.entities
+    assert any(slot.details for gpu in state.devices for slot in (gpu, *gpu.instances))
+    assert decode_node(encode_node(state)) == state
 
 
 def test_a_dead_engine_leaves_no_figures_and_a_reason(node: tuple[Bench, Agent]) -> None:

@@ -105,7 +105,7 @@ class Opening:
 
 def open_switch_log(device: Device, driver_version: str) -> SwitchLog:
     """The kernel driver's own."""
-    minor = device.index if device.minor is None else device.minor
+    minor = (device.index or 0) if device.minor is None else device.minor
     return ContextSwitchLog(device.pci_bus_id, minor, layout_of(driver_version))
 
 
