@@ -17,10 +17,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from bench.figures import Figure
 from bench.rendering import turn_seconds
-from podgpu.atomic_file import AtomicFile
-from podgpu.enrich.turn import Enricher, Held, Settings
+from podgpu.enrich.enricher import Enricher, EnrichSettings, HolderResult
+from podgpu.files import AtomicFile
 from podgpu.gpu.exposition import parse_exposition
-from podgpu.metrics import lines as lines_of_text
+from podgpu.metrics import parse as lines_of_text
 from podgpu.metrics.parse import parse_text
 from podgpu.model import Allocation, Assignment, Workload
 
@@ -119,11 +119,13 @@ def _device_growth() -> float:
 
 def _enrich_seconds(exposition: str, turns: int) -> list[float]:
     assignments = tuple(Assignment(uuid_of(gpu), Workload("team", f"pod-{gpu}", "main"), "kubelet") for gpu in range(8))
-    held = Held(Allocation(assignments))
+    held = HolderResult(Allocation(assignments))
     content = exposition.encode()
     with tempfile.TemporaryDirectory() as directory:
         file = AtomicFile(f"{directory}/gpu.prom")
-        enricher = Enricher(lambda: parse_exposition(content, "exposition"), lambda _devices: held, file, Settings())
+        enricher = Enricher(
+            lambda: parse_exposition(content, "exposition"), lambda _devices: held, file, EnrichSettings()
+        )
         (seconds,) = turn_seconds(turns, enricher.turn)
         _see_that_it_is_enriched(file.path.read_text(encoding="utf-8"))
     return seconds

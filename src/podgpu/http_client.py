@@ -369,12 +369,12 @@ def explain_errors(make_error: Callable[[Failure], SourceError]) -> Iterator[Non
 
 
 def _explain(error: Exception) -> Failure:
-    tls = _find_tls_error(error)
-    if isinstance(tls, ssl.SSLCertVerificationError):
-        unknown = f"its certificate cannot be verified: {tls.verify_message}"
-        return Failure("tls", _CERTIFICATE_ERRORS.get(tls.verify_code, unknown))
-    if tls is not None:
-        return Failure("tls", _first_line(str(tls.reason or tls).lower().replace("_", " ")))
+    cause = error.__cause__ if isinstance(error, aiohttp.ClientError) and error.__cause__ else error
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        unknown = f"its certificate cannot be verified: {cause.verify_message}"
+        return Failure("tls", _CERTIFICATE_ERRORS.get(cause.verify_code, unknown))
+    if isinstance(cause, ssl.SSLError):
+        return Failure("tls", _first_line(str(cause.reason or cause).lower().replace("_", " ")))
     if isinstance(error, TimeoutError):
         return Failure("timeout", "no complete response in time")
     if isinstance(error, aiohttp.ClientPayloadError):
@@ -385,29 +385,15 @@ def _explain(error: Exception) -> Failure:
         return Failure("not_http", "its response is not HTTP: is the port right?")
     if isinstance(error, ValueError):
         return Failure("bad_url", "it is not an address")
-    return Failure("unreachable", _explain_connection_error(error))
-
-
-def _explain_connection_error(error: Exception) -> str:
-    cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
     if isinstance(cause, ConnectionRefusedError):
-        return "nothing listens there"
+        return Failure("unreachable", "nothing listens there")
     if isinstance(cause, socket.gaierror):
-        return "there is no host of this name"
+        return Failure("unreachable", "there is no host of this name")
     if isinstance(error, aiohttp.ServerDisconnectedError):
-        return "it closed the connection without a response"
+        return Failure("unreachable", "it closed the connection without a response")
     if isinstance(cause, OSError) and cause.errno is not None and cause.errno > 0:
-        return os.strerror(cause.errno)
-    return _first_line(str(error)) or type(error).__name__
-
-
-def _find_tls_error(error: BaseException) -> ssl.SSLError | None:
-    """aiohttp stores the error of ssl in one of several attributes."""
-    places = (error, getattr(error, "certificate_error", None), getattr(error, "os_error", None), error.__cause__)
-    for place in places:
-        if isinstance(place, ssl.SSLError) and not isinstance(place, aiohttp.ClientError):
-            return place
-    return None
+        return Failure("unreachable", os.strerror(cause.errno))
+    return Failure("unreachable", _first_line(str(error)) or type(error).__name__)
 
 
 def _first_line(text: str) -> str:

@@ -15,10 +15,9 @@ from podgpu.cluster.settings import ViewSettings
 from podgpu.cluster.view import ClusterView, Memory, assemble
 from podgpu.figures.device import DeviceFigures, HolderFigures, Owner
 from podgpu.figures.prices import Price, Prices
-from podgpu.metrics.cluster_families import CLUSTER_FAMILIES, DEVICE_HEALTH, SEED_FAMILIES
-from podgpu.metrics.families import OWN_FAMILIES
+from podgpu.metrics.encode import encode
+from podgpu.metrics.families import CLUSTER_DEVICE_HEALTH, CLUSTER_FAMILIES, OWN_FAMILIES, SEED_FAMILIES
 from podgpu.metrics.parse import parse_text
-from podgpu.metrics.text import encode
 from podgpu.model import Workload
 from tests.cluster.view_readings import H100, WALL, gpu, holder, node, value
 
@@ -75,9 +74,9 @@ def test_no_name_is_the_exporters_too() -> None:
     """Both may be scraped by one Prometheus: sum() of either must not count the other. A GPU's health is one metric for
     all: the exporters tell of every condition but the one that the cluster tells of."""
     shared = DECLARED.keys() & {spec.name for spec in OWN_FAMILIES}
-    assert shared == {DEVICE_HEALTH.name}
+    assert shared == {CLUSTER_DEVICE_HEALTH.name}
     told = {dict(sample.labels.pairs)["condition"] for f in cluster_families(everything()) for sample in f.samples
-            if f.name == DEVICE_HEALTH.name}  # fmt: skip
+            if f.name == CLUSTER_DEVICE_HEALTH.name}  # fmt: skip
     assert told == {"node_gone"}
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from podgpu.cluster.metrics import cluster_families, node_families
 from podgpu.cluster.settings import ViewSettings
 from podgpu.figures.device import DeviceFigures
-from podgpu.metrics.text import encode
+from podgpu.metrics.encode import encode
 from tests.cluster.view_readings import gpu, holder, node, view_of
 
 

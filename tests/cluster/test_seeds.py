@@ -17,8 +17,8 @@ from podgpu.cluster.scraping.exposition import ExpositionReader
 from podgpu.cluster.settings import ViewSettings
 from podgpu.cluster.view import ClusterView
 from podgpu.figures.device import DeviceFigures, HolderFigures
+from podgpu.metrics.encode import encode
 from podgpu.metrics.parse import parse_text
-from podgpu.metrics.text import encode
 from podgpu.model import Workload
 from tests.cluster.view_readings import duplicates, view_of
 

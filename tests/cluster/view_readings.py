@@ -14,8 +14,8 @@ from podgpu.cluster.reading import ClusterReading, NamespaceCounters, NodeReadin
 from podgpu.cluster.settings import ViewSettings
 from podgpu.cluster.view import ClusterView, Memory, assemble
 from podgpu.figures.device import DeviceFigures, HolderFigures, Owner
+from podgpu.metrics.encode import encode
 from podgpu.metrics.parse import ParsedFamily, parse_text
-from podgpu.metrics.text import encode
 from podgpu.model import Workload
 
 H100 = "NVIDIA H100 80GB HBM3"

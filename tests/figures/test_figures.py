@@ -140,9 +140,8 @@ def test_a_mig_exposition_of_dcgm_exporter_has_instances_only() -> None:
 
 
 def test_names_since_dcgm_4_6_mean_the_same() -> None:
-    """GPU_UTIL_RATIO stays 0 to 100, whatever it is called."""
     labels = '{gpu="0",UUID="GPU-a"}'
-    (found,) = exposition(f"DCGM_FI_DEV_GPU_UTIL_RATIO{labels} 40\nDCGM_FI_DEV_BOARD_POWER_WATTS{labels} 99\n").devices
+    (found,) = exposition(f"DCGM_FI_DEV_GPU_UTIL_RATIO{labels} 0.4\nDCGM_FI_DEV_BOARD_POWER_WATTS{labels} 99\n").devices
     assert (found.utilization, found.power_watts) == (0.4, 99)
 
 

@@ -53,14 +53,6 @@ def test_utilisation_to_the_percent() -> None:
         assert figures(exposition)[0].utilization == percent / 100
 
 
-def test_percent_under_the_name_of_a_ratio_is_percent() -> None:
-    """As dcgm-exporter 4.8.3 and 4.8.4 print for who asks for the name: DCGM 4.6 calls field 203 so."""
-    exposition = "".join(
-        f'DCGM_FI_DEV_GPU_UTIL_RATIO{{gpu="{n}",UUID="GPU-{n}"}} {v}\n' for n, v in enumerate((94, 1, 0))
-    )
-    assert [device.utilization for device in figures(exposition)] == [0.94, 0.01, 0.0]
-
-
 @pytest.mark.parametrize(
     ("name", "blank"),
     [

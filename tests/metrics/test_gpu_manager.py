@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from podgpu.metrics.encode import encode
 from podgpu.metrics.families import GPU_MANAGER_FAMILIES
 from podgpu.metrics.gpu_manager import render_gpu_manager
 from podgpu.metrics.render import Policy
-from podgpu.metrics.text import encode
 from podgpu.model import Workload
 from podgpu.node_state import DeviceState, Holder, HolderUsage, MigInstance, NodeState, VcudaRequest
 

@@ -27,7 +27,7 @@ from podgpu.compose.servers import ApiAccess
 from podgpu.gpu.nvml import NvmlTelemetry
 from podgpu.kube.reflector import ReflectorSettings
 from podgpu.simulate.driver import SimulatedNvml
-from podgpu.simulate.kubelet import ClaimedDevice, SimulatedClaim, SimulatedKubelet, SimulatedPod
+from podgpu.simulate.kubelet import SimulatedClaim, SimulatedDevice, SimulatedKubelet, SimulatedPod
 from podgpu.simulate.node import place_loads, pods, tenants
 from podgpu.simulate.proc import OTHER_PID_NAMESPACE, SimulatedProc, cgroup_text, container_cgroup
 from podgpu.simulate.workload import SimulatedLoad
@@ -242,7 +242,7 @@ def _pod(claims: Mapping[str, Sequence[Mapping[str, Any]]] | None = None, **pod:
 
 
 def _claim(namespace: str, name: str, devices: Sequence[Mapping[str, Any]]) -> SimulatedClaim:
-    return SimulatedClaim(namespace, name, tuple(ClaimedDevice(**device) for device in devices))
+    return SimulatedClaim(namespace, name, tuple(SimulatedDevice(**device) for device in devices))
 
 
 def _apply(driver: SimulatedNvml, faults: Sequence[Sequence[Any]]) -> None:

@@ -14,8 +14,8 @@ import pytest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
+from podgpu.metrics.encode import CONTENT_TYPE
 from podgpu.metrics.families import OWN_FAMILIES
-from podgpu.metrics.text import CONTENT_TYPE
 from tests.nodes.node import node_of, read_description
 from tests.web.server import running
 

@@ -16,12 +16,11 @@ import pytest
 
 from podgpu import __version__
 from podgpu.agent.waste_watch import WasteWatch
-from podgpu.configuration.price_file import example_prices, read_prices
+from podgpu.cluster.price_file import example_prices, read_prices
 from podgpu.figures.as_json import holder_json, picture_json, pod_json
 from podgpu.figures.device import HolderFigures
 from podgpu.model import Workload
-from podgpu.web.exporter_app import application
-from podgpu.web.routes import BesideFigures, NodePage
+from podgpu.web.exporter_app import NodePage, PageSources, application
 from tests.browser.pictures import three_nodes
 from tests.nodes.node import Description, Node, node_of
 from tests.web.conftest import UUID
@@ -184,9 +183,7 @@ def test_prices_of_what_is_held(lived_in: Node, tmp_path: Path) -> None:
     lived_in.take_turns()
     file = tmp_path / "prices.yml"
     file.write_text('currency: EUR\nmodels: {"NVIDIA H100 80GB HBM3": {gpu_hour: 7}}', encoding="utf-8")
-    with running(
-        lived_in.agent, app=partial(application, shown=BesideFigures(prices=read_prices(str(file))))
-    ) as client:
+    with running(lived_in.agent, app=partial(application, page=PageSources(prices=read_prices(str(file))))) as client:
         said = view(client)
         assert (said["currency"], said["prices"]) == ("EUR", "file")
         gpus = said["nodes"][0]["gpus"]
@@ -202,7 +199,7 @@ def test_prices_of_what_is_held(lived_in: Node, tmp_path: Path) -> None:
         lived_in.agent.read_telemetry()
         worse = view(client)
         assert worse["totals"]["cost_per_hour"] == 54.0, "the last good prices stay"
-        assert any("models: names no model" in note for note in worse["notes"])
+        assert any("prices.yml" in note for note in worse["notes"])
     with running(lived_in.agent) as client:
         assert not {"currency", "prices"} & view(client).keys()
         assert "cost_per_hour" not in view(client)["totals"]
@@ -217,7 +214,7 @@ def test_waste_of_the_node(lived_in: Node) -> None:
         lived_in.agent.read_telemetry()
         lived_in.agent.read_usage()
         watch.look()
-    with running(lived_in.agent, app=partial(application, shown=BesideFigures(wasted=watch.wasted))) as client:
+    with running(lived_in.agent, app=partial(application, page=PageSources(waste=watch.wasted))) as client:
         said = json.loads(client.ask("/api/v1/waste").body)
         table = client.ask("/api/v1/waste?by=namespace&format=csv")
         wrong = client.ask("/api/v1/waste?by=gpu")
@@ -246,7 +243,7 @@ def test_key_figures_do_not_depend_on_the_counter_file(folder: Path) -> None:
             said = view(client)
     assert [n["namespace"] for n in said["namespaces"]] == ["batch", "notebooks", "research", "serving"]
     assert all(n["used_gpus"] <= n["allocated_gpus"] > 0 for n in said["namespaces"])
-    assert all(gpu["utilization"] >= 0 and gpu["power_watts"] > 0 for gpu in said["nodes"][0]["gpus"])
+    assert all(gpu["utilization_ratio"] >= 0 and gpu["power_watts"] > 0 for gpu in said["nodes"][0]["gpus"])
 
 
 def members(of: object) -> set[str]:

@@ -109,7 +109,7 @@ def test_probes() -> None:
         assert client.ask("/health").text == "OK\n"
 
 
-def test_a_loop_that_stands_still_serves_itself_only() -> None:
+def test_stopped_loop_serves_self_metrics_only() -> None:
     time = Time()
     with serving(reading(), time) as (client, cluster):
         time.now += cluster.late_after + 1
@@ -124,13 +124,8 @@ def test_a_loop_that_stands_still_serves_itself_only() -> None:
     ("method", "path", "status"),
     [
         ("GET", "/metrics", 200),
-        ("GET", "/metrics/nodes", 200),
-        ("GET", "/health", 200),
         ("GET", "/nothing", 404),
-        ("GET", "/page/nothing.js", 404),
         ("GET", "/page/..%2fcluster_app.py", 404),
-        ("GET", "/page/%2e%2e/cluster_app.py", 404),
-        ("GET", "/api/v1/pods/%2e%2e/%2e%2e", 404),
         ("GET", "/api/v1/pods/%00/%ff", 404),
         ("HEAD", "/api/v1/view", 200),
         ("POST", "/", 405),
@@ -138,7 +133,7 @@ def test_a_loop_that_stands_still_serves_itself_only() -> None:
         ("OPTIONS", "/metrics", 405),
     ],
 )
-def test_no_answer_is_more_to_a_browser_than_it_says(method: str, path: str, status: int) -> None:
+def test_security_headers(method: str, path: str, status: int) -> None:
     with serving(reading()) as (client, _):
         answer = client.ask(path, method)
     assert answer.status == status

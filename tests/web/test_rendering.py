@@ -13,8 +13,8 @@ import pytest
 
 from podgpu.agent.publish import NodeParts, Published
 from podgpu.metrics.counters import Counter, shipped_counters
+from podgpu.metrics.encode import encode
 from podgpu.metrics.render import Policy, render_node
-from podgpu.metrics.text import encode
 from podgpu.model import Assignment, Device, Reading, Workload
 from podgpu.node_state import HolderUsage
 from tests.agent.documents import make_parts

@@ -10,7 +10,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from podgpu.agent.allocation_turn import DEADLINE, AllocationPart, AllocationTurn, ReadIdentities, ReadSigns
+from podgpu.agent.allocation_turn import DEADLINE, AllocationPart, AllocationTurn, ReadIdentities, ReadLiveness
+from podgpu.agent.collections import DEFAULT_RETENTION, Collection, Retention
+from podgpu.agent.counter_feeds import CounterFeed, CounterWatch
 from podgpu.agent.health import ClockEventLog, HealthWatch, XidLog
 from podgpu.agent.publish import ChangeLog, NodeParts, Published
 from podgpu.agent.telemetry_turn import (
@@ -23,19 +25,17 @@ from podgpu.agent.telemetry_turn import (
 )
 from podgpu.agent.usage_turn import UsagePart, UsageTurn
 from podgpu.clock import Clock, UnixTime
-from podgpu.configuration.config_file import DEFAULT_RETENTION, Collection, Retention
-from podgpu.configuration.counter_feeds import CounterFeed, CounterWatch
 from podgpu.device_selection import Selection
 from podgpu.errors import StartError
 from podgpu.gpu.source import Telemetry
-from podgpu.holders.source import AllocationSource
-from podgpu.holders.unmapped import lost_gpus
-from podgpu.isolate import Isolation
+from podgpu.holders import AllocationSource
+from podgpu.holders.unmapped import find_lost_gpus
 from podgpu.metrics.counters import Counter as MetricCounter
 from podgpu.metrics.render import Policy
 from podgpu.model import PodLabels, Value
 from podgpu.node_state import SourceStatus
 from podgpu.usage.containers import ContainerFinder
+from podgpu.workers import Workers
 
 _log = logging.getLogger(__name__)
 Forgotten = Literal["gpu", "xids", "nothing"]  # what an operator's request removed
@@ -76,10 +76,10 @@ class Agent:
         pod_labels: Callable[[], PodLabels] = dict,
         counter_feed: CounterFeed | None = None,
         containers: ContainerFinder | None = None,
-        signs: ReadSigns | None = None,
+        liveness: ReadLiveness | None = None,
     ) -> None:
-        """Without `containers` there is no usage cadence. `signs` finds running containers while a source of holders
-        does not answer or has just restarted.
+        """Without `containers` there is no usage cadence. `liveness` finds running containers while a source of
+        holders does not answer or has just restarted.
         """
         self.settings = settings or Settings()
         self.clock = clock or Clock()
@@ -87,7 +87,7 @@ class Agent:
         self.notes_beside: Callable[[], Sequence[str]] = tuple  # problems of components beside the agent
         deadline = self.settings.deadline
         self._telemetry = telemetry
-        self._isolation = Isolation(self.clock.monotonic)
+        self._isolation = Workers(self.clock.monotonic)
         self._policy = policy = self.settings.policy
         self._configured = _field_ids(policy.counters)
         self._counter_watch = CounterWatch(counter_feed, self._isolation, deadline)
@@ -96,7 +96,7 @@ class Agent:
             telemetry, self._schedule.lanes, self.settings.selection, self._isolation, deadline
         )
         self._allocation_turn = AllocationTurn(
-            allocation, identities, self._isolation, DEADLINE, self.clock, signs, self.reload
+            allocation, identities, self._isolation, DEADLINE, self.clock, liveness, self.reload
         )
         self._usage_turn = None
         if containers is not None:
@@ -154,7 +154,7 @@ class Agent:
             self.read_counters()
         telemetry = self._telemetry_part
         part = self._allocation_turn.collect(telemetry.devices)
-        self._telemetry_turn.add_lost(lost_gpus(part.offered, part.unmapped, bool(telemetry.gpus_lost)))
+        self._telemetry_turn.add_lost(find_lost_gpus(part.offered, part.unmapped, bool(telemetry.gpus_lost)))
         self._health.update_holders(part.assignments, telemetry.absent)
         self._allocation_part = part
         self._publish()

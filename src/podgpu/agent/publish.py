@@ -19,14 +19,13 @@ from podgpu.agent.telemetry_turn import TelemetryPart
 from podgpu.agent.usage_turn import UsagePart
 from podgpu.clock import Faults
 from podgpu.errors import few_of
-from podgpu.holders.unmapped import explain, statement
-from podgpu.metrics.body import NO_METRICS, Body, Exposition
+from podgpu.holders.unmapped import describe, explain
+from podgpu.metrics.encode import NO_METRICS, Body, Exposition, Family, encode
 from podgpu.metrics.families import THROTTLE_REASONS
 from podgpu.metrics.fields import fields
 from podgpu.metrics.gpu_manager import render_gpu_manager
 from podgpu.metrics.names import in_legacy_units
 from podgpu.metrics.render import Policy, render_dcgm, render_podgpu, render_self
-from podgpu.metrics.text import encode
 from podgpu.model import Device, PodLabels, Reading, Unmapped, Workload
 from podgpu.node_state import (
     DeviceState,
@@ -41,7 +40,6 @@ from podgpu.node_state import (
     encode_node,
     source_statuses,
 )
-from podgpu.series import Family
 
 _log = logging.getLogger("podgpu")
 K = TypeVar("K")
@@ -282,7 +280,7 @@ class Published:
     """
 
     def __init__(self, parts: NodeParts, policy: Policy, read_at: float) -> None:
-        self._parts = parts
+        self.parts = parts
         self._policy = policy
         self.read_at = read_at  # monotonic time of the last telemetry turn
         self._rendering = threading.RLock()
@@ -296,7 +294,7 @@ class Published:
         if self._state is None:
             with self._building:
                 if self._state is None:
-                    self._state = build_node_state(self._parts, self._policy.hostname)
+                    self._state = build_node_state(self.parts, self._policy.hostname)
         return self._state
 
     def node_json(self, fresh: bool) -> Body:
@@ -340,7 +338,7 @@ class Published:
     @property
     def is_large(self) -> bool:
         """An estimate before rendering."""
-        parts = self._parts
+        parts = self.parts
         assignments = len(parts.allocation.assignments)
         virtual = assignments if self._policy.virtual_gpus else 0
         users = sum(len(holders) for holders in parts.usage.usage.holders.values())
@@ -400,15 +398,18 @@ class ChangeLog:
 
     def _report_unmapped(self, unmapped: frozenset[Unmapped]) -> None:
         new: defaultdict[tuple[str, str], list[Unmapped]] = defaultdict(list)
-        for assignment in sorted(unmapped - self._unmapped, key=lambda a: (a.device_id, statement(a))):
+        for assignment in sorted(unmapped - self._unmapped, key=lambda a: (a.device_id, describe(a))):
             new[assignment.source, assignment.reason].append(assignment)
         self._unmapped = unmapped
         for (source, reason), those in sorted(new.items()):
-            why = explain(those[0])
-            level = logging.INFO if why.harmless else logging.WARNING
+            explanation = explain(those[0])
+            level = logging.INFO if explanation.harmless else logging.WARNING
             for assignment in those[:MAX_LINES]:
-                text = statement(assignment)
-                _log.log(level, "%s: %s, but %s (%s): %s", source, text, why.why, reason, why.advice)
+                _log.log(
+                    level,
+                    "%s: %s: %s (%s); %s",
+                    *(source, describe(assignment), explanation.reason, reason, explanation.advice),
+                )
             if len(those) > MAX_LINES:
                 more = len(those) - MAX_LINES
                 _log.log(level, "%s: %d more of that kind (%s); podgpu doctor lists all", source, more, reason)

@@ -12,13 +12,11 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from podgpu.configuration.collections import collection_of_fields
-from podgpu.configuration.config_file import DEFAULT_RETENTION, Retention
-from podgpu.configuration.config_file import Collection as FieldCollection
+from podgpu.agent.collections import DEFAULT_RETENTION, Retention, collection_of_fields
+from podgpu.agent.collections import Collection as FieldCollection
 from podgpu.device_selection import Selection
 from podgpu.errors import StartError
 from podgpu.gpu.source import FollowsSchedule, GpuAnswer, Inventory, Lane, ReadsOthers, Telemetry
-from podgpu.isolate import Isolation, Result
 from podgpu.metrics.conditions import FIELD_CONDITIONS
 from podgpu.metrics.counters import Counter as MetricCounter
 from podgpu.metrics.dcgm import CLOCK_EVENTS_COUNT_FIELD, CLOCK_EVENTS_TOTAL_FIELD
@@ -27,6 +25,7 @@ from podgpu.metrics.fields import Field, fields
 from podgpu.metrics.render import Policy
 from podgpu.model import Device, OtherReading, Reading, Value
 from podgpu.node_state import SourceStatus
+from podgpu.workers import Result, Workers
 
 KEY_FIELDS = (203, 155, 150, 250, 252)  # utilisation, power, temperature, memory: read for every counter file
 MAX_ABSENT = 64  # GPUs that disappeared and are remembered
@@ -83,7 +82,7 @@ class TelemetryTurn:
     """Keeps what outlives a turn: the last inventory, the instances of each GPU, GPUs that disappeared, counters."""
 
     def __init__(
-        self, telemetry: Telemetry, lanes: Sequence[Lane], selection: Selection, isolation: Isolation, deadline: float
+        self, telemetry: Telemetry, lanes: Sequence[Lane], selection: Selection, isolation: Workers, deadline: float
     ) -> None:
         self._telemetry = telemetry
         self._others = telemetry if isinstance(telemetry, ReadsOthers) else None

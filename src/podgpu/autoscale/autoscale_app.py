@@ -25,13 +25,11 @@ from podgpu.autoscale.reviews import Reviews
 from podgpu.autoscale.scene import Store
 from podgpu.cluster.loop import Cluster
 from podgpu.kube.client import ApiClient
-from podgpu.metrics import autoscale_families as f
-from podgpu.metrics.body import Exposition
-from podgpu.metrics.text import encode
-from podgpu.series import NO_LABELS, Family, Labels, Sample
-from podgpu.web.answers import exposition, probe
+from podgpu.metrics import families as f
+from podgpu.metrics.encode import NO_LABELS, Exposition, Family, Labels, Sample, encode
 from podgpu.web.app import PROBE_OPTION, Listener, make_application
-from podgpu.web.connections import MakeContext
+from podgpu.web.connections import MakeTlsContext
+from podgpu.web.responses import metrics_response, probe_routes
 from podgpu.web.sockets import Address
 
 KEDA_OPTION = "--keda-address"
@@ -51,7 +49,7 @@ class KedaPart:
 @dataclass(frozen=True, slots=True)
 class ApiPart:
     address: Address
-    tls: MakeContext
+    tls: MakeTlsContext
     trust: Callable[[], Trust | None]
     """None: the API server has not told yet."""
     make_client: Callable[[], ApiClient]
@@ -76,9 +74,7 @@ class Autoscale:
         plain = make_application(
             [
                 web.get("/metrics", self._metrics),
-                web.get("/livez", probe(self._live)),
-                web.get("/health", probe(self._live)),
-                web.get("/ready", probe(self._ready)),
+                *probe_routes(self._live, self._ready),
             ],
             None,
         )
@@ -138,7 +134,7 @@ class Autoscale:
     # Metrics
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        return await exposition(request, Exposition.of(encode(self.families())))
+        return await metrics_response(request, Exposition.of(encode(self.families())))
 
     def families(self) -> list[Family]:
         calls = Counter(self._api_calls)
@@ -148,7 +144,11 @@ class Autoscale:
             Sample(Labels((("api", api), ("code", code))), float(count)) for (api, code), count in sorted(calls.items())
         ]
         version = Labels((("version", __version__), ("python_version", platform.python_version())))
-        return [f.BUILD_INFO.of([Sample(version, 1.0)]), f.REQUESTS.of(requests), *self._scene_families()]
+        return [
+            f.AUTOSCALE_BUILD_INFO.of([Sample(version, 1.0)]),
+            f.AUTOSCALE_REQUESTS.of(requests),
+            *self._scene_families(),
+        ]
 
     def _scene_families(self) -> list[Family]:
         try:
@@ -156,11 +156,11 @@ class Autoscale:
         except Refusal:
             return []
         values = {
-            f.ROUND_TIMESTAMP: scene.ends_at,
-            f.PODS: len(scene.holding),
-            f.PODS_LEFT_OUT: scene.pod_rings.left_out,
-            f.OLD_NODES: len(scene.old_nodes),
-            f.PODS_SYNCED: 0 if scene.pods.trouble else 1,
+            f.AUTOSCALE_ROUND_TIMESTAMP: scene.ends_at,
+            f.AUTOSCALE_PODS: len(scene.holding),
+            f.AUTOSCALE_PODS_LEFT_OUT: scene.pod_rings.left_out,
+            f.AUTOSCALE_OLD_NODES: len(scene.old_nodes),
+            f.AUTOSCALE_PODS_SYNCED: 0 if scene.pods.trouble else 1,
         }
         return [spec.of([Sample(NO_LABELS, float(value))]) for spec, value in values.items()]
 

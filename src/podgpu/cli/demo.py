@@ -12,11 +12,10 @@ import click
 from podgpu.agent.loop import Agent
 from podgpu.cli.help import podgpu_command
 from podgpu.cli.option_table import PRICES_HELP
+from podgpu.cluster.price_file import EXAMPLE, read_prices
 from podgpu.compose.demo import CLUSTER_OPTION, DemoSettings, run_demo
 from podgpu.compose.process import configure_logging
-from podgpu.configuration.price_file import EXAMPLE, read_prices
-from podgpu.simulate.scenario import CYCLE_SECONDS, Act
-from podgpu.simulate.stage import StageNode
+from podgpu.simulate.demo import CYCLE_SECONDS, Act, StageNode
 from podgpu.web.sockets import Address, parse_address
 
 _SAMPLES = ("DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_DEV_POWER_USAGE", "podgpu_container_gpu_utilization_ratio")

@@ -11,15 +11,15 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from podgpu.atomic_file import AtomicFile, OutputError, Owner
 from podgpu.cli.help import podgpu_command
 from podgpu.cli.option_table import EXPORTER_ACCESS_OPTIONS, exporter_options
 from podgpu.cli.params import Option, naming_variable, with_options
 from podgpu.compose.enricher import opened_enricher, run_enricher
 from podgpu.compose.process import configure_logging
 from podgpu.compose.servers import open_exposition
-from podgpu.enrich.turn import Enricher, Settings
+from podgpu.enrich.enricher import Enricher, EnrichSettings
 from podgpu.errors import SourceError, StartError, UsageError
+from podgpu.files import AtomicFile, OutputError, Owner
 from podgpu.gpu.exposition_source import ExpositionSource, FileExposition
 from podgpu.metrics.render import Policy
 
@@ -140,10 +140,10 @@ def _owner(text: str) -> Owner | None:
     return Owner(int(match[1]), int(match[2]) if match[2] else -1)
 
 
-def _settings(ctx: click.Context, options: dict[str, Any]) -> Settings:
+def _settings(ctx: click.Context, options: dict[str, Any]) -> EnrichSettings:
     said = ctx.get_parameter_source("stale_after") is not ParameterSource.DEFAULT
     unsaid = None if options["once"] else _INTERVALS_KEPT * options["interval"]
-    return Settings(
+    return EnrichSettings(
         policy=Policy(old_namespace=options["use_old_namespace"], pod_uid=options["kubernetes_enable_pod_uid"]),
         stale_after=options["stale_after"] if said else unsaid,
         self_metrics=options["self_metrics"],

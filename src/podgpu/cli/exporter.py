@@ -16,7 +16,7 @@ from podgpu.cli.option_table import EXPORTER_OPTIONS
 from podgpu.cli.params import given, naming_variable, with_options
 from podgpu.cli.terminal import print_out
 from podgpu.compose.exporter import Doors, opened_exporter
-from podgpu.compose.process import configure_logging, share_one_heap
+from podgpu.compose.process import configure_logging
 from podgpu.device_selection import parse_selection
 from podgpu.errors import MOST_NAMED, StartError, UsageError
 from podgpu.node_state import encode_node, has_readings
@@ -37,7 +37,6 @@ _log = logging.getLogger("podgpu")
 @click.pass_context
 def command(ctx: click.Context, /, **options: Any) -> None:
     """Export this node's GPUs to Prometheus. Takes every flag and variable of dcgm-exporter."""
-    share_one_heap()
     configure_logging(options["log_format"], options["debug"])
     options = resolved(ctx, options)
     doors = check_options(ctx, options)
@@ -85,14 +84,14 @@ def with_host_engine(ctx: click.Context, options: dict[str, Any]) -> dict[str, A
     engine = None
     with naming_variable(ctx, "remote_hostengine_info"):
         if given(ctx, rows["remote-hostengine-info"]) and options["remote_hostengine_info"]:
-            from podgpu.gpu.dcgm.session import parse_address  # all of DCGM's, for those who have it only
+            from podgpu.gpu.dcgm.connection import parse_address  # all of DCGM's, for those who have it only
 
             engine = parse_address(options["remote_hostengine_info"])
     for parameter, letter in (("switch_devices", "-s"), ("cpu_devices", "-p")):
         if parameter in options:
             with naming_variable(ctx, parameter):
                 parse_selection(options[parameter], letter)
-    return {**options, "host_engine": engine, "dcgm_names_said": given(ctx, rows["dcgm-names"])}
+    return {**options, "host_engine": engine}
 
 
 def without_effect(ctx: click.Context) -> list[str]:

@@ -33,13 +33,13 @@ GROUPS: dict[str, tuple[str, ...]] = {
         *("address", "cluster-address", "gpus", "calm", "kubernetes", "config-file", "telemetry", "collectors"),
         *("devices", "collect-interval"),
         *("interval", "sort", "filter", "processes", "prices", "idle-after", "stale-after", "drop-after", "json"),
-        *("once", "dump-snapshot", "probe-switches", "mode", "owner", "self-metrics", "inject", "plugin-name"),
+        *("once", "dump-snapshot", "mode", "owner", "self-metrics", "inject", "plugin-name"),
         *("plugin-index", "to", "expr", "in-place", "force", "log-format", "debug", "help"),
     ),
     "Kubernetes": (
         *("allocation", "allocation-interval", "kubernetes-enable-pod-labels", "kubernetes-pod-label-allowlist-regex"),
         *("kubernetes-enable-pod-uid", "kubernetes-virtual-gpus", "kubernetes-enable-dra", "nvidia-resource-names"),
-        *("pod-resources-kubelet-socket", "kubeconfig", "configmap-data", "discover-port", "owners", "node-label"),
+        *("pod-resources-kubelet-socket", "kubeconfig", "configmap-data", "owners", "node-label"),
         *("path-varlog", "hpc-job-mapping-dir"),
     ),
     "Autoscaling": (
@@ -55,7 +55,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Access (TLS, logins, probes, other servers)": (
         *("web-config-file", "web-systemd-socket", "probe-address", "web-enable-lifecycle", "web-read-timeout"),
         *("web-write-timeout", "max-concurrent-scrapes", "scrape-timeout"),
-        *("scrape-concurrency", "exporter-ca-file", "exporter-insecure-skip-verify", "exporter-username"),
+        *("exporter-ca-file", "exporter-insecure-skip-verify", "exporter-username"),
         *("exporter-password-file", "exporter-token-file", "exporter-max-age", "prometheus-ca-file"),
         *("prometheus-insecure-skip-verify", "prometheus-username", "prometheus-password-file"),
         *("prometheus-token-file", "prometheus-tenant", "prometheus-timeout"),

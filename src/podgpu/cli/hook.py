@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from podgpu.atomic_file import AtomicFile
 from podgpu.cli.help import podgpu_command
 from podgpu.cli.option_table import exporter_options
 from podgpu.cli.params import Option, naming_variable, with_options
 from podgpu.compose.hook import run_hook
-from podgpu.compose.process import configure_logging, share_one_heap, take_turns_often
+from podgpu.compose.process import configure_logging
 from podgpu.errors import UsageError
+from podgpu.files import AtomicFile
 from podgpu.holders.podlist import DEFAULT_PATHS, is_mount_point
-from podgpu.hook.loop import Settings
+from podgpu.hook.loop import HookSettings
 
 if TYPE_CHECKING:
     from podgpu.web.sockets import Address
@@ -90,8 +90,6 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     Connects to the runtime's NRI socket, or takes the connection of a runtime that started it (NRI_PLUGIN_SOCKET).
     Only watches, unless --inject is given.
     """
-    share_one_heap()
-    take_turns_often()  # a pod waits for the thread that answers: the one that writes the file gives way soon
     configure_logging(options["log_format"], options["debug"])
     with naming_variable(ctx, "podlist"):
         file = _podlist(options["podlist"], options["path_proc"])
@@ -117,7 +115,7 @@ def _podlist(path: str, proc: str) -> AtomicFile:
     return AtomicFile(os.path.abspath(path), option="--podlist")
 
 
-def _settings(options: Mapping[str, Any], environment: Mapping[str, str]) -> Settings:
+def _settings(options: Mapping[str, Any], environment: Mapping[str, str]) -> HookSettings:
     descriptor = environment.get("NRI_PLUGIN_SOCKET", "")
     if descriptor and not (descriptor.isascii() and descriptor.isdecimal() and len(descriptor) < 6):
         raise UsageError(f"NRI_PLUGIN_SOCKET {descriptor!r}: the runtime gives the number of an open connection there")
@@ -127,7 +125,7 @@ def _settings(options: Mapping[str, Any], environment: Mapping[str, str]) -> Set
         raise UsageError(f"--plugin-name {name!r}: letters, digits, and _ . + - only")
     if not re.fullmatch(r"[0-9]{2}", index, re.ASCII):
         raise UsageError(f"--plugin-index {index!r}: write two digits, such as 90")
-    return Settings(
+    return HookSettings(
         socket=options["socket"],
         inherited=int(descriptor) if descriptor else None,
         name=name,

@@ -10,16 +10,14 @@ from typing import Any, cast
 
 import click
 
-from podgpu.atomic_file import AtomicFile
 from podgpu.cli.help import podgpu_command
 from podgpu.cli.params import Option, with_options
 from podgpu.cli.terminal import print_out
 from podgpu.errors import SourceError, UsageError, one_line
-from podgpu.files import read_bounded
+from podgpu.files import AtomicFile, read_bounded
 from podgpu.migrate.dashboard import migrate_dashboard
-from podgpu.migrate.direction import Direction, Generation
-from podgpu.migrate.result import Migrated
-from podgpu.migrate.rewrite import PromqlError, rewrite_query
+from podgpu.migrate.promql import PromqlError
+from podgpu.migrate.rewrite import Direction, Generation, MigratedFile, rewrite_query
 from podgpu.migrate.rules import migrate_rules
 
 _MOST_BYTES = 8 * 1024 * 1024
@@ -97,7 +95,7 @@ def _read(name: str) -> str:
         raise UsageError(f"{name}: not UTF-8 text") from None
 
 
-def _migrate(text: str, name: str, direction: Direction) -> Migrated:
+def _migrate(text: str, name: str, direction: Direction) -> MigratedFile:
     """By the file's name, else by what it begins with: JSON has a brace there, rules have not."""
     origin = "standard input" if name == _STDIN else name
     if not text.strip():
@@ -107,15 +105,15 @@ def _migrate(text: str, name: str, direction: Direction) -> Migrated:
     return migrate_rules(text, origin, direction)
 
 
-def _expression(text: str, direction: Direction) -> Migrated:
+def _expression(text: str, direction: Direction) -> MigratedFile:
     try:
         rewritten = rewrite_query(text, direction)
     except PromqlError as e:
         raise UsageError(f"--expr: not PromQL that can be read: {e}") from e
-    return Migrated(rewritten.text, int(rewritten.text != text), rewritten.left, rewritten.notes)
+    return MigratedFile(rewritten.text, int(rewritten.text != text), rewritten.left, rewritten.notes)
 
 
-def _report(name: str, result: Migrated, to: str) -> None:
+def _report(name: str, result: MigratedFile, to: str) -> None:
     shown = "standard input" if name == _STDIN else one_line(name)
     for sentence in result.left:
         click.echo(f"podgpu: {shown}: not rewritten: {one_line(sentence)}", err=True)
@@ -127,7 +125,7 @@ def _report(name: str, result: Migrated, to: str) -> None:
         click.echo(f"podgpu: {shown}: {result.changed} rewritten, {len(result.left)} not", err=True)
 
 
-def _write(name: str, result: Migrated) -> None:
+def _write(name: str, result: MigratedFile) -> None:
     if result.changed:
         mode = stat.S_IMODE(Path(name).stat().st_mode)
         AtomicFile(name, mode=mode, option="--in-place").write(result.text.encode())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from podgpu.series import Labels
+from podgpu.metrics.encode import Labels
 
 Names = tuple[str, ...]
 Values = tuple[str, ...]

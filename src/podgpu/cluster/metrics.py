@@ -20,11 +20,11 @@ from podgpu.cluster.view import ClusterView
 from podgpu.figures.device import device_model
 from podgpu.figures.parts import WHOLE
 from podgpu.figures.waste_rows import hourly_by_namespace
-from podgpu.metrics import cluster_families as f
+from podgpu.metrics import families as f
 from podgpu.metrics.conditions import NODE_GONE
+from podgpu.metrics.encode import NO_LABELS, Family, Labels, Sample
 from podgpu.metrics.families import JOB_LABEL, NAMELESS_LABELS, POD_LABELS, FamilySpec
 from podgpu.model import Workload
-from podgpu.series import NO_LABELS, Family, Labels, Sample
 
 T = TypeVar("T")
 Key = TypeVar("Key", bound=tuple[str, ...])
@@ -57,7 +57,7 @@ def cluster_families(view: ClusterView, labels: LabelMemory | None = None) -> li
         f.IDLE_SINCE.of(_idle(view, kept)),
         *_count_families(view, kept),
         *_bill_families(view, kept),
-        f.DEVICE_HEALTH.of(_health(view, kept)),
+        f.CLUSTER_DEVICE_HEALTH.of(_health(view, kept)),
         *self_families(view, kept),
     ]
 
@@ -75,13 +75,13 @@ def self_families(view: ClusterView, labels: LabelMemory | None = None) -> list[
     nodes = [(of_node((node.name,)), node) for node in view.nodes]
     errors = sorted(view.errors.items())
     return [
-        f.BUILD_INFO.of([Sample(_build_labels(), 1)]),
+        f.CLUSTER_BUILD_INFO.of([Sample(_build_labels(), 1)]),
         f.TARGET_UP.of([Sample(of, 0 if outcome.error else 1) for of, outcome in targets]),
         f.TARGET_ERRORS.of([Sample(kept.of(f.TARGET_ERRORS.labels, key), n) for key, n in errors]),
         f.TARGET_DURATION.of([Sample(of, outcome.seconds) for of, outcome in targets]),
         f.NODE_UP.of([Sample(of, 0 if node.old else 1) for of, node in nodes]),
         f.NODE_LAST_SEEN.of([Sample(of, round(view.taken_at - node.age, 3)) for of, node in nodes]),
-        f.ROUND_TIMESTAMP.of([Sample(NO_LABELS, round(view.taken_at, 3))]),
+        f.CLUSTER_ROUND_TIMESTAMP.of([Sample(NO_LABELS, round(view.taken_at, 3))]),
     ]
 
 
@@ -160,7 +160,7 @@ def _holder_pairs(holder: Workload) -> Pairs:
 
 def _health(view: ClusterView, kept: LabelMemory) -> list[Sample]:
     """Each GPU of a node once, its instances with it."""
-    of = kept.with_names(f.DEVICE_HEALTH.labels)
+    of = kept.with_names(f.CLUSTER_DEVICE_HEALTH.labels)
     samples: list[Sample] = []
     for node in view.nodes:
         gpus = {device.uuid: device for device in node.devices}

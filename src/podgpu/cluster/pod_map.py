@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from podgpu.cluster.labels import LabelMemory
 from podgpu.cluster.nodes import NodeView
-from podgpu.metrics import cluster_families as f
-from podgpu.series import Family, Sample
+from podgpu.metrics import families as f
+from podgpu.metrics.encode import Family, Sample
 
 _DNS_PART = "[a-z0-9](?:[-a-z0-9]*[a-z0-9])?"
 _DNS_NAME = re.compile(rf"{_DNS_PART}(?:\.{_DNS_PART})*")

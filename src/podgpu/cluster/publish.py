@@ -16,8 +16,7 @@ from podgpu.cluster.view import ClusterView, Memory, assemble, assemble_use
 from podgpu.figures.as_json import PageState
 from podgpu.figures.prices import ReadPrices, no_prices
 from podgpu.figures.waste import WasteStatement
-from podgpu.metrics.body import NO_METRICS, Exposition
-from podgpu.metrics.text import encode
+from podgpu.metrics.encode import NO_METRICS, Exposition, encode
 
 if TYPE_CHECKING:  # only for those who keep it on disk
     from podgpu.history.waste_file import EarlierWaste

@@ -10,20 +10,19 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from podgpu.cluster.loop import Cluster
+from podgpu.cluster.price_file import read_prices
 from podgpu.cluster.publish import Publisher
 from podgpu.cluster.reading import Backend, MakeBackend
 from podgpu.cluster.settings import ViewSettings
-from podgpu.compose.process import look_past_what_stays
 from podgpu.compose.servers import access_by
-from podgpu.configuration.price_file import read_prices
 from podgpu.errors import SourceError, UsageError
-from podgpu.web.app import Served, Several, protected_by, run
+from podgpu.web.app import Served, Several, load_protection, run
 from podgpu.web.sockets import Address
 
 if TYPE_CHECKING:
+    from podgpu.cluster.discover import ApiOwners
     from podgpu.cluster.prom.backend import PrometheusPlace
     from podgpu.cluster.scraping.backend import Targets
-    from podgpu.cluster.scraping.discover import ApiOwners
     from podgpu.compose.agent import Naming
     from podgpu.history.asking import History
     from podgpu.http_client import Access
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("podgpu")
 _SYNC_SECONDS = 10.0
-_MOST_AT_A_TIME = 1000
 
 
 def run_cluster(
@@ -46,10 +44,9 @@ def run_cluster(
         publisher = Publisher(settings, read_prices(options["prices"]))
         with naming("history_dir"):
             cluster, beside, history = _with_history(options, make_backend, publisher)
-        protection = at_the_end.enter_context(protected_by(options["web_config_file"]))
+        protection = load_protection(options["web_config_file"])
         lifecycle = options["web_enable_lifecycle"]
         listeners = cluster_listeners(cluster, address, probe_address, protection, history, lifecycle)
-        look_past_what_stays()
         run(Several([cluster, *beside]), listeners, lambda bound: _announce(bound[0]))
 
 
@@ -121,7 +118,6 @@ def scrape_backend(options: Mapping[str, Any], settings: ViewSettings, at_the_en
     access = access_by(options, "exporter", "the exporter")
     scraping = ScrapeSettings(
         deadline=options["scrape_timeout"],
-        concurrency=_concurrency(options["scrape_concurrency"]),
         used_field=settings.used_field,
         fields_beside=settings.fields_beside,
         node_labels=_names(options["node_label"]),
@@ -146,11 +142,11 @@ def _targets(options: Mapping[str, Any], access: Access, at_the_end: ExitStack) 
 
         with _naming("--scrape"):
             return FixedTargets(options["scrape"].split(","), access), lambda: None
-    from podgpu.cluster.scraping.discover import KubernetesTargets, Selection, check_port
+    from podgpu.cluster.discover import KubernetesTargets, ServiceSelector
 
-    selection, port = Selection.parse(options["discover_kubernetes"]), check_port(options["discover_port"])
+    selector = ServiceSelector.parse(options["discover_kubernetes"])
     https = bool(options["exporter_ca_file"] or options["exporter_insecure_skip_verify"])
-    targets = KubernetesTargets(api_config(options["kubeconfig"]), selection, port, https=https)
+    targets = KubernetesTargets(api_config(options["kubeconfig"]), selector, https=https)
     at_the_end.callback(targets.close)
 
     def wait() -> None:
@@ -165,7 +161,7 @@ def _owners(options: Mapping[str, Any], at_the_end: ExitStack) -> ApiOwners | No
     asked_anyway = options["discover_kubernetes"] or options["kubeconfig"] or "KUBERNETES_SERVICE_HOST" in os.environ
     if options["owners"] == "none" or (options["owners"] == "auto" and not asked_anyway):
         return None
-    from podgpu.cluster.scraping.discover import ApiOwners
+    from podgpu.cluster.discover import ApiOwners
 
     owners = ApiOwners(api_config(options["kubeconfig"]))
     at_the_end.callback(owners.close)
@@ -195,9 +191,3 @@ def _names(text: str) -> tuple[str, ...]:
     if not names:
         raise UsageError("--node-label names no label: write Hostname,hostname,node,instance")
     return names
-
-
-def _concurrency(text: str) -> int:
-    if not (text.isascii() and text.isdecimal() and 0 < int(text) <= _MOST_AT_A_TIME):
-        raise UsageError(f"--scrape-concurrency {text!r}: write a number from 1 to {_MOST_AT_A_TIME}")
-    return int(text)

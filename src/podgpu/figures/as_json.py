@@ -12,7 +12,7 @@ from podgpu.figures.device import Alert, Condition, DeviceFigures, HolderFigures
 from podgpu.figures.parts import physical_gpus
 from podgpu.figures.picture import NamespacePicture, NodePicture, Picture
 from podgpu.figures.totals import Totals, pod_totals, totals_of
-from podgpu.metrics.body import Body, etag_of
+from podgpu.metrics.encode import Body, etag_of
 from podgpu.metrics.mig import slices_of_gpu, slices_of_profile
 from podgpu.model import WORKLOAD_PARTS, Workload
 

@@ -14,9 +14,9 @@ from typing import Any
 from podgpu.errors import SourceError
 from podgpu.figures.as_json import node_json
 from podgpu.figures.picture import NodePicture, Picture
-from podgpu.metrics.conditions import xid_class
+from podgpu.metrics.conditions import xid_class, xid_text
 from podgpu.metrics.families import CLOCK_EVENTS_FIELD, clock_events_in_words
-from podgpu.metrics.fields import detail_helps, fields, xid_text
+from podgpu.metrics.fields import detail_helps, fields
 from podgpu.model import Value
 from podgpu.node_state import DeviceState, NodeState, SourceStatus
 

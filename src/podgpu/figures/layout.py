@@ -27,7 +27,6 @@ from podgpu.figures.device import (
 )
 from podgpu.figures.figure_names import first_label
 from podgpu.figures.sorting import ABSENT, DCGM_BLANK, MOST, FoundDevice, SortedSamples, condition_of_field
-from podgpu.metrics.names import doubtful_names, names_meant_as_in_4_6
 from podgpu.metrics.parse import ParsedSample
 from podgpu.model import Who, Workload
 
@@ -100,8 +99,6 @@ class Layout:
         self.lasts = found.lasts
         """False: which devices there are depends on the values, and the next ones need a layout of their own."""
         self._units = tuple(found.units)
-        doubtful = doubtful_names()
-        self._doubtful = tuple([(s.name, at) for at, s in enumerate(samples) if s.name in doubtful])
         self._sources, self._lost = tuple(found.sources), tuple(found.lost)
         self._joined: list[_Joined] = []
         self._size = len(samples)
@@ -173,10 +170,9 @@ class Layout:
 
     def _cells(self, values: Sequence[float]) -> Cells:
         cells: Cells = [value if 0 <= value <= MOST else None for value in values]
-        old = names_meant_as_in_4_6([(name, values[at]) for name, at in self._doubtful]) if self._doubtful else ()
-        for at, name, unit in self._units:
+        for at, _, unit in self._units:
             value = cells[at]
-            if value is not None and name not in old:
+            if value is not None:
                 cells[at] = unit.value(value)
         cells += [joined.value(cells) for joined in self._joined]
         cells.append(None)  # under ABSENT

@@ -16,9 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from podgpu.atomic_file import AtomicFile, OutputError
 from podgpu.errors import SourceError, UsageError
-from podgpu.files import read_bounded
+from podgpu.files import AtomicFile, OutputError, read_bounded
 from podgpu.history.frames import Segment, load_segment
 
 OPTION = "--history-dir"

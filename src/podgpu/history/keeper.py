@@ -11,9 +11,9 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from podgpu.atomic_file import OutputError
 from podgpu.clock import Clock, Faults, WallClock
 from podgpu.errors import StartError
+from podgpu.files import OutputError
 from podgpu.history.asking import STEP
 from podgpu.history.ring import Ring, Told
 

@@ -16,11 +16,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from podgpu.atomic_file import AtomicFile, OutputError
 from podgpu.errors import SourceError, UsageError
 from podgpu.figures.device import Owner
 from podgpu.figures.waste import MOST_ENDED, MOST_LEFT, Amounts, Left, Pod, PodWaste, WasteStatement
-from podgpu.files import read_bounded
+from podgpu.files import AtomicFile, OutputError, read_bounded
 from podgpu.history.directory import OPTION
 
 VERSION = 1

@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from podgpu.metrics.conditions import xid_text
 from podgpu.metrics.counters import Counter
+from podgpu.metrics.encode import Family, Labels, Sample
 from podgpu.metrics.families import CLOCK_EVENTS
-from podgpu.metrics.fields import XID_FIELD, fields, xid_text
+from podgpu.metrics.fields import XID_FIELD, fields
 from podgpu.metrics.labels import (
     Pairs,
     Policy,
@@ -24,7 +26,6 @@ from podgpu.metrics.labels import (
     with_attributes,
 )
 from podgpu.node_state import EntityState, Holder, HolderUsage, NodeState, Slot
-from podgpu.series import Family, Labels, Sample
 
 Value = int | float | str
 Values = Mapping[str, Value]

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from podgpu.metrics import families as f
 from podgpu.metrics.dcgm import render_dcgm
+from podgpu.metrics.encode import NO_LABELS, Family, Labels, Sample
 from podgpu.metrics.families import FamilySpec
 from podgpu.metrics.labels import (
     Pairs,
@@ -24,7 +25,6 @@ from podgpu.metrics.labels import (
 )
 from podgpu.metrics.mig import billed_name
 from podgpu.node_state import DeviceState, Holder, HolderUsage, NamespaceUsage, NodeState, SlotUsage
-from podgpu.series import NO_LABELS, Family, Labels, Sample
 
 __all__ = ["Policy", "render_dcgm", "render_node", "render_podgpu", "render_self"]
 

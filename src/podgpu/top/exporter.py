@@ -11,7 +11,7 @@ from podgpu.figures.device import View
 from podgpu.figures.from_exposition import figure_names, figures_of, samples_named
 from podgpu.gpu.exposition_source import UrlExposition
 from podgpu.http_client import MAX_METRICS_BYTES, Access
-from podgpu.metrics.cluster_families import BUILD_INFO as CLUSTER_BUILD_INFO
+from podgpu.metrics.families import CLUSTER_BUILD_INFO as CLUSTER_BUILD_INFO
 from podgpu.metrics.parse import BadExposition, ParsedFamily, parse_text
 from podgpu.top.api import PodgpuApi
 

@@ -13,7 +13,6 @@ from podgpu.clock import Clock
 from podgpu.errors import SourceError, StartError
 from podgpu.figures.device import View
 from podgpu.figures.totals import Totals
-from podgpu.isolate import Isolation
 from podgpu.top.api import PodgpuApi
 from podgpu.top.api_answers import GpuFacts, ServerHistory
 from podgpu.top.details import More
@@ -22,6 +21,7 @@ from podgpu.top.lines import Line, flatten, lines_of
 from podgpu.top.summary import totals_of_view
 from podgpu.top.table import Watched
 from podgpu.top.trails import POINTS, Trails
+from podgpu.workers import Workers
 
 WARM_UP_SECONDS = 1.0
 """Rates need two readings: the second comes this soon, whatever the interval."""
@@ -85,7 +85,7 @@ class Feed:
         self._trails = Trails(max(1.0, interval))
         self._remembered: ServerHistory | None = None
         """What the server remembers, until the next reading takes it up."""
-        self._isolation = Isolation(clock)
+        self._isolation = Workers(clock)
         self._stopped = threading.Event()
         self.seen = Seen()
 

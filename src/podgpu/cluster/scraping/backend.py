@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -33,10 +32,6 @@ from podgpu.http_client import KEEP_ALIVE_SECONDS, MAX_METRICS_BYTES, Access, Ht
 _USUAL_SIZE = 1024 * 1024
 _LARGE_AT_A_TIME = 4
 """Expositions larger than usual are in memory at a time."""
-_LONG = 512 * 1024
-_GIVE_WAY_SECONDS = 0.002
-"""Between two parts of a long text. Whoever is answered meanwhile needs the interpreter a dozen times, and gets it late
-each time from a thread that works on: of 250,000 lines a scrape waited 109 ms, and 39 with pauses."""
 _ROUNDS_TO_ASK_FAILED = 4
 _LARGEST_DETAILS = 256 * 1024
 """Of one GPU: JSON is read in one go, in which no other thread runs."""
@@ -105,10 +100,6 @@ class FixedTargets:
 
     def close(self) -> None:
         """Nothing is open."""
-
-
-def _give_way() -> None:
-    time.sleep(_GIVE_WAY_SECONDS)
 
 
 class _Target:
@@ -271,8 +262,7 @@ class ScrapeBackend:
         shown, reason, message = target.shown, "", ""
         try:
             body = await target.fetch(session, self._large)
-            between = _give_way if len(body) > _LONG else int
-            node = target.reader.read(body, self._clock.monotonic(), self._clock.wall(), between)
+            node = target.reader.read(body, self._clock.monotonic(), self._clock.wall())
             self._shelf.put(shown, node)
             target.node, target.bug = node, ""
         except SourceError as error:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from sys import intern
 
 from podgpu.cluster.reading import NamespaceCounters, NodeReading, is_about_now, moment
@@ -17,7 +17,7 @@ from podgpu.errors import SourceError
 from podgpu.figures.device import DeviceFigures
 from podgpu.figures.from_exposition import NODE_LABELS, figure_names, figures_of, samples_named
 from podgpu.metrics import families as f
-from podgpu.metrics.parse import BadExposition, ParsedSample, TooMuch, parse_text
+from podgpu.metrics.parse import BadExposition, ParsedSample, parse_text
 from podgpu.model import parts_of
 
 LEAST_SKEW_SECONDS = 5.0
@@ -56,13 +56,13 @@ class ExpositionReader:
         self._beside = beside
         self._node_labels = node_labels
 
-    def read(self, body: bytes, read_at: float, wall: float, between: Callable[[], object] = int) -> NodeReading:
+    def read(self, body: bytes, read_at: float, wall: float) -> NodeReading:
         """`read_at`, `wall`: monotonic and Unix time at which it came. Raises SourceError: malformed, no_gpu, too_much.
 
         The skew of the node's clock is told only where it cannot be the age of its figures: when they are from the
         future by more than LEAST_SKEW_SECONDS. Figures from the past may as well be old.
         """
-        samples = self._samples(body, between)
+        samples = self._samples(body)
         view, nodes, is_podgpu = figures_of(samples, self._measured, self._node_labels, self._address, self._beside)
         if not view.devices and not is_podgpu:
             raise SourceError("no_gpu", f"{self._target} has no GPU in its metrics: is it a GPU exporter?")
@@ -88,18 +88,16 @@ class ExpositionReader:
             tells_lost=is_podgpu,
         )
 
-    def _samples(self, body: bytes, between: Callable[[], object]) -> list[ParsedSample]:
+    def _samples(self, body: bytes) -> list[ParsedSample]:
         """Those that are looked at here."""
         lines = body.count(b"\n")
         if lines > MOST_LINES:
             raise self._too_much(self._node_in(body), lines, MOST_LINES, "lines")
         try:
-            families = parse_text(body.decode(), MOST_LINES, between)
+            families = parse_text(body.decode())
         except UnicodeDecodeError as error:
             line = body.count(b"\n", 0, error.start) + 1
             raise self._malformed(f"line {line}: byte {error.start} is not UTF-8") from error
-        except TooMuch as error:
-            raise self._too_much(self._node_in(body), MOST_LINES + 1, MOST_LINES, "lines and labels") from error
         except BadExposition as error:
             raise self._malformed(str(error)) from error
         return samples_named(families, figure_names(self._measured, self._beside) | _OWN_NAMES)
