@@ -19,10 +19,10 @@ import pytest
 import yaml
 
 from docs.fault_table import fault_table, faults
-from podgpu.cli.cluster_options import CLUSTER_OPTIONS
+from podgpu.cli.cluster import CLUSTER_OPTIONS
+from podgpu.cli.exporter_options import EXPORTER_OPTIONS
 from podgpu.cli.main import COMMANDS, cli
-from podgpu.cli.option_table import EXPORTER_OPTIONS
-from podgpu.cli.params import normalise
+from podgpu.cli.options import normalize_arguments
 from podgpu.cluster.reading import Backend
 from podgpu.gpu.source import ReadsOthers, Telemetry
 from podgpu.holders import AllocationSource
@@ -227,7 +227,7 @@ def parse(arguments: list[str]) -> None:
     name = arguments[0]
     command = cli.get_command(click.Context(cli), name)
     assert command is not None, f"there is no command {name!r}"
-    command.make_context(name, normalise(arguments, EXPORTER_OPTIONS)[1:])
+    command.make_context(name, normalize_arguments(arguments, EXPORTER_OPTIONS)[1:])
 
 
 @pytest.mark.parametrize("arguments", list(command_lines()), ids=" ".join)

@@ -231,7 +231,7 @@ def test_a_file_is_printed_and_stays(rules: Path, capsys: pytest.CaptureFixture[
     assert run(["migrate", str(rules)]) == 0
     out, err = capsys.readouterr()
     assert out == MIGRATED_RULES
-    assert f"{rules}: 8 rewritten, 0 not" in err
+    assert f"{rules}: 8 converted, 0 not" in err
     assert rules.read_text(encoding="utf-8") == RULES
 
 
@@ -261,7 +261,7 @@ def test_nothing_is_written_when_something_is_left(
     assert run(["migrate", "--in-place", str(rules), str(other)]) == 1
     out, err = capsys.readouterr()
     assert (out, rules.read_text(encoding="utf-8"), other.read_text(encoding="utf-8")) == ("", RULES, text)
-    assert "not rewritten: line 4, alert A.expr" in err
+    assert "line 4, alert A.expr" in err
     assert "nothing was written" in err
     assert run(["migrate", "--in-place", "--force", str(rules), str(other)]) == 0
     assert "expr: DCGM_FI_DEV_GPU_TEMP_CELSIUS" in other.read_text(encoding="utf-8")
@@ -284,7 +284,6 @@ def test_an_expression_and_standard_input(capsys: pytest.CaptureFixture[str], mo
         (b'{"a": ', "not JSON"),
         (b"[1]", "a JSON object was expected"),
         (b"[" * 100_000, "not JSON"),
-        (b'{"a":' * 300 + b"1" + b"}" * 300, "nested too deep"),
         (b"groups: [", "not YAML"),
         (b"a: b\n", "has no rules"),
         (b"- [" * 2000, "not YAML"),
@@ -308,8 +307,8 @@ def test_what_is_no_such_file_is_said(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "name a file"),
-        (["--expr", "x", "file"], "name a file"),
+        ([], "give a file"),
+        (["--expr", "x", "file"], "give a file"),
         (["--in-place", "-"], "--in-place"),
         (["--in-place", "--expr", "x"], "--in-place"),
         (["a", "b"], "--in-place"),

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from podgpu.agent.allocation_turn import DEADLINE, AllocationPart, AllocationTurn, ReadIdentities, ReadLiveness
-from podgpu.agent.collections import DEFAULT_RETENTION, Collection, Retention
+from podgpu.agent.collections import DEFAULT_RETENTION, Collection, SampleRetention
 from podgpu.agent.counter_feeds import CounterFeed, CounterWatch
 from podgpu.agent.health import ClockEventLog, HealthWatch, XidLog
 from podgpu.agent.publish import ChangeLog, NodeParts, Published
@@ -50,7 +50,7 @@ class Settings:
     throttle_interval: float = THROTTLE_INTERVAL
     collections: tuple[Collection, ...] = ()  # fields with their own interval
     counters_may_come: bool = False  # the fields of the collections may be in a ConfigMap that is created later
-    retention: Retention = DEFAULT_RETENTION
+    retention: SampleRetention = DEFAULT_RETENTION
     selection: Selection = field(default_factory=Selection)
     policy: Policy = field(default_factory=Policy)
 

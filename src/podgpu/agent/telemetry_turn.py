@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from podgpu.agent.collections import DEFAULT_RETENTION, Retention, collection_of_fields
+from podgpu.agent.collections import DEFAULT_RETENTION, SampleRetention, collection_of_fields
 from podgpu.agent.collections import Collection as FieldCollection
 from podgpu.device_selection import Selection
 from podgpu.errors import StartError
@@ -356,7 +356,7 @@ def make_lanes(
     counters: Sequence[MetricCounter],
     interval: float,
     collections: Sequence[FieldCollection] = (),
-    retention: Retention = DEFAULT_RETENTION,
+    retention: SampleRetention = DEFAULT_RETENTION,
     pass_over: bool = False,
     throttle_interval: float = THROTTLE_INTERVAL,
 ) -> tuple[Lane, ...]:
@@ -375,7 +375,7 @@ def make_lanes(
     return tuple(lane for lane in lanes if lane.fields) or (lanes[0],)
 
 
-def _make_lane(fields: tuple[Field, ...], interval: float, retention: Retention) -> Lane:
+def _make_lane(fields: tuple[Field, ...], interval: float, retention: SampleRetention) -> Lane:
     return Lane(fields, interval, retention.max_age or 0.0, retention.max_samples or 0)
 
 

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from podgpu.agent.collections import DEFAULT_RETENTION, ConfigFile, Retention
+from podgpu.agent.collections import DEFAULT_RETENTION, ConfigFile, SampleRetention
 from podgpu.agent.counter_feeds import CounterFeed, FileCounters
 from podgpu.agent.loop import Agent, Settings
 from podgpu.agent.pod_labels import LabelFilter
@@ -177,9 +177,9 @@ def hostname(options: Options) -> str:
     return node_name(elsewhere)
 
 
-def retention_of(options: Options) -> Retention:
+def retention_of(options: Options) -> SampleRetention:
     """Of DCGM's samples, where no collection says otherwise."""
-    said = Retention(options.get("watch_max_keep_age"), options.get("watch_max_keep_samples"))
+    said = SampleRetention(options.get("watch_max_keep_age"), options.get("watch_max_keep_samples"))
     return said.over(DEFAULT_RETENTION)
 
 

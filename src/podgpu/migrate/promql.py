@@ -69,7 +69,7 @@ class Word:
 
 
 @dataclass(frozen=True, slots=True)
-class Matcher:
+class LabelMatcher:
     label: Word
     operator: str
     value: Word
@@ -91,16 +91,16 @@ class Literal(Node):
 
 
 @dataclass(slots=True)
-class Selector(Node):
+class VectorSelector(Node):
     name: Word | None
-    matchers: tuple[Matcher, ...] = ()
+    matchers: tuple[LabelMatcher, ...] = ()
     is_variable: bool = False
     """The name is a Grafana variable, in whole or in part."""
     is_range: bool = False
 
 
 @dataclass(slots=True)
-class Call(Node):
+class FunctionCall(Node):
     function: str
     arguments: list[Node]
 
@@ -150,7 +150,7 @@ def tokenize(text: str) -> list[Token]:
 
 def parse_promql(text: str) -> Node:
     """Raises PromqlError."""
-    parser = _Parser(tokenize(text))
+    parser = _PromqlParser(tokenize(text))
     try:
         tree = parser.parse_binary(0)
     except RecursionError:
@@ -160,7 +160,7 @@ def parse_promql(text: str) -> Node:
     return tree
 
 
-class _Parser:
+class _PromqlParser:
     def __init__(self, tokens: list[Token]) -> None:
         self._tokens = tokens
         self._position = 0
@@ -258,12 +258,12 @@ class _Parser:
                 return self._parse_aggregation(token)
             if self.is_next("("):
                 arguments, end = self._parse_arguments()
-                return Call(token.start, end, token.text, arguments)
+                return FunctionCall(token.start, end, token.text, arguments)
             if lower in ("inf", "nan"):
                 return Literal(token.start, token.end, "number", token.text)
         elif token.kind != "variable":
             raise self.unexpected(token, "an expression")
-        selector = Selector(token.start, token.end, Word(token.text, token.start, token.end))
+        selector = VectorSelector(token.start, token.end, Word(token.text, token.start, token.end))
         if self.accept("{"):
             selector = self._parse_selector(token.start, selector.name)
         selector.is_variable = token.kind == "variable"
@@ -286,8 +286,8 @@ class _Parser:
                 break
         return arguments, self.expect(")").end
 
-    def _parse_selector(self, start: int, name: Word | None) -> Selector:
-        matchers: list[Matcher] = []
+    def _parse_selector(self, start: int, name: Word | None) -> VectorSelector:
+        matchers: list[LabelMatcher] = []
         while not self.is_next("}"):
             label = self.take_word("a label", "name", "variable", "string")
             if label.text[0] in "\"'`" and self.is_next(",", "}") and name is None:
@@ -296,17 +296,17 @@ class _Parser:
                 operator = self.take()
                 if operator.text not in ("=", "!=", "=~", "!~"):
                     raise self.unexpected(operator, "one of = != =~ !~")
-                matchers.append(Matcher(label, operator.text, self.take_word("a string", "string", "variable")))
+                matchers.append(LabelMatcher(label, operator.text, self.take_word("a string", "string", "variable")))
             if not self.accept(","):
                 break
-        return Selector(start, self.expect("}").end, name, tuple(matchers))
+        return VectorSelector(start, self.expect("}").end, name, tuple(matchers))
 
     def _parse_modifiers(self, node: Node) -> Node:
         """Parses [range], [range:step], offset and @, in any order."""
         while True:
             if self.accept("["):
                 is_subquery = self._parse_range()
-                if is_subquery or not isinstance(node, Selector):
+                if is_subquery or not isinstance(node, VectorSelector):
                     node = Modified(node.start, node.end, node)
                 else:
                     node.is_range = True
@@ -338,7 +338,7 @@ class _Parser:
 
 def children(node: Node) -> Sequence[Node]:
     match node:
-        case Call() | Aggregation():
+        case FunctionCall() | Aggregation():
             return node.arguments
         case Binary():
             return (node.left, node.right)
@@ -355,8 +355,8 @@ def walk(node: Node) -> Iterator[Node]:
         waiting += reversed(children(current))
 
 
-def find_selectors(node: Node) -> Iterator[Selector]:
-    return (found for found in walk(node) if isinstance(found, Selector))
+def find_selectors(node: Node) -> Iterator[VectorSelector]:
+    return (found for found in walk(node) if isinstance(found, VectorSelector))
 
 
 def find_labels(tree: Node) -> Iterator[str]:
@@ -364,24 +364,24 @@ def find_labels(tree: Node) -> Iterator[str]:
         match node:
             case Aggregation() | Binary():
                 yield from (word.text for word in node.labels)
-            case Selector():
+            case VectorSelector():
                 yield from (matcher.label.text for matcher in node.matchers)
-            case Call() if node.function in LABEL_ARGUMENTS:
+            case FunctionCall() if node.function in LABEL_ARGUMENTS:
                 yield from (unquote(a.text) for a in node.arguments if isinstance(a, Literal) and a.kind == "string")
-            case Call():
+            case FunctionCall():
                 yield from (word.text for word in requested_label(node))
 
 
 def requested_label(node: Node) -> Sequence[Word]:
     """The label of label_values(…)."""
-    if isinstance(node, Call) and node.function == LABEL_VALUES and node.arguments:
+    if isinstance(node, FunctionCall) and node.function == LABEL_VALUES and node.arguments:
         label = node.arguments[-1]
-        if isinstance(label, Selector) and label.name is not None:
+        if isinstance(label, VectorSelector) and label.name is not None:
             return (label.name,)
     return ()
 
 
-def name_word(node: Selector) -> Word | None:
+def name_word(node: VectorSelector) -> Word | None:
     """Position of the metric's name: before the braces, or as __name__ inside."""
     if node.name is not None:
         return node.name
@@ -394,12 +394,12 @@ def name_word(node: Selector) -> Word | None:
     return None
 
 
-def name_of(node: Selector) -> str:
+def name_of(node: VectorSelector) -> str:
     word = name_word(node)
     return "" if word is None else word.text
 
 
-def is_named_by_variable(node: Selector) -> bool:
+def is_named_by_variable(node: VectorSelector) -> bool:
     """True for `DCGM_FI_DEV_$what`. A variable alone may be a number."""
     name = name_of(node)
     if node.is_variable and _VARIABLE.fullmatch(name):

@@ -21,13 +21,13 @@ from podgpu.migrate.promql import (
     NAME,
     Aggregation,
     Binary,
-    Call,
+    FunctionCall,
     Literal,
     Modified,
     Node,
     Paren,
     PromqlError,
-    Selector,
+    VectorSelector,
     Word,
     find_labels,
     find_selectors,
@@ -261,9 +261,9 @@ class _Rewriter:
 
     def _rewrite(self, node: Node) -> None:
         match node:
-            case Selector():
+            case VectorSelector():
                 self._rewrite_selector(node, wrap=node)
-            case Call():
+            case FunctionCall():
                 self._rewrite_call(node)
             case Aggregation():
                 self._rewrite_aggregation(node)
@@ -290,7 +290,7 @@ class _Rewriter:
         inner = node
         while isinstance(inner, Paren):
             inner = inner.of
-        if unitless and isinstance(inner, Selector):
+        if unitless and isinstance(inner, VectorSelector):
             self._rewrite_selector(inner, wrap=None)
         else:
             self._rewrite(node)
@@ -311,9 +311,9 @@ class _Rewriter:
         selectors = list(find_selectors(node))
         if not selectors or any(self._has_labels(name_of(s)) for s in selectors):
             return True
-        return any(isinstance(call, Call) and _sets_label(call, label) for call in walk(node))
+        return any(isinstance(call, FunctionCall) and _sets_label(call, label) for call in walk(node))
 
-    def _rewrite_call(self, node: Call) -> None:
+    def _rewrite_call(self, node: FunctionCall) -> None:
         if node.function == LABEL_VALUES:
             for series in node.arguments[:-1]:
                 self._rewrite_operand(series, unitless=True)
@@ -322,7 +322,7 @@ class _Rewriter:
         if node.function in LABEL_ARGUMENTS:
             self._rewrite_label_arguments(node)
         for argument in node.arguments:
-            if not (isinstance(argument, Selector) and argument.is_range):
+            if not (isinstance(argument, VectorSelector) and argument.is_range):
                 self._rewrite_operand(argument, unitless=node.function in _UNITLESS_INSTANT)
         for selector in _ranges(node):
             if self._factor(selector) == 1 or node.function in _UNITLESS:
@@ -332,7 +332,7 @@ class _Rewriter:
             else:
                 self._fail(node, f"a range in another unit; the effect on {node.function}() is unknown")
 
-    def _rewrite_label_arguments(self, node: Call) -> None:
+    def _rewrite_label_arguments(self, node: FunctionCall) -> None:
         target, sources = LABEL_ARGUMENTS[node.function]
         last = sources + 1 if node.function == "label_replace" else len(node.arguments)
         for number, argument in enumerate(node.arguments):
@@ -349,7 +349,7 @@ class _Rewriter:
                 quote = 1 if word.text[:1] in "\"'`" else 0
                 self.edits.append((word.start + quote, word.end - quote, new))
 
-    def _rewrite_selector(self, node: Selector, wrap: Node | None, power: int = 1) -> None:
+    def _rewrite_selector(self, node: VectorSelector, wrap: Node | None, power: int = 1) -> None:
         """`wrap`: the node to which a conversion applies; None if none is needed."""
         if is_named_by_variable(node):
             self._fail(node, "the metric's name is a dashboard variable, in whole or in part")
@@ -381,7 +381,7 @@ class _Rewriter:
         if renamed.is_inferred:
             self.notes.append(f"{renamed.name}: this name is inferred; no release with it was seen yet")
 
-    def _factor(self, node: Selector) -> Fraction:
+    def _factor(self, node: VectorSelector) -> Fraction:
         renamed = self.direction.metric(name_of(node))
         return Fraction(1) if renamed is None else renamed.factor
 
@@ -400,14 +400,16 @@ class _Rewriter:
         selector, value = _converted_selector(operand), _parse_number(number.text)
         if selector is None or value is None or selector.is_variable:
             return False
-        factor = self._factor(selector) ** (2 if isinstance(operand, Call) and operand.function in _SQUARE else 1)
+        factor = self._factor(selector) ** (
+            2 if isinstance(operand, FunctionCall) and operand.function in _SQUARE else 1
+        )
         if factor == 1 or factor * (value if node.operator == "*" else 1 / value) != 1:
             return False
         before, after = self.text[whole.start : operand.start], self.text[operand.end : whole.end]
         if "#" in before + after:
             return False
         self.edits.append((whole.start, operand.start, _separator(before, self.text[whole.start - 1 : whole.start])))
-        if isinstance(operand, Call):
+        if isinstance(operand, FunctionCall):
             for argument in operand.arguments:
                 if argument is not selector:
                     self._rewrite(argument)
@@ -421,9 +423,9 @@ class _Rewriter:
             words: Sequence[Word] = ()
             if isinstance(node, Aggregation | Binary):
                 words = node.labels
-            elif isinstance(node, Call):
+            elif isinstance(node, FunctionCall):
                 words = requested_label(node)
-            elif isinstance(node, Selector):
+            elif isinstance(node, VectorSelector):
                 words = [m.label for m in node.matchers]
                 if is_named_by_variable(node):
                     self._fail(node, "the metric's name is a dashboard variable, in whole or in part")
@@ -434,19 +436,19 @@ class _Rewriter:
                     self._fail(node, f"has the label {word.text}, which may belong to another exporter")
 
 
-def _ranges(call: Call) -> list[Selector]:
-    return [a for a in call.arguments if isinstance(a, Selector) and a.is_range]
+def _ranges(call: FunctionCall) -> list[VectorSelector]:
+    return [a for a in call.arguments if isinstance(a, VectorSelector) and a.is_range]
 
 
-def _sets_label(call: Call, label: str) -> bool:
+def _sets_label(call: FunctionCall, label: str) -> bool:
     target = call.arguments[1] if call.function in LABEL_ARGUMENTS and len(call.arguments) > 1 else call
     return isinstance(target, Literal) and target.kind == "string" and unquote(target.text) == label
 
 
-def _converted_selector(operand: Node) -> Selector | None:
-    if isinstance(operand, Selector) and not operand.is_range:
+def _converted_selector(operand: Node) -> VectorSelector | None:
+    if isinstance(operand, VectorSelector) and not operand.is_range:
         return operand
-    if isinstance(operand, Call) and operand.function in _LINEAR | _SQUARE:
+    if isinstance(operand, FunctionCall) and operand.function in _LINEAR | _SQUARE:
         ranges = _ranges(operand)
         return ranges[0] if len(ranges) == 1 else None
     return None
