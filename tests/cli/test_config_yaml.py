@@ -9,7 +9,7 @@ import pytest
 
 from podgpu.agent.collections import Collection, ConfigFile, SampleRetention, collection_of_fields
 from podgpu.cli.config_yaml import parse_config_file
-from podgpu.cli.params import parse_go_duration
+from podgpu.cli.options import parse_go_duration
 from podgpu.errors import UsageError
 from podgpu.metrics.counters import Counter, parse_counters
 

@@ -56,7 +56,7 @@ OFFERED = (
 
 @dataclass
 class GivenSlices:
-    """A feed that holds what it is told to."""
+    """A store with given slices."""
 
     slices: tuple[PoolSlice, ...] = ()
     synced: bool = True
@@ -130,7 +130,7 @@ def test_a_claimed_mig_device() -> None:
     )
 
 
-def test_cdi_names_that_the_kubelet_repeats_add_nobody() -> None:
+def test_repeated_cdi_names_add_no_holder() -> None:
     pods = [pod("a", claim("two", "gpu-0", "gpu-1")), pod("b", claim("one", "gpu-2"))]
     listed = decode_list(list_answer(pods)).pod_resources[0].containers[0].dynamic_resources[0].claim_resources
     assert [len(one.cdi_devices) for one in listed] == [1, 2]
@@ -158,7 +158,7 @@ def test_a_claim_shared_by_pods_and_containers_is_as_many_assignments() -> None:
         (claim("x", "mute"), "claim_device_without_uuid"),
     ],
 )
-def test_what_cannot_be_mapped_says_why(claimed: SimulatedClaim, reason: str) -> None:
+def test_unmapped_claims_have_a_reason(claimed: SimulatedClaim, reason: str) -> None:
     (device,) = claimed.devices
     assert held(pod("a", claimed)) == Allocation(
         unmapped=(
@@ -176,7 +176,7 @@ def test_before_the_slices_are_read() -> None:
     assert allocation.assignments == ()
 
 
-def test_a_new_generation_of_the_pool_gives_names_a_new_meaning() -> None:
+def test_a_new_generation_of_the_pool_replaces_devices() -> None:
     feed = feed_of(offer("gpu-0", 0), offer("gpu-1", 1))
     claims, answer = DraClaims(feed), decode_list(list_answer([pod("a", claim("x", "gpu-0")), pod("b")]))
     assert pods_by_device(claims.held(answer, NODE)) == [(uuid(0), "a")]
@@ -189,7 +189,7 @@ def test_a_new_generation_of_the_pool_gives_names_a_new_meaning() -> None:
     assert reasons(claims.held(answer, NODE)) == [("unknown_claim_device", "gpu.nvidia.com/node-a/gpu-0")]
 
 
-# MIG devices made when they are claimed: their slices have no UUID
+# MIG devices that are created for a claim: their slices have no UUID, so they need the driver's checkpoint
 
 
 DYNAMIC = feed_of(
@@ -197,68 +197,6 @@ DYNAMIC = feed_of(
     *(offer_mig(f"gpu-3-mig-2g10gb-14-{place}", "", "2g.10gb") for place in (0, 2)),
     offer_mig("gpu-2-mig-2g10gb-14-0", "", "2g.10gb", parent=2),
 )
-
-
-def test_the_only_instance_of_its_profile_is_the_claimed_one() -> None:
-    (one,) = held(pod("a", claim("x", "gpu-3-mig-2g10gb-14-2")), feed=DYNAMIC).assignments
-    assert one.device == f"{uuid(3)}/gi5"
-    assert dict(one.attributes)["dra_mig_device_uuid"] == mig_uuid("e")
-    assert dict(one.attributes)["dra_mig_profile"] == "2g.10gb"
-
-
-@pytest.mark.parametrize(
-    ("claimed", "reason"),
-    [
-        (["gpu-3-mig-1g5gb-19-0"], "ambiguous_mig_device"),  # two such instances
-        (["gpu-3-mig-2g10gb-14-0", "gpu-3-mig-2g10gb-14-2"], "ambiguous_mig_device"),  # one seen so far, two held
-        (["gpu-2-mig-2g10gb-14-0"], "unknown_device"),  # not seen yet
-    ],
-)
-def test_which_instance_it_became_is_never_guessed(claimed: list[str], reason: str) -> None:
-    allocation = held(pod("a", claim("x", *claimed)), feed=DYNAMIC)
-    assert reasons(allocation) == [(reason, f"gpu.nvidia.com/node-a/{one}") for one in claimed]
-    assert allocation.assignments == ()
-
-
-# Kubelets 1.27 to 1.30 give CDI names only
-
-
-def old_claim(*cdi_names: str, driver: str = "") -> SimulatedClaim:
-    return SimulatedClaim("team", "old", (SimulatedDevice(driver=driver, cdi_names=cdi_names),))
-
-
-def test_cdi_names_with_a_uuid() -> None:
-    gpu_name, mig_name = f"nvidia.com/gpu={uuid(0)}", f"k8s.gpu.nvidia.com/claim=c-{mig_uuid('c')}"
-    allocation = held(pod("a", old_claim(gpu_name, mig_name, "nvidia.com/gpu=all")), feed=GivenSlices(synced=False))
-    assert allocation.unmapped == ()
-    claimed = (("dra_claim_name", "old"), ("dra_claim_namespace", "team"))
-    mig = (("dra_mig_device_uuid", mig_uuid("c")), ("dra_mig_profile", "1g.5gb"))
-    assert [(one.device, one.attributes) for one in allocation.assignments] == [
-        (uuid(0), claimed),
-        (f"{uuid(3)}/gi11", claimed + mig),
-    ]
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "k8s.gpu.nvidia.com/claim=0f7bbd4c-9a43-4c6b-8f10-3c1f2a7d5e11-gpu-0",
-        "k8s.gpu.resource.nvidia.com/claim=0f7bbd4c-9a43-4c6b-8f10-3c1f2a7d5e11",
-        "nvidia.com/gpu=0",
-    ],
-)
-def test_cdi_names_without_a_uuid(name: str) -> None:
-    assert held(pod("a", old_claim(name, name))).unmapped == (
-        Unmapped("kubelet", "claim_without_device_name", name, "claim team/old", holder("a")),
-    )
-
-
-@pytest.mark.parametrize(
-    "names",
-    [(), ("k8s.compute-domain.nvidia.com/channel=0",), ("example.com/nic=eth0",), ("gpu",), ("intel.com/gpu=card0",)],
-)
-def test_cdi_names_of_other_devices_are_none_of_our_business(names: tuple[str, ...]) -> None:
-    assert held(pod("a", old_claim(*names))) == Allocation()
 
 
 # Ids and claims together, from a kubelet

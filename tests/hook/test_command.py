@@ -123,10 +123,7 @@ def test_a_mount_point_is_refused(folder: Path, podlist: Path) -> None:
     (folder / "self").mkdir()
     (folder / "self/mountinfo").write_text(f"36 35 98:0 /a {podlist} rw - ext4 /dev/sda rw\n")
     podlist.write_text("[]")
-    assert _refused(*options(folder)) == (
-        f"podgpu: --podlist {podlist}: is a mount point, where no new file can be put in the old one's place; mount the"
-        " directory it is in"
-    )
+    assert f"--podlist {podlist}: is a mount point" in _refused(*options(folder))
 
 
 @pytest.mark.parametrize(

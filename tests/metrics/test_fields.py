@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from podgpu.metrics.fields import (
     CONVERSIONS,
     Blank,
-    Call,
     Field,
     FieldValue,
     Gpm,
+    NvmlCall,
     Recorded,
     field_named,
     fields,
@@ -38,7 +38,7 @@ def test_every_field_of_dcgm_is_here_once() -> None:
 
 
 def test_calls_exist_in_pynvml() -> None:
-    calls = {field.name: field.recipe for field in ALL if isinstance(field.recipe, Call)}
+    calls = {field.name: field.recipe for field in ALL if isinstance(field.recipe, NvmlCall)}
     assert len(calls) > 200
     for name, call in calls.items():
         assert callable(getattr(pynvml, call.function, None)), name
@@ -55,10 +55,10 @@ def test_conversions_levels_and_types_are_known() -> None:
     ("text", "recipe"),
     [
         ("", None),
-        ("nvmlDeviceGetClockInfo(NVML_CLOCK_SM)", Call("nvmlDeviceGetClockInfo", ("NVML_CLOCK_SM",))),
-        ("nvmlDeviceGetUtilizationRates().gpu", Call("nvmlDeviceGetUtilizationRates", (), "gpu")),
-        ("nvmlDeviceGetMigMode()[0]", Call("nvmlDeviceGetMigMode", (), "", 0)),
-        ("nvmlDeviceGetTotalEccErrors(0,1)", Call("nvmlDeviceGetTotalEccErrors", (0, 1))),
+        ("nvmlDeviceGetClockInfo(NVML_CLOCK_SM)", NvmlCall("nvmlDeviceGetClockInfo", ("NVML_CLOCK_SM",))),
+        ("nvmlDeviceGetUtilizationRates().gpu", NvmlCall("nvmlDeviceGetUtilizationRates", (), "gpu")),
+        ("nvmlDeviceGetMigMode()[0]", NvmlCall("nvmlDeviceGetMigMode", (), "", 0)),
+        ("nvmlDeviceGetTotalEccErrors(0,1)", NvmlCall("nvmlDeviceGetTotalEccErrors", (0, 1))),
         ("field 82", FieldValue((82,))),
         ("field 139+138@all", FieldValue((139, 138), 0xFFFFFFFF)),
         ("field 138@17", FieldValue((138,), 17)),

@@ -9,10 +9,10 @@ from typing import Annotated
 from msgspec import Meta, Struct, field
 
 from podgpu.agent.collections import DEFAULT_RETENTION, Collection, ConfigFile, SampleRetention
-from podgpu.cli.params import parse_go_duration
-from podgpu.decode import decode_yaml
+from podgpu.cli.options import parse_go_duration
 from podgpu.errors import UsageError
 from podgpu.metrics.counters import Counter, make_counter
+from podgpu.yaml_file import decode_yaml
 
 _SHORTEST, _LONGEST = Fraction(1, 10), Fraction(86_400)
 _ALL_FIELDS = ["*"]

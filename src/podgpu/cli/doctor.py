@@ -1,4 +1,4 @@
-"""`podgpu doctor`: checks this node or the cluster's autoscalers."""
+"""`podgpu doctor`: checks this node and says what to fix."""
 
 from __future__ import annotations
 
@@ -11,23 +11,22 @@ from click.core import ParameterSource
 
 from podgpu.cli.config_file import of_file_without_effect, with_config_file
 from podgpu.cli.exporter import check_options, with_host_engine, without_effect
-from podgpu.cli.help import podgpu_command
-from podgpu.cli.option_table import EXPORTER_OPTIONS, exporter_options
-from podgpu.cli.params import Option, naming_variable, with_options
+from podgpu.cli.exporter_options import EXPORTER_OPTIONS, hide, pick_options
+from podgpu.cli.options import Option, make_command, naming_variable
 from podgpu.cli.terminal import print_out, quiet_logs, wants_colour
 from podgpu.doctor.autoscale import check_autoscaling
 from podgpu.doctor.examine import CONFIG_FILE, NodeExamination
 from podgpu.doctor.findings import Finding, Level, as_json, as_text, count, wrong
 from podgpu.errors import UsageError
 
-_OTHERWISE = {"kubernetes": {"help": "Check pod labels. Default: if the kubelet's socket exists."}}
-
+_CHANGES = {"kubernetes": {"help": "Check pod labels. Default: if the kubelet's socket exists."}}
 DOCTOR_OPTIONS = (
-    *exporter_options((option.flag for option in EXPORTER_OPTIONS), _OTHERWISE),
+    *hide(pick_options((option.flag for option in EXPORTER_OPTIONS), _CHANGES)),
     Option(
         "autoscale",
         default="false",
-        help="Check the cluster instead: the values that HPAs and ScaledObjects get for podgpu's metrics.",
+        help="Check autoscaling instead: the value of every podgpu metric that HPAs and ScaledObjects use, or the"
+        " reason why there is none. Needs the API server.",
         kind="bool",
         ours=True,
     ),
@@ -35,18 +34,19 @@ DOCTOR_OPTIONS = (
 )
 
 
-@podgpu_command(
+@make_command(
     "doctor",
-    ("podgpu doctor", "check the driver, GPUs, kubelet and pod mapping of this node"),
-    ("podgpu doctor -k --allocation kubelet", "check what `podgpu exporter` would do with these options"),
-    ("podgpu doctor --autoscale", "check the GPU metrics of this cluster's HPAs and ScaledObjects"),
+    DOCTOR_OPTIONS,
+    ("podgpu doctor", "check that podgpu can read the GPUs and find their pods"),
+    ("podgpu doctor -k --allocation kubelet", "check `podgpu exporter` with these options"),
+    ("podgpu doctor --autoscale", "check the GPU metrics of this cluster's HPAs"),
 )
-@with_options(DOCTOR_OPTIONS)
 @click.pass_context
 def command(ctx: click.Context, /, **options: Any) -> int:
-    """Check this node with the exporter's own options and variables: driver, GPUs, permissions, kubelet, mapping.
+    """Check this node: driver, GPUs, permissions, kubelet, mapping of GPUs to pods.
 
-    Takes every option of the exporter. The exit code is 0 without problems, otherwise 1.
+    Accepts every option and variable of the exporter (see --help-all), and checks whether they work here. The exit
+    code is 0 if nothing is wrong, otherwise 1.
     """
     if options["autoscale"]:
         with quiet_logs(options["debug"]):
@@ -68,7 +68,7 @@ def _print(options: dict[str, Any], findings: list[Finding]) -> int:
 
 
 def _with_config_file(ctx: click.Context, options: dict[str, Any]) -> tuple[dict[str, Any], list[Finding]]:
-    """Reports errors of the configuration file as findings, and continues without it."""
+    """An invalid file becomes a finding; the other checks continue without it."""
     path = options["config_file"]
     try:
         merged = with_config_file(ctx, options)

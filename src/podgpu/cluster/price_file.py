@@ -16,10 +16,10 @@ from typing import Annotated
 
 import msgspec
 
-from podgpu.decode import decode_yaml
 from podgpu.errors import SourceError, UsageError, one_line
 from podgpu.figures.prices import Price, Prices, ReadPrices, no_prices
 from podgpu.files import ReadOnChange
+from podgpu.yaml_file import decode_yaml
 
 EXAMPLE = "example"
 _EXAMPLE_FILE = "example_prices.yml"

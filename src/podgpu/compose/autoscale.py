@@ -52,7 +52,6 @@ def autoscale_settings(options: Mapping[str, Any], stale_after: float, drop_afte
             interval=interval,
             stale_after=stale_after,
             drop_after=drop_after,
-            used_means=options["used_means"],
             used_field=options["used_field"],
             fields_beside=FIELDS_BESIDE,
             window=interval,

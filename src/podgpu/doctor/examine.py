@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from podgpu.agent.collections import collection_of_fields
 from podgpu.agent.pod_labels import LabelFilter
@@ -16,13 +17,15 @@ from podgpu.compose.telemetries import open_telemetry
 from podgpu.device_selection import Selection, parse_selection
 from podgpu.doctor.findings import Finding, note, ok, wrong
 from podgpu.doctor.gpus import SIMULATED, check_gpus, check_usage, read_gpus
-from podgpu.doctor.holders import Feed, PodsFeed, check_feeds, check_holders
+from podgpu.doctor.holders import check_holders, check_watches
 from podgpu.doctor.host import Host, check_host, check_host_name, read_host
 from podgpu.errors import SourceError, UsageError
 from podgpu.gpu.source import Telemetry
 from podgpu.holders import AllocationSource
 from podgpu.holders.identity import IdentityReader
 from podgpu.holders.kubelet import KubeletAllocation
+from podgpu.kube.objects import PodRecord
+from podgpu.kube.reflector import Store
 from podgpu.metrics.counters import Counter, shipped_counters
 from podgpu.model import UsageMethod
 from podgpu.web.app import load_protection
@@ -45,9 +48,9 @@ class NodeSettings:
     sources: tuple[AllocationSource, ...] = ()
     """Highest precedence first. Empty: no pod labels are wanted."""
     kubelet_required: bool = False
-    feeds: tuple[Feed, ...] = ()
+    watches: tuple[Store[Any], ...] = ()
     """All watches of the API server."""
-    pods: PodsFeed | None = None
+    pods: Store[PodRecord] | None = None
     """This node's pods in the API server, if watched."""
     identities: IdentityReader = field(default_factory=IdentityReader)
     no_hostname: bool = False
@@ -84,7 +87,7 @@ def examine(
         whole = [device for device in gpus.devices if not device.is_instance and device not in gpus.failures]
         if settings.container_usage and whole:
             findings += check_usage(telemetry, whole, settings.usage_from, workers, deadline)
-        findings += check_feeds(settings.feeds, deadline)
+        findings += check_watches(settings.watches, deadline)
         findings += check_holders(
             settings.sources,
             gpus,
@@ -144,7 +147,7 @@ class NodeExamination:
             selection=self._selection,
             sources=tuple(sources),
             kubelet_required=options["kubernetes"],
-            feeds=tuple(self._api.feeds),
+            watches=tuple(self._api.feeds),
             pods=self._api.watched_pods,
             identities=make_identities(options, self._api),
             no_hostname=options["no_hostname"],

@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Any
 
 from podgpu.device_selection import Selection
 from podgpu.doctor.findings import Finding, note, ok, plural, report_error, wrong
 from podgpu.doctor.gpus import GpuReadings
-from podgpu.errors import SourceError, few_of
+from podgpu.errors import few_of
 from podgpu.holders import AllocationSource
 from podgpu.holders.device_ids import DeviceId, parse_id_or_minor
 from podgpu.holders.identity import IdentityReader
@@ -19,6 +19,7 @@ from podgpu.holders.kubelet import OPTION, SOURCE, KubeletAllocation
 from podgpu.holders.merge import merge
 from podgpu.holders.unmapped import describe, explain
 from podgpu.kube.objects import PodRecord
+from podgpu.kube.reflector import Store
 from podgpu.model import Allocation, Device, Unmapped
 from podgpu.workers import Workers
 
@@ -27,39 +28,27 @@ _WATCH_REFUSED_S = 0.5
 """Longer than a round trip to the API server. An accepted watch is not confirmed, only a refused one."""
 
 
-class Feed(Protocol):
-    """A watch of the API server."""
-
-    @property
-    def synced(self) -> bool: ...
-
-    @property
-    def error(self) -> SourceError | None: ...
-
-
-class PodsFeed(Feed, Protocol):
-    def items(self) -> tuple[PodRecord, ...]: ...
-
-
 # API server
 
 
-def check_feeds(feeds: Sequence[Feed], timeout: float, pause: Callable[[float], object] = time.sleep) -> list[Finding]:
+def check_watches(
+    watches: Sequence[Store[Any]], timeout: float, pause: Callable[[float], object] = time.sleep
+) -> list[Finding]:
     for _ in range(int(timeout / _PAUSE_S)):
-        if all(feed.synced or feed.error is not None for feed in feeds):
+        if all(watch.synced or watch.error is not None for watch in watches):
             break
         pause(_PAUSE_S)
-    for _ in range(int(_WATCH_REFUSED_S / _PAUSE_S) if feeds else 0):
-        if any(feed.error is not None for feed in feeds):
+    for _ in range(int(_WATCH_REFUSED_S / _PAUSE_S) if watches else 0):
+        if any(watch.error is not None for watch in watches):
             break
         pause(_PAUSE_S)
-    errors = dict.fromkeys(str(feed.error) for feed in feeds if feed.error is not None)
+    errors = dict.fromkeys(str(watch.error) for watch in watches if watch.error is not None)
     if errors:
         return [wrong("API server", text) for text in errors]
-    if not all(feed.synced for feed in feeds):
+    if not all(watch.synced for watch in watches):
         return [wrong("API server", "timed out", "check that it is reachable from here, and network policies")]
-    watches = "1 watch" if len(feeds) == 1 else f"{len(feeds)} watches"
-    return [ok("API server", f"answers, {watches}")] if feeds else []
+    number = "1 watch" if len(watches) == 1 else f"{len(watches)} watches"
+    return [ok("API server", f"answers, {number}")] if watches else []
 
 
 # Sources
@@ -83,7 +72,7 @@ def check_holders(
     selection: Selection,
     identities: IdentityReader,
     kubelet_required: bool,
-    pods: PodsFeed | None,
+    pods: Store[PodRecord] | None,
     node_name: str,
     workers: Workers,
     deadline: float,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Annotated, Protocol
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 from msgspec import Meta, Struct, field
@@ -28,6 +28,9 @@ from podgpu.holders.device_ids import (
 )
 from podgpu.kube.objects import ContainerRecord, PodRecord, parse_quantity
 from podgpu.model import Allocation, Assignment, Device, Unmapped, VcudaRequest, Workload
+
+if TYPE_CHECKING:
+    from podgpu.kube.reflector import Store
 
 SOURCE = "annotations"
 KOORDINATOR_DEVICES = "scheduling.koordinator.sh/device-allocated"
@@ -55,18 +58,6 @@ GPU_RESOURCES = (
 _log = logging.getLogger(__name__)
 
 
-class PodFeed(Protocol):
-    """The pods of this node, watched elsewhere."""
-
-    def items(self) -> tuple[PodRecord, ...]: ...
-
-    @property
-    def synced(self) -> bool: ...
-
-    @property
-    def error(self) -> SourceError | None: ...
-
-
 def is_read(annotation: str) -> bool:
     """Returns True if this module reads the annotation."""
     return annotation in _ANNOTATIONS or annotation.startswith(GPU_MANAGER_CARDS)
@@ -84,22 +75,22 @@ class AnnotationsAllocation(AllocationSource):
 
     name = SOURCE
 
-    def __init__(self, pods: PodFeed) -> None:
-        self._feed = pods
+    def __init__(self, pods: Store[PodRecord]) -> None:
+        self._pods = pods
         self._logged: dict[str, str] = {}
         """Pod uid -> error that was logged."""
 
     def assignments(self, devices: Sequence[Device]) -> Allocation:
         """Uses the last known pods while the API server is away, but not after it has withdrawn the permission."""
-        error = self._feed.error
-        if not self._feed.synced or (error is not None and error.reason == "forbidden"):
+        error = self._pods.error
+        if not self._pods.synced or (error is not None and error.reason == "forbidden"):
             if error is not None:
                 raise SourceError(error.reason, str(error))
             raise SourceError(
                 "not_synced", "pods not read from the API server yet; if this persists, check that it is reachable"
             )
         # Schedulers annotate a pod before it is bound to a node.
-        pods = [pod for pod in self._feed.items() if pod.node and not pod.is_finished]
+        pods = [pod for pod in self._pods.items() if pod.node and not pod.is_finished]
         mapper = _GrantMapper(devices)
         errors = {pod.uid: error for pod in pods if (error := mapper.add(pod)) is not None}
         for uid, bad in errors.items():

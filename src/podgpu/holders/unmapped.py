@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from podgpu.errors import one_line
 from podgpu.holders.device_ids import parse_device_id
-from podgpu.model import DeviceCount, Unmapped
+from podgpu.model import Unmapped
 
 _PROLOG = "check what the scheduler's prolog writes"
 _SLICES = "check kubectl get resourceslices"
@@ -73,17 +73,8 @@ _BY_REASON = {
     ),
     "claim_device_without_uuid": Explanation(
         "its ResourceSlice has no UUID",
-        "such a device (for example one passed to a virtual machine) cannot be mapped; if it is a GPU, update the DRA"
-        " driver",
-    ),
-    "ambiguous_mig_device": Explanation(
-        "its ResourceSlice has no UUID, and several MIG instances of that profile are in use on the GPU",
         "mount the DRA driver's directory plugins/gpu.nvidia.com beside the kubelet's socket: its checkpoint contains"
-        " the UUIDs; an instance that is alone on its GPU is mapped without it",
-        harmless=True,
-    ),
-    "claim_without_device_name": Explanation(
-        "the kubelet does not report the device", "nothing to do: Kubernetes 1.31 and later report it", harmless=True
+        " the UUIDs of MIG devices created for claims; a device passed to a virtual machine cannot be mapped",
     ),
     "unknown_device": Explanation(
         "no GPU of this node has that id",
@@ -121,11 +112,11 @@ def describe(unmapped: Unmapped) -> str:
     return one_line(" ".join(filter(None, (holder or "a process", verb, resource, device_id))))
 
 
-def find_lost_gpus(offered: Iterable[str], unmapped: Iterable[Unmapped], count: DeviceCount) -> set[str]:
+def find_lost_gpus(offered: Iterable[str], unmapped: Iterable[Unmapped], some_lost: bool) -> set[str]:
     """Returns UUIDs of GPUs that must exist: offered by the kubelet, or held while the PCI bus has more GPUs than the
     driver. Otherwise a held id may belong to a GPU that was replaced."""
     uuids = set(offered)
-    if count.lost:
+    if some_lost:
         ids = (
             parse_device_id(entry.device_id)
             for entry in unmapped

@@ -31,7 +31,7 @@ XID_FIELD = 230
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class NvmlCall:
     function: str
     arguments: tuple[int | str, ...]
     member: str = ""
@@ -60,7 +60,7 @@ class Recorded:
     what: str
 
 
-Recipe = Call | FieldValue | Gpm | Recorded
+Recipe = NvmlCall | FieldValue | Gpm | Recorded
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ def parse_recipe(text: str) -> Recipe | None:
         return None
     if m := _CALL.fullmatch(text):
         arguments = tuple(int(a) if a.isdigit() else a for a in m[2].split(",") if a)
-        return Call(m[1], arguments, m[3] or "", int(m[4]) if m[4] else None)
+        return NvmlCall(m[1], arguments, m[3] or "", int(m[4]) if m[4] else None)
     if m := _FIELD.fullmatch(text):
         scope = {None: 0, "all": ALL_SCOPES}.get(m[2])
         return FieldValue(tuple(int(i) for i in m[1].split("+")), int(m[2]) if scope is None else scope)

@@ -53,25 +53,27 @@ def migrate_dashboard(text: str, origin: str, direction: Direction) -> MigratedF
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"{origin}: not JSON: {getattr(error, 'msg', 'nested too deep')}{_place(error)}") from None
+        raise UsageError(
+            f"{origin}: not JSON: {getattr(error, 'msg', 'nested too deep')}{_error_position(error)}"
+        ) from None
     if not isinstance(document, dict):
         raise UsageError(f"{origin}: not a dashboard: a JSON object was expected")
     texts = _find_strings(text)
-    rewritten = {string: made for string in texts if (made := _rewritten(string, direction)) is not None}
-    reading_both = {_owner(string) for string, made in rewritten.items() if made.reads_both}
+    rewritten = {string: result for string in texts if (result := _rewrite_value(string, direction)) is not None}
+    reading_both = {_owner_of(string) for string, result in rewritten.items() if result.reads_both}
     # Panels and variables that already read both names keep their legends, too.
-    of_exporter = {_owner(string) for string, made in rewritten.items() if made.is_exporter} - reading_both
+    of_exporter = {_owner_of(string) for string, result in rewritten.items() if result.is_exporter} - reading_both
     # In the others, legends, columns and patterns refer to the exporter's labels.
     for string in texts:
-        if _owner(string) in of_exporter and string not in rewritten:
-            rewritten[string] = _beside_query(string, direction)
-    for string in [string for string in rewritten if _owner(string) in reading_both]:
-        rewritten[string] = _beside_either(string, rewritten[string])
-    changes = (_change(string, made, text) for string, made in rewritten.items())
+        if _owner_of(string) in of_exporter and string not in rewritten:
+            rewritten[string] = _rewrite_beside_query(string, direction)
+    for string in [string for string in rewritten if _owner_of(string) in reading_both]:
+        rewritten[string] = _keep_beside_both(string, rewritten[string])
+    changes = (_make_change(string, result, text) for string, result in rewritten.items())
     return apply_changes(text, [change for change in changes if change is not None])
 
 
-def _owner(string: _JsonString) -> tuple[str | int, ...]:
+def _owner_of(string: _JsonString) -> tuple[str | int, ...]:
     """Path of the panel or variable that contains the string."""
     for length in range(len(string.path), 0, -1):
         if isinstance(string.path[length - 1], int) and length > 1 and string.path[length - 2] in ("panels", "list"):
@@ -79,13 +81,13 @@ def _owner(string: _JsonString) -> tuple[str | int, ...]:
     return string.path
 
 
-def _place(error: Exception) -> str:
+def _error_position(error: Exception) -> str:
     if isinstance(error, json.JSONDecodeError):
         return f", at {error.lineno}:{error.colno}"
     return ""
 
 
-def _change(string: _JsonString, rewritten: RewriteResult, text: str) -> FileChange | None:
+def _make_change(string: _JsonString, rewritten: RewriteResult, text: str) -> FileChange | None:
     if rewritten.text == string.value and not rewritten.left and not rewritten.notes:
         return None
     new = text[string.start : string.end]
@@ -94,10 +96,10 @@ def _change(string: _JsonString, rewritten: RewriteResult, text: str) -> FileCha
     return FileChange(string.start, string.end, new, string.shown, rewritten)
 
 
-def _rewritten(string: _JsonString, direction: Direction) -> RewriteResult | None:
+def _rewrite_value(string: _JsonString, direction: Direction) -> RewriteResult | None:
     """Rewrites queries, and reports metric names elsewhere."""
     if _is_query(string):
-        return _as_promql(string, direction) if string.key == "expr" else _as_variable(string, direction)
+        return _rewrite_query(string, direction)
     names = direction.mentions(string.value)
     if not names:
         return None
@@ -111,48 +113,38 @@ def _is_query(string: _JsonString) -> bool:
     return not string.is_key and (string.key == "expr" or of_variable)
 
 
-def _beside_query(string: _JsonString, direction: Direction) -> RewriteResult:
+def _rewrite_beside_query(string: _JsonString, direction: Direction) -> RewriteResult:
     """Rewrites legends, columns named by labels, and patterns in the panel or variable of a query."""
     if not _OF_VARIABLES.isdisjoint(string.path):
         return RewriteResult(string.value)
     if string.key == "regex" and not string.is_key:
-        return _as_pattern(string.value, direction)
+        return _rewrite_pattern(string.value, direction)
     if string.key in _LEGENDS or "${__" in string.value:
-        return _as_template(string.value, direction)
+        return _rewrite_legend(string.value, direction)
     if string.is_key or string.key not in _PROSE:
         return RewriteResult(direction.label(string.value) or string.value)
     return RewriteResult(string.value)
 
 
-def _beside_either(string: _JsonString, made: RewriteResult) -> RewriteResult:
+def _keep_beside_both(string: _JsonString, result: RewriteResult) -> RewriteResult:
     """Keeps other queries of a panel that reads both names, because they share its legends and columns."""
     if not _is_query(string):
         return RewriteResult(string.value)
-    said = "is beside a query that reads both names: rewrite it by hand"
-    return RewriteResult(string.value, made.left or ((said,) if made.text != string.value else ()))
+    problem = "is beside a query that reads both names: rewrite it by hand"
+    return RewriteResult(string.value, result.left or ((problem,) if result.text != string.value else ()))
 
 
-def _as_promql(string: _JsonString, direction: Direction) -> RewriteResult | None:
+def _rewrite_query(string: _JsonString, direction: Direction) -> RewriteResult | None:
+    rewrite = rewrite_expression if string.key == "expr" else rewrite_query
     try:
-        return rewrite_expression(string.value, direction)
-    except PromqlError as error:
-        return _unread(string, direction, error)
+        return rewrite(string.value, direction)
+    except PromqlError as error:  # the value of a variable may also be a list or a data source
+        names = direction.mentions(string.value)
+        problem = f"{', '.join(names)}: cannot be parsed as PromQL: {error}"
+        return RewriteResult(string.value, (problem,)) if names else None
 
 
-def _as_variable(string: _JsonString, direction: Direction) -> RewriteResult | None:
-    """Values that are not queries (lists, data sources) are not PromQL either."""
-    try:
-        return rewrite_query(string.value, direction)
-    except PromqlError as error:
-        return _unread(string, direction, error)
-
-
-def _unread(string: _JsonString, direction: Direction, error: PromqlError) -> RewriteResult | None:
-    names = direction.mentions(string.value)
-    return RewriteResult(string.value, (f"{', '.join(names)}: cannot be parsed as PromQL: {error}",)) if names else None
-
-
-def _as_template(value: str, direction: Direction) -> RewriteResult:
+def _rewrite_legend(value: str, direction: Direction) -> RewriteResult:
     def renamed(match: re.Match[str]) -> str:
         label = match[1] or match[2]
         return match[0].replace(label, direction.label(label) or label)
@@ -160,7 +152,7 @@ def _as_template(value: str, direction: Direction) -> RewriteResult:
     return RewriteResult(_TEMPLATE.sub(renamed, value))
 
 
-def _as_pattern(value: str, direction: Direction) -> RewriteResult:
+def _rewrite_pattern(value: str, direction: Direction) -> RewriteResult:
     """A variable's regex applies to printed series: `Hostname="…"`."""
     return RewriteResult(_PRINTED_LABEL.sub(lambda match: direction.label(match[0]) or match[0], value))
 

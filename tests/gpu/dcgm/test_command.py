@@ -7,8 +7,8 @@ import logging
 
 import pytest
 
+from podgpu.cli.exporter_options import EXPORTER_OPTIONS
 from podgpu.cli.main import run
-from podgpu.cli.option_table import EXPORTER_OPTIONS
 from podgpu.compose.telemetries import open_telemetry
 from podgpu.gpu.dcgm import DcgmTelemetry
 from podgpu.gpu.dcgm.connection import parse_address
