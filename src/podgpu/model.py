@@ -121,6 +121,13 @@ parts_of = attrgetter(*WORKLOAD_PARTS)
 """Sort key of workloads."""
 
 
+class PodOwner(NamedTuple):
+    """The object that created a pod: a Deployment, a Job, a StatefulSet, a notebook."""
+
+    kind: str
+    name: str
+
+
 @dataclass(frozen=True, slots=True)
 class Assignment:
     """One workload holds one device. Exclusive use is simply a device with one assignment."""

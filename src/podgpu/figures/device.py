@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from podgpu.metrics.conditions import LOST, conditions, order_of, words_for
 from podgpu.metrics.mig import billed_name
-from podgpu.model import Who, Workload
+from podgpu.model import PodOwner, Who, Workload
 
 UTIL, GR_ENGINE = 203, 1001
 FB_TOTAL, FB_FREE, FB_USED, FB_RESERVED = 250, 251, 252, 253
@@ -34,11 +34,7 @@ class ProcessFigures:
     """The container it runs in; None: in none, or nobody can tell."""
 
 
-class Owner(NamedTuple):
-    """What made a pod: a Deployment, a Job, a StatefulSet, a notebook."""
-
-    kind: str
-    name: str
+Owner = PodOwner
 
 
 @dataclass(frozen=True, slots=True)
