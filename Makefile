@@ -8,7 +8,7 @@ TESTS := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-re
 # Where it is set, every command that a test starts compiles the package anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test check golden bench faults fuzz soak attack docs manifests proto clean
+.PHONY: demo test retest lint check golden bench faults soak attack docs manifests proto clean
 
 demo: .venv/run
 	@$(BIN)/podgpu demo || [ $$? -eq 130 ]
@@ -16,12 +16,16 @@ demo: .venv/run
 test: .venv/dev
 	$(TESTS)
 
-# Format, lint, types, import directions (tests/test_architecture.py) and every test.
-check: .venv/dev
+# The tests that failed in the last run, one after the other.
+retest: .venv/dev
+	$(BIN)/python -m pytest --last-failed --last-failed-no-failures none
+
+lint: .venv/dev
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/mypy
-	$(TESTS)
+
+check: lint test
 
 # Rewrites what the golden scenarios expect from what comes out now. Look at the diff before you commit it.
 golden: .venv/dev
@@ -34,15 +38,11 @@ bench: .venv/dev
 faults: .venv/dev
 	$(TESTS) -m fault
 
-# Every parser against a million made-up inputs. A failing one is saved in fuzz-out/. FUZZ="--cases 10000 device-ids" is less.
-fuzz: .venv/dev
-	$(BIN)/python -m endurance.fuzz $(FUZZ)
-
-# An hour of pods, processes, MIG layouts and faults that come and go, a hundred times as fast as time. SOAK="--minutes 1".
+# An hour of pods, processes, MIG layouts and faults, a hundred times as fast as real time. SOAK="--minutes 1".
 soak: .venv/dev
 	$(BIN)/python -m endurance.soak $(SOAK)
 
-# Half an hour of all attacks at once, on loopback, against an exporter and a cluster view. ATTACK="--minutes 1".
+# Hostile clients on loopback against an exporter and a cluster view for five minutes. ATTACK="--minutes 1".
 attack: .venv/dev
 	$(BIN)/python -m endurance.attack $(ATTACK)
 
@@ -64,7 +64,7 @@ proto:
 		podgpu/holders/podresources.proto podgpu/hook/nri.proto podgpu/autoscale/externalscaler.proto
 
 clean:
-	rm -rf .venv .venv-proto build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis fuzz-out
+	rm -rf .venv .venv-proto build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 .venv/run: pyproject.toml
 	@echo "setting up .venv (once)"

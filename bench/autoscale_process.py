@@ -11,8 +11,15 @@ from pathlib import Path
 from sys import intern
 
 import podgpu.cli.autoscale  # noqa: F401  (what the command imports is part of its memory)
+from podgpu.autoscale.api_tls import ApiContexts, pair_of_files
+from podgpu.autoscale.external_scaler import Callers, ExternalScaler, start_scaler
+from podgpu.autoscale.front_proxy import Trust
+from podgpu.autoscale.gate import ApiGate
 from podgpu.autoscale.metrics import FIELDS_BESIDE
+from podgpu.autoscale.metrics_api import MetricsApi
 from podgpu.autoscale.pods import PodSeen, index_pods
+from podgpu.autoscale.reviews import Reviews
+from podgpu.autoscale.scaler_tls import ScalerFiles, ScalerTls
 from podgpu.autoscale.scene import Store
 from podgpu.clock import Clock
 from podgpu.cluster.reading import ClusterReading, NodeReading
@@ -20,20 +27,13 @@ from podgpu.cluster.settings import ViewSettings
 from podgpu.cluster.view import Memory, assemble_use
 from podgpu.compose.process import look_for_cycles_seldom, share_one_heap, take_turns_often
 from podgpu.figures.device import DeviceFigures, HolderFigures
-from podgpu.http.aside import Aside
-from podgpu.http.tls import Pem
-from podgpu.kube.access import ApiConfig
 from podgpu.kube.client import ApiClient
+from podgpu.kube.config import ApiConfig
 from podgpu.model import Workload
-from podgpu.web.api_tls import ApiContexts, pair_of_files
+from podgpu.tls import Pem
 from podgpu.web.app import Listener, listening
+from podgpu.web.aside import Aside
 from podgpu.web.connections import Limits
-from podgpu.web.external_scaler import Callers, ExternalScaler, start_scaler
-from podgpu.web.front_proxy import Trust
-from podgpu.web.gate import ApiGate
-from podgpu.web.metrics_api import MetricsApi
-from podgpu.web.reviews import Reviews
-from podgpu.web.scaler_tls import ScalerFiles, ScalerTls
 from podgpu.web.sockets import Address
 
 GPUS = 8

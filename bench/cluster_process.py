@@ -29,7 +29,7 @@ from podgpu.cluster.scraping.lanes import allow_connections
 from podgpu.cluster.settings import ViewSettings
 from podgpu.cluster.view import Memory, assemble
 from podgpu.compose.process import look_for_cycles_seldom, share_one_heap
-from podgpu.http.exchange import open_session
+from podgpu.http_client import open_session
 from podgpu.metrics.text import encode
 
 _SLOTS = ScrapeSettings().concurrency

@@ -22,7 +22,7 @@ LADDER = (
     ("+ logging, asyncio, ssl", "import logging, asyncio, ssl"),
     ("+ click", "import click"),
     ("+ pynvml", "import pynvml"),
-    ("+ aiohttp.web", "import podgpu.http.exchange, aiohttp.web"),
+    ("+ aiohttp.web", "import podgpu.http_client, aiohttp.web"),
     ("+ podgpu, but for what follows", "import podgpu.cli.exporter, podgpu.gpu.nvml, podgpu.web.app"),
     ("+ the kubelet's messages (protobuf)", "from podgpu.holders import kubelet, podresources_pb2"),
     (

@@ -17,14 +17,13 @@ LAYERS = [
     {"cli"},
     {"compose"},
     {"doctor", "top"},
+    {"autoscale", "hook"},
     {"web"},
-    {"autoscale"},
-    {"agent", "cluster", "hook", "enrich", "migrate"},
+    {"agent", "cluster", "enrich", "migrate"},
     {"gpu", "holders", "configuration"},
     {"usage"},
-    {"fetch", "history"},
+    {"history"},
     {"kube", "figures"},
-    {"http"},
     {"metrics"},
 ]
 """Top layer first. A package imports only packages of lower layers; every package may import root modules."""

@@ -23,7 +23,6 @@ from uuid import NAMESPACE_DNS, uuid5
 
 import pytest
 
-from endurance.attack.scraper import free_port
 from podgpu.agent.loop import Agent, Settings
 from podgpu.clock import Clock
 from podgpu.gpu.nvml import NvmlTelemetry
@@ -35,6 +34,7 @@ from podgpu.simulate.kubelet import SimulatedKubelet, SimulatedPod
 from podgpu.simulate.proc import SimulatedProc, container_cgroup
 from podgpu.simulate.workload import SimulatedLoad, split_busy
 from podgpu.usage.containers import ContainerFinder
+from tests.net import free_port
 from tests.web.server import running
 
 PROMETHEUS = shutil.which("prometheus")

@@ -87,7 +87,7 @@ def test_the_command_carries_nothing_of_an_exporter_or_a_page() -> None:
     words = "import sys, podgpu.cli.autoscale; print(*sorted(m for m in sys.modules if m.startswith('podgpu.')))"
     done = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True, check=True)
     rooms = {name.split(".")[1] for name in done.stdout.split()}
-    assert rooms.isdisjoint({"agent", "gpu", "holders", "usage", "history", "doctor", "top"})
+    assert rooms.isdisjoint({"agent", "holders", "usage", "history", "doctor", "top"})
     assert "autoscale" in rooms
 
 

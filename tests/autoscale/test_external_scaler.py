@@ -14,10 +14,10 @@ import grpc.aio
 import pytest
 
 from podgpu.autoscale import externalscaler_pb2 as pb
+from podgpu.autoscale.external_scaler import Callers, ExternalScaler, start_scaler, stop_scaler
+from podgpu.autoscale.scaler_tls import ScalerFiles, ScalerTls
 from podgpu.errors import StartError
-from podgpu.http.tls import Pem
-from podgpu.web.external_scaler import Callers, ExternalScaler, start_scaler, stop_scaler
-from podgpu.web.scaler_tls import ScalerFiles, ScalerTls
+from podgpu.tls import Pem
 from podgpu.web.sockets import Address
 from tests.autoscale.authorities import Authorities
 from tests.autoscale.scenes import Stage, gpu, holder, pod

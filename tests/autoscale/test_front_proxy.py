@@ -15,15 +15,15 @@ from typing import Any
 import aiohttp
 import pytest
 
-from podgpu.http.aside import Aside
-from podgpu.http.tls import Pem
-from podgpu.web.api_tls import ApiContexts, pair_of_files
+from podgpu.autoscale.api_tls import ApiContexts, pair_of_files
+from podgpu.autoscale.front_proxy import Trust, parse_trust
+from podgpu.autoscale.gate import ApiGate
+from podgpu.autoscale.metrics_api import MetricsApi
+from podgpu.autoscale.reviews import KEPT_SECONDS, MOST_KEPT, Reviews
+from podgpu.tls import Pem
 from podgpu.web.app import Listener, listening
+from podgpu.web.aside import Aside
 from podgpu.web.connections import Limits
-from podgpu.web.front_proxy import Trust, parse_trust
-from podgpu.web.gate import ApiGate
-from podgpu.web.metrics_api import MetricsApi
-from podgpu.web.reviews import KEPT_SECONDS, MOST_KEPT, Reviews
 from podgpu.web.sockets import Address
 from tests.autoscale.api_double import ApiDouble
 from tests.autoscale.authorities import Authorities

@@ -13,9 +13,9 @@ from aiohttp import web
 
 from podgpu.autoscale.api_json import quantity
 from podgpu.autoscale.api_paths import Attributes
+from podgpu.autoscale.metrics_api import MetricsApi, Rejection
 from podgpu.web.app import Listener, listening
 from podgpu.web.connections import Limits
-from podgpu.web.metrics_api import MetricsApi, Rejection
 from podgpu.web.sockets import Address
 from tests.autoscale.scenes import Stage, gpu, holder, pod
 

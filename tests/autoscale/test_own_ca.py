@@ -24,7 +24,7 @@ from podgpu.autoscale.own_ca import (
 )
 from podgpu.autoscale.x509 import Issued, certificates_in, issue, parse_validity
 from podgpu.clock import Clock
-from podgpu.http.tls import load_pair
+from podgpu.tls import load_pair
 from tests.autoscale.api_double import ApiDouble, api_service
 
 SERVED = Served("podgpu", "podgpu-autoscale")

@@ -38,9 +38,9 @@ def _logging_as_it_was() -> Iterator[None]:
     [
         ([], "needs somewhere to read from: give exactly one of --prometheus HOST:9090, --scrape HOST:9400,… and"),
         (["--scrape", "http://a", "--prometheus", "http://b"], "--prometheus and --scrape do not go together"),
-        (["--scrape", "htp://a"], "--scrape 'htp://a': cannot be asked over HTTP; write HOST:PORT"),
+        (["--scrape", "htp://a"], "--scrape 'htp://a': is not a URL of an HTTP server; write HOST:PORT"),
         (["--scrape", ","], "--scrape names no exporter"),
-        (["--prometheus", "nowhere"], "--prometheus 'nowhere': cannot be asked over HTTP; write HOST:PORT"),
+        (["--prometheus", "nowhere"], "--prometheus 'nowhere': is not a URL of an HTTP server; write HOST:PORT"),
         (["--prometheus", "http://b", "--match", "a="], "--match: at character 3"),
         (["--prometheus", "http://b", "--node-label", " , "], "--node-label names no label"),
         (["--prometheus", "http://b", "--prometheus-username", "me"], "--prometheus-password-file go together"),
@@ -142,8 +142,8 @@ def test_the_map_by_way_of_prometheus_is_the_one_by_scraping(tmp_path: Path, dem
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--cluster", "x"], "cannot be asked over HTTP; write HOST:PORT"),
-        (["--cluster", "x:99999"], "cannot be asked over HTTP; write HOST:PORT"),
+        (["--cluster", "x"], "is not a URL of an HTTP server; write HOST:PORT"),
+        (["--cluster", "x:99999"], "is not a URL of an HTTP server; write HOST:PORT"),
         (["--cluster", "http://a", "--url", "http://b"], "only one of them"),
         (["--cluster", "http://a", "--kubernetes"], "it does not go with --cluster"),
     ],
@@ -157,7 +157,7 @@ def test_top_refuses_what_cannot_be_meant(
 
 def test_top_says_when_nobody_answers(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["top", "--once", "--cluster", "http://127.0.0.1:1"]) == 1
-    assert "see that podgpu cluster runs there" in capsys.readouterr().err
+    assert "check that podgpu cluster runs there" in capsys.readouterr().err
 
 
 # Processes

@@ -15,9 +15,9 @@ from podgpu.cli.option_table import EXPORTER_OPTIONS
 from podgpu.simulate.kubelet import SimulatedKubelet, SimulatedPod
 from tests.cli.test_doctor import Tree, _no_variables, kubelet, socket, tree, uuids
 from tests.cli.test_option_table import execute
-from tests.fetch.test_exposition import answer, serving
 from tests.kube.api_server import SimulatedApiServer
 from tests.nodes.node import kubeconfig
+from tests.test_http_client import answer, serving
 
 __all__ = ["_no_variables", "kubelet", "socket", "tree"]
 NODE = "gpu-7"

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from endurance.attack.scraper import free_port
+from tests.net import free_port
 
 PATIENCE = 90.0
 """Seconds. Reached only when something is broken."""

@@ -16,7 +16,7 @@ from podgpu.cluster.metrics import cluster_families
 from podgpu.cluster.scraping.backend import FixedTargets, ScrapeBackend, ScrapeSettings
 from podgpu.cluster.settings import ViewSettings
 from podgpu.cluster.view import ClusterView, Memory, assemble
-from podgpu.fetch.access import Access, Credentials
+from podgpu.http_client import Access
 from podgpu.metrics.names import NameSet
 from tests.nodes.clock import FakeClock
 from tests.nodes.node import Description, node_of
@@ -57,7 +57,7 @@ def view_of(names: Sequence[NameSet], settings: ViewSettings) -> ClusterView:
 
 
 async def _scraped(urls: Sequence[str], settings: ViewSettings, clock: FakeClock) -> ClusterView:
-    credentials = Credentials(Access(prefix="exporter", server="the exporter"))
+    credentials = Access(prefix="exporter", server="the exporter")
     backend = ScrapeBackend(
         FixedTargets(urls), credentials, ScrapeSettings(used_field=settings.used_field), clock=clock
     )

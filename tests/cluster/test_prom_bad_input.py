@@ -15,8 +15,8 @@ from podgpu.cluster.reading import ClusterReading, Scope
 from podgpu.cluster.settings import ViewSettings
 from podgpu.cluster.view import Memory, assemble
 from podgpu.errors import UsageError
-from podgpu.fetch.access import Access
 from podgpu.figures.device import Owner
+from podgpu.http_client import Access
 from tests.cluster.prometheus_double import Asked, PrometheusDouble, Reply, error, running_double, some_gpus, vector
 from tests.nodes.clock import FakeClock, wait_until
 

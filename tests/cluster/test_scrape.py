@@ -16,8 +16,8 @@ from podgpu.clock import Clock
 from podgpu.cluster.reading import ClusterReading
 from podgpu.cluster.scraping.backend import FixedTargets, ScrapeBackend, ScrapeSettings
 from podgpu.errors import UsageError
-from podgpu.fetch.access import Access, Credentials
 from podgpu.figures.device import Owner
+from podgpu.http_client import Access
 from tests.nodes.clock import again_if_held_up
 
 NODES = Path(__file__).parents[1] / "nodes"
@@ -299,7 +299,7 @@ def test_one_that_leaves_the_list_leaves_the_reading() -> None:
             fleet.status.clear()
             await backend.turn()
             assert list(nodes(backend.reading())) == ["node-1", "node-0"]
-            assert "cannot be asked over HTTP" in backend.reading().notes[1]
+            assert "is not a URL" in backend.reading().notes[1]
             await backend.close()
             assert targets.closed
 
@@ -333,7 +333,7 @@ def test_a_token_goes_to_every_exporter_and_is_not_told(tmp_path: Path) -> None:
         runner = web.AppRunner(app)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
-        credentials = Credentials(Access(token_file=str(tmp_path / "token")))
+        credentials = Access(token_file=str(tmp_path / "token"))
         targets = FixedTargets([f"http://127.0.0.1:{runner.addresses[0][1]}"], credentials)
         backend = ScrapeBackend(targets, credentials)
         await backend.turn()

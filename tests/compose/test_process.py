@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import random
 import resource
 import subprocess
 import sys
@@ -15,7 +14,6 @@ from pathlib import Path
 import pytest
 from aiohttp.http_exceptions import BadHttpMessage
 
-from podgpu.autoscale.x509 import issue
 from podgpu.compose.process import configure_logging
 
 FORGED = "n1\n2026-01-01T00:00:00.000Z ERROR   all is lost\x1b[2J"
@@ -85,28 +83,10 @@ def test_the_exporter_loads_nothing_that_it_does_not_use(tmp_path: Path) -> None
         "import sys; from podgpu.cli.main import run\n"
         f"elsewhere = ['--path-proc', '{tmp_path}', '--path-varlog', '{tmp_path}']\n"
         "code = run(['exporter', '--once', '--telemetry', 'simulated:1xT4', '-c', '100', *elsewhere])\n"
-        "names = ('grpc', 'zipfile', 'rich', 'yaml', 'multiprocessing', 'podgpu.kube.pods')\n"
-        "names += ('podgpu.metrics.gpu_manager', 'podgpu.gpu.dcgm.session')\n"
+        "names = ('grpc', 'zipfile', 'rich', 'yaml', 'multiprocessing', 'podgpu.kube.objects')\n"
+        "names += ('podgpu.gpu.dcgm.session',)\n"
         "names += ('podgpu.gpu.nvml.switches.division',)\n"
         "print(code, [name for name in names if name in sys.modules], file=sys.stderr)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.stderr.splitlines()[-1] == "0 []"
-
-
-def test_no_authorities_are_loaded_until_somebody_is_to_be_trusted(tmp_path: Path) -> None:
-    file = tmp_path / "ca.pem"
-    file.write_text(issue(["n1"], 0.0, 4e9, random.Random(1).randrange).authority)
-    elsewhere = f"'--path-proc', '{tmp_path}', '--path-varlog', '{tmp_path}'"
-    program = (
-        "import os; from podgpu.cli.main import run; from podgpu.http.tls import client_context\n"
-        f"run(['exporter', '--once', '--telemetry', 'simulated:1xT4', '-c', '100', '-f', 'none', {elsewhere}])\n"
-        "import aiohttp.connector\n"
-        "print(aiohttp.connector._SSL_CONTEXT_VERIFIED.cert_store_stats()['x509'],\n"
-        "      client_context(None, 'the system').cert_store_stats()['x509'],\n"
-        "      os.environ['SSL_CERT_FILE'], 'SSL_CERT_DIR' in os.environ)"
-    )
-    environment = {name: value for name, value in os.environ.items() if name != "SSL_CERT_DIR"}
-    environment["SSL_CERT_FILE"] = str(file)
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment)
-    assert done.stdout.splitlines()[-1].split() == ["0", "1", str(file), "False"]

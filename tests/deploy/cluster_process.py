@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from endurance.attack.scraper import free_port
 from podgpu.cli.main import COMMANDS
 from tests.deploy.fleet import Server, wait_until
+from tests.net import free_port
 
 
 class ClusterProcess:

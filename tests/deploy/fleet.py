@@ -24,7 +24,6 @@ from urllib.parse import urlencode
 import pytest
 import yaml
 
-from endurance.attack.scraper import free_port
 from podgpu.agent.loop import Agent, Settings
 from podgpu.gpu.nvml import NvmlTelemetry
 from podgpu.holders.identity import IdentityReader
@@ -38,6 +37,7 @@ from podgpu.simulate.node import Tenant, furnish, place_loads, pods
 from podgpu.usage.containers import ContainerFinder
 from podgpu.web.sockets import Address
 from tests.deploy.relabelings import scrape_job
+from tests.net import free_port
 from tests.web.server import running
 
 ROOT = Path(__file__).parents[2]

@@ -23,7 +23,7 @@ from podgpu.gpu.exposition import ParsedExposition, parse_exposition
 from podgpu.model import Allocation, Assignment, Workload
 from podgpu.simulate.kubelet import SimulatedKubelet, SimulatedPod
 from tests.cli.test_option_table import Ran, execute
-from tests.fetch.test_exposition import answer, serving
+from tests.test_http_client import answer, serving
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 SEED = (FIXTURES / "seeds" / "000-sample.prom").read_text(encoding="utf-8")

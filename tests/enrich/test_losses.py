@@ -18,8 +18,8 @@ from podgpu.atomic_file import AtomicFile
 from podgpu.clock import Clock
 from podgpu.enrich.turn import Enricher, Held, Settings
 from podgpu.errors import SourceError
-from podgpu.fetch.exposition import FileExposition
 from podgpu.gpu.exposition import ParsedExposition, parse_exposition
+from podgpu.gpu.exposition_source import FileExposition
 from tests.nodes.clock import wait_until
 from tests.web.process import NO_LOGS
 
@@ -206,45 +206,6 @@ def test_what_a_killed_process_left_goes_though_the_clock_was_set_back(tmp_path:
         os.utime(left, (0, hands.wall + written))
     AtomicFile(str(tmp_path / "gpu.prom"), wall=hands.clock.wall)
     assert os.listdir(tmp_path) == [".gpu.prom.now.podgpu-tmp"]
-
-
-@pytest.mark.fault(
-    "The clock is set a day forward or back while a file feeds podgpu",
-    "A file that is written is read on; one that nobody writes is refused after --exporter-max-age of real time",
-)
-@pytest.mark.parametrize("jump", [DAY, -DAY])
-def test_the_age_of_a_file_when_the_clock_is_set(jump: float, tmp_path: Path) -> None:
-    hands, file = Hands(), tmp_path / "in.prom"
-
-    def write() -> None:
-        file.write_bytes(EXPOSITION)
-        os.utime(file, (0, hands.wall))
-
-    exposition = FileExposition(str(file), max_age=60.0, clock=hands.clock)
-    write()
-    assert exposition.fetch() == EXPOSITION
-    hands.wall += jump
-    assert exposition.fetch() == EXPOSITION, "nothing happened but that somebody set the clock"
-    write()
-    hands.pass_by(30.0)
-    assert exposition.fetch() == EXPOSITION
-    hands.pass_by(31.0)
-    with pytest.raises(SourceError) as caught:
-        exposition.fetch()
-    assert caught.value.reason == "stale"
-    assert "61 s ago" in str(caught.value)
-    assert exposition.path in str(caught.value)
-
-
-def test_a_file_from_the_future_grows_old_from_when_it_is_seen(tmp_path: Path) -> None:
-    hands, file = Hands(), tmp_path / "in.prom"
-    file.write_bytes(EXPOSITION)
-    os.utime(file, (0, hands.wall + DAY))
-    exposition = FileExposition(str(file), max_age=60.0, clock=hands.clock)
-    assert exposition.fetch() == EXPOSITION
-    hands.pass_by(61.0)
-    with pytest.raises(SourceError, match="was last written 61 s ago"):
-        exposition.fetch()
 
 
 # A file that is replaced

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from endurance.attack.scraper import free_port, lines_of
 from tests.host.guard import NODES_PLACES, NOTES
+from tests.net import free_port, lines_of
 from tests.nodes.clock import PATIENCE, wait_until
 
 ROOT = Path(__file__).parents[2]
-AILING = ("-m", "endurance.attack.exporter_process")
+AILING = ("-m", "tests.faults.ailing_exporter")
 """The same command over a driver in which one GPU hangs at the start, and another a few seconds later."""
 
 

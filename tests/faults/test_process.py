@@ -13,18 +13,25 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import yaml
 
 from bench.node import LARGEST, pods
-from endurance.attack.exporter_process import WELL, WELL_VARIABLE, driver
-from endurance.attack.victims import memory_limit
 from endurance.vitals import vitals_of
 from podgpu.simulate.kubelet import SimulatedKubelet
+from tests.faults.ailing_exporter import WELL, WELL_VARIABLE, driver
 from tests.faults.exporter import AILING, ROOT, Exporter, environment, running, words
 from tests.nodes.clock import wait_until
 
 TEMPERATURE, ENERGY = "DCGM_FI_DEV_GPU_TEMP", "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION"
 NODE = "gpu-1"
 needs_dev_full = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full here")
+
+
+def memory_limit(component: str) -> float:
+    """Memory limit of the chart in MiB."""
+    values = yaml.safe_load((ROOT / "deploy" / "helm" / "podgpu" / "values.yaml").read_text(encoding="utf-8"))
+    text = values[component]["resources"]["limits"]["memory"]
+    return float(text[:-2]) * {"Mi": 1.0, "Gi": 1024.0}[text[-2:]]
 
 
 @contextmanager

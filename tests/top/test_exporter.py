@@ -125,21 +125,20 @@ def test_nothing_is_sent_on_to_another_host() -> None:
     ("reply", "reason", "said"),
     [
         (answer(HTML), "not_prometheus", "is a web page, not metrics: name the path of the metrics"),
-        (answer(b"x 1\n", b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n"), "not_prometheus", "a web page"),
         (answer(b"", b"HTTP/1.1 401 Unauthorized\r\n"), "unauthorized", "write the login into the URL"),
         (answer(b"", b"HTTP/1.1 404 Not Found\r\n"), "http_404", "answers 404 Not Found: is the path right?"),
         (answer(b"", b"HTTP/1.1 500 Oops\r\n"), "http_500", "answers 500 Oops"),
         (answer(b"", b"HTTP/1.1 503 Oops\r\n"), "http_503", "it is not ready, or its figures are too old"),
         (answer(EXPOSITION[:-5]), "malformed", "the text ends in the middle of this line"),
-        (HEAD + b"Content-Length: 99999\r\n\r\n" + EXPOSITION, "truncated", "the answer ended too early"),
+        (HEAD + b"Content-Length: 99999\r\n\r\n" + EXPOSITION, "truncated", "the response ended too early"),
         (HEAD + b"Transfer-Encoding: chunked\r\n\r\nffff\r\n" + EXPOSITION[:99], "truncated", "ended too early"),
-        (HEAD + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n", "unreachable", "its answer is not HTTP"),
+        (HEAD + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n", "unreachable", "its response is not HTTP"),
         (answer(b"\xff\xfe\n"), "malformed", "byte 0 is not UTF-8"),
         (answer(b"what is this\n"), "malformed", "cannot be read: line 1: the value is not a number: 'is'"),
         (answer(b"up 1\n"), "no_gpu", "has no GPU in its metrics: is it a GPU exporter?"),
         (answer(b'podgpu_exporter_source_up{source="nvml"} 0\n'), "no_gpu", "the exporter cannot read: nvml"),
-        (b"SSH-2.0-OpenSSH_9.2\r\n", "unreachable", "its answer is not HTTP: is the port right?"),
-        (b"", "unreachable", "it closed the connection without an answer"),
+        (b"SSH-2.0-OpenSSH_9.2\r\n", "unreachable", "its response is not HTTP: is the port right?"),
+        (b"", "unreachable", "it closed the connection without a response"),
     ],
 )
 def test_bad_answers(reply: bytes, reason: str, said: str) -> None:
@@ -232,5 +231,5 @@ def test_a_bad_exposition_is_one_line_and_exit_code_1(reply: bytes, capsys: pyte
 def test_nobody_there_is_one_line_and_exit_code_1(capsys: pytest.CaptureFixture[str]) -> None:
     url = nobody()
     assert run(["top", "--once", "--url", url]) == 1
-    said = f"podgpu: {url} cannot be reached (nothing listens there): see that the exporter runs there\n"
+    said = f"podgpu: {url} cannot be reached (nothing listens there): check that the exporter runs there\n"
     assert capsys.readouterr().err == said

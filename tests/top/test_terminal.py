@@ -204,7 +204,7 @@ def test_an_error_at_the_start_is_one_line_on_the_usual_screen() -> None:
     live = Session("--url", nobody())
     try:
         assert live.wait() == 1
-        assert live.output.endswith(b"(nothing listens there): see that the exporter runs there\r\n")
+        assert live.output.endswith(b"(nothing listens there): check that the exporter runs there\r\n")
         assert ALTERNATE not in live.output
     finally:
         live.close()

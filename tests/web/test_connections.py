@@ -18,12 +18,12 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from endurance.attack.scraper import free_port
 from podgpu.agent.loop import Agent
 from podgpu.clock import OnceAMinute
 from podgpu.web.app import make_application
 from podgpu.web.connections import Limits, limits_for
 from podgpu.web.routes import at_most
+from tests.net import free_port
 from tests.nodes.clock import PATIENCE, wait_until
 from tests.nodes.node import Node
 from tests.web.process import CLUSTER, EXPORTER, Process, podgpu

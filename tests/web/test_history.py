@@ -18,9 +18,9 @@ from podgpu.history.asking import JSON, Range
 from podgpu.history.keeper import Keeper
 from podgpu.history.ring import Told
 from podgpu.history.rows import Key
-from podgpu.http.aside import Turns
 from podgpu.web.api_routes import api_routes
 from podgpu.web.app import make_application
+from podgpu.web.aside import Turns
 from podgpu.web.exporter_app import application
 from podgpu.web.routes import BesideFigures, NodePage
 from tests.history.figures import MIB, HandClock, gpu, holder, pod, wrong

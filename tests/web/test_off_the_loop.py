@@ -19,8 +19,8 @@ from aiohttp import web
 
 from podgpu.agent.loop import Agent
 from podgpu.figures.as_json import PageState
-from podgpu.http.aside import Aside, Latest
 from podgpu.web.app import make_application
+from podgpu.web.aside import Aside, Latest
 from podgpu.web.auth import Passwords, guard
 from podgpu.web.exporter_app import application
 from podgpu.web.page_routes import page_routes

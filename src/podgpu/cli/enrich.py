@@ -20,7 +20,7 @@ from podgpu.compose.process import configure_logging
 from podgpu.compose.servers import open_exposition
 from podgpu.enrich.turn import Enricher, Settings
 from podgpu.errors import SourceError, StartError, UsageError
-from podgpu.fetch.exposition import ExpositionSource, FileExposition
+from podgpu.gpu.exposition_source import ExpositionSource, FileExposition
 from podgpu.metrics.render import Policy
 
 _log = logging.getLogger("podgpu")

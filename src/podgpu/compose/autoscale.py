@@ -12,9 +12,14 @@ from contextlib import ExitStack
 from typing import Any
 
 from podgpu.autoscale.api_paths import CUSTOM, CUSTOM_VERSIONS, EXTERNAL, EXTERNAL_VERSION
+from podgpu.autoscale.api_tls import ApiContexts, pair_of_files, pair_of_own
+from podgpu.autoscale.autoscale_app import API_OPTION, KEDA_OPTION, ApiPart, Autoscale, KedaPart
+from podgpu.autoscale.external_scaler import Callers, ExternalScaler
+from podgpu.autoscale.front_proxy import CONFIG_NAME, CONFIG_NAMESPACE, Trust, parse_trust
 from podgpu.autoscale.metrics import FIELDS_BESIDE
 from podgpu.autoscale.own_ca import BundleKeeper, OwnCa, Served, remove_service
 from podgpu.autoscale.pods import NodeFeed, PodFeed
+from podgpu.autoscale.scaler_tls import ScalerFiles, ScalerTls
 from podgpu.autoscale.scene import Store
 from podgpu.cluster.loop import Cluster
 from podgpu.cluster.publish import Publisher
@@ -23,17 +28,12 @@ from podgpu.cluster.settings import MOST_ROUNDS, ViewSettings, check_settings, d
 from podgpu.compose.cluster import api_config, chosen_backend
 from podgpu.compose.process import look_past_what_stays
 from podgpu.errors import SourceError, StartError, UsageError
-from podgpu.http.aside import Aside
-from podgpu.http.tls import Pem
-from podgpu.kube.access import ApiConfig
 from podgpu.kube.client import ApiClient
-from podgpu.kube.watch import Watcher
-from podgpu.web.api_tls import ApiContexts, pair_of_files, pair_of_own
+from podgpu.kube.config import ApiConfig
+from podgpu.kube.reflector import Informer
+from podgpu.tls import Pem
 from podgpu.web.app import run
-from podgpu.web.autoscale_app import API_OPTION, KEDA_OPTION, ApiPart, Autoscale, KedaPart
-from podgpu.web.external_scaler import Callers, ExternalScaler
-from podgpu.web.front_proxy import CONFIG_NAME, CONFIG_NAMESPACE, Trust, parse_trust
-from podgpu.web.scaler_tls import ScalerFiles, ScalerTls
+from podgpu.web.aside import Aside
 from podgpu.web.sockets import Address, parse_address
 
 OFF = "none"
@@ -219,6 +219,6 @@ def _served(text: str) -> Served:
 
 def _trust(config: ApiConfig, at_the_end: ExitStack) -> Callable[[], Trust | None]:
     selector = {"fieldSelector": f"metadata.name={CONFIG_NAME}"}
-    watcher: Watcher[Trust] = Watcher(config, _CONFIGMAPS, selector, parse_trust)
+    watcher: Informer[Trust] = Informer(config, _CONFIGMAPS, selector, parse_trust)
     at_the_end.callback(watcher.close)
     return lambda: next(iter(watcher.items()), None)

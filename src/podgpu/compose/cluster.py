@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from podgpu.cluster.scraping.backend import Targets
     from podgpu.cluster.scraping.discover import ApiOwners
     from podgpu.compose.agent import Naming
-    from podgpu.fetch.access import Credentials
     from podgpu.history.asking import History
-    from podgpu.kube.access import ApiConfig
+    from podgpu.http_client import Access
+    from podgpu.kube.config import ApiConfig
 
 _log = logging.getLogger("podgpu")
 _SYNC_SECONDS = 10.0
@@ -117,9 +117,8 @@ def _prometheus_place(options: Mapping[str, Any]) -> PrometheusPlace:
 def scrape_backend(options: Mapping[str, Any], settings: ViewSettings, at_the_end: ExitStack) -> MakeBackend:
     """Raises UsageError."""
     from podgpu.cluster.scraping.backend import ScrapeBackend, ScrapeSettings
-    from podgpu.fetch.access import Credentials
 
-    credentials = Credentials(access_by(options, "exporter", "the exporter"))
+    access = access_by(options, "exporter", "the exporter")
     scraping = ScrapeSettings(
         deadline=options["scrape_timeout"],
         concurrency=_concurrency(options["scrape_concurrency"]),
@@ -128,27 +127,25 @@ def scrape_backend(options: Mapping[str, Any], settings: ViewSettings, at_the_en
         node_labels=_names(options["node_label"]),
         keep_gone=settings.drop_after,
     )
-    targets, wait = _targets(options, credentials, at_the_end)
+    targets, wait = _targets(options, access, at_the_end)
     owners = _owners(options, at_the_end)
     notes = owners.notes if owners and options["owners"] == "api" else tuple  # auto does without and says nothing
 
     def make() -> Backend:
         """In the rounds' own thread: probes are answered while the API server is waited for."""
         wait()
-        return ScrapeBackend(targets, credentials, scraping, owners=owners.all if owners else None, notes=notes)
+        return ScrapeBackend(targets, access, scraping, owners=owners.all if owners else None, notes=notes)
 
     return make
 
 
-def _targets(
-    options: Mapping[str, Any], credentials: Credentials, at_the_end: ExitStack
-) -> tuple[Targets, Callable[[], None]]:
+def _targets(options: Mapping[str, Any], access: Access, at_the_end: ExitStack) -> tuple[Targets, Callable[[], None]]:
     """And what to do before they are first asked for."""
     if options["scrape"]:
         from podgpu.cluster.scraping.backend import FixedTargets
 
         with _naming("--scrape"):
-            return FixedTargets(options["scrape"].split(","), credentials), lambda: None
+            return FixedTargets(options["scrape"].split(","), access), lambda: None
     from podgpu.cluster.scraping.discover import KubernetesTargets, Selection, check_port
 
     selection, port = Selection.parse(options["discover_kubernetes"]), check_port(options["discover_port"])

@@ -17,9 +17,9 @@ from podgpu.compose.servers import ApiAccess
 from podgpu.compose.telemetries import open_telemetry
 from podgpu.enrich.turn import Enricher, Held, Settings
 from podgpu.errors import SourceError
-from podgpu.fetch.exposition import ExpositionSource
 from podgpu.gpu.beside import DriverBeside
 from podgpu.gpu.exposition import ParsedExposition, parse_exposition
+from podgpu.gpu.exposition_source import ExpositionSource
 from podgpu.isolate import Isolation
 from podgpu.model import Device
 

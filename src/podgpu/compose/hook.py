@@ -29,8 +29,8 @@ def run_hook(settings: Settings, file: AtomicFile, address: Address | None) -> N
 
 
 def _run_with_port(hook: Hook, address: Address) -> None:
+    from podgpu.hook.hook_app import hook_application
     from podgpu.web.app import Listener, run
-    from podgpu.web.hook_app import hook_application
 
     run(hook, [Listener(hook_application(hook), address, announcement="the hook's own metrics on %s/metrics")])
 

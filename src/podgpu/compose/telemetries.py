@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from podgpu.compose.process import node_name
 from podgpu.device_selection import parse_selection
 from podgpu.errors import UsageError
-from podgpu.fetch.access import without_secrets
 from podgpu.gpu.source import Telemetry
+from podgpu.http_client import redact_url
 
 if TYPE_CHECKING:
     from podgpu.gpu.nvml.switches.opening import Opening
@@ -27,7 +27,7 @@ def _nvml(argument: str, options: Options) -> Telemetry:
     from podgpu.usage.containers import in_host_pid_namespace
 
     if argument:
-        raise UsageError(f"--telemetry nvml takes no argument, not {without_secrets(argument)}")
+        raise UsageError(f"--telemetry nvml takes no argument, not {redact_url(argument)}")
     return NvmlTelemetry(
         count_expected=_bus(options), sees_processes=in_host_pid_namespace() is True, opening=_opening(options)
     )
@@ -111,7 +111,7 @@ def open_telemetry(chosen: str, options: Options | None = None) -> Telemetry:
     """`options`: the exporter's, for sources that need more than their argument."""
     name, _, argument = chosen.partition(":")
     if name not in TELEMETRIES:
-        raise UsageError(f"--telemetry {without_secrets(chosen)}: unknown source; there are {', '.join(TELEMETRIES)}")
+        raise UsageError(f"--telemetry {redact_url(chosen)}: unknown source; there are {', '.join(TELEMETRIES)}")
     engine = (options or {}).get("host_engine")
     if engine is not None and name == "auto":
         name = "dcgm"

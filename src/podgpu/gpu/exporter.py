@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from podgpu.errors import DeviceLost, SourceError
-from podgpu.fetch.exposition import ExpositionSource
 from podgpu.gpu.beside import AsksBeside, DriverBeside
 from podgpu.gpu.exposition import ParsedExposition, is_of_device, parse_exposition, settled
+from podgpu.gpu.exposition_source import ExpositionSource
 from podgpu.gpu.source import ErrorEvent, GpuAnswer, Inventory, Telemetry
 from podgpu.metrics.conversions import Blank, value_printed
 from podgpu.metrics.fields import XID_FIELD, Field, field_named, fields

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from podgpu.errors import SourceError
-from podgpu.fetch.exposition import looks_like_web_page, not_prometheus
+from podgpu.http_client import check_is_metrics
 from podgpu.metrics.families import HOLDER_LABELS
 from podgpu.metrics.parse import BadExposition, ParsedFamily, ParsedSample, parse_text
 from podgpu.model import Device
@@ -41,8 +41,7 @@ class ParsedExposition:
 
 def parse_exposition(content: bytes, shown: str) -> ParsedExposition:
     """Raises SourceError: not_prometheus, malformed with line and reason, duplicate_series."""
-    if looks_like_web_page(content):
-        raise not_prometheus(shown)
+    check_is_metrics(content, shown)
     try:
         families = tuple(parse_text(content.decode(), _MOST_PARTS))
     except UnicodeDecodeError as error:

@@ -3,6 +3,7 @@ metrics."""
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from dataclasses import replace
 
@@ -11,7 +12,6 @@ from podgpu.history.asking import JSON, PER_HOUR, STEP, Kept, Range, Window
 from podgpu.history.keeper import RingClock
 from podgpu.history.ring import Ring
 from podgpu.history.rows import Key
-from podgpu.http.aside import Turns
 
 
 class RingHistory:
@@ -19,17 +19,19 @@ class RingHistory:
         self._ring = ring
         self._clock = clock
         self._lines = Sparklines(ring)
-        self._turns = Turns(1)
+        self._one_at_a_time = asyncio.Semaphore(1)
 
     async def sparklines(self, asked: Range) -> bytes:
-        return await self._turns.do(self.sparklines_now, asked)
+        async with self._one_at_a_time:
+            return await asyncio.to_thread(self.sparklines_now, asked)
 
     def sparklines_now(self, asked: Range) -> bytes:
         now, ahead = self._clock.now(), self._clock.ahead()
         return self._lines.json(_window(asked, now, ahead), asked, now)
 
     async def gpu(self, device: Key, asked: Range) -> JSON | None:
-        return await self._turns.do(self.gpu_now, device, asked)
+        async with self._one_at_a_time:
+            return await asyncio.to_thread(self.gpu_now, device, asked)
 
     def gpu_now(self, device: Key, asked: Range) -> JSON | None:
         now, ahead = self._clock.now(), self._clock.ahead()
@@ -37,7 +39,8 @@ class RingHistory:
         return None if kept is None else telling.gpu_json(_window(asked, now, ahead), _unix(kept, ahead))
 
     async def pod(self, namespace: str, pod: str, asked: Range) -> JSON | None:
-        return await self._turns.do(self.pod_now, namespace, pod, asked)
+        async with self._one_at_a_time:
+            return await asyncio.to_thread(self.pod_now, namespace, pod, asked)
 
     def pod_now(self, namespace: str, pod: str, asked: Range) -> JSON | None:
         now, ahead = self._clock.now(), self._clock.ahead()

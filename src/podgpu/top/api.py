@@ -3,16 +3,13 @@ facts."""
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Mapping
 
 from podgpu.errors import SourceError
-from podgpu.fetch.access import Access
-from podgpu.fetch.endpoint import Answer, Endpoint
 from podgpu.figures.device import View
 from podgpu.figures.from_json import parse_view
-from podgpu.http.exchange import open_session
+from podgpu.http_client import Access, HttpClient
 from podgpu.top.api_answers import GpuFacts, ServerHistory, parse_gpu_facts, parse_history
 
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 _:-]{0,127}")
@@ -24,9 +21,9 @@ class PodgpuApi:
     def __init__(self, url: str, server: str = "podgpu cluster", deadline: float = DEADLINE) -> None:
         """`url`: where it listens; its /metrics will do. `server` is what should run there. Raises UsageError."""
         base = url.rstrip("/").removesuffix("/metrics")
-        self._endpoint = Endpoint(base, Access(prefix="", server=server), deadline=deadline)
+        self._client = HttpClient(base, Access(prefix="", server=server), timeout=deadline)
         self._server = server
-        self.name = self._endpoint.shown
+        self.name = self._client.shown
 
     def view(self) -> View:
         """Raises SourceError."""
@@ -47,14 +44,7 @@ class PodgpuApi:
         return parse_gpu_facts(self._get(f"api/v1/gpus/{uuid}"))
 
     def _get(self, path: str, query: Mapping[str, str] | None = None) -> bytes:
-        answer = asyncio.run(self._ask(path, query))
-        if answer.status != 200:
-            raise self._endpoint.refused(answer)
-        return answer.body
-
-    async def _ask(self, path: str, query: Mapping[str, str] | None) -> Answer:
-        async with open_session() as session:
-            return await self._endpoint.ask(session, path=path, form=query, accept="application/json")
+        return self._client.get_blocking(path, query)
 
 
 class ClusterSource:

@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable
 
 from podgpu.errors import SourceError, UsageError
-from podgpu.fetch.access import Access
-from podgpu.fetch.exposition import LARGEST_EXPOSITION, UrlExposition
 from podgpu.figures.device import View
 from podgpu.figures.from_exposition import figure_names, figures_of, samples_named
+from podgpu.gpu.exposition_source import UrlExposition
+from podgpu.http_client import MAX_METRICS_BYTES, Access
 from podgpu.metrics.cluster_families import BUILD_INFO as CLUSTER_BUILD_INFO
 from podgpu.metrics.parse import BadExposition, ParsedFamily, parse_text
 from podgpu.top.api import PodgpuApi
@@ -28,7 +28,7 @@ class ExporterSource:
     def __init__(
         self,
         url: str,
-        largest: int = LARGEST_EXPOSITION,
+        largest: int = MAX_METRICS_BYTES,
         deadline: float = DEADLINE,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:

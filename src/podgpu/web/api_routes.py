@@ -14,9 +14,9 @@ from aiohttp import web
 
 from podgpu.agent.loop import Agent
 from podgpu.errors import SourceError, UsageError
-from podgpu.http.aside import Turns
 from podgpu.metrics.body import Body, etag_of
 from podgpu.web.answers import JSON_HEADERS, PAGE_HEADERS, Handler, json_error, prepared
+from podgpu.web.aside import Turns
 
 if TYPE_CHECKING:  # an exporter that nobody looks at does not load it
     from podgpu.cluster.loop import Cluster

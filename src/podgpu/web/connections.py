@@ -28,7 +28,6 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from podgpu.clock import OnceAMinute
-from podgpu.http.tls import Metered
 
 BACKLOG = 512
 MakeContext = Callable[[], Awaitable[ssl.SSLContext]]
@@ -398,3 +397,31 @@ class Entrance:
         while True:
             await asyncio.sleep(self._places.limits.look_seconds)
             self._places.drop_overdue()
+
+
+class Metered(socket.socket):
+    """An accepted connection of which TLS reads little at a time, and no more in all than a request and a handshake
+    take, until it is allowed more.
+
+    Messages of TLS 1.3 may carry nothing and cost a new key each (KeyUpdate): a quarter of a megabyte of them, which
+    asyncio reads at a time, takes 200 ms, for anybody who can connect, and no limit on requests counts them.
+    """
+
+    def __init__(self, accepted: socket.socket, at_a_time: int = 2 * 1024, most: int = 48 * 1024) -> None:
+        """In the place of the given one, which is no more."""
+        super().__init__(fileno=accepted.detach())
+        self.setblocking(False)
+        self._at_a_time = at_a_time
+        self._most = self._left = most
+
+    def allow(self) -> None:
+        """As much again: what came was a request."""
+        self._left = self._most
+
+    def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:
+        """What asyncio's TLS calls, and nobody else."""
+        if self._left <= 0:
+            raise ConnectionResetError(errno.ECONNRESET, "more than a request takes")
+        count = super().recv_into(buffer, min(nbytes or len(buffer), self._at_a_time), flags)
+        self._left -= count
+        return count

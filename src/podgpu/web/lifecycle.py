@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from aiohttp import web
 
 from podgpu.agent.loop import Agent
-from podgpu.http.aside import Turns
+from podgpu.web.aside import Turns
 
 if TYPE_CHECKING:
     from podgpu.cluster.loop import Cluster

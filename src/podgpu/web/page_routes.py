@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from podgpu import __version__
-from podgpu.http.aside import Turns
 from podgpu.metrics.body import Body, etag_of
 from podgpu.web.answers import PAGE_HEADERS, Handler, prepared
 from podgpu.web.api_routes import api_routes, turns_to_look
+from podgpu.web.aside import Turns
 
 if TYPE_CHECKING:  # an exporter that nobody looks at does not load it
     from podgpu.figures.as_json import PageState

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from aiohttp.typedefs import Middleware
 
-from podgpu.http.aside import Aside, Latest
+from podgpu.web.aside import Aside, Latest
 from podgpu.web.auth import Passwords, TokenBucket, guard
 from podgpu.web.connections import MakeContext
 from podgpu.web.tls import Contexts

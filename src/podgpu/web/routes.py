@@ -20,10 +20,10 @@ from aiohttp import web
 from podgpu import __version__
 from podgpu.agent.loop import Agent
 from podgpu.agent.publish import ExpositionName, Published
-from podgpu.http.aside import Turns
 from podgpu.metrics.body import NO_METRICS, Exposition
 from podgpu.web.answers import JSON_HEADERS, Handler, exposition, prepared, probe
 from podgpu.web.api_routes import node_gpu, turns_to_look
+from podgpu.web.aside import Turns
 from podgpu.web.connections import Connection
 from podgpu.web.lifecycle import forget, forget_of_node, release
 from podgpu.web.page_routes import page_routes

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from podgpu.errors import SourceError, UsageError
-from podgpu.http.tls import KeptContext, load_pair
+from podgpu.tls import KeptContext, load_pair
 from podgpu.web.web_config import ClientAuth, Complaint, TlsSettings, WebConfig
 
 _log = logging.getLogger(__name__)

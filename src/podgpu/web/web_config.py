@@ -17,8 +17,8 @@ from typing import TypeVar
 
 from podgpu.errors import SourceError, UsageError
 from podgpu.files import ReadOnChange
-from podgpu.http.tls import Pem
 from podgpu.strict_yaml import StrictMapping, parse_strict
+from podgpu.tls import Pem
 
 _LARGEST_FILE = 256 * 1024
 _HASH = re.compile(r"\$2[aby]\$(0[4-9]|[12][0-9]|3[01])\$[./A-Za-z0-9]{21}[.Oeu][./A-Za-z0-9]{31}")

@@ -39,9 +39,9 @@ from podgpu.cluster.prom.targets import Targets, targets_of
 from podgpu.cluster.reading import ClusterReading, NodeReading, Scope, TargetOutcome, moment
 from podgpu.cluster.settings import ViewSettings, full_scale
 from podgpu.errors import SourceError, UsageError
-from podgpu.fetch.access import Access
 from podgpu.figures.device import has_identity
 from podgpu.figures.from_exposition import NODE_LABELS
+from podgpu.http_client import Access
 from podgpu.metrics.fields import Field
 from podgpu.metrics.names import meaning
 from podgpu.metrics.parse import ParsedSample

@@ -10,9 +10,7 @@ import aiohttp
 from podgpu.cluster.prom.answer import MOST_BESIDE, Matrix, Vector, parse_answer, parse_error, parse_matrix
 from podgpu.cluster.prom.series import KnownSeries
 from podgpu.errors import SourceError
-from podgpu.fetch.access import Access
-from podgpu.fetch.endpoint import Answer, Endpoint
-from podgpu.http.exchange import open_session
+from podgpu.http_client import Access, HttpClient, HttpResponse, open_session
 
 _INSTANT, _RANGE = "/api/v1/query", "/api/v1/query_range"
 LARGEST_ANSWER = 32 * 1024 * 1024
@@ -26,10 +24,9 @@ class PrometheusClient:
     def __init__(self, url: str, access: Access | None = None, timeout: float = 10.0) -> None:
         """`url` may have a path, which is kept: …/prometheus for Mimir, …/select/0/prometheus for VictoriaMetrics'
         cluster. Raises UsageError."""
-        self._endpoint = Endpoint(
-            url, access or Access(prefix="prometheus", server="Prometheus"), deadline=timeout, largest=LARGEST_ANSWER
-        )
-        self.shown = self._endpoint.shown
+        access = access or Access(prefix="prometheus", server="Prometheus")
+        self._client = HttpClient(url, access, timeout=timeout, max_bytes=LARGEST_ANSWER)
+        self.shown = self._client.shown
         self._timeout = f"{max(1, round(timeout * 1000))}ms"
         self._method = "POST"
         self._session: aiohttp.ClientSession | None = None
@@ -64,20 +61,20 @@ class PrometheusClient:
             raise self._refused(answer)
         return answer.body
 
-    async def _send(self, session: aiohttp.ClientSession, path: str, form: dict[str, str]) -> Answer:
+    async def _send(self, session: aiohttp.ClientSession, path: str, form: dict[str, str]) -> HttpResponse:
         """A query may be longer than a URL can be, so it is posted; some proxies let only GET through."""
-        answer = await self._endpoint.ask(session, self._method, path, form, "application/json")
+        answer = await self._client.send(session, self._method, path, form, "application/json")
         if answer.status == 405 and self._method == "POST":
-            answer = await self._endpoint.ask(session, "GET", path, form, "application/json")
+            answer = await self._client.send(session, "GET", path, form, "application/json")
             if answer.status == 200:
                 self._method = "GET"
         return answer
 
-    def _refused(self, answer: Answer) -> SourceError:
+    def _refused(self, answer: HttpResponse) -> SourceError:
         """It says in JSON why it refuses a query: 400 and 422 for what is wrong with it, 503 when it gave up."""
         said = parse_error(answer.body)
         if not said or answer.status in (401, 403) or 300 <= answer.status < 400:
-            return self._endpoint.refused(answer)
+            return self._client.status_error(answer)
         advice = "; see that --match is right" if answer.status in (400, 422) else ""
         return SourceError(f"http_{answer.status}", f"{self.shown} answers {answer.status}: {said}{advice}")
 

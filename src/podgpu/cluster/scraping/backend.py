@@ -26,12 +26,9 @@ from podgpu.cluster.reading import ClusterReading, NodeReading, TargetOutcome
 from podgpu.cluster.scraping.exposition import USED_FIELD, ExpositionReader, Shelf
 from podgpu.cluster.scraping.lanes import Lane, allow_connections
 from podgpu.errors import SourceError, UsageError
-from podgpu.fetch.access import Credentials, without_secrets
-from podgpu.fetch.endpoint import Endpoint
-from podgpu.fetch.exposition import LARGEST_EXPOSITION, UrlExposition, above_metrics
 from podgpu.figures.device import Owner
 from podgpu.figures.from_exposition import NODE_LABELS
-from podgpu.http.exchange import KEEP_ALIVE_SECONDS, open_session
+from podgpu.http_client import KEEP_ALIVE_SECONDS, MAX_METRICS_BYTES, Access, HttpClient, open_session, redact_url
 
 _USUAL_SIZE = 1024 * 1024
 _LARGE_AT_A_TIME = 4
@@ -59,7 +56,7 @@ class ScrapeSettings:
     used_field: str = USED_FIELD
     fields_beside: tuple[int, ...] = ()
     node_labels: tuple[str, ...] = NODE_LABELS
-    largest: int = LARGEST_EXPOSITION
+    largest: int = MAX_METRICS_BYTES
     most_targets: int = 10_000
     """Twice the nodes of the largest cluster that Kubernetes supports. In many a cluster anybody can make a Service."""
     keep_gone: float = 300.0
@@ -88,11 +85,11 @@ class Targets(Protocol):
 class FixedTargets:
     """The list of --scrape."""
 
-    def __init__(self, urls: Sequence[str], credentials: Credentials | None = None) -> None:
+    def __init__(self, urls: Sequence[str], access: Access | None = None) -> None:
         """The same URL twice is meant once. Raises UsageError for what is no URL."""
         found: dict[str, str] = {}
         for url in filter(None, (url.strip() for url in urls)):
-            shown = UrlExposition(url, credentials).shown
+            shown = HttpClient(url, access, default_path="/metrics").shown
             before = found.setdefault(shown, url)
             if before != url and ("@" in before + url or "?" in before + url):
                 raise UsageError(f"--scrape: {shown} is named twice, with different logins or queries; keep one")
@@ -119,11 +116,13 @@ class _Target:
 
     __slots__ = ("_beside", "_exposition", "_large", "asked_at", "bug", "node", "outcome", "reader")
 
-    def __init__(self, url: str, credentials: Credentials, settings: ScrapeSettings) -> None:
+    def __init__(self, url: str, access: Access, settings: ScrapeSettings) -> None:
         """Raises UsageError for what is no URL."""
-        self._exposition = UrlExposition(url, credentials, settings.deadline, min(_USUAL_SIZE, settings.largest))
-        self._large = UrlExposition(url, credentials, settings.deadline, settings.largest)
-        self._beside = partial(Endpoint, above_metrics(url), credentials, deadline=_ASIDE, largest=_LARGEST_DETAILS)
+        client = partial(HttpClient, url, access, timeout=settings.deadline, default_path="/metrics")
+        self._exposition = client(max_bytes=min(_USUAL_SIZE, settings.largest))
+        self._large = client(max_bytes=settings.largest)
+        base = re.split(r"[?#]", url, maxsplit=1)[0].rstrip("/").removesuffix("/metrics")
+        self._beside = partial(HttpClient, base, access, timeout=_ASIDE, max_bytes=_LARGEST_DETAILS)
         self.reader = ExpositionReader(
             self.shown, self._exposition.host, settings.used_field, settings.node_labels, settings.fields_beside
         )
@@ -145,30 +144,26 @@ class _Target:
         """What else its server has. Raises SourceError."""
         if not all(_PLAIN.fullmatch(part) and part.strip(".") for part in path):
             raise SourceError("unaskable", f"{self.shown} cannot be asked for {'/'.join(path)[:64]!r}")
-        endpoint = self._beside()
-        answer = await endpoint.ask(session, path="/".join(path), accept="application/json")
-        if answer.status != 200:
-            raise endpoint.refused(answer)
-        return answer.body
+        return await self._beside().get(session, "/".join(path))
 
     async def fetch(self, session: aiohttp.ClientSession, large: asyncio.Semaphore) -> bytes:
         """Its exposition. Raises SourceError."""
         if self._exposition is not self._large:
             try:
-                return await self._exposition.fetch_with(session)
+                return await self._exposition.get_metrics(session)
             except SourceError as error:
                 if error.reason != "too_large":
                     raise
             self._exposition = self._large  # the next time at once
         async with large:
-            return await self._large.fetch_with(session)
+            return await self._large.get_metrics(session)
 
 
 class ScrapeBackend:
     def __init__(
         self,
         targets: Targets,
-        credentials: Credentials | None = None,
+        access: Access | None = None,
         settings: ScrapeSettings | None = None,
         clock: Clock | None = None,
         owners: Callable[[], Mapping[tuple[str, str], Owner]] | None = None,
@@ -176,7 +171,7 @@ class ScrapeBackend:
     ) -> None:
         """`notes`: what else there is to say, of `owners` for one."""
         self._source = targets
-        self._credentials = credentials or Credentials()
+        self._access = access or Access()
         self._settings = settings or ScrapeSettings()
         self._clock = clock or Clock()
         self._owners = owners
@@ -215,7 +210,7 @@ class ScrapeBackend:
         for url in wanted:
             if url not in self._targets:
                 try:
-                    target = self._gone.pop(url, None) or _Target(url, self._credentials, self._settings)
+                    target = self._gone.pop(url, None) or _Target(url, self._access, self._settings)
                 except UsageError as error:
                     refused.append(str(error))
                     continue
@@ -238,7 +233,7 @@ class ScrapeBackend:
         chosen = dict.fromkeys([*known, *(url for url in wanted if url not in self._targets)][:most])
         left_out = next(url for url in wanted if url not in chosen)
         return chosen, (
-            f"{len(wanted):,} exporters are named and {most:,} are asked: {without_secrets(left_out)} is one of"
+            f"{len(wanted):,} exporters are named and {most:,} are asked: {redact_url(left_out)} is one of"
             " those left out; see which Services the selector chooses, or give each podgpu part of the nodes"
         )
 

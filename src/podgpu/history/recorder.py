@@ -1,0 +1,166 @@
+"""HistoryRecorder stores a round every 15 s in its own thread and answers `/api/v1/history` from SQLite."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from sqlite3 import Connection
+
+from podgpu.clock import Clock
+from podgpu.errors import SourceError, StartError, UsageError
+from podgpu.history.answers import JSON, gpu_json, pod_json, sparkline_window, sparklines_json, utilization_byte
+from podgpu.history.queries import read_gpu, read_pod, read_utilization
+from podgpu.history.store import FINE, HistoryError, HistoryRound, HistoryStore
+
+FILE_NAME = "history.db"
+_REOPEN_SECONDS = 60.0
+_EMPTY_RETRY_SECONDS = 2.0  # until the first figures are there
+_STOP_SECONDS = 2.0
+_OLD_FILES = ("*.history", "waste.json")  # written by podgpu 0.1 and 0.2
+_log = logging.getLogger(__name__)
+
+
+class HistoryRecorder:
+    """Runs beside the agent or the cluster loop. Without a directory, history is kept in memory."""
+
+    def __init__(
+        self, read_round: Callable[[], HistoryRound | None], clock: Clock | None = None, directory: str = ""
+    ) -> None:
+        """`read_round` returns the present state, or None if nothing current is known. Raises UsageError."""
+        if directory and Path(directory).exists() and not Path(directory).is_dir():
+            raise UsageError(f"--history-dir {directory}: is not a directory; name one that podgpu may write to")
+        self.fatal: StartError | None = None
+        self._read_round = read_round
+        self._clock = clock or Clock()
+        self._path = Path(directory) / FILE_NAME if directory else None
+        self._problem = ""
+        self._points: dict[tuple[int, int], dict[str, float | None]] = {}
+        self._store = HistoryStore()
+        self._reopen_at = self._clock.monotonic() if self._path else float("inf")
+        self._reopen()
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def record(self) -> bool:
+        """Stores one round. Returns False if there is nothing to store yet."""
+        self._reopen()
+        round_ = self._read_round()
+        if round_ is None:
+            return False
+        try:
+            self._store.append(round_)
+        except HistoryError as error:
+            self._report(f"{error}: this part of the history is lost; check that the disk has room")
+        else:
+            if self._path is not None and self._reopen_at == float("inf"):
+                self._report("")
+        return True
+
+    def warnings(self) -> tuple[str, ...]:
+        """Warnings to show on the page."""
+        return (self._problem,) if self._problem else ()
+
+    @contextmanager
+    def reader(self) -> Iterator[Connection]:
+        """Raises SourceError."""
+        try:
+            with self._store.reader() as db:
+                yield db
+        except HistoryError as error:
+            raise SourceError("history_unreadable", str(error)) from error
+
+    def _reopen(self) -> None:
+        """Opens the file, or tries again a minute after a failure. Until then, history is in memory."""
+        if self._path is None or self._clock.monotonic() < self._reopen_at:
+            return
+        try:
+            store = HistoryStore(self._path)
+        except HistoryError as error:
+            self._reopen_at = self._clock.monotonic() + _REOPEN_SECONDS
+            self._report(f"{error}: history is kept in memory only, and is lost when podgpu ends")
+            return
+        self._reopen_at = float("inf")
+        self._store.close()
+        self._store = store
+        self._report("")
+        old = sorted(path.name for pattern in _OLD_FILES for path in self._path.parent.glob(pattern))
+        if old:
+            _log.warning(
+                "%s has files of an older podgpu, which are not read (%s and %d more): history starts again; delete"
+                " them when you do not go back",
+                *(self._path.parent, old[0], len(old) - 1),
+            )
+
+    def _report(self, problem: str) -> None:
+        if problem and problem != self._problem:
+            _log.warning("history: %s", problem)
+        elif self._problem and not problem:
+            _log.info("history is written again")
+        self._problem = problem
+
+    # Thread
+
+    def start(self, on_fatal: Callable[[], object]) -> None:
+        del on_fatal  # podgpu runs on without history
+        self._thread = threading.Thread(target=self._run, name="history", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                stored = self.record()
+            except Exception:  # noqa: BLE001 - first frame of a thread: podgpu runs on without history
+                _log.exception("unexpected error while storing history, please report it")
+                stored = True
+            until_next = FINE - self._clock.wall() % FINE
+            self._stopping.wait(until_next if stored else min(until_next, _EMPTY_RETRY_SECONDS))
+
+    def reload(self) -> None: ...
+
+    def stop(self) -> None:
+        self._stopping.set()
+        if self._thread is not None:
+            self._thread.join(_STOP_SECONDS)
+        if self._thread is None or not self._thread.is_alive():
+            self._store.close()
+
+    # Answers
+
+    async def sparklines(self, points: int) -> JSON:
+        return await asyncio.to_thread(self._read_sparklines, points)
+
+    async def gpu(self, uuid: str, instance: str, seconds: int) -> JSON | None:
+        return await asyncio.to_thread(self._read_gpu, uuid, instance, seconds)
+
+    async def pod(self, namespace: str, pod: str, seconds: int) -> JSON | None:
+        return await asyncio.to_thread(self._read_pod, namespace, pod, seconds)
+
+    def _read_sparklines(self, points: int) -> JSON:
+        """Points that have ended are cached: every open page requests them again and again."""
+        now = self._clock.wall()
+        start, step, count = sparkline_window(points, now)
+        starts = [start + number * step for number in range(count)]
+        with self.reader() as db:
+            for at in starts:
+                if (at, step) not in self._points or at + step > now - FINE:
+                    self._points[at, step] = dict(read_utilization(db, at, at + step))
+        self._points = {key: values for key, values in self._points.items() if key[0] >= start - step}
+        by_point = [self._points[at, step] for at in starts]
+        names = sorted({name for values in by_point for name in values})
+        lines = {name: bytes(utilization_byte(values.get(name)) for values in by_point) for name in names}
+        return sparklines_json(start, step, lines, count)
+
+    def _read_gpu(self, uuid: str, instance: str, seconds: int) -> JSON | None:
+        end = self._clock.wall()
+        with self.reader() as db:
+            history = read_gpu(db, uuid, end - seconds, end, instance)
+        return None if history is None else gpu_json(history)
+
+    def _read_pod(self, namespace: str, pod: str, seconds: int) -> JSON | None:
+        end = self._clock.wall()
+        with self.reader() as db:
+            return pod_json(namespace, pod, read_pod(db, namespace, pod, end - seconds, end))

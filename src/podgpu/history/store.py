@@ -1,0 +1,432 @@
+"""Writes rounds of GPU figures to SQLite: a file that one process owns, or memory."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import sqlite3
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from operator import add
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from podgpu.errors import PodgpuError
+
+SCHEMA_VERSION = 1
+FINE, COARSE, HOUR, DAY = 15, 300, 3600, 86_400  # resolutions in seconds; days are UTC days
+MAX_BYTES = 2 * 1024**3  # 8,000 GPUs with one pod each need 1.6 GB
+MAX_BYTES_IN_MEMORY = 256 * 1024**2
+
+
+class Retention(NamedTuple):
+    """How long each resolution is kept, in seconds."""
+
+    fine: int = 2 * HOUR
+    coarse: int = 8 * DAY
+    usage: int = 90 * DAY
+
+
+IN_MEMORY = Retention(fine=HOUR + COARSE, coarse=DAY + HOUR)
+
+_SETTINGS = (
+    "journal_mode = WAL",
+    "synchronous = NORMAL",  # a power cut may lose the last rounds, but damages nothing
+    "temp_store = MEMORY",  # a container may have no writable /tmp
+    "wal_autocheckpoint = 4000",  # 16 MB: rounds update the same usage pages, so rare checkpoints save disk writes
+)
+_SCHEMA = f"""
+BEGIN;
+CREATE TABLE gpu (               -- a GPU, or one MIG instance of it
+    id INTEGER PRIMARY KEY,
+    uuid TEXT, instance TEXT,    -- instance is empty for a whole GPU
+    node TEXT, gpu_index INTEGER,
+    last_seen INTEGER,           -- start of the hour
+    UNIQUE (uuid, instance)
+);
+CREATE TABLE account (           -- a pod or job on one node and GPU model; usage is charged to it
+    id INTEGER PRIMARY KEY,
+    cluster TEXT, node TEXT, namespace TEXT, pod TEXT,
+    job TEXT, uid TEXT, container_id TEXT,  -- for workloads without a pod name
+    model TEXT,
+    currency TEXT,               -- empty if the GPU has no price
+    owner_kind TEXT, owner_name TEXT, labels TEXT,  -- labels is a JSON object
+    last_seen INTEGER,           -- start of the hour
+    UNIQUE (namespace, pod, job, uid, container_id, cluster, node, model, currency)
+);
+CREATE TABLE round (             -- totals over all GPUs
+    resolution INTEGER, time INTEGER,
+    gpus REAL, allocated REAL, used REAL, idle REAL, broken REAL, power REAL,
+    PRIMARY KEY (resolution, time)
+) WITHOUT ROWID;
+CREATE TABLE sample (
+    resolution INTEGER, time INTEGER, gpu INTEGER,
+    account INTEGER,             -- 0 for the whole GPU, else one holder's part of a shared GPU
+    utilization INTEGER,         -- 1/10,000
+    memory INTEGER,              -- MiB
+    power INTEGER,               -- 1/10 W
+    temperature INTEGER,         -- degrees Celsius
+    PRIMARY KEY (resolution, time, gpu, account)
+) WITHOUT ROWID;
+CREATE TABLE span (              -- a holder or a condition of a GPU, from when to when
+    gpu INTEGER, account INTEGER,    -- account is 0 for a condition
+    name TEXT, message TEXT,         -- name of the container or the condition
+    started INTEGER, ended INTEGER   -- ended is NULL while it lasts
+);
+CREATE INDEX span_gpu ON span (gpu);
+CREATE INDEX span_account ON span (account);
+CREATE TABLE usage (
+    resolution INTEGER, time INTEGER, account INTEGER,
+    allocated INTEGER, busy INTEGER, idle INTEGER,  -- GPU milliseconds
+    energy INTEGER,                                 -- millijoules
+    cost INTEGER, idle_cost INTEGER,                -- 1/1,000,000 of the currency
+    PRIMARY KEY (resolution, time, account)
+) WITHOUT ROWID;
+PRAGMA user_version = {SCHEMA_VERSION};
+COMMIT;
+"""
+_UPSERT_GPU = """
+INSERT INTO gpu (uuid, instance, node, gpu_index, last_seen) VALUES (?, ?, ?, ?, ?)
+ON CONFLICT DO UPDATE SET node = excluded.node, gpu_index = excluded.gpu_index, last_seen = excluded.last_seen
+RETURNING id"""
+_UPSERT_ACCOUNT = """
+INSERT INTO account (cluster, node, namespace, pod, job, uid, container_id, model, currency,
+    owner_kind, owner_name, labels, last_seen)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET last_seen = excluded.last_seen,
+    owner_kind = iif(excluded.owner_name = '', owner_kind, excluded.owner_kind),
+    owner_name = iif(excluded.owner_name = '', owner_name, excluded.owner_name),
+    labels = iif(excluded.labels = '{}', labels, excluded.labels)
+RETURNING id"""
+_INSERT_ROUND = "INSERT OR REPLACE INTO round VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+# SQLite converts the units, because that is faster than Python.
+_INSERT_SAMPLE = """
+INSERT OR REPLACE INTO sample VALUES (?, ?, ?, ?, round(? * 1e4), round(? / 1048576.0), round(? * 10), round(?))"""
+_ADD_USAGE = """
+INSERT INTO usage VALUES
+    (?, ?, ?, round(? * 1e3), round(? * 1e3), round(? * 1e3), round(? * 1e3), round(? * 1e6), round(? * 1e6))
+ON CONFLICT DO UPDATE SET
+    allocated = allocated + excluded.allocated, busy = busy + excluded.busy, idle = idle + excluded.idle,
+    energy = energy + excluded.energy, cost = cost + excluded.cost, idle_cost = idle_cost + excluded.idle_cost"""
+_FIGURE_MEANS = "round(avg(utilization)), round(avg(memory)), round(avg(power)), round(avg(temperature))"
+_TOTAL_MEANS = "avg(gpus), avg(allocated), avg(used), avg(idle), avg(broken), avg(power)"
+_USAGE_SUMS = "sum(allocated), sum(busy), sum(idle), sum(energy), sum(cost), sum(idle_cost)"
+_START_SPAN = "INSERT INTO span VALUES (?, ?, ?, ?, ?, NULL)"
+_END_SPAN = """
+UPDATE span SET ended = max(started, ?) WHERE gpu = ? AND account = ? AND name = ? AND message = ? AND ended IS NULL"""
+_USED_BYTES = """
+SELECT (page_count - freelist_count) * page_size FROM pragma_page_count, pragma_freelist_count, pragma_page_size"""
+
+_log = logging.getLogger(__name__)
+
+
+class HistoryError(PodgpuError):
+    """History cannot be opened, written or read. The message says why."""
+
+
+class Figures(NamedTuple):
+    """Figures of a GPU, or of one holder's part of it. None means unknown."""
+
+    utilization: float | None = None  # 0 to 1
+    memory: float | None = None  # bytes
+    power: float | None = None  # watts
+    temperature: float | None = None  # degrees Celsius
+
+
+class Amounts(NamedTuple):
+    """Amounts used in some time. Half a GPU for 10 s is 5 allocated seconds."""
+
+    allocated_seconds: float = 0.0
+    busy_seconds: float = 0.0
+    idle_seconds: float = 0.0
+    energy_joules: float = 0.0
+    cost: float = 0.0
+    idle_cost: float = 0.0  # the part of the cost that was spent while idle
+
+
+class UsageAccount(NamedTuple):
+    """A pod or job on one node and GPU model. Owner and labels do not identify it: they may become known later."""
+
+    cluster: str = ""
+    node: str = ""
+    namespace: str = ""
+    pod: str = ""
+    job: str = ""
+    uid: str = ""  # only without a pod name
+    container_id: str = ""  # only without a pod name
+    model: str = ""
+    currency: str = ""  # empty if the GPU has no price
+    owner_kind: str = ""
+    owner_name: str = ""
+    labels: str = "{}"  # JSON object
+
+
+class HolderSample(NamedTuple):
+    """A container that holds a GPU or a part of it."""
+
+    account: UsageAccount
+    container: str = ""
+    amounts: Amounts = Amounts()  # since the previous round
+    figures: Figures | None = None  # its own on a shared GPU; None shows the figures of the GPU instead
+
+
+class GpuSample(NamedTuple):
+    """State of a GPU or MIG instance. `figures` is None if it could not be read."""
+
+    uuid: str
+    instance: str = ""
+    node: str = ""
+    gpu_index: int | None = None
+    figures: Figures | None = None
+    holders: Sequence[HolderSample] = ()
+    conditions: Sequence[tuple[str, str]] = ()  # name and message, such as ("xid", "XID 79: fallen off the bus")
+
+
+class RoundTotals(NamedTuple):
+    """Numbers of GPUs, and their power in watts."""
+
+    gpus: float = 0.0
+    allocated: float = 0.0
+    used: float = 0.0
+    idle: float = 0.0
+    broken: float = 0.0
+    power: float = 0.0
+
+
+class HistoryRound(NamedTuple):
+    """State of all GPUs at one Unix time. The holders and conditions of a missing GPU end."""
+
+    time: float
+    gpus: Sequence[GpuSample]
+    totals: RoundTotals = RoundTotals()
+
+
+class HistoryStore:
+    """The only writer of a history file, or a history in memory if `path` is None.
+
+    Call `append` from one thread; `reader` works in any thread.
+    """
+
+    def __init__(self, path: Path | None = None, max_bytes: int | None = None) -> None:
+        """Opens or creates the file. A damaged file is renamed to `*.damaged`, and an empty one is created."""
+        self._path = path
+        self._max_bytes = max_bytes or (MAX_BYTES if path else MAX_BYTES_IN_MEMORY)
+        self._retention = Retention() if path else IN_MEMORY
+        self._pending_usage: dict[tuple[int, UsageAccount], Amounts] = {}
+        self._damage: Exception | None = None
+        self._in_memory = threading.RLock()
+        self._lock: int | None = None
+        with self._translate_errors("open"):
+            if path is not None:
+                self._lock = _lock_file(path)
+            try:
+                self._open_or_replace()
+            except BaseException:
+                self._unlock()
+                raise
+
+    def append(self, round_: HistoryRound) -> None:
+        """Stores a round in one transaction. A later round within the same 15 s replaces its figures.
+
+        Raises HistoryError if the file cannot be written. Then the figures of this round are lost, but its usage is
+        kept in memory and written with the next round.
+        """
+        self._add_pending_usage(round_)
+        with self._translate_errors("write"), self._in_memory:
+            if self._damage is not None:
+                self._replace_file(self._damage)
+            try:
+                with self._db:  # commits, or rolls back on an exception
+                    self._write_round(round_)
+            except BaseException:
+                self._reset_caches()
+                raise
+        self._pending_usage.clear()
+
+    @contextmanager
+    def reader(self) -> Iterator[sqlite3.Connection]:
+        """A read-only connection for the functions in `queries`. Raises HistoryError if the file cannot be read."""
+        with self._translate_errors("read"):
+            if self._path is None:
+                with self._in_memory:
+                    yield self._db
+                return
+            uri = f"{self._path.absolute().as_uri()}?mode=ro"
+            with closing(sqlite3.connect(uri, uri=True)) as db:
+                db.execute("PRAGMA temp_store = MEMORY")
+                db.execute("BEGIN")  # all queries see the same snapshot
+                yield db
+
+    def close(self) -> None:
+        self._db.close()
+        self._unlock()
+
+    def _unlock(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+
+    @contextmanager
+    def _translate_errors(self, action: str) -> Iterator[None]:
+        """Turns errors into HistoryError. Remembers damage, so that the next `append` starts a new file."""
+        try:
+            yield
+        except (sqlite3.Error, OSError) as error:
+            if _is_damage(error):
+                self._damage = error
+            raise HistoryError(f"cannot {action} {self._path or 'history'}: {error}") from error
+
+    def _open_or_replace(self) -> None:
+        try:
+            self._open()
+        except sqlite3.Error as error:
+            if not _is_damage(error):
+                raise
+            self._replace_file(error)
+
+    def _open(self) -> None:
+        self._db = sqlite3.connect(self._path or ":memory:", check_same_thread=False)
+        try:
+            if self._path is not None:
+                self._path.chmod(0o600)  # pod names are private
+            version = self._fetch_value("PRAGMA user_version")
+            if version > SCHEMA_VERSION:
+                raise HistoryError(
+                    f"{self._path} was written by a newer podgpu (schema {version}, this one knows {SCHEMA_VERSION});"
+                    " upgrade podgpu or use another --history-dir"
+                )
+            for setting in _SETTINGS:
+                self._db.execute(f"PRAGMA {setting}")
+            if version == 0:
+                self._db.executescript(_SCHEMA)
+            self._reset_caches()
+        except BaseException:
+            self._db.close()
+            raise
+
+    def _replace_file(self, error: Exception) -> None:
+        self._db.close()  # before the file is renamed, because closing removes the write-ahead log by name
+        for suffix in ("", "-wal", "-shm"):
+            with suppress(FileNotFoundError):
+                os.replace(f"{self._path}{suffix}", f"{self._path}.damaged{suffix}")
+        _log.error("%s is damaged (%s); it was renamed to *.damaged, and history starts again", self._path, error)
+        self._damage = None
+        self._open()
+
+    def _reset_caches(self) -> None:
+        """Reads the open spans. Clears cached ids, because a rollback may have removed their rows."""
+        self._ids: dict[tuple[object, ...], int] = {}
+        self._ids_hour = self._window = -1
+        self._last_round = self._fetch_value("SELECT ifnull(max(time), 0) FROM round WHERE resolution = ?", FINE)
+        self._open_spans = set(self._db.execute("SELECT gpu, account, name, message FROM span WHERE ended IS NULL"))
+
+    def _add_pending_usage(self, round_: HistoryRound) -> None:
+        hour = int(round_.time) // HOUR * HOUR
+        for gpu in round_.gpus:
+            for holder in gpu.holders:
+                key = hour, holder.account
+                earlier = self._pending_usage.get(key)
+                self._pending_usage[key] = Amounts(*map(add, earlier, holder.amounts)) if earlier else holder.amounts
+
+    def _write_round(self, round_: HistoryRound) -> None:
+        time = int(round_.time) // FINE * FINE
+        if time < self._last_round - FINE:
+            self._delete_after(time)
+        if self._ids_hour != time // HOUR * HOUR:  # a new lookup of all ids updates last_seen
+            self._ids_hour = time // HOUR * HOUR
+            self._ids.clear()
+        samples: list[tuple[float | None, ...]] = []
+        spans: set[tuple[int, int, str, str]] = set()
+        for gpu in round_.gpus:
+            gpu_id = self._row_id(_UPSERT_GPU, (gpu.uuid, gpu.instance, gpu.node, gpu.gpu_index))
+            if gpu.figures is not None:
+                samples.append((FINE, time, gpu_id, 0, *gpu.figures))
+            for holder in gpu.holders:
+                account_id = self._row_id(_UPSERT_ACCOUNT, holder.account)
+                spans.add((gpu_id, account_id, holder.container, ""))
+                if holder.figures is not None:
+                    samples.append((FINE, time, gpu_id, account_id, *holder.figures))
+            spans.update((gpu_id, 0, name, message) for name, message in gpu.conditions)
+        pending = self._pending_usage.items()
+        usage = [(HOUR, hour, self._row_id(_UPSERT_ACCOUNT, account), *total) for (hour, account), total in pending]
+        self._db.execute(_INSERT_ROUND, (FINE, time, *round_.totals))
+        self._db.executemany(_INSERT_SAMPLE, samples)
+        self._db.executemany(_ADD_USAGE, usage)
+        self._db.executemany(_START_SPAN, [(*span, time) for span in spans - self._open_spans])
+        # A span that ended while podgpu was not running ends with the last round before that.
+        ended = time if time - self._last_round <= COARSE else self._last_round + FINE
+        self._db.executemany(_END_SPAN, [(ended, *span) for span in self._open_spans - spans])
+        self._open_spans, self._last_round = spans, time
+        if self._window != time // COARSE:
+            self._window = time // COARSE
+            self._roll_up_and_expire(time)
+            self._enforce_size_limit()
+
+    def _row_id(self, upsert: str, row: tuple[object, ...]) -> int:
+        row_id = self._ids.get(row)
+        if row_id is None:
+            [(row_id,)] = self._db.execute(upsert, (*row, self._ids_hour)).fetchall()
+            self._ids[row] = row_id
+        return row_id
+
+    def _delete_after(self, time: int) -> None:
+        """The wall clock was set back: rows of the future would hide the new ones."""
+        _log.warning("the clock was set back: history after the present time was deleted")
+        for table in ("sample", "round"):
+            self._db.execute(f"DELETE FROM {table} WHERE time > ?", (time,))
+        self._db.execute("UPDATE span SET started = min(started, ?), ended = min(ended, ?)", (time, time))
+        self._last_round = time
+
+    def _roll_up_and_expire(self, time: int) -> None:
+        """Aggregates all windows that ended since the last roll-up, then deletes expired rows."""
+        keep = self._retention
+        for table, keys, aggregates, fine, fine_retention, coarse, coarse_retention in (
+            ("sample", ", gpu, account", _FIGURE_MEANS, FINE, keep.fine, COARSE, keep.coarse),
+            ("round", "", _TOTAL_MEANS, FINE, keep.fine, COARSE, keep.coarse),
+            ("usage", ", account", _USAGE_SUMS, HOUR, keep.usage, DAY, keep.usage),
+        ):
+            until = time // coarse * coarse
+            newest = f"SELECT ifnull(max(time) + ?, 0) FROM {table} WHERE resolution = ? AND time < ?"
+            since = self._fetch_value(newest, coarse, coarse, until)
+            self._db.execute(
+                f"INSERT OR REPLACE INTO {table} SELECT :coarse, time / :coarse * :coarse AS start {keys}, {aggregates}"
+                f" FROM {table} WHERE resolution = :fine AND time >= :since AND time < :until GROUP BY start {keys}",
+                {"fine": fine, "coarse": coarse, "since": since, "until": until},
+            )
+            self._delete_before(table, fine, time - fine_retention)
+            self._delete_before(table, coarse, time - coarse_retention)
+        self._db.execute("DELETE FROM span WHERE ended < ?", (time - keep.coarse,))
+        for table in ("gpu", "account"):
+            self._db.execute(f"DELETE FROM {table} WHERE last_seen < ?", (time - keep.usage - DAY,))
+
+    def _enforce_size_limit(self) -> None:
+        """Deletes coarse samples, oldest hour first, then hourly usage, oldest day first. Freed pages are reused."""
+        for table, resolution, length in (("sample", COARSE, HOUR), ("usage", HOUR, DAY)):
+            while self._fetch_value(_USED_BYTES) > self._max_bytes:
+                oldest = self._fetch_value(f"SELECT min(time) FROM {table} WHERE resolution = ?", resolution)
+                if oldest is None:
+                    break
+                self._delete_before(table, resolution, oldest + length)
+
+    def _delete_before(self, table: str, resolution: int, time: int) -> None:
+        self._db.execute(f"DELETE FROM {table} WHERE resolution = ? AND time < ?", (resolution, time))
+
+    def _fetch_value(self, sql: str, *parameters: int) -> Any:
+        return self._db.execute(sql, parameters).fetchone()[0]
+
+
+def _lock_file(path: Path) -> int:
+    """Locks `*.lock` for this process. The kernel releases the lock when the process ends, however it ends."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        raise HistoryError(f"{path} is used by another podgpu; give each process a --history-dir of its own") from None
+    return lock
+
+
+def _is_damage(error: Exception) -> bool:
+    primary_code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    return primary_code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)

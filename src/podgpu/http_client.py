@@ -1,0 +1,415 @@
+"""HTTP client: requests with a deadline, a size limit, credentials from files, and errors in plain words.
+
+- `HttpClient(url, access)` sends requests to one server: `await client.get(session, "/api/v1/node")` returns the body,
+  `client.get_blocking(...)` does the same in a thread without an event loop. All errors are SourceErrors.
+- `open_session`, `read_body` and `explain_errors` are for callers with their own credentials, such as the Kubernetes
+  client.
+
+Redirects are not followed, because they could send credentials elsewhere. Messages contain no secrets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import os
+import re
+import socket
+import ssl
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+import aiohttp
+from yarl import URL
+
+from podgpu import __version__
+from podgpu.errors import SourceError, UsageError
+from podgpu.files import FileIdentity, look_at, read_bounded
+from podgpu.tls import Pem, make_client_context
+
+KEEP_ALIVE_SECONDS = 70.0
+"""Longer than most scrape intervals, shorter than the 75 s after which aiohttp servers close idle connections."""
+DEFAULT_TIMEOUT = 4.0
+MAX_METRICS_BYTES = 16 * 1024 * 1024
+"""Three times the metrics of 16 GPUs with seven MIG instances each and all fields."""
+METRICS_TYPES = "text/plain;version=0.0.4,text/plain;q=0.5"
+_MAX_BODY_BYTES = 64 * 1024 * 1024
+_MAX_SECRET_BYTES = 64 * 1024
+_CHUNK_BYTES = 256 * 1024
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_HOST_PORT = re.compile(r"((?:[a-z0-9_][a-z0-9_.-]*|\[[0-9a-f:.]+\])?)(:[0-9]{1,5}(?:/[!-$&-?A-~]*)?)", re.IGNORECASE)
+
+
+# Credentials
+
+
+@dataclass(frozen=True)
+class Access:
+    """TLS options and credentials for a server. Files are read for each request, so that renewed secrets are used."""
+
+    ca_file: str = ""
+    insecure: bool = False
+    """Accept any certificate."""
+    username: str = ""
+    password_file: str = ""
+    token_file: str = ""
+    headers: tuple[tuple[str, str], ...] = ()
+    """Additional headers, such as a tenant's name."""
+    prefix: str = "exporter"
+    """The options are called --PREFIX-ca-file and so on. Empty: there are no options, only a login in the URL."""
+    server: str = "the exporter"
+    """What runs there, for messages."""
+
+    def check(self) -> None:
+        """Raises UsageError if the options contradict each other."""
+        if self.token_file and self.username:
+            raise UsageError(f"{self.option('token-file')} and {self.option('username')}: only one of them can be sent")
+        if bool(self.username) != bool(self.password_file):
+            raise UsageError(f"{self.option('username')} and {self.option('password-file')} go together")
+        if self.ca_file and self.insecure:
+            unchecked = self.option("insecure-skip-verify")
+            raise UsageError(f"{self.option('ca-file')}: has no effect together with {unchecked}")
+        for name, value in self.headers:
+            if not _HEADER_NAME.fullmatch(name) or not value.isprintable() or value != value.strip():
+                raise UsageError(f"the header {name!r}: {value!r} cannot be sent in one line of HTTP")
+
+    def option(self, name: str) -> str:
+        return f"--{self.prefix}-{name}"
+
+    @property
+    def has_login(self) -> bool:
+        return bool(self.username or self.token_file)
+
+    def make_headers(self) -> dict[str, str]:
+        """Raises SourceError if a secret cannot be read."""
+        headers = dict(self.headers)
+        if self.token_file:
+            headers["Authorization"] = f"Bearer {_read_secret(self.token_file)}"
+        elif self.username:
+            headers["Authorization"] = _encode_basic(self.username, _read_secret(self.password_file))
+        return headers
+
+    def tls_context(self) -> ssl.SSLContext:
+        """Raises SourceError."""
+        return _cached_context(self.ca_file, look_at(self.ca_file) if self.ca_file else None, self.insecure)
+
+    @property
+    def login_advice(self) -> str:
+        if not self.prefix:
+            return "write the login into the URL, http://USER:PASSWORD@HOST:PORT"
+        return f"see {self.option('username')}, {self.option('password-file')} and {self.option('token-file')}"
+
+    @property
+    def tls_advice(self) -> str:
+        return f"see {self.option('ca-file')}" if self.prefix else "name its CA in the variable SSL_CERT_FILE"
+
+
+@lru_cache(maxsize=8)
+def _cached_context(ca_file: str, _identity: FileIdentity | None, insecure: bool) -> ssl.SSLContext:
+    """Loading authorities takes milliseconds and a megabyte. A replaced file has another identity."""
+    return make_client_context(Pem(ca_file).read() if ca_file else None, ca_file, not insecure)
+
+
+def _encode_basic(username: str, password: str) -> str:
+    return f"Basic {base64.b64encode(f'{username}:{password}'.encode()).decode()}"
+
+
+def _read_secret(path: str) -> str:
+    secret = read_bounded(path, _MAX_SECRET_BYTES).decode("utf-8", "replace").strip()
+    if not secret or not secret.isprintable() or "\ufffd" in secret:  # a line break would begin another header
+        raise SourceError("unauthorized", f"{path} has no usable secret: write one line of text into it")
+    return secret
+
+
+# URLs
+
+
+def with_scheme(place: str, scheme: str = "http") -> str:
+    """Completes `gpu-1:9400` and `:9400` (this machine) to URLs. Returns anything else unchanged."""
+    match = _HOST_PORT.fullmatch(place)
+    return place if match is None else f"{scheme}://{match[1] or 'localhost'}{match[2]}"
+
+
+def redact_url(url: str) -> str:
+    """Host and path of a text that was meant as a URL, quoted for messages.
+
+    Everything before the last @ may be a login and everything after a ? may be a key, however it is written.
+    """
+    scheme, separator, rest = url.partition("://")
+    rest = re.split(r"[?#]", re.sub(r"(?is).*(?:@|%40|\uff20)", "", rest if separator else scheme))[0]
+    return ascii(f"{scheme}://{rest}" if separator and scheme.isalnum() else rest)[:200]
+
+
+def _parse_url(text: str, access: Access) -> URL:
+    """Raises UsageError for anything but HOST:PORT and http(s) URLs."""
+    try:
+        url = URL(with_scheme(text, "https" if access.ca_file or access.insecure else "http"))
+        is_usable = url.scheme in ("http", "https") and url.host and url.port and text.isprintable() and " " not in text
+    except ValueError:
+        is_usable = False
+    if not is_usable:
+        advice = "write HOST:PORT, http://HOST:PORT or https://HOST:PORT"
+        raise UsageError(f"{redact_url(text)}: is not a URL of an HTTP server; {advice}")
+    if "@" in url.path + url.query_string + url.fragment:  # http://user:12/34@host has the host `user`
+        advice = "write it as %40, and in a password / as %2F, ? as %3F, # as %23"
+        raise UsageError(f"{redact_url(text)}: there is an @ behind the host: {advice}")
+    return url.with_fragment(None)
+
+
+# Requests
+
+
+class HttpResponse(NamedTuple):
+    status: int
+    body: bytes
+    content_type: str
+    """Without parameters, in lower case."""
+    reason: str = ""
+    """The text behind the status."""
+    location: str = ""
+    """Target of a redirect. May contain secrets."""
+
+
+def open_session(keep_alive: float = KEEP_ALIVE_SECONDS) -> aiohttp.ClientSession:
+    """`keep_alive`: seconds for which idle connections stay open; 0 closes them after each response."""
+    connector = (
+        aiohttp.TCPConnector(limit=0, keepalive_timeout=keep_alive)
+        if keep_alive
+        else aiohttp.TCPConnector(limit=0, force_close=True)
+    )
+    return aiohttp.ClientSession(
+        connector=connector,
+        cookie_jar=aiohttp.DummyCookieJar(),
+        timeout=aiohttp.ClientTimeout(total=None),  # callers set deadlines
+        headers={"User-Agent": f"podgpu/{__version__}", "Accept-Encoding": "gzip"},
+    )
+
+
+async def read_body(response: aiohttp.ClientResponse, max_bytes: int, shown: str) -> bytes:
+    """Reads the body, decompressed as it arrives. Raises SourceError once it is too large. `shown`: the URL."""
+    chunks, size = [], 0
+    is_too_large = (response.content_length or 0) > max_bytes
+    while not is_too_large and (chunk := await response.content.read(_CHUNK_BYTES)):
+        chunks.append(chunk)
+        size += len(chunk)
+        is_too_large = size > max_bytes
+    if is_too_large:
+        raise SourceError("too_large", f"{shown} answers with more than {max_bytes} bytes: is it the right URL?")
+    return b"".join(chunks)
+
+
+class HttpClient:
+    """Sends requests to one server. Sessions are passed in, so that many clients can share one."""
+
+    def __init__(
+        self,
+        url: str,
+        access: Access | None = None,
+        *,
+        timeout: float = DEFAULT_TIMEOUT,
+        max_bytes: int = _MAX_BODY_BYTES,
+        default_path: str = "",
+    ) -> None:
+        """`url` may be HOST:PORT. `default_path` is used if the URL has no path. Raises UsageError."""
+        self._access = access or Access()
+        self._access.check()
+        parsed = _parse_url(url, self._access)
+        if parsed.path in ("", "/") and default_path:
+            parsed = parsed.with_path(default_path).with_query(parsed.query)
+        self._url = parsed.with_user(None)
+        self.shown = str(self._url.with_query(None)).rstrip("/") + ("?…" if self._url.query_string else "")
+        """The URL without secrets, for messages."""
+        self.host = self._url.authority
+        self.timeout = timeout
+        self._max_bytes = max_bytes
+        self._login: str | None = None
+        if parsed.user is not None:
+            if self._access.has_login:
+                raise UsageError(f"{self.shown}: a login in the URL and another by option: remove the one in the URL")
+            self._login = _encode_basic(parsed.user, parsed.password or "")
+
+    async def send(
+        self,
+        session: aiohttp.ClientSession,
+        method: str = "GET",
+        path: str = "",
+        form: Mapping[str, str] | None = None,
+        accept: str = "*/*",
+    ) -> HttpResponse:
+        """Returns the response with any status. `path` is appended to the URL's path. `form` is the query of a GET and
+        the body of a POST. Raises SourceError: timeout, tls, truncated, unreachable, too_large, unauthorized."""
+        with explain_errors(self._failed):
+            async with asyncio.timeout(self.timeout):
+                try:
+                    return await self._send_once(session, method, path, form, accept)
+                except aiohttp.ServerDisconnectedError:
+                    # The server may close an idle connection at the moment it is used. All our requests are repeatable.
+                    return await self._send_once(session, method, path, form, accept)
+
+    async def _send_once(
+        self, session: aiohttp.ClientSession, method: str, path: str, form: Mapping[str, str] | None, accept: str
+    ) -> HttpResponse:
+        url = self._url.joinpath(path.lstrip("/")).with_query(self._url.query) if path else self._url
+        headers = self._access.make_headers() | {"Accept": accept}
+        if self._login is not None:
+            headers["Authorization"] = self._login
+        async with session.request(
+            method,
+            url,
+            params=form if method == "GET" else None,
+            data=None if method == "GET" else form,
+            headers=headers,
+            ssl=self._access.tls_context() if url.scheme == "https" else True,
+            allow_redirects=False,
+        ) as response:
+            body = await read_body(response, self._max_bytes, self.shown)
+        reason = "".join(letter for letter in (response.reason or "")[:100] if letter.isprintable())
+        content_type = response.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+        return HttpResponse(response.status, body, content_type, reason, response.headers.get("Location", ""))
+
+    async def get(
+        self,
+        session: aiohttp.ClientSession,
+        path: str = "",
+        query: Mapping[str, str] | None = None,
+        accept: str = "application/json",
+    ) -> bytes:
+        """Returns the body. Raises SourceError, also for any status but 200."""
+        response = await self.send(session, "GET", path, query, accept)
+        if response.status != 200:
+            raise self.status_error(response)
+        return response.body
+
+    async def get_metrics(self, session: aiohttp.ClientSession) -> bytes:
+        """Returns the metrics text. Raises SourceError, also for a web page."""
+        body = await self.get(session, accept=METRICS_TYPES)
+        check_is_metrics(body, self.shown)
+        return body
+
+    def get_blocking(
+        self, path: str = "", query: Mapping[str, str] | None = None, accept: str = "application/json"
+    ) -> bytes:
+        """As `get`, on a new connection, for threads without an event loop."""
+
+        async def get() -> bytes:
+            async with open_session() as session:
+                return await self.get(session, path, query, accept)
+
+        return asyncio.run(get())
+
+    def status_error(self, response: HttpResponse) -> SourceError:
+        """Explains an unwanted status."""
+        status, shown = response.status, self.shown
+        if status in (401, 403):
+            return SourceError(
+                "unauthorized", f"{shown} needs other credentials ({status}): {self._access.login_advice}"
+            )
+        if 300 <= status < 400:
+            target = redact_url(response.location)
+            return SourceError(
+                f"http_{status}", f"{shown} redirects to {target}, which podgpu does not follow: name that URL"
+            )
+        if status == 503:
+            return SourceError("http_503", f"{shown} answers 503: it is not ready, or its figures are too old")
+        text = f"{shown} answers {status} {response.reason}".rstrip()
+        return SourceError(f"http_{status}", f"{text}: is the path right?" if status < 500 else text)
+
+    def _failed(self, failure: Failure) -> SourceError:
+        reason, why = failure
+        if reason == "timeout":
+            return SourceError(reason, f"{self.shown}: no complete response within {self.timeout:g} s")
+        if reason == "tls":
+            return SourceError(reason, f"{self.shown}: no trusted connection ({why}): {self._access.tls_advice}")
+        if reason in ("truncated", "malformed"):
+            return SourceError(reason, f"{self.shown}: {why}")
+        advice = f"check that {self._access.server} runs there"
+        return SourceError("unreachable", f"{self.shown} cannot be reached ({why}): {advice}")
+
+
+def check_is_metrics(body: bytes, shown: str) -> None:
+    """Raises SourceError for a web page."""
+    if body[:512].lstrip()[:1] == b"<":
+        raise SourceError("not_prometheus", f"{shown} is a web page, not metrics: name the path of the metrics")
+
+
+# Errors
+
+
+class Failure(NamedTuple):
+    """Why there is no response."""
+
+    reason: str
+    """timeout, tls, truncated, malformed, not_http, bad_url or unreachable."""
+    why: str
+    """Part of a sentence, without secrets."""
+
+
+_CERTIFICATE_ERRORS = {
+    9: "its certificate is not valid yet: compare the clocks of both machines",
+    10: "its certificate has expired: renew it, or compare the clocks of both machines",
+    18: "its certificate is self-signed, and podgpu does not trust it",
+    19: "its certificate is signed by a CA that podgpu does not trust",
+    20: "its certificate is signed by a CA that podgpu does not trust",
+    62: "its certificate is for another name",
+    64: "its certificate is for another address",
+}
+"""By OpenSSL's verify codes."""
+
+
+@contextmanager
+def explain_errors(make_error: Callable[[Failure], SourceError]) -> Iterator[None]:
+    """Converts errors of aiohttp, ssl and the system. Errors of podgpu pass unchanged."""
+    try:
+        yield
+    except (aiohttp.ClientError, OSError, ValueError) as error:
+        raise make_error(_explain(error)) from error
+
+
+def _explain(error: Exception) -> Failure:
+    tls = _find_tls_error(error)
+    if isinstance(tls, ssl.SSLCertVerificationError):
+        unknown = f"its certificate cannot be verified: {tls.verify_message}"
+        return Failure("tls", _CERTIFICATE_ERRORS.get(tls.verify_code, unknown))
+    if tls is not None:
+        return Failure("tls", _first_line(str(tls.reason or tls).lower().replace("_", " ")))
+    if isinstance(error, TimeoutError):
+        return Failure("timeout", "no complete response in time")
+    if isinstance(error, aiohttp.ClientPayloadError):
+        if "decode" in str(error) or "ContentEncodingError" in str(error):
+            return Failure("malformed", "the compressed response is broken")
+        return Failure("truncated", "the response ended too early")
+    if isinstance(error, aiohttp.ClientResponseError):
+        return Failure("not_http", "its response is not HTTP: is the port right?")
+    if isinstance(error, ValueError):
+        return Failure("bad_url", "it is not an address")
+    return Failure("unreachable", _explain_connection_error(error))
+
+
+def _explain_connection_error(error: Exception) -> str:
+    cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
+    if isinstance(cause, ConnectionRefusedError):
+        return "nothing listens there"
+    if isinstance(cause, socket.gaierror):
+        return "there is no host of this name"
+    if isinstance(error, aiohttp.ServerDisconnectedError):
+        return "it closed the connection without a response"
+    if isinstance(cause, OSError) and cause.errno is not None and cause.errno > 0:
+        return os.strerror(cause.errno)
+    return _first_line(str(error)) or type(error).__name__
+
+
+def _find_tls_error(error: BaseException) -> ssl.SSLError | None:
+    """aiohttp stores the error of ssl in one of several attributes."""
+    places = (error, getattr(error, "certificate_error", None), getattr(error, "os_error", None), error.__cause__)
+    for place in places:
+        if isinstance(place, ssl.SSLError) and not isinstance(place, aiohttp.ClientError):
+            return place
+    return None
+
+
+def _first_line(text: str) -> str:
+    """aiohttp's messages quote the request after the first line."""
+    return "".join(letter if letter.isprintable() else " " for letter in text.partition("\n")[0])[:200]

@@ -1,0 +1,110 @@
+"""Certificates and keys, and the TLS contexts made of them, for clients and servers."""
+
+from __future__ import annotations
+
+import os
+import ssl
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from podgpu.errors import SourceError
+from podgpu.files import read_bounded
+
+T = TypeVar("T")
+_MAX_PEM_BYTES = 4 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Pem:
+    """Certificates or a key: in a file that may be replaced at any time, or as text."""
+
+    file: str = ""
+    text: str = field(default="", repr=False)
+    """Used if `file` is empty."""
+    origin: str = ""
+    """Where the text was found, for messages."""
+
+    def __bool__(self) -> bool:
+        return bool(self.file or self.text)
+
+    @property
+    def name(self) -> str:
+        return self.file or self.origin
+
+    def read(self) -> bytes:
+        """Raises SourceError."""
+        return read_bounded(self.file, _MAX_PEM_BYTES) if self.file else self.text.encode()
+
+
+NO_PEM = Pem()
+
+
+class KeptContext(Generic[T]):
+    """The context made of some material: the same one until the material is another. From any thread."""
+
+    def __init__(self, make: Callable[[T], ssl.SSLContext]) -> None:
+        self._make = make
+        self._kept: tuple[T, ssl.SSLContext] | None = None
+        self._making = threading.Lock()
+
+    def of(self, material: T) -> ssl.SSLContext:
+        """Loading authorities takes milliseconds, and a megabyte: a thousand that ask at once make one."""
+        with self._making:
+            if self._kept is None or self._kept[0] != material:
+                self._kept = material, self._make(material)
+            return self._kept[1]
+
+    @property
+    def is_made(self) -> bool:
+        return self._kept is not None
+
+
+def make_client_context(authorities: bytes | None, name: str, verify: bool = True) -> ssl.SSLContext:
+    """`authorities`: None for those of the system. `name`: their file, for messages. Raises SourceError."""
+    text = None if authorities is None else authorities.decode("ascii", "ignore")
+    if text is not None and not text.strip():  # ssl would load the authorities of the system instead
+        raise SourceError("tls", f"{name} has no certificates in it: it is empty")
+    try:
+        context = ssl.create_default_context(cadata=text)
+    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+        raise SourceError("tls", f"{name} has no certificates in it ({error})") from error
+    # Since Python 3.13 the default refuses CAs without a key identifier. Older kubeadm and k3s created such CAs.
+    context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+    if not verify:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+def load_pair(context: ssl.SSLContext, certificate: bytes, key: bytes, names: str) -> None:
+    """Loads the own certificate and its key. `names`: of the two, for messages. Raises SourceError."""
+    try:
+        with _as_file(certificate) as certificate_file, _as_file(key) as key_file:
+            # Without a password of ours, OpenSSL would prompt for one on the terminal.
+            context.load_cert_chain(certificate_file, key_file, password=lambda: "-")
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "reason", None) or ""
+        if reason == "KEY_VALUES_MISMATCH":
+            raise SourceError("tls", f"{names} do not belong together: the key is another certificate's") from error
+        why = f" ({reason.lower().replace('_', ' ')})" if reason else ""
+        problem = f"{names} are not a certificate and key in PEM, without a password, that OpenSSL reads{why}"
+        raise SourceError("tls", problem) from error
+
+
+@contextmanager
+def _as_file(content: bytes) -> Iterator[str]:
+    """OpenSSL reads keys from files only. On Linux the file is in memory, so that no key is written to a disk."""
+    if hasattr(os, "memfd_create"):
+        with open(os.memfd_create("podgpu-tls"), "wb") as memory:
+            memory.write(content)
+            memory.flush()
+            yield f"/proc/self/fd/{memory.fileno()}"
+    else:
+        with tempfile.NamedTemporaryFile("wb") as file:
+            file.write(content)
+            file.flush()
+            yield file.name

@@ -1,0 +1,282 @@
+"""Tests of the history store through its public functions, with real files, processes and mounts."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from podgpu.history.answers import MAX_POINTS
+from podgpu.history.queries import read_gpu, read_pod, read_totals, read_usage
+from podgpu.history.store import (
+    Amounts,
+    Figures,
+    GpuSample,
+    HistoryError,
+    HistoryRound,
+    HistoryStore,
+    HolderSample,
+    RoundTotals,
+    UsageAccount,
+)
+
+COARSE, HOUR, DAY = 300, 3600, 86_400
+START = 1_800_000_000 // DAY * DAY
+NODE = UsageAccount("prod", "node-1", "research", model="H200", currency="USD")
+LLM = NODE._replace(pod="llm-0", owner_kind="StatefulSet", owner_name="llm", labels='{"example.com/team":"nlp"}')
+NOTEBOOK = NODE._replace(pod="notebook")
+USAGE = Amounts(15.0, 5.0, 10.0, 6000.0, 0.015, 0.01)
+
+
+def make_round(at: int, *holders: HolderSample, utilization: float | None = 0.5, xid: str = "") -> HistoryRound:
+    figures = Figures(utilization, 80 << 30, 412.5, 61.0)
+    gpu = GpuSample("GPU-1", "", "node-1", 0, figures, holders, [("xid", xid)] if xid else [])
+    return HistoryRound(at, [gpu], RoundTotals(1, len(holders), power=412.5))
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "history.db"
+
+
+@pytest.fixture
+def store(path: Path) -> Iterator[HistoryStore]:
+    store = HistoryStore(path)
+    yield store
+    store.close()
+
+
+def test_a_short_range_has_a_point_for_every_round_and_gaps_are_not_zero(store: HistoryStore) -> None:
+    store.append(make_round(START, utilization=0.0))
+    store.append(make_round(START + 15, utilization=None))
+    store.append(make_round(START + 45, utilization=0.25))
+    with store.reader() as db:
+        history = read_gpu(db, "GPU-1", START, START + 60)
+        assert read_gpu(db, "GPU-2", START, START + 60) is None
+    assert history is not None
+    assert (history.node, history.gpu_index, history.figures.start, history.figures.step) == ("node-1", 0, START, 15)
+    assert history.figures.values["utilization"] == [0.0, None, None, 0.25]
+    assert history.figures.values["memory"] == [80 << 30, 80 << 30, None, 80 << 30]
+
+
+def test_long_ranges_are_means_of_at_most_500_points_up_to_now(store: HistoryStore) -> None:
+    end = START + 3 * HOUR + 60
+    for at in range(START, end, 15):
+        store.append(make_round(at, utilization=0.2 if at % COARSE < COARSE / 2 else 0.4))
+    with store.reader() as db:
+        day, week = (read_gpu(db, "GPU-1", end - length, end) for length in (DAY, 7 * DAY))
+        totals = read_totals(db, end - 7 * DAY, end)
+    assert day is not None
+    assert week is not None
+    known = [value for value in day.figures.values["utilization"] if value is not None]
+    assert known == pytest.approx([0.3] * 36 + [0.2])  # the last minute is not rolled up yet
+    assert len(week.figures.values["power"]) == len(totals.values["power"]) <= MAX_POINTS
+    assert totals.values["power"][-1] == 412.5
+
+
+def test_a_pod_has_its_own_figures_on_a_shared_gpu_while_it_holds_it(store: HistoryStore) -> None:
+    own = HolderSample(LLM, "main", USAGE, Figures(0.1, 8 << 30))
+    store.append(make_round(START, HolderSample(NOTEBOOK, "jupyter")))
+    store.append(make_round(START + 15, own, HolderSample(NOTEBOOK, "jupyter", figures=Figures())))
+    store.append(make_round(START + 30, xid="XID 79"))
+    store.append(make_round(START + 45))
+    with store.reader() as db:
+        [llm] = read_pod(db, "research", "llm-0", START, START + 60)
+        [notebook] = read_pod(db, "research", "notebook", START, START + 60)
+    assert llm.figures.values["utilization"] == [None, 0.1, None, None]
+    assert notebook.figures.values["utilization"] == [0.5, None, None, None]
+    assert [(span.kind, span.name, span.pod, span.started, span.ended) for span in llm.spans] == [
+        ("holder", "jupyter", "notebook", START, START + 30),
+        ("holder", "main", "llm-0", START + 15, START + 30),
+        ("condition", "xid", "", START + 30, START + 45),
+    ]
+
+
+def test_usage_of_any_range_includes_ended_pods_and_groups_by_owner_or_label(store: HistoryStore) -> None:
+    accounts = [LLM._replace(owner_name="", owner_kind="")] + [LLM] * 29 + [NOTEBOOK] * 30
+    for hour, account in enumerate(accounts):
+        store.append(make_round(START + hour * HOUR, HolderSample(account, amounts=USAGE)))
+    with store.reader() as db:
+        owners = read_usage(db, START, START + 60 * HOUR, ["namespace", "owner_name"])
+        labels = read_usage(db, START, START + 60 * HOUR, ["label:example.com/team"])
+        for first, last in ((0, 60), (5, 7), (20, 50), (24, 48), (23, 49), (59, 60)):
+            rows = read_usage(db, START + first * HOUR, START + last * HOUR, ["cluster"])
+            assert sum(row.amounts.idle_seconds for row in rows) == 10.0 * (last - first)
+        with pytest.raises(ValueError, match="cannot group by"):
+            read_usage(db, START, START + HOUR, ["1; DROP TABLE usage"])
+    assert {row.group for row in owners} == {("research", "llm"), ("research", "")}
+    assert {row.group for row in labels} == {("nlp",), ("",)}
+    assert owners[0].amounts == pytest.approx((450.0, 150.0, 300.0, 180_000.0, 0.45, 0.3))
+
+
+def test_old_rows_are_deleted(store: HistoryStore) -> None:
+    for day in range(0, 100, 2):
+        store.append(make_round(START + day * DAY, HolderSample(LLM, amounts=USAGE)))
+    with store.reader() as db:
+        oldest = dict(db.execute("SELECT resolution, min(time) FROM usage GROUP BY resolution"))
+        assert oldest[HOUR] == oldest[DAY] == START + 8 * DAY
+        assert db.execute("SELECT min(time) FROM sample").fetchone()[0] == START + 90 * DAY
+
+
+def test_the_size_limit_deletes_samples_before_usage(path: Path) -> None:
+    store = HistoryStore(path, max_bytes=400_000)
+    holders = [HolderSample(LLM, amounts=USAGE)]
+    gpus = [GpuSample(f"GPU-{n}", "", "node-1", n, Figures(0.5, 1 << 30, 300, 50), holders) for n in range(50)]
+    for at in range(START, START + 6 * DAY, COARSE):
+        store.append(HistoryRound(at, gpus))
+    with store.reader() as db:
+        [row] = read_usage(db, START, START + 6 * DAY, ["pod"])
+        assert db.execute("SELECT min(time) FROM sample").fetchone()[0] > START + DAY
+    assert row.amounts.allocated_seconds == 15.0 * 50 * 6 * DAY / COARSE
+    store.close()
+    assert path.stat().st_size < 480_000
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from podgpu.history.store import HistoryStore
+from tests.history.test_store import LLM, USAGE, HolderSample, make_round
+store = HistoryStore(Path(sys.argv[1]))
+for number in range(int(sys.argv[2]), 10**9):
+    store.append(make_round(number * 15, HolderSample(LLM, amounts=USAGE)))
+    print(number, flush=True)
+"""
+
+
+def start_writer(path: Path, first: int) -> subprocess.Popen[str]:
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [sys.executable, "-c", WRITER, str(path), str(first)]
+    writer = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+    assert writer.stdout is not None
+    writer.stdout.readline()  # the first round is written
+    return writer
+
+
+def test_kill_9_loses_no_round_and_a_restart_continues(path: Path) -> None:
+    first = written = START // 15
+    for attempt in range(20):
+        writer = start_writer(path, written)
+        time.sleep(0.003 * attempt)  # a round takes about 1 ms
+        writer.kill()
+        reported = [str(written), *writer.communicate()[0].split()]
+        store = HistoryStore(path)
+        with store.reader() as db:
+            assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+            (newest,) = db.execute("SELECT max(time) / 15 FROM round WHERE resolution = 15").fetchone()
+            [row] = read_usage(db, START, START + 10 * DAY, ["pod"])
+            assert db.execute("SELECT count(*) FROM span").fetchone() == (1,)  # the holder never changed
+        store.close()
+        assert newest >= int(reported[-1])
+        assert row.amounts.allocated_seconds == 15.0 * (newest + 1 - first)  # each round counts exactly once
+        written = newest + 1
+
+
+def test_a_pod_that_ended_while_podgpu_was_down_ends_with_the_last_round(path: Path) -> None:
+    for at, holders in ((START, [HolderSample(LLM)]), (START + HOUR, [])):
+        store = HistoryStore(path)
+        store.append(make_round(at, *holders))
+        with store.reader() as db:
+            [history] = read_pod(db, "research", "llm-0", START, START + HOUR)
+        store.close()
+    assert history.spans[0].ended == START + 15
+
+
+def test_a_second_process_is_refused(path: Path) -> None:
+    writer = start_writer(path, START // 15)
+    with pytest.raises(HistoryError, match="used by another podgpu"):
+        HistoryStore(path)
+    writer.kill()
+    writer.communicate()
+    HistoryStore(path).close()
+
+
+def test_a_newer_schema_is_refused_and_left_alone(path: Path) -> None:
+    with sqlite3.connect(path) as db:
+        db.execute("PRAGMA user_version = 7")
+    before = path.read_bytes()
+    for _ in range(2):  # the first refusal releases the lock
+        with pytest.raises(HistoryError, match=r"newer podgpu \(schema 7, this one knows 1\)"):
+            HistoryStore(path)
+    assert path.read_bytes() == before
+
+
+def test_a_damaged_file_is_moved_aside_with_a_message(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path.write_bytes(b"not a database" * 1000)
+    store = HistoryStore(path)
+    store.append(make_round(START))
+    store.close()
+    assert Path(f"{path}.damaged").read_bytes() == b"not a database" * 1000
+    assert "is damaged (file is not a database); it was renamed to" in caplog.text
+
+
+def test_damage_found_while_reading_starts_a_new_file_with_the_next_round(path: Path, store: HistoryStore) -> None:
+    store.append(make_round(START))
+    with sqlite3.connect(path) as db:
+        db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    path.write_bytes(path.read_bytes()[:4096] + b"\xff" * (path.stat().st_size - 4096))
+    with pytest.raises(HistoryError, match="malformed"), store.reader() as db:
+        read_gpu(db, "GPU-1", START, START + HOUR)
+    store.append(make_round(START + 15))
+    with store.reader() as db:
+        assert read_gpu(db, "GPU-1", START, START + HOUR)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    if os.geteuid() != 0:
+        pytest.skip("mounting a file system needs root")
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=32m", "tmpfs", tmp_path], check=True)
+    yield tmp_path
+    subprocess.run(["umount", tmp_path], check=True)
+
+
+def test_a_full_disk_loses_figures_but_no_usage(small_disk: Path) -> None:
+    store = HistoryStore(small_disk / "history.db")
+    (small_disk / "filler").write_bytes(b"x" * 33_000_000)
+    failed = 0
+    for number in range(240):
+        try:
+            store.append(make_round(START + 15 * number, HolderSample(LLM, amounts=USAGE)))
+        except HistoryError:
+            failed += 1
+            if failed == 20:
+                (small_disk / "filler").unlink()
+    with store.reader() as db:
+        [row] = read_usage(db, START, START + HOUR, ["pod"])
+    store.close()
+    assert failed == 20
+    assert row.amounts.allocated_seconds == 15.0 * 240
+
+
+def test_a_read_only_disk_is_refused(small_disk: Path) -> None:
+    HistoryStore(small_disk / "history.db").close()
+    subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
+    with pytest.raises(HistoryError, match="Read-only file system"):
+        HistoryStore(small_disk / "history.db")
+
+
+def test_in_memory_history_has_the_last_day() -> None:
+    store = HistoryStore()
+    for at in range(START, START + 2 * HOUR, 15):
+        store.append(make_round(at))
+    with store.reader() as db:
+        history = read_gpu(db, "GPU-1", START, START + 2 * HOUR)
+    store.close()
+    assert history is not None
+    assert None not in history.figures.values["utilization"]
+
+
+def test_clock_set_back_drops_the_future(store: HistoryStore) -> None:
+    store.append(make_round(START + HOUR, HolderSample(LLM)))
+    store.append(make_round(START, utilization=0.25))
+    with store.reader() as db:
+        history = read_gpu(db, "GPU-1", START, START + 2 * HOUR)
+    assert history is not None
+    assert [value for value in history.figures.values["utilization"] if value is not None] == [0.25]

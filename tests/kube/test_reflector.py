@@ -1,0 +1,512 @@
+"""A collection kept by list and watch, against a server that cuts, forgets, refuses, hangs and talks nonsense."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from podgpu.errors import SourceError
+from podgpu.kube.client import ApiError
+from podgpu.kube.config import ApiConfig, ExecPlugin
+from podgpu.kube.reflector import Backoff, Informer, ReflectorSettings
+from tests.kube.api_server import Request, SimulatedApiServer
+from tests.nodes.clock import PATIENCE, seconds_waited
+
+from .conftest import HURRY, PODS, eventually, name_of, pod
+
+MakeWatcher = Callable[..., Informer[Any]]
+
+
+def watches(server: SimulatedApiServer) -> list[Request]:
+    return [request for request in server.requests if request.watches]
+
+
+def lists(server: SimulatedApiServer) -> list[Request]:
+    return [request for request in server.requests if not request.watches]
+
+
+def wait_watching(server: SimulatedApiServer, watcher: Informer[Any], times: int = 1) -> None:
+    eventually(lambda: len(watches(server)) >= times and server.open_watches and watcher.error is None)
+
+
+def reason(watcher: Informer[Any]) -> str:
+    error = watcher.error
+    return error.reason if error is not None else ""
+
+
+def test_it_follows_the_collection(server: SimulatedApiServer, watch: MakeWatcher) -> None:
+    server.put("pods", pod("a"), pod("b"))
+    watcher = watch()
+    assert watcher.wait_synced(30)
+    assert watcher.synced
+    assert watcher.items() == ("a", "b")
+    wait_watching(server, watcher)
+    server.put("pods", pod("c"))
+    eventually(lambda: watcher.items() == ("a", "b", "c"))
+    server.remove("pods", "a", "team")
+    eventually(lambda: watcher.items() == ("b", "c"))
+    assert watcher.failures == {}
+
+
+def test_it_speaks_the_protocol(server: SimulatedApiServer, watch: MakeWatcher) -> None:
+    server.put("pods", pod("a"))
+    selector = {"fieldSelector": "spec.nodeName=node-a"}
+    watcher = watch(params=selector)
+    wait_watching(server, watcher)
+    first, second = server.requests
+    assert first.query == selector | {"resourceVersion": "0", "resourceVersionMatch": "NotOlderThan"}
+    seconds = int(second.query["timeoutSeconds"])
+    assert 300 <= seconds <= 600
+    assert second.query == selector | {
+        "watch": "true",
+        "allowWatchBookmarks": "true",
+        "timeoutSeconds": str(seconds),
+        "resourceVersion": str(server.version),
+    }
+    assert first.port == second.port
+
+
+def test_only_what_the_caller_keeps_is_kept(server: SimulatedApiServer, watch: MakeWatcher) -> None:
+    def keep(body: dict[str, Any]) -> str | None:
+        return body["metadata"]["labels"].get("app")
+
+    server.put("pods", pod("a", app="train"), pod("b"))
+    watcher = watch(keep)
+    wait_watching(server, watcher)
+    assert (watcher.items(), watcher.version) == (("train",), 1)
+    server.put("pods", pod("a", app="train", heartbeat="1"))  # changes nothing that is kept
+    server.put("pods", pod("b", app="serve"))
+    eventually(lambda: watcher.items() == ("train", "serve"))
+    assert watcher.version == 2
+    server.put("pods", pod("a"))
+    eventually(lambda: watcher.items() == ("serve",))
+    assert watcher.version == 3
+
+
+def test_a_selector_is_left_and_entered(server: SimulatedApiServer, watch: MakeWatcher) -> None:
+    server.put("pods", pod("pending", node=""), pod("other", node="node-b"))
+    watcher = watch(params={"fieldSelector": "spec.nodeName=node-a"})
+    wait_watching(server, watcher)
+    assert watcher.items() == ()
+    server.put("pods", pod("pending"))
+    eventually(lambda: watcher.items() == ("pending",))
+    server.put("pods", pod("pending", node="node-b"))
+    eventually(lambda: watcher.items() == ())
+
+
+def test_a_watch_that_ends_goes_on_where_it_was(server: SimulatedApiServer, watch: MakeWatcher) -> None:
+    watcher = watch()
+    wait_watching(server, watcher)
+    server.put("pods", pod("a"))
+    eventually(lambda: watcher.items() == ("a",))
+    reached = str(server.version)
+    server.end_watches()
+    wait_watching(server, watcher, 2)
+    assert watches(server)[1].query["resourceVersion"] == reached
+    assert len(lists(server)) == 1
+    assert watcher.failures == {}
+
+
+def test_a_bookmark_moves_the_version(server: SimulatedApiServer, watch: MakeWatcher) -> None:
+    watcher = watch(params={"fieldSelector": "spec.nodeName=node-a"})
+    wait_watching(server, watcher)
+    server.put("pods", pod("elsewhere", node="node-b"))
+    server.bookmark()
+    server.compact()
+    server.end_watches()
+    wait_watching(server, watcher, 2)
+    assert watches(server)[1].query["resourceVersion"] == str(server.version)
+    assert len(lists(server)) == 1
+    assert watcher.version == 0
+
+
+def test_a_cut_connection_misses_nothing(server: SimulatedApiServer, watch: MakeWatcher) -> None:
+    server.put("pods", pod("a"))
+    watcher = watch()
+    wait_watching(server, watcher)
+    server.cut_watches()
+    server.put("pods", pod("b"))
+    server.remove("pods", "a", "team")
+    eventually(lambda: watcher.items() == ("b",))
+    assert len(lists(server)) == 1
+    assert watcher.failures == {"unreachable": 1}
+
+
+@pytest.mark.fault(
+    "the API server restarts, and no longer has the versions that were watched from",
+    "the last objects stay while it is away; once it is back the collection is listed at once, not after another"
+    " back-off",
+)
+@pytest.mark.parametrize("as_event", [False, True])
+def test_a_version_too_old_is_listed_again(server: SimulatedApiServer, watch: MakeWatcher, as_event: bool) -> None:
+    server.gone_as_event = as_event
+    server.put("pods", pod("a"))
+    watcher = watch()
+    wait_watching(server, watcher)
+    server.stop()
+    server.put("pods", pod("b"))
+    server.remove("pods", "a", "team")
+    server.compact()
+    server.start()
+    eventually(lambda: watcher.items() == ("b",))
+    eventually(lambda: watcher.error is None)
+    assert watcher.failures["gone"] == 1
+    assert len(lists(server)) == 2
+
+
+def test_delays_grow_and_the_first_gone_is_immediate() -> None:
+    backoff = Backoff(ReflectorSettings(first_delay=1.0, max_delay=8.0, max_refused_delay=64.0))
+
+    def longest(word: str, times: int = 200) -> float:
+        return max(backoff.next_delay(SourceError(word, "")) for _ in range(times))
+
+    assert 4.0 < longest("unreachable") <= 8.0
+    assert backoff.next_delay(SourceError("gone", "")) <= 1.0
+    assert backoff.next_delay(SourceError("forbidden", "")) <= 1.0, "a server that just started refuses for a moment"
+    assert 32.0 < longest("forbidden") <= 64.0
+    assert backoff.next_delay(ApiError("throttled", "", 429, retry_after=99.0)) == 99.0
+    backoff.reset()
+    assert backoff.next_delay(SourceError("unreachable", "")) <= 1.0
+
+
+def test_any_other_error_event_is_listed_again(server: SimulatedApiServer, watch: MakeWatcher) -> None:
+    watcher = watch()
+    wait_watching(server, watcher)
+    server.send(json.dumps({"type": "ERROR", "object": {"code": 500, "message": "etcd is ill"}}).encode() + b"\n")
+    wait_watching(server, watcher, 2)
+    assert watcher.failures == {"bad_answer": 1}
+    assert len(lists(server)) == 2
+
+
+def test_time_does_not_run_backwards(server: SimulatedApiServer, watch: MakeWatcher) -> None:
+    watcher = watch()
+    wait_watching(server, watcher)
+    server.freeze_cache()
+    server.put("pods", pod("a"))
+    eventually(lambda: watcher.items() == ("a",))
+    seen, version = str(server.version), watcher.version
+    server.send(b"nonsense\n")
+    wait_watching(server, watcher, 2)
+    assert watcher.items() == ("a",)
+    assert watcher.version == version  # the late list was never shown
+    asked = lists(server)[-1].query
+    assert (asked["resourceVersion"], asked["resourceVersionMatch"]) == (seen, "NotOlderThan")
+
+
+def test_after_a_restored_backup_etcd_is_believed(server: SimulatedApiServer, watch: MakeWatcher) -> None:
+    server.put("pods", pod("a"))
+    watcher = watch()
+    wait_watching(server, watcher)
+    server.rewind(50)
+    server.holds_back = True
+    server.put("pods", pod("b"))
+    server.send(b"nonsense\n")
+    eventually(lambda: len(watches(server)) >= 2 and watcher.error is None)
+    assert set(watcher.items()) == {"a", "b"}
+    assert "resourceVersion" not in lists(server)[-1].query
+    assert watches(server)[-1].query["resourceVersion"] == "51"
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"nonsense\n",
+        b"\xff\xfe\n",
+        b"[]\n",
+        b'{"type": "ADDED"}\n',
+        b'{"type": "ADDED", "object": {}}\n',
+        b'{"type": "ADDED", "object": {"metadata": {"resourceVersion": "7"}}}\n',
+        b'{"type": "PAINTED", "object": {"metadata": {"resourceVersion": "7"}}}\n',
+        b'{"type": "BOOKMARK", "object": {"metadata": {}}}\n',
+        b"[" * 100_000 + b"\n",
+        b"x" * 5_000_000,
+    ],
+    ids=range(10),
+)
+def test_garbage_is_counted_and_listed_again(server: SimulatedApiServer, watch: MakeWatcher, garbage: bytes) -> None:
+    server.put("pods", pod("a"))
+    watcher = watch()
+    wait_watching(server, watcher)
+    server.send(garbage)
+    wait_watching(server, watcher, 2)
+    server.put("pods", pod("b"))
+    eventually(lambda: watcher.items() == ("a", "b"))
+    assert watcher.failures == {"bad_answer": 1}
+    assert len(lists(server)) == 2
+
+
+@pytest.mark.parametrize("answer", [b"", b"[]", b"{}", b'{"items": 3}'])
+def test_a_garbled_list_is_asked_for_again(server: SimulatedApiServer, watch: MakeWatcher, answer: bytes) -> None:
+    server.put("pods", pod("a"))
+    server.raw_answer = answer
+    watcher = watch()
+    eventually(lambda: watcher.failures.get("bad_answer", 0) >= 2)
+    assert not watcher.synced
+    assert not watcher.wait_synced(0)
+    server.raw_answer = None
+    eventually(lambda: watcher.items() == ("a",))
+
+
+@pytest.mark.parametrize("forgotten", [0, 1, 3])
+def test_a_long_list_comes_in_pages(server: SimulatedApiServer, watch: MakeWatcher, forgotten: int) -> None:
+    server.put("pods", *(pod(f"p{number}") for number in range(7)))
+    server.forget_pages = forgotten
+    watcher = watch(page_size=3)
+    wait_watching(server, watcher)
+    assert watcher.items() == tuple(f"p{number}" for number in range(7))
+    assert watcher.failures == ({"gone": forgotten} if forgotten else {})
+    last = [request.query for request in lists(server)][-3:]
+    assert [query["limit"] for query in last] == ["3", "3", "3"]
+    assert ["continue" in query for query in last] == [False, True, True]
+    assert not any("resourceVersion" in query for query in last)
+
+
+def test_pages_that_never_end_are_refused(server: SimulatedApiServer, watch: MakeWatcher) -> None:
+    server.raw_answer = b'{"metadata": {"resourceVersion": "1", "continue": "x"}, "items": []}'
+    watcher = watch(page_size=3)
+    eventually(lambda: watcher.failures.get("bad_answer", 0) >= 2)
+    assert not watcher.synced
+
+
+@pytest.mark.fault(
+    "a proxy between podgpu and the API server holds the events of a watch back",
+    "after 150 s without an event or a bookmark the collection is listed again",
+)
+def test_a_silent_watch_is_doubted(server: SimulatedApiServer, watch: MakeWatcher) -> None:
+    server.put("pods", pod("a"))
+    watcher = watch(settings=replace(HURRY, silence_seconds=0.2))
+    wait_watching(server, watcher)
+    server.holds_back = True
+    server.put("pods", pod("b"))
+    eventually(lambda: watcher.items() == ("a", "b"))
+    assert (watcher.failures, watcher.error) == ({}, None)
+
+
+def test_a_watch_that_drips_and_never_ends_is_ended(server: SimulatedApiServer, watch: MakeWatcher) -> None:
+    server.put("pods", pod("a"))
+    server.overstays = server.holds_back = True
+    watcher = watch(settings=replace(HURRY, watch_seconds=(0, 0), request_seconds=1.0))
+    wait_watching(server, watcher)
+    server.put("pods", pod("b"))
+
+    def seen() -> bool:
+        server.send(b" ")
+        return watcher.items() == ("a", "b")
+
+    eventually(seen)
+
+
+def test_the_server_is_away_for_a_while(server: SimulatedApiServer, watch: MakeWatcher) -> None:
+    server.put("pods", pod("a"))
+    watcher = watch()
+    wait_watching(server, watcher)
+    server.stop()
+    eventually(lambda: reason(watcher) == "unreachable")
+    assert watcher.synced
+    assert watcher.items() == ("a",)
+    server.put("pods", pod("b"))
+    server.start()
+    eventually(lambda: watcher.items() == ("a", "b"))
+    eventually(lambda: watcher.error is None)
+
+
+def test_a_server_that_hangs_is_asked_again(server: SimulatedApiServer, watch: MakeWatcher) -> None:
+    server.put("pods", pod("a"))
+    server.hang()
+    watcher = watch(settings=replace(HURRY, request_seconds=0.1))
+    eventually(lambda: reason(watcher) == "timeout")
+    server.resume()
+    eventually(lambda: watcher.items() == ("a",))
+
+
+@pytest.mark.parametrize(
+    ("status", "word"),
+    [(401, "unauthorized"), (403, "forbidden"), (404, "not_found"), (429, "throttled"), (500, "server_error")],
+)
+def test_refused_and_later_let_in(server: SimulatedApiServer, watch: MakeWatcher, status: int, word: str) -> None:
+    server.put("pods", pod("a"))
+    server.refusal = (status, "no")
+    watcher = watch()
+    eventually(lambda: reason(watcher) == word)
+    assert not watcher.synced
+    server.refusal = None
+    wait_watching(server, watcher)
+    assert watcher.items() == ("a",)
+
+
+def test_one_refusal_names_all_that_is_needed(server: SimulatedApiServer, watch: MakeWatcher) -> None:
+    server.refusal = (403, "pods is forbidden")
+    watcher = watch()
+    eventually(lambda: reason(watcher) == "forbidden")
+    assert 'verbs: ["list", "watch"]' in str(watcher.error)
+
+
+def test_who_is_refused_is_not_kept_waiting(server: SimulatedApiServer, watch: MakeWatcher) -> None:
+    """An hour: a wait that did not end with the refusal would be noticed."""
+    server.put("pods", pod("a"))
+    server.refusal = (403, "pods is forbidden")
+    watcher = watch()
+    assert not watcher.wait_synced(3600)
+    assert reason(watcher) == "forbidden"
+    server.refusal = None
+    eventually(lambda: watcher.items() == ("a",))
+    assert watcher.wait_synced(0)
+
+
+def test_a_new_token_is_taken_up(
+    server: SimulatedApiServer, watch: MakeWatcher, config: ApiConfig, tmp_path: Path
+) -> None:
+    (tmp_path / "token").write_text("old")
+    server.tokens = frozenset({"new"})
+    watcher = watch(config=replace(config, token_file=str(tmp_path / "token")))
+    eventually(lambda: reason(watcher) == "unauthorized")
+    (tmp_path / "token").write_text("new")
+    wait_watching(server, watcher)
+    assert watcher.synced
+
+
+def test_retry_after_is_waited_for(server: SimulatedApiServer, watch: MakeWatcher) -> None:
+    server.refusal, server.retry_after = (429, "too many requests"), 1
+    watcher = watch()
+    eventually(lambda: reason(watcher) == "throttled")
+    server.refusal = None
+    assert watcher.wait_synced(PATIENCE)
+    *_, refused, let_in = lists(server)
+    assert let_in.at - refused.at > 0.99
+
+
+def test_an_object_the_caller_cannot_take_hides_no_other(
+    server: SimulatedApiServer, watch: MakeWatcher, caplog: pytest.LogCaptureFixture
+) -> None:
+    def keep(body: dict[str, Any]) -> str:
+        return str(body["metadata"]["labels"]["app"])
+
+    server.put("pods", pod("a", app="x"), pod("b"))
+    watcher = watch(keep)
+    wait_watching(server, watcher)
+    server.put("pods", pod("c"), pod("d", app="y"))
+    eventually(lambda: watcher.items() == ("x", "y"))
+    assert watcher.failures == {"bug": 2}
+    assert caplog.text.count("cannot be converted") == 1
+
+
+def _close_in_time(watcher: Informer[Any]) -> None:
+    assert seconds_waited(watcher.close) < 1.5
+    assert not any(thread.name == "watch-pods" for thread in threading.enumerate())
+    watcher.close()
+
+
+def test_closing_is_prompt(server: SimulatedApiServer, config: ApiConfig) -> None:
+    _close_in_time(Informer(config, PODS, {}, name_of))
+    server.put("pods", pod("a"))
+    watching = Informer(config, PODS, {}, name_of)
+    wait_watching(server, watching)
+    _close_in_time(watching)
+    assert watching.items() == ("a",)
+    eventually(lambda: server.open_watches == 0)
+    server.hang()
+    asked = len(server.requests)
+    hanging = Informer(config, PODS, {}, name_of)
+    eventually(lambda: len(server.requests) > asked)
+    _close_in_time(hanging)
+    server.resume()
+
+
+def test_closing_is_prompt_while_a_plugin_runs(config: ApiConfig, tmp_path: Path) -> None:
+    started = tmp_path / "started"
+    code = f"open({str(started)!r}, 'w').close(); import time; time.sleep(600)"
+    plugin = ExecPlugin(sys.executable, "client.authentication.k8s.io/v1", ("-S", "-c", code))
+    watcher = Informer(replace(config, plugin=plugin), PODS, {}, name_of)
+    eventually(started.exists)
+    _close_in_time(watcher)
+
+
+def test_readers_never_see_half_a_change(server: SimulatedApiServer, watch: MakeWatcher) -> None:
+    server.put("pods", pod("keeps"))
+    watcher = watch()
+    wait_watching(server, watcher)
+    done, wrong = threading.Event(), []
+
+    def read() -> None:
+        version = 0
+        while not done.is_set():
+            before, items = watcher.version, watcher.items()
+            if "keeps" not in items or len(items) > 2 or before < version:
+                wrong.append(items)
+            version = before
+            time.sleep(0)  # the changes are made by threads of this process too
+
+    readers = [threading.Thread(target=read) for _ in range(2)]
+    for reader in readers:
+        reader.start()
+    for number in range(25):
+        server.put("pods", pod(f"comes-{number}"))
+        server.remove("pods", f"comes-{number}", "team")
+    server.put("pods", pod("last"))
+    eventually(lambda: "last" in watcher.items())
+    done.set()
+    for reader in readers:
+        reader.join()
+    assert wrong == []
+
+
+_stories = st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["x", "ü", "\n", None])), min_size=1, max_size=8)
+
+
+def _live(server: SimulatedApiServer, story: list[tuple[str, str | None]]) -> set[tuple[str, str]]:
+    """Play changes on the server; what must be there in the end."""
+    world: dict[str, str] = {}
+    for name, label in story:
+        if label is None:
+            server.remove("pods", name, "team")
+            world.pop(name, None)
+        else:
+            server.put("pods", pod(name, app=label))
+            world[name] = label
+    return set(world.items())
+
+
+def _name_and_label(body: dict[str, Any]) -> tuple[str, str]:
+    return body["metadata"]["name"], body["metadata"]["labels"]["app"]
+
+
+_over_http = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+@_over_http
+@given(story=_stories, piece=st.integers(1, 400))
+def test_any_cut_into_pieces_gives_the_same_items(story: list[tuple[str, str | None]], piece: int) -> None:
+    with SimulatedApiServer() as server:
+        server.piece = piece
+        config = ApiConfig(server.url, "the test")
+        with Informer(config, PODS, {}, _name_and_label, settings=HURRY) as watcher:
+            wait_watching(server, watcher)
+            there = _live(server, [*story, ("end", "x")])
+            eventually(lambda: set(watcher.items()) == there)
+            assert watcher.failures == {}
+            assert len(server.requests) == 2
+
+
+@_over_http
+@given(story=_stories, at=st.integers(1, 1500))
+def test_a_connection_cut_at_any_byte_gives_the_same_items(story: list[tuple[str, str | None]], at: int) -> None:
+    with SimulatedApiServer() as server:
+        server.cut_after = at
+        config = ApiConfig(server.url, "the test")
+        with Informer(config, PODS, {}, _name_and_label, settings=HURRY) as watcher:
+            wait_watching(server, watcher)
+            server.cut_after = None
+            there = _live(server, [*story, ("end", "x")])
+            eventually(lambda: set(watcher.items()) == there)
+            assert len(lists(server)) == 1
+            assert set(watcher.failures) <= {"unreachable"}

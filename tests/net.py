@@ -1,0 +1,31 @@
+"""Free ports for processes under test, and lines of metrics text."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import socket
+from contextlib import suppress
+
+_FIRST_PORT, _PORTS_GIVEN = 20_000, 12_000
+_PORTS = itertools.count(os.getpid() * 64)
+_LABEL = re.compile(r'(\w+)="([^"]*)"')
+
+
+def free_port() -> int:
+    """A port for a process that binds it later.
+
+    It is outside the range that the kernel uses for connections, and another test process gets other ports.
+    """
+    while True:
+        port = _FIRST_PORT + next(_PORTS) % _PORTS_GIVEN
+        with suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            return port
+
+
+def lines_of(text: str, family: str) -> list[tuple[dict[str, str], float]]:
+    """Labels and values of one family."""
+    lines = (line for line in text.splitlines() if line.startswith((family + "{", family + " ")))
+    return [(dict(_LABEL.findall(line)), float(line.rpartition(" ")[2])) for line in lines]

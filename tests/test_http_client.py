@@ -1,0 +1,432 @@
+"""The HTTP client and the sources of metrics text, against a real HTTP server that misbehaves."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import os
+import socket
+import ssl
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+from hypothesis import given
+from hypothesis import strategies as st
+
+from podgpu.cluster.prom.client import PrometheusClient
+from podgpu.cluster.scraping.backend import FixedTargets
+from podgpu.errors import SourceError, UsageError
+from podgpu.gpu.exposition import parse_exposition
+from podgpu.gpu.exposition_source import ExpositionSource, FileExposition, UrlExposition, open_exposition_source
+from podgpu.http_client import Access, HttpClient, HttpResponse, open_session, redact_url
+from podgpu.top.api import ClusterSource
+from podgpu.top.exporter import ExporterSource
+from tests.cli.test_option_table import execute
+from tests.kube.conftest import Certificates, certificates
+from tests.nodes.clock import PATIENCE
+
+__all__ = ["certificates"]
+EXPOSITION = b'# TYPE DCGM_FI_DEV_GPU_TEMP gauge\nDCGM_FI_DEV_GPU_TEMP{gpu="0",UUID="GPU-1"} 33\n'
+Answer = Callable[[BaseHTTPRequestHandler], None]
+
+
+def answer(body: bytes = EXPOSITION, status: int = 200, **headers: str) -> Answer:
+    def send(request: BaseHTTPRequestHandler) -> None:
+        request.send_response(status)
+        for name, value in ({"Content_Type": "text/plain", "Content_Length": str(len(body))} | headers).items():
+            request.send_header(name.replace("_", "-"), value)
+        request.end_headers()
+        request.wfile.write(body)
+
+    return send
+
+
+@contextmanager
+def serving(send: Answer, tls: ssl.SSLContext | None = None) -> Iterator[str]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            with suppress(BrokenPipeError, ConnectionResetError):
+                send(self)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    if tls is not None:
+        server.socket = tls.wrap_socket(server.socket, server_side=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+    thread.start()
+    yield f"http{'s' if tls else ''}://127.0.0.1:{server.server_port}/metrics"
+    server.shutdown()
+    server.server_close()
+
+
+@asynccontextmanager
+async def site(handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> AsyncIterator[str]:
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", handler)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    await runner.cleanup()
+
+
+def error_of(source: ExpositionSource) -> SourceError:
+    with pytest.raises(SourceError) as caught:
+        parse_exposition(source.fetch(), source.shown)
+    return caught.value
+
+
+# Responses
+
+
+@pytest.mark.parametrize(
+    ("send", "reason"),
+    [
+        (answer(b"<html><body>Sign in</body></html>", Content_Type="text/html"), "not_prometheus"),
+        (answer(b"  <!doctype html>\n<p>Sign in\n"), "not_prometheus"),
+        (answer(b"", 401), "unauthorized"),
+        (answer(b"", 403), "unauthorized"),
+        (answer(b"", 404), "http_404"),
+        (answer(b"", 503), "http_503"),
+        (answer(b"", 302, Location="http://user:secret@elsewhere.test/login?token=secret"), "http_302"),
+        (answer(EXPOSITION[:-5]), "malformed"),
+        (answer(EXPOSITION, Content_Length="1000"), "truncated"),
+        (answer(b"a 1\nb \xff\n"), "malformed"),
+        (answer(EXPOSITION, Content_Encoding="gzip"), "malformed"),
+    ],
+)
+def test_refused_responses(send: Answer, reason: str) -> None:
+    with serving(send) as url:
+        error = error_of(UrlExposition(url))
+    assert error.reason == reason
+    assert "secret" not in str(error)
+
+
+def test_dead_port() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        port = held.getsockname()[1]
+    error = error_of(UrlExposition(f"http://127.0.0.1:{port}/metrics"))
+    assert error.reason == "unreachable"
+    assert f"127.0.0.1:{port}" in str(error)
+
+
+def test_compressed_response_may_have_several_members() -> None:
+    half = EXPOSITION.index(b"\n") + 1
+    packed = gzip.compress(EXPOSITION[:half]) + gzip.compress(EXPOSITION[half:])
+    with serving(answer(packed, Content_Encoding="gzip")) as url:
+        assert UrlExposition(url).fetch() == EXPOSITION
+
+
+@pytest.mark.parametrize("text", ["\xff\xfe", "\x1b[2J", "x" * 5000])
+def test_reason_phrase_is_printed_as_one_short_line(text: str) -> None:
+    def send(request: BaseHTTPRequestHandler) -> None:
+        request.wfile.write(b"HTTP/1.1 500 Oh " + text.encode("latin-1") + b"\r\nContent-Length: 0\r\n\r\n")
+
+    with serving(send) as url:
+        error = error_of(UrlExposition(url))
+    assert error.reason == "http_500"
+    assert str(error).isprintable()
+    assert len(str(error)) < 250
+
+
+@pytest.mark.fault(
+    "An exporter's response is a gzip bomb, or does not end",
+    "It is refused as too_large as soon as it exceeds its limit",
+)
+@pytest.mark.parametrize("is_compressed", [True, False])
+def test_response_size_is_limited(is_compressed: bool) -> None:
+    sent = 0
+
+    def endless(request: BaseHTTPRequestHandler) -> None:
+        nonlocal sent
+        request.send_response(200)
+        if is_compressed:
+            request.send_header("Content-Encoding", "gzip")
+        request.end_headers()
+        piece = b"# nothing\n" * 100_000
+        piece = gzip.compress(piece) if is_compressed else piece
+        while sent < 200 * 2**20:
+            request.wfile.write(piece)
+            sent += len(piece)
+
+    with serving(endless) as url:
+        assert error_of(UrlExposition(url, timeout=30.0)).reason == "too_large"
+    assert sent < 100 * 2**20
+
+
+def test_deadline_covers_the_whole_response() -> None:
+    refused = threading.Event()
+
+    def drip(request: BaseHTTPRequestHandler) -> None:
+        request.send_response(200)
+        request.end_headers()
+        until = time.monotonic() + PATIENCE
+        while not refused.wait(0.05) and time.monotonic() < until:
+            request.wfile.write(b"#\n")
+
+    with serving(drip) as url:
+        error = error_of(UrlExposition(url, timeout=0.3))
+        refused.set()
+    assert error.reason == "timeout"
+    assert "within 0.3 s" in str(error)
+
+
+# Requests
+
+
+def test_form_is_query_of_get_and_body_of_post() -> None:
+    async def echo(request: web.Request) -> web.Response:
+        headers = {name.lower(): value for name, value in request.headers.items()}
+        return web.json_response({"path": request.path_qs, "form": dict(await request.post()), "headers": headers})
+
+    async def send() -> list[HttpResponse]:
+        async with site(echo) as url, open_session() as session:
+            client = HttpClient(f"{url}/prefix?key=secret", Access(headers=(("X-Scope-OrgID", "a"),)))
+            assert "secret" not in client.shown
+            form = {"query": 'up{a="b c"}'}
+            return [
+                await client.send(session, method, "/api/v1/query", form, "application/json")
+                for method in ("GET", "POST")
+            ]
+
+    responses = asyncio.run(send())
+    got, posted = [json.loads(response.body) for response in responses]
+    assert responses[0].content_type == "application/json"
+    assert got["path"] == "/prefix/api/v1/query?key=secret&query=up%7Ba%3D%22b+c%22%7D"
+    assert posted["path"] == "/prefix/api/v1/query?key=secret"
+    assert posted["form"] == {"query": 'up{a="b c"}'}
+    expected = {"x-scope-orgid": "a", "accept": "application/json", "accept-encoding": "gzip"}
+    assert expected.items() <= got["headers"].items()
+    assert got["headers"]["user-agent"].startswith("podgpu/")
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_connection_is_kept_and_opened_again_if_the_server_closed_it(method: str) -> None:
+    peers: list[object] = []
+
+    async def close_third(request: web.Request) -> web.Response:
+        assert request.transport is not None
+        peers.append(request.transport.get_extra_info("peername"))
+        if len(peers) == 3:
+            request.transport.close()
+        return web.Response(text="a 1\n")
+
+    async def send() -> list[int]:
+        async with site(close_third) as url, open_session() as session:
+            client = HttpClient(url)
+            return [(await client.send(session, method)).status for _ in range(3)]
+
+    assert asyncio.run(send()) == [200, 200, 200]
+    assert peers[0] == peers[1]
+    assert len(peers) == 4
+
+
+def test_messages_name_the_options_of_the_server() -> None:
+    access = Access(prefix="prometheus", server="Prometheus")
+    client = HttpClient("http://127.0.0.1:1", access)
+    assert "--prometheus-token-file" in str(client.status_error(HttpResponse(401, b"", "")))
+    with pytest.raises(SourceError, match="check that Prometheus runs there"):
+        client.get_blocking()
+    with pytest.raises(UsageError, match="--prometheus-username and --prometheus-password-file"):
+        HttpClient("http://h", Access(username="a", prefix="prometheus"))
+
+
+# Credentials and TLS
+
+
+def test_credentials_are_sent_and_read_again(tmp_path: Path) -> None:
+    seen: list[str | None] = []
+
+    def note(request: BaseHTTPRequestHandler) -> None:
+        seen.append(request.headers["Authorization"])
+        answer()(request)
+
+    secret = tmp_path / "secret"
+    secret.write_text("first\n")
+    with serving(note) as url:
+        token = UrlExposition(url, Access(token_file=str(secret)))
+        token.fetch()
+        secret.write_text("second")
+        token.fetch()
+        UrlExposition(url, Access(username="ops", password_file=str(secret))).fetch()
+        in_url = UrlExposition(url.replace("://", "://me:p%40ss@"))
+        in_url.fetch()
+        UrlExposition(url).fetch()
+    assert seen == ["Bearer first", "Bearer second", "Basic b3BzOnNlY29uZA==", "Basic bWU6cEBzcw==", None]
+    assert "ss@" not in in_url.shown
+    assert "p%40ss" not in in_url.shown
+
+
+@pytest.mark.parametrize("content", ["", "two\nlines", "nul\x00"])
+def test_secret_that_cannot_be_sent(content: str, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text(content)
+    error = error_of(UrlExposition("http://127.0.0.1:1", Access(token_file=str(tmp_path / "token"))))
+    assert error.reason == "unauthorized"
+    assert not content or content not in str(error)
+
+
+def test_tls(certificates: Certificates, tmp_path: Path) -> None:
+    (tmp_path / "empty").touch()
+    ca_file = certificates.path("ca.crt")
+    with serving(answer(), certificates.server_context()) as url:
+        assert error_of(UrlExposition(url)).reason == "tls"
+        assert error_of(UrlExposition(url, Access(ca_file=certificates.path("stranger.crt")))).reason == "tls"
+        assert error_of(UrlExposition(url, Access(ca_file=certificates.path("ca.key")))).reason == "tls"
+        assert "has no certificates" in str(error_of(UrlExposition(url, Access(ca_file=str(tmp_path / "empty")))))
+        assert error_of(UrlExposition(url, Access(ca_file="/nowhere"))).reason == "file_missing"
+        assert UrlExposition(url, Access(ca_file=ca_file)).fetch() == EXPOSITION
+        assert UrlExposition(url, Access(insecure=True)).fetch() == EXPOSITION
+        assert UrlExposition(url.removeprefix("https://"), Access(ca_file=ca_file)).fetch() == EXPOSITION
+
+
+@pytest.mark.parametrize(
+    "access",
+    [
+        Access(username="a"),
+        Access(password_file="a"),
+        Access(username="a", password_file="b", token_file="c"),
+        Access(ca_file="a", insecure=True),
+        Access(headers=(("X Y", "a"),)),
+        Access(headers=(("X", "a\r\nHost: b"),)),
+    ],
+)
+def test_options_that_contradict_each_other(access: Access) -> None:
+    with pytest.raises(UsageError):
+        HttpClient("http://localhost", access)
+
+
+# URLs and paths
+
+
+def test_host_and_port_are_a_url() -> None:
+    with serving(answer()) as url:
+        place = url.removeprefix("http://").removesuffix("/metrics")
+        port = place.partition(":")[2]
+        for written in (place, f"{place}/metrics", f":{port}", f"LOCALHOST:{port}"):
+            source = open_exposition_source(written)
+            assert source.fetch() == EXPOSITION
+            assert source.shown.startswith("http://")
+            assert source.shown.endswith("/metrics")
+
+
+@pytest.mark.parametrize(
+    "place", ["gpu.prom", "/run/gpu.prom", "./gpu-1:9400", "dir/a:1", "./a:b@c.prom", "gpu@2.prom"]
+)
+def test_anything_else_is_a_file(place: str) -> None:
+    assert isinstance(open_exposition_source(place), FileExposition)
+
+
+@pytest.mark.parametrize("place", ["", "ftp://host/x", "http://", "http://host:99999/", "http://:9400/", "host:0"])
+def test_neither_url_nor_file(place: str) -> None:
+    with pytest.raises(UsageError):
+        open_exposition_source(place)
+
+
+@pytest.mark.parametrize(
+    "url", ["http://a..b/", "http://\u00ad/", "http://[::1", "http://x\u2028/", "http://" + "a" * 300]
+)
+def test_odd_urls_are_refused(url: str) -> None:
+    with pytest.raises((UsageError, SourceError)):
+        HttpClient(url).get_blocking()
+
+
+def test_query_is_not_shown() -> None:
+    assert HttpClient("http://h/metrics?key=secret#x").shown == "http://h/metrics?…"
+
+
+SECRET = "S3CR3T"
+ODD = st.text("ab1:/?#@%[]{}\\ .,;=&+\u00e9\t", max_size=6)
+PLACES = st.builds(
+    lambda scheme, user, before, after, host: f"{scheme}{user}:{before}{SECRET}{after}@{host}",
+    st.sampled_from(["", "http://", "HTTP://", "//", "http:", "http:///", "https//", "ftp://", "u://", "http://a@"]),
+    st.sampled_from(["u", "", "a.b", "u%20v", "é"]),
+    ODD,
+    ODD,
+    st.sampled_from(["127.0.0.1:1", "host", "host:9400/metrics", "[::1]:1/x?y=z", "h:99999", "", "h/a?b#c", "é.test"]),
+)
+MAKERS = (
+    open_exposition_source,
+    HttpClient,
+    PrometheusClient,
+    ExporterSource,
+    ClusterSource,
+    lambda url: FixedTargets([url]),
+)
+
+
+@given(PLACES)
+def test_login_of_a_url_is_never_shown(place: str) -> None:
+    assert SECRET not in redact_url(place)
+    for make in MAKERS:
+        made: object
+        try:
+            made = make(place)
+        except UsageError as error:
+            made = error
+        assert SECRET not in str(getattr(made, "shown", "")) + str(getattr(made, "name", "")) + str(made)
+        if isinstance(made, HttpClient):
+            assert SECRET not in str(made.status_error(HttpResponse(302, b"", "", "", place)))
+            if "127.0.0.1:1/" in made.shown + "/":  # nothing listens there
+                with pytest.raises(SourceError) as caught:
+                    made.get_blocking()
+                assert SECRET not in str(caught.value)
+
+
+@pytest.mark.fault(
+    "A URL with a password in it is mistyped (no scheme, a wrong option, a character that had to be escaped)",
+    "The command ends with exit code 2 and a message that says what to write; no message contains the password",
+)
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["enrich", "--once", "--out", "x.prom", "--in", f"u:{SECRET}@host"],
+        ["enrich", "--once", "--out", "x.prom", "--in", f"http://u:12/{SECRET}@host"],
+        ["exporter", "--once", "--telemetry", f"exporter:u:{SECRET}@host"],
+        ["exporter", "--once", "--telemetry", f"nvml:http://u:{SECRET}@host"],
+        ["exporter", "--once", "-c", f"http://u:{SECRET}@host"],
+        ["cluster", "--scrape", f"u:{SECRET}@host"],
+        ["cluster", "--prometheus", f"u:{SECRET}@host"],
+        ["top", "--url", f"u:{SECRET}@host"],
+        ["doctor", "--telemetry", f"exporter:u:{SECRET}@host"],
+    ],
+    ids=lambda arguments: " ".join(arguments[::2])[:40],
+)
+def test_mistyped_url_on_the_command_line(arguments: list[str]) -> None:
+    result = execute(arguments)
+    assert result.code == 2
+    assert SECRET not in result.out + result.err
+
+
+# Files
+
+
+@pytest.mark.parametrize("content", [b"", EXPOSITION[:-1], EXPOSITION[:-20]])
+def test_incomplete_file(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "dcgm.prom"
+    path.write_bytes(content)
+    assert error_of(FileExposition(str(path))).reason == "being_written"
+
+
+def test_file_that_is_no_longer_written(tmp_path: Path) -> None:
+    path = tmp_path / "dcgm.prom"
+    path.write_bytes(EXPOSITION)
+    os.utime(path, (0, time.time() - 400))
+    assert error_of(FileExposition(str(path))).reason == "stale"
+    assert FileExposition(str(path), max_age=500).fetch() == EXPOSITION
+
+
+def test_unusable_files(tmp_path: Path) -> None:
+    assert error_of(FileExposition(str(tmp_path / "nothing"))).reason == "file_missing"
+    assert error_of(FileExposition(str(tmp_path))).reason == "not_a_file"
+    (tmp_path / "large").write_bytes(EXPOSITION)
+    assert error_of(FileExposition(str(tmp_path / "large"), max_bytes=10)).reason == "too_large"
