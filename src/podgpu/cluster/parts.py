@@ -9,7 +9,7 @@ import msgspec
 
 from podgpu.metrics.conditions import DRIVER_AWAY, LOST, NODE_GONE, UNREADABLE
 from podgpu.metrics.mig import billed_name, part_of_gpu, slices_of_profile
-from podgpu.model import PodOwner
+from podgpu.model import WorkloadOwner
 from podgpu.node_state import DeviceState, Holder, MigInstance, Slot
 
 Use = Literal["used", "idle", "unknown"]
@@ -28,7 +28,7 @@ class HeldPart(msgspec.Struct, frozen=True, gc=False):
     use: Use
     idle_since: float | None = None  # Unix time; None: it runs something, or that is not known
     active_at: float | None = None  # Unix time of the last reading in which it was not idle, or of the first one
-    owner: PodOwner | None = None
+    owner: WorkloadOwner | None = None
     cost_per_hour: float | None = None
 
     @property

@@ -107,7 +107,7 @@ def describe_unpriced(models: Iterable[str], prices: Prices) -> tuple[str, ...]:
 def parse_prices(content: bytes, file: str) -> Prices:
     """Raises UsageError that names the position."""
     try:
-        document = yaml.load(content.decode("utf-8-sig"), Loader=_LOADER)  # noqa: S506 - a safe loader
+        document = yaml.load(content.decode("utf-8-sig"), Loader=_LOADER)
         parsed = msgspec.convert(document, _PriceFile)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         reason = str(error) if isinstance(error, msgspec.ValidationError) else "not YAML: " + str(error)

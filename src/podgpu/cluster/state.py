@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
+from operator import itemgetter
 from typing import Literal
 
 import msgspec
@@ -32,7 +34,7 @@ from podgpu.cluster.settings import ViewSettings
 from podgpu.cluster.used import UsedMean, mean_by_scope
 from podgpu.errors import few_of
 from podgpu.metrics.conditions import LOST, NODE_GONE
-from podgpu.model import PodOwner, Workload
+from podgpu.model import WorkloadOwner, Workload
 from podgpu.node_state import Condition, DeviceState, Holder, MigInstance, NodeState, Slot
 
 MAX_NOTES = 12
@@ -74,7 +76,7 @@ class ClusterState:
     notes: tuple[str, ...] = ()
     alerts: tuple[Alert, ...] = ()  # the most serious first
     used: Mapping[Scope, UsedMean] = field(default_factory=dict)
-    owners: Mapping[Pod, PodOwner] = field(default_factory=dict)
+    owners: Mapping[Pod, WorkloadOwner] = field(default_factory=dict)
     prices: Prices = NO_PRICES
     outcomes: tuple[TargetOutcome, ...] = ()  # by target
     errors: Mapping[tuple[str, str], int] = field(default_factory=dict)
@@ -130,13 +132,12 @@ def build_cluster_state(
                 continue  # a node that is gone is shown for its GPUs only
         nodes.append(round_.complete(node, state, earlier, now))
     unread = tuple(_describe_unread(outcomes, chosen.values()))
-    models = {slot_model(gpu, slot) for node in nodes for gpu in node.gpus for slot in (None, *gpu.instances)}
     alerts = (alert for node in nodes for alert in describe_node(node.name, node.state, node.gone))
     return ClusterState(
         settings=settings,
         taken_at=wall,
         nodes=tuple(nodes),
-        notes=bound_notes((*notes, *reading.notes, *unread, *describe_unpriced(models, prices))),
+        notes=bound_notes((*notes, *reading.notes, *unread, *describe_unpriced(_models(nodes), prices))),
         alerts=(*sort_alerts(alerts), *(Alert("warning", text) for text in unread[:MAX_NOTES])),
         used=mean_by_scope(nodes, reading.owners, settings),
         owners=reading.owners,
@@ -147,31 +148,38 @@ def build_cluster_state(
     )
 
 
-def build_node_view_state(
+def build_single_node_state(
     state: NodeState,
     settings: ViewSettings,
+    now: float,
+    wall: float,
     *,
     fresh: bool = True,
     prices: Prices = NO_PRICES,
     notes: Sequence[str] = (),
 ) -> ClusterState:
     """State of an exporter's own page. Figures that are not fresh are left out; the first note then is the alert."""
-    round_ = _Round(settings, 0.0, 0.0, {}, prices, {}, watched=False)
+    round_ = _Round(settings, wall - now, 0.0, {}, prices, {}, watched=False)
     shown = state if fresh else replace(state, devices=(), namespaces=())
-    node = round_.complete(_Candidate(state.node, NodeReading("", shown), stale=not fresh, state=shown), shown, None, 0)
-    alerts = sort_alerts(describe_node(state.node, shown)) if fresh else ()
-    if not fresh:
-        alerts = tuple(Alert("broken", text, state.node) for text in notes[:1])
-    models = {slot_model(gpu, slot) for gpu in node.gpus for slot in (None, *gpu.instances)}
+    reading = NodeReading("", shown, read_at=now)
+    node = round_.complete(_Candidate(state.node, reading, stale=not fresh, state=shown), shown, None, now)
+    alerts = tuple(Alert("broken", text, state.node) for text in notes[:1])
+    if fresh:
+        alerts = sort_alerts(describe_node(state.node, shown))
     return ClusterState(
         settings=settings,
         taken_at=state.taken_at,
         scope="node",
         nodes=(replace(node, age_seconds=None),),
-        notes=(*notes, *describe_unpriced(models, prices)),
+        notes=(*notes, *describe_unpriced(_models([node]), prices)),
         alerts=alerts,
         prices=prices,
+        clock_offset=wall - now,
     )
+
+
+def _models(nodes: Iterable[NodeEntry]) -> set[str]:
+    return {slot_model(gpu, slot) for node in nodes for gpu in node.gpus for slot in (None, *gpu.instances)}
 
 
 def bound_notes(notes: Sequence[str], most: int = MAX_NOTES) -> tuple[str, ...]:
@@ -364,9 +372,7 @@ def _describe_unread(outcomes: Mapping[str, TargetOutcome], nodes: Iterable[_Can
 # GPUs that disappeared
 
 
-def _keep_lost(
-    state: NodeState, earlier: NodeState, present: Collection[str], wall: float, step: float
-) -> NodeState:
+def _keep_lost(state: NodeState, earlier: NodeState, present: Collection[str], wall: float, step: float) -> NodeState:
     """Adds the GPUs that a dcgm-exporter reported before: it leaves lost GPUs out without a word."""
     missing = [gpu for gpu in earlier.devices if gpu.uuid and gpu.uuid not in present]
     if not missing:
@@ -418,7 +424,7 @@ class _Round:
     settings: ViewSettings
     offset: float
     step: float
-    owners: Mapping[Pod, PodOwner]
+    owners: Mapping[Pod, WorkloadOwner]
     prices: Prices
     idle_for: Mapping[tuple[str, str], float]
     watched: bool = True  # holders are followed from round to round
@@ -543,7 +549,7 @@ def _key(gpu: DeviceState, instance: MigInstance | None, holder: Holder) -> tupl
 def _sort_devices(state: NodeState) -> NodeState:
     """By index, each GPU once. Most documents are sorted."""
     order = [(-1 if gpu.index is None else gpu.index, gpu.uuid) for gpu in state.devices]
-    if all(a < b for a, b in zip(order, order[1:], strict=False)):
+    if all(a < b for a, b in pairwise(order)):
         return state
-    gpus = {key: gpu for key, gpu in sorted(zip(order, state.devices, strict=True), key=lambda pair: pair[0])}
+    gpus = dict(sorted(zip(order, state.devices, strict=True), key=itemgetter(0)))
     return replace(state, devices=tuple(gpus.values()))

@@ -18,7 +18,7 @@ from podgpu.cluster.parts import HeldPart
 from podgpu.cluster.state import ClusterState, gpu_id
 from podgpu.errors import UsageError
 from podgpu.history.waste_file import EarlierWaste, EndedPods, WasteAmounts, WastedPod, WasteStatement
-from podgpu.model import PodOwner, Workload, WorkloadKey
+from podgpu.model import WorkloadOwner, Workload, WorkloadKey
 
 GroupBy = Literal["pod", "owner", "namespace"]
 Format = Literal["json", "csv"]
@@ -39,7 +39,7 @@ class PodId(NamedTuple):
 
 @dataclass(slots=True)
 class _Account:
-    owner: PodOwner | None = None
+    owner: WorkloadOwner | None = None
     allocated: float = 0.0  # GPU-seconds
     idle: float = 0.0
     wasted: float | None = None
@@ -67,7 +67,7 @@ class WasteLedger:
         self._max_owners = max_owners
         self._seen: dict[tuple[str, int | None, WorkloadKey], float] = {}  # monotonic time of the last reading
         self._accounts: dict[PodId, _Account] = {}
-        self._ended: dict[tuple[str, PodOwner | None], _Account] = {}
+        self._ended: dict[tuple[str, WorkloadOwner | None], _Account] = {}
         self._currency: str | None = None
 
     def update(self, state: ClusterState, now: float, longest_gap: float) -> None:
@@ -87,9 +87,7 @@ class WasteLedger:
                 seen[key] = node.read_at
                 pod = _pod_id(part.holder)
                 held.setdefault(pod, []).append(part)
-                account = self._accounts.get(pod)
-                if account is None:
-                    account = self._accounts[pod] = _Account()
+                account = self._accounts.get(pod) or self._accounts.setdefault(pod, _Account())
                 seconds = 0.0 if before is None else node.read_at - before
                 if not 0 < seconds <= longest_gap:
                     seconds = 0.0
@@ -198,7 +196,7 @@ class WasteRow(msgspec.Struct, omit_defaults=True, kw_only=True):
     job: str = ""
     uid: str = ""
     container_id: str = ""
-    owner: PodOwner | None = None
+    owner: WorkloadOwner | None = None
     gpus: float
     idle_gpus: float
     idle_hours: float
@@ -231,7 +229,7 @@ ReadWaste = Callable[[], tuple[WasteStatement, WasteSource]]
 
 def waste_rows(statement: WasteStatement, by: GroupBy) -> list[WasteRow]:
     """The most expensive first, then the longest idle, then by name."""
-    groups: dict[tuple[PodId, PodOwner | None], list[WasteAmounts]] = {}
+    groups: dict[tuple[PodId, WorkloadOwner | None], list[WasteAmounts]] = {}
     for pod in statement.pods:
         groups.setdefault(_group(pod, by), []).append(pod)
     if by != "pod":
@@ -242,7 +240,7 @@ def waste_rows(statement: WasteStatement, by: GroupBy) -> list[WasteRow]:
     return sorted(rows, key=lambda row: (-(row.wasted or 0.0), -row.idle_hours, row.namespace, _name(row)))
 
 
-def _group(pod: WastedPod, by: GroupBy) -> tuple[PodId, PodOwner | None]:
+def _group(pod: WastedPod, by: GroupBy) -> tuple[PodId, WorkloadOwner | None]:
     if by == "namespace":
         return PodId(pod.namespace), None
     if by == "owner" and pod.owner is not None:
@@ -255,7 +253,7 @@ def _name(row: WasteRow) -> tuple[str, ...]:
     return *owner, row.pod, row.job, row.uid, row.container_id
 
 
-def _row(name: PodId, owner: PodOwner | None, members: Iterable[WasteAmounts]) -> WasteRow:
+def _row(name: PodId, owner: WorkloadOwner | None, members: Iterable[WasteAmounts]) -> WasteRow:
     members = list(members)
     pods = [member for member in members if isinstance(member, WastedPod)]
     running = [pod for pod in pods if pod.ended_at is None]

@@ -1,82 +1,110 @@
-"""WasteFile keeps what pods came to in a file beside the history, so that a restart does not begin to count anew.
+"""Keeps the waste of each pod in a file beside the history, so that a restart continues to count.
 
-The file is small and always whole: it is replaced every minute, and read once. One that cannot be understood is set
-aside, never written over: it may be a newer podgpu's.
+The file is replaced as a whole every minute and read once. A file that cannot be read is moved aside, not overwritten:
+a newer podgpu may have written it.
 """
 
 from __future__ import annotations
 
-import json
-import math
 import os
-import re
-import zlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+from msgspec.structs import replace
 
 from podgpu.atomic_file import AtomicFile, OutputError
 from podgpu.errors import SourceError, UsageError
-from podgpu.figures.device import Owner
-from podgpu.figures.waste import MOST_ENDED, MOST_LEFT, Amounts, Left, Pod, PodWaste, WasteStatement
 from podgpu.files import read_bounded
 from podgpu.history.directory import OPTION
+from podgpu.model import WorkloadOwner
 
-VERSION = 1
+VERSION = 2
 NAME, SET_ASIDE = "waste.json", "waste.unread"
-_HEAD = re.compile(rb"podgpu waste (\d{1,6}) ([0-9a-f]{8})\n")
-_LARGEST = 64 * 1024 * 1024
-_MOST_ROWS = 50_000 + MOST_ENDED + MOST_LEFT
-"""Holders that a cluster keeps, those that ended, and what made those that ended before."""
-_LONGEST_NAME = 1024
-_MOST_AMOUNT = 1 << 128
-_LAST_MOMENT = 1e11
-_SET_SECONDS = 60.0
-_TOO_MANY_DIGITS = 40
+_MAX_BYTES = 64 * 1024 * 1024
+_CLOCK_STEP = 60.0
+_Amount = Annotated[float, Meta(ge=0, le=1e15)]
+_Moment = Annotated[float, Meta(ge=-1e11, le=1e11)]
+_Name = Annotated[str, Meta(max_length=1024)]
 
 
-@dataclass(frozen=True, slots=True)
-class EarlierWaste:
-    """What an earlier podgpu had counted, and when that was written."""
+class WasteAmounts(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc=False):
+    """GPU-hours and money since counting began. `wasted` is None if nothing had a price."""
 
+    allocated_hours: _Amount = 0.0
+    idle_hours: _Amount = 0.0
+    wasted: _Amount | None = None
+
+
+class WastedPod(WasteAmounts, frozen=True, kw_only=True):
+    """What a pod (or a job, or a container that is not identified further) holds now, and what it wasted."""
+
+    namespace: _Name = ""
+    pod: _Name = ""
+    job: _Name = ""
+    uid: _Name = ""
+    container_id: _Name = ""
+    owner: WorkloadOwner | None = None
+    gpus: _Amount = 0.0
+    idle_gpus: _Amount = 0.0
+    cost_per_hour: _Amount | None = None
+    wasted_per_hour: _Amount | None = None
+    idle_since: _Moment | None = None  # since when nothing that it holds is used
+    ended_at: _Moment | None = None
+
+
+class EndedPods(WasteAmounts, frozen=True, kw_only=True):
+    """Sum over the pods of one owner that ended long ago."""
+
+    namespace: _Name = ""
+    owner: WorkloadOwner | None = None
+
+
+class WasteStatement(msgspec.Struct, frozen=True, kw_only=True):
+    counting_since: _Moment | None = None
+    currency: _Name = ""
+    pods: tuple[WastedPod, ...] = ()
+    ended: tuple[EndedPods, ...] = ()
+
+
+class EarlierWaste(msgspec.Struct, frozen=True):
+    """What an earlier process counted, and when it wrote that."""
+
+    version: int
+    written_at: _Moment
     statement: WasteStatement
-    written_at: float
-    """Unix time."""
 
-    def seen_at(self, wall: float) -> EarlierWaste:
-        """With its moments as long before `wall` as they were, where the clock was set back since."""
+    def shifted_to(self, wall: float) -> EarlierWaste:
+        """If the clock was set back since, all moments move along."""
         back = self.written_at - wall
-        if back <= _SET_SECONDS:
+        if back <= _CLOCK_STEP:
             return self
-        pods = tuple(
-            pod if pod.ended_at is None else pod._replace(ended_at=pod.ended_at - back) for pod in self.statement.pods
-        )
+        pods = tuple(p if p.ended_at is None else replace(p, ended_at=p.ended_at - back) for p in self.statement.pods)
         since = self.statement.counting_since
         moved = replace(self.statement, pods=pods, counting_since=None if since is None else since - back)
-        return EarlierWaste(moved, wall)
+        return EarlierWaste(self.version, wall, moved)
 
 
 class WasteFile:
     def __init__(
         self,
         directory: str,
-        told: Callable[[], WasteStatement | None],
+        statement: Callable[[], WasteStatement | None],
         restore: Callable[[EarlierWaste], None],
         wall: Callable[[], float],
     ) -> None:
-        """`told`: what was counted until now, None while what was restored is not in it; `restore`: is given what the
-        file has."""
+        """`statement` returns None while restored amounts are not included yet."""
         self._path = Path(directory) / NAME
-        self._told = told
+        self._statement = statement
         self._restore = restore
         self._wall = wall
 
     def load(self) -> list[str]:
-        """What to say of a file that is of no use. Raises OutputError where it cannot be known what is there; it can
-        be tried again."""
+        """Returns notes on a file that cannot be used. Raises OutputError if it cannot be read now."""
         try:
-            content = read_bounded(str(self._path), _LARGEST)
+            content = read_bounded(str(self._path), _MAX_BYTES)
         except SourceError as error:
             if error.reason == "file_missing":
                 return []
@@ -87,20 +115,20 @@ class WasteFile:
             earlier = load_waste(content)
         except SourceError as error:
             return [self._set_aside(f"{self._path} {error}")]
-        self._restore(earlier.seen_at(self._wall()))
+        self._restore(earlier.shifted_to(self._wall()))
         return []
 
-    def _set_aside(self, why: str) -> str:
+    def _set_aside(self, reason: str) -> str:
         aside = self._path.with_name(SET_ASIDE)
         try:
             os.replace(self._path, aside)
         except OSError as error:
-            raise OutputError(f"{why}; it cannot be set aside ({error.strerror})") from error
-        return f"{why}: waste is counted anew, and the file is now {aside}"
+            raise OutputError(f"{reason}; it cannot be moved aside ({error.strerror})") from error
+        return f"{reason}: waste is counted from zero, and the file is now {aside}"
 
     def save(self) -> None:
-        """Raises OutputError, and then the file before is still there."""
-        statement = self._told()
+        """Raises OutputError; the file before then stays."""
+        statement = self._statement()
         if statement is None or statement.counting_since is None:
             return
         try:
@@ -109,105 +137,17 @@ class WasteFile:
             raise OutputError(str(error)) from error
 
 
-# The file
-
-
 def dump_waste(statement: WasteStatement, at: float) -> bytes:
-    """Who has counted nothing yet has no row."""
-    document = {
-        "written_at": at,
-        "counting_since": statement.counting_since,
-        "currency": statement.currency,
-        "pods": [
-            [*pod.pod, *(pod.owner or ("", "")), *pod.amounts, pod.ended_at] for pod in statement.pods if pod.amounts[0]
-        ],
-        "left": [[of.namespace, *(of.owner or ("", "")), *amounts] for of, amounts in statement.left.items()],
-    }
-    text = json.dumps(document, separators=(",", ":"), allow_nan=False).encode()
-    return b"podgpu waste %d %08x\n%s" % (VERSION, zlib.crc32(text), text)
+    counted = tuple(pod for pod in statement.pods if pod.allocated_hours)
+    return msgspec.json.encode(EarlierWaste(VERSION, at, replace(statement, pods=counted)))
 
 
 def load_waste(content: bytes) -> EarlierWaste:
-    """Raises SourceError: foreign, damaged."""
-    head = _HEAD.match(content)
-    if head is None:
-        raise SourceError("foreign", "is not a file of waste that podgpu wrote")
-    if int(head[1]) != VERSION:
-        raise SourceError(
-            "foreign", f"is of another podgpu (version {int(head[1])} of the file, {VERSION} is understood)"
-        )
-    text = content[head.end() :]
-    if zlib.crc32(text) != int(head[2], 16):
-        raise SourceError("damaged", "is damaged (its checksum is wrong)")
+    """Raises SourceError: foreign or damaged."""
     try:
-        return _earlier(json.loads(text, parse_int=_whole))
-    except (ValueError, RecursionError, KeyError, TypeError) as error:
-        raise SourceError("damaged", "is damaged (what is in it makes no sense)") from error
-
-
-def _earlier(document: Any) -> EarlierWaste:
-    """Raises ValueError, KeyError or TypeError."""
-    pods, left = document["pods"], document["left"]
-    if not isinstance(pods, list) or not isinstance(left, list) or len(pods) + len(left) > _MOST_ROWS:
-        raise ValueError("rows")
-    since = document["counting_since"]
-    statement = WasteStatement(
-        None if since is None else _moment(since),
-        _text(document["currency"]),
-        tuple(_pods(pods)),
-        dict(map(_left, left)),
-    )
-    return EarlierWaste(statement, _moment(document["written_at"]))
-
-
-def _pods(rows: list[Any]) -> Iterator[PodWaste]:
-    found: set[Pod] = set()
-    for namespace, pod, job, uid, container, kind, name, allocated, idle, wasted, ended_at in rows:
-        of = Pod(_text(namespace), _text(pod), _text(job), _text(uid), _text(container))
-        if of in found:
-            raise ValueError("twice")
-        found.add(of)
-        ended = None if ended_at is None else _moment(ended_at)
-        yield PodWaste(of, _owner(kind, name), _amounts(allocated, idle, wasted), ended_at=ended)
-
-
-def _left(row: Any) -> tuple[Left, Amounts]:
-    namespace, kind, name, *amounts = row
-    return Left(_text(namespace), _owner(kind, name)), _amounts(*amounts)
-
-
-def _owner(kind: Any, name: Any) -> Owner | None:
-    owner = Owner(_text(kind), _text(name))
-    return owner if any(owner) else None
-
-
-def _amounts(allocated: Any, idle: Any, wasted: Any) -> Amounts:
-    found = Amounts(_amount(allocated), _amount(idle), None if wasted is None else _amount(wasted))
-    if found.idle > found.allocated:
-        raise ValueError("more idle than allocated")
-    return found
-
-
-def _amount(value: Any) -> int:
-    if type(value) is not int or not 0 <= value < _MOST_AMOUNT:
-        raise ValueError("amount")
-    return value
-
-
-def _moment(value: Any) -> float:
-    if type(value) not in (int, float) or not math.isfinite(value) or abs(value) > _LAST_MOMENT:
-        raise ValueError("moment")
-    return float(value)
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str) or len(value) > _LONGEST_NAME:
-        raise ValueError("text")
-    return value
-
-
-def _whole(digits: str) -> int:
-    """Thousands of digits would take long to read."""
-    if len(digits) > _TOO_MANY_DIGITS:
-        raise ValueError("number")
-    return int(digits)
+        earlier = msgspec.json.decode(content, type=EarlierWaste)
+    except msgspec.DecodeError as error:
+        raise SourceError("damaged", f"is damaged or was written by another podgpu ({error})") from error
+    if earlier.version != VERSION:
+        raise SourceError("foreign", f"was written by another podgpu (version {earlier.version}, {VERSION} is known)")
+    return earlier
