@@ -169,7 +169,7 @@ def seconds_of(agent: Agent, clock: TickClock, seconds: Iterable[int], scrape_ev
         if second % round(agent.settings.allocation_interval) == 0:
             agent.read_allocation()
         if second % usage_interval == 0:
-            agent.read_due_usage()
+            agent.read_usage()
         if second % scrape_every == 0:
             _ = agent.published.fresh.zipped
     return time.process_time() - began

@@ -253,6 +253,8 @@ class DeviceUsage:
     """Whether the least and the most each can have run is wanted beside the figure."""
     energy_estimate_nj: int | None = None
     """About how much of it, or of the next, is of this window; None: what was used and not told is lost."""
+    power_mw: int | None = None
+    """Power drawn at the end of the window."""
     energy_since_nj: int = 0
     """About how much was used since what was told, and is in the next."""
 

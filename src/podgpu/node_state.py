@@ -191,7 +191,7 @@ class NodeState(Document, frozen=True, kw_only=True):
     gpus_visible: Amount | None = None
     gpus_lost: Amount | None = None
     devices: Annotated[tuple[DeviceState, ...], Meta(max_length=1024)] = ()
-    namespaces: Annotated[tuple[NamespaceUsage, ...], Meta(max_length=2048)] = ()
+    namespaces: Annotated[tuple[NamespaceUsage, ...], Meta(max_length=8192)] = ()
     sources: Annotated[tuple[SourceStatus, ...], Meta(max_length=1024)] = ()
     entities: Annotated[tuple[EntityState, ...], Meta(max_length=4096)] = ()  # NVSwitches, NVLinks, CPUs, cores
     vcuda: Annotated[tuple[VcudaRequest, ...], Meta(max_length=4096)] = ()

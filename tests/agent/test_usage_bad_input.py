@@ -198,7 +198,7 @@ def test_a_utilisation_that_is_no_value(pair: Pair) -> None:
     assert pair.errors() == {"bad_value": 2}
     assert pair.differences().keys() <= {"train", "idle", "gpu0", "ns"}
     assert pair.spoilt.value("podgpu_container_gpu_utilization_ratio", "train") is None, "not 0: it may have run"
-    assert pair.differences()["train"] == BY_USE - {"idle_seconds_total"}
+    assert pair.differences()["train"] == BY_USE
     assert pair.differences()["gpu0"] == UNATTRIBUTED
 
 

@@ -21,7 +21,7 @@ from podgpu.agent.lanes import SELDOM_SECONDS, Schedule, fields_to_read, make_la
 from podgpu.agent.parts import NodeParts
 from podgpu.agent.publish import Published
 from podgpu.agent.telemetry_turn import TelemetryPart, TelemetryTurn
-from podgpu.agent.usage_turn import UsageTurn, patience
+from podgpu.agent.usage_turn import UsageTurn
 from podgpu.clock import Clock
 from podgpu.configuration.config_file import DEFAULT_RETENTION, Collection, Retention
 from podgpu.configuration.counter_feeds import CounterFeed, CounterWatch
@@ -101,7 +101,11 @@ class Agent:
             allocation, identities, self._isolation, DEADLINE, self.clock.monotonic, signs, self.reload
         )
         self._pod_labels = pod_labels
-        self._usage_turn = None if containers is None else self._new_usage_turn(containers)
+        self._usage_turn = (
+            None
+            if containers is None
+            else UsageTurn(telemetry, containers, self._isolation, self.settings.deadline, self.clock)
+        )
         self._parts = NodeParts(policy)
         self._changes = ChangeLog(self.clock.monotonic)
         self._read_at = float("-inf")
@@ -117,13 +121,6 @@ class Agent:
         """What is not as it should be with what runs beside the agent."""
         self._exporter_id = secrets.token_hex(8)
         self.published = self._published(Snapshot(0.0), policy)
-
-    def _new_usage_turn(self, containers: ContainerFinder) -> UsageTurn:
-        return UsageTurn(
-            *(self._telemetry, containers, self._isolation, self.settings.deadline, self.clock),
-            patience(self.settings.usage_interval, self.settings.interval),
-            0.5 * self.settings.usage_interval,
-        )
 
     # -- turns ---------------------------------------------------------------------------------------------------
 
@@ -168,17 +165,9 @@ class Agent:
         telemetry = self._parts.telemetry
         sick = {o.device for o in telemetry.outcomes if not o.ok}
         self._parts.usage = self._usage_turn.collect(
-            telemetry.listed, assignments, holders.complete, holders.identify, sick
+            telemetry.devices, telemetry.listed, assignments, holders.complete, holders.identify, sick
         )
         self._publish()
-
-    def read_due_usage(self) -> None:
-        """One usage turn; none where it would say nothing that the next one does not, but errors are published."""
-        turn, holders = self._usage_turn, self._parts.allocation.allocation.assignments
-        if turn is not None and turn.can_wait(self._parts.telemetry.listed, holders):
-            self._publish()
-        else:
-            self.read_usage()
 
     def read_counters(self) -> None:
         """Takes up counters that changed; bad ones leave the last good set in place."""
@@ -283,10 +272,10 @@ class Agent:
                 self.read_allocation(counters_first=True)
 
     def _usage_loop(self) -> None:
-        """In step with its beginning, however long a turn takes: see `UsageTurn.can_wait`."""
+        """At fixed times, however long a turn takes, so that counters have the same age in every scrape."""
         due, interval = self.clock.monotonic(), self.settings.usage_interval
         while not self._stopping:
-            self.read_due_usage()
+            self.read_usage()
             late = max(0.0, self.clock.monotonic() - due)
             due += interval * (1 + late // interval)
             self._stopped.wait(max(0.0, due - self.clock.monotonic()))

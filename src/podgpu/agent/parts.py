@@ -6,8 +6,9 @@ Any cadence publishes what the other two brought: parts are frozen copies, repla
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import cast
 
 from podgpu.agent.allocation_turn import AllocationPart, AllocationTurn, without_crowds
 from podgpu.agent.health_watch import HealthWatch
@@ -17,8 +18,9 @@ from podgpu.agent.telemetry_turn import TelemetryPart
 from podgpu.agent.usage_turn import UsagePart
 from podgpu.configuration.counter_feeds import CounterWatch
 from podgpu.gpu.source import ErrorEvent
+from podgpu.metrics.mig import billed_name
 from podgpu.metrics.render import Policy
-from podgpu.model import Outcome, PodLabels, Snapshot
+from podgpu.model import ContainerUsage, DeviceTotals, NamespaceTotals, Outcome, PodLabels, Snapshot, Usage, UsageMethod
 
 
 class NodeParts:
@@ -104,6 +106,53 @@ class NodeParts:
             clock_events=self._clock_counts,
             clock_event_totals=self._clock_totals,
             device_count=telemetry.device_count,
-            usage=replace(usage.usage, containers=show(usage.usage.containers)),
+            usage=_old_usage(usage, show),
             health=self.health.report(allocation.assignments, now, wall),
         )
+
+
+def _old_usage(part: UsagePart, show: Callable[[Sequence[ContainerUsage]], tuple[ContainerUsage, ...]]) -> Usage:
+    """Converts to the shapes of `Snapshot`, until nothing reads it."""
+    containers = [
+        ContainerUsage(
+            device,
+            workload,
+            of.utilization_ratio,
+            of.memory_used_bytes,
+            of.processes,
+            of.allocated_ns,
+            of.busy_ns,
+            of.idle_ns,
+            of.energy_mj,
+            of.power_ratio,
+            None if of.idle_since is None else round(((part.at or 0.0) - of.idle_since) * 1e9),
+            of.busy_min_ns,
+            of.busy_max_ns,
+        )
+        for device, holders in sorted(part.usage.holders.items())
+        for workload, of in holders
+    ]
+    devices = tuple(
+        DeviceTotals(
+            key,
+            of.busy_ns,
+            of.energy_mj,
+            of.memory_used_bytes,
+            of.unattributed_busy_ns,
+            of.unattributed_energy_mj,
+            of.unattributed_memory_bytes,
+            cast("UsageMethod | None", of.method or None),
+        )
+        for key, of in sorted(part.usage.devices.items())
+    )
+    namespaces = tuple(
+        NamespaceTotals(
+            n.namespace,
+            billed_name(n.model, n.profile) if n.profile else n.model,
+            n.allocated_ns or 0,
+            n.busy_ns,
+            n.energy_mj,
+        )
+        for n in part.usage.namespaces
+    )
+    return Usage(show(containers), devices, namespaces, part.at or 0.0)

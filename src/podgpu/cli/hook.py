@@ -17,7 +17,7 @@ from podgpu.compose.hook import run_hook
 from podgpu.compose.process import configure_logging, share_one_heap, take_turns_often
 from podgpu.errors import UsageError
 from podgpu.holders.podlist import DEFAULT_PATHS, is_mount_point
-from podgpu.hook.loop import Settings
+from podgpu.hook.loop import HookSettings
 
 if TYPE_CHECKING:
     from podgpu.web.sockets import Address
@@ -117,7 +117,7 @@ def _podlist(path: str, proc: str) -> AtomicFile:
     return AtomicFile(os.path.abspath(path), option="--podlist")
 
 
-def _settings(options: Mapping[str, Any], environment: Mapping[str, str]) -> Settings:
+def _settings(options: Mapping[str, Any], environment: Mapping[str, str]) -> HookSettings:
     descriptor = environment.get("NRI_PLUGIN_SOCKET", "")
     if descriptor and not (descriptor.isascii() and descriptor.isdecimal() and len(descriptor) < 6):
         raise UsageError(f"NRI_PLUGIN_SOCKET {descriptor!r}: the runtime gives the number of an open connection there")
@@ -127,7 +127,7 @@ def _settings(options: Mapping[str, Any], environment: Mapping[str, str]) -> Set
         raise UsageError(f"--plugin-name {name!r}: letters, digits, and _ . + - only")
     if not re.fullmatch(r"[0-9]{2}", index, re.ASCII):
         raise UsageError(f"--plugin-index {index!r}: write two digits, such as 90")
-    return Settings(
+    return HookSettings(
         socket=options["socket"],
         inherited=int(descriptor) if descriptor else None,
         name=name,

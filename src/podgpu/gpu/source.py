@@ -131,15 +131,6 @@ class FollowsSchedule(Protocol):
 
 
 @runtime_checkable
-class TellsQuiet(Protocol):
-    """A source that knows at next to no cost whether its GPUs' usage is worth asking for."""
-
-    def is_quiet(self, gpu: Device) -> bool:
-        """Whether nobody seems to have come or gone since `usage` was last asked, from the same worker. What those who
-        are there do meanwhile must be lost by nothing but the GPU's end. Raises SourceError."""
-
-
-@runtime_checkable
 class ReadsOthers(Protocol):
     """A source that also knows what is no GPU: switches and their links, CPUs and their cores."""
 

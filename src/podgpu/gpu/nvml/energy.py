@@ -78,6 +78,7 @@ class Energy(NamedTuple):
     """About how many nanojoules of that are of this turn: by them `used`, or the next one, is divided among turns."""
     since: int = 0
     """About how many were used since the reading, and are in the next one."""
+    power_mw: int | None = None
 
 
 class EnergyMeter:
@@ -104,6 +105,9 @@ class EnergyMeter:
         self._milliwatts: int | None = None
 
     def read(self, users: Collection[int] | None = None) -> Energy:
+        return self._read(users)._replace(power_mw=self._milliwatts)
+
+    def _read(self, users: Collection[int] | None = None) -> Energy:
         """`users`: the pids of who is there now; None where they cannot be seen."""
         began, self._turn_at = self._turn_at, self._clock()
         changed, self._users = users != self._users, users

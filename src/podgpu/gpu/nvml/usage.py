@@ -189,6 +189,7 @@ def _usage(
         energy_mj=energy.used,
         energy_estimate_nj=energy.estimate,
         energy_since_nj=energy.since,
+        power_mw=energy.power_mw,
         memory_used=memory,
         processes=None if running is None else tuple(p for p in running if p.device == device.key),
         process_busy_ns=busy.process_ns,

@@ -1,4 +1,4 @@
-"""This module says what the hook counts about itself, from any of its threads, and the metric families made of that."""
+"""Counters and metric families of the hook. Thread-safe."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ from podgpu.series import NO_LABELS, Family, Labels, Sample
 
 
 @dataclass(frozen=True, slots=True)
-class State:
-    """How things stand, beside what was counted."""
-
+class HookState:
     is_synchronised: bool
     is_up_to_date: bool
     containers: int
@@ -24,7 +22,7 @@ class State:
     disagreeing: int
 
 
-class Tallies:
+class HookCounters:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._errors: Counter[str] = Counter()
@@ -54,7 +52,7 @@ class Tallies:
         with self._lock:
             self._events[name] += 1
 
-    def families(self, state: State) -> list[Family]:
+    def families(self, state: HookState) -> list[Family]:
         with self._lock:
             errors, requests, seconds = dict(self._errors), dict(self._requests), dict(self._seconds)
             events = dict(self._events)
