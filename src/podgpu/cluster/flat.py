@@ -117,7 +117,7 @@ def flat_view(view: View, processes: Processes | None = None) -> FlatView:
             _device_of_view(gpu, part, node.name, processes or {})
             for node in view.nodes
             for gpu in node.gpus
-            for part in (gpu, *gpu.instances)
+            for part in _slots(gpu)
         ),
         notes=tuple(notes),
         alerts=tuple(view.alerts),
@@ -126,6 +126,10 @@ def flat_view(view: View, processes: Processes | None = None) -> FlatView:
         currency=view.currency,
         old_nodes=frozenset(node.name for node in view.nodes if node.old),
     )
+
+
+def _slots(gpu: GpuView) -> list[GpuView | InstanceView]:
+    return [gpu, *gpu.instances]
 
 
 def _device_of_view(gpu: GpuView, part: GpuView | InstanceView, node: str, processes: Processes) -> DeviceFigures:

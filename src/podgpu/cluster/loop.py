@@ -24,9 +24,9 @@ from podgpu.cluster.settings import ViewSettings
 from podgpu.cluster.state import ClusterState, build_cluster_state
 from podgpu.cluster.used import RollingAverage
 from podgpu.cluster.view import PageState
-from podgpu.cluster.waste import WasteLedger, WasteSource
+from podgpu.cluster.waste import WasteLedger, WasteSource, WasteStatement
 from podgpu.errors import SourceError, StartError
-from podgpu.history.waste_file import EarlierWaste, WasteStatement
+from podgpu.history.queries import UsageRow
 from podgpu.metrics.body import Exposition
 from podgpu.metrics.text import encode
 from podgpu.series import Family
@@ -232,13 +232,13 @@ class Cluster:
             statement = self._waste.statement(offset, None if since is None else since + offset)
         return statement, WasteSource(state.prices.source, state.simulated)
 
-    def restore_waste(self, earlier: EarlierWaste) -> None:
-        """Continues to count from what an earlier process counted. May be called from any thread."""
+    def restore_waste(self, rows: Iterable[UsageRow], since: float | None) -> None:
+        """Continues to count from the usage in a history file, which begins at the Unix time `since`."""
         now, wall = self.clock.monotonic(), self.clock.wall()
         with self._waste_lock:
-            self._waste.restore(earlier, now, wall)
-            if earlier.statement.counting_since is not None:
-                self._waste_since = earlier.statement.counting_since - wall + now
+            self._waste.restore(rows, now, wall)
+        if since is not None:
+            self._waste_since = since - wall + now
 
     # Forgotten GPUs
 

@@ -26,7 +26,7 @@ from podgpu.metrics.conditions import xid_class
 from podgpu.metrics.families import CLOCK_EVENTS_FIELD, clock_events_in_words
 from podgpu.metrics.fields import detail_helps, field_named, fields, xid_text
 from podgpu.metrics.mig import parent_and_part, slices_of_gpu, slices_of_profile
-from podgpu.model import WorkloadOwner, Value, Workload
+from podgpu.model import Value, Workload, WorkloadOwner
 from podgpu.node_state import DeviceState, MigInstance, NodeState, Slot, SourceStatus, XidCount
 
 API = "podgpu/v1"

@@ -17,14 +17,16 @@ import msgspec
 from podgpu.cluster.parts import HeldPart
 from podgpu.cluster.state import ClusterState, gpu_id
 from podgpu.errors import UsageError
-from podgpu.history.waste_file import EarlierWaste, EndedPods, WasteAmounts, WastedPod, WasteStatement
-from podgpu.model import WorkloadOwner, Workload, WorkloadKey
+from podgpu.history.queries import UsageRow
+from podgpu.model import Workload, WorkloadKey, WorkloadOwner
 
 GroupBy = Literal["pod", "owner", "namespace"]
 Format = Literal["json", "csv"]
 ENDED_SECONDS = 24 * 3600.0  # a pod that ended has its own row for so long
 MAX_ENDED = 10_000
 MAX_OWNERS = 20_000
+RESTORED = ("namespace", "pod", "job", "uid", "container_id", "owner_kind", "owner_name")
+"""Dimensions by which usage is read from a history file."""
 _DIGITS = 4
 _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n", "|", "%")
 
@@ -35,6 +37,45 @@ class PodId(NamedTuple):
     job: str = ""
     uid: str = ""
     container_id: str = ""
+
+
+class WasteAmounts(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc=False):
+    """GPU-hours and money since counting began. `wasted` is None if nothing had a price."""
+
+    allocated_hours: float = 0.0
+    idle_hours: float = 0.0
+    wasted: float | None = None
+
+
+class WastedPod(WasteAmounts, frozen=True, kw_only=True):
+    """What a pod (or a job, or a container that is not identified further) holds now, and what it wasted."""
+
+    namespace: str = ""
+    pod: str = ""
+    job: str = ""
+    uid: str = ""
+    container_id: str = ""
+    owner: WorkloadOwner | None = None
+    gpus: float = 0.0
+    idle_gpus: float = 0.0
+    cost_per_hour: float | None = None
+    wasted_per_hour: float | None = None
+    idle_since: float | None = None  # since when nothing that it holds is used
+    ended_at: float | None = None
+
+
+class EndedPods(WasteAmounts, frozen=True, kw_only=True):
+    """Sum over the pods of one owner that ended long ago."""
+
+    namespace: str = ""
+    owner: WorkloadOwner | None = None
+
+
+class WasteStatement(msgspec.Struct, frozen=True, kw_only=True):
+    counting_since: float | None = None
+    currency: str = ""
+    pods: tuple[WastedPod, ...] = ()
+    ended: tuple[EndedPods, ...] = ()
 
 
 @dataclass(slots=True)
@@ -51,12 +92,6 @@ class _Account:
         self.idle += part.part * idle_seconds
         if part.cost_per_hour is not None:
             self.wasted = (self.wasted or 0.0) + part.cost_per_hour * idle_seconds / 3600
-
-    def add(self, amounts: WasteAmounts, same_currency: bool) -> None:
-        self.allocated += amounts.allocated_hours * 3600
-        self.idle += amounts.idle_hours * 3600
-        if same_currency and amounts.wasted is not None:
-            self.wasted = (self.wasted or 0.0) + amounts.wasted
 
 
 class WasteLedger:
@@ -91,10 +126,7 @@ class WasteLedger:
                 seconds = 0.0 if before is None else node.read_at - before
                 if not 0 < seconds <= longest_gap:
                     seconds = 0.0
-                idle = 0.0
-                if part.use == "idle":
-                    idle = seconds if part.idle_since is None else max(0.0, min(seconds, at - part.idle_since))
-                account.charge(part, seconds, idle)
+                account.charge(part, seconds, idle_seconds(part, seconds, at))
         self._seen = seen
         for pod, account in self._accounts.items():
             account.held = held.get(pod, [])
@@ -123,22 +155,19 @@ class WasteLedger:
             ),
         )
 
-    def restore(self, earlier: EarlierWaste, now: float, wall: float) -> None:
-        """Continues from what an earlier process counted. The time between is not charged."""
-        statement = earlier.statement
-        if self._currency is None:
-            self._currency = statement.currency
-        same = self._currency == statement.currency
-        for pod in statement.pods:
-            key = PodId(pod.namespace, pod.pod, pod.job, pod.uid, pod.container_id)
+    def restore(self, rows: Iterable[UsageRow], now: float, wall: float) -> None:
+        """Continues from the usage in a history file, grouped by RESTORED and currency."""
+        for (namespace, pod, job, uid, container_id, kind, name), currency, last_seen, amounts in rows:
+            key = PodId(namespace, pod, job, uid, container_id)
             account = self._accounts.get(key)
             if account is None:
-                ended_at = earlier.written_at if pod.ended_at is None else pod.ended_at
-                account = self._accounts[key] = _Account(pod.owner, ended=now - max(0.0, wall - ended_at))
-            account.owner = account.owner or pod.owner
-            account.add(pod, same)
-        for ended in statement.ended:
-            self._ended.setdefault((ended.namespace, ended.owner), _Account()).add(ended, same)
+                account = self._accounts[key] = _Account(ended=now - max(0.0, wall - last_seen))
+            account.owner = account.owner or (WorkloadOwner(kind, name) if name else None)
+            account.allocated += amounts.allocated_seconds
+            account.idle += amounts.idle_seconds
+            if currency and self._currency in (None, currency):
+                self._currency = currency
+                account.wasted = (account.wasted or 0.0) + amounts.idle_cost
         self._close_ended(now)
 
     def _close_ended(self, now: float) -> None:
@@ -158,6 +187,13 @@ class WasteLedger:
                 self._ended[key] = total
         for key in list(self._ended)[: max(0, len(self._ended) - self._max_owners)]:
             del self._ended[key]
+
+
+def idle_seconds(part: HeldPart, seconds: float, at: float) -> float:
+    """The idle part of the last `seconds` before the Unix time `at`."""
+    if part.use != "idle":
+        return 0.0
+    return seconds if part.idle_since is None else max(0.0, min(seconds, at - part.idle_since))
 
 
 def _pod_id(holder: Workload) -> PodId:
