@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from podgpu.cluster.reading import Scope
+from podgpu.cluster.collect import Scope
 from podgpu.figures.device import Owner
 from tests.cluster.real_servers import Point
 
