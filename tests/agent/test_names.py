@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from podgpu.holders.identity import MOST_ENTRIES
-from podgpu.web import routes
+from podgpu.web import exporter_app
 from tests.nodes.clock import wait_until
 from tests.nodes.node import Description, Node, node_of
 
@@ -121,7 +121,7 @@ def test_more_names_than_are_read(folder: Path, full: Path, caplog: pytest.LogCa
             errors = f'podgpu_exporter_source_errors_total{{source="identities",reason="too_large"}} {turn}'
             assert errors in exposition(node)
         assert 'pod="train"' in exposition(node), "all else goes on"
-        assert str(folder / "log" / "pods") in routes.live(node.agent)[1]
+        assert str(folder / "log" / "pods") in exporter_app.is_live(node.agent)[1]
         (said,) = (message for message in caplog.messages if message.startswith("identities: "))
         assert "find out why the kubelet removes none" in said
         for number in range(MOST_ENTRIES):

@@ -14,7 +14,7 @@ from podgpu.metrics.body import Exposition
 from podgpu.metrics.parse import parse_text
 from podgpu.metrics.text import encode, to_openmetrics
 from podgpu.series import Family, Labels, Sample
-from podgpu.web.answers import accepts_openmetrics
+from podgpu.web.responses import accepts_openmetrics
 from tests.cluster.real_servers import needs, prometheus
 from tests.nodes.clock import wait_until
 from tests.nodes.node import Node

@@ -15,7 +15,7 @@ from aiohttp import web
 
 from podgpu.agent.loop import Agent
 from podgpu.web.app import Listener, listening
-from podgpu.web.connections import Limits, MakeContext
+from podgpu.web.connections import ConnectionLimits, MakeTlsContext
 from podgpu.web.exporter_app import application
 from podgpu.web.sockets import Address
 
@@ -67,12 +67,12 @@ def running(
     agent: Agent,
     address: Address = LOOPBACK,
     app: Callable[[Agent], web.Application] = application,
-    tls: MakeContext | None = None,
-    limits: Limits | None = None,
+    tls: MakeTlsContext | None = None,
+    limits: ConnectionLimits | None = None,
 ) -> Iterator[Client]:
     """Serves what the agent published; its turns are the test's to take."""
     with _event_loop() as loop:
-        server = listening(Listener(app(agent), address, tls=tls), limits or Limits())
+        server = listening(Listener(app(agent), address, tls=tls), limits or ConnectionLimits())
         try:
             yield Client(_in(loop, server.__aenter__()))
         finally:

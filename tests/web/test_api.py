@@ -20,8 +20,7 @@ from podgpu.configuration.price_file import example_prices, read_prices
 from podgpu.figures.as_json import holder_json, picture_json, pod_json
 from podgpu.figures.device import HolderFigures
 from podgpu.model import Workload
-from podgpu.web.exporter_app import application
-from podgpu.web.routes import BesideFigures, NodePage
+from podgpu.web.exporter_app import NodePage, PageSources, application
 from tests.browser.pictures import three_nodes
 from tests.nodes.node import Description, Node, node_of
 from tests.web.conftest import UUID
@@ -184,9 +183,7 @@ def test_prices_of_what_is_held(lived_in: Node, tmp_path: Path) -> None:
     lived_in.take_turns()
     file = tmp_path / "prices.yml"
     file.write_text('currency: EUR\nmodels: {"NVIDIA H100 80GB HBM3": {gpu_hour: 7}}', encoding="utf-8")
-    with running(
-        lived_in.agent, app=partial(application, shown=BesideFigures(prices=read_prices(str(file))))
-    ) as client:
+    with running(lived_in.agent, app=partial(application, page=PageSources(prices=read_prices(str(file))))) as client:
         said = view(client)
         assert (said["currency"], said["prices"]) == ("EUR", "file")
         gpus = said["nodes"][0]["gpus"]
@@ -217,7 +214,7 @@ def test_waste_of_the_node(lived_in: Node) -> None:
         lived_in.agent.read_telemetry()
         lived_in.agent.read_usage()
         watch.look()
-    with running(lived_in.agent, app=partial(application, shown=BesideFigures(wasted=watch.wasted))) as client:
+    with running(lived_in.agent, app=partial(application, page=PageSources(waste=watch.wasted))) as client:
         said = json.loads(client.ask("/api/v1/waste").body)
         table = client.ask("/api/v1/waste?by=namespace&format=csv")
         wrong = client.ask("/api/v1/waste?by=gpu")

@@ -6,10 +6,10 @@ import base64
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
-from aiohttp import web
 
 from podgpu.compose.histories import history_of, node_keeper
 from podgpu.errors import SourceError
@@ -18,11 +18,7 @@ from podgpu.history.asking import JSON, Range
 from podgpu.history.keeper import Keeper
 from podgpu.history.ring import Told
 from podgpu.history.rows import Key
-from podgpu.web.api_routes import api_routes
-from podgpu.web.app import make_application
-from podgpu.web.aside import Turns
-from podgpu.web.exporter_app import application
-from podgpu.web.routes import BesideFigures, NodePage
+from podgpu.web.exporter_app import PageSources, application
 from tests.history.figures import MIB, HandClock, gpu, holder, pod, wrong
 from tests.nodes.node import Node
 from tests.web.conftest import UUID
@@ -53,7 +49,7 @@ class Told15:
     @contextmanager
     def served(self, node: Node) -> Iterator[Client]:
         history = RingHistory(self.keeper.ring, self.keeper.clock)
-        with running(node.agent, app=lambda agent: application(agent, shown=BesideFigures(history))) as client:
+        with running(node.agent, app=lambda agent: application(agent, page=PageSources(history))) as client:
             yield client
 
 
@@ -69,7 +65,7 @@ def test_an_exporter_keeps_what_its_page_shows(node: Node) -> None:
     keeper = node_keeper(node.agent)
     node.take_turns()
     keeper.take()
-    with running(node.agent, app=lambda agent: application(agent, shown=BesideFigures(history_of(keeper)))) as client:
+    with running(node.agent, app=lambda agent: application(agent, page=PageSources(history_of(keeper)))) as client:
         shown = json.loads(client.ask("/api/v1/view").body)["nodes"][0]["gpus"][0]
         said = get(client, f"/api/v1/history/gpus/{UUID}")
         lines = get(client, "/api/v1/history?points=60")
@@ -173,10 +169,7 @@ class Away:
 
 @pytest.mark.parametrize("path", ["", "/gpus/GPU-0", "/pods/a/b"])
 def test_whoever_keeps_it_is_away(node: Node, path: str) -> None:
-    def app(_agent: object) -> web.Application:
-        return make_application(api_routes(NodePage(node.agent).latest, Turns(1), Away()), None)
-
-    with running(node.agent, app=app) as client:
+    with running(node.agent, app=partial(application, page=PageSources(Away()))) as client:
         assert "no whole answer within 10 s" in get(client, f"/api/v1/history{path}", 503)["error"]
 
 

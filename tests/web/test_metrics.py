@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from podgpu.metrics.text import CONTENT_TYPE
-from podgpu.web.answers import accepts_gzip
+from podgpu.web.responses import accepts_gzip
 from tests.nodes.node import Node
 from tests.web.server import Answer, Client
 

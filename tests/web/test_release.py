@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from podgpu.web.exporter_app import application
-from podgpu.web.lifecycle import is_this_machine
+from podgpu.web.lifecycle import is_loopback
 from tests.nodes.node import Description, Node, node_of
 from tests.web.server import RELEASE, Client, running
 
@@ -20,7 +20,7 @@ UP = 'podgpu_exporter_source_up{source="nvml"} 1\n'
 def test_the_driver_is_let_go_and_taken_up_again(node: Node, client: Client) -> None:
     node.take_turns()
     answer = client.ask("/-/release?seconds=20", "POST", **RELEASE)
-    assert (answer.status, answer.text) == (200, "driver let go for 20 s\n")
+    assert (answer.status, answer.text) == (200, "driver released for 20 s\n")
     assert node.driver.calls["nvmlShutdown"] == 1
 
     node.clock.advance(19.0)
@@ -50,7 +50,7 @@ def assert_released(node: Node, client: Client) -> None:
 
 def test_a_minute_unless_told_otherwise(node: Node, client: Client) -> None:
     node.take_turns()
-    assert client.ask("/-/release", "POST", **RELEASE).text == "driver let go for 60 s\n"
+    assert client.ask("/-/release", "POST", **RELEASE).text == "driver released for 60 s\n"
 
 
 @pytest.mark.parametrize("seconds", ["0", "-1", "3601", "nan", "inf", "soon", ""])
@@ -163,4 +163,4 @@ def test_the_operator_can_turn_it_off(node: Node) -> None:
     ],
 )
 def test_who_is_on_this_machine(remote: str | None, loopback: bool) -> None:
-    assert is_this_machine(remote) is loopback
+    assert is_loopback(remote) is loopback

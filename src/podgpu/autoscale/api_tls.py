@@ -15,10 +15,8 @@ from typing import NamedTuple
 from podgpu.autoscale.front_proxy import Trust
 from podgpu.autoscale.x509 import Issued
 from podgpu.errors import SourceError, UsageError
-from podgpu.tls import KeptContext, Pem, load_pair
-from podgpu.web.aside import Aside, Latest
-from podgpu.web.connections import MakeContext
-from podgpu.web.web_config import Complaint
+from podgpu.tls import ContextCache, Pem, load_pair
+from podgpu.web.web_config import ProblemLog
 
 
 class Material(NamedTuple):
@@ -72,25 +70,21 @@ class ApiContexts:
         """Raises UsageError where there is nothing to begin with."""
         self._read_pair = read_pair
         self._trust = trust
-        self._kept = KeptContext(make_context)
-        self._complaint = Complaint("the metrics API goes on with the certificate and the authorities it had")
+        self._kept = ContextCache(make_context)
+        self._complaint = ProblemLog("the metrics API goes on with the certificate and the authorities it had")
         try:
             self._last = self._make()
         except SourceError as error:
             raise UsageError(str(error)) from error
 
     def _make(self) -> ssl.SSLContext:
-        return self._kept.of(self._read_pair()._replace(authorities=self._trust().authorities))
+        return self._kept.get(self._read_pair()._replace(authorities=self._trust().authorities))
 
     def now(self) -> ssl.SSLContext:
-        """Called beside the event loop: it reads files."""
         try:
             self._last = self._make()
         except SourceError as error:
-            self._complaint.say(str(error))
+            self._complaint.report(str(error))
         else:
-            self._complaint.is_over()
+            self._complaint.clear()
         return self._last
-
-    def for_listener(self, disk: Aside) -> MakeContext:
-        return Latest(self.now, self._last, disk).now

@@ -29,9 +29,9 @@ from podgpu.metrics import autoscale_families as f
 from podgpu.metrics.body import Exposition
 from podgpu.metrics.text import encode
 from podgpu.series import NO_LABELS, Family, Labels, Sample
-from podgpu.web.answers import exposition, probe
 from podgpu.web.app import PROBE_OPTION, Listener, make_application
-from podgpu.web.connections import MakeContext
+from podgpu.web.connections import MakeTlsContext
+from podgpu.web.responses import metrics_response, probe_routes
 from podgpu.web.sockets import Address
 
 KEDA_OPTION = "--keda-address"
@@ -51,7 +51,7 @@ class KedaPart:
 @dataclass(frozen=True, slots=True)
 class ApiPart:
     address: Address
-    tls: MakeContext
+    tls: MakeTlsContext
     trust: Callable[[], Trust | None]
     """None: the API server has not told yet."""
     make_client: Callable[[], ApiClient]
@@ -76,9 +76,7 @@ class Autoscale:
         plain = make_application(
             [
                 web.get("/metrics", self._metrics),
-                web.get("/livez", probe(self._live)),
-                web.get("/health", probe(self._live)),
-                web.get("/ready", probe(self._ready)),
+                *probe_routes(self._live, self._ready),
             ],
             None,
         )
@@ -138,7 +136,7 @@ class Autoscale:
     # Metrics
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        return await exposition(request, Exposition.of(encode(self.families())))
+        return await metrics_response(request, Exposition.of(encode(self.families())))
 
     def families(self) -> list[Family]:
         calls = Counter(self._api_calls)

@@ -30,7 +30,6 @@ from podgpu.autoscale.api_paths import (
 )
 from podgpu.autoscale.refusal import Refusal
 from podgpu.autoscale.scene import Store
-from podgpu.web.connections import note_request
 
 _PROBES = ("/healthz", "/livez", "/readyz")
 
@@ -60,7 +59,7 @@ class MetricsApi:
         """(API group, status) -> how often."""
 
     def application(self) -> web.Application:
-        app = web.Application(client_max_size=64 * 1024, middlewares=[note_request, self._refuse_in_json])
+        app = web.Application(client_max_size=64 * 1024, middlewares=[self._refuse_in_json])
         for probe in _PROBES:
             app.router.add_get(probe, _ok)
         app.router.add_get("/version", self._guarded(lambda: {"gitVersion": f"v{__version__}"}))

@@ -16,7 +16,7 @@ import grpc
 
 from podgpu.errors import SourceError, UsageError
 from podgpu.tls import Pem, load_pair
-from podgpu.web.web_config import Complaint
+from podgpu.web.web_config import ProblemLog
 
 _log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ class ScalerTls:
     def __init__(self, files: ScalerFiles) -> None:
         """Raises UsageError where they cannot be used."""
         self._files = files
-        self._complaint = Complaint("KEDA's listener goes on with the certificates it had")
+        self._complaint = ProblemLog("KEDA's listener goes on with the certificates it had")
         try:
             self._last = self._read()
         except SourceError as error:
@@ -57,9 +57,9 @@ class ScalerTls:
         try:
             found = self._read()
         except SourceError as error:
-            self._complaint.say(str(error))
+            self._complaint.report(str(error))
             return None
-        self._complaint.is_over()
+        self._complaint.clear()
         if found == self._last:
             return None
         self._last = found

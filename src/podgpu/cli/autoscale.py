@@ -11,13 +11,7 @@ from podgpu.cli.cluster import check_backend, freshness
 from podgpu.cli.help import podgpu_command
 from podgpu.cli.params import naming_variable, with_options
 from podgpu.compose.autoscale import autoscale_settings, run_autoscale, unregister
-from podgpu.compose.process import (
-    configure_logging,
-    let_go_of_what_ended,
-    look_for_cycles_seldom,
-    share_one_heap,
-    take_turns_often,
-)
+from podgpu.compose.process import configure_logging
 from podgpu.web.app import PROBE_OPTION
 from podgpu.web.sockets import parse_address
 
@@ -45,10 +39,6 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     Asks a Prometheus server, or scrapes the exporters itself: exactly one of --prometheus, --scrape and
     --discover-kubernetes. Needs the API server, which knows which pods run.
     """
-    share_one_heap()
-    look_for_cycles_seldom()
-    let_go_of_what_ended()
-    take_turns_often()
     configure_logging(options["log_format"], options["debug"])
     with naming_variable(ctx, "probe_address"):
         probe_address = parse_address(options["probe_address"], PROBE_OPTION)

@@ -14,13 +14,7 @@ from podgpu.cli.help import podgpu_command
 from podgpu.cli.params import Option, naming_variable, with_options
 from podgpu.cluster.settings import ViewSettings, check_settings
 from podgpu.compose.cluster import run_cluster
-from podgpu.compose.process import (
-    configure_logging,
-    let_go_of_what_ended,
-    look_for_cycles_seldom,
-    share_one_heap,
-    take_turns_often,
-)
+from podgpu.compose.process import configure_logging
 from podgpu.errors import UsageError
 from podgpu.web.app import PROBE_OPTION
 from podgpu.web.sockets import parse_address
@@ -46,10 +40,6 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     Asks a Prometheus server, or scrapes the exporters itself: exactly one of --prometheus, --scrape and
     --discover-kubernetes.
     """
-    share_one_heap()
-    look_for_cycles_seldom()
-    let_go_of_what_ended()
-    take_turns_often()
     configure_logging(options["log_format"], options["debug"])
     with naming_variable(ctx, "address"):
         address = parse_address(options["address"])

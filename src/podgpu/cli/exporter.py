@@ -16,7 +16,7 @@ from podgpu.cli.option_table import EXPORTER_OPTIONS
 from podgpu.cli.params import given, naming_variable, with_options
 from podgpu.cli.terminal import print_out
 from podgpu.compose.exporter import Doors, opened_exporter
-from podgpu.compose.process import configure_logging, share_one_heap
+from podgpu.compose.process import configure_logging
 from podgpu.device_selection import parse_selection
 from podgpu.errors import MOST_NAMED, StartError, UsageError
 from podgpu.snapshot_json import dump_snapshot
@@ -37,7 +37,6 @@ _log = logging.getLogger("podgpu")
 @click.pass_context
 def command(ctx: click.Context, /, **options: Any) -> None:
     """Export this node's GPUs to Prometheus. Takes every flag and variable of dcgm-exporter."""
-    share_one_heap()
     configure_logging(options["log_format"], options["debug"])
     options = resolved(ctx, options)
     doors = check_options(ctx, options)

@@ -14,7 +14,7 @@ from podgpu.cli.help import podgpu_command
 from podgpu.cli.option_table import exporter_options
 from podgpu.cli.params import Option, naming_variable, with_options
 from podgpu.compose.hook import run_hook
-from podgpu.compose.process import configure_logging, share_one_heap, take_turns_often
+from podgpu.compose.process import configure_logging
 from podgpu.errors import UsageError
 from podgpu.holders.podlist import DEFAULT_PATHS, is_mount_point
 from podgpu.hook.loop import HookSettings
@@ -90,8 +90,6 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     Connects to the runtime's NRI socket, or takes the connection of a runtime that started it (NRI_PLUGIN_SOCKET).
     Only watches, unless --inject is given.
     """
-    share_one_heap()
-    take_turns_often()  # a pod waits for the thread that answers: the one that writes the file gives way soon
     configure_logging(options["log_format"], options["debug"])
     with naming_variable(ctx, "podlist"):
         file = _podlist(options["podlist"], options["path_proc"])

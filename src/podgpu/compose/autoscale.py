@@ -26,14 +26,12 @@ from podgpu.cluster.publish import Publisher
 from podgpu.cluster.reading import MakeBackend
 from podgpu.cluster.settings import MOST_ROUNDS, ViewSettings, check_settings, duration_text
 from podgpu.compose.cluster import api_config, chosen_backend
-from podgpu.compose.process import look_past_what_stays
 from podgpu.errors import SourceError, StartError, UsageError
 from podgpu.kube.client import ApiClient
 from podgpu.kube.config import ApiConfig
 from podgpu.kube.reflector import Informer
 from podgpu.tls import Pem
 from podgpu.web.app import run
-from podgpu.web.aside import Aside
 from podgpu.web.sockets import Address, parse_address
 
 OFF = "none"
@@ -67,7 +65,6 @@ def run_autoscale(options: Mapping[str, Any], settings: ViewSettings, probe_addr
     with ExitStack() as at_the_end:
         make_backend = chosen_backend({**options, "owners": "none"}, settings, at_the_end)
         parts = assemble_autoscale(options, settings, make_backend, at_the_end)
-        look_past_what_stays()
         run(parts.cluster, parts.listeners(probe_address))
 
 
@@ -163,8 +160,6 @@ def _check_api(options: Mapping[str, Any], address: Address | None) -> None:
 
 def _api(options: Mapping[str, Any], address: Address, config: ApiConfig, at_the_end: ExitStack) -> ApiPart:
     trust = _trust(config, at_the_end)
-    disk = Aside("api-tls")
-    at_the_end.callback(disk.close)
     make_keeper = None
     if options["api_service"]:
         served = _served(options["api_service"])
@@ -180,7 +175,7 @@ def _api(options: Mapping[str, Any], address: Address, config: ApiConfig, at_the
     contexts = ApiContexts(read_pair, lambda: trust() or Trust())
     return ApiPart(
         address,
-        contexts.for_listener(disk),
+        contexts.now,
         trust,
         lambda: ApiClient(config),
         make_keeper,

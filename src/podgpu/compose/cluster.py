@@ -13,11 +13,10 @@ from podgpu.cluster.loop import Cluster
 from podgpu.cluster.publish import Publisher
 from podgpu.cluster.reading import Backend, MakeBackend
 from podgpu.cluster.settings import ViewSettings
-from podgpu.compose.process import look_past_what_stays
 from podgpu.compose.servers import access_by
 from podgpu.configuration.price_file import read_prices
 from podgpu.errors import SourceError, UsageError
-from podgpu.web.app import Served, Several, protected_by, run
+from podgpu.web.app import Served, Several, load_protection, run
 from podgpu.web.sockets import Address
 
 if TYPE_CHECKING:
@@ -46,10 +45,9 @@ def run_cluster(
         publisher = Publisher(settings, read_prices(options["prices"]))
         with naming("history_dir"):
             cluster, beside, history = _with_history(options, make_backend, publisher)
-        protection = at_the_end.enter_context(protected_by(options["web_config_file"]))
+        protection = load_protection(options["web_config_file"])
         lifecycle = options["web_enable_lifecycle"]
         listeners = cluster_listeners(cluster, address, probe_address, protection, history, lifecycle)
-        look_past_what_stays()
         run(Several([cluster, *beside]), listeners, lambda bound: _announce(bound[0]))
 
 

@@ -38,8 +38,7 @@ from podgpu.simulate.stage import StageNode, owner_of
 from podgpu.usage.containers import ContainerFinder
 from podgpu.web.app import Listener, Several, run
 from podgpu.web.cluster_app import cluster_application
-from podgpu.web.exporter_app import application
-from podgpu.web.routes import BesideFigures
+from podgpu.web.exporter_app import PageSources, application
 from podgpu.web.sockets import Address
 
 OTHER_GPUS = ("6xH100,2xH100/1x3g.40gb+1x2g.20gb+1x1g.10gb", "4xH200")
@@ -167,7 +166,7 @@ class Exporter(NamedTuple):
 
     def application(self) -> web.Application:
         """Whoever asks it while its node is dead finds the connection broken."""
-        app = application(self.agent, shown=BesideFigures(history_of(self.keeper), self.prices, self.waste.wasted))
+        app = application(self.agent, page=PageSources(history_of(self.keeper), self.prices, self.waste.wasted))
 
         @web.middleware
         async def unless_dead(

@@ -12,7 +12,7 @@ from podgpu.agent.allocation_turn import AllocationTurn
 from podgpu.atomic_file import AtomicFile, OutputError
 from podgpu.compose.agent import Naming, Options
 from podgpu.compose.allocations import Surroundings, make_holders
-from podgpu.compose.process import look_past_what_stays, stop_on_signal
+from podgpu.compose.process import stop_on_signal
 from podgpu.compose.servers import ApiAccess
 from podgpu.compose.telemetries import open_telemetry
 from podgpu.enrich.turn import Enricher, Held, Settings
@@ -47,7 +47,6 @@ def opened_enricher(
 def run_enricher(enricher: Enricher, interval: float) -> None:
     """Until SIGTERM or SIGINT. The file stays: node_textfile_mtime_seconds tells its age."""
     stopping = stop_on_signal()
-    look_past_what_stays()
     due = time.monotonic()
     while not stopping.is_set():
         with suppress(SourceError, OutputError):  # noted where it happened; the next turn tries again

@@ -19,7 +19,7 @@ from podgpu.doctor.findings import Finding, note, ok, wrong
 from podgpu.errors import SourceError, UsageError
 from podgpu.holders.kubelet import KubeletAllocation
 from podgpu.metrics.counters import Counter, shipped_counters
-from podgpu.web.app import protected_by
+from podgpu.web.app import load_protection
 
 if TYPE_CHECKING:
     from podgpu.doctor.probe import Load
@@ -163,10 +163,10 @@ def _web_config(path: str) -> list[Finding]:
     if not path:
         return []
     try:
-        with protected_by(path):
-            return [ok("web config", path)]
+        load_protection(path)
     except UsageError as e:
         return [wrong("web config", str(e))]
+    return [ok("web config", path)]
 
 
 def autoscaling_findings(kubeconfig: str) -> list[Finding]:

@@ -8,7 +8,7 @@ import signal
 from typing import TYPE_CHECKING
 
 from podgpu.atomic_file import AtomicFile
-from podgpu.compose.process import look_past_what_stays, stop_on_signal
+from podgpu.compose.process import stop_on_signal
 from podgpu.hook.loop import Hook, HookSettings
 
 if TYPE_CHECKING:  # it brings the web server
@@ -21,7 +21,6 @@ def run_hook(settings: HookSettings, file: AtomicFile, address: Address | None) 
     """Until SIGTERM, SIGINT or the end of an inherited connection. Raises StartError."""
     hook = Hook(settings, file)
     _log.info("keeping %s", file.path)
-    look_past_what_stays()
     if address is None:
         _run_without_port(hook)
     else:
