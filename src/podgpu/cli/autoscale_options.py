@@ -10,7 +10,7 @@ from podgpu.cli.cluster_options import PROMETHEUS_OPTIONS, SCRAPE_OPTIONS, VIEW_
 from podgpu.cli.option_table import exporter_options
 from podgpu.cli.params import Option
 
-_FROM_VIEW = ("node-label", "interval", "stale-after", "drop-after", "used-means", "used-field")
+_FROM_VIEW = ("node-label", "interval", "stale-after", "drop-after", "used-field")
 
 
 def _option(flag: str, default: str, text: str, kind: str = "text") -> Option:

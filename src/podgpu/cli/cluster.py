@@ -57,7 +57,6 @@ def _settings(ctx: click.Context, options: dict[str, Any]) -> ViewSettings:
             interval=options["interval"],
             stale_after=stale_after,
             drop_after=drop_after,
-            used_means=options["used_means"],
             used_field=options["used_field"],
             window=options["window"],
             idle_after=options["idle_after"],

@@ -43,7 +43,6 @@ SCRAPE_OPTIONS: tuple[Option, ...] = (
     ),
     _option("discover-port", "metrics", "Their port, by name or number."),
     _option("scrape-timeout", "5s", "How long one exporter may take.", "duration"),
-    _option("scrape-concurrency", "64", "How many exporters are asked at a time."),
     _option("history-dir", "", "Keep the last day on disk, so that a restart does not lose it (docs/history.md)."),
     *(o for o in EXPORTER_ACCESS_OPTIONS if o.flag != "exporter-max-age"),
 )
@@ -58,7 +57,7 @@ VIEW_OPTIONS: tuple[Option, ...] = (
     _option(
         "stale-after",
         "45s",
-        "A node without news for this long is marked old and left out of averages. Default: 3 intervals.",
+        "A node without news for this long is stale: it is marked, and left out of averages. Default: 3 intervals.",
         "duration",
     ),
     _option(
@@ -68,14 +67,18 @@ VIEW_OPTIONS: tuple[Option, ...] = (
         "duration",
     ),
     _option(
-        "used-means",
-        "busy",
-        "When a GPU is in use: its --used-field is above 0, somebody holds it, or a holder runs a process on it.",
-        "choice:busy|allocated|processes",
+        "used-field",
+        "DCGM_FI_DEV_MEM_COPY_UTIL",
+        "The field that used-GPU utilisation is the mean of. A GPU is in use while it is above 0.",
     ),
-    _option("used-field", "DCGM_FI_DEV_MEM_COPY_UTIL", "The field that used-GPU utilisation is the mean of."),
     _option("window", "5m", "Length of the rolling average of used-GPU utilisation.", "duration"),
-    _option("idle-after", "30m", "A GPU held and not used for this long is reported as idle.", "duration"),
+    _option(
+        "idle-after",
+        "30m",
+        "A holder that is idle for longer counts as wasteful: in podgpu_namespace_idle_gpus and the idle metrics. "
+        "Cost of idle GPUs counts from the first second.",
+        "duration",
+    ),
     _option(
         "owners",
         "auto",

@@ -12,9 +12,9 @@ import click
 from podgpu.agent.loop import Agent
 from podgpu.cli.help import podgpu_command
 from podgpu.cli.option_table import PRICES_HELP
+from podgpu.cluster.prices import EXAMPLE, read_prices
 from podgpu.compose.demo import CLUSTER_OPTION, DemoSettings, run_demo
 from podgpu.compose.process import configure_logging
-from podgpu.configuration.price_file import EXAMPLE, read_prices
 from podgpu.simulate.scenario import CYCLE_SECONDS, Act
 from podgpu.simulate.stage import StageNode
 from podgpu.web.sockets import Address, parse_address

@@ -48,14 +48,14 @@ GROUPS: dict[str, tuple[str, ...]] = {
         *("longest-window", "unregister"),
     ),
     "Usage accounting": (
-        *("container-usage", "usage-interval", "usage-from", "used-means", "used-field", "window"),
+        *("container-usage", "usage-interval", "usage-from", "used-field", "window"),
         *("history-dir", "mig-copy-parent-values", "gpu-manager-metrics"),
         *("gpu-manager-address", "legacy-map-metrics", "match", "path-proc", "path-sysfs"),
     ),
     "Access (TLS, logins, probes, other servers)": (
         *("web-config-file", "web-systemd-socket", "probe-address", "web-enable-lifecycle", "web-read-timeout"),
         *("web-write-timeout", "max-concurrent-scrapes", "scrape-timeout"),
-        *("scrape-concurrency", "exporter-ca-file", "exporter-insecure-skip-verify", "exporter-username"),
+        *("exporter-ca-file", "exporter-insecure-skip-verify", "exporter-username"),
         *("exporter-password-file", "exporter-token-file", "exporter-max-age", "prometheus-ca-file"),
         *("prometheus-insecure-skip-verify", "prometheus-username", "prometheus-password-file"),
         *("prometheus-token-file", "prometheus-tenant", "prometheus-timeout"),

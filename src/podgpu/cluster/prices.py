@@ -15,7 +15,6 @@ from importlib.resources import files
 from typing import Annotated, Literal
 
 import msgspec
-import yaml
 from msgspec import Meta
 
 from podgpu.errors import SourceError, UsageError, few_of, one_line
@@ -27,7 +26,6 @@ EXAMPLE = "example"
 _EXAMPLE_FILE = "example_prices.yml"
 _OTHERS = "*"
 _MAX_NAMED = 8
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _SIMILAR = 0.8
 _MAX_FILE_BYTES = 256 * 1024
 _Amount = Annotated[float, Meta(ge=0, le=1e12)]
@@ -106,8 +104,10 @@ def describe_unpriced(models: Iterable[str], prices: Prices) -> tuple[str, ...]:
 
 def parse_prices(content: bytes, file: str) -> Prices:
     """Raises UsageError that names the position."""
+    import yaml  # costs memory that exporters without prices do not need
+
     try:
-        document = yaml.load(content.decode("utf-8-sig"), Loader=_LOADER)
+        document = yaml.load(content.decode("utf-8-sig"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
         parsed = msgspec.convert(document, _PriceFile)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         reason = str(error) if isinstance(error, msgspec.ValidationError) else "not YAML: " + str(error)

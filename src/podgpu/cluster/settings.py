@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from podgpu.errors import UsageError
-from podgpu.metrics.fields import nearest_names
+from podgpu.metrics.fields import fields, nearest_names
 from podgpu.metrics.names import meaning
 
 MAX_ROUNDS = 1000  # in one window: each scope keeps a figure per round
@@ -30,6 +30,11 @@ class ViewSettings:
     def full(self) -> float:
         """Value of --used-field on a device that is busy all the time: 100 of %, 1 of a ratio."""
         return full_scale(self.used_field)
+
+    @cached_property
+    def keep_fields(self) -> frozenset[str]:
+        """Names of the fields that collectors keep."""
+        return frozenset({self.used_field_name, *(fields()[number].name for number in self.fields_beside)})
 
     @cached_property
     def used_field_name(self) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from podgpu.metrics.conditions import conditions
-from podgpu.model import WorkloadOwner, Who, Workload
+from podgpu.model import Who, Workload, WorkloadOwner
 
 UTIL, GR_ENGINE = 203, 1001
 FB_TOTAL, FB_FREE, FB_USED, FB_RESERVED = 250, 251, 252, 253

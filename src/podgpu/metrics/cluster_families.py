@@ -46,7 +46,7 @@ IDLE_LABELS = ("node", "gpu", "gpu_id", "model", "gpu_instance", "namespace", "p
 IDLE_SINCE = FamilySpec(
     "podgpu_idle_allocated_gpu_since_timestamp_seconds",
     "gauge",
-    "Unix time in seconds since which the holder has run nothing on the device; only where that is longer than "
+    "Unix time in seconds since which the holder has been idle; only holders that are wasteful: idle for longer than "
     "--idle-after. Without a pod's name: hpc_job, or pod_uid and container_id.",
     (*IDLE_LABELS, "hpc_job", "pod_uid", "container_id"),
 )
@@ -64,7 +64,7 @@ NODE_ALLOCATED = FamilySpec(
 NODE_USED = FamilySpec(
     "podgpu_node_used_gpus",
     "gauge",
-    "Number of devices of the node in use, as --used-means says; one without --used-field by its utilisation.",
+    "Number of devices of the node in use: --used-field is above 0, or without it the utilisation.",
     _OF_NODE,
 )
 NODE_FREE = FamilySpec("podgpu_node_free_gpus", "gauge", "Number of devices of the node that nobody holds.", _OF_NODE)
@@ -79,7 +79,7 @@ MODEL_ALLOCATED = FamilySpec(
     "podgpu_model_allocated_gpus", "gauge", "Number of devices of the model that somebody holds.", _OF_MODEL
 )
 MODEL_USED = FamilySpec(
-    "podgpu_model_used_gpus", "gauge", "Number of devices of the model in use, as --used-means says.", _OF_MODEL
+    "podgpu_model_used_gpus", "gauge", "Number of devices of the model in use, as in podgpu_node_used_gpus.", _OF_MODEL
 )
 MODEL_FREE = FamilySpec(
     "podgpu_model_free_gpus", "gauge", "Number of devices of the model that nobody holds.", _OF_MODEL
@@ -94,13 +94,13 @@ NAMESPACE_ALLOCATED_GPUS = FamilySpec(
 NAMESPACE_USED_GPUS = FamilySpec(
     "podgpu_namespace_used_gpus",
     "gauge",
-    "The part of podgpu_namespace_allocated_gpus that is in use, as --used-means says.",
+    "The part of podgpu_namespace_allocated_gpus whose holders work. Absent while that is not known of any.",
     _OF_NAMESPACE,
 )
 NAMESPACE_IDLE_GPUS = FamilySpec(
     "podgpu_namespace_idle_gpus",
     "gauge",
-    "The part of podgpu_namespace_allocated_gpus that has been idle for longer than --idle-after.",
+    "The part of podgpu_namespace_allocated_gpus that is wasteful: idle for longer than --idle-after.",
     _OF_NAMESPACE,
 )
 
@@ -139,7 +139,7 @@ COST_PER_HOUR = FamilySpec(
 WASTED_PER_HOUR = FamilySpec(
     "podgpu_namespace_wasted_per_hour",
     "gauge",
-    "The part of podgpu_namespace_cost_per_hour that is idle now, from the first second on.",
+    "The part of podgpu_namespace_cost_per_hour that is idle now: from the first second, whatever --idle-after is.",
     _MONEY,
 )
 UNPRICED = FamilySpec(

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from podgpu.errors import UsageError
-from podgpu.figures.device import Owner
 from podgpu.kube.config import ApiConfig
 from podgpu.kube.objects import (
     METRICS_PORT,
@@ -25,6 +24,7 @@ from podgpu.kube.objects import (
     parse_owner,
 )
 from podgpu.kube.reflector import Informer, ReflectorSettings
+from podgpu.model import WorkloadOwner
 
 _PODS_AT_A_TIME = 500
 """As kubectl has it: some 500 KB of metadata."""
@@ -133,17 +133,17 @@ class ApiOwners:
             config, PODS_PATH, {}, parse_owner, settings=settings, metadata_only=True, page_size=page_size
         )
         self._version = -1
-        self._owners: Mapping[tuple[str, str], Owner] = {}
+        self._owners: Mapping[tuple[str, str], WorkloadOwner] = {}
 
-    def all(self) -> Mapping[tuple[str, str], Owner]:
+    def all(self) -> Mapping[tuple[str, str], WorkloadOwner]:
         """(namespace, pod) -> its owner."""
         version = self._watcher.version
         if version != self._version:
-            self._owners = {(o.namespace, o.pod): Owner(o.kind, o.name) for o in self._watcher.items()}
+            self._owners = {(o.namespace, o.pod): WorkloadOwner(o.kind, o.name) for o in self._watcher.items()}
             self._version = version
         return self._owners
 
-    def of(self, pods: Iterable[tuple[str, str]]) -> Mapping[tuple[str, str], Owner]:
+    def of(self, pods: Iterable[tuple[str, str]]) -> Mapping[tuple[str, str], WorkloadOwner]:
         """Those of these (namespace, pod) that have one."""
         known = self.all()
         return {pod: known[pod] for pod in pods if pod in known}
