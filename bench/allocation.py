@@ -26,13 +26,13 @@ from bench.figures import Figure
 from podgpu.agent.node_document import from_snapshot
 from podgpu.files import SETTLED_NS
 from podgpu.gpu.nvml import NvmlTelemetry
+from podgpu.holders import AllocationSource
 from podgpu.holders.checkpoint import CheckpointAllocation
 from podgpu.holders.hpc import HpcAllocation
 from podgpu.holders.identity import IdentityReader
 from podgpu.holders.kubelet import KubeletAllocation
 from podgpu.holders.merge import merge
 from podgpu.holders.podlist import PodlistAllocation
-from podgpu.holders.source import AllocationSource
 from podgpu.metrics.render import Policy, render_node
 from podgpu.model import Device, Snapshot
 from podgpu.simulate.driver import SimulatedNvml

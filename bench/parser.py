@@ -17,8 +17,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from bench.figures import Figure
 from bench.rendering import turn_seconds
-from podgpu.atomic_file import AtomicFile
 from podgpu.enrich.turn import Enricher, Held, Settings
+from podgpu.files import AtomicFile
 from podgpu.gpu.exposition import parse_exposition
 from podgpu.metrics import lines as lines_of_text
 from podgpu.metrics.parse import parse_text

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from deploy.render import CHART, ROOT
-from podgpu.compose.allocations import SOURCES, Source
+from podgpu.holders.sources import SOURCES, SourceType
 
 SCHEMA = CHART / "values.schema.json"
 ALERTS = CHART / "files" / "rules" / "podgpu-alerts.yaml"
@@ -16,13 +16,13 @@ _PATTERN = re.compile(r'(?<="allocation": \{\n {14}"type": "string",\n {14}"patt
 _WATCHED = re.compile(r'(?<=podgpu_exporter_source_up\{source=~")[^"]+(?=\|api-server"\})')
 
 
-def pattern(sources: Mapping[str, Source] = SOURCES) -> str:
+def pattern(sources: Mapping[str, SourceType] = SOURCES) -> str:
     """What `--allocation` takes, as far as a pattern can tell; nothing: the chart chooses."""
     any_of = "|".join(_spelling(name, source) for name, source in sources.items())
     return f"^(auto|({any_of})(,({any_of}))*)?$"
 
 
-def _spelling(name: str, source: Source) -> str:
+def _spelling(name: str, source: SourceType) -> str:
     if not source.argument:
         return name
     return f"{name}(:[^,]+)?" if source.argument.startswith("[") else f"{name}:[^,]+"

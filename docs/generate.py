@@ -18,9 +18,7 @@ from docs.option_blocks import OPTION_BLOCKS, code, prose, table
 from podgpu.agent.loop import Agent, Settings
 from podgpu.clock import Clock
 from podgpu.gpu.nvml import NvmlTelemetry
-from podgpu.holders.kubelet import parse_assignments
-from podgpu.holders.pod_resources import decode_list
-from podgpu.holders.source import Allocation
+from podgpu.holders.kubelet import decode_list, parse_assignments
 from podgpu.metrics.autoscale_families import AUTOSCALE_FAMILIES
 from podgpu.metrics.cluster_families import CLUSTER_FAMILIES, SEED_FAMILIES
 from podgpu.metrics.conditions import conditions, words_for
@@ -30,7 +28,7 @@ from podgpu.metrics.fields import Call, Field, FieldValue, Gpm, Kept, fields
 from podgpu.metrics.hook_families import HOOK_FAMILIES
 from podgpu.metrics.names import Rename, renames
 from podgpu.metrics.render import Policy
-from podgpu.model import Device
+from podgpu.model import Allocation, Device
 from podgpu.simulate.driver import SimulatedNvml
 from podgpu.simulate.kubelet import SimulatedPod, list_answer
 from podgpu.simulate.node import place_loads, pods, tenants

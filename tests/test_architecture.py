@@ -20,7 +20,7 @@ LAYERS = [
     {"autoscale", "hook"},
     {"web"},
     {"agent", "cluster", "enrich", "migrate"},
-    {"gpu", "holders", "configuration"},
+    {"gpu", "holders"},
     {"usage"},
     {"history"},
     {"kube", "figures"},

@@ -25,7 +25,7 @@ from podgpu.cli.option_table import EXPORTER_OPTIONS
 from podgpu.cli.params import normalise
 from podgpu.cluster.reading import Backend
 from podgpu.gpu.source import ReadsOthers, Telemetry
-from podgpu.holders.source import AllocationSource
+from podgpu.holders import AllocationSource
 from podgpu.metrics.autoscale_families import AUTOSCALE_FAMILIES
 from podgpu.metrics.cluster_families import CLUSTER_FAMILIES
 from podgpu.metrics.families import OWN_FAMILIES
@@ -40,7 +40,7 @@ _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 _NAME = re.compile(r"\b(?:podgpu_[a-z0-9_]+|DCGM_(?:FI|EXP)_[A-Z0-9_]+)(\*?)")
 
-DOUBTS = {"Doubt", "_OfOneWindow"}
+DOUBTS = {"SwitchLogError", "_WindowError"}
 
 needs_promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
 
@@ -287,7 +287,7 @@ def test_queries_parse(page: Path, tmp_path: Path) -> None:
 def test_every_doubt_about_context_switches_is_explained() -> None:
     """Each reason word that the code can count stands in docs/usage.md, and no other."""
     found = set()
-    for path in (ROOT / "src/podgpu/gpu/nvml/switches").glob("*.py"):
+    for path in (ROOT / "src/podgpu/gpu/nvml").glob("switch_*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in DOUBTS:
                 assert isinstance(node.args[0], ast.Constant), f"{path.name}:{node.lineno}: a word a person can look up"

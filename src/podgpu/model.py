@@ -174,8 +174,8 @@ class Allocation:
     unmapped: tuple[Unmapped, ...] = ()
     vcuda: tuple[VcudaRequest, ...] = ()
     offered: frozenset[str] = frozenset()  # UUIDs of the GPUs that the source gives away, in anybody's hands or not
-    life: int = 0
-    """Which life of the source said so: another one after it was started anew, or the connection to it broke."""
+    source_instance: int = 0
+    """Changes when the source restarts or the connection to it breaks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +234,7 @@ class DeviceUsage:
     busy_ns: int | None = None
     """Time within the window in which anything ran."""
     energy_mj: int | None = None
-    """Energy used since it was last told. None with an estimate: it is in what will be told next."""
+    """Energy since the previous reading of the counter. None if it was not read in this turn, or unknown."""
     memory_used: int | None = None
     processes: tuple[ProcessUsage, ...] | None = None
     """None: processes cannot be seen from here (not the host's PID namespace)."""
@@ -251,12 +251,8 @@ class DeviceUsage:
     """Pid -> how much of its residency may have been part of a switch, too."""
     bounded: bool = False
     """Whether the least and the most each can have run is wanted beside the figure."""
-    energy_estimate_nj: int | None = None
-    """About how much of it, or of the next, is of this window; None: what was used and not told is lost."""
     power_mw: int | None = None
-    """Power drawn at the end of the window."""
-    energy_since_nj: int = 0
-    """About how much was used since what was told, and is in the next."""
+    """Power at the end of the window: weights the turns between two readings of energy."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,7 +69,7 @@ def holder(number: int) -> Workload:
     return Workload("ns", f"p{number}", "main", UID.format(number), f"{number:x}" * 64)
 
 
-NAMES = Identities(stated=frozenset(holder(number) for number in range(8)))
+NAMES = Identities(api_pods=frozenset(holder(number) for number in range(8)))
 
 
 class GpuBench:
@@ -159,7 +159,7 @@ class GpuBench:
         assert self.value("DCGM_FI_DEV_GPU_TEMP", number) == round(gpu.celsius)
         assert self.value("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", number) == gpu.energy_mj
         assert self.value("DCGM_FI_PROF_GR_ENGINE_ACTIVE", number) is not None
-        assert abs(self.energy_error(number)) < 0.002, "podgpu's sum is the driver's"
+        assert -6_000 < self.energy_error(number) < 0.002, "podgpu reads the driver's counter every 5 s"
 
     def _no_counter_fell(self) -> None:
         """Nor does one begin again below where it stood when it was last there."""

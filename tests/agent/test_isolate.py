@@ -1,4 +1,4 @@
-"""Isolation: deadlines, abandoned calls, late answers."""
+"""Workers: deadlines, abandoned calls, late answers."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from pathlib import Path
 import pytest
 
 from podgpu.errors import SourceError
-from podgpu.isolate import Isolation
+from podgpu.workers import Workers
 from tests.nodes.clock import wait_until
 
 
 @pytest.fixture
-def isolation() -> Iterator[Isolation]:
-    isolation = Isolation()
+def isolation() -> Iterator[Workers]:
+    isolation = Workers()
     yield isolation
     isolation.close()
 
 
-def test_values_and_errors_come_back(isolation: Isolation) -> None:
+def test_values_and_errors_come_back(isolation: Workers) -> None:
     def fail() -> int:
         raise SourceError("broken", "it broke")
 
@@ -35,7 +35,7 @@ def test_values_and_errors_come_back(isolation: Isolation) -> None:
     assert results["bad"].error.reason == "broken"
 
 
-def test_a_hung_call_is_abandoned_and_not_started_again_until_it_returns(isolation: Isolation) -> None:
+def test_a_hung_call_is_abandoned_and_not_started_again_until_it_returns(isolation: Workers) -> None:
     release, started = threading.Event(), []
 
     def hang() -> str:
@@ -58,13 +58,13 @@ def test_a_hung_call_is_abandoned_and_not_started_again_until_it_returns(isolati
 
 ONE_QUESTION = """
 import sys
-from podgpu.isolate import Isolation
+from podgpu.workers import Workers
 
 def slow():
     print("asked", flush=True)
     return sys.stdin.readline()
 
-found = Isolation().run({"slow": slow}, 1.0)["slow"]
+found = Workers().run({"slow": slow}, 1.0)["slow"]
 print(found.value if found.error is None else found.error.reason)
 """
 
@@ -92,7 +92,7 @@ def test_what_podgpu_stood_still_is_not_the_sources(answers: bool, expected: str
         assert asking.stdout.readline().strip() == expected
 
 
-def test_a_bug_in_one_source_is_contained(isolation: Isolation, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_bug_in_one_source_is_contained(isolation: Workers, caplog: pytest.LogCaptureFixture) -> None:
     def bug() -> None:
         raise ZeroDivisionError("oops")
 
@@ -102,7 +102,7 @@ def test_a_bug_in_one_source_is_contained(isolation: Isolation, caplog: pytest.L
     assert "please report" in caplog.text
 
 
-def test_workers_are_daemons_so_a_hang_never_keeps_the_process(isolation: Isolation) -> None:
+def test_workers_are_daemons_so_a_hang_never_keeps_the_process(isolation: Workers) -> None:
     isolation.run({"one": lambda: None}, 5.0)
     assert all(t.daemon for t in threading.enumerate() if t.name.startswith("read-"))
 
@@ -110,9 +110,9 @@ def test_workers_are_daemons_so_a_hang_never_keeps_the_process(isolation: Isolat
 def test_closing_while_others_begin_and_end_workers_raises_nothing_and_leaves_no_thread() -> None:
     raised: list[Exception] = []
     for _ in range(20):
-        isolation, begin = Isolation(), threading.Barrier(5)
+        isolation, begin = Workers(), threading.Barrier(5)
 
-        def churn(number: int, isolation: Isolation = isolation, begin: threading.Barrier = begin) -> None:
+        def churn(number: int, isolation: Workers = isolation, begin: threading.Barrier = begin) -> None:
             begin.wait(30)
             try:
                 for turn in range(60):
@@ -132,7 +132,7 @@ def test_closing_while_others_begin_and_end_workers_raises_nothing_and_leaves_no
     wait_until(lambda: not [t for t in threading.enumerate() if t.name.startswith("read-w")], "all workers have ended")
 
 
-def test_who_asks_after_the_end_is_told_so(isolation: Isolation) -> None:
+def test_who_asks_after_the_end_is_told_so(isolation: Workers) -> None:
     isolation.close()
     error = isolation.run({"late": lambda: 1}, 5.0)["late"].error
     assert isinstance(error, SourceError)

@@ -15,10 +15,10 @@ import pytest
 
 from podgpu.agent.allocation_turn import AllocationTurn
 from podgpu.holders.kubelet import KubeletAllocation
-from podgpu.isolate import Isolation
 from podgpu.model import Device
 from podgpu.simulate.kubelet import SimulatedKubelet, SimulatedPod
 from podgpu.simulate.proc import container_cgroup
+from podgpu.workers import Workers
 from tests.nodes.clock import PATIENCE, FakeClock, wait_until
 from tests.nodes.node import Description, Node, node_of
 
@@ -100,8 +100,8 @@ def test_holders_stay_while_their_containers_are_plainly_there(folder: Path, cap
             assert 'podgpu_exporter_source_up{source="kubelet"} 1' in kubelet.exposition
         kubelet.node.kubelet.pods = PODS
         assert kubelet.turn() == ["serve", "train"]
-        (said,) = (message for message in caplog.messages if "was restarted" in message)
-        assert "does not name 2 containers that held a GPU" in said
+        (said,) = (message for message in caplog.messages if "restarted and no longer lists" in message)
+        assert "no longer lists 2 GPU containers" in said
 
 
 @pytest.mark.fault(
@@ -234,7 +234,7 @@ def shares(exposition: str) -> dict[str, float]:
 )
 @pytest.mark.parametrize("left", [0, 3], ids=["none left", "three are healthy"])
 def test_the_number_of_slices_stands_while_the_gpu_is_held(folder: Path, left: int) -> None:
-    clock, isolation = FakeClock(), Isolation()
+    clock, isolation = FakeClock(), Workers()
     with SimulatedKubelet(str(folder / "kubelet.sock"), SLICES) as kubelet:
         source = KubeletAllocation(kubelet.socket, clock=clock.monotonic)
         turn = AllocationTurn([source], None, isolation, PATIENCE, clock.monotonic)
@@ -289,7 +289,7 @@ def slow(folder: Path) -> Iterator[SimulatedKubelet]:
 
 @pytest.fixture
 def make_turn(slow: SimulatedKubelet) -> Iterator[Callable[..., AllocationTurn]]:
-    isolation, made = Isolation(), list[AllocationTurn]()
+    isolation, made = Workers(), list[AllocationTurn]()
 
     def make(late: Callable[[], object]) -> AllocationTurn:
         source = KubeletAllocation(slow.socket)

@@ -53,7 +53,6 @@ def _logging_as_it_was() -> Iterator[None]:
         (["--scrape", "http://a", "--window", "24h", "--interval", "1s"], "holds more than"),
         (["--scrape", "http://a", "--drop-after", "1s"], "is shorter than --stale-after"),
         (["--scrape", "http://a", "--prices", "/nowhere"], "--prices: /nowhere is not there"),
-        (["--scrape", "http://a", "--scrape-concurrency", "many"], "write a number from 1 to 1000"),
         (["--scrape", "http://a", "-a", "9401"], "not an address"),
         (["--discover-kubernetes", "app=podgpu", "--kubeconfig", "/nowhere"], "/nowhere"),
         (["--scrape", "http://a", "--owners", "api", "--kubeconfig", "/nowhere"], "/nowhere"),

@@ -548,17 +548,22 @@ CLAIM = {"device_id": "gpu.nvidia.com/pool/gpu-0", "resource": "claim ns/c"}
 @pytest.mark.parametrize(
     ("one", "level", "text", "advice"),
     [
-        (unmapped("kubelet", "contradicted"), Level.NOTE, "ns/p holds GPU-x (kubelet): a more trusted", "--allocation"),
+        (
+            unmapped("kubelet", "contradicted"),
+            Level.NOTE,
+            "ns/p holds GPU-x (kubelet): a source with higher precedence",
+            "--allocation",
+        ),
         (
             unmapped("processes", "identity_conflict", uid="u-1", container_id="c" * 64),
             Level.WRONG,
-            f"pod u-1/{'c' * 12} works on GPU-x (processes): the parts of that name",
+            f"pod u-1/{'c' * 12} uses GPU-x (processes): its name, uid and container id",
             "/var/log/pods",
         ),
         (
             unmapped("annotations", "bad_annotation", "hami.io/x"),
             Level.WRONG,
-            "ns/p has the annotation hami.io/x (annotations): it cannot be understood",
+            "ns/p has the annotation hami.io/x (annotations): the annotation cannot be parsed",
             "kubectl get pod -o yaml",
         ),
         (
@@ -573,25 +578,35 @@ CLAIM = {"device_id": "gpu.nvidia.com/pool/gpu-0", "resource": "claim ns/c"}
             unmapped("kubelet", "ambiguous_mig_device", **CLAIM),
             Level.NOTE,
             "several MIG instances",
-            "its checkpoint says",
+            "its checkpoint contains",
         ),
         (unmapped("kubelet", "slices_not_synced", **CLAIM), Level.WRONG, "were not read yet", "may list and watch"),
-        (unmapped("kubelet", "claim_without_device_name", **CLAIM), Level.NOTE, "does not say which", "from 1.31 on"),
+        (
+            unmapped("kubelet", "claim_without_device_name", **CLAIM),
+            Level.NOTE,
+            "does not report the device",
+            "1.31 and later",
+        ),
         (
             Unmapped("processes", "not_permitted", "GPU-x", "pid", Workload()),
             Level.WRONG,
-            "somebody works on GPU-x (processes): the cgroup of a process there may not be read",
+            "a process uses GPU-x (processes): no permission to read the cgroup",
             "runAsUser: 0",
         ),
         (unmapped("hpc", "unknown_device", "9", job="4711"), Level.WRONG, "job 4711 is in the job file 9", "prolog"),
         (
             Unmapped("hpc", "bad_job_id", "0", "hpc", Workload()),
             Level.WRONG,
-            "job file 0 is there (hpc): a line",
+            "job file 0 (hpc): a line",
             "prolog",
         ),
         (Unmapped("hpc", "too_many_jobs", "0", "hpc", Workload()), Level.WRONG, "more than 64 jobs", "prolog"),
-        (Unmapped("hpc", "permission_denied", "0", "hpc", Workload()), Level.WRONG, "may not be read", "runAsUser"),
+        (
+            Unmapped("hpc", "permission_denied", "0", "hpc", Workload()),
+            Level.WRONG,
+            "no permission to read it",
+            "runAsUser",
+        ),
         (unmapped("podlist", "unknown_device", STRANGER), Level.WRONG, "no GPU of this node has this UUID", "replaced"),
         (unmapped("podlist", "unknown_device", "7"), Level.WRONG, "no GPU has the minor number 7", "minor numbers"),
         (
@@ -638,8 +653,8 @@ def test_every_source_that_auto_takes_is_examined(
         -10:-1
     ] == ["API server", "kubelet", "annotations", "podlist", "hpc", "processes", "mapping", "mapping", "mapping"]
     assert "WRONG mapping      ns/bad has the annotation scheduling.koordinator.sh/device-allocated" in out
-    assert "WRONG mapping      job 4711 is in the job file 7 (hpc): there is no such GPU" in out
-    assert f"note  mapping      ns/train/main holds {second} (kubelet): a more trusted source" in out
+    assert "WRONG mapping      job 4711 is in the job file 7 (hpc): no such GPU" in out
+    assert f"note  mapping      ns/train/main holds {second} (kubelet): a source with higher precedence" in out
 
 
 def test_a_source_that_fails_is_a_finding_and_the_others_are_judged(
@@ -651,7 +666,7 @@ def test_a_source_that_fails_is_a_finding_and_the_others_are_judged(
     assert run(["doctor", *arguments, *tree.options]) == 1
     out = capsys.readouterr().out
     assert "WRONG podlist " in out
-    assert "cannot be understood" in out
+    assert "cannot parse" in out
     assert "ok    mapping     1 assignment, every id names a device here" in out
 
 

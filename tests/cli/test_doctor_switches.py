@@ -15,14 +15,13 @@ from podgpu.doctor.findings import Finding, Level
 from podgpu.doctor.probe import probe_switches
 from podgpu.doctor.probe_load import NoLoad, ProbeLoad
 from podgpu.gpu.nvml import NvmlTelemetry
-from podgpu.gpu.nvml.switches.listener import Listener, SwitchLog
-from podgpu.gpu.nvml.switches.opening import Opening
-from podgpu.gpu.nvml.switches.records import Doubt
-from podgpu.gpu.nvml.switches.resource_manager import ContextSwitchLog, layout_of
-from podgpu.isolate import Isolation
+from podgpu.gpu.nvml.switch_attribution import SwitchLogError
+from podgpu.gpu.nvml.switch_log import ContextSwitchLog, select_layout
+from podgpu.gpu.nvml.switch_splitter import SwitchListener, SwitchLog, SwitchLogFactory
 from podgpu.model import Device, UsageMethod
 from podgpu.simulate.driver import SimulatedNvml
 from podgpu.simulate.workload import SimulatedLoad
+from podgpu.workers import Workers
 
 NO_HOST: dict[str, Any] = dict.fromkeys(("proc", "sysfs", "dev"), "/nowhere")
 OK, NOTE, WRONG = Level.OK, Level.NOTE, Level.WRONG
@@ -43,29 +42,29 @@ class Bench:
     ) -> None:
         self.time = 1000.0
         self.random = random.Random(3)
-        self.listeners: list[Listener] = []
+        self.listeners: list[SwitchListener] = []
         self.loads: list[Load] = []
         self.opened = 0
         self.driver = SimulatedNvml(
             spec, clock=lambda: self.time, wall=self.wall, unrest=0, driver_version=driver_version
         )
         self._log = log
-        opening = Opening(wanted, open_log or self.open_log, lambda: privileged, self.listen)
+        switch_logs = SwitchLogFactory(wanted, open_log or self.open_log, lambda: privileged, self.listen)
         self.telemetry = NvmlTelemetry(
-            self.driver, "simulated", lambda: None, lambda: self.time, self.wall, opening=opening
+            self.driver, "simulated", lambda: None, lambda: self.time, self.wall, switch_logs=switch_logs
         )
 
     def wall(self) -> float:
         return 1_700_000_000 + self.time
 
     def open_log(self, device: Device, version: str) -> SwitchLog:
-        layout_of(version)
+        select_layout(version)
         self.opened += 1
         found: SwitchLog = self._log(self.driver.switch_log(device.uuid))
         return found
 
-    def listen(self, *arguments: Any, **named: Any) -> Listener:
-        self.listeners.append(Listener(*arguments, **named, clock=lambda: self.time, in_background=False))
+    def listen(self, *arguments: Any, **named: Any) -> SwitchListener:
+        self.listeners.append(SwitchListener(*arguments, **named, clock=lambda: self.time, in_background=False))
         return self.listeners[-1]
 
     def pause(self, seconds: float) -> None:
@@ -82,7 +81,7 @@ class Bench:
         return self.loads[-1]
 
     def probe(self, start_load: Callable[[Device], Any] | None = None) -> list[Finding]:
-        isolation = Isolation()
+        isolation = Workers()
         try:
             gpus = self.telemetry.inventory().gpus
             for gpu in gpus:
@@ -94,7 +93,7 @@ class Bench:
             isolation.close()
 
     def examine(self, **asked: Any) -> list[Finding]:
-        question = Question(usage_from=self.telemetry.opening.wanted, no_hostname=True, **NO_HOST, **asked)
+        question = Question(usage_from=self.telemetry.switch_logs.wanted, no_hostname=True, **NO_HOST, **asked)
         found = examine(question, self.telemetry, 5.0, self.pause)
         return [one for one in found if one.subject in ("sharing", "probe")]
 
@@ -171,7 +170,9 @@ def test_the_capability_is_missing(make: Callable[..., Bench]) -> None:
 def test_an_architecture_that_nobody_measured_can_be_probed(make: Callable[..., Bench]) -> None:
     found = make("1xH200,1xB200").examine()
     assert [one.level for one in found] == [OK, NOTE]
-    assert found[1].text.startswith("GPU 1: divided by context switches, with bounds and not exactly: nobody has")
+    assert found[1].text.startswith(
+        "GPU 1: divided by context switches, with bounds and not exactly: the busy register"
+    )
     assert "--probe-switches" in found[1].advice
 
 
@@ -185,7 +186,7 @@ def test_switches_without_the_capability_do_not_see_other_users(make: Callable[.
 def test_a_driver_too_old(make: Callable[..., Bench]) -> None:
     (one,) = make(wanted="switches", driver_version="470.223.02").examine()
     assert one.level is WRONG
-    assert "driver 470.223.02 has no context-switch log" in one.text
+    assert "driver 470.223.02 has no readable context-switch log" in one.text
     assert "515" in one.advice
 
 
@@ -206,7 +207,9 @@ class WithoutNodes:
 
 
 def test_a_device_node_is_missing(make: Callable[..., Bench]) -> None:
-    bench = make(open_log=lambda gpu, version: ContextSwitchLog(gpu.pci_bus_id, 0, layout_of(version), WithoutNodes()))
+    bench = make(
+        open_log=lambda gpu, version: ContextSwitchLog(gpu.pci_bus_id, 0, select_layout(version), WithoutNodes())
+    )
     (one,) = bench.examine()
     assert one.level is WRONG
     assert "/dev/nvidiactl cannot be opened: No such file or directory" in one.text
@@ -273,7 +276,7 @@ class Broken:
 
     def is_busy(self) -> bool:
         if self._fault == "register_value":
-            raise Doubt("register_value", "the busy register answered 0xbadf5040, which is the hardware's refusal")
+            raise SwitchLogError("register_value", "the busy register answered 0xbadf5040")
         return self._log.is_busy()
 
 

@@ -122,7 +122,7 @@ def test_the_start_names_every_command_with_examples(monkeypatch: pytest.MonkeyP
         (["exporter", "-kubernets"], "--kubernetes"),
         (["exporter", "--kubernetes-enable-pod-lables"], "--kubernetes-enable-pod-labels"),
         (["cluster", "--scarpe", "x"], "--scrape"),
-        (["cluster", "--discover"], "--discover-port or --discover-kubernetes"),
+        (["cluster", "--discover"], "--discover-kubernetes"),
         (["enrich", "--output", "x"], "--out"),
         (["top", "--clutser", "x"], "--cluster"),
         (["demo", "--gpu", "x"], "--gpus"),

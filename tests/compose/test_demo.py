@@ -17,10 +17,10 @@ import pytest
 
 from podgpu.clock import Clock
 from podgpu.cluster.loop import Cluster
+from podgpu.cluster.price_file import read_prices
 from podgpu.cluster.publish import Publisher
 from podgpu.cluster.scraping.backend import FixedTargets, ScrapeBackend
 from podgpu.compose.demo import CLUSTER, OTHER_GPUS, Director, Exporter, exporter_on, owners_of
-from podgpu.configuration.price_file import read_prices
 from podgpu.simulate.scenario import CYCLE_SECONDS, Act, Play, acts
 from podgpu.simulate.stage import StageNode
 from podgpu.web.cluster_app import cluster_application

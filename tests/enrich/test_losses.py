@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from podgpu.atomic_file import AtomicFile
 from podgpu.clock import Clock
 from podgpu.enrich.turn import Enricher, Held, Settings
 from podgpu.errors import SourceError
+from podgpu.files import AtomicFile
 from podgpu.gpu.exposition import ParsedExposition, parse_exposition
 from podgpu.gpu.exposition_source import FileExposition
 from tests.nodes.clock import wait_until

@@ -184,7 +184,7 @@ def test_a_frozen_process_goes_on(folder: Path) -> None:
 @needs_dev_full
 @pytest.mark.fault(
     "the disk that the log goes to is full",
-    "podgpu goes on without its log: figures are served as ever",
+    "continuing without its log: figures are served as ever",
 )
 def test_a_full_disk_under_the_log(folder: Path) -> None:
     with open("/dev/full", "wb") as full, running(folder, "--telemetry", "simulated:2xH100", stderr=full) as exporter:

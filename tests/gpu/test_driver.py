@@ -67,7 +67,7 @@ def test_shutdown_waits_for_calls_and_refuses_when_one_hangs() -> None:
     inside, leave = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with driver.using():
+        with driver.hold():
             inside.set()
             leave.wait(30)
 
@@ -80,5 +80,5 @@ def test_shutdown_waits_for_calls_and_refuses_when_one_hangs() -> None:
     holder.join(30)
     assert driver.close(1.0)
     assert nvml.calls["nvmlShutdown"] == 1
-    with pytest.raises(DriverGone), driver.using():
+    with pytest.raises(DriverGone), driver.hold():
         pass

@@ -14,8 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podgpu.errors import SourceError
-from podgpu.holders.dra import DraClaims
-from podgpu.holders.dra_claims import ClaimReader, DriverCheckpoint, admin_devices, parse_driver_checkpoint
+from podgpu.holders.dra import ClaimReader, DraClaims, DriverCheckpoint, admin_devices, parse_driver_checkpoint
 from podgpu.holders.kubelet import KubeletAllocation
 from podgpu.kube.config import ApiConfig
 from podgpu.kube.objects import NVIDIA_DRIVER, PoolSlice
@@ -135,21 +134,6 @@ def test_a_kubelet_that_restarts_without_the_driver(kubelet: SimulatedKubelet, m
     assert (pods_by_device(after), after.unmapped) == (before, ())
     kubelet.pods = (*held, pod("c", claim("z", "gpu-2")))
     assert len(source.assignments(NODE).assignments) == 3
-
-
-def test_a_device_that_its_pool_no_longer_offers_is_forgotten_once_nobody_holds_it(
-    kubelet: SimulatedKubelet, make_source: MakeSource
-) -> None:
-    feed = feed_of(*OFFERED)
-    source = make_source(kubelet.socket, claims=DraClaims(feed))
-    kubelet.pods = held = (pod("a", claim("x", "gpu-0")),)
-    assert source.assignments(NODE).unmapped == ()
-    feed.slices = (PoolSlice(NVIDIA_DRIVER, POOL, 2, tuple(one for one in OFFERED if one.name != "gpu-0")),)
-    assert source.assignments(NODE).unmapped == ()
-    kubelet.pods = ()
-    source.assignments(NODE)
-    kubelet.pods = held
-    assert reasons(source.assignments(NODE)) == [("unknown_claim_device", f"gpu.nvidia.com/{POOL}/gpu-0")]
 
 
 # The driver's checkpoint
@@ -324,21 +308,6 @@ def test_a_monitor_is_no_holder_when_the_api_server_comes_late(
     assert source.assignments(NODE).assignments == ()
     feed.synced, api.refusal = True, None
     assert pods_by_device(source.assignments(NODE)) == [(uuid(1), "train")]
-
-
-@pytest.mark.parametrize("refusal", [(503, "starting"), (403, "its rules are not read yet")])
-def test_a_server_that_starts_is_asked_again_soon(
-    kubelet: SimulatedKubelet, make_source: MakeSource, api: SimulatedApiServer, refusal: tuple[int, str]
-) -> None:
-    clock = Time()
-    api.put("resourceclaims", claim_object("all", result("gpu-0", True)))
-    api.refusal = refusal
-    reader = ClaimReader(ApiConfig(server=api.url, origin="the test"), clock)
-    source = make_source(kubelet.socket, claims=DraClaims(feed_of(*OFFERED), reader=reader))
-    kubelet.pods = (pod("monitor", claim("all", "gpu-0")),)
-    assert len(source.assignments(NODE).assignments) == 1
-    api.refusal, clock.now = None, 11.0
-    assert source.assignments(NODE).assignments == ()
 
 
 @pytest.mark.fault(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from podgpu.atomic_file import AtomicFile
+from podgpu.files import AtomicFile
 from podgpu.hook.devices import Cards, read_cards
 from podgpu.hook.loop import Hook, HookSettings
 from tests.hook.runtime import Runtime, read_podlist

@@ -154,7 +154,7 @@ def test_an_annotation_that_is_not_json(text: str) -> None:
     found = find_gpus(sandbox({KOORDINATOR: text}, main=visible(uuid(1))), SAME)
     assert found.entries == ()
     assert [note.reason for note in found.problems] == ["bad_annotation"]
-    assert f"{KOORDINATOR} of pod ml/train cannot be understood" in found.problems[0].text
+    assert f"cannot parse the annotation {KOORDINATOR} of pod ml/train" in found.problems[0].text
 
 
 # Where koordinator's minors and the toolkit's indices differ

@@ -174,7 +174,7 @@ def test_another_version_of_the_protocol(
     with pytest.raises(PluginError) as caught:
         runtime.call("CreateContainer", b"", service="nri.pkg.api.v1beta9.Plugin")
     assert caught.value.code == 12
-    assert "nri.pkg.api.v1beta9.Plugin, another protocol than nri.pkg.api.v1alpha1.Plugin" in caplog.text
+    assert "nri.pkg.api.v1beta9.Plugin, but podgpu implements nri.pkg.api.v1alpha1.Plugin" in caplog.text
     runtime.create(gpu_pod(1))
     written(runtime, podlist)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from podgpu.atomic_file import AtomicFile
+from podgpu.files import AtomicFile
 from podgpu.hook.counters import HookCounters
 from podgpu.hook.devices import Cards, ContainerFacts, PodlistEntry, Sandbox
 from podgpu.hook.loop import Hook, HookSettings

@@ -30,8 +30,8 @@ def slice_of(*endpoints: dict[str, Any], ports: Any = None, name: str = "s-1", *
     return {"metadata": metadata, "addressType": "IPv4", "endpoints": list(endpoints), "ports": listed} | more
 
 
-def urls(*slices: dict[str, Any], port: str = "metrics", https: bool = False) -> tuple[str, ...]:
-    return metrics_urls(map(parse_endpoint_slice, slices), port, https=https).urls
+def urls(*slices: dict[str, Any], https: bool = False) -> tuple[str, ...]:
+    return metrics_urls(map(parse_endpoint_slice, slices), https=https).urls
 
 
 def test_a_slice() -> None:
@@ -75,34 +75,26 @@ WEB = {"name": "web", "port": 8080}
 
 
 @pytest.mark.parametrize(
-    ("ports", "wanted", "chosen"),
+    ("ports", "chosen"),
     [
-        ([METRICS, WEB], "metrics", 9400),
-        ([METRICS, WEB], "web", 8080),
-        ([WEB], "metrics", 8080),
-        ([{"port": 8080}], "metrics", 8080),
-        ([{"name": "", "port": 8080}], "metrics", 8080),
-        ([METRICS, WEB], "9999", 9999),
-        ([], "9999", 9999),
-        ([METRICS | {"protocol": "UDP"}, WEB], "metrics", 8080),
+        ([METRICS, WEB], 9400),
+        ([WEB], 8080),
+        ([{"port": 8080}], 8080),
+        ([{"name": "", "port": 8080}], 8080),
+        ([METRICS | {"protocol": "UDP"}, WEB], 8080),
     ],
 )
-def test_the_port(ports: list[dict[str, Any]], wanted: str, chosen: int) -> None:
-    assert urls(slice_of(endpoint("h"), ports=ports), port=wanted) == (f"http://h:{chosen}/metrics",)
+def test_the_port(ports: list[dict[str, Any]], chosen: int) -> None:
+    assert urls(slice_of(endpoint("h"), ports=ports)) == (f"http://h:{chosen}/metrics",)
 
 
-@pytest.mark.parametrize(
-    ("ports", "wanted"),
-    [([WEB, {"name": "x", "port": 1}], "metrics"), ([WEB], "http"), ([], "metrics"), ([METRICS], "x")],
-)
-def test_a_port_that_is_not_clear_is_told(ports: list[dict[str, Any]], wanted: str) -> None:
+@pytest.mark.parametrize("ports", [[WEB, {"name": "x", "port": 1}], []])
+def test_a_service_without_the_port(ports: list[dict[str, Any]]) -> None:
     record = parse_endpoint_slice(slice_of(endpoint("a"), endpoint("b"), ports=ports))
-    found = metrics_urls([record, record], wanted)
+    found = metrics_urls([record, record])
     assert found.urls == ()
     (problem,) = found.problems
-    assert "monitoring/podgpu" in problem
-    assert repr(wanted) in problem
-    assert "--discover-port" in problem
+    assert "the Service monitoring/podgpu has no port named metrics" in problem
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podgpu.holders.annotation_formats import asks_for_gpu, is_read
+from podgpu.holders.annotations import is_read, requests_gpu
 from podgpu.kube.objects import ContainerRecord, PodRecord, parse_pod, parse_quantity
 
 ID = "3f" * 32
@@ -168,7 +168,7 @@ def test_is_finished(phase: object, finished: bool) -> None:
 )
 def test_who_asks_for_a_gpu(requests: object, asks: bool) -> None:
     container = parsed(spec={"containers": [{"name": "main", "resources": {"limits": requests}}]}).containers[0]
-    assert asks_for_gpu(container) is asks
+    assert requests_gpu(container) is asks
 
 
 def test_amounts_and_annotations_by_name() -> None:

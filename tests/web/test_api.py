@@ -16,7 +16,7 @@ import pytest
 
 from podgpu import __version__
 from podgpu.agent.waste_watch import WasteWatch
-from podgpu.configuration.price_file import example_prices, read_prices
+from podgpu.cluster.price_file import example_prices, read_prices
 from podgpu.figures.as_json import holder_json, picture_json, pod_json
 from podgpu.figures.device import HolderFigures
 from podgpu.model import Workload

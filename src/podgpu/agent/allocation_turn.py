@@ -12,12 +12,12 @@ from typing import TypeVar
 from msgspec import structs
 
 from podgpu.errors import few_of
+from podgpu.holders import AllocationSource
+from podgpu.holders.cache import GRACE_SECONDS, AllocationCache, IsAlive, unknown_liveness
 from podgpu.holders.identity import Identities
-from podgpu.holders.keeping import KEEP_SECONDS, HolderKeeper, Signs, no_signs
 from podgpu.holders.merge import Complete, merge
-from podgpu.holders.source import AllocationSource
-from podgpu.isolate import Isolation, Result
 from podgpu.model import Allocation, Assignment, ContainerUsage, Device, Outcome, VcudaRequest
+from podgpu.workers import Result, Workers
 
 _log = logging.getLogger("podgpu")
 DEADLINE = 5.0
@@ -32,8 +32,8 @@ T = TypeVar("T", Assignment, ContainerUsage, VcudaRequest)
 
 ReadIdentities = Callable[[], Identities]
 """Reads who is who on this node now."""
-ReadSigns = Callable[[], Signs]
-"""Looks at the node for who is plainly there."""
+ReadLiveness = Callable[[], IsAlive]
+"""Reads which containers run on the node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +51,10 @@ class AllocationTurn:
         self,
         sources: Sequence[AllocationSource],
         identities: ReadIdentities | None,
-        isolation: Isolation,
+        isolation: Workers,
         deadline: float,
         clock: Callable[[], float],
-        signs: ReadSigns | None = None,
+        liveness: ReadLiveness | None = None,
         late: Callable[[], object] = lambda: None,
     ) -> None:
         """`late` is called from another thread when an answer came after its turn was over: the next one takes it."""
@@ -64,9 +64,9 @@ class AllocationTurn:
         self._isolation = isolation
         self._deadline = deadline
         self._clock = clock
-        self._signs = signs
+        self._liveness = liveness
         self._late = late
-        self._keepers = {source.name: HolderKeeper() for source in sources}
+        self._caches = {source.name: AllocationCache() for source in sources}
         self._known = Identities()
         """Who is who, as last read."""
         self._names_result: Result[Identities] | None = None
@@ -132,23 +132,22 @@ class AllocationTurn:
     def _settle(self, results: dict[str, Result[Allocation]]) -> dict[str, Allocation]:
         now = self._clock()
         for name, result in results.items():
-            keeper = self._keepers[name]
-            keeper.hear(result.value, now)
-            if keeper.forgotten:
+            missing = self._caches[name].update(result.value, now, self.complete)
+            if missing:
                 _log.info(
-                    "%s was restarted and does not name %d containers that held a GPU: kept for up to %.0f s, and"
-                    " for longer while they are seen on the node",
-                    *(name, keeper.forgotten, KEEP_SECONDS),
+                    "%s restarted and no longer lists %d GPU containers; keeping them for %.0f s, or longer while their"
+                    " processes or logs exist",
+                    *(name, missing, GRACE_SECONDS),
                 )
-        in_doubt = any(keeper.in_doubt for keeper in self._keepers.values())
-        signs = self._read_signs() if in_doubt else no_signs
-        settled = {name: self._keepers[name].settle(now, self.complete, signs) for name in results}
-        return {name: allocation for name, allocation in settled.items() if allocation is not None}
+        needs_liveness = any(cache.needs_liveness for cache in self._caches.values())
+        is_alive = self._read_liveness() if needs_liveness else unknown_liveness
+        resolved = {name: self._caches[name].resolve(now, is_alive) for name in results}
+        return {name: allocation for name, allocation in resolved.items() if allocation is not None}
 
-    def _read_signs(self) -> Signs:
-        if self._signs is None:
-            return no_signs
-        return self._isolation.run({"signs of life": self._signs}, self._deadline)["signs of life"].value or no_signs
+    def _read_liveness(self) -> IsAlive:
+        if self._liveness is None:
+            return unknown_liveness
+        return self._isolation.run({"liveness": self._liveness}, self._deadline)["liveness"].value or unknown_liveness
 
     def _outcome(self, source: str, result: Result[Allocation] | Result[Identities]) -> Outcome:
         if result.error is None:

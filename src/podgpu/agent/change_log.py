@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from podgpu.clock import Faults
 from podgpu.errors import few_of
-from podgpu.holders.unmapped import explain, statement
+from podgpu.holders.unmapped import describe, explain
 from podgpu.metrics.fields import fields
 from podgpu.model import Outcome, Snapshot, Unmapped
 
@@ -66,15 +66,18 @@ class ChangeLog:
     def _report_unmapped(self, snapshot: Snapshot) -> None:
         unmapped = frozenset(snapshot.unmapped)
         new: dict[tuple[str, str], list[Unmapped]] = defaultdict(list)
-        for assignment in sorted(unmapped - self._unmapped, key=lambda a: (a.device_id, statement(a))):
+        for assignment in sorted(unmapped - self._unmapped, key=lambda a: (a.device_id, describe(a))):
             new[assignment.source, assignment.reason].append(assignment)
         self._unmapped = unmapped
         for (source, reason), those in sorted(new.items()):
-            why = explain(those[0])
-            level = logging.INFO if why.harmless else logging.WARNING
+            explanation = explain(those[0])
+            level = logging.INFO if explanation.harmless else logging.WARNING
             for assignment in those[:MOST_LINES]:
-                said = statement(assignment)
-                _log.log(level, "%s: %s, but %s (%s): %s", source, said, why.why, reason, why.advice)
+                _log.log(
+                    level,
+                    "%s: %s: %s (%s); %s",
+                    *(source, describe(assignment), explanation.reason, reason, explanation.advice),
+                )
             if len(those) > MOST_LINES:
                 more = len(those) - MOST_LINES
                 _log.log(level, "%s: and %d more of that kind (%s): podgpu doctor names all", source, more, reason)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from podgpu.configuration.collections import collection_of_fields
-from podgpu.configuration.config_file import DEFAULT_RETENTION, Collection, Retention
+from podgpu.agent.collections import DEFAULT_RETENTION, Collection, Retention, collection_of_fields
 from podgpu.gpu.source import Lane
 from podgpu.metrics.conditions import FIELD_CONDITIONS
 from podgpu.metrics.counters import Counter

@@ -11,12 +11,12 @@ from dataclasses import replace
 from typing import cast
 
 from podgpu.agent.allocation_turn import AllocationPart, AllocationTurn, without_crowds
+from podgpu.agent.counter_feeds import CounterWatch
 from podgpu.agent.health_watch import HealthWatch
 from podgpu.agent.lanes import clock_event_masks
 from podgpu.agent.tallies import ClockEventLog, XidLog
 from podgpu.agent.telemetry_turn import TelemetryPart
 from podgpu.agent.usage_turn import UsagePart
-from podgpu.configuration.counter_feeds import CounterWatch
 from podgpu.gpu.source import ErrorEvent
 from podgpu.metrics.mig import billed_name
 from podgpu.metrics.render import Policy

@@ -16,9 +16,9 @@ from typing import Any
 from podgpu.device_selection import Selection
 from podgpu.errors import StartError
 from podgpu.gpu.source import FollowsSchedule, GpuAnswer, Inventory, Lane, ReadsOthers, Telemetry
-from podgpu.isolate import Isolation, Result
 from podgpu.metrics.fields import Field
 from podgpu.model import Device, DeviceCount, OtherReading, Outcome, Reading, Value
+from podgpu.workers import Result, Workers
 
 _OTHERS = "others"
 _Read = Callable[[Sequence[Field]], GpuAnswer]
@@ -76,7 +76,7 @@ class TelemetryTurn:
         telemetry: Telemetry,
         lanes: Sequence[Lane],
         selection: Selection,
-        isolation: Isolation,
+        isolation: Workers,
         deadline: float,
     ) -> None:
         self._telemetry = telemetry

@@ -11,12 +11,12 @@ from functools import partial
 from podgpu.clock import Clock
 from podgpu.errors import SourceError
 from podgpu.gpu.source import Telemetry, UsageFlaws
-from podgpu.isolate import Isolation, Result
 from podgpu.model import Assignment, Device, DeviceUsage, Outcome
 from podgpu.usage.attribution import make_turns
 from podgpu.usage.containers import ContainerFinder
 from podgpu.usage.ledger import MAX_NAMESPACES, Ledger, UsageSnapshot
 from podgpu.usage.owners import Complete, Owners, ProcessOwners
+from podgpu.workers import Result, Workers
 
 _log = logging.getLogger(__name__)
 SOURCE = "usage"
@@ -39,7 +39,7 @@ class UsagePart:
 
 class UsageTurn:
     def __init__(
-        self, telemetry: Telemetry, finder: ContainerFinder, isolation: Isolation, deadline: float, clock: Clock
+        self, telemetry: Telemetry, finder: ContainerFinder, isolation: Workers, deadline: float, clock: Clock
     ) -> None:
         self._telemetry = telemetry
         self._processes = ProcessOwners(finder)

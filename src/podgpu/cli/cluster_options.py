@@ -41,7 +41,6 @@ SCRAPE_OPTIONS: tuple[Option, ...] = (
         "Scrape the endpoints of Services with these labels, ready or not: [NAMESPACE/]SELECTOR, "
         "such as monitoring/app.kubernetes.io/name=podgpu.",
     ),
-    _option("discover-port", "metrics", "Their port, by name or number."),
     _option("scrape-timeout", "5s", "How long one exporter may take.", "duration"),
     _option("history-dir", "", "Keep the last day on disk, so that a restart does not lose it (docs/history.md)."),
     *(o for o in EXPORTER_ACCESS_OPTIONS if o.flag != "exporter-max-age"),

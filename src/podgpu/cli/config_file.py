@@ -10,11 +10,12 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from podgpu.agent.collections import ConfigFile, Retention
 from podgpu.cli.params import FROM_FILE
-from podgpu.configuration.config_file import MOST_BYTES, ConfigFile, Retention
 from podgpu.errors import SourceError, UsageError
 from podgpu.files import read_bounded
 
+_MAX_BYTES = 256 * 1024
 _NO_LIMIT = (
     "--watch-max-keep-age and --watch-max-keep-samples: neither age nor number of samples is limited: set one of them"
     " above 0"
@@ -24,7 +25,7 @@ _NO_LIMIT = (
 def with_config_file(ctx: click.Context, options: dict[str, Any]) -> dict[str, Any]:
     """The options with what the file says where neither flag nor variable does, and the rest of it as `config`.
 
-    Raises UsageError, which names file, line and column.
+    Raises UsageError, which names the file.
     """
     path = options["config_file"]
     config = _read(path) if path else ConfigFile("")
@@ -57,10 +58,10 @@ def _said(ctx: click.Context, parameter: str) -> bool:
 
 
 def _read(path: str) -> ConfigFile:
-    from podgpu.configuration.config_yaml import parse_config_file
+    from podgpu.cli.config_yaml import parse_config_file  # loads YAML, which an exporter without a file does not need
 
     try:
-        return parse_config_file(read_bounded(path, MOST_BYTES), path)
+        return parse_config_file(read_bounded(path, _MAX_BYTES), path)
     except SourceError as e:
         raise UsageError(f"--config-file {e}") from e
 

@@ -11,7 +11,6 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from podgpu.atomic_file import AtomicFile, OutputError, Owner
 from podgpu.cli.help import podgpu_command
 from podgpu.cli.option_table import EXPORTER_ACCESS_OPTIONS, exporter_options
 from podgpu.cli.params import Option, naming_variable, with_options
@@ -20,6 +19,7 @@ from podgpu.compose.process import configure_logging
 from podgpu.compose.servers import open_exposition
 from podgpu.enrich.turn import Enricher, Settings
 from podgpu.errors import SourceError, StartError, UsageError
+from podgpu.files import AtomicFile, OutputError, Owner
 from podgpu.gpu.exposition_source import ExpositionSource, FileExposition
 from podgpu.metrics.render import Policy
 

@@ -84,7 +84,7 @@ def with_host_engine(ctx: click.Context, options: dict[str, Any]) -> dict[str, A
     engine = None
     with naming_variable(ctx, "remote_hostengine_info"):
         if given(ctx, rows["remote-hostengine-info"]) and options["remote_hostengine_info"]:
-            from podgpu.gpu.dcgm.session import parse_address  # all of DCGM's, for those who have it only
+            from podgpu.gpu.dcgm.connection import parse_address  # all of DCGM's, for those who have it only
 
             engine = parse_address(options["remote_hostengine_info"])
     for parameter, letter in (("switch_devices", "-s"), ("cpu_devices", "-p")):

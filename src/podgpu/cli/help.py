@@ -39,7 +39,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Kubernetes": (
         *("allocation", "allocation-interval", "kubernetes-enable-pod-labels", "kubernetes-pod-label-allowlist-regex"),
         *("kubernetes-enable-pod-uid", "kubernetes-virtual-gpus", "kubernetes-enable-dra", "nvidia-resource-names"),
-        *("pod-resources-kubelet-socket", "kubeconfig", "configmap-data", "discover-port", "owners", "node-label"),
+        *("pod-resources-kubelet-socket", "kubeconfig", "configmap-data", "owners", "node-label"),
         *("path-varlog", "hpc-job-mapping-dir"),
     ),
     "Autoscaling": (

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from podgpu.atomic_file import AtomicFile
 from podgpu.cli.help import podgpu_command
 from podgpu.cli.option_table import exporter_options
 from podgpu.cli.params import Option, naming_variable, with_options
 from podgpu.compose.hook import run_hook
 from podgpu.compose.process import configure_logging
 from podgpu.errors import UsageError
+from podgpu.files import AtomicFile
 from podgpu.holders.podlist import DEFAULT_PATHS, is_mount_point
 from podgpu.hook.loop import HookSettings
 

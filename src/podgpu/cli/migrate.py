@@ -10,12 +10,11 @@ from typing import Any, cast
 
 import click
 
-from podgpu.atomic_file import AtomicFile
 from podgpu.cli.help import podgpu_command
 from podgpu.cli.params import Option, with_options
 from podgpu.cli.terminal import print_out
 from podgpu.errors import SourceError, UsageError, one_line
-from podgpu.files import read_bounded
+from podgpu.files import AtomicFile, read_bounded
 from podgpu.migrate.dashboard import migrate_dashboard
 from podgpu.migrate.direction import Direction, Generation
 from podgpu.migrate.result import Migrated

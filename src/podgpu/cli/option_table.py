@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from podgpu.cli.dcgm_options import DCGM_EXPORTER_OPTIONS
 from podgpu.cli.params import Option
-from podgpu.compose.allocations import spellings
+from podgpu.holders.sources import describe_sources
 
 _NAMES = "Whose names, units and labels DCGM's families have: dcgm-exporter 4.8's, 4.9's, or both (docs/dcgm-names.md)."
 _HOST = (
@@ -50,7 +50,7 @@ EXPORTER_OPTIONS: tuple[Option, ...] = (
         "",
         "PODGPU_ALLOCATION",
         "auto",
-        f"Who knows the holders, the most trusted first: {spellings()}. "
+        f"Who knows the holders, the most trusted first: {describe_sources()}. "
         "auto: with -k, each that is present on the node, in this order.",
         ours=True,
     ),

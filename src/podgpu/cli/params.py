@@ -7,12 +7,12 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 import click
 from click.core import ParameterSource
 
-from podgpu.configuration.config_file import parse_go_duration
 from podgpu.errors import UsageError
 
 _TRUE = {"1", "t", "true", "yes", "on"}
@@ -20,6 +20,16 @@ _FALSE = {"0", "f", "false", "no", "off"}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)?")
 _UNIT_SECONDS = {None: 0.001, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _MOST_SECONDS = 86_400.0
+_GO_DURATION = re.compile(r"(?:[0-9]{1,12}(?:\.[0-9]{0,12})?|\.[0-9]{1,12})(?:ns|us|µs|μs|ms|s|m|h)")
+_GO_PART = re.compile(r"([0-9.]+)([a-zµμ]+)")
+_GO_SECONDS = {
+    "ns": Fraction(1, 10**9),
+    **dict.fromkeys(("us", "µs", "μs"), Fraction(1, 10**6)),
+    "ms": Fraction(1, 1000),
+    "s": Fraction(1),
+    "m": Fraction(60),
+    "h": Fraction(3600),
+}
 _METAVARS = {"bool": "[true|false]", "duration": "DURATION", "age": "DURATION"}
 FROM_FILE = "podgpu.from_file"
 """In a context's meta: parameter -> the file its value came from."""
@@ -35,6 +45,15 @@ _TEXTS = {
     "socket": "PATH",
 }
 """What is to be written behind the flag, by the whole of it or its last word."""
+
+
+def parse_go_duration(text: str) -> Fraction | None:
+    """Returns the seconds of `1h30m`, `1.5s`, `500ms` or `0`; None for negative and invalid ones."""
+    if text == "0":
+        return Fraction(0)
+    if not text or len(text) > 64 or _GO_DURATION.sub("", text):
+        return None
+    return sum((Fraction(number) * _GO_SECONDS[unit] for number, unit in _GO_PART.findall(text)), Fraction(0))
 
 
 @dataclass(frozen=True, slots=True)

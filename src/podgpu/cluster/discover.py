@@ -1,8 +1,4 @@
-"""This module asks the API server who is out there: exporters by the endpoints of the Services that a selector chooses,
-ready or not, and what made each pod.
-
-An exporter that is not ready is the one somebody looks for: it is asked on until it is gone from the slices.
-"""
+"""Reads from the API server where exporters are (EndpointSlices of Services) and what owns each pod."""
 
 from __future__ import annotations
 
@@ -10,10 +6,10 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from podgpu.cluster.collect import Pod
 from podgpu.errors import UsageError
 from podgpu.kube.config import ApiConfig
 from podgpu.kube.objects import (
-    METRICS_PORT,
     PODS_PATH,
     EndpointSliceRecord,
     MetricsUrls,
@@ -26,32 +22,24 @@ from podgpu.kube.objects import (
 from podgpu.kube.reflector import Informer, ReflectorSettings
 from podgpu.model import WorkloadOwner
 
-_PODS_AT_A_TIME = 500
-"""As kubectl has it: some 500 KB of metadata."""
+_PODS_PER_PAGE = 500  # as kubectl does: about 500 KB of metadata
 _NAMESPACE = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
-_NUMBER = re.compile(r"[0-9]{1,5}")
-_PORT_NAME = re.compile(r"(?=.*[a-z])[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 
 
-class Selection(NamedTuple):
-    namespace: str
-    """Empty: all."""
+class ServiceSelector(NamedTuple):
+    namespace: str  # empty: all
     labels: str
 
     @classmethod
-    def parse(cls, text: str) -> Selection:
-        """`[NAMESPACE/]SELECTOR`. Raises UsageError.
+    def parse(cls, text: str) -> ServiceSelector:
+        """Parses `[NAMESPACE/]SELECTOR`. Raises UsageError.
 
-        A label's name may have a slash too: what stands before the first one is a namespace where it has no dot in it.
-        A selector that begins with a slash is of all namespaces whatever follows.
+        The name of a label may contain a slash. The part before the first slash is a namespace if it has no dot.
+        A leading slash means all namespaces.
         """
         before, slash, after = text.strip().partition("/")
-        if slash and not before:
-            namespace, labels = "", after
-        elif slash and _NAMESPACE.fullmatch(before):
-            namespace, labels = before, after
-        else:
-            namespace, labels = "", text.strip()
+        is_namespace = bool(slash) and (not before or _NAMESPACE.fullmatch(before) is not None)
+        namespace, labels = (before, after) if is_namespace else ("", text.strip())
         if not labels or not labels.isprintable():
             raise UsageError(
                 f"--discover-kubernetes {text!r}: write [NAMESPACE/]LABEL=VALUE, the labels of the exporters' Service"
@@ -62,99 +50,86 @@ class Selection(NamedTuple):
         return f"{self.namespace}/{self.labels}" if self.namespace else self.labels
 
 
-def check_port(text: str) -> str:
-    """A port's name or number. Raises UsageError."""
-    if _NUMBER.fullmatch(text):
-        if 0 < int(text) < 65536:
-            return text
-    elif _PORT_NAME.fullmatch(text):
-        return text
-    raise UsageError(f"--discover-port {text!r}: write the name of the Service's port, or a number up to 65535")
-
-
 class KubernetesTargets:
-    """The `Targets` of --discover-kubernetes. While the API server is away the last ones stay."""
+    """Implements `Targets` for --discover-kubernetes. While the API server is away, the last list stays.
+
+    Endpoints that are not ready are listed too: a failing exporter must not disappear.
+    """
 
     def __init__(
         self,
         config: ApiConfig,
-        selection: Selection,
-        port: str = METRICS_PORT,
+        selector: ServiceSelector,
         *,
         https: bool = False,
         settings: ReflectorSettings | None = None,
     ) -> None:
-        """`https`: all of them, not only those whose port says so."""
-        self._selection = selection
-        self._port = check_port(port)
+        """`https`: use TLS also for ports that are not declared as https."""
+        self._selector = selector
         self._https = https
-        self._watcher: Informer[EndpointSliceRecord] = Informer(
+        self._slices: Informer[EndpointSliceRecord] = Informer(
             config,
-            endpoint_slices_path(selection.namespace),
-            {"labelSelector": selection.labels},
+            endpoint_slices_path(selector.namespace),
+            {"labelSelector": selector.labels},
             parse_endpoint_slice,
             settings=settings,
         )
         self._version = -1
-        self._found = MetricsUrls((), ())
+        self._targets = MetricsUrls((), ())
 
     def wait_synced(self, timeout: float) -> bool:
-        """Blocks until the exporters are known for the first time: worth a moment before the first round."""
-        return self._watcher.wait_synced(timeout)
+        return self._slices.wait_synced(timeout)
 
     def urls(self) -> Sequence[str]:
-        version = self._watcher.version
+        version = self._slices.version
         if version != self._version:
-            self._found = metrics_urls(self._watcher.items(), self._port, https=self._https)
+            self._targets = metrics_urls(self._slices.items(), https=self._https)
             self._version = version
-        return self._found.urls
+        return self._targets.urls
 
     def notes(self) -> Sequence[str]:
-        error = self._watcher.error
+        error = self._slices.error
         if error is not None:
-            return (f"the list of exporters may be out of date: {error}", *self._found.problems)
-        if not self._watcher.synced:
-            return ("the API server has not yet said where the exporters are",)
-        if not self._found.urls and not self._found.problems:
-            return (f"no Service with the labels {self._selection} has an endpoint",)
-        return self._found.problems
+            return (f"the list of exporters may be out of date: {error}", *self._targets.problems)
+        if not self._slices.synced:
+            return ("the API server has not yet returned the list of exporters",)
+        if not self._targets.urls and not self._targets.problems:
+            return (f"no Service with the labels {self._selector} has an endpoint",)
+        return self._targets.problems
 
     def close(self) -> None:
-        self._watcher.close()
+        self._slices.close()
 
 
 class ApiOwners:
-    """What made each pod, for clusters without kube-state-metrics or Prometheus. Costs little while nothing changes."""
+    """Owners of all pods, for clusters without kube-state-metrics or Prometheus."""
 
     def __init__(
-        self, config: ApiConfig, settings: ReflectorSettings | None = None, page_size: int = _PODS_AT_A_TIME
+        self, config: ApiConfig, settings: ReflectorSettings | None = None, page_size: int = _PODS_PER_PAGE
     ) -> None:
-        self._watcher: Informer[PodOwner] = Informer(
+        self._pods: Informer[PodOwner] = Informer(
             config, PODS_PATH, {}, parse_owner, settings=settings, metadata_only=True, page_size=page_size
         )
         self._version = -1
-        self._owners: Mapping[tuple[str, str], WorkloadOwner] = {}
+        self._owners: Mapping[Pod, WorkloadOwner] = {}
 
-    def all(self) -> Mapping[tuple[str, str], WorkloadOwner]:
-        """(namespace, pod) -> its owner."""
-        version = self._watcher.version
+    def all(self) -> Mapping[Pod, WorkloadOwner]:
+        version = self._pods.version
         if version != self._version:
-            self._owners = {(o.namespace, o.pod): WorkloadOwner(o.kind, o.name) for o in self._watcher.items()}
+            self._owners = {(pod.namespace, pod.pod): WorkloadOwner(pod.kind, pod.name) for pod in self._pods.items()}
             self._version = version
         return self._owners
 
-    def of(self, pods: Iterable[tuple[str, str]]) -> Mapping[tuple[str, str], WorkloadOwner]:
-        """Those of these (namespace, pod) that have one."""
-        known = self.all()
-        return {pod: known[pod] for pod in pods if pod in known}
+    def of(self, pods: Iterable[Pod]) -> Mapping[Pod, WorkloadOwner]:
+        owners = self.all()
+        return {pod: owners[pod] for pod in pods if pod in owners}
 
     def notes(self) -> Sequence[str]:
-        """What is not as it should be."""
-        error = self._watcher.error
+        error = self._pods.error
         return () if error is None else (f"the owners of pods may be out of date: {error}",)
 
     def wait_synced(self, timeout: float) -> bool:
-        return self._watcher.wait_synced(timeout)
+        return self._pods.wait_synced(timeout)
 
     def close(self) -> None:
-        self._watcher.close()
+        self._pods.close()

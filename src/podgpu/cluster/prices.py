@@ -12,7 +12,7 @@ import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping
 from importlib.resources import files
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta
@@ -28,19 +28,14 @@ _OTHERS = "*"
 _MAX_NAMED = 8
 _SIMILAR = 0.8
 _MAX_FILE_BYTES = 256 * 1024
-_Amount = Annotated[float, Meta(ge=0, le=1e12)]
+_AMOUNT = re.compile(r"(?:0|[1-9][0-9]{0,11})(?:\.[0-9]{1,12})?")
 
 
-class Price(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Price(NamedTuple):
     """None: not in the file."""
 
-    gpu_hour: _Amount | None = None
-    kwh: _Amount | None = None
-
-
-class _PriceFile(msgspec.Struct, forbid_unknown_fields=True):
-    currency: Annotated[str, Meta(min_length=1, max_length=16, pattern=r"^[^\x00-\x1f]*$")]
-    models: Annotated[dict[str, Price], Meta(min_length=1)]
+    gpu_hour: float | None = None
+    kwh: float | None = None
 
 
 class Prices:
@@ -64,7 +59,7 @@ class Prices:
         return price
 
     def _find(self, model: str) -> Price:
-        if price := self._by_name.get(_dashed(model)):
+        if (price := self._by_name.get(_dashed(model))) is not None:
             return price
         parent, part = parent_and_part(model)
         whole = self._by_name.get(_dashed(parent)) or self.models.get(_OTHERS) or Price()
@@ -102,20 +97,36 @@ def describe_unpriced(models: Iterable[str], prices: Prices) -> tuple[str, ...]:
 # The file
 
 
-def parse_prices(content: bytes, file: str) -> Prices:
-    """Raises UsageError that names the position."""
-    import yaml  # costs memory that exporters without prices do not need
+class _Entry(msgspec.Struct, forbid_unknown_fields=True):
+    gpu_hour: str | None = None
+    kwh: str | None = None
 
-    try:
-        document = yaml.load(content.decode("utf-8-sig"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-        parsed = msgspec.convert(document, _PriceFile)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        reason = str(error) if isinstance(error, msgspec.ValidationError) else "not YAML: " + str(error)
-        raise UsageError(f"{file}: {one_line(' '.join(reason.split()))}") from error
-    for model, price in parsed.models.items():
+
+class _PriceFile(msgspec.Struct, forbid_unknown_fields=True):
+    currency: Annotated[str, Meta(min_length=1, max_length=16)]
+    models: Annotated[dict[str, _Entry], Meta(min_length=1)]
+
+
+def parse_prices(content: bytes, file: str) -> Prices:
+    """Raises UsageError, which names the file and the path inside it."""
+    from podgpu.decode import decode_yaml  # an exporter without prices does not load YAML
+
+    parsed = decode_yaml(content, file, _PriceFile)
+    prices = {}
+    for name, entry in parsed.models.items():
+        place = f"{file}: models.{one_line(name)[:60]}"
+        price = prices[name] = Price(_read_amount(entry.gpu_hour, place), _read_amount(entry.kwh, place))
         if price == Price():
-            raise UsageError(f"{file}: models.{one_line(model)} has neither gpu_hour nor kwh")
-    return Prices(parsed.currency, parsed.models)
+            raise UsageError(f"{place}: has neither gpu_hour nor kwh")
+    return Prices(parsed.currency, prices)
+
+
+def _read_amount(text: str | None, place: str) -> float | None:
+    if text is None:
+        return None
+    if not _AMOUNT.fullmatch(text):
+        raise UsageError(f"{place}: prices are numbers of 0 or more, written as in 2.5")
+    return float(text)
 
 
 class PriceReader:

@@ -257,12 +257,13 @@ class RollingQueries:
     """
 
     def __init__(self, match: str, node_labels: Sequence[str], settings: ViewSettings) -> None:
+        """Raises UsageError for a field that is not a utilisation."""
+        self._full = settings.full
         known = meaning(settings.used_field)
-        assert known is not None  # checked with the settings
+        assert known is not None
         self._field: Field = known.field
         self.node_labels = tuple(node_labels)
         self._match = match
-        self._settings = settings
         self._keys = ("UUID", "uuid", "GPU_I_ID") if self._field.per_instance else ("UUID", "uuid")
         models = ("modelName", "GPU_I_PROFILE") if self._field.per_instance else ("modelName",)
         self.by_kind = {
@@ -292,11 +293,11 @@ class RollingQueries:
 
     def _mean_of_used(self, devices: str, labels: tuple[str, ...]) -> str:
         ratio = f"(avg {by(*labels)} ({devices} > 0) or group {by(*labels)} ({devices}) * 0)"
-        return f"{ratio} / {self._settings.full:g}"
+        return f"{ratio} / {self._full:g}"
 
     def _figures(self) -> str:
         """The field in its older unit. Impossible values are left out, and GPUs whose instances have the field."""
-        figures = f"({self._select_field()}) <= {self._settings.full * _MAX_RATIO:g}"
+        figures = f"({self._select_field()}) <= {self._full * _MAX_RATIO:g}"
         if not self._field.per_instance:
             return figures
         whole, instances = self._select_field('GPU_I_ID=""'), self._select_field('GPU_I_ID!=""')

@@ -10,14 +10,14 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from podgpu.agent.collections import DEFAULT_RETENTION, ConfigFile, Retention
+from podgpu.agent.counter_feeds import CounterFeed, FileCounters
 from podgpu.agent.loop import Agent, Settings
-from podgpu.compose.allocations import Holders, Surroundings, make_holders
+from podgpu.agent.pod_labels import LabelFilter
+from podgpu.compose.allocations import Holders, make_holders
 from podgpu.compose.process import node_name
 from podgpu.compose.servers import ApiAccess, unless_no_api
 from podgpu.compose.telemetries import open_telemetry
-from podgpu.configuration.config_file import DEFAULT_RETENTION, ConfigFile, Retention
-from podgpu.configuration.counter_feeds import CounterFeed, FileCounters
-from podgpu.configuration.pod_labels import LabelFilter
 from podgpu.device_selection import parse_selection
 from podgpu.errors import SourceError, UsageError
 from podgpu.metrics.counters import SHIPPED, Counter, make_counter
@@ -75,7 +75,7 @@ def exporter_agent(
     )
     pod_labels = _pod_labels(options, api)
     with naming("allocation"):
-        holders = make_holders(Surroundings(options, api, telemetry))
+        holders = make_holders(options, api, telemetry)
     finder = ContainerFinder(options["path_proc"]) if options["container_usage"] else None
     agent = assemble_agent(telemetry, holders, settings, finder, clock, pod_labels, counter_feed)
     with naming("devices"):
@@ -94,7 +94,7 @@ def top_source(options: Options, api: ApiAccess, naming: Naming = _no_naming) ->
         telemetry = OverheardTelemetry(open_telemetry(options["telemetry"], options))
     settings = Settings(interval=options["interval"], selection=selection, policy=_top_policy())
     with naming("allocation"):
-        holders = make_holders(Surroundings(options, api, telemetry))
+        holders = make_holders(options, api, telemetry)
     finder = ContainerFinder(options["path_proc"])
     agent = assemble_agent(telemetry, holders, settings, finder)
     with naming("devices"):
@@ -122,7 +122,7 @@ def assemble_agent(
         pod_labels=pod_labels,
         counter_feed=counter_feed,
         containers=finder,
-        signs=holders.signs,
+        liveness=holders.liveness,
     )
 
 

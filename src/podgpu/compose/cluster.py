@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from podgpu.cluster.collect import Collector
-from podgpu.cluster.discover import ApiOwners, KubernetesTargets, Selection, check_port
+from podgpu.cluster.discover import ApiOwners, KubernetesTargets, ServiceSelector
 from podgpu.cluster.loop import Cluster, MakeCollector
 from podgpu.cluster.prices import read_prices
 from podgpu.cluster.prometheus import PrometheusCollector
@@ -125,9 +125,9 @@ def _targets(options: Mapping[str, Any], access: Access, at_the_end: ExitStack) 
     if options["scrape"]:
         with _naming("--scrape"):
             return FixedTargets(options["scrape"].split(","), access), lambda: None
-    selection, port = Selection.parse(options["discover_kubernetes"]), check_port(options["discover_port"])
+    selector = ServiceSelector.parse(options["discover_kubernetes"])
     https = bool(options["exporter_ca_file"] or options["exporter_insecure_skip_verify"])
-    targets = KubernetesTargets(api_config(options["kubeconfig"]), selection, port, https=https)
+    targets = KubernetesTargets(api_config(options["kubeconfig"]), selector, https=https)
     at_the_end.callback(targets.close)
 
     def wait() -> None:

@@ -9,19 +9,19 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 
 from podgpu.agent.allocation_turn import AllocationTurn
-from podgpu.atomic_file import AtomicFile, OutputError
 from podgpu.compose.agent import Naming, Options
-from podgpu.compose.allocations import Surroundings, make_holders
+from podgpu.compose.allocations import make_holders
 from podgpu.compose.process import stop_on_signal
 from podgpu.compose.servers import ApiAccess
 from podgpu.compose.telemetries import open_telemetry
 from podgpu.enrich.turn import Enricher, Held, Settings
 from podgpu.errors import SourceError
-from podgpu.gpu.beside import DriverBeside
+from podgpu.files import AtomicFile, OutputError
+from podgpu.gpu.companion import CompanionDriver
 from podgpu.gpu.exposition import ParsedExposition, parse_exposition
 from podgpu.gpu.exposition_source import ExpositionSource
-from podgpu.isolate import Isolation
 from podgpu.model import Device
+from podgpu.workers import Workers
 
 _DEADLINE = 5.0
 
@@ -36,12 +36,14 @@ def opened_enricher(
         at_the_end.callback(api.close)
         driver = open_telemetry("nvml", options)
         with naming("allocation"):
-            holders = make_holders(Surroundings(options, api, driver))
-        isolation = Isolation()
+            holders = make_holders(options, api, driver)
+        isolation = Workers()
         at_the_end.callback(isolation.close)
-        turn = AllocationTurn(holders.sources, holders.identities, isolation, _DEADLINE, time.monotonic, holders.signs)
+        turn = AllocationTurn(
+            holders.sources, holders.identities, isolation, _DEADLINE, time.monotonic, holders.liveness
+        )
         at_the_end.callback(turn.close)
-        yield Enricher(_fetch(source, isolation), _holders(turn), textfile, settings, DriverBeside(driver))
+        yield Enricher(_fetch(source, isolation), _holders(turn), textfile, settings, CompanionDriver(driver))
 
 
 def run_enricher(enricher: Enricher, interval: float) -> None:
@@ -55,7 +57,7 @@ def run_enricher(enricher: Enricher, interval: float) -> None:
         stopping.wait(due - time.monotonic())
 
 
-def _fetch(source: ExpositionSource, isolation: Isolation) -> Callable[[], ParsedExposition]:
+def _fetch(source: ExpositionSource, isolation: Workers) -> Callable[[], ParsedExposition]:
     """In a worker of its own: whatever hangs, a turn ends."""
 
     def fetch() -> ParsedExposition:

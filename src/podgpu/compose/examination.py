@@ -7,12 +7,12 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from podgpu.agent.collections import collection_of_fields
+from podgpu.agent.pod_labels import LabelFilter
 from podgpu.compose.agent import Naming, Options, choose_counters, dcgm_naming
-from podgpu.compose.allocations import Surroundings, make_allocations, make_identities
+from podgpu.compose.allocations import make_allocations, make_identities
 from podgpu.compose.servers import ApiAccess, NoApi
 from podgpu.compose.telemetries import open_telemetry
-from podgpu.configuration.collections import collection_of_fields
-from podgpu.configuration.pod_labels import LabelFilter
 from podgpu.device_selection import parse_selection
 from podgpu.doctor.examine import DEADLINE, Question, examine
 from podgpu.doctor.findings import Finding, note, ok, wrong
@@ -23,7 +23,7 @@ from podgpu.web.app import load_protection
 
 if TYPE_CHECKING:
     from podgpu.doctor.probe import Load
-    from podgpu.holders.source import AllocationSource
+    from podgpu.holders import AllocationSource
     from podgpu.model import Device
 
 CONFIG_FILE = "configuration file"
@@ -133,7 +133,7 @@ class NodeExamination:
         asked: dict[str, Any] = {**options, "kubernetes": options["kubernetes"] or not self._kubernetes_said}
         findings = []
         try:
-            sources = make_allocations(options["allocation"], Surroundings(asked, self._api, self._telemetry))
+            sources = make_allocations(asked, self._api, self._telemetry)
         except NoApi as e:
             sources, findings = [], [wrong("allocation", f"--allocation {options['allocation']}: {e}")]
         for source in sources:

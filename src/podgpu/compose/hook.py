@@ -7,8 +7,8 @@ import logging
 import signal
 from typing import TYPE_CHECKING
 
-from podgpu.atomic_file import AtomicFile
 from podgpu.compose.process import stop_on_signal
+from podgpu.files import AtomicFile
 from podgpu.hook.loop import Hook, HookSettings
 
 if TYPE_CHECKING:  # it brings the web server

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from podgpu.configuration.counter_feeds import CONFIGMAP_KEY, ConfigMapCounters
+from podgpu.agent.counter_feeds import CONFIGMAP_KEY, ConfigMapCounters
 from podgpu.errors import SourceError, UsageError, few_of
 from podgpu.gpu.exposition_source import DEFAULT_MAX_AGE, ExpositionSource, open_exposition_source
 from podgpu.http_client import DEFAULT_TIMEOUT, Access
@@ -43,7 +43,7 @@ def unless_no_api(option: str, open_feed: Callable[[], T]) -> T | None:
     try:
         return open_feed()
     except NoApi as e:
-        _log.warning("--%s: %s; podgpu goes on without it", option, e)
+        _log.warning("--%s: %s; continuing without it", option, e)
         return None
 
 
@@ -75,7 +75,7 @@ class ApiAccess:
     def pods(self) -> Informer[PodRecord]:
         """This node's pods."""
         if self._pods is None:
-            from podgpu.holders.annotation_formats import is_read
+            from podgpu.holders.annotations import is_read
             from podgpu.kube.objects import parse_pod
 
             selector = {"fieldSelector": f"spec.nodeName={self._node()}"}

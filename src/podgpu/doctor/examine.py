@@ -27,14 +27,14 @@ from podgpu.errors import UsageError
 from podgpu.gpu.dcgm import DcgmTelemetry
 from podgpu.gpu.exporter import ExporterTelemetry
 from podgpu.gpu.source import Telemetry
+from podgpu.holders import AllocationSource
 from podgpu.holders.identity import IdentityReader
 from podgpu.holders.kubelet import SOURCE as KUBELET
 from podgpu.holders.kubelet import KubeletAllocation
 from podgpu.holders.merge import merge
-from podgpu.holders.source import AllocationSource
-from podgpu.isolate import Isolation
 from podgpu.metrics.counters import Counter
 from podgpu.model import UsageMethod
+from podgpu.workers import Workers
 
 DEADLINE = 5.0
 PROC, SYSFS, DEV = "/proc", "/sys", "/dev"
@@ -72,7 +72,7 @@ def examine(
     deadline: float = DEADLINE,
     pause: Callable[[float], object] = time.sleep,
 ) -> list[Finding]:
-    isolation = Isolation()
+    isolation = Workers()
     try:
         host, findings = _look_at_host(question, isolation, deadline)
         gpus = read_gpus(telemetry, fields_to_ask(question.counters), isolation, deadline, pause)
@@ -95,7 +95,7 @@ def examine(
         isolation.close()
 
 
-def _look_at_host(question: Question, isolation: Isolation, deadline: float) -> tuple[Host, list[Finding]]:
+def _look_at_host(question: Question, isolation: Workers, deadline: float) -> tuple[Host, list[Finding]]:
     q = question
     result = isolation.run({"host": lambda: read_host(q.proc, q.sysfs, q.dev, q.environment)}, deadline)["host"]
     if result.value is not None:
@@ -119,7 +119,7 @@ def _judge_sharing(
     question: Question,
     gpus: Gpus,
     telemetry: Telemetry,
-    isolation: Isolation,
+    isolation: Workers,
     deadline: float,
     pause: Callable[[float], object],
 ) -> list[Finding]:
@@ -150,7 +150,7 @@ def _judge_selection(selection: Selection, gpus: Gpus) -> list[Finding]:
     return []
 
 
-def look_at_holders(question: Question, gpus: Gpus, isolation: Isolation, deadline: float) -> list[Finding]:
+def look_at_holders(question: Question, gpus: Gpus, isolation: Workers, deadline: float) -> list[Finding]:
     """Every source of holders on its own, then what they say together."""
     if not question.sources:
         return [note("kubelet", "not asked, as --kubernetes (DCGM_EXPORTER_KUBERNETES) is false: no pod labels")]

@@ -14,14 +14,14 @@ from podgpu.doctor.findings import REPORT, Finding, note, ok, plural, wrong
 from podgpu.doctor.host import Host
 from podgpu.errors import SourceError, StartError
 from podgpu.gpu.dcgm import DcgmTelemetry
-from podgpu.gpu.dcgm.library import shown
+from podgpu.gpu.dcgm.connection import format_version
 from podgpu.gpu.exporter import ExporterTelemetry
 from podgpu.gpu.nvml.driver import VersionMismatch
-from podgpu.gpu.nvml.gpm import MIN_SECONDS
+from podgpu.gpu.nvml.plan import MIN_GPM_SECONDS
 from podgpu.gpu.source import GpuAnswer, Inventory, Telemetry
-from podgpu.isolate import Isolation
 from podgpu.metrics.fields import Field
 from podgpu.model import Device
+from podgpu.workers import Workers
 
 DRIVER_VERSION, NVML_VERSION = 1, 2
 """Fields the doctor wants whatever the counter file says."""
@@ -57,7 +57,7 @@ class Gpus:
 def read_gpus(
     telemetry: Telemetry,
     fields: Sequence[Field],
-    isolation: Isolation,
+    isolation: Workers,
     deadline: float,
     pause: Callable[[float], object],
 ) -> Gpus:
@@ -67,7 +67,7 @@ def read_gpus(
 
     def read(gpu: Device) -> GpuAnswer:
         telemetry.read(gpu, fields)
-        pause(MIN_SECONDS)  # rates and GPM answer from the second reading on
+        pause(MIN_GPM_SECONDS)  # rates and GPM answer from the second reading on
         return telemetry.read(gpu, fields)
 
     results = isolation.run({f"GPU {g.index}": partial(read, g) for g in asked.value.gpus}, deadline)
@@ -201,7 +201,7 @@ def judge_dcgm(telemetry: DcgmTelemetry, gpus: Gpus) -> list[Finding]:
     if gpus.inventory is None:
         return [wrong("DCGM", str(gpus.error))]
     library, engine = telemetry.versions
-    what = f"libdcgm {shown(library)}, host engine {shown(engine)}"
+    what = f"libdcgm {format_version(library)}, host engine {format_version(engine)}"
     if library and engine and library < engine:
         return [
             note(

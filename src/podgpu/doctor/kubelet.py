@@ -8,10 +8,9 @@ from typing import Any
 
 from podgpu.doctor.findings import REPORT, Finding, note, ok, plural, wrong
 from podgpu.errors import SourceError, StartError
-from podgpu.holders.kubelet import KubeletAllocation
-from podgpu.holders.pod_resources import OPTION
-from podgpu.isolate import Isolation
+from podgpu.holders.kubelet import OPTION, KubeletAllocation
 from podgpu.model import Allocation, Device
+from podgpu.workers import Workers
 
 _MOUNT = (
     "mount the host's /var/lib/kubelet/pod-resources directory (not the socket in it: every kubelet restart makes a"
@@ -60,7 +59,7 @@ def _resources(response: Any) -> frozenset[str]:
 
 
 def ask_kubelet(
-    kubelet: KubeletAllocation, devices: tuple[Device, ...], required: bool, isolation: Isolation, deadline: float
+    kubelet: KubeletAllocation, devices: tuple[Device, ...], required: bool, isolation: Workers, deadline: float
 ) -> tuple[KubeletAnswer | None, list[Finding]]:
     """`required`: a socket that is not there is wrong, not just worth a note."""
     result = isolation.run({"kubelet": lambda: ask(kubelet, devices)}, deadline)["kubelet"]

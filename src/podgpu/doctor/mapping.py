@@ -8,9 +8,8 @@ from podgpu.device_selection import Selection
 from podgpu.doctor.findings import Finding, note, ok, plural, wrong
 from podgpu.doctor.gpus import Gpus
 from podgpu.errors import few_of
-from podgpu.holders.device_ids import DeviceId
-from podgpu.holders.podlist import parse_gpu
-from podgpu.holders.unmapped import explain, statement
+from podgpu.holders.device_ids import DeviceId, parse_id_or_minor
+from podgpu.holders.unmapped import describe, explain
 from podgpu.model import Allocation, Device, Unmapped
 
 _GPU_RESOURCES = ("nvidia.com/gpu", "nvidia.com/mig-")
@@ -79,8 +78,8 @@ def _judge_hidden(allocation: Allocation, devices: Sequence[Device], selection: 
 
 
 def _explain(unmapped: Unmapped, gpus: Gpus, resource_names: frozenset[str]) -> Finding:
-    said = statement(unmapped)
-    device_id = parse_gpu(unmapped.device_id)
+    said = describe(unmapped)
+    device_id = parse_id_or_minor(unmapped.device_id)
     if unmapped.reason == "unknown_device" and device_id is not None and unmapped.source != "hpc":
         why, advice = explain_unknown(device_id, gpus)
         return wrong("mapping", f"{said}: {why}", advice)
@@ -88,7 +87,7 @@ def _explain(unmapped: Unmapped, gpus: Gpus, resource_names: frozenset[str]) -> 
         return _explain_unrecognised(unmapped, said, resource_names)
     words = explain(unmapped)
     told = note if words.harmless else wrong
-    return told("mapping", f"{said} ({unmapped.source}): {words.why}", words.advice)
+    return told("mapping", f"{said} ({unmapped.source}): {words.reason}", words.advice)
 
 
 def _explain_unrecognised(unmapped: Unmapped, said: str, resource_names: frozenset[str]) -> Finding:

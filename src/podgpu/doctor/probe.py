@@ -18,12 +18,11 @@ from podgpu.doctor.findings import Finding, note, ok, plural, wrong
 from podgpu.doctor.probe_load import NoLoad
 from podgpu.doctor.sharing import ADD_CAPABILITY
 from podgpu.gpu.nvml import NvmlTelemetry
-from podgpu.gpu.nvml.switches.listener import Listener
-from podgpu.gpu.nvml.switches.opening import MEASURED, Outlook
-from podgpu.gpu.nvml.switches.records import Doubt
+from podgpu.gpu.nvml.switch_attribution import SwitchLogError
+from podgpu.gpu.nvml.switch_splitter import MEASURED_ARCHITECTURES, Capability, SwitchListener
 from podgpu.gpu.source import Telemetry
-from podgpu.isolate import Isolation
 from podgpu.model import Device
+from podgpu.workers import Workers
 
 SUBJECT = "probe"
 LOADS = 2
@@ -100,12 +99,12 @@ class Probe:
         wall: Callable[[], float] = time.time,
     ) -> None:
         self._telemetry = telemetry
-        self._opening = telemetry.opening
+        self._opening = telemetry.switch_logs
         self._start_load = start_load
         self._pause = pause
         self._wall = wall
 
-    def run(self, gpu: Device, outlook: Outlook) -> list[Finding]:
+    def run(self, gpu: Device, outlook: Capability) -> list[Finding]:
         refused = self._refused(gpu, outlook)
         if refused is not None:
             return [refused]
@@ -116,7 +115,7 @@ class Probe:
             measured = self._measure(gpu, outlook, loads)
         except NoLoad as e:
             return [wrong(SUBJECT, f"GPU {gpu.index}: two loads are needed and cannot be made: {e}", _NEEDED)]
-        except Doubt as e:
+        except SwitchLogError as e:
             text = f"GPU {gpu.index}: the log or the register cannot be trusted here: {e} ({e.reason})"
             return [wrong(SUBJECT, text, _REPORT)]
         finally:
@@ -124,7 +123,7 @@ class Probe:
                 load.stop()
         return judge(gpu, outlook, measured)
 
-    def _refused(self, gpu: Device, outlook: Outlook) -> Finding | None:
+    def _refused(self, gpu: Device, outlook: Capability) -> Finding | None:
         if gpu.mig_enabled:
             return note(SUBJECT, f"GPU {gpu.index}: cut by MIG, which the probe cannot measure", "probe a whole GPU")
         if not outlook.privileged:
@@ -136,9 +135,9 @@ class Probe:
             return wrong(SUBJECT, text, "name a GPU that nobody uses with -d")
         return None
 
-    def _measure(self, gpu: Device, outlook: Outlook, loads: Sequence[Load]) -> Measured:
+    def _measure(self, gpu: Device, outlook: Capability, loads: Sequence[Load]) -> Measured:
         log = self._opening.open_log(gpu, outlook.driver_version)
-        listener = self._opening.listen(log, sampled=True, lead=0, wall=self._wall)
+        listener = self._opening.make_listener(log, sampled=True, lead=0, wall=self._wall)
         try:
             found = Measured()
             for load, rhythm in zip(loads, _RHYTHMS, strict=True):
@@ -151,37 +150,37 @@ class Probe:
         finally:
             listener.close()
 
-    def _settle(self, gpu: Device, listener: Listener) -> None:
+    def _settle(self, gpu: Device, listener: SwitchListener) -> None:
         """The first second is not looked at: nobody knows yet who is resident."""
         self._pause(1.0)
         self._telemetry.usage(gpu)
-        listener.window(self._wall())
+        listener.take_window(self._wall())
 
-    def _take(self, gpu: Device, listener: Listener, found: Measured) -> None:
+    def _take(self, gpu: Device, listener: SwitchListener, found: Measured) -> None:
         self._pause(1.0)
         usage = self._telemetry.usage(gpu)[0]
         if usage.busy_ns is not None:
             found.nvml_busy_ns += usage.busy_ns
             found.nvml_window_ns += usage.window_ns
-        residency, samples = listener.window(self._wall())
+        residency, samples = listener.take_window(self._wall())
         found.samples += [busy for _, busy in samples]
         found.stays += len(residency.stays)
         found.window += residency.window
         found.switching += residency.switching
         found.unknown += residency.unknown
 
-    def _lead(self, listener: Listener, loads: Sequence[Load]) -> float | None:
+    def _lead(self, listener: SwitchListener, loads: Sequence[Load]) -> float | None:
         """Nanoseconds of every stay in which nothing is worked on."""
         for load in loads:
             load.work(*_WITHOUT_PAUSE)
         self._pause(1.0)
         before = [load.work(*_WITHOUT_PAUSE) for load in loads]
-        listener.window(self._wall())
+        listener.take_window(self._wall())
         resident = stays = window = 0
         for _ in range(_SATURATED_TURNS):
             self._pause(1.0)
-            residency, _ = listener.window(self._wall())
-            resident += sum(residency.of_processes().values())
+            residency, _ = listener.take_window(self._wall())
+            resident += sum(residency.sum_by_process().values())
             stays += len(residency.stays)
             window += residency.window
         after = [load.work(*_REST) for load in loads]
@@ -194,8 +193,8 @@ _NEEDED = (
 )
 
 
-def judge(gpu: Device, outlook: Outlook, found: Measured) -> list[Finding]:
-    """What was seen, the verdict, and the row for `MEASURED`."""
+def judge(gpu: Device, outlook: Capability, found: Measured) -> list[Finding]:
+    """What was seen, the verdict, and the row for `MEASURED_ARCHITECTURES`."""
     off = abs(found.bit_percent - found.nvml_percent)
     seen = (
         f"GPU {gpu.index}: {found.stays} stays in {found.window / 1e9:.1f} s, none lost; a switch takes"
@@ -214,24 +213,24 @@ def judge(gpu: Device, outlook: Outlook, found: Measured) -> list[Finding]:
         faults.append(f"what a stay begins with before any work is not known ({said})")
     if faults:
         return [ok(SUBJECT, seen), wrong(SUBJECT, f"GPU {gpu.index}: not to be trusted: {'; '.join(faults)}", _REPORT)]
-    known = "" if outlook.architecture not in MEASURED else ", as is known of it already"
+    known = "" if outlook.architecture not in MEASURED_ARCHITECTURES else ", as is known of it already"
     return [
         ok(SUBJECT, seen),
         ok(SUBJECT, f"GPU {gpu.index}: the busy register is right{known}; {_row(gpu, found, outlook)}"),
     ]
 
 
-def _row(gpu: Device, found: Measured, outlook: Outlook) -> str:
+def _row(gpu: Device, found: Measured, outlook: Capability) -> str:
     name = _NAMES.get(outlook.architecture or 0, "?")
     lead = round((found.lead_ns or 0) / 1000) * 1000
-    return f'its row in MEASURED: {outlook.architecture}: Architecture("{name} ({gpu.model})", lead_ns={lead:_})'
+    return f'its row: {outlook.architecture}: Architecture("{name} ({gpu.model})", lead_ns={lead:_})'
 
 
 def probe_switches(
     telemetry: Telemetry,
     gpus: Sequence[Device],
     start_load: StartLoad,
-    isolation: Isolation,
+    isolation: Workers,
     deadline: float,
     pause: Callable[[float], object] = time.sleep,
     wall: Callable[[], float] = time.time,
@@ -244,7 +243,7 @@ def probe_switches(
     findings: list[Finding] = []
     done: set[int | None] = set()
     for gpu in gpus:
-        known = isolation.run({"outlook": partial(telemetry.outlook, gpu)}, deadline)["outlook"]
+        known = isolation.run({"outlook": partial(telemetry.check_capability, gpu)}, deadline)["outlook"]
         if known.value is None:
             findings.append(wrong(SUBJECT, f"GPU {gpu.index}: {known.error}"))
         elif known.value.architecture not in done:

@@ -9,10 +9,10 @@ from functools import partial
 from podgpu.doctor.findings import Finding, note, ok, wrong
 from podgpu.errors import few_of
 from podgpu.gpu.nvml import NvmlTelemetry
-from podgpu.gpu.nvml.switches.opening import Outlook
+from podgpu.gpu.nvml.switch_splitter import Capability
 from podgpu.gpu.source import Telemetry
-from podgpu.isolate import Isolation
 from podgpu.model import Device, UsageMethod
+from podgpu.workers import Workers
 
 SUBJECT = "sharing"
 ADD_CAPABILITY = (
@@ -32,7 +32,7 @@ _ADVICE = {
 
 
 def judge_sharing(
-    telemetry: Telemetry, gpus: Sequence[Device], wanted: UsageMethod, isolation: Isolation, deadline: float
+    telemetry: Telemetry, gpus: Sequence[Device], wanted: UsageMethod, isolation: Workers, deadline: float
 ) -> list[Finding]:
     if wanted == "samples":
         return [
@@ -44,24 +44,24 @@ def judge_sharing(
         ]
     if not isinstance(telemetry, NvmlTelemetry):
         return [note(SUBJECT, "what --usage-from can do here is not looked at with this --telemetry", "say nvml")]
-    results = isolation.run({f"switches-{g.uuid}": partial(telemetry.outlook, g) for g in gpus}, deadline)
+    results = isolation.run({f"switches-{g.uuid}": partial(telemetry.check_capability, g) for g in gpus}, deadline)
     findings: dict[Finding, list[str]] = {}
     for gpu in gpus:
         result = results[f"switches-{gpu.uuid}"]
-        finding = judge_outlook(result.value, gpu) if result.value is not None else _unknown(str(result.error))
+        finding = judge_capability(result.value, gpu) if result.value is not None else _unknown(str(result.error))
         findings.setdefault(finding, []).append(str(gpu.index))
     return [Finding(f.level, f.subject, f"{_name(numbers)}: {f.text}", f.advice) for f, numbers in findings.items()]
 
 
-def judge_outlook(outlook: Outlook, gpu: Device) -> Finding:
-    if outlook.doubt is not None:
-        text = f"divided by the driver's samples, since its context switches cannot be read: {outlook.doubt}"
-        return wrong(SUBJECT, text, _ADVICE.get(outlook.doubt.reason, _OF_DRIVER))
-    if outlook.method == "exact":
+def judge_capability(capability: Capability, gpu: Device) -> Finding:
+    if capability.error is not None:
+        text = f"divided by the driver's samples, since its context switches cannot be read: {capability.error}"
+        return wrong(SUBJECT, text, _ADVICE.get(capability.error.reason, _OF_DRIVER))
+    if capability.method == "exact":
         return ok(SUBJECT, "divided exactly, by context switches and busy samples")
-    if outlook.wanted == "exact":
-        return _judge_unsampled(outlook, gpu)
-    if outlook.privileged:
+    if capability.wanted == "exact":
+        return _judge_unsampled(capability, gpu)
+    if capability.privileged:
         return ok(SUBJECT, "divided by context switches, with bounds (exact would add busy samples)")
     return note(
         SUBJECT,
@@ -71,15 +71,15 @@ def judge_outlook(outlook: Outlook, gpu: Device) -> Finding:
     )
 
 
-def _judge_unsampled(outlook: Outlook, gpu: Device) -> Finding:
+def _judge_unsampled(capability: Capability, gpu: Device) -> Finding:
     text = "divided by context switches, with bounds and not exactly"
-    if not outlook.privileged:
+    if not capability.privileged:
         return wrong(SUBJECT, f"{text}: CAP_SYS_ADMIN is missing", ADD_CAPABILITY)
     if gpu.mig_enabled:
         return note(SUBJECT, f"{text}: nobody has measured the busy register of a GPU that MIG cuts")
     return note(
         SUBJECT,
-        f"{text}: {outlook.unsampled}",
+        f"{text}: {capability.unsampled}",
         "podgpu doctor --probe-switches measures it on an idle GPU; report what it says",
     )
 

@@ -9,10 +9,10 @@ from typing import Protocol
 
 from podgpu.doctor.findings import REPORT, Finding, ok, plural, wrong
 from podgpu.errors import SourceError
-from podgpu.holders.source import AllocationSource
-from podgpu.isolate import Isolation
+from podgpu.holders import AllocationSource
 from podgpu.kube.objects import PodRecord
 from podgpu.model import Allocation, Device
+from podgpu.workers import Workers
 
 _API = "API server"
 _PAUSE_S = 0.02
@@ -81,7 +81,7 @@ def _watches(number: int) -> str:
 
 
 def read_sources(
-    sources: Sequence[AllocationSource], devices: tuple[Device, ...], isolation: Isolation, deadline: float
+    sources: Sequence[AllocationSource], devices: tuple[Device, ...], isolation: Workers, deadline: float
 ) -> tuple[dict[str, Allocation], list[Finding]]:
     """What each says of holders, by name, and a finding for each."""
     results = isolation.run({source.name: partial(source.assignments, devices) for source in sources}, deadline)

@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from podgpu import __version__
-from podgpu.atomic_file import AtomicFile, OutputError
 from podgpu.clock import Clock
 from podgpu.enrich.relabel import relabel
 from podgpu.errors import SourceError
-from podgpu.gpu.beside import DriverBeside
+from podgpu.files import AtomicFile, OutputError
+from podgpu.gpu.companion import CompanionDriver
 from podgpu.gpu.exposition import ParsedExposition
 from podgpu.metrics.render import Policy, render_self
 from podgpu.metrics.text import encode, encode_parsed
@@ -55,14 +55,14 @@ class Enricher:
         holders: Holders,
         textfile: AtomicFile,
         settings: Settings | None = None,
-        beside: DriverBeside | None = None,
+        beside: CompanionDriver | None = None,
         clock: Clock | None = None,
     ) -> None:
         self._fetch = fetch
         self._holders = holders
         self._file = textfile
         self._settings = settings or Settings()
-        self._beside = beside or DriverBeside(None)
+        self._beside = beside or CompanionDriver(None)
         self._clock = (clock or Clock()).monotonic
         self._wall = (clock or Clock()).wall
         self._errors: Counter[tuple[str, str]] = Counter()

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from podgpu.errors import DeviceLost, SourceError
-from podgpu.gpu.beside import AsksBeside, DriverBeside
+from podgpu.gpu.companion import CompanionDriver, UsageFromCompanion
 from podgpu.gpu.exposition import ParsedExposition, is_of_device, parse_exposition, settled
 from podgpu.gpu.exposition_source import ExpositionSource
 from podgpu.gpu.source import ErrorEvent, GpuAnswer, Inventory, Telemetry
@@ -29,7 +29,7 @@ _MOST_DEVICES = 1024
 """GPUs and MIG instances of one node. Each GPU is read in a thread of its own."""
 
 
-class ExporterTelemetry(AsksBeside):
+class ExporterTelemetry(UsageFromCompanion):
     def __init__(
         self,
         source: ExpositionSource,
@@ -44,7 +44,7 @@ class ExporterTelemetry(AsksBeside):
         self.shown = source.shown
         """The exposition, in messages."""
         self._source = source
-        self._beside = DriverBeside(driver)
+        self._companion = CompanionDriver(driver)
         self._device_name_ids = device_name_ids
         self._wall = wall
         self._turn: _Turn | None = None
@@ -59,7 +59,9 @@ class ExporterTelemetry(AsksBeside):
         if len(exposition.devices) > _MOST_DEVICES:
             why = f"names {len(exposition.devices)} GPUs and MIG instances, and no node has more than {_MOST_DEVICES}"
             raise SourceError("too_many_devices", f"{self.shown} {why}: name one node's exporter")
-        turn = _Turn(exposition, {d.key: d for d in self._beside.complete(map(self._with_minor, exposition.devices))})
+        turn = _Turn(
+            exposition, {d.key: d for d in self._companion.complete(map(self._with_minor, exposition.devices))}
+        )
         self._note_xids(turn)
         self._turn = turn
         return Inventory(tuple(d for d in turn.devices.values() if not d.is_instance))
@@ -91,7 +93,7 @@ class ExporterTelemetry(AsksBeside):
 
     def release(self, wait: float) -> bool:
         self._turn = None
-        return self._beside.release(wait)
+        return self._companion.release(wait)
 
 
 @dataclass

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from podgpu.errors import SourceError, few_of
 from podgpu.files import read_bounded
-from podgpu.holders.annotation_formats import (
+from podgpu.holders.annotations import (
     GPU_MANAGER_CARDS,
     HAMI_1_DEVICES,
     HAMI_DEVICES,
@@ -29,7 +29,7 @@ from podgpu.holders.annotation_formats import (
     koordinator_minors,
     read_grants,
 )
-from podgpu.holders.podlist import parse_gpu
+from podgpu.holders.device_ids import parse_id_or_minor
 from podgpu.kube.objects import ContainerRecord, Pairs, PodRecord
 
 VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES"
@@ -341,7 +341,7 @@ def _resolve(words: Iterable[str], container: ContainerFacts, cards: Cards) -> t
             is_known = True
         elif _NUMBER.fullmatch(name):
             ids.append(cards.of_index(int(name)))
-        elif len(name) <= _MAX_ID_LENGTH and parse_gpu(name) is not None:
+        elif len(name) <= _MAX_ID_LENGTH and parse_id_or_minor(name) is not None:
             ids.append(name)
     return tuple(ids) if ids or is_known else None
 

@@ -11,8 +11,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
-from podgpu.atomic_file import AtomicFile
 from podgpu.errors import SourceError, StartError
+from podgpu.files import AtomicFile
 from podgpu.hook.counters import HookCounters, HookState
 from podgpu.hook.devices import Cards, CardsWatch, Sandbox, read_cards
 from podgpu.hook.nri import Session

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from podgpu.errors import SourceError
-from podgpu.holders.annotation_formats import is_read
+from podgpu.holders.annotations import is_read
 from podgpu.hook import nri_pb2
 from podgpu.hook.counters import HookCounters
 from podgpu.hook.devices import (

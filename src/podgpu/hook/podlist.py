@@ -12,10 +12,9 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
-from podgpu.atomic_file import AtomicFile, OutputError
 from podgpu.errors import SourceError
-from podgpu.files import FileIdentity, look_at, read_bounded
-from podgpu.holders.podlist import MOST_BYTES
+from podgpu.files import AtomicFile, FileIdentity, OutputError, look_at, read_bounded
+from podgpu.holders.podlist import MAX_BYTES
 from podgpu.hook.counters import HookCounters
 from podgpu.hook.devices import Cards, PodlistEntry, PodProblem, Sandbox, SandboxGpus, find_gpus
 
@@ -150,7 +149,7 @@ class PodlistWriter:
 
     def _read(self) -> bytes | None:
         try:
-            return read_bounded(str(self._file.path), MOST_BYTES)
+            return read_bounded(str(self._file.path), MAX_BYTES)
         except SourceError:
             return None
 

@@ -19,7 +19,6 @@ from podgpu.migrate.questions import name_in, selectors
 from podgpu.migrate.result import Change, Edit, Migrated, Rewritten, gather
 from podgpu.migrate.rewrite import PromqlError, edited, rewrite_expression
 from podgpu.migrate.syntax import parse_promql
-from podgpu.strict_yaml import ShallowLoader, TooDeep
 
 _MOST_NODES = 200_000
 _ROUNDS = 10
@@ -65,14 +64,13 @@ def migrate_rules(text: str, origin: str, direction: Direction) -> Migrated:
 def _scalars(text: str, origin: str) -> list[_Scalar]:
     found: list[_Scalar] = []
     try:
-        for document in yaml.compose_all(text, Loader=ShallowLoader):
+        for document in yaml.compose_all(text, Loader=yaml.SafeLoader):
             if document is not None:
                 found += _walk(document)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         place = f":{mark.line + 1}:{mark.column + 1}" if mark is not None else ""
-        what = "" if isinstance(error, TooDeep) else "not YAML: "
-        raise UsageError(f"{origin}{place}: {what}{' '.join(str(error.problem).split())}") from None
+        raise UsageError(f"{origin}{place}: not YAML: {' '.join(str(error.problem).split())}") from None
     except (yaml.YAMLError, ValueError, ArithmeticError, LookupError, RecursionError) as error:
         raise UsageError(f"{origin}: not YAML that podgpu can read ({type(error).__name__})") from None
     if len(found) > _MOST_NODES:

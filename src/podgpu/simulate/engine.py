@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from podgpu.gpu.nvml.switches.records import FECS_RECORD, RECORD, SAVED, SWITCHED_IN, WHOLE_GPU
+from podgpu.gpu.nvml.switch_attribution import FECS_RECORD, RECORD, SAVED, SWITCHED_IN, WHOLE_GPU
 
 SWITCH_NS = 84_000
 RESTORE_NS = 45_000

@@ -12,7 +12,6 @@ from typing import Protocol
 from podgpu.clock import Clock
 from podgpu.cluster.flat import FlatView
 from podgpu.errors import SourceError, StartError
-from podgpu.isolate import Isolation
 from podgpu.top.api import PodgpuApi
 from podgpu.top.api_answers import GpuFacts, ServerHistory
 from podgpu.top.details import More
@@ -20,6 +19,7 @@ from podgpu.top.history import History
 from podgpu.top.lines import Line, flatten, lines_of
 from podgpu.top.table import Watched
 from podgpu.top.trails import POINTS, Trails
+from podgpu.workers import Workers
 
 WARM_UP_SECONDS = 1.0
 """Rates need two readings: the second comes this soon, whatever the interval."""
@@ -81,7 +81,7 @@ class Feed:
         self._trails = Trails(max(1.0, interval))
         self._remembered: ServerHistory | None = None
         """What the server remembers, until the next reading takes it up."""
-        self._isolation = Isolation(clock)
+        self._isolation = Workers(clock)
         self._stopped = threading.Event()
         self.seen = Seen()
 

@@ -15,7 +15,7 @@ from tempfile import mkdtemp
 import pytest
 
 from podgpu.gpu.dcgm import DcgmSettings, DcgmTelemetry
-from podgpu.gpu.dcgm.session import Address
+from podgpu.gpu.dcgm.connection import Address
 from podgpu.gpu.source import GpuAnswer, Telemetry
 from podgpu.metrics.fields import Field, field_named
 from podgpu.model import Reading

@@ -11,7 +11,7 @@ from podgpu.cli.main import run
 from podgpu.cli.option_table import EXPORTER_OPTIONS
 from podgpu.compose.telemetries import open_telemetry
 from podgpu.gpu.dcgm import DcgmTelemetry
-from podgpu.gpu.dcgm.session import parse_address
+from podgpu.gpu.dcgm.connection import parse_address
 from podgpu.gpu.nvml import NvmlTelemetry
 from tests.gpu.dcgm.double import GPU, Double
 from tests.host.guard import NODES_PLACES
@@ -103,7 +103,7 @@ def test_the_host_of_another_engine_names_its_figures(
 def test_no_library_is_one_line(capfd: pytest.CaptureFixture[str]) -> None:
     code, out, err = execute(capfd, "exporter", "--once", "-c", "100", "--telemetry", "dcgm:/nowhere/libdcgm.so.4")
     assert code == 1
-    assert "/nowhere/libdcgm.so.4 is not here" in next(line for line in err.splitlines() if line.startswith("podgpu: "))
+    assert "libdcgm.so.4 was not found" in next(line for line in err.splitlines() if line.startswith("podgpu: "))
     assert 'podgpu_exporter_source_errors_total{source="dcgm",reason="library_not_found"}' in out
 
 

@@ -14,8 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podgpu.errors import DriverGone, SourceError, Unsupported, UsageError
-from podgpu.gpu.dcgm.library import parse_version
-from podgpu.gpu.dcgm.session import Address, parse_address
+from podgpu.gpu.dcgm.connection import Address, parse_address, parse_version
 from podgpu.gpu.nvml import NvmlTelemetry
 from podgpu.metrics.fields import Field
 from podgpu.model import Device
@@ -135,7 +134,7 @@ def test_a_call_in_flight_keeps_the_connection(bench: Bench) -> None:
 def test_a_missing_library_is_one_line_with_the_way_out(double: Double, tmp_path: Path) -> None:
     error = refusal(Bench(double, library=str(tmp_path / "libdcgm.so.4")))
     assert error.reason == "library_not_found"
-    assert "libdcgm.so.4 is not here" in str(error)
+    assert "libdcgm.so.4 was not found" in str(error)
     assert "datacenter-gpu-manager" in str(error)
     assert "--telemetry nvml" in str(error)
 
@@ -145,7 +144,7 @@ def test_without_a_path_the_usual_names_are_tried(double: Double) -> None:
     if any(Path(folder, "libdcgm.so.4").exists() for folder in ("/usr/lib64", "/usr/lib/x86_64-linux-gnu")):
         pytest.skip("this machine has DCGM")
     error = refusal(Bench(double, library=""))
-    assert (error.reason, "libdcgm.so.4 or libdcgm.so.3 is not here" in str(error)) == ("library_not_found", True)
+    assert (error.reason, "libdcgm.so.4 or libdcgm.so.3 was not found" in str(error)) == ("library_not_found", True)
 
 
 def test_a_file_that_is_no_library_is_named(double: Double, tmp_path: Path) -> None:
@@ -185,7 +184,7 @@ def test_an_older_library_is_a_warning_once(bench: Bench, caplog: pytest.LogCapt
         refusal(bench)
         bench.telemetry.inventory()
     assert [r.getMessage() for r in caplog.records if "older than the host engine" in r.getMessage()] == [
-        "libdcgm 4.2.3 here is older than the host engine 4.5.0: fields that are new there have no series; "
+        "libdcgm 4.2.3 is older than the host engine 4.5.0: its new fields have no series; "
         "update datacenter-gpu-manager in podgpu's image"
     ]
     assert bench.telemetry.versions == ((4, 2, 3), (4, 5, 0))

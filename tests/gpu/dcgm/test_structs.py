@@ -89,5 +89,5 @@ def test_every_structure_is_held_against_the_headers() -> None:
 
 
 def test_link_ids() -> None:
-    assert s.link_id(s.EntityGroup.GPU, 2, 17) == 0x02001101
-    assert s.link_id(s.EntityGroup.SWITCH, 5, 0x123) == 0x05012303
+    assert s.make_link_id(s.EntityGroup.GPU, 2, 17) == 0x02001101
+    assert s.make_link_id(s.EntityGroup.SWITCH, 5, 0x123) == 0x05012303

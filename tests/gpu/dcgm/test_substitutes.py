@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from podgpu.gpu.dcgm.values import asked_of
+from podgpu.gpu.dcgm.values import substitute_fields
 from podgpu.metrics.fields import fields
 from podgpu.metrics.names import successors
 from tests.gpu.dcgm.double import FB_USED, GPU, UTIL, Bench, of_gpu
@@ -94,17 +94,17 @@ def test_what_the_old_field_cannot_tell_the_new_cannot_either(bench: Bench) -> N
 
 
 def test_an_engine_that_does_not_tell_its_version_is_asked_for_what_every_version_has() -> None:
-    asked = asked_of((), [fields()[i] for i in NEW])
+    asked = substitute_fields((), [fields()[i] for i in NEW])
     assert [f.id for f in asked.fields] == list(OLD)
 
 
 @pytest.mark.parametrize("version", [(), (3, 3, 9), (4, 6, 1), (4, 7, 0)])
 def test_nothing_wanted_is_forgotten_and_nothing_asked_twice(version: tuple[int, ...]) -> None:
     wanted = [f for f in fields().values() if f.recipe is not None]
-    asked = asked_of(version, wanted)
+    asked = substitute_fields(version, wanted)
     numbers = [f.id for f in asked.fields]
     assert len(numbers) == len(set(numbers))
-    assert {f.id for f in wanted} <= set(numbers) | {f.id for f, _, _ in asked.instead}
-    assert all(number in numbers for _, number, _ in asked.instead)
-    assert (version >= (4, 7)) == (not asked.instead)
-    assert len(successors()) >= len(asked.instead)
+    assert {f.id for f in wanted} <= set(numbers) | {f.id for f, _, _ in asked.substitutes}
+    assert all(number in numbers for _, number, _ in asked.substitutes)
+    assert (version >= (4, 7)) == (not asked.substitutes)
+    assert len(successors()) >= len(asked.substitutes)
