@@ -9,8 +9,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from podgpu.model import WorkloadOwner
 from podgpu.figures.as_json import picture_json
-from podgpu.figures.device import Condition, DeviceFigures, HolderFigures, Owner
+from podgpu.figures.device import Condition, DeviceFigures, HolderFigures
 from podgpu.figures.picture import NodePicture, Picture
 from podgpu.model import Workload
 from tests.browser.pictures import GIB, HOUR, Records, Showing, gpu, held, three_nodes
@@ -234,7 +235,7 @@ def owned(picture: Picture) -> Picture:
     def of(holder: HolderFigures) -> HolderFigures:
         kind = kinds.get(holder.holder.namespace)
         name = holder.holder.pod.rpartition("-")[0] or holder.holder.pod
-        return replace(holder, owner=Owner(kind, name)) if kind else holder
+        return replace(holder, owner=WorkloadOwner(kind, name)) if kind else holder
 
     return replace(
         picture,

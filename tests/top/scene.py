@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from podgpu.figures.device import DeviceFigures, HolderFigures, View
+from podgpu.cluster.flat import FlatView
+from podgpu.figures.device import DeviceFigures, HolderFigures
 from podgpu.model import Assignment, ContainerUsage, Device, DeviceTotals, Reading, Snapshot, Usage, Workload
 
 HEADER = ["GPU", "MODEL", "HOLDER", "UTIL", "MEM", "GiB", "POWER", "TEMP", "PROC", "IDLE"]
@@ -33,8 +34,8 @@ def snapshot(
     )
 
 
-def view(*devices: DeviceFigures) -> View:
-    return View(devices)
+def view(*devices: DeviceFigures) -> FlatView:
+    return FlatView(devices)
 
 
 def holder(who: Workload = TRAINER, **figures: float | None) -> HolderFigures:

@@ -94,7 +94,6 @@ def _flat_holder(part: HeldPart) -> HolderFigures:
 class FlatView:
     """One reading of one source."""
 
-    totals: Totals = field(default_factory=lambda: Totals(0, 0.0, 0.0, 0.0, 0.0, 0.0, 0))
     devices: tuple[DeviceFigures, ...] = ()
     notes: tuple[str, ...] = ()
     alerts: tuple[Alert, ...] = ()
@@ -102,6 +101,7 @@ class FlatView:
     simulated: bool = False
     currency: str = ""
     old_nodes: frozenset[str] = frozenset()
+    totals: Totals = field(default_factory=lambda: Totals(0, 0.0, 0.0, 0.0, 0.0, 0.0, 0))
 
 
 def flat_view(view: View, processes: Processes | None = None) -> FlatView:

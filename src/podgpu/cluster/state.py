@@ -165,7 +165,7 @@ def build_single_node_state(
     node = round_.complete(_Candidate(state.node, reading, stale=not fresh, state=shown), shown, None, now)
     alerts = tuple(Alert("broken", text, state.node) for text in notes[:1])
     if fresh:
-        alerts = sort_alerts(describe_node(state.node, shown))
+        alerts = sort_alerts(describe_node(state.node, node.state))
     return ClusterState(
         settings=settings,
         taken_at=state.taken_at,

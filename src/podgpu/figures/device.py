@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from podgpu.metrics.conditions import conditions
+from podgpu.metrics.conditions import conditions, words_for
 from podgpu.model import Who, Workload, WorkloadOwner
 
 UTIL, GR_ENGINE = 203, 1001
@@ -31,6 +31,10 @@ class Condition:
     since: float | None
     says: str
     do: str
+
+    @classmethod
+    def of(cls, name: str, since: float | None, detail: str = "") -> Condition:
+        return cls(name, since, *words_for(name, detail))
 
     @property
     def severity(self) -> str:

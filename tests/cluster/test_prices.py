@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from fractions import Fraction
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podgpu.cluster.price_file import PriceFile, example_prices, parse_prices, read_prices
+from podgpu.cluster.prices import (
+    NO_PRICES,
+    Price,
+    PriceReader,
+    Prices,
+    describe_unpriced,
+    example_prices,
+    parse_prices,
+    read_prices,
+)
 from podgpu.errors import UsageError
-from podgpu.figures.prices import NO_PRICES, Price, Prices, unpriced_note
 from podgpu.simulate.models import MODELS
 
 H100 = "NVIDIA H100 80GB HBM3"
@@ -28,8 +35,8 @@ models:
 def test_the_documented_file() -> None:
     prices = parse_prices(GOOD.encode(), "p.yml")
     assert prices.currency == "EUR"
-    assert prices.of(H100) == Price(Fraction(5, 2), Fraction(3, 10))
-    assert prices.of("NVIDIA A30") == Price(Fraction(1), None)
+    assert prices.of(H100) == Price(2.5, 0.3)
+    assert prices.of("NVIDIA A30") == Price(1.0, None)
 
 
 @pytest.mark.parametrize(
@@ -63,19 +70,19 @@ def test_a_mig_instance_costs_its_slices() -> None:
     prices = Prices(
         "EUR",
         {
-            H100: Price(Fraction(7), Fraction(1, 4)),
-            "NVIDIA A30": Price(Fraction(4)),
-            f"{H100} MIG 3g.40gb": Price(Fraction(9)),
-            "*": Price(Fraction(14)),
+            H100: Price(7.0, 0.25),
+            "NVIDIA A30": Price(4.0),
+            f"{H100} MIG 3g.40gb": Price(9.0),
+            "*": Price(14.0),
         },
     )
-    assert prices.of(f"{H100} MIG 1g.10gb") == Price(Fraction(1), Fraction(1, 4))
-    assert prices.of(f"{H100} MIG 2g.20gb+me").gpu_hour == 2
-    assert prices.of(f"{H100} MIG 3g.40gb") == Price(Fraction(9))
+    assert prices.of(f"{H100} MIG 1g.10gb") == Price(pytest.approx(1.0), 0.25)  # type: ignore[arg-type]
+    assert prices.of(f"{H100} MIG 2g.20gb+me").gpu_hour == pytest.approx(2)
+    assert prices.of(f"{H100} MIG 3g.40gb") == Price(9.0)
     assert prices.of("NVIDIA A30 MIG 1g.6gb").gpu_hour == 1  # cut into four
-    assert prices.of("NVIDIA H200 MIG 1g.18gb").gpu_hour == 2
-    assert prices.of(f"{H100} MIG odd") == Price(None, Fraction(1, 4))
-    assert Prices("EUR", {H100: Price(kwh=Fraction(1))}).of(f"{H100} MIG 1g.10gb") == Price(None, Fraction(1))
+    assert prices.of("NVIDIA H200 MIG 1g.18gb").gpu_hour == pytest.approx(2)
+    assert prices.of(f"{H100} MIG odd") == Price(None, 0.25)
+    assert Prices("EUR", {H100: Price(kwh=1.0)}).of(f"{H100} MIG 1g.10gb") == Price(None, 1.0)
 
 
 def test_blanks_written_as_dashes() -> None:
@@ -87,32 +94,32 @@ def test_blanks_written_as_dashes() -> None:
 def test_the_file_is_read_again_and_a_wrong_one_changes_nothing(tmp_path: Path) -> None:
     file = tmp_path / "prices.yml"
     file.write_text(GOOD, encoding="utf-8")
-    prices = PriceFile(str(file))
-    assert prices.read() == (parse_prices(GOOD.encode(), "p"), ())
+    prices = PriceReader(str(file))
+    assert (prices.read()[0].of(H100).gpu_hour, prices.read()[1]) == (2.5, ())
     file.write_text(GOOD.replace("2.5", "3.5"), encoding="utf-8")
-    assert prices.read()[0].of(H100).gpu_hour == Fraction(7, 2)
+    assert prices.read()[0].of(H100).gpu_hour == 3.5
     file.write_text(GOOD.replace("2.5", "-1"), encoding="utf-8")
     kept, (note,) = prices.read()
-    assert kept.of(H100).gpu_hour == Fraction(7, 2)
+    assert kept.of(H100).gpu_hour == 3.5
     assert "numbers of 0 or more" in note
     file.unlink()
     kept, (note,) = prices.read()
-    assert kept.of(H100).gpu_hour == Fraction(7, 2)
+    assert kept.of(H100).gpu_hour == 3.5
     assert "is not there" in note
     file.write_text(GOOD, encoding="utf-8")
-    assert prices.read() == (parse_prices(GOOD.encode(), "p"), ())
+    assert (prices.read()[0].of(H100).gpu_hour, prices.read()[1]) == (2.5, ())
 
 
 def test_a_wrong_file_at_the_start(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"--prices: .*is not there"):
-        PriceFile(str(tmp_path / "none.yml"))
+        PriceReader(str(tmp_path / "none.yml"))
     wrong = tmp_path / "wrong.yml"
     wrong.write_text("currency: EUR", encoding="utf-8")
     with pytest.raises(UsageError, match="required field `models`"):
-        PriceFile(str(wrong))
+        PriceReader(str(wrong))
     wrong.write_bytes(b"#" * 300_000)
     with pytest.raises(UsageError, match=r"--prices: .*more than 262144 bytes"):
-        PriceFile(str(wrong))
+        PriceReader(str(wrong))
 
 
 def test_the_example_has_every_model_that_can_be_simulated_and_says_what_it_is() -> None:
@@ -126,7 +133,7 @@ def test_the_example_has_every_model_that_can_be_simulated_and_says_what_it_is()
 
 def test_what_the_option_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert read_prices("")() == (NO_PRICES, ())
-    assert read_prices("example")() == (example_prices(), ())
+    assert read_prices("example")()[0].source == "example"
     monkeypatch.chdir(tmp_path)
     (tmp_path / "example").write_text(GOOD, encoding="utf-8")
     assert read_prices("./example")()[0].source == "file", "a file of that name is named by a path"
@@ -134,10 +141,10 @@ def test_what_the_option_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_models_without_a_price_are_named_once() -> None:
     prices = parse_prices(GOOD.replace('"*"', '"NVIDIA A1OO-SXM4-40GB"').encode(), "p.yml")
-    (note,) = unpriced_note(["NVIDIA L4", "NVIDIA A100-SXM4-40GB", "NVIDIA L4", ""], prices)
+    (note,) = describe_unpriced(["NVIDIA L4", "NVIDIA A100-SXM4-40GB", "NVIDIA L4", ""], prices)
     assert note.startswith("--prices has no price for NVIDIA A100-SXM4-40GB, NVIDIA L4, devices of an unknown model:")
-    assert "the file has NVIDIA A1OO-SXM4-40GB: is that meant?" in note
-    assert unpriced_note([], prices) == unpriced_note(["NVIDIA L4"], NO_PRICES) == ()
-    (many,) = unpriced_note([f"GPU {number}" for number in range(30)], example_prices())
+    assert "the file has NVIDIA A1OO-SXM4-40GB: is it the same?" in note
+    assert describe_unpriced([], prices) == describe_unpriced(["NVIDIA L4"], NO_PRICES) == ()
+    (many,) = describe_unpriced([f"GPU {number}" for number in range(30)], example_prices())
     assert "and 22 more" in many
     assert "--prices example" in many

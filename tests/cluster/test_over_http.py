@@ -14,11 +14,9 @@ import pytest
 
 from podgpu.clock import Clock
 from podgpu.cluster.loop import Cluster
-from podgpu.cluster.publish import Publisher
-from podgpu.cluster.scraping.backend import FixedTargets, ScrapeBackend
-from podgpu.cluster.scraping.exposition import ExpositionReader
+from podgpu.cluster.scrape import FixedTargets, ScrapeCollector
 from podgpu.cluster.settings import ViewSettings
-from podgpu.figures.from_json import parse_view
+from podgpu.cluster.view import decode_view
 from podgpu.web.cluster_app import cluster_application
 from tests.agent.gpu_bench import GpuBench, bench_of
 from tests.web.server import Client, running
@@ -33,15 +31,16 @@ class ClusterBench:
         self.node = node
         self._loop = loop
         self._clock = Clock(lambda: node.time, node.wall)
-        self.cluster = Cluster(ScrapeBackend, Publisher(ViewSettings()), self._clock)  # type: ignore[arg-type]
+        self.cluster = Cluster(self._make, ViewSettings(), clock=self._clock)
         self._plug = ExitStack()
         address = self._plug.enter_context(running(node.agent)).address
         self._plugged = True
-        self._backend = self._wait(self._make(f"http://{address.host}:{address.port}/metrics"))
+        self._url = f"http://{address.host}:{address.port}/metrics"
+        self._collector = self._make()
         self.client: Client
 
-    async def _make(self, url: str) -> ScrapeBackend:
-        return ScrapeBackend(FixedTargets([url]), clock=self._clock)
+    def _make(self) -> ScrapeCollector:
+        return ScrapeCollector(FixedTargets([self._url]), clock=self._clock)
 
     def _wait(self, work: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
@@ -52,7 +51,7 @@ class ClusterBench:
             self.node.turn(seconds=seconds)
         else:
             self.node.time += seconds
-        self._wait(self.cluster.round(self._backend))
+        self._wait(self.cluster.round(self._collector))
         return self.view()
 
     def view(self) -> dict[str, Any]:
@@ -71,7 +70,7 @@ class ClusterBench:
 
     def close(self) -> None:
         self._plug.close()
-        self._wait(self._backend.close())
+        self._wait(self._collector.close())
 
 
 @pytest.fixture
@@ -111,7 +110,7 @@ def assert_same_words(bench: ClusterBench) -> list[str]:
     for client in (bench.client, bench.node.client):
         lines = client.ask("/health").text.splitlines()
         assert [text for text in texts if text not in lines] == []
-        assert [alert.text for alert in parse_view(client.ask("/api/v1/view").body).alerts] == texts
+        assert [alert.text for alert in decode_view(client.ask("/api/v1/view").body).alerts] == texts
     return texts
 
 
@@ -191,7 +190,7 @@ def test_a_node_that_is_gone(bench: ClusterBench) -> None:
     assert since == pytest.approx(died_at, abs=1.0)
     assert [h["pod"] for h in bench.gpu(0)["holders"]] == ["p0"]
     gone = view["alerts"][0]
-    assert gone["text"].startswith("node h does not answer; 4 GPUs went with it: ")
+    assert gone["text"].startswith("node h does not answer, with its 4 GPUs: ")
     assert (gone["severity"], gone["node"]) == ("broken", "h")
     assert gone["text"] in bench.client.ask("/health").text.splitlines()
     exposition = bench.client.ask("/metrics").text
@@ -252,27 +251,3 @@ def test_a_gpu_s_own_view_without_its_exporter(bench: ClusterBench) -> None:
     assert found["gpu"]["index"] == 0
     (source,) = found["sources"]
     assert (source["source"], source["ok"]) == ("exporter", False)
-
-
-# Expositions of dcgm-exporter
-
-
-@pytest.mark.parametrize(
-    ("line", "condition"),
-    [
-        ("DCGM_FI_DEV_XID_ERRORS{LABELS} 79", "xid"),
-        ("DCGM_FI_DEV_XID_ERRORS{LABELS} 31", None),
-        ("DCGM_FI_DEV_XID_ERRORS{LABELS} 0", None),
-        ("DCGM_FI_DEV_ROW_REMAP_FAILURE{LABELS} 1", "row_remap_failure"),
-        ("DCGM_FI_DEV_ROW_REMAP_PENDING{LABELS} 1", "row_remap_pending"),
-        ("DCGM_FI_DEV_ECC_DBE_VOL_TOTAL{LABELS} 3", "ecc"),
-        ("DCGM_FI_DEV_ECC_DBE_VOL_TOTAL{LABELS} 9223372036854775792", None),
-        ("DCGM_FI_DEV_ROW_REMAP_FAILURE{LABELS} NaN", None),
-        ('podgpu_device_condition_since_timestamp_seconds{LABELS,condition="melted"} 1', None),
-    ],
-)
-def test_what_dcgm_exporter_s_fields_tell(line: str, condition: str | None) -> None:
-    labels = 'gpu="0",UUID="GPU-a",modelName="H100",Hostname="n"'
-    exposition = f"DCGM_FI_DEV_GPU_UTIL{{{labels}}} 5\n{line.replace('{LABELS', '{' + labels)}\n"
-    (device,) = ExpositionReader("t", "a").read(exposition.encode(), 0.0, 1.0).devices
-    assert [c.name for c in device.conditions] == ([] if condition is None else [condition])
