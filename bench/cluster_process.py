@@ -29,7 +29,7 @@ from podgpu.cluster.scraping.lanes import allow_connections
 from podgpu.cluster.settings import ViewSettings
 from podgpu.cluster.view import Memory, assemble
 from podgpu.http_client import open_session
-from podgpu.metrics.text import encode
+from podgpu.metrics.encode import encode
 
 _SLOTS = ScrapeSettings().concurrency
 _HEADERS = {"Accept": "text/plain;version=0.0.4,text/plain;q=0.5", "Accept-Encoding": "gzip"}

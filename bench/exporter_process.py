@@ -24,7 +24,7 @@ from podgpu.agent.loop import Agent
 from podgpu.cli import exporter as _loaded_as_in_production  # noqa: F401 - click and the option table count too
 from podgpu.compose.histories import history_of, node_keeper
 from podgpu.holders.kubelet import KubeletAllocation
-from podgpu.metrics.text import CONTENT_TYPE
+from podgpu.metrics.encode import CONTENT_TYPE
 from podgpu.web.app import Listener, listening
 from podgpu.web.connections import ConnectionLimits
 from podgpu.web.exporter_app import PageSources, application

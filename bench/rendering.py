@@ -17,10 +17,9 @@ from bench.figures import Figure
 from bench.node import EIGHT_GPUS, TickClock, bench_agent, simulated_driver
 from bench.running import kubelet_of
 from podgpu.holders.kubelet import KubeletAllocation
+from podgpu.metrics.encode import Family, encode
 from podgpu.metrics.render import Policy, render_node
-from podgpu.metrics.text import encode
 from podgpu.node_state import NodeState
-from podgpu.series import Family
 
 LEAST_TIMES_FASTER = 15
 

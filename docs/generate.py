@@ -19,13 +19,18 @@ from podgpu.agent.loop import Agent, Settings
 from podgpu.clock import Clock
 from podgpu.gpu.nvml import NvmlTelemetry
 from podgpu.holders.kubelet import decode_list, parse_assignments
-from podgpu.metrics.autoscale_families import AUTOSCALE_FAMILIES
-from podgpu.metrics.cluster_families import CLUSTER_FAMILIES, SEED_FAMILIES
 from podgpu.metrics.conditions import conditions, words_for
 from podgpu.metrics.counters import SHIPPED, Counter, shipped_counters
-from podgpu.metrics.families import GPU_MANAGER_FAMILIES, OWN_FAMILIES, FamilySpec
-from podgpu.metrics.fields import Call, Field, FieldValue, Gpm, Kept, fields
-from podgpu.metrics.hook_families import HOOK_FAMILIES
+from podgpu.metrics.families import (
+    AUTOSCALE_FAMILIES,
+    CLUSTER_FAMILIES,
+    GPU_MANAGER_FAMILIES,
+    HOOK_FAMILIES,
+    OWN_FAMILIES,
+    SEED_FAMILIES,
+    FamilySpec,
+)
+from podgpu.metrics.fields import Call, Field, FieldValue, Gpm, Recorded, fields
 from podgpu.metrics.names import Rename, renames
 from podgpu.metrics.render import Policy
 from podgpu.model import Allocation, Device
@@ -182,7 +187,7 @@ def _origin(field: Field) -> str:
             return f"NVML field {'+'.join(map(str, ids))}"
         case Gpm(metric=metric):
             return f"GPM metric {metric} (Hopper and later)"
-        case Kept():
+        case Recorded():
             return "kept by podgpu"
     return ""
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import click
 
-from podgpu.cli.cluster_options import CLUSTER_OPTIONS
+from podgpu.cli.cluster import CLUSTER_OPTIONS
+from podgpu.cli.exporter_options import EXPORTER_OPTIONS
 from podgpu.cli.main import COMMANDS, cli
-from podgpu.cli.option_table import EXPORTER_OPTIONS
-from podgpu.cli.params import Option
+from podgpu.cli.options import Option
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:

@@ -15,8 +15,9 @@ TREE = SOURCE.parent.parent
 LAYERS = [
     {"__main__"},
     {"cli"},
+    {"doctor"},
     {"compose"},
-    {"doctor", "top"},
+    {"top"},
     {"autoscale", "hook"},
     {"web"},
     {"agent", "cluster", "enrich", "migrate"},

@@ -19,18 +19,15 @@ import pytest
 import yaml
 
 from docs.fault_table import fault_table, faults
-from podgpu.cli.cluster_options import CLUSTER_OPTIONS
+from podgpu.cli.cluster import CLUSTER_OPTIONS
+from podgpu.cli.exporter_options import EXPORTER_OPTIONS
 from podgpu.cli.main import COMMANDS, cli
-from podgpu.cli.option_table import EXPORTER_OPTIONS
-from podgpu.cli.params import normalise
+from podgpu.cli.options import normalize_arguments
 from podgpu.cluster.reading import Backend
 from podgpu.gpu.source import ReadsOthers, Telemetry
 from podgpu.holders import AllocationSource
-from podgpu.metrics.autoscale_families import AUTOSCALE_FAMILIES
-from podgpu.metrics.cluster_families import CLUSTER_FAMILIES
-from podgpu.metrics.families import OWN_FAMILIES
+from podgpu.metrics.families import AUTOSCALE_FAMILIES, CLUSTER_FAMILIES, HOOK_FAMILIES, OWN_FAMILIES
 from podgpu.metrics.fields import field_named, fields
-from podgpu.metrics.hook_families import HOOK_FAMILIES
 
 ROOT = Path(__file__).parents[1]
 PAGES = (ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md")))
@@ -230,7 +227,7 @@ def parse(arguments: list[str]) -> None:
     name = arguments[0]
     command = cli.get_command(click.Context(cli), name)
     assert command is not None, f"there is no command {name!r}"
-    command.make_context(name, normalise(arguments, EXPORTER_OPTIONS)[1:])
+    command.make_context(name, normalize_arguments(arguments, EXPORTER_OPTIONS)[1:])
 
 
 @pytest.mark.parametrize("arguments", list(command_lines()), ids=" ".join)

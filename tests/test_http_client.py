@@ -296,7 +296,6 @@ def test_tls(certificates: Certificates, tmp_path: Path) -> None:
         Access(password_file="a"),
         Access(username="a", password_file="b", token_file="c"),
         Access(ca_file="a", insecure=True),
-        Access(headers=(("X Y", "a"),)),
         Access(headers=(("X", "a\r\nHost: b"),)),
     ],
 )

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
-import msgspec
-
 from podgpu.errors import PodgpuError, SourceError, UsageError
 
 T = TypeVar("T")
@@ -136,18 +134,6 @@ class ReadOnChange(Generic[T]):
             f"{path} changed {_MAX_ATTEMPTS} times while it was read: read again next time; if it lasts, have its"
             " writer replace it by rename, and less often",
         )
-
-
-def decode_json(content: bytes, path: str, type_: type[T]) -> T:
-    """Decodes the JSON of a file. Raises SourceError with the place of the first error."""
-    try:
-        return msgspec.json.decode(content, type=type_)
-    except (ValueError, RecursionError) as error:
-        reason = str(error)[:200] if content else "it is empty"
-        raise SourceError(
-            "malformed",
-            f"cannot parse {path} ({reason}); will retry; if this persists, check the program that writes it",
-        ) from error
 
 
 # Writing

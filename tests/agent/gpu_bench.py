@@ -20,7 +20,7 @@ from podgpu.metrics.counters import parse_counters
 from podgpu.metrics.render import Policy
 from podgpu.model import Allocation, Assignment, Device, Workload
 from podgpu.simulate.driver import SimulatedNvml
-from podgpu.simulate.faults import Faults
+from podgpu.simulate.machine import FaultInjector
 from podgpu.simulate.proc import SimulatedProc, container_cgroup
 from podgpu.simulate.workload import SimulatedLoad
 from podgpu.usage.containers import ContainerFinder
@@ -181,7 +181,7 @@ def _families(exposition: str) -> dict[str, list[tuple[str, str]]]:
 
 @contextmanager
 def bench_of(
-    folder: Path, gpus: str, *well: int, before: Callable[[Faults], object] = lambda faults: None
+    folder: Path, gpus: str, *well: int, before: Callable[[FaultInjector], object] = lambda faults: None
 ) -> Iterator[GpuBench]:
     """After two readings of the `well` GPUs, which is when rates are there. In the end no thread and no descriptor is
     left behind, and half of the scrapes, where there were some, took less than 50 ms: how long the longest took,

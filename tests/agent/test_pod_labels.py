@@ -13,8 +13,8 @@ from podgpu.agent.pod_labels import LabelFilter, label_name
 from podgpu.errors import UsageError
 from podgpu.kube.objects import PodRecord
 from podgpu.metrics.counters import parse_counters
+from podgpu.metrics.encode import encode
 from podgpu.metrics.render import Policy, render_node
-from podgpu.metrics.text import encode
 from podgpu.model import Assignment, Device, Reading, Snapshot, Workload
 
 KEYS = st.one_of(

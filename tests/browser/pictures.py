@@ -17,7 +17,7 @@ from podgpu.agent.loop import Agent
 from podgpu.figures.as_json import PageState, picture_json
 from podgpu.figures.device import DeviceFigures, HolderFigures
 from podgpu.figures.picture import NamespacePicture, NodePicture, Picture
-from podgpu.metrics.body import Body, etag_of
+from podgpu.metrics.encode import Body, etag_of
 from podgpu.model import Workload
 from podgpu.web.page_routes import page_routes
 from podgpu.web.sockets import Address

@@ -45,9 +45,8 @@ def _logging_as_it_was() -> Iterator[None]:
         (["--prometheus", "http://b", "--node-label", " , "], "--node-label names no label"),
         (["--prometheus", "http://b", "--prometheus-username", "me"], "--prometheus-password-file go together"),
         (["--prometheus", "http://b", "--prometheus-tenant", "a\nb"], "cannot be sent in one line"),
-        (["--scrape", "http://a", "--match", 'a="b"'], "--match goes with --prometheus, which is not given"),
-        (["--prometheus", "http://b", "--scrape-timeout", "1s"], "goes with --scrape or --discover-kubernetes"),
-        (["--scrape", "http://a", "--used-means", "owned"], "not one of busy, allocated, processes"),
+        (["--scrape", "http://a", "--match", 'a="b"'], "--match is used only with --prometheus"),
+        (["--prometheus", "http://b", "--scrape-timeout", "1s"], "is used only with --scrape or --discover-kubernetes"),
         (["--scrape", "http://a", "--used-field", "DCGM_FI_DEV_MEM_COPY_UTL"], "is it DCGM_FI_DEV_MEM_COPY_UTIL?"),
         (["--scrape", "http://a", "--used-field", "DCGM_FI_DEV_POWER_USAGE"], "is not a utilisation"),
         (["--scrape", "http://a", "--window", "24h", "--interval", "1s"], "holds more than"),
@@ -144,7 +143,7 @@ def test_the_map_by_way_of_prometheus_is_the_one_by_scraping(tmp_path: Path, dem
         (["--cluster", "x"], "is not a URL of an HTTP server; write HOST:PORT"),
         (["--cluster", "x:99999"], "is not a URL of an HTTP server; write HOST:PORT"),
         (["--cluster", "http://a", "--url", "http://b"], "only one of them"),
-        (["--cluster", "http://a", "--kubernetes"], "it does not go with --cluster"),
+        (["--cluster", "http://a", "--kubernetes"], "cannot be combined with --cluster"),
     ],
 )
 def test_top_refuses_what_cannot_be_meant(

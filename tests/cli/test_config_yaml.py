@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from podgpu.agent.collections import Collection, ConfigFile, Retention, collection_of_fields
+from podgpu.agent.collections import Collection, ConfigFile, SampleRetention, collection_of_fields
 from podgpu.cli.config_yaml import parse_config_file
-from podgpu.cli.params import parse_go_duration
+from podgpu.cli.options import parse_go_duration
 from podgpu.errors import UsageError
 from podgpu.metrics.counters import Counter, parse_counters
 
@@ -39,9 +39,9 @@ def test_version_2_whole() -> None:
     ]
     assert (config.exporter_metrics, config.interval, config.max_concurrent_scrapes) == (True, 30.0, 8)
     assert config.bind_unbind is False
-    assert config.retention == Retention(600.0, 0)
+    assert config.retention == SampleRetention(600.0, 0)
     (quick,) = config.collections
-    assert (quick.name, quick.every, quick.retention) == ("quick-power", 2.0, Retention(0.0, 2))
+    assert (quick.name, quick.every, quick.retention) == ("quick-power", 2.0, SampleRetention(0.0, 2))
 
 
 def test_version_1_whole() -> None:
@@ -56,9 +56,9 @@ def test_version_1_whole() -> None:
         "server: {maxConcurrentScrapes: 4}\n"
     )
     assert (config.counters_file, config.counters, config.exporter_metrics) == ("/etc/podgpu/counters.csv", None, False)
-    assert (config.interval, config.retention) == (90.0, Retention(300.0, None))
+    assert (config.interval, config.retention) == (90.0, SampleRetention(300.0, None))
     (quick,) = config.collections
-    assert (quick.every, quick.retention.over(config.retention)) == (0.5, Retention(300.0, 3))
+    assert (quick.every, quick.retention.over(config.retention)) == (0.5, SampleRetention(300.0, 3))
 
 
 def test_retention_is_inherited_part_by_part() -> None:
@@ -69,8 +69,8 @@ def test_retention_is_inherited_part_by_part() -> None:
         "- {name: all, every: 5s, metrics: {include: ['*']}, sources: {dcgm: {watch: {maxKeepAge: 2m}}}}\n"
         "- {name: some, every: 1s, metrics: {include: [A]}, sources: {dcgm: {watch: {maxKeepSamples: 9}}}}\n"
     )
-    assert config.retention == Retention(120.0, 7)
-    assert config.collections[0].retention.over(config.retention) == Retention(120.0, 9)
+    assert config.retention == SampleRetention(120.0, 7)
+    assert config.collections[0].retention.over(config.retention) == SampleRetention(120.0, 9)
 
 
 COLLECTION = "version: 2\ncollections:\n- {{name: a, every: {}, metrics: {{include: [A]}}}}"

@@ -1,4 +1,4 @@
-"""Twenty minutes of a small cluster: what is true of each GPU, the samples a server has of it, the averages by hand.
+"""Twenty minutes of a small cluster: its GPUs, the samples that a server stores of them, and the expected means.
 
 The labels are those Prometheus stores under different scrape configurations; what is right is computed from the GPUs,
 never from the labels.
@@ -18,7 +18,7 @@ PAST = 80
 FUTURE = 40
 """Samples before and after the moment the test starts."""
 LATE = -10
-"""Number of the first sample of a node that came late: in the middle of the window."""
+"""First sample of a node that was added in the middle of the window."""
 H100, A30 = "NVIDIA H100 80GB HBM3", "NVIDIA A30"
 Labels = Mapping[str, str]
 
@@ -35,9 +35,9 @@ class Gpu:
     model: str = H100
     holders: tuple[tuple[str, str], ...] = ()
     processes: tuple[int, ...] = ()
-    """Of each holder; empty: nobody counts them."""
+    """Of each holder; empty: not reported."""
     labels: Labels = field(default_factory=dict)
-    """What the series carries of nodes and holders, as stored."""
+    """Labels of nodes and holders, as stored."""
     first: int = -PAST
     copies: Sequence[Labels] = ({},)
     instance: str = ""

@@ -1,4 +1,4 @@
-"""A server that speaks as much of Prometheus' HTTP API as podgpu asks of it, and misbehaves when told to.
+"""A server with the part of Prometheus' HTTP API that podgpu uses. It can be made to misbehave.
 
 It answers a query by the names in it: every series put in whose name the query mentions, whatever the rest of the query
 says. What PromQL makes of samples is for the real servers to show.
@@ -33,25 +33,25 @@ class Reply:
     content_type: str = "application/json"
     headers: Mapping[str, str] = field(default_factory=dict)
     claimed_length: int | None = None
-    """More than the body has: the connection ends in the middle of it."""
+    """If it is longer than the body, the connection ends in the middle."""
 
 
 Misbehaviour = Callable[[Asked], Reply | None]
-"""None: answers as it should."""
+"""None: a correct answer."""
 
 
 class PrometheusDouble:
     def __init__(self) -> None:
         self.now = 1_800_000_007.0
-        """Its own clock, which is nobody else's."""
+        """Its clock, decades apart from ours."""
         self.series: list[tuple[Mapping[str, str], str]] = []
-        """Labels with __name__, and the value as it is written."""
+        """Labels with __name__, and the value as text."""
         self.extra: dict[str, Any] = {}
-        """More members of every answer."""
+        """Additional members of every answer."""
         self.misbehave: Misbehaviour = lambda asked: None
         self.asked: list[Asked] = []
         self.released = threading.Event()
-        """Set at the end, so that what hangs lets go."""
+        """Set at the end, so that hanging requests end."""
         self.url = ""
 
     def put(self, name: str, value: float | str, **labels: str) -> None:

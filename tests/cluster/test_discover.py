@@ -17,8 +17,7 @@ from podgpu.kube.config import ApiConfig
 from tests.cluster.exporters import Exporter, metrics_text, running_exporters
 from tests.kube.api_server import SimulatedApiServer
 from tests.kube.conftest import HURRY, config, eventually, server
-from tests.kube.test_endpoint_slices import endpoint, slice_of
-from tests.kube.test_pod_owners import owner, pod_of
+from tests.kube.test_objects import endpoint, endpoint_slice, owned_pod, owner
 
 __all__ = ["config", "server"]
 LABELS = {"app.kubernetes.io/name": "podgpu"}
@@ -40,14 +39,14 @@ def targets(
 
 
 def test_endpoints_come_and_go(server: SimulatedApiServer, config: ApiConfig) -> None:
-    server.put("endpointslices", labelled(slice_of(endpoint("10.0.0.1", "a")), "one"))
-    server.put("endpointslices", slice_of(endpoint("10.9.9.9", "x"), name="another-app"))
+    server.put("endpointslices", labelled(endpoint_slice(endpoint("10.0.0.1", "a")), "one"))
+    server.put("endpointslices", endpoint_slice(endpoint("10.9.9.9", "x"), name="another-app"))
     with targets(config) as found:
         assert found.wait_synced(30)
         assert found.urls() == ("http://10.0.0.1:9400/metrics",)
         assert found.notes() == ()
         assert found.urls() is found.urls()
-        server.put("endpointslices", labelled(slice_of(endpoint("10.0.0.2", "b")), "two", "elsewhere"))
+        server.put("endpointslices", labelled(endpoint_slice(endpoint("10.0.0.2", "b")), "two", "elsewhere"))
         eventually(lambda: len(found.urls()) == 2)
         server.remove("endpointslices", "one", "monitoring")
         eventually(lambda: found.urls() == ("http://10.0.0.2:9400/metrics",))
@@ -61,14 +60,14 @@ def test_endpoints_come_and_go(server: SimulatedApiServer, config: ApiConfig) ->
 
 def test_one_namespace(server: SimulatedApiServer, config: ApiConfig) -> None:
     for number, namespace in enumerate(("a", "b")):
-        server.put("endpointslices", labelled(slice_of(endpoint(f"10.0.0.{number}", namespace)), "s", namespace))
+        server.put("endpointslices", labelled(endpoint_slice(endpoint(f"10.0.0.{number}", namespace)), "s", namespace))
     with targets(config, "b/app.kubernetes.io/name=podgpu", https=True) as found:
         assert found.wait_synced(30)
         assert found.urls() == ("https://10.0.0.1:9400/metrics",)
 
 
 def test_while_the_api_server_is_away_the_last_list_stays(server: SimulatedApiServer, config: ApiConfig) -> None:
-    server.put("endpointslices", labelled(slice_of(endpoint("10.0.0.1", "a")), "one"))
+    server.put("endpointslices", labelled(endpoint_slice(endpoint("10.0.0.1", "a")), "one"))
     with targets(config) as found:
         assert found.wait_synced(30)
         assert found.urls()
@@ -89,7 +88,7 @@ def test_a_refusal_is_a_note(server: SimulatedApiServer, config: ApiConfig) -> N
 
 
 def test_a_missing_port_is_a_note(server: SimulatedApiServer, config: ApiConfig) -> None:
-    server.put("endpointslices", labelled(slice_of(endpoint("10.0.0.1", "a"), ports=[]), "one"))
+    server.put("endpointslices", labelled(endpoint_slice(endpoint("10.0.0.1", "a"), ports=[]), "one"))
     with targets(config) as found:
         assert found.wait_synced(30)
         assert found.urls() == ()
@@ -121,7 +120,7 @@ def test_selectors_that_are_refused(text: str) -> None:
 
 
 def test_owners_of_all_pods(server: SimulatedApiServer, config: ApiConfig) -> None:
-    server.put("pods", pod_of(owner("Job", "train")))
+    server.put("pods", owned_pod(owner("Job", "train")))
     owners = ApiOwners(config, HURRY)
     try:
         assert owners.wait_synced(30)
@@ -141,7 +140,7 @@ def test_owners_of_all_pods(server: SimulatedApiServer, config: ApiConfig) -> No
 
 
 def named(name: str) -> dict[str, Any]:
-    body = pod_of(owner("Job", "train"))
+    body = owned_pod(owner("Job", "train"))
     return body | {"metadata": body["metadata"] | {"name": name}}
 
 
@@ -192,7 +191,7 @@ def test_a_roll_out(server: SimulatedApiServer, config: ApiConfig) -> None:
             server.remove("endpointslices", name, "monitoring")
         for name, (url, ready) in zip(("one", "two"), there, strict=False):
             port = [{"name": "metrics", "port": int(url.split(":")[2].partition("/")[0])}]
-            body = slice_of(endpoint("127.0.0.1", name, ready=ready), ports=port)
+            body = endpoint_slice(endpoint("127.0.0.1", name, ready=ready), ports=port)
             server.put("endpointslices", labelled(body, name))
 
     async def roll_out() -> None:

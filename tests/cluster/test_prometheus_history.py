@@ -32,12 +32,14 @@ HELD = {"namespace": "research", "pod": "train", "container": "main"}
 OTHER = {"namespace": "vision", "pod": "infer", "container": "main"}
 EXPORTED = {"exported_namespace": "research", "exported_pod": "old-train", "exported_container": "main"}
 NOW = 0.0
-"""Set when blocks are made, before the server starts; asked is what the server calls now."""
+"""Time of the last sample, set before the server starts."""
 
 
 def points() -> Iterator[Point]:
-    """Every 15 s of the last hour, and every minute of the 23 h before. Half an hour ago the load changed; ten minutes
-    ago nobody was scraped for five."""
+    """Every 15 s of the last hour and every minute of the 23 h before, with a gap of five minutes.
+
+    The load changed half an hour ago.
+    """
     moments = [*(NOW - 86_400 + 60 * n for n in range(23 * 60)), *(NOW - 3600 + 15 * n for n in range(241))]
     for at in moments:
         ago = NOW - at
@@ -96,18 +98,18 @@ def reader(request: pytest.FixtureRequest) -> Iterator[Reader]:
     global NOW
     NOW = time.time() // 15 * 15  # not when this was imported: others may be tested for minutes first
     serve: Callable[..., Any] = request.param
-    told = sorted(points(), key=lambda point: (point.name, sorted(point.labels.items()), point.at))
-    with tempfile.TemporaryDirectory(prefix="pg") as folder, serve(Path(folder), told) as url:
+    stored = sorted(points(), key=lambda point: (point.name, sorted(point.labels.items()), point.at))
+    with tempfile.TemporaryDirectory(prefix="pg") as folder, serve(Path(folder), stored) as url:
         found = Reader(url)
         yield found
         found.close()
 
 
-def of(said: JSON | None, series: str) -> dict[float, float | None]:
-    """By how many seconds before NOW the step ends."""
-    assert said is not None
-    values, step = said["series"][series], said["step_seconds"]
-    return {NOW - (said["from"] + (n + 1) * step): value for n, value in enumerate(values)}
+def of(answer: JSON | None, series: str) -> dict[float, float | None]:
+    """Values by how many seconds before NOW their step ends."""
+    assert answer is not None
+    values, step = answer["series"][series], answer["step_seconds"]
+    return {NOW - (answer["from"] + (n + 1) * step): value for n, value in enumerate(values)}
 
 
 def at(values: Mapping[float, float | None], ago: float) -> float | None:
@@ -115,44 +117,44 @@ def at(values: Mapping[float, float | None], ago: float) -> float | None:
 
 
 def test_a_gpu_over_an_hour(reader: Reader) -> None:
-    said = reader.gpu("GPU-podgpu")
-    assert said is not None
-    assert (said["uuid"], said["node"], said["index"], said["step_seconds"]) == ("GPU-podgpu", "node-a", 0, 15)
-    assert {len(values) for values in said["series"].values()} == {240}
-    ratio = of(said, "utilization_ratio")
+    answer = reader.gpu("GPU-podgpu")
+    assert answer is not None
+    assert (answer["uuid"], answer["node"], answer["index"], answer["step_seconds"]) == ("GPU-podgpu", "node-a", 0, 15)
+    assert {len(values) for values in answer["series"].values()} == {240}
+    ratio = of(answer, "utilization_ratio")
     assert (at(ratio, 3000), at(ratio, 1200), at(ratio, 100)) == (0.25, 0.75, 0.75)
-    assert at(of(said, "memory_used_bytes"), 1200) == 1000 * MIB
-    assert at(of(said, "power_watts"), 1200) == 300.5
-    heat = of(said, "temperature_celsius")
+    assert at(of(answer, "memory_used_bytes"), 1200) == 1000 * MIB
+    assert at(of(answer, "power_watts"), 1200) == 300.5
+    heat = of(answer, "temperature_celsius")
     assert at(heat, 1200) == 55
-    assert {value for ago, value in heat.items() if ago < 45} <= {None}, "DCGM's mark for no value is none"
-    (held,) = said["holders"]
+    assert {value for ago, value in heat.items() if ago < 45} <= {None}, "DCGM's code for no value"
+    (held,) = answer["holders"]
     assert (held["namespace"], held["pod"], held["container"]) == ("research", "train", "main")
     assert held["to"] == pytest.approx(NOW - 1800, abs=330), "Prometheus looks back for up to five minutes"
-    marks = said["marks"]
+    marks = answer["marks"]
     assert {mark["condition"] for mark in marks} == {"xid"}
     assert marks[0]["at"] == pytest.approx(NOW - 1800, abs=30)
     assert ["until" in mark for mark in marks] == [False]
 
 
 def test_a_gpu_over_a_day(reader: Reader) -> None:
-    said = reader.gpu("GPU-podgpu", "24h")
-    assert said is not None
-    assert (said["step_seconds"], len(said["series"]["power_watts"])) == (300, 288)
-    ratio = of(said, "utilization_ratio")
+    answer = reader.gpu("GPU-podgpu", "24h")
+    assert answer is not None
+    assert (answer["step_seconds"], len(answer["series"]["power_watts"])) == (300, 288)
+    ratio = of(answer, "utilization_ratio")
     assert at(ratio, 40_000) == pytest.approx(0.25)
     assert at(ratio, 1200) == pytest.approx(0.75)
     assert reader.gpu("GPU-podgpu", "6h") is not None
 
 
-def test_newer_names_and_a_pod_that_prometheus_put_on(reader: Reader) -> None:
-    """4.9's names in base units, the label `uuid`, and pod labels: the exporter's own pod holds nothing."""
-    said = reader.gpu("GPU-dcgm")
-    assert said is not None
-    assert (said["node"], said["index"]) == ("node-b", 3)
-    assert at(of(said, "utilization_ratio"), 1200) == 0.5
-    assert at(of(said, "memory_used_bytes"), 1200) == 512 * MIB
-    assert [held["pod"] for held in said["holders"]] == ["old-train"]
+def test_newer_names_and_the_exporter_s_pod(reader: Reader) -> None:
+    """Names of 4.9 in base units, the label `uuid`, and pod labels that Prometheus added."""
+    answer = reader.gpu("GPU-dcgm")
+    assert answer is not None
+    assert (answer["node"], answer["index"]) == ("node-b", 3)
+    assert at(of(answer, "utilization_ratio"), 1200) == 0.5
+    assert at(of(answer, "memory_used_bytes"), 1200) == 512 * MIB
+    assert [held["pod"] for held in answer["holders"]] == ["old-train"]
     assert reader.pod("gpu-operator", "dcgm-exporter-x") is None
     old = reader.pod("research", "old-train")
     assert old is not None
@@ -163,31 +165,31 @@ def test_newer_names_and_a_pod_that_prometheus_put_on(reader: Reader) -> None:
 
 
 def test_a_pod_has_its_own_part_of_a_shared_gpu(reader: Reader) -> None:
-    said = reader.pod("research", "train")
-    assert said is not None
-    alone, shared = said["devices"]
+    answer = reader.pod("research", "train")
+    assert answer is not None
+    alone, shared = answer["devices"]
     assert [alone["uuid"], shared["uuid"]] == ["GPU-podgpu", "GPU-shared"]
-    head = {"from": said["from"], "step_seconds": said["step_seconds"]}
-    assert at(of(alone | head, "utilization_ratio"), 3000) == 0.25, "nobody else held it"
-    assert at(of(alone | head, "utilization_ratio"), 100) is None, "it has let go of it"
+    head = {"from": answer["from"], "step_seconds": answer["step_seconds"]}
+    assert at(of(alone | head, "utilization_ratio"), 3000) == 0.25, "no other pod held it"
+    assert at(of(alone | head, "utilization_ratio"), 100) is None, "it no longer held it"
     assert at(of(shared | head, "utilization_ratio"), 1200) == pytest.approx(0.3)
     assert at(of(shared | head, "memory_used_bytes"), 1200) == 300 * MIB
     assert set(of(shared | head, "power_watts").values()) == {None}
 
 
 def test_a_mig_instance(reader: Reader) -> None:
-    said = reader.gpu("GPU-mig", instance="7")
-    assert said is not None
-    assert at(of(said, "utilization_ratio"), 1200) == 0.125
-    assert set(said["series"]["power_watts"]) == {None}, "that is the GPU's"
+    answer = reader.gpu("GPU-mig", instance="7")
+    assert answer is not None
+    assert at(of(answer, "utilization_ratio"), 1200) == 0.125
+    assert set(answer["series"]["power_watts"]) == {None}, "that is the GPU's"
     whole = reader.gpu("GPU-mig")
     assert at(of(whole, "power_watts"), 1200) == 200
 
 
-def test_lines_of_everybody(reader: Reader) -> None:
-    said = reader.sparklines()
-    assert (said["points"], said["step_seconds"]) == (60, 60)
-    lines = {name: base64.b64decode(line) for name, line in said["devices"].items()}
+def test_sparklines(reader: Reader) -> None:
+    answer = reader.sparklines()
+    assert (answer["points"], answer["step_seconds"]) == (60, 60)
+    lines = {name: base64.b64decode(line) for name, line in answer["devices"].items()}
     assert set(lines) == {"GPU-podgpu", "GPU-shared", "GPU-dcgm", "GPU-mig/7", "GPU-old"}
     assert {len(line) for line in lines.values()} == {60}
     assert (lines["GPU-podgpu"][10], lines["GPU-podgpu"][40]) == (50, 150)
@@ -195,21 +197,21 @@ def test_lines_of_everybody(reader: Reader) -> None:
     assert lines["GPU-mig/7"][40] == 25
 
 
-def test_nothing_is_known(reader: Reader) -> None:
+def test_unknown_gpus_and_pods(reader: Reader) -> None:
     assert reader.gpu("GPU-nobody") is None
     assert reader.gpu("GPU-podgpu", instance="3") is None
     assert reader.pod("research", "nobody") is None
     assert reader.gpu('GPU-"}) or vector(1) #') is None
 
 
-# A server that is ill
+# A server that misbehaves
 
 
 @pytest.mark.fault(
     "Prometheus is away or overloaded when history is requested",
     "The request is answered with 503 and the reason within --prometheus-timeout; rounds continue",
 )
-def test_a_server_that_does_not_answer_is_asked_again() -> None:
+def test_failures_are_not_cached() -> None:
     async def go(double: PrometheusDouble) -> None:
         history = PrometheusHistory(PrometheusServer(double.url, timeout=2.0))
         double.misbehave = lambda asked: Reply(b"busy", 503)
@@ -218,13 +220,13 @@ def test_a_server_that_does_not_answer_is_asked_again() -> None:
         before = len(double.asked)
         with pytest.raises(SourceError, match="503"):
             await history.sparklines(60)
-        assert len(double.asked) > before, "a failure is not kept"
+        assert len(double.asked) > before
 
     with running_double() as double:
         asyncio.run(go(double))
 
 
-def test_many_who_ask_at_once_are_one_question() -> None:
+def test_equal_requests_share_one_answer() -> None:
     empty = json.dumps({"status": "success", "data": {"resultType": "matrix", "result": []}}).encode()
 
     async def go(double: PrometheusDouble) -> None:

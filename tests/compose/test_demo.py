@@ -21,8 +21,7 @@ from podgpu.cluster.price_file import read_prices
 from podgpu.cluster.publish import Publisher
 from podgpu.cluster.scraping.backend import FixedTargets, ScrapeBackend
 from podgpu.compose.demo import CLUSTER, OTHER_GPUS, Director, Exporter, exporter_on, owners_of
-from podgpu.simulate.scenario import CYCLE_SECONDS, Act, Play, acts
-from podgpu.simulate.stage import StageNode
+from podgpu.simulate.demo import CYCLE_SECONDS, Act, Play, StageNode, acts
 from podgpu.web.cluster_app import cluster_application
 from tests.nodes.clock import FakeClock
 from tests.web.server import Client, running

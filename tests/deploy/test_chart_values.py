@@ -11,7 +11,7 @@ import pytest
 from jsonschema import Draft7Validator
 
 from deploy.render import CHART
-from deploy.sources import fresh, pattern
+from deploy.tables import fresh, pattern
 from podgpu.holders.sources import SOURCES, SourceType
 from tests.deploy.chart import VARIANTS, refusal, values_file
 

@@ -13,8 +13,8 @@ import click
 import pytest
 
 from deploy.render import ROOT
+from podgpu.cli.exporter_options import EXPORTER_OPTIONS
 from podgpu.cli.main import cli
-from podgpu.cli.option_table import EXPORTER_OPTIONS
 from podgpu.web.connections import ConnectionLimits
 
 FOLDER = ROOT / "deploy" / "systemd"

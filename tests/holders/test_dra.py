@@ -11,7 +11,7 @@ from podgpu.holders.dra import DraClaims
 from podgpu.holders.kubelet import KubeletAllocation, decode_list
 from podgpu.kube.objects import NVIDIA_DRIVER, PoolSlice, SliceDevice
 from podgpu.model import Allocation, Assignment, Device, Unmapped, Workload
-from podgpu.simulate.kubelet import ClaimedDevice, SimulatedClaim, SimulatedKubelet, SimulatedPod, list_answer
+from podgpu.simulate.kubelet import SimulatedClaim, SimulatedDevice, SimulatedKubelet, SimulatedPod, list_answer
 from tests.holders.devices import gpu, mig_uuid, uuid
 
 MakeSource = Callable[..., KubeletAllocation]
@@ -71,7 +71,7 @@ def feed_of(*devices: SliceDevice) -> GivenSlices:
 
 def claim(name: str, *devices: str, pool: str = POOL, driver: str = NVIDIA_DRIVER) -> SimulatedClaim:
     cdi = "k8s.gpu.nvidia.com/device="
-    return SimulatedClaim("team", name, tuple(ClaimedDevice(driver, pool, one, (cdi + one,)) for one in devices))
+    return SimulatedClaim("team", name, tuple(SimulatedDevice(driver, pool, one, (cdi + one,)) for one in devices))
 
 
 def pod(name: str, *claims: SimulatedClaim, **resources: list[str]) -> SimulatedPod:
@@ -130,13 +130,6 @@ def test_a_claimed_mig_device() -> None:
     )
 
 
-def test_two_compute_instances_of_one_gpu_instance_are_one_assignment_with_the_labels_of_the_first() -> None:
-    for devices in (("big-a", "big-b"), ("big-b", "big-a")):
-        (one,) = held(pod("a", claim("big", *devices))).assignments
-        assert one.device == f"{uuid(3)}/gi1"
-        assert dict(one.attributes)["dra_mig_device_uuid"] == mig_uuid("a")
-
-
 def test_cdi_names_that_the_kubelet_repeats_add_nobody() -> None:
     pods = [pod("a", claim("two", "gpu-0", "gpu-1")), pod("b", claim("one", "gpu-2"))]
     listed = decode_list(list_answer(pods)).pod_resources[0].containers[0].dynamic_resources[0].claim_resources
@@ -151,11 +144,6 @@ def test_a_claim_shared_by_pods_and_containers_is_as_many_assignments() -> None:
     assert [one.holder for one in allocation.assignments] == [holder("duo"), holder("duo", "side"), holder("solo")]
     assert {one.device for one in allocation.assignments} == {uuid(1)}
     assert {dict(one.attributes)["dra_claim_name"] for one in allocation.assignments} == {"shared"}
-
-
-def test_claims_on_other_drivers_are_none_of_our_business() -> None:
-    others = [claim("net", "gpu-0", driver="dra.example.com"), claim("imex", "d", driver="compute-domain.nvidia.com")]
-    assert held(pod("a", *others)) == Allocation()
 
 
 # What cannot be mapped
@@ -177,12 +165,6 @@ def test_what_cannot_be_mapped_says_why(claimed: SimulatedClaim, reason: str) ->
             Unmapped("kubelet", reason, f"gpu.nvidia.com/{device.pool}/{device.device}", "claim team/x", holder("a")),
         )
     )
-
-
-@pytest.mark.parametrize("wrong", ["all", "tegra", "nvidia0", "GPU-", "0"])
-def test_only_a_uuid_is_a_uuid(wrong: str) -> None:
-    feed = feed_of(SliceDevice(NVIDIA_DRIVER, POOL, "odd", "gpu", wrong))
-    assert reasons(held(pod("a", claim("x", "odd")), feed=feed)) == [("unknown_device", "gpu.nvidia.com/node-a/odd")]
 
 
 def test_before_the_slices_are_read() -> None:
@@ -207,7 +189,7 @@ def test_a_new_generation_of_the_pool_gives_names_a_new_meaning() -> None:
     assert reasons(claims.held(answer, NODE)) == [("unknown_claim_device", "gpu.nvidia.com/node-a/gpu-0")]
 
 
-# MIG devices made when they are claimed: their slices have no UUID
+# MIG devices that are created for a claim: their slices have no UUID, so they need the driver's checkpoint
 
 
 DYNAMIC = feed_of(
@@ -215,68 +197,6 @@ DYNAMIC = feed_of(
     *(offer_mig(f"gpu-3-mig-2g10gb-14-{place}", "", "2g.10gb") for place in (0, 2)),
     offer_mig("gpu-2-mig-2g10gb-14-0", "", "2g.10gb", parent=2),
 )
-
-
-def test_the_only_instance_of_its_profile_is_the_claimed_one() -> None:
-    (one,) = held(pod("a", claim("x", "gpu-3-mig-2g10gb-14-2")), feed=DYNAMIC).assignments
-    assert one.device == f"{uuid(3)}/gi5"
-    assert dict(one.attributes)["dra_mig_device_uuid"] == mig_uuid("e")
-    assert dict(one.attributes)["dra_mig_profile"] == "2g.10gb"
-
-
-@pytest.mark.parametrize(
-    ("claimed", "reason"),
-    [
-        (["gpu-3-mig-1g5gb-19-0"], "ambiguous_mig_device"),  # two such instances
-        (["gpu-3-mig-2g10gb-14-0", "gpu-3-mig-2g10gb-14-2"], "ambiguous_mig_device"),  # one seen so far, two held
-        (["gpu-2-mig-2g10gb-14-0"], "unknown_device"),  # not seen yet
-    ],
-)
-def test_which_instance_it_became_is_never_guessed(claimed: list[str], reason: str) -> None:
-    allocation = held(pod("a", claim("x", *claimed)), feed=DYNAMIC)
-    assert reasons(allocation) == [(reason, f"gpu.nvidia.com/node-a/{one}") for one in claimed]
-    assert allocation.assignments == ()
-
-
-# Kubelets 1.27 to 1.30 give CDI names only
-
-
-def old_claim(*cdi_names: str, driver: str = "") -> SimulatedClaim:
-    return SimulatedClaim("team", "old", (ClaimedDevice(driver=driver, cdi_names=cdi_names),))
-
-
-def test_cdi_names_with_a_uuid() -> None:
-    gpu_name, mig_name = f"nvidia.com/gpu={uuid(0)}", f"k8s.gpu.nvidia.com/claim=c-{mig_uuid('c')}"
-    allocation = held(pod("a", old_claim(gpu_name, mig_name, "nvidia.com/gpu=all")), feed=GivenSlices(synced=False))
-    assert allocation.unmapped == ()
-    claimed = (("dra_claim_name", "old"), ("dra_claim_namespace", "team"))
-    mig = (("dra_mig_device_uuid", mig_uuid("c")), ("dra_mig_profile", "1g.5gb"))
-    assert [(one.device, one.attributes) for one in allocation.assignments] == [
-        (uuid(0), claimed),
-        (f"{uuid(3)}/gi11", claimed + mig),
-    ]
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "k8s.gpu.nvidia.com/claim=0f7bbd4c-9a43-4c6b-8f10-3c1f2a7d5e11-gpu-0",
-        "k8s.gpu.resource.nvidia.com/claim=0f7bbd4c-9a43-4c6b-8f10-3c1f2a7d5e11",
-        "nvidia.com/gpu=0",
-    ],
-)
-def test_cdi_names_without_a_uuid(name: str) -> None:
-    assert held(pod("a", old_claim(name, name))).unmapped == (
-        Unmapped("kubelet", "claim_without_device_name", name, "claim team/old", holder("a")),
-    )
-
-
-@pytest.mark.parametrize(
-    "names",
-    [(), ("k8s.compute-domain.nvidia.com/channel=0",), ("example.com/nic=eth0",), ("gpu",), ("intel.com/gpu=card0",)],
-)
-def test_cdi_names_of_other_devices_are_none_of_our_business(names: tuple[str, ...]) -> None:
-    assert held(pod("a", old_claim(*names))) == Allocation()
 
 
 # Ids and claims together, from a kubelet

@@ -144,7 +144,7 @@ def test_two_instances_of_one_profile_are_told_apart(
 ) -> None:
     source = make_source(kubelet.socket, claims=DraClaims(DYNAMIC, checkpoint=DriverCheckpoint(str(file))))
     kubelet.pods = tuple(pod(name, claim(name, device)) for name, device in zip("ab", SMALL, strict=True))
-    assert {reason for reason, _ in reasons(source.assignments(NODE))} == {"ambiguous_mig_device"}
+    assert {reason for reason, _ in reasons(source.assignments(NODE))} == {"claim_device_without_uuid"}
     made = [prepared_device(device, mig_uuid(letter)) for device, letter in zip(SMALL, "dc", strict=True)]
     file.write_text(checkpoint(prepared("a", made[0]), prepared("b", made[1])))
     found = source.assignments(NODE)

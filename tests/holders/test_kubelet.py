@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket as sockets
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -59,38 +56,11 @@ def test_pods_are_read_as_they_come_and_go(kubelet: SimulatedKubelet, source: Ku
     assert pods_by_device(source.assignments(NODE)) == [(OTHER, "b")]
 
 
-def test_resource_names_say_which_unreadable_ids_matter(kubelet: SimulatedKubelet, make_source: MakeSource) -> None:
-    kubelet.pods = (SimulatedPod("ns", "a", {"main": {"example.com/gpu": ["card-one"]}}),)
-    assert make_source(kubelet.socket).assignments(NODE).unmapped == ()
-    named = make_source(kubelet.socket, resource_names=frozenset({"example.com/gpu"}))
-    assert [one.device_id for one in named.assignments(NODE).unmapped] == ["card-one"]
-
-
 def test_a_reading_is_one_list_call(kubelet: SimulatedKubelet, source: KubeletAllocation) -> None:
     for _ in range(3):
         source.assignments(NODE)
     offered = "/v1.PodResourcesLister/GetAllocatableResources"
     assert list(kubelet.calls) == [V1, offered, V1, V1], "what can be given away is asked once a minute"
-
-
-def open_sockets() -> set[str]:
-    """This process's sockets by inode: both ends of a connection to the simulated kubelet are among them."""
-    links = (os.readlink(entry.path) for entry in os.scandir("/proc/self/fd") if entry.is_symlink())
-    return {link for link in links if link.startswith("socket:")}
-
-
-def test_readings_share_one_connection(kubelet: SimulatedKubelet, source: KubeletAllocation) -> None:
-    before = open_sockets()
-    source.assignments(NODE)
-    connected = open_sockets()
-    source.assignments(NODE)
-    assert len(connected - before) == 2
-    assert open_sockets() == connected
-
-
-def test_an_answer_of_20_mib(kubelet: SimulatedKubelet, source: KubeletAllocation) -> None:
-    kubelet.pods = (pod("a", UUID), pod("x" * 20 * 1024 * 1024), pod("b", OTHER))
-    assert pods_by_device(source.assignments(NODE)) == [(UUID, "a"), (OTHER, "b")]
 
 
 def test_a_path_with_characters_a_uri_gives_meaning_to(folder: Path, make_source: MakeSource) -> None:
@@ -244,31 +214,6 @@ def test_closing_ends_a_reading_in_progress(kubelet: SimulatedKubelet, make_sour
 
 
 # Weight and noise
-
-
-def run_python(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=60)
-
-
-def test_grpc_writes_nothing_to_stderr(kubelet: SimulatedKubelet, folder: Path) -> None:
-    with sockets.socket(sockets.AF_UNIX) as dead:
-        dead.bind(str(folder / "dead.sock"))
-    program = """
-import sys
-from podgpu.holders.kubelet import KubeletAllocation
-from podgpu.errors import SourceError
-for path in sys.argv[1:]:
-    source = KubeletAllocation(path)
-    for _ in range(2):
-        try:
-            print(len(source.assignments(()).unmapped))
-        except SourceError as error:
-            print(error.reason)
-"""
-    kubelet.pods = (pod("a", UUID),)
-    done = run_python(program, kubelet.socket, str(folder / "dead.sock"))
-    assert done.stdout.split() == ["1", "1", "unavailable", "unavailable"]
-    assert done.stderr == ""
 
 
 # The simulated kubelet itself

@@ -78,11 +78,6 @@ def test_the_simulated_kubelet_writes_what_the_real_one_wrote() -> None:
     assert list_answer(pods) == LIST
 
 
-def test_no_pods_and_pods_without_devices_give_nothing() -> None:
-    assert parse_assignments(decode_list(b""), NODE) == Allocation()
-    assert allocation_of({}) == Allocation()
-
-
 def test_a_device_on_two_numa_nodes_is_listed_twice_and_held_once() -> None:
     assert holders(allocation_of({"nvidia.com/gpu": [uuid(0)]}, numa_nodes=(0, 1))) == [
         (uuid(0), "ns", "pod", "main", "")
@@ -97,21 +92,11 @@ def test_several_ids_in_one_entry_as_kubernetes_1_20_sends_them() -> None:
     assert [one.device for one in allocation.assignments] == [uuid(0), uuid(1)]
 
 
-def test_fields_of_a_newer_kubelet_are_passed_over() -> None:
-    unknown_field_15 = b"\x7a\x03new"
-    assert parse_assignments(decode_list(LIST + unknown_field_15), NODE) == parse_assignments(decode_list(LIST), NODE)
-
-
 def test_group_replicas_one_gpu_in_one_container_are_one_assignment_with_the_first_of_them() -> None:
     ids = [f"{uuid(0)}::{replica}" for replica in ("10", "9", "11")]
     assert allocation_of({"nvidia.com/gpu": ids}).assignments == (
         Assignment(uuid(0), Workload("ns", "pod", "main"), "kubelet", replica="9"),
     )
-
-
-def test_two_compute_instances_of_one_gpu_instance_are_one_assignment() -> None:
-    allocation = allocation_of({"nvidia.com/mig-1c.2g.10gb": [mig_uuid("b"), mig_uuid("c")]})
-    assert holders(allocation) == [(f"{uuid(7)}/gi12", "ns", "pod", "main", "")]
 
 
 def test_all_holds_every_gpu_and_no_instance() -> None:

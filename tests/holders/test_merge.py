@@ -41,12 +41,6 @@ def test_a_contradiction_is_refused_and_counted() -> None:
     assert [(u.source, u.reason, u.device_id) for u in merged.unmapped] == [("kubelet", "contradicted", "GPU-2")]
 
 
-def test_a_source_adds_workloads_the_others_do_not_know() -> None:
-    other = Workload("ns", "q", "main")
-    merged = merged_of(told(Assignment("GPU-1", MAIN, "kubelet")), told(Assignment("GPU-2", other, "podlist")))
-    assert {(a.device, a.holder.pod) for a in merged.assignments} == {("GPU-1", "p"), ("GPU-2", "q")}
-
-
 def test_identities_that_disagree_are_refused() -> None:
     def complete(workload: Workload) -> Workload:
         raise SourceError("identity_conflict", "uid and names of different pods")
@@ -62,13 +56,6 @@ def test_a_pod_that_was_made_anew_is_not_taken_for_the_one_before() -> None:
     merged = merged_of(told(Assignment("GPU-1", old, "annotations")), told(Assignment("GPU-1", new, "kubelet", "3")))
     assert merged.assignments == (Assignment("GPU-1", old, "annotations", share=1.0),)
     assert [(u.source, u.reason, u.holder.uid) for u in merged.unmapped] == [("kubelet", "identity_conflict", "u-2")]
-
-
-def test_what_is_known_of_a_workload_goes_on_all_that_it_holds() -> None:
-    known = Workload("ns", "p", "main", uid="u-1")
-    both = told(Assignment("GPU-1", MAIN, "kubelet"), Assignment("GPU-2", MAIN, "kubelet"))
-    merged = merged_of(both, told(Assignment("GPU-2", known, "annotations")))
-    assert [a.holder for a in merged.assignments] == [known, known]
 
 
 def test_names_from_elsewhere_join_what_uid_and_names_tell_apart() -> None:
@@ -143,11 +130,3 @@ def test_nothing_is_invented_and_nothing_is_lost_silently(
         assert pair in kept or pair in refused or source == "processes"
     if allocations:
         assert {(a.device, a.holder) for a in allocations[0].assignments} <= kept or readings[0][0] == "processes"
-
-
-@given(READINGS)
-def test_the_order_within_a_source_does_not_matter(readings: list[tuple[str, list[tuple[str, Workload]]]]) -> None:
-    def allocations(turn: int) -> list[Allocation]:
-        return [told(*(Assignment(d, w, name) for d, w in dict.fromkeys(pairs[::turn]))) for name, pairs in readings]
-
-    assert merged_of(*allocations(1)).assignments == merged_of(*allocations(-1)).assignments

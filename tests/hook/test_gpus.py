@@ -203,15 +203,6 @@ def test_what_is_injected(cards: Cards, devices: list[dict[str, object]], now: s
 # Input without bounds
 
 
-def test_one_pods_text_cannot_fill_the_file() -> None:
-    many = ",".join(str(number) for number in range(100_000))
-    long = f"GPU-{'0' * 1_000_000}"
-    told = sandbox(a=visible(many), b=visible(long), c={"mounts": [f"{MOUNTS}/{long}"]})
-    assert {name: len(gpus) for name, gpus in held(told).items()} == {"a": 512}
-    granted = sandbox({KOORDINATOR: json.dumps({"gpu": [{"id": long}]})}, main={})
-    assert held(granted) == {}
-
-
 @given(st.text(), st.text(), st.text(), st.lists(st.tuples(st.integers(-9, 300), st.integers(-9, 300)), max_size=5))
 def test_whatever_is_told_an_entry_has_ids(
     annotation: str, variable: str, mount: str, nodes: list[tuple[int, int]]

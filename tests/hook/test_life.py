@@ -55,31 +55,6 @@ def test_every_step_of_a_life(runtime: Runtime, podlist: Path, start_hook: Start
     assert json.loads(podlist.read_text()) == []
 
 
-def test_the_file_has_the_seeds_structure(runtime: Runtime, podlist: Path, start_hook: StartHook) -> None:
-    start_hook()
-    runtime.accept()
-    runtime.create(gpu_pod(7, (3, 4), namespace="serving"))
-    written(runtime, podlist)
-    expected = {"name": "pod-7", "namespace": "serving", "container": "main", "gpu_list": [uuid(3), uuid(4)]}
-    assert json.loads(podlist.read_text()) == [expected]
-
-
-def test_a_thousand_containers_told_in_parts_and_one_by_one(folder: Path, podlist: Path, start_hook: StartHook) -> None:
-    runtime = Runtime(folder / "nri.sock", per_message=300)
-    for place in range(1000):
-        one = gpu_pod(place, (place % 8,))
-        runtime.pods[one.pod.id], runtime.containers[one.id] = one.pod, one
-    hook = start_hook()
-    runtime.accept()
-    written(runtime, podlist)
-    for place in range(1000, 2000):
-        runtime.create(gpu_pod(place, (place % 8,)))
-    written(runtime, podlist)
-    assert len(json.loads(podlist.read_text())) == 2000
-    assert count(hook, "podgpu_hook_podlist_writes_total") < 200
-    runtime.stop()
-
-
 def test_nothing_is_written_before_all_is_told(folder: Path, podlist: Path, start_hook: StartHook) -> None:
     runtime = Runtime(folder / "nri.sock")
     podlist.write_text('["what the hook before left"]')
@@ -139,18 +114,6 @@ def test_containers_whose_end_was_never_told_are_gone(runtime: Runtime, podlist:
     other = gpu_pod(5)
     runtime.create(other)
     runtime.end_pod(other.pod)  # the sandbox is gone, and nobody spoke of its container
-    written(runtime, podlist)
-
-
-def test_a_start_heals_a_creation_that_was_missed(runtime: Runtime, podlist: Path, start_hook: StartHook) -> None:
-    start_hook()
-    runtime.accept()
-    missed = gpu_pod(1)
-    runtime.pods[missed.pod.id] = missed.pod
-    runtime.start(missed)
-    written(runtime, podlist)
-    runtime.stop_container(missed)
-    runtime.update(replace(missed, state=4))  # a late word about a stopped one does not bring it back
     written(runtime, podlist)
 
 
@@ -242,21 +205,6 @@ def test_requests_that_are_no_messages_are_answered(runtime: Runtime, podlist: P
     written(runtime, podlist)
     assert errors(hook)["bad_request"] == 6
     assert errors(hook)["unexpected_message"] == 1
-
-
-def test_a_container_in_no_pod_and_one_that_is_not_utf8(runtime: Runtime, podlist: Path, start_hook: StartHook) -> None:
-    """A file with an entry without a name would be no file to any reader."""
-    start_hook()
-    runtime.accept()
-    lost = gpu_pod(1)
-    assert runtime.call("CreateContainer", data(2, lost.message)) == b""
-    assert runtime.call("CreateContainer", data(1, data(1, "s-9")) + data(2, lost.message)) == b""
-    odd = data(1, "c-2") + data(3, "odd") + data(8, b"X=\xff\xfe") + data(9, data(1, b"/\xff")) + data(11, b"")
-    told = odd + data(8, f"NVIDIA_VISIBLE_DEVICES={uuid(3)}")
-    pod = Pod("s-2", "odd")
-    assert runtime.call("CreateContainer", data(1, pod.message) + data(2, told)) == b""
-    runtime.containers["c-2"] = Container("c-2", pod, "odd", gpus=(uuid(3),))
-    written(runtime, podlist)
 
 
 def test_a_runtime_that_does_not_let_plugins_in(

@@ -20,27 +20,7 @@ from podgpu.hook.loop import Hook, HookSettings
 from podgpu.hook.podlist import PodlistWriter, encode_podlist
 from tests.hook.conftest import StartHook, until, written
 from tests.hook.runtime import Runtime, gpu_pod, read_podlist, uuid
-from tests.hook.test_gpus import card
 from tests.hook.test_life import count, errors
-
-
-def test_only_a_change_is_written(runtime: Runtime, podlist: Path, start_hook: StartHook) -> None:
-    hook = start_hook()
-    runtime.accept()
-    one = gpu_pod(1)
-    runtime.create(one)
-    written(runtime, podlist)
-    was = os.stat(podlist)
-    for _ in range(3):
-        runtime.start(one)
-        runtime.update(runtime.containers[one.id])
-        runtime.restart()  # a new synchronisation that tells the same
-        runtime.accept()
-    until(lambda: hook.state.is_up_to_date)
-    runtime.create(gpu_pod(2, ()))  # a container without GPUs
-    until(lambda: hook.state.containers == 2)
-    hook.stop()
-    assert (os.stat(podlist).st_ino, os.stat(podlist).st_mtime_ns) == (was.st_ino, was.st_mtime_ns)
 
 
 def test_a_hook_that_starts_anew_leaves_a_right_file_alone(
@@ -92,21 +72,6 @@ def test_names_of_any_script_and_the_same_bytes_in_any_order() -> None:
     entries = [PodlistEntry("ml", "обучение", "main", ("1",)), PodlistEntry("a", "\u2028", "c", ("all",))]
     assert encode_podlist(entries) == encode_podlist(reversed(entries))
     assert json.loads(encode_podlist(entries))[1]["name"] == "обучение"
-
-
-def test_numbers_become_uuids_when_the_driver_comes(
-    runtime: Runtime, podlist: Path, folder: Path, start_hook: StartHook, caplog: pytest.LogCaptureFixture
-) -> None:
-    card(folder / "proc-later", "0000:1a:00.0", uuid(8), 1)
-    card(folder / "proc-later", "0000:9a:00.0", uuid(9), 0)
-    hook = start_hook(proc=str(folder / "proc-later"))
-    runtime.accept()
-    one = gpu_pod(1)
-    node = type(one)("c", one.pod, devices=((195, 0),), gpus=(uuid(9),))
-    runtime.create(node)
-    written(runtime, podlist)
-    assert "minors and indices of GPUs differ (minor 1 is index 0, minor 0 is index 1)" in caplog.text
-    assert hook.state.disagreeing == 0
 
 
 # Where it cannot be written

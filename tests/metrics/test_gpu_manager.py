@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from podgpu.metrics.encode import encode
 from podgpu.metrics.families import GPU_MANAGER_FAMILIES
 from podgpu.metrics.gpu_manager import render_gpu_manager
 from podgpu.metrics.render import Policy
-from podgpu.metrics.text import encode
 from podgpu.model import Workload
 from podgpu.node_state import DeviceState, Holder, HolderUsage, MigInstance, NodeState, VcudaRequest
 
@@ -107,14 +107,10 @@ def test_the_text_is_gpu_managers() -> None:
     )
 
 
-@pytest.mark.parametrize(("cores", "cards"), [(200, 2.0), (100, 1.0), (50, 0.5), (1, 0.01)])
-def test_vcuda_core_is_in_hundredths_of_a_card(cores: int, cards: float) -> None:
-    assert requested(node(request(cores, 0))) == cards
-
-
-@pytest.mark.parametrize(("blocks", "mib"), [(30, 7680), (1, 256)])
-def test_vcuda_memory_is_in_blocks_of_256_mib(blocks: int, mib: int) -> None:
-    assert requested_memory(node(request(50, blocks))) == mib
+def test_units_of_vcuda_requests() -> None:
+    """Cores are hundredths of a card, memory is in blocks of 256 MiB."""
+    assert [requested(node(request(cores, 0))) for cores in (200, 50, 1)] == [2.0, 0.5, 0.01]
+    assert [requested_memory(node(request(50, blocks))) for blocks in (30, 1)] == [7680, 256]
 
 
 def test_every_label_is_declared() -> None:

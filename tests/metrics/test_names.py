@@ -1,11 +1,11 @@
-"""The two generations of names: which is which, in what unit, and that no name is left out or means two things."""
+"""Names of dcgm-exporter 4.8 and 4.9 and their units."""
 
 from __future__ import annotations
 
 import pytest
 
 from podgpu.metrics.counters import shipped_counters
-from podgpu.metrics.fields import field_named, fields
+from podgpu.metrics.fields import fields
 from podgpu.metrics.names import counterpart, meaning, names_of, rename_of, renames, successors
 
 CHANGED_UNIT = {
@@ -77,13 +77,6 @@ def test_both_names_lead_to_the_rename() -> None:
         assert {rename.old_name, rename.new_name} <= set(names_of(rename.old.id)), rename
 
 
-def test_the_one_name_that_means_two_things_goes_by_the_version() -> None:
-    name = "DCGM_FI_DEV_GPU_UTIL_RATIO"
-    assert [field_named(name), field_named(name, in_4_6=True)] == [fields()[1613], fields()[203]]
-    assert (fields()[203].unit, fields()[1613].unit) == ("% (0-100)", "ratio 0-1")
-    assert all(field_named(f.name, in_4_6=True) == f for f in fields().values() if f.name != name)
-
-
 @pytest.mark.parametrize(
     ("name", "printed", "field_id", "value"),
     [
@@ -105,7 +98,7 @@ def test_what_a_printed_number_means(name: str, printed: float, field_id: int, v
     assert (found.field.id, found.value(printed)) == (field_id, value)
 
 
-def test_a_stranger_means_nothing() -> None:
+def test_unknown_names_have_no_meaning() -> None:
     assert meaning("DCGM_FI_DEV_NO_SUCH") is None
     assert rename_of("DCGM_FI_DEV_NO_SUCH") is None
 
@@ -118,15 +111,3 @@ def test_counterparts_know_each_other() -> None:
         assert new.level == fields()[old].level
         assert (new.recipe is None) == (fields()[old].recipe is None)
     assert counterpart(fields()[150]) is None
-
-
-def test_where_a_new_name_was_seen_is_told_of_every_new_id() -> None:
-    assert all(field.seen for field in successors().values())
-    assert {f.name for f in successors().values() if f.seen == "inferred"} == {
-        "DCGM_FI_DEV_GPU_THERMAL_THROTTLE_SECONDS_TOTAL",
-        "DCGM_FI_DEV_GPU_SYNC_BOOST_THROTTLE_SECONDS_TOTAL",
-        "DCGM_FI_DEV_BOARD_LIMIT_THROTTLE_SECONDS_TOTAL",
-        "DCGM_FI_DEV_GPU_LOW_UTIL_THROTTLE_SECONDS_TOTAL",
-        "DCGM_FI_DEV_GPU_RELIABILITY_THROTTLE_SECONDS_TOTAL",
-        "DCGM_FI_DEV_C2C_MAX_BANDWIDTH_BYTES_PER_SECOND",
-    }

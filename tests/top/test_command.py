@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from podgpu.cli.exporter_options import EXPORTER_OPTIONS
 from podgpu.cli.main import run
-from podgpu.cli.option_table import EXPORTER_OPTIONS
 from podgpu.cli.top import TOP_OPTIONS
 from podgpu.compose.telemetries import simulated_driver
 from podgpu.holders.sources import SOURCES

@@ -6,7 +6,7 @@ import http.client
 import logging
 import resource
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from aiohttp import web
 
 from podgpu.clock import OnceAMinute
 from podgpu.web.app import make_application
-from podgpu.web.connections import ConnectionLimits, max_connections_for
+from podgpu.web.connections import ConnectionLimits
 from podgpu.web.exporter_app import limit_concurrency
 from tests.nodes.clock import PATIENCE, wait_until
 from tests.nodes.node import Node
@@ -183,21 +183,6 @@ def test_no_descriptors_left(folder: Path) -> None:
             process.client.ask("/metrics")
         wait_until(lambda: process.client.ask("/metrics").status == 200, "scrapes are answered again")
         assert process.log.count("no connection can be accepted") <= 1
-
-
-@pytest.mark.parametrize(("descriptors", "expected"), [(4096, 256), (164, 25), (80, 16)])
-def test_connections_fit_the_descriptors(
-    descriptors: int, expected: int, with_descriptors: Callable[[int], None]
-) -> None:
-    with_descriptors(descriptors)
-    assert max_connections_for(2) == expected
-
-
-@pytest.fixture
-def with_descriptors() -> Iterator[Callable[[int], None]]:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    yield lambda number: resource.setrlimit(resource.RLIMIT_NOFILE, (number, hard))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_repeated_log_lines_are_written_once_a_minute() -> None:

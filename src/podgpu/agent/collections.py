@@ -13,7 +13,7 @@ from podgpu.metrics.names import names_of, rename_of
 
 
 @dataclass(frozen=True, slots=True)
-class Retention:
+class SampleRetention:
     """How long DCGM keeps samples. None: not set here, so that the outer setting applies."""
 
     max_age: float | None = None
@@ -21,9 +21,9 @@ class Retention:
     max_samples: int | None = None
     """0: no limit."""
 
-    def over(self, other: Retention) -> Retention:
+    def over(self, other: SampleRetention) -> SampleRetention:
         """Fills what is not set from `other`."""
-        return Retention(
+        return SampleRetention(
             other.max_age if self.max_age is None else self.max_age,
             other.max_samples if self.max_samples is None else self.max_samples,
         )
@@ -33,7 +33,7 @@ class Retention:
         return self.max_age == 0 and self.max_samples == 0
 
 
-DEFAULT_RETENTION = Retention(600.0, 0)
+DEFAULT_RETENTION = SampleRetention(600.0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Collection:
     every: float
     include: tuple[str, ...]
     """Names of fields, or shell patterns."""
-    retention: Retention = field(default_factory=Retention)
+    retention: SampleRetention = field(default_factory=SampleRetention)
     place: str = ""
     """File and position, for messages."""
 
@@ -58,7 +58,7 @@ class ConfigFile:
     counters: tuple[Counter, ...] | None = None
     exporter_metrics: bool | None = None
     interval: float | None = None
-    retention: Retention = field(default_factory=Retention)
+    retention: SampleRetention = field(default_factory=SampleRetention)
     collections: tuple[Collection, ...] = ()
     """Without the one for all fields."""
     bind_unbind: bool | None = None

@@ -10,8 +10,7 @@ from typing import Protocol
 
 from podgpu.errors import SourceError, UsageError
 from podgpu.files import ReadOnChange
-from podgpu.metrics.counters import MOST_BYTES, Counter
-from podgpu.metrics.named_counters import Naming
+from podgpu.metrics.counters import MOST_BYTES, Counter, Naming
 from podgpu.model import Outcome
 from podgpu.workers import Workers
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from podgpu.agent.collections import DEFAULT_RETENTION, Collection, Retention, collection_of_fields
+from podgpu.agent.collections import DEFAULT_RETENTION, Collection, SampleRetention, collection_of_fields
 from podgpu.gpu.source import Lane
 from podgpu.metrics.conditions import FIELD_CONDITIONS
 from podgpu.metrics.counters import Counter
@@ -27,7 +27,7 @@ def make_lanes(
     counters: Sequence[Counter],
     interval: float,
     collections: Sequence[Collection] = (),
-    retention: Retention = DEFAULT_RETENTION,
+    retention: SampleRetention = DEFAULT_RETENTION,
     pass_over: bool = False,
     sums_interval: float = SELDOM_SECONDS,
 ) -> tuple[Lane, ...]:
@@ -48,7 +48,7 @@ def make_lanes(
     return tuple(lane for lane in lanes if lane.fields) or (lanes[0],)
 
 
-def _lane(fields: tuple[Field, ...], interval: float, retention: Retention) -> Lane:
+def _lane(fields: tuple[Field, ...], interval: float, retention: SampleRetention) -> Lane:
     return Lane(fields, interval, retention.max_age or 0.0, retention.max_samples or 0)
 
 

@@ -17,7 +17,7 @@ from podgpu.agent.allocation_turn import (
     ReadLiveness,
 )
 from podgpu.agent.change_log import ChangeLog
-from podgpu.agent.collections import DEFAULT_RETENTION, Collection, Retention
+from podgpu.agent.collections import DEFAULT_RETENTION, Collection, SampleRetention
 from podgpu.agent.counter_feeds import CounterFeed, CounterWatch
 from podgpu.agent.lanes import SELDOM_SECONDS, Schedule, fields_to_read, make_lanes
 from podgpu.agent.parts import NodeParts
@@ -54,7 +54,7 @@ class Settings:
     """Fields with an interval of their own."""
     counters_may_come: bool = False
     """The counters that the collections are about may be a ConfigMap's, which comes later."""
-    retention: Retention = DEFAULT_RETENTION
+    retention: SampleRetention = DEFAULT_RETENTION
     selection: Selection = field(default_factory=Selection)
     policy: Policy = field(default_factory=Policy)
 

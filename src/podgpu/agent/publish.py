@@ -9,13 +9,11 @@ from typing import Literal, TypeVar
 
 from podgpu.agent.node_document import from_snapshot, without_figures
 from podgpu.agent.process_metrics import process_families
-from podgpu.metrics.body import NO_METRICS, Body, Exposition
+from podgpu.metrics.encode import NO_METRICS, Body, Exposition, Family, encode
 from podgpu.metrics.gpu_manager import render_gpu_manager
 from podgpu.metrics.render import Policy, render_dcgm, render_podgpu, render_self
-from podgpu.metrics.text import encode
 from podgpu.model import Snapshot
 from podgpu.node_state import NodeState, encode_node
-from podgpu.series import Family
 
 K = TypeVar("K")
 T = TypeVar("T")

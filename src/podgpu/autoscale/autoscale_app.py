@@ -25,10 +25,8 @@ from podgpu.autoscale.reviews import Reviews
 from podgpu.autoscale.scene import Store
 from podgpu.cluster.loop import Cluster
 from podgpu.kube.client import ApiClient
-from podgpu.metrics import autoscale_families as f
-from podgpu.metrics.body import Exposition
-from podgpu.metrics.text import encode
-from podgpu.series import NO_LABELS, Family, Labels, Sample
+from podgpu.metrics import families as f
+from podgpu.metrics.encode import NO_LABELS, Exposition, Family, Labels, Sample, encode
 from podgpu.web.app import PROBE_OPTION, Listener, make_application
 from podgpu.web.connections import MakeTlsContext
 from podgpu.web.responses import metrics_response, probe_routes
@@ -146,7 +144,11 @@ class Autoscale:
             Sample(Labels((("api", api), ("code", code))), float(count)) for (api, code), count in sorted(calls.items())
         ]
         version = Labels((("version", __version__), ("python_version", platform.python_version())))
-        return [f.BUILD_INFO.of([Sample(version, 1.0)]), f.REQUESTS.of(requests), *self._scene_families()]
+        return [
+            f.AUTOSCALE_BUILD_INFO.of([Sample(version, 1.0)]),
+            f.AUTOSCALE_REQUESTS.of(requests),
+            *self._scene_families(),
+        ]
 
     def _scene_families(self) -> list[Family]:
         try:
@@ -154,11 +156,11 @@ class Autoscale:
         except Refusal:
             return []
         values = {
-            f.ROUND_TIMESTAMP: scene.ends_at,
-            f.PODS: len(scene.holding),
-            f.PODS_LEFT_OUT: scene.pod_rings.left_out,
-            f.OLD_NODES: len(scene.old_nodes),
-            f.PODS_SYNCED: 0 if scene.pods.trouble else 1,
+            f.AUTOSCALE_ROUND_TIMESTAMP: scene.ends_at,
+            f.AUTOSCALE_PODS: len(scene.holding),
+            f.AUTOSCALE_PODS_LEFT_OUT: scene.pod_rings.left_out,
+            f.AUTOSCALE_OLD_NODES: len(scene.old_nodes),
+            f.AUTOSCALE_PODS_SYNCED: 0 if scene.pods.trouble else 1,
         }
         return [spec.of([Sample(NO_LABELS, float(value))]) for spec, value in values.items()]
 

@@ -8,11 +8,11 @@ from typing import Annotated
 
 from msgspec import Meta, Struct, field
 
-from podgpu.agent.collections import DEFAULT_RETENTION, Collection, ConfigFile, Retention
-from podgpu.cli.params import parse_go_duration
-from podgpu.decode import decode_yaml
+from podgpu.agent.collections import DEFAULT_RETENTION, Collection, ConfigFile, SampleRetention
+from podgpu.cli.options import parse_go_duration
 from podgpu.errors import UsageError
 from podgpu.metrics.counters import Counter, make_counter
+from podgpu.yaml_file import decode_yaml
 
 _SHORTEST, _LONGEST = Fraction(1, 10), Fraction(86_400)
 _ALL_FIELDS = ["*"]
@@ -21,58 +21,58 @@ _Texts = Annotated[list[_Text], Meta(min_length=1)]
 _Count = Annotated[int, Meta(ge=0, le=999_999_999)]
 
 
-class _Section(Struct, rename="camel", forbid_unknown_fields=True):
+class _ConfigSection(Struct, rename="camel", forbid_unknown_fields=True):
     pass
 
 
-class _Field(_Section):
+class _Field(_ConfigSection):
     name: _Text
     prometheus_type: _Text
     help: _Text
 
 
-class _Metrics(_Section):
+class _Metrics(_ConfigSection):
     file: _Text | None = None
     fields: Annotated[list[_Field], Meta(min_length=1)] | None = None
     enable_exporter_metrics: bool | None = None
 
 
-class _BindUnbind(_Section):
+class _BindUnbind(_ConfigSection):
     enabled: bool | None = None
     poll_interval: str | None = None
 
 
-class _Server(_Section):
+class _Server(_ConfigSection):
     max_concurrent_scrapes: Annotated[int, Meta(ge=1, le=999_999_999)] | None = None
 
 
-class _RetentionV1(_Section):
+class _RetentionV1(_ConfigSection):
     max_age: str | None = None
     max_samples: _Count | None = None
 
 
-class _WatchGroup(_Section):
+class _WatchGroup(_ConfigSection):
     name: _Text
     interval: str
     fields: _Texts
     retention: _RetentionV1 | None = None
 
 
-class _CollectionV1(_Section):
+class _CollectionV1(_ConfigSection):
     interval: str | None = None
     watch_groups: list[_WatchGroup] | None = None
     retention: _RetentionV1 | None = None
 
 
-class _DcgmV1(_Section):
+class _DcgmV1(_ConfigSection):
     detect_bind_unbind: _BindUnbind | None = None
 
 
-class _SourcesV1(_Section):
+class _SourcesV1(_ConfigSection):
     dcgm: _DcgmV1 | None = None
 
 
-class _ConfigV1(_Section):
+class _ConfigV1(_ConfigSection):
     version: int
     metrics: _Metrics | None = None
     collection: _CollectionV1 | None = None
@@ -80,40 +80,40 @@ class _ConfigV1(_Section):
     server: _Server | None = None
 
 
-class _Watch(_Section):
+class _Watch(_ConfigSection):
     max_keep_age: str | None = None
     max_keep_samples: _Count | None = None
 
 
-class _CollectionDcgm(_Section):
+class _CollectionDcgm(_ConfigSection):
     watch: _Watch | None = None
 
 
-class _CollectionSources(_Section):
+class _CollectionSources(_ConfigSection):
     dcgm: _CollectionDcgm | None = None
 
 
-class _Include(_Section):
+class _Include(_ConfigSection):
     include: _Texts
 
 
-class _CollectionV2(_Section):
+class _CollectionV2(_ConfigSection):
     name: _Text
     every: str
     metrics: _Include
     sources: _CollectionSources | None = None
 
 
-class _DcgmV2(_Section):
+class _DcgmV2(_ConfigSection):
     watch: _Watch | None = None
     detect_bind_unbind: _BindUnbind | None = None
 
 
-class _SourcesV2(_Section):
+class _SourcesV2(_ConfigSection):
     dcgm: _DcgmV2 | None = None
 
 
-class _ConfigV2(_Section):
+class _ConfigV2(_ConfigSection):
     version: int
     metrics: _Metrics | None = None
     collections: Annotated[list[_CollectionV2], Meta(min_length=1)] | None = None
@@ -172,7 +172,7 @@ def _make(
     server: _Server | None,
     bind_unbind: _BindUnbind | None,
     interval: float | None,
-    retention: Retention,
+    retention: SampleRetention,
     collections: Sequence[Collection],
 ) -> ConfigFile:
     metrics = metrics or _Metrics()
@@ -211,7 +211,7 @@ def _read_fields(fields: Sequence[_Field], path: str) -> tuple[Counter, ...]:
     return tuple(first.values())
 
 
-def _check(path: str, retention: Retention, collections: Sequence[Collection]) -> None:
+def _check(path: str, retention: SampleRetention, collections: Sequence[Collection]) -> None:
     default = retention.over(DEFAULT_RETENTION)
     if default.is_endless:
         raise UsageError(f"{path}: neither age nor number of samples is limited: set one of them above 0")
@@ -224,14 +224,14 @@ def _check(path: str, retention: Retention, collections: Sequence[Collection]) -
             raise UsageError(f"{collection.place}: neither age nor number of samples is limited: set one above 0")
 
 
-def _read_retention_v1(retention: _RetentionV1 | None, place: str) -> Retention:
+def _read_retention_v1(retention: _RetentionV1 | None, place: str) -> SampleRetention:
     retention = retention or _RetentionV1()
-    return Retention(_read_age(retention.max_age, f"{place}.maxAge"), retention.max_samples)
+    return SampleRetention(_read_age(retention.max_age, f"{place}.maxAge"), retention.max_samples)
 
 
-def _read_watch(watch: _Watch | None, place: str) -> Retention:
+def _read_watch(watch: _Watch | None, place: str) -> SampleRetention:
     watch = watch or _Watch()
-    return Retention(_read_age(watch.max_keep_age, f"{place}.maxKeepAge"), watch.max_keep_samples)
+    return SampleRetention(_read_age(watch.max_keep_age, f"{place}.maxKeepAge"), watch.max_keep_samples)
 
 
 def _read_age(text: str | None, place: str) -> float | None:

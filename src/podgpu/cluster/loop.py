@@ -27,9 +27,7 @@ from podgpu.cluster.view import PageState
 from podgpu.cluster.waste import WasteLedger, WasteSource, WasteStatement
 from podgpu.errors import SourceError, StartError
 from podgpu.history.queries import UsageRow
-from podgpu.metrics.body import Exposition
-from podgpu.metrics.text import encode
-from podgpu.series import Family
+from podgpu.metrics.encode import Exposition, Family, encode
 
 LOOK_SECONDS = 1.0  # how often the results of a running round are published: a dead node must not delay the others
 LATE_ROUNDS = 3.0

@@ -17,12 +17,12 @@ from podgpu.cluster.parts import holders_of, slot_model
 from podgpu.cluster.settings import ViewSettings, duration_text
 from podgpu.cluster.state import ClusterState, NodeEntry, gpu_id
 from podgpu.cluster.used import CLUSTER, used_value
-from podgpu.metrics import cluster_families as f
+from podgpu.metrics import families as f
 from podgpu.metrics.conditions import NODE_GONE
+from podgpu.metrics.encode import NO_LABELS, Family, Labels, Sample
 from podgpu.metrics.families import JOB_LABEL, NAMELESS_LABELS, POD_LABELS, FamilySpec
 from podgpu.model import Workload
 from podgpu.node_state import DeviceState, MigInstance
-from podgpu.series import NO_LABELS, Family, Labels, Sample
 
 _DNS_PART = "[a-z0-9](?:[-a-z0-9]*[a-z0-9])?"
 _DNS_NAME = re.compile(rf"{_DNS_PART}(?:\.{_DNS_PART})*")
@@ -39,7 +39,7 @@ def cluster_families(state: ClusterState, rolling: Mapping[Scope, float], bills:
         f.IDLE_SINCE.of(_idle_samples(state)),
         *_count_families(state),
         *_bill_families(state, bills),
-        f.DEVICE_HEALTH.of(_health_samples(state)),
+        f.CLUSTER_DEVICE_HEALTH.of(_health_samples(state)),
         *self_families(state),
     ]
 
@@ -60,13 +60,13 @@ def self_families(state: ClusterState) -> list[Family]:
     targets = [(_labels(f.TARGET_UP, (outcome.target,)), outcome) for outcome in state.outcomes]
     nodes = [(_labels(f.NODE_UP, (node.name,)), node) for node in state.nodes]
     return [
-        f.BUILD_INFO.of([Sample(versions, 1)]),
+        f.CLUSTER_BUILD_INFO.of([Sample(versions, 1)]),
         f.TARGET_UP.of([Sample(labels, 0 if outcome.error else 1) for labels, outcome in targets]),
         f.TARGET_ERRORS.of([Sample(_labels(f.TARGET_ERRORS, key), n) for key, n in sorted(state.errors.items())]),
         f.TARGET_DURATION.of([Sample(labels, outcome.seconds) for labels, outcome in targets]),
         f.NODE_UP.of([Sample(labels, 0 if node.stale else 1) for labels, node in nodes]),
         f.NODE_LAST_SEEN.of([Sample(labels, round(taken_at - (n.age_seconds or 0.0), 3)) for labels, n in nodes]),
-        f.ROUND_TIMESTAMP.of([Sample(NO_LABELS, round(taken_at, 3))]),
+        f.CLUSTER_ROUND_TIMESTAMP.of([Sample(NO_LABELS, round(taken_at, 3))]),
     ]
 
 
@@ -304,7 +304,7 @@ def _hourly_families(state: ClusterState) -> list[Family]:
 def _health_samples(state: ClusterState) -> list[Sample]:
     """The condition `node_gone` of every GPU. The exporters report the other conditions."""
     return [
-        Sample(_labels(f.DEVICE_HEALTH, (*_place(node, gpu, None), NODE_GONE)), int(node.gone))
+        Sample(_labels(f.CLUSTER_DEVICE_HEALTH, (*_place(node, gpu, None), NODE_GONE)), int(node.gone))
         for node in state.nodes
         for gpu in node.gpus
     ]

@@ -398,22 +398,22 @@ class IdleDevices:
 
     async def update(self, nodes: Iterable[NodeReading], now: float) -> None:
         """Queries from time to time. In between, devices that are in use or gone are removed."""
-        if abs(now - self._queried_at) >= _IDLE_SECONDS:
-            step = self._window / _IDLE_CHECKS
-            instant = math.floor(now / step) * step
-            samples = await self._client.query(self._query, instant)
-            self._queried_at = now
-            keys = {(s.labels.get("UUID") or s.labels.get("uuid", ""), s.labels.get("GPU_I_ID", "")) for s in samples}
-            start = instant - self._window
-            self._since = {key: min(start, self._since.get(key, start)) for key in keys}
-        idle = set()
-        for device in (device for node in nodes for device in node.state.devices):
-            slots = [
-                ("", device.utilization_ratio),
-                *((str(part.id), part.utilization_ratio) for part in device.instances),
-            ]
-            idle |= {(device.uuid, instance) for instance, ratio in slots if ratio == 0}
+        idle = {
+            (device.uuid, instance)
+            for device in (device for node in nodes for device in node.state.devices)
+            for instance, slot in (("", device), *((str(part.id), part) for part in device.instances))
+            if slot.utilization_ratio == 0
+        }
         self._since = {key: since for key, since in self._since.items() if key in idle}
+        if abs(now - self._queried_at) < _IDLE_SECONDS:
+            return
+        step = self._window / _IDLE_CHECKS
+        instant = math.floor(now / step) * step
+        start = instant - self._window
+        samples = await self._client.query(self._query, instant)
+        self._queried_at = now
+        keys = {(s.labels.get("UUID") or s.labels.get("uuid", ""), s.labels.get("GPU_I_ID", "")) for s in samples}
+        self._since = {key: min(start, self._since.get(key, start)) for key in keys & idle}
 
     def seconds(self, now: float) -> dict[tuple[str, str], float]:
         return {key: max(0.0, now - since) for key, since in self._since.items()}

@@ -5,18 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
-from podgpu.cluster.prometheus import (
-    FB_USED,
-    GR_ENGINE,
-    HOLDER_LABELS,
-    POWER,
-    TEMPERATURE,
-    UTIL,
-)
+from podgpu.cluster.prometheus import FB_USED, GR_ENGINE, HOLDER_LABELS, POWER, TEMPERATURE, UTIL
 from podgpu.cluster.promql import (
     Line,
     PrometheusClient,
@@ -57,6 +50,7 @@ _MAX_GPUS_OF_POD = 256
 _DCGM_BLANK = 0x7FFFFFF0
 _MIB = 1024 * 1024
 _UUIDS = ("UUID", "uuid", "gpu_uuid")
+_FIGURES = ("utilization", "memory", "power", "temperature")
 _KEYS = (*_UUIDS, "GPU_I_ID")
 _HELD_NAMES = (families.ALLOCATION_INFO.name, *names_of(UTIL), *names_of(GR_ENGINE))
 
@@ -135,7 +129,7 @@ class PrometheusHistory:
         for line in lines:
             uuid, instance = _read_device(line.labels)
             if uuid:
-                values = bytes(utilization_byte(_check_ratio(value)) for value in _read_values(line, window))
+                values = bytes(utilization_byte(_check_ratio(value)) for value in _read_values(line.points, window))
                 devices[f"{uuid}/{instance}" if instance else uuid] = values
         return sparklines_json(window.start, window.step, devices, window.steps)
 
@@ -187,18 +181,31 @@ class _RangeReader:
             self.read(self._health(uuids)),
             *(self.read(query) for query in figures.values()),
         )
-        builder = _DeviceBuilder(self._window, self._node_labels, own_pods)
-        for line in held:
-            builder.add_presence(line)
+        exporter_pods: dict[tuple[str, str], set[Pod]] = defaultdict(set)  # Prometheus may add them to series
+        for labels in (line.labels for line in own_pods if line.labels.get("pod")):
+            exporter_pods[_read_target(labels)].add((labels.get("namespace", ""), labels["pod"]))
+        devices: dict[Device, _DeviceLines] = {}
+
+        def read(lines: Iterable[Line]) -> Iterator[tuple[_DeviceLines, Labels, Values, Workload | None]]:
+            for labels, points in lines:
+                device = _read_device(labels)
+                if device[0]:
+                    found = devices.setdefault(device, _DeviceLines(device, self._window))
+                    holder = read_workload(labels, exporter_pods[_read_target(labels)])
+                    yield found, labels, _read_values(points, self._window), holder
+
+        for device, labels, values, holder in read(held):
+            device.add_presence(labels, values, holder, self._node_labels)
         for name, found in zip(figures, lines, strict=True):
-            for line in found:
-                builder.add_figures(name, line)
+            for device, _, values, _ in read(found):
+                device.add_figures(name, values)
         for name, found in (("utilization", ratios), ("memory", memory)):
-            for line in found:
-                builder.add_holder_figures(name, line)
-        for line in health:
-            builder.add_condition(line)
-        return {device: lines for device, lines in builder.devices.items() if device[0]}
+            for device, _, values, holder in read(found):
+                if holder is not None:
+                    device.add_figures(name, values, holder)
+        for device, labels, values, _ in read(health):
+            device.add_condition(labels.get("condition", ""), values)
+        return devices
 
     # PromQL
 
@@ -262,102 +269,78 @@ class _RangeReader:
 
 
 class _DeviceLines:
-    """What was read of one device."""
+    """What was read of one device, by step."""
 
     def __init__(self, device: Device, window: Window) -> None:
-        self.device = device
-        self.window = window
-        self.node = ""
-        self.node_rank = 1000  # position of the node's label in --node-label
-        self.index: int | None = None
-        nothing: Values = [None] * window.steps
-        self.figures: dict[str, Values] = dict.fromkeys(("utilization", "memory", "power", "temperature"), nothing)
-        self.known_steps: set[int] = set()
-        self.holders: dict[Workload, set[int]] = defaultdict(set)  # -> steps
-        self.holder_figures: dict[tuple[Workload, str], Values] = {}
-        self.conditions: dict[str, set[int]] = defaultdict(set)  # -> steps
+        self._device = device
+        self._window = window
+        self._node = ""
+        self._node_rank = 1000  # position of the node's label in --node-label
+        self._index: int | None = None
+        self._figures: dict[str, Values] = {name: [None] * window.steps for name in _FIGURES}
+        self._known: set[int] = set()
+        self._holders: dict[Workload, set[int]] = defaultdict(set)
+        self._holder_figures: dict[tuple[Workload, str], Values] = {}
+        self._conditions: dict[str, set[int]] = defaultdict(set)
+
+    def add_presence(self, labels: Labels, values: Values, holder: Workload | None, node_labels: Sequence[str]) -> None:
+        steps = _known_steps(values)
+        self._known |= steps
+        rank = next((rank for rank, name in enumerate(node_labels) if labels.get(name)), self._node_rank)
+        if rank < self._node_rank:
+            self._node, self._node_rank = labels[node_labels[rank]], rank
+        index = labels.get("gpu", "")
+        self._index = int(index) if index.isdecimal() and len(index) < 9 else self._index
+        if holder is not None:
+            self._holders[holder] |= steps
+
+    def add_figures(self, name: str, values: Values, holder: Workload | None = None) -> None:
+        if name == "utilization":
+            values = [_check_ratio(value) for value in values]
+        if holder is None:
+            self._figures[name] = values
+        else:
+            self._holder_figures[holder, name] = values
+
+    def add_condition(self, name: str, values: Values) -> None:
+        self._conditions[name] |= _known_steps(values)
 
     def history(self) -> GpuHistory:
-        series = Series(self.window.start, self.window.step, {name: list(v) for name, v in self.figures.items()})
-        return GpuHistory(*self.device, self.node, self.index, series, self._spans())
+        return self._make_history(self._figures)
 
     def history_of_pod(self, pod: Pod) -> GpuHistory | None:
         """Its own figures while it held the device, or the device's if no other pod held it. None: it never did."""
-        own = {holder: steps for holder, steps in self.holders.items() if (holder.namespace, holder.pod) == pod}
-        others = {step for holder, steps in self.holders.items() if holder not in own for step in steps}
+        own = {holder: steps for holder, steps in self._holders.items() if (holder.namespace, holder.pod) == pod}
         held = {step for steps in own.values() for step in steps}
+        shared = {step for holder, steps in self._holders.items() if holder not in own for step in steps}
         if not held:
             return None
-        values: dict[str, list[float | None]] = {}
-        for name, figures in self.figures.items():
-            of_holders = [self.holder_figures[holder, name] for holder in own if (holder, name) in self.holder_figures]
-            values[name] = [None] * self.window.steps
+        figures: dict[str, list[float | None]] = {name: [None] * self._window.steps for name in _FIGURES}
+        for name, values in figures.items():
+            lines = [line for holder in own if (line := self._holder_figures.get((holder, name))) is not None]
             for step in held:
-                parts = [part for line in of_holders if (part := line[step]) is not None]
+                parts = [part for line in lines if (part := line[step]) is not None]
                 if parts:
-                    values[name][step] = sum(parts)
-                elif step not in others or name == "temperature":
-                    values[name][step] = figures[step]
-        return self.history()._replace(figures=Series(self.window.start, self.window.step, values))
+                    values[step] = sum(parts)
+                elif step not in shared or name == "temperature":
+                    values[step] = self._figures[name][step]
+        return self._make_history(figures)
+
+    def _make_history(self, figures: Mapping[str, Values]) -> GpuHistory:
+        series = Series(self._window.start, self._window.step, {name: list(v) for name, v in figures.items()})
+        return GpuHistory(*self._device, self._node, self._index, series, self._spans())
 
     def _spans(self) -> list[Span]:
         spans = []
-        for holder, steps in self.holders.items():
-            for start, end in find_runs(steps, self.window, self.known_steps):
-                names = {"namespace": holder.namespace, "pod": holder.pod, "job": holder.job}
-                ids = {"uid": holder.uid, "container_id": holder.container_id}
-                spans.append(Span("holder", start, end, holder.container, **names, **ids))
-        for name, steps in self.conditions.items():
+        for holder, steps in self._holders.items():
+            names = holder.namespace, holder.pod, holder.job, holder.uid, holder.container_id
+            for start, end in find_runs(steps, self._window, self._known):
+                spans.append(Span("holder", start, end, holder.container, "", *names))
+        for name, steps in self._conditions.items():
             message = words_for(name)[0] if name in conditions() else name
-            spans += [
-                Span("condition", start, end, name, message)
-                for start, end in find_runs(steps, self.window, self.known_steps)
-            ]
+            for start, end in find_runs(steps, self._window, self._known):
+                spans.append(Span("condition", start, end, name, message))
         return sorted(spans, key=lambda span: span.started)
-
-
-class _DeviceBuilder:
-    def __init__(self, window: Window, node_labels: Sequence[str], own_pods: Iterable[Line]) -> None:
-        """`own_pods`: the exporters' pods, which Prometheus may have added to their series."""
-        self.devices: dict[Device, _DeviceLines] = {}
-        self._window = window
-        self._node_labels = node_labels
-        self._own_pods: dict[tuple[str, str], set[Pod]] = defaultdict(set)
-        for labels in (line.labels for line in own_pods):
-            if labels.get("pod"):
-                self._own_pods[_read_target(labels)].add((labels.get("namespace", ""), labels["pod"]))
-
-    def _find(self, line: Line) -> _DeviceLines:
-        device = _read_device(line.labels)
-        return self.devices.setdefault(device, _DeviceLines(device, self._window))
-
-    def _read_holder(self, labels: Labels) -> Workload | None:
-        return read_workload(labels, self._own_pods[_read_target(labels)])
-
-    def add_presence(self, line: Line) -> None:
-        device, steps = self._find(line), _read_steps(line, self._window)
-        device.known_steps |= steps
-        for rank, name in enumerate(self._node_labels):
-            if line.labels.get(name) and rank < device.node_rank:
-                device.node, device.node_rank = line.labels[name], rank
-        index = line.labels.get("gpu", "")
-        device.index = int(index) if index.isdecimal() and len(index) < 9 else device.index
-        holder = self._read_holder(line.labels)
-        if holder is not None:
-            device.holders[holder] |= steps
-
-    def add_figures(self, name: str, line: Line) -> None:
-        values = _read_values(line, self._window)
-        self._find(line).figures[name] = [_check_ratio(v) for v in values] if name == "utilization" else values
-
-    def add_holder_figures(self, name: str, line: Line) -> None:
-        holder, values = self._read_holder(line.labels), _read_values(line, self._window)
-        if holder is not None:
-            checked = [_check_ratio(value) for value in values] if name == "utilization" else values
-            self._find(line).holder_figures[holder, name] = checked
-
-    def add_condition(self, line: Line) -> None:
-        self._find(line).conditions[line.labels.get("condition", "")] |= _read_steps(line, self._window)
 
 
 def find_runs(steps: Iterable[int], window: Window, known: Iterable[int] = ()) -> list[tuple[float, float | None]]:
@@ -391,18 +374,18 @@ def _read_target(labels: Mapping[str, str]) -> tuple[str, str]:
     return labels.get("job", ""), labels.get("instance", "")
 
 
-def _read_values(line: Line, window: Window) -> list[float | None]:
+def _read_values(points: Iterable[tuple[float, float]], window: Window) -> list[float | None]:
     """One value per step, evaluated at the step's end."""
     values: list[float | None] = [None] * window.steps
-    for at, value in line.points:
+    for at, value in points:
         number = round((at - window.start) / window.step) - 1
         if 0 <= number < window.steps:
             values[number] = value
     return values
 
 
-def _read_steps(line: Line, window: Window) -> set[int]:
-    return {number for number, value in enumerate(_read_values(line, window)) if value is not None}
+def _known_steps(values: Values) -> set[int]:
+    return {number for number, value in enumerate(values) if value is not None}
 
 
 def _check_ratio(value: float | None) -> float | None:

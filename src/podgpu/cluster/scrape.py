@@ -23,7 +23,7 @@ from podgpu.clock import Clock
 from podgpu.cluster.collect import ClusterReading, NodeReading, Pod, TargetOutcome
 from podgpu.errors import SourceError, UsageError
 from podgpu.http_client import MAX_METRICS_BYTES, METRICS_TYPES, Access, HttpClient, check_is_metrics, open_session
-from podgpu.metrics.adapter import NODE_LABELS, node_from_text
+from podgpu.metrics.adapter import NODE_LABELS, keep_known_fields, node_from_text
 from podgpu.metrics.parse import BadExposition
 from podgpu.model import WorkloadOwner
 from podgpu.node_state import DeviceState, MigInstance, NodeState, decode_node
@@ -173,7 +173,7 @@ def reduce_state(state: NodeState, keep_fields: frozenset[str]) -> NodeState:
 
 
 def _reduce_slot(slot: S, keep_fields: frozenset[str]) -> S:
-    kept = slot.fields and {name: value for name, value in slot.fields.items() if name in keep_fields}
+    kept = None if slot.fields is None else keep_known_fields(slot.fields, keep_fields)
     return replace_members(slot, fields=kept, details=(), unsupported=(), xids=(), clock_events={})
 
 

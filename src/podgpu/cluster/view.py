@@ -21,10 +21,10 @@ from podgpu.cluster.parts import HeldPart, HeldSums, Totals, Use, gpu_utilizatio
 from podgpu.cluster.prices import Prices
 from podgpu.cluster.state import ClusterState, NodeEntry, gpu_id
 from podgpu.errors import SourceError
-from podgpu.metrics.body import Body, etag_of
-from podgpu.metrics.conditions import xid_class
+from podgpu.metrics.conditions import xid_class, xid_text
+from podgpu.metrics.encode import Body, etag_of
 from podgpu.metrics.families import CLOCK_EVENTS_FIELD, clock_events_in_words
-from podgpu.metrics.fields import detail_helps, field_named, fields, xid_text
+from podgpu.metrics.fields import detail_helps, field_named, fields
 from podgpu.metrics.mig import parent_and_part, slices_of_gpu, slices_of_profile
 from podgpu.model import Value, Workload, WorkloadOwner
 from podgpu.node_state import DeviceState, MigInstance, NodeState, Slot, SourceStatus, XidCount

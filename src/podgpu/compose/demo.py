@@ -33,8 +33,7 @@ from podgpu.holders.kubelet import KubeletAllocation
 from podgpu.metrics.counters import shipped_counters
 from podgpu.metrics.render import Policy
 from podgpu.model import WorkloadOwner
-from podgpu.simulate.scenario import Act, Play, acts
-from podgpu.simulate.stage import StageNode, owner_of
+from podgpu.simulate.demo import Act, Play, StageNode, acts, owner_of
 from podgpu.usage.containers import ContainerFinder
 from podgpu.web.app import Listener, Several, run
 from podgpu.web.cluster_app import cluster_application

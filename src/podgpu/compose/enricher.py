@@ -14,7 +14,7 @@ from podgpu.compose.allocations import make_holders
 from podgpu.compose.process import stop_on_signal
 from podgpu.compose.servers import ApiAccess
 from podgpu.compose.telemetries import open_telemetry
-from podgpu.enrich.turn import Enricher, Held, Settings
+from podgpu.enrich.enricher import Enricher, EnrichSettings, HolderResult
 from podgpu.errors import SourceError
 from podgpu.files import AtomicFile, OutputError
 from podgpu.gpu.companion import CompanionDriver
@@ -28,7 +28,7 @@ _DEADLINE = 5.0
 
 @contextmanager
 def opened_enricher(
-    source: ExpositionSource, textfile: AtomicFile, settings: Settings, options: Options, naming: Naming
+    source: ExpositionSource, textfile: AtomicFile, settings: EnrichSettings, options: Options, naming: Naming
 ) -> Iterator[Enricher]:
     """Raises UsageError."""
     with ExitStack() as at_the_end:
@@ -71,10 +71,10 @@ def _fetch(source: ExpositionSource, isolation: Workers) -> Callable[[], ParsedE
     return fetch
 
 
-def _holders(turn: AllocationTurn) -> Callable[[Sequence[Device]], Held]:
-    def holders(devices: Sequence[Device]) -> Held:
+def _holders(turn: AllocationTurn) -> Callable[[Sequence[Device]], HolderResult]:
+    def holders(devices: Sequence[Device]) -> HolderResult:
         part = turn.collect(devices)
         shown = replace(part.allocation, assignments=turn.show(part.allocation.assignments))
-        return Held(shown, part.outcomes, turn.errors)
+        return HolderResult(shown, part.outcomes, turn.errors)
 
     return holders

@@ -6,11 +6,11 @@ These schedulers assign GPUs without the kubelet, or other GPUs than the kubelet
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Annotated, Protocol
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 from msgspec import Meta, Struct, field
@@ -28,6 +28,9 @@ from podgpu.holders.device_ids import (
 )
 from podgpu.kube.objects import ContainerRecord, PodRecord, parse_quantity
 from podgpu.model import Allocation, Assignment, Device, Unmapped, VcudaRequest, Workload
+
+if TYPE_CHECKING:
+    from podgpu.kube.reflector import Store
 
 SOURCE = "annotations"
 KOORDINATOR_DEVICES = "scheduling.koordinator.sh/device-allocated"
@@ -55,18 +58,6 @@ GPU_RESOURCES = (
 _log = logging.getLogger(__name__)
 
 
-class PodFeed(Protocol):
-    """The pods of this node, watched elsewhere."""
-
-    def items(self) -> tuple[PodRecord, ...]: ...
-
-    @property
-    def synced(self) -> bool: ...
-
-    @property
-    def error(self) -> SourceError | None: ...
-
-
 def is_read(annotation: str) -> bool:
     """Returns True if this module reads the annotation."""
     return annotation in _ANNOTATIONS or annotation.startswith(GPU_MANAGER_CARDS)
@@ -79,58 +70,71 @@ def requests_gpu(container: ContainerRecord) -> bool:
 # The source
 
 
-@dataclass(frozen=True, slots=True)
-class _HeldGrant:
-    holder: Workload
-    device: str | int
-    key: str
-    share: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class _PodGrants:
-    pod: PodRecord
-    requests: tuple[VcudaRequest, ...]
-    held: tuple[_HeldGrant, ...] = ()
-    error: BadAnnotation | None = None
-
-
 class AnnotationsAllocation(AllocationSource):
     """Maps the pods of a watch. Never waits for the network."""
 
     name = SOURCE
 
-    def __init__(self, pods: PodFeed) -> None:
-        self._feed = pods
-        self._grants: dict[str, _PodGrants] = {}
+    def __init__(self, pods: Store[PodRecord]) -> None:
+        self._pods = pods
+        self._logged: dict[str, str] = {}
+        """Pod uid -> error that was logged."""
 
     def assignments(self, devices: Sequence[Device]) -> Allocation:
         """Uses the last known pods while the API server is away, but not after it has withdrawn the permission."""
-        error = self._feed.error
-        if not self._feed.synced or (error is not None and error.reason == "forbidden"):
+        error = self._pods.error
+        if not self._pods.synced or (error is not None and error.reason == "forbidden"):
             if error is not None:
                 raise SourceError(error.reason, str(error))
             raise SourceError(
                 "not_synced", "pods not read from the API server yet; if this persists, check that it is reachable"
             )
         # Schedulers annotate a pod before it is bound to a node.
-        pods = [pod for pod in self._feed.items() if pod.node and not pod.is_finished]
-        self._grants = {pod.uid: self._read_pod(pod) for pod in pods}
-        requests = (request for grants in self._grants.values() for request in grants.requests)
-        return replace(_map_grants(self._grants.values(), devices), vcuda=sort_vcuda(requests))
+        pods = [pod for pod in self._pods.items() if pod.node and not pod.is_finished]
+        mapper = _GrantMapper(devices)
+        errors = {pod.uid: error for pod in pods if (error := mapper.add(pod)) is not None}
+        for uid, bad in errors.items():
+            if self._logged.get(uid) != str(bad):
+                _log.warning("%s", bad)
+        self._logged = {uid: str(bad) for uid, bad in errors.items()}
+        requests = sort_vcuda(request for pod in pods for request in _read_vcuda_requests(pod))
+        return replace(sort_allocation(mapper.held.values(), mapper.unmapped), vcuda=requests)
 
-    def _read_pod(self, pod: PodRecord) -> _PodGrants:
-        """Reads changed pods only, and logs an invalid annotation once."""
-        before = self._grants.get(pod.uid)
-        if before is not None and before.pod is pod:
-            return before
-        requests = tuple(_read_vcuda_requests(pod))
+
+class _GrantMapper:
+    """Maps the grants of pods to devices, with one assignment per container and device."""
+
+    def __init__(self, devices: Sequence[Device]) -> None:
+        self._index = DeviceIndex(devices)
+        self.held: dict[tuple[str, Workload], Assignment] = {}
+        self.unmapped: set[Unmapped] = set()
+
+    def add(self, pod: PodRecord) -> BadAnnotation | None:
         try:
-            return _PodGrants(pod, requests, tuple(_resolve_containers(pod, read_grants(pod))))
+            grants = read_grants(pod)
         except BadAnnotation as error:
-            if before is None or str(before.error) != str(error):
-                _log.warning("%s", error)
-            return _PodGrants(pod, requests, error=error)
+            whole_pod = Workload(pod.namespace, pod.name, uid=pod.uid)
+            self.unmapped.add(Unmapped(SOURCE, error.reason, error.key, error.key, whole_pod))
+            return error
+        for grant in grants:
+            for container, share in _find_containers(pod, grant):
+                self._hold(_workload(pod, container), grant, share)
+        return None
+
+    def _hold(self, holder: Workload, grant: Grant, share: float | None) -> None:
+        device_id = DeviceId(minor=grant.device) if isinstance(grant.device, int) else parse_device_id(grant.device)
+        is_known = device_id is not None and not (device_id.everything or device_id.integrated)
+        devices = self._index.find(device_id) if device_id is not None and is_known else ()
+        if not devices:
+            text = f"nvidia{grant.device}" if isinstance(grant.device, int) else grant.device
+            reason = "unknown_device" if is_known else "unrecognised_id"
+            self.unmapped.add(Unmapped(SOURCE, reason, text, grant.key, holder))
+            return
+        key = devices[0].key, holder
+        if key in self.held:
+            other = self.held[key].share
+            share = None if share is None or other is None else min(1.0, share + other)
+        self.held[key] = Assignment(*key, SOURCE, share=share)
 
 
 def _read_vcuda_requests(pod: PodRecord) -> Iterator[VcudaRequest]:
@@ -140,25 +144,20 @@ def _read_vcuda_requests(pod: PodRecord) -> Iterator[VcudaRequest]:
             yield VcudaRequest(_workload(pod, container), cores, blocks)
 
 
-def _resolve_containers(pod: PodRecord, grants: Iterable[Grant]) -> Iterator[_HeldGrant]:
-    """Finds the container of each grant. A finished init container holds nothing.
+def _find_containers(pod: PodRecord, grant: Grant) -> Iterator[tuple[ContainerRecord, float | None]]:
+    """Yields the containers that hold the grant and their shares. A finished init container holds nothing.
 
     A grant to the whole pod is split between the containers that request GPUs. If none does, the first container holds
     it, as in koordinator's own proxy.
     """
-    containers = {container.name: container for container in (*pod.init_containers, *pod.containers)}
-    running = [container for container in containers.values() if not container.finished]
-    for grant in grants:
-        if grant.container is None:
-            requesting = [container for container in running if requests_gpu(container)]
-            holders = requesting or list(pod.containers[:1]) or [ContainerRecord("")]
-            parts = _split(holders)
-        else:
-            holders = [container for container in running if container.name == grant.container]
-            parts = [1.0] * len(holders)
-        for container, part in zip(holders, parts, strict=True):
-            share = None if grant.share is None else grant.share * part
-            yield _HeldGrant(_workload(pod, container), grant.device, grant.key, share)
+    running = [container for container in (*pod.init_containers, *pod.containers) if not container.finished]
+    if grant.container is not None:
+        yield from ((container, grant.share) for container in running if container.name == grant.container)
+        return
+    requesting = [container for container in running if requests_gpu(container)]
+    holders = requesting or list(pod.containers[:1]) or [ContainerRecord("")]
+    for container, part in zip(holders, _split(holders), strict=True):
+        yield container, None if grant.share is None else grant.share * part
 
 
 def _split(containers: Sequence[ContainerRecord]) -> list[float]:
@@ -172,34 +171,6 @@ def _split(containers: Sequence[ContainerRecord]) -> list[float]:
 
 def _workload(pod: PodRecord, container: ContainerRecord) -> Workload:
     return Workload(pod.namespace, pod.name, container.name, pod.uid, container.container_id)
-
-
-def _map_grants(pods: Iterable[_PodGrants], devices: Sequence[Device]) -> Allocation:
-    index = DeviceIndex(devices)
-    held: dict[tuple[str, Workload], Assignment] = {}
-    unmapped: set[Unmapped] = set()
-    for grants in pods:
-        if grants.error is not None:
-            whole_pod = Workload(grants.pod.namespace, grants.pod.name, uid=grants.pod.uid)
-            unmapped.add(Unmapped(SOURCE, grants.error.reason, grants.error.key, grants.error.key, whole_pod))
-        for grant in grants.held:
-            device, reason = _find_device(index, grant.device)
-            if device is None:
-                text = f"nvidia{grant.device}" if isinstance(grant.device, int) else grant.device
-                unmapped.add(Unmapped(SOURCE, reason, text, grant.key, grant.holder))
-                continue
-            share, before = grant.share, held.get((device.key, grant.holder))
-            if before is not None:
-                share = None if share is None or before.share is None else min(1.0, share + before.share)
-            held[device.key, grant.holder] = Assignment(device.key, grant.holder, SOURCE, share=share)
-    return sort_allocation(held.values(), unmapped)
-
-
-def _find_device(index: DeviceIndex, device: str | int) -> tuple[Device | None, str]:
-    device_id = DeviceId(minor=device) if isinstance(device, int) else parse_device_id(device)
-    if device_id is None or device_id.everything or device_id.integrated:
-        return None, "unrecognised_id"
-    return next(iter(index.find(device_id)), None), "unknown_device"
 
 
 # Formats: one function per scheduler, from a pod to its grants

@@ -14,7 +14,8 @@ from typing import Annotated
 
 from msgspec import Meta, Struct, field
 
-from podgpu.files import ReadOnChange, decode_json
+from podgpu.decode import decode_json
+from podgpu.files import ReadOnChange
 from podgpu.holders import AllocationSource
 from podgpu.holders.device_ids import (
     HeldId,
@@ -48,13 +49,13 @@ class _PodDevices(Struct):
             yield HeldId(holder, self.resource, text, parse_device_id(text))
 
 
-class _Data(Struct):
+class _DeviceData(Struct):
     entries: list[_PodDevices] | None = field(name="PodDeviceEntries", default=None)
     registered: dict[str, list[str] | None] | None = field(name="RegisteredDevices", default=None)
 
 
-class _File(Struct):
-    data: _Data = field(name="Data")
+class _DeviceFile(Struct):
+    data: _DeviceData = field(name="Data")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,7 @@ class CheckpointAllocation(AllocationSource):
 def parse_checkpoint(
     content: bytes, path: str = "the checkpoint", resource_names: frozenset[str] = frozenset()
 ) -> Checkpoint:
-    data = decode_json(content, path, _File).data
+    data = decode_json(content, path, _DeviceFile).data
     entries = (held for entry in data.entries or () for held in entry.held_ids())
     held = tuple(entry for entry in entries if is_gpu(entry, resource_names))
     registered = (text for ids in (data.registered or {}).values() for text in ids or ())

@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import time
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from msgspec import Struct, field
 
+from podgpu.decode import decode_json
 from podgpu.errors import SourceError
-from podgpu.files import ReadOnChange, decode_json
+from podgpu.files import ReadOnChange
 from podgpu.holders.device_ids import DeviceIndex, parse_device_id, sort_allocation
 from podgpu.holders.kubelet import SOURCE
 from podgpu.kube.client import ApiClient
@@ -32,7 +31,7 @@ from podgpu.kube.objects import (
     current_devices,
     find_resource_version,
 )
-from podgpu.kube.reflector import REFUSALS
+from podgpu.kube.reflector import REFUSALS, Store
 from podgpu.model import Allocation, Assignment, Device, Unmapped, Workload
 
 CHECKPOINT_NAME = f"plugins/{NVIDIA_DRIVER}/checkpoint.json"
@@ -57,18 +56,6 @@ _UUID_PATHS = (
 """Places of the UUID in the driver's checkpoint. A MIG device has had three so far."""
 
 _log = logging.getLogger("podgpu")
-_UUID = re.compile(r"(?<!MIG-)(?:GPU|MIG)-[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
-
-
-class SliceFeed(Protocol):
-    """The ResourceSlices of this node, watched elsewhere."""
-
-    def items(self) -> tuple[PoolSlice, ...]:
-        """Returns the same tuple until something changes."""
-        ...
-
-    @property
-    def synced(self) -> bool: ...
 
 
 class DraClaims:
@@ -76,46 +63,56 @@ class DraClaims:
 
     def __init__(
         self,
-        feed: SliceFeed | None,
+        slices: Store[PoolSlice] | None,
         checkpoint: DriverCheckpoint | None = None,
         reader: ClaimReader | None = None,
     ) -> None:
-        self._feed = feed
+        self._slices = slices
         self._checkpoint = checkpoint
         self._reader = reader
-        self._slices: tuple[PoolSlice, ...] = ()
-        self._pools: dict[str, dict[str, SliceDevice]] = {}
-        self._cached: dict[DeviceName, SliceDevice] = {}
-        """Devices of pools with held claims. A driver that stops removes its slices, and a kubelet that starts without
-        the driver deletes them."""
+        self._pools: frozenset[str] = frozenset()
+        self._devices: dict[DeviceName, SliceDevice] = {}
+        """Devices of this node. Includes devices of removed pools and held ones that a pool no longer has: a driver
+        that stops removes its slices, and a kubelet that starts without the driver deletes them."""
 
     def held(self, response: Any, devices: Sequence[Device]) -> Allocation:
         prepared = PreparedClaims({}, {}) if self._checkpoint is None else self._checkpoint.read()
-        is_synced = self._feed is not None and self._feed.synced
-        if is_synced:
-            self._update_pools()
+        is_synced = self._slices is not None and self._slices.synced
         claimed = self._without_admin_access(list(parse_claims(response)), prepared, is_synced)
-        self._update_cache(claimed)
-        resolver = _ClaimResolver(claimed, self._pools, self._cached, devices, prepared.uuids, is_synced)
+        if self._slices is not None and is_synced:
+            self._update_devices(self._slices.items(), claimed)
+        index = DeviceIndex(devices)
         held: dict[tuple[str, Workload], Attributes] = {}
         unmapped: set[Unmapped] = set()
         for claim in claimed:
-            resolved = resolver.find(claim)
-            if isinstance(resolved, str):
-                unmapped.add(claim.unmapped(resolved))
+            offered = self._devices.get((claim.pool, claim.device))
+            uuid = (offered.uuid if offered else "") or prepared.uuids.get((claim.pool, claim.device), "")
+            device_id = parse_device_id(uuid) if uuid.startswith(("GPU-", "MIG-")) else None
+            device = next(iter(index.find(device_id)), None) if device_id else None
+            if device is None:
+                unmapped.add(claim.unmapped("unknown_device" if uuid else self._explain(claim, offered, is_synced)))
                 continue
-            device, attributes = resolved
+            attributes = claim.build_attributes(uuid if device.is_instance else "", device.profile)
             key = device.key, claim.holder
             held[key] = min(attributes, held.get(key, attributes))
         assignments = (Assignment(*key, SOURCE, attributes=attributes) for key, attributes in held.items())
         return sort_allocation(assignments, unmapped)
 
-    def _update_pools(self) -> None:
-        slices = () if self._feed is None else self._feed.items()
-        if slices is not self._slices:
-            current = current_devices(entry for entry in slices if entry.driver == NVIDIA_DRIVER)
-            self._pools = {pool: {device.name: device for device in devices} for (_, pool), devices in current.items()}
-            self._slices = slices
+    def _update_devices(self, slices: tuple[PoolSlice, ...], claimed: Iterable[ClaimedDevice]) -> None:
+        current = current_devices(entry for entry in slices if entry.driver == NVIDIA_DRIVER)
+        held = {(claim.pool, claim.device) for claim in claimed}
+        self._pools = frozenset(pool for _, pool in current)
+        kept = {name: device for name, device in self._devices.items() if name in held or name[0] not in self._pools}
+        self._devices = kept | {
+            (pool, device.name): device for (_, pool), devices in current.items() for device in devices
+        }
+
+    def _explain(self, claim: ClaimedDevice, offered: SliceDevice | None, is_synced: bool) -> str:
+        if offered is not None:
+            return "claim_device_without_uuid"
+        if not is_synced:
+            return "slices_not_synced"
+        return "unknown_claim_device" if claim.pool in self._pools else "unknown_pool"
 
     def _without_admin_access(
         self, claimed: list[ClaimedDevice], prepared: PreparedClaims, is_synced: bool
@@ -131,13 +128,6 @@ class DraClaims:
             if (claim.pool, claim.device) not in admin.get((claim.namespace, claim.claim), ())
         ]
 
-    def _update_cache(self, claimed: Iterable[ClaimedDevice]) -> None:
-        held = {(claim.pool, claim.device) for claim in claimed}
-        pools = {pool for pool, _ in (*held, *self._cached)} & self._pools.keys()
-        offered = {(pool, name): device for pool in pools for name, device in self._pools[pool].items()}
-        kept = {name: device for name, device in self._cached.items() if name in held or name[0] not in self._pools}
-        self._cached = kept | offered
-
 
 # Claims in the kubelet's answer
 
@@ -148,139 +138,37 @@ class ClaimedDevice(NamedTuple):
     holder: Workload
     namespace: str
     claim: str
-    driver: str = ""
-    pool: str = ""
-    device: str = ""
-    cdi_name: str = ""
-    """Used if pool and device are missing: kubelets of 1.27 to 1.30."""
+    pool: str
+    device: str
 
     def unmapped(self, reason: str) -> Unmapped:
-        text = self.cdi_name or f"{self.driver}/{self.pool}/{self.device}"
+        text = f"{NVIDIA_DRIVER}/{self.pool}/{self.device}"
         return Unmapped(SOURCE, reason, text, f"claim {self.namespace}/{self.claim}", self.holder)
+
+    def build_attributes(self, mig_uuid: str, profile: str) -> Attributes:
+        """Returns dcgm-exporter's labels in its order, without empty ones."""
+        labels = (
+            ("dra_claim_name", self.claim),
+            ("dra_claim_namespace", self.namespace),
+            ("dra_device_name", self.device),
+            ("dra_driver_name", NVIDIA_DRIVER),
+            ("dra_mig_device_uuid", mig_uuid),
+            ("dra_mig_profile", profile),
+            ("dra_pool_name", self.pool),
+        )
+        return tuple((name, value) for name, value in labels if value)
 
 
 def parse_claims(response: Any) -> Iterator[ClaimedDevice]:
+    """Yields the claimed devices of a decoded List answer. Kubelets before 1.31 do not report their names."""
     for pod in response.pod_resources:
         for container in pod.containers:
             holder = Workload(pod.namespace, pod.name, container.name)
             for claim in container.dynamic_resources:
                 for resource in claim.claim_resources:
-                    claimed = ClaimedDevice(
-                        *(holder, claim.claim_namespace, claim.claim_name),
-                        *(resource.driver_name, resource.pool_name, resource.device_name),
-                    )
-                    if claimed.driver == NVIDIA_DRIVER and claimed.pool and claimed.device:
-                        yield claimed
-                    elif claimed.driver in ("", NVIDIA_DRIVER):
-                        yield from _parse_cdi_names(claimed, [cdi.name for cdi in resource.cdi_devices])
-
-
-def _parse_cdi_names(claimed: ClaimedDevice, names: Sequence[str]) -> Iterator[ClaimedDevice]:
-    """Yields the names with a UUID, otherwise one name of a GPU. The kubelet repeats names of earlier devices."""
-    chosen = [name for name in names if _UUID.search(name)]
-    if not chosen:
-        chosen = [name for name in names if _is_gpu_kind(name)][:1] or ([""] if claimed.driver else [])
-    for name in chosen:
-        yield claimed._replace(pool="", device="", cdi_name=name)
-
-
-def _is_gpu_kind(cdi_name: str) -> bool:
-    """Accepts `nvidia.com/gpu=0` and `k8s.gpu.nvidia.com/claim=…`, not `k8s.compute-domain.nvidia.com`."""
-    kind = cdi_name.partition("=")[0]
-    vendor = kind.partition("/")[0]
-    return kind == "nvidia.com/gpu" or (vendor.endswith(".nvidia.com") and "gpu" in vendor.split("."))
-
-
-class _ClaimResolver:
-    """Finds the device of a claim, or the reason why there is none."""
-
-    def __init__(
-        self,
-        claimed: Iterable[ClaimedDevice],
-        pools: Mapping[str, Mapping[str, SliceDevice]],
-        cached: Mapping[DeviceName, SliceDevice],
-        devices: Sequence[Device],
-        uuids: Mapping[DeviceName, str],
-        is_synced: bool,
-    ) -> None:
-        self._pools = pools if is_synced else {}
-        self._cached = cached
-        self._uuids = uuids
-        self._is_synced = is_synced
-        self._index = DeviceIndex(devices)
-        self._instances: dict[tuple[str, str], list[Device]] = defaultdict(list)
-        """(parent, profile) -> GPU instances."""
-        for device in devices:
-            if device.is_instance:
-                self._instances[device.uuid.lower(), device.profile].append(device)
-        self._claimed_migs: dict[tuple[str, str], set[SliceDevice]] = defaultdict(set)
-        """(parent, profile) -> claimed MIG devices without a published UUID."""
-        for claim in claimed:
-            offered = self._find_in_slices(claim)
-            if isinstance(offered, SliceDevice) and not offered.uuid:
-                self._claimed_migs[_layout(offered)].add(offered)
-
-    def find(self, claim: ClaimedDevice) -> tuple[Device, Attributes] | str:
-        if not claim.device:
-            match = _UUID.search(claim.cdi_name)
-            return "claim_without_device_name" if match is None else self._find_by_uuid(claim, match[0])
-        offered = self._find_in_slices(claim)
-        published = offered.uuid if isinstance(offered, SliceDevice) else ""
-        uuid = published or self._uuids.get((claim.pool, claim.device), "")
-        if uuid:
-            return self._find_by_uuid(claim, uuid)
-        return offered if isinstance(offered, str) else self._find_instance(claim, offered)
-
-    def _find_in_slices(self, claim: ClaimedDevice) -> SliceDevice | str:
-        name = claim.pool, claim.device
-        offered = self._pools.get(claim.pool, {}).get(claim.device) or self._cached.get(name)
-        if offered is not None:
-            return offered
-        if not self._is_synced:
-            return "slices_not_synced"
-        return "unknown_claim_device" if claim.pool in self._pools else "unknown_pool"
-
-    def _find_instance(self, claim: ClaimedDevice, offered: SliceDevice) -> tuple[Device, Attributes] | str:
-        """Finds the instance of a MIG device created for the claim, whose slice has no UUID.
-
-        Unambiguous only if there is one matching instance and one matching claimed device.
-        """
-        if offered.type != "mig" or not offered.parent_uuid or not offered.profile:
-            return "claim_device_without_uuid"
-        instances = self._instances.get(_layout(offered), [])
-        if not instances:
-            return "unknown_device"
-        if len(instances) > 1 or len(self._claimed_migs[_layout(offered)]) > 1:
-            return "ambiguous_mig_device"
-        (device,) = instances
-        uuid = device.mig_uuids[0] if len(device.mig_uuids) == 1 else ""
-        return device, _build_attributes(claim, uuid, offered.profile)
-
-    def _find_by_uuid(self, claim: ClaimedDevice, uuid: str) -> tuple[Device, Attributes] | str:
-        device_id = parse_device_id(uuid) if uuid.startswith(("GPU-", "MIG-")) else None
-        devices = self._index.find(device_id) if device_id is not None else ()
-        if not devices:
-            return "unknown_device"
-        device = devices[0]
-        return device, _build_attributes(claim, uuid if device.is_instance else "", device.profile)
-
-
-def _layout(offered: SliceDevice) -> tuple[str, str]:
-    return offered.parent_uuid.lower(), offered.profile
-
-
-def _build_attributes(claim: ClaimedDevice, mig_uuid: str, profile: str) -> Attributes:
-    """Returns dcgm-exporter's labels in its order, without empty ones."""
-    labels = (
-        ("dra_claim_name", claim.claim),
-        ("dra_claim_namespace", claim.namespace),
-        ("dra_device_name", claim.device),
-        ("dra_driver_name", claim.driver),
-        ("dra_mig_device_uuid", mig_uuid),
-        ("dra_mig_profile", profile),
-        ("dra_pool_name", claim.pool),
-    )
-    return tuple((name, value) for name, value in labels if value)
+                    if resource.driver_name == NVIDIA_DRIVER:
+                        claimed = claim.claim_namespace, claim.claim_name, resource.pool_name, resource.device_name
+                        yield ClaimedDevice(holder, *claimed)
 
 
 # ResourceClaims

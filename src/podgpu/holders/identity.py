@@ -206,7 +206,7 @@ def _to_workloads(record: PodRecord) -> Iterable[Workload]:
 
 
 class IdentityReader:
-    """Reads the names of the kubelet's log files. Lists a directory only if it changed."""
+    """Reads the names of the kubelet's log files. Returns the same object while nothing changes."""
 
     def __init__(
         self,
@@ -215,44 +215,40 @@ class IdentityReader:
         clock: Callable[[], int] = time.time_ns,
         pods: Callable[[], tuple[PodRecord, ...]] = tuple,
     ) -> None:
-        """`pods` returns the pods of the API server, the same tuple until something changes."""
-        self._pods = _LogDirectory(pods_dir, parse_pod_directory, clock)
-        self._containers = _LogDirectory(containers_dir, parse_container_log, clock)
+        """`pods` returns the pods of the API server."""
+        self._directories = ((pods_dir, parse_pod_directory), (containers_dir, parse_container_log))
+        self._clock = clock
         self._read_records = pods
-        self._records: tuple[PodRecord, ...] = ()
-        self._names = self._identities = Identities()
+        self._cached: tuple[object, Identities] | None = None
 
     def read(self) -> Identities:
-        """Returns the same object while nothing changes. An unreadable directory has no names and is a problem."""
-        pods, pods_error = self._pods.read()
-        containers, containers_error = self._containers.read()
-        problems = tuple(error for error in (pods_error, containers_error) if error is not None)
-        names, records = self._names, self._read_records()
-        if (pods, containers, str(problems)) != (names.pods, names.containers, str(names.problems)):
-            names = Identities(pods, containers, problems=problems)
-        if names is not self._names or records is not self._records:
-            self._names, self._records = names, records
-            self._identities = names.with_pods(records) if records else names
-        return self._identities
-
-
-class _LogDirectory:
-    def __init__(self, path: str, parse: Callable[[str], Workload | None], clock: Callable[[], int]) -> None:
-        self._path = path
-        self._parse = parse
-        self._clock = clock
-        self._cached: tuple[tuple[int, ...], frozenset[Workload]] | None = None
-
-    def read(self) -> tuple[frozenset[Workload], SourceError | None]:
-        try:
-            now, status = self._clock(), os.stat(self._path)
-            identity = status.st_dev, status.st_ino, status.st_mtime_ns
-            if self._cached is not None and self._cached[0] == identity:
-                return self._cached[1], None
-            names = os.listdir(self._path)
-        except (OSError, ValueError) as error:
-            return frozenset(), explain(error, self._path)
-        workloads = frozenset(workload for workload in map(self._parse, names) if workload is not None)
+        """An unreadable directory has no names and is reported in `problems`."""
+        now, records = self._clock(), self._read_records()
+        states = tuple(_stat_directory(path) for path, _ in self._directories)
+        if self._cached is not None and self._cached[0] == (states, records):
+            return self._cached[1]
+        problems: list[SourceError] = []
+        pods, containers = (_read_names(path, parse, problems) for path, parse in self._directories)
+        identities = Identities(pods, containers, problems=tuple(problems))
+        identities = identities.with_pods(records) if records else identities
         # A change just now may hide another one within the same tick of the kernel's clock.
-        self._cached = (identity, workloads) if now - status.st_mtime_ns >= SETTLED_NS else None
-        return workloads, None
+        is_settled = all(state is None or now - state[-1] >= SETTLED_NS for state in states)
+        self._cached = ((states, records), identities) if is_settled else None
+        return identities
+
+
+def _stat_directory(path: str) -> tuple[int, int, int] | None:
+    try:
+        status = os.stat(path)
+    except (OSError, ValueError):
+        return None
+    return status.st_dev, status.st_ino, status.st_mtime_ns
+
+
+def _read_names(path: str, parse: Callable[[str], Workload | None], problems: list[SourceError]) -> frozenset[Workload]:
+    try:
+        names = os.listdir(path)
+    except (OSError, ValueError) as error:
+        problems.append(explain(error, path))
+        return frozenset()
+    return frozenset(workload for workload in map(parse, names) if workload is not None)

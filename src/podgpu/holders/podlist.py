@@ -13,8 +13,9 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
+from podgpu.decode import decode_json
 from podgpu.errors import SourceError
-from podgpu.files import ReadOnChange, decode_json, read_bounded
+from podgpu.files import ReadOnChange, read_bounded
 from podgpu.holders import AllocationSource
 from podgpu.holders.device_ids import HeldId, map_held, parse_id_or_minor
 from podgpu.model import Allocation, Device, Workload

@@ -17,9 +17,10 @@ from podgpu.model import Device, ProcessUsage
 from podgpu.usage.containers import ContainerFinder, in_host_pid_namespace
 
 if TYPE_CHECKING:
-    from podgpu.holders.annotations import PodFeed
-    from podgpu.holders.dra import DraClaims, SliceFeed
+    from podgpu.holders.dra import DraClaims
     from podgpu.kube.config import ApiConfig
+    from podgpu.kube.objects import PodRecord, PoolSlice
+    from podgpu.kube.reflector import Store
 
 _log = logging.getLogger("podgpu")
 
@@ -33,9 +34,9 @@ class KubernetesApi(Protocol):
     @property
     def config(self) -> ApiConfig: ...
 
-    def pods(self) -> PodFeed: ...
+    def pods(self) -> Store[PodRecord]: ...
 
-    def resource_slices(self) -> SliceFeed: ...
+    def resource_slices(self) -> Store[PoolSlice]: ...
 
 
 @dataclass(frozen=True)

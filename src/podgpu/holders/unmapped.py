@@ -73,17 +73,8 @@ _BY_REASON = {
     ),
     "claim_device_without_uuid": Explanation(
         "its ResourceSlice has no UUID",
-        "such a device (for example one passed to a virtual machine) cannot be mapped; if it is a GPU, update the DRA"
-        " driver",
-    ),
-    "ambiguous_mig_device": Explanation(
-        "its ResourceSlice has no UUID, and several MIG instances of that profile are in use on the GPU",
         "mount the DRA driver's directory plugins/gpu.nvidia.com beside the kubelet's socket: its checkpoint contains"
-        " the UUIDs; an instance that is alone on its GPU is mapped without it",
-        harmless=True,
-    ),
-    "claim_without_device_name": Explanation(
-        "the kubelet does not report the device", "nothing to do: Kubernetes 1.31 and later report it", harmless=True
+        " the UUIDs of MIG devices created for claims; a device passed to a virtual machine cannot be mapped",
     ),
     "unknown_device": Explanation(
         "no GPU of this node has that id",

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from podgpu import __version__
-from podgpu.metrics import hook_families as families
-from podgpu.series import NO_LABELS, Family, Labels, Sample
+from podgpu.metrics import families
+from podgpu.metrics.encode import NO_LABELS, Family, Labels, Sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +40,13 @@ class HookCounters:
             self._seconds[method] = self._seconds.get(method, 0.0) + seconds
 
     def synchronised(self) -> None:
-        self._count(families.SYNCHRONISATIONS.name)
+        self._count(families.HOOK_SYNCHRONISATIONS.name)
 
     def adjusted(self) -> None:
-        self._count(families.ADJUSTMENTS.name)
+        self._count(families.HOOK_ADJUSTMENTS.name)
 
     def wrote(self) -> None:
-        self._count(families.WRITES.name)
+        self._count(families.HOOK_WRITES.name)
 
     def _count(self, name: str) -> None:
         with self._lock:
@@ -58,20 +58,20 @@ class HookCounters:
             events = dict(self._events)
         build = Labels((("version", __version__), ("python_version", platform.python_version())))
         gauges = (
-            (families.SYNCHRONISED, int(state.is_synchronised)),
-            (families.CONTAINERS, state.containers),
-            (families.GPU_CONTAINERS, state.gpu_containers),
-            (families.DISAGREEING, state.disagreeing),
-            (families.IS_TRUE, int(state.is_up_to_date)),
+            (families.HOOK_SYNCHRONISED, int(state.is_synchronised)),
+            (families.HOOK_CONTAINERS, state.containers),
+            (families.HOOK_GPU_CONTAINERS, state.gpu_containers),
+            (families.HOOK_DISAGREEING, state.disagreeing),
+            (families.HOOK_IS_TRUE, int(state.is_up_to_date)),
         )
-        counters = (families.SYNCHRONISATIONS, families.ADJUSTMENTS, families.WRITES)
+        counters = (families.HOOK_SYNCHRONISATIONS, families.HOOK_ADJUSTMENTS, families.HOOK_WRITES)
         return [
-            families.BUILD_INFO.of([Sample(build, 1)]),
+            families.HOOK_BUILD_INFO.of([Sample(build, 1)]),
             *(spec.of([Sample(NO_LABELS, value)]) for spec, value in gauges),
             *(spec.of([Sample(NO_LABELS, events.get(spec.name, 0))]) for spec in counters),
-            families.REQUESTS.of(list(_samples("method", requests))),
-            families.REQUEST_SECONDS.of(list(_samples("method", seconds))),
-            families.ERRORS.of(list(_samples("reason", errors))),
+            families.HOOK_REQUESTS.of(list(_samples("method", requests))),
+            families.HOOK_REQUEST_SECONDS.of(list(_samples("method", seconds))),
+            families.HOOK_ERRORS.of(list(_samples("reason", errors))),
         ]
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from aiohttp import web
 
 from podgpu.hook.loop import Hook
-from podgpu.metrics.body import Exposition
-from podgpu.metrics.text import encode
+from podgpu.metrics.encode import Exposition, encode
 from podgpu.web.app import make_application
 from podgpu.web.responses import Handler, metrics_response, probe_routes
 

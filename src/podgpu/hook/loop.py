@@ -18,7 +18,7 @@ from podgpu.hook.devices import Cards, CardsWatch, Sandbox, read_cards
 from podgpu.hook.nri import Session
 from podgpu.hook.plugin import Plugin
 from podgpu.hook.podlist import PodlistWriter
-from podgpu.series import Family
+from podgpu.metrics.encode import Family
 
 _log = logging.getLogger("podgpu")
 _FIRST_RETRY, _LAST_RETRY = 0.1, 2.0

@@ -17,7 +17,7 @@ from podgpu.errors import SourceError, UsageError, few_of
 from podgpu.gpu.exposition_source import UrlExposition
 from podgpu.http_client import MAX_METRICS_BYTES, Access
 from podgpu.metrics.adapter import node_from_samples
-from podgpu.metrics.cluster_families import BUILD_INFO as CLUSTER_BUILD_INFO
+from podgpu.metrics.families import CLUSTER_BUILD_INFO
 from podgpu.metrics.parse import BadExposition, ParsedFamily, parse_text
 from podgpu.node_state import NodeState
 from podgpu.top.api import PodgpuApi

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 from aiohttp import web
 
 from podgpu.errors import StartError
-from podgpu.web.connections import ConnectionLimits, LimitedServer, MakeTlsContext, max_connections_for
+from podgpu.web.connections import ConnectionLimits, LimitedServer, MakeTlsContext
 from podgpu.web.sockets import ADDRESS_OPTION, Address, address_of, bind
 
 if TYPE_CHECKING:
@@ -112,11 +112,10 @@ def run(
     listeners: Sequence[Listener],
     on_listening: Callable[[Sequence[Address]], None] = lambda bound: None,
     release: Callable[[], object] | None = None,
-    limits: ConnectionLimits | None = None,
+    limits: ConnectionLimits = ConnectionLimits(),  # noqa: B008 - frozen
 ) -> None:
     """Runs until SIGINT, SIGTERM or a fatal error. `on_listening` gets the address of every listener, before the
     services start. `release` is called on SIGUSR1."""
-    limits = limits or ConnectionLimits(max_connections_for(len(listeners)))
     asyncio.run(_run(served, listeners, on_listening, release, limits))
     if served.fatal is not None:
         raise served.fatal

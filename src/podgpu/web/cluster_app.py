@@ -12,7 +12,7 @@ from podgpu.cluster.loop import Cluster
 from podgpu.cluster.state import bound_notes
 from podgpu.cluster.view import GpuAnswer, GpuDetails, SourceView, add_details, decode_details
 from podgpu.errors import SourceError
-from podgpu.metrics.body import NO_METRICS
+from podgpu.metrics.encode import NO_METRICS
 from podgpu.web.app import Listener, make_application, probe_listener
 from podgpu.web.lifecycle import forget_in_cluster, forget_route
 from podgpu.web.page_routes import page_routes

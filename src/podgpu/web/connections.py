@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import resource
 import ssl
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
@@ -19,8 +18,6 @@ from podgpu.clock import OnceAMinute
 
 MakeTlsContext = Callable[[], ssl.SSLContext]
 """Called for each connection, so that a renewed certificate is used."""
-_OWN_DESCRIPTORS = 64
-"""Files, sockets and device nodes that podgpu needs besides connections."""
 _log = logging.getLogger(__name__)
 _log.addFilter(OnceAMinute())
 
@@ -28,6 +25,7 @@ _log.addFilter(OnceAMinute())
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
     max_connections: int = 256
+    """Three listeners need 768 of the usual 1,024 descriptors."""
     header_seconds: float = 10.0
     """From connecting to the first complete request, including the TLS handshake."""
     write_seconds: float = 60.0
@@ -36,13 +34,6 @@ class ConnectionLimits:
     """From a response to the next request. Longer than usual scrape intervals."""
     max_unread_bytes: int = 16 * 1024 * 1024
     """Of all responses that clients have not read yet."""
-
-
-def max_connections_for(listeners: int) -> int:
-    """The limit of each listener, so that file descriptors suffice for all."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    available = (soft if soft != resource.RLIM_INFINITY else 1 << 20) - _OWN_DESCRIPTORS
-    return max(16, min(ConnectionLimits().max_connections, available // (2 * listeners)))
 
 
 @dataclass(slots=True, eq=False)

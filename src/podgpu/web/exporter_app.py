@@ -14,9 +14,9 @@ from aiohttp import web
 from podgpu.agent.loop import Agent
 from podgpu.agent.publish import ExpositionName, Published
 from podgpu.cluster.view import GpuAnswer, add_details, make_details
-from podgpu.metrics.body import NO_METRICS, Exposition
+from podgpu.metrics.encode import NO_METRICS, Exposition
 from podgpu.web.app import Listener, Served, Several, make_application, probe_listener, run
-from podgpu.web.connections import ConnectionLimits, max_connections_for, send_response
+from podgpu.web.connections import ConnectionLimits, send_response
 from podgpu.web.lifecycle import DEFAULT_RELEASE_SECONDS, forget_on_node, forget_route, release_route
 from podgpu.web.node_page import NodePage, describe_alerts, describe_problems
 from podgpu.web.page_routes import page_routes
@@ -77,9 +77,7 @@ def serve(
         listeners.append(Listener(gpu_manager, gpu_manager_address, GPU_MANAGER_OPTION, tls, text))
     if probe_address is not None:
         listeners.append(probe_listener(_probe_routes(agent), probe_address))
-    connection_limits = ConnectionLimits(
-        max_connections_for(len(listeners)), header_seconds=limits.read_seconds, write_seconds=limits.write_seconds
-    )
+    connection_limits = ConnectionLimits(header_seconds=limits.read_seconds, write_seconds=limits.write_seconds)
     release = partial(agent.release, DEFAULT_RELEASE_SECONDS)
     run(Several([agent, *services]), listeners, lambda bound: on_listening(bound[0]), release, connection_limits)
 

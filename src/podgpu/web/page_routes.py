@@ -27,7 +27,7 @@ from podgpu.cluster.waste import (
 )
 from podgpu.errors import SourceError, UsageError
 from podgpu.history.answers import DEFAULT_SPARKLINE_POINTS, History, parse_points, parse_range
-from podgpu.metrics.body import Body, etag_of
+from podgpu.metrics.encode import Body, etag_of
 from podgpu.web.responses import JSON_HEADERS, PAGE_HEADERS, Handler, body_response, json_error
 
 JsonObject = dict[str, Any]

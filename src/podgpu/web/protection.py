@@ -13,7 +13,7 @@ import ssl
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import bcrypt
 from aiohttp import web
@@ -21,9 +21,9 @@ from aiohttp.typedefs import Handler
 
 from podgpu.errors import SourceError, UsageError
 from podgpu.files import ReadOnChange
-from podgpu.tls import load_pair
+from podgpu.tls import NO_PEM, ContextCache, load_pair
 from podgpu.web.connections import MakeTlsContext
-from podgpu.web.web_config import ClientAuth, ProblemLog, TlsSettings, WebConfig, parse_web_config
+from podgpu.web.web_config import ProblemLog, TlsConfig, WebConfig, parse_web_config
 
 _MAX_CONFIG_BYTES = 256 * 1024
 _MAX_CACHED_LOGINS = 100
@@ -40,21 +40,54 @@ class Protection:
         self._path = path
         self._file = ReadOnChange(parse_web_config, _MAX_CONFIG_BYTES)
         self._file_problem = ProblemLog("podgpu answers requests with 500 and refuses TLS handshakes")
+        self._tls_problem = ProblemLog("TLS handshakes fail")
+        self._contexts = ContextCache(make_server_context)
+        self._refusing = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        """Has no certificate, so that every handshake fails."""
         self._logins = LoginChecker()
         config = self._read()
-        self._tls = ServerContexts(config.tls) if config.tls is not None else None
-        self._bucket = TokenBucket(config.rate_interval, config.rate_burst, clock) if config.rate_interval else None
+        self._has_tls = config.tls is not None
+        if config.tls is not None:
+            self._load_context(config.tls)
+        rate = config.rate_limit
+        self._bucket = TokenBucket(rate.seconds, rate.burst or 0, clock) if rate and rate.seconds else None
         self._warn(config)
 
     @property
     def make_tls(self) -> MakeTlsContext | None:
         """None: plain HTTP, until the process is restarted."""
-        return self._make_tls if self._tls is not None else None
+        return self._make_tls if self._has_tls else None
 
     def _make_tls(self) -> ssl.SSLContext:
-        assert self._tls is not None
         config = self._current()
-        return self._tls.current(config.tls if config is not None else None, has_config=config is not None)
+        if config is None:
+            return self._refusing
+        try:
+            if config.tls is None:
+                raise UsageError("the web config has no TLS any more, and turning it off takes a restart")
+            context = self._load_context(config.tls)
+        except UsageError as error:
+            self._tls_problem.report(str(error))
+            return self._refusing
+        self._tls_problem.clear()
+        return context
+
+    def _load_context(self, config: TlsConfig) -> ssl.SSLContext:
+        certificate, key, authorities = (
+            config.find_pem(name, self._path) or NO_PEM for name in ("cert", "key", "client_ca")
+        )
+        try:
+            material = TlsMaterial(
+                config,
+                certificate.read(),
+                key.read(),
+                authorities.read() if authorities else None,
+                f"{certificate.name} and {key.name}",
+                authorities.name,
+            )
+            return self._contexts.get(material)
+        except SourceError as error:
+            raise UsageError(str(error)) from error
 
     def _read(self) -> WebConfig:
         try:
@@ -74,13 +107,13 @@ class Protection:
 
     def _warn(self, config: WebConfig) -> None:
         tls = config.tls
-        if config.has_unused_tls_keys:
+        if tls is None and config.tls_server_config not in (None, TlsConfig()):
             _log.warning("%s: tls_server_config names no certificate: podgpu serves plain HTTP", self._path)
         if config.users and tls is None:
             _log.warning("%s: basic auth without TLS: passwords cross the network readable", self._path)
         if tls is not None and len(tls.curves) > 1:
             _log.warning("%s: curve_preferences: Python can set one curve; of several, OpenSSL chooses", self._path)
-        if tls is not None and tls.client_auth is not ClientAuth.NONE and tls.client_ca is None:
+        if tls is not None and tls.verify_mode and not (tls.client_ca_file or tls.client_ca):
             _log.warning("%s: no client_ca_file: certificates of all CAs of this system are accepted", self._path)
 
     async def add_headers(self, _request: web.Request, response: web.StreamResponse) -> None:
@@ -95,7 +128,8 @@ class Protection:
             return web.Response(status=500, text="the web config file cannot be used; the log says why\n")
         if self._bucket is not None and not self._bucket.take():
             return web.Response(status=429, text="Too Many Requests\n")
-        if config.tls is not None and config.tls.allowed_sans and not config.tls.allowed_sans & _client_names(request):
+        allowed = config.tls.client_allowed_sans if config.tls is not None else None
+        if allowed and _client_names(request).isdisjoint(allowed):
             return web.Response(status=403, text="the client certificate has none of the allowed names\n")
         if config.users and not await self._is_login_right(request, config.users):
             return web.Response(status=401, text="Unauthorized\n", headers={"WWW-Authenticate": "Basic"})
@@ -173,69 +207,41 @@ def parse_basic(header: str) -> tuple[bytes, bytes] | None:
 # TLS
 
 
-class ServerContexts:
-    """Makes the TLS context for each connection. It is cached while settings and files stay the same."""
-
-    def __init__(self, settings: TlsSettings) -> None:
-        """Raises UsageError."""
-        self._problem = ProblemLog("TLS handshakes fail")
-        self._refusing = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        """Has no certificate, so that every handshake fails."""
-        self._material: object = None
-        self._context = self._refusing
-        self._load(settings)
-
-    def current(self, settings: TlsSettings | None, has_config: bool = True) -> ssl.SSLContext:
-        if settings is None:
-            if has_config:
-                self._problem.report("the web config has no TLS any more, and turning it off takes a restart")
-            return self._refusing
-        try:
-            self._load(settings)
-        except UsageError as error:
-            self._problem.report(str(error))
-            return self._refusing
-        self._problem.clear()
-        return self._context
-
-    def _load(self, settings: TlsSettings) -> None:
-        try:
-            authorities = settings.client_ca.read() if settings.client_ca else None
-            certificate, key = settings.certificate.read(), settings.key.read()
-            if self._material != (settings, certificate, key, authorities):
-                self._context = make_server_context(settings, certificate, key, authorities)
-                self._material = (settings, certificate, key, authorities)
-        except SourceError as error:
-            raise UsageError(str(error)) from error
+class TlsMaterial(NamedTuple):
+    config: TlsConfig
+    certificate: bytes
+    key: bytes
+    authorities: bytes | None
+    """None: those of the system."""
+    pair_name: str
+    authorities_name: str
 
 
-def make_server_context(
-    settings: TlsSettings, certificate: bytes, key: bytes, authorities: bytes | None
-) -> ssl.SSLContext:
+def make_server_context(material: TlsMaterial) -> ssl.SSLContext:
     """Raises UsageError and SourceError."""
+    config = material.config
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.set_alpn_protocols(["http/1.1"])
-    context.minimum_version, context.maximum_version = settings.min_version, settings.max_version
+    context.minimum_version, context.maximum_version = config.versions
     try:
-        if settings.ciphers:
-            context.set_ciphers(":".join(settings.ciphers))
-        if len(settings.curves) == 1:
-            context.set_ecdh_curve(settings.curves[0])
+        if config.ciphers:
+            context.set_ciphers(":".join(config.ciphers))
+        if len(config.curves) == 1:
+            context.set_ecdh_curve(config.curves[0])
     except (ssl.SSLError, ValueError):
         raise UsageError("tls_server_config: OpenSSL here has none of cipher_suites or curve_preferences") from None
-    load_pair(context, certificate, key, f"{settings.certificate.name} and {settings.key.name}")
-    if settings.client_auth is ClientAuth.NONE:
+    load_pair(context, material.certificate, material.key, material.pair_name)
+    context.verify_mode = config.verify_mode
+    if config.verify_mode is ssl.CERT_NONE:
         return context
-    is_required = settings.client_auth is ClientAuth.REQUIRE_AND_VERIFY
-    context.verify_mode = ssl.CERT_REQUIRED if is_required else ssl.CERT_OPTIONAL
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # as in Go: an intermediate CA is sufficient
-    if settings.client_ca is None or authorities is None:
+    if material.authorities is None:
         context.load_default_certs(ssl.Purpose.CLIENT_AUTH)  # as in Go
         return context
     try:
-        context.load_verify_locations(cadata=authorities.decode("ascii", "ignore"))
+        context.load_verify_locations(cadata=material.authorities.decode("ascii", "ignore"))
     except (ssl.SSLError, ValueError) as error:
-        raise UsageError(f"{settings.client_ca.name}: no certificates in PEM that OpenSSL takes") from error
+        raise UsageError(f"{material.authorities_name}: no certificates in PEM that OpenSSL takes") from error
     return context
 
 

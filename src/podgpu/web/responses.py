@@ -9,8 +9,7 @@ from functools import lru_cache
 
 from aiohttp import web
 
-from podgpu.metrics.body import Body, Exposition
-from podgpu.metrics.text import CONTENT_TYPE, OPENMETRICS_TYPE
+from podgpu.metrics.encode import CONTENT_TYPE, OPENMETRICS_TYPE, Body, Exposition
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Probe = Callable[[], tuple[bool, str]]

@@ -9,10 +9,8 @@ import logging
 import os
 import re
 import ssl
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from enum import Enum
-from typing import Any, TypeVar
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any
 
 import msgspec
 import yaml
@@ -20,7 +18,6 @@ import yaml
 from podgpu.errors import UsageError, one_line
 from podgpu.tls import Pem
 
-T = TypeVar("T")
 _BCRYPT_HASH = re.compile(r"\$2[aby]\$(0[4-9]|[12][0-9]|3[01])\$[./A-Za-z0-9]{53}")
 _DURATION_PART = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h)")
 _UNIT_SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -35,15 +32,12 @@ _HEADERS: Mapping[str, tuple[str, ...]] = {
 _log = logging.getLogger(__name__)
 
 
-class ClientAuth(Enum):
-    """Go's policies, without those that accept unverified certificates."""
-
-    NONE = "NoClientCert"
-    VERIFY_IF_GIVEN = "VerifyClientCertIfGiven"
-    REQUIRE_AND_VERIFY = "RequireAndVerifyClientCert"
-
-
-CLIENT_AUTH = {policy.value: policy for policy in ClientAuth}
+CLIENT_AUTH = {
+    "NoClientCert": ssl.CERT_NONE,
+    "VerifyClientCertIfGiven": ssl.CERT_OPTIONAL,
+    "RequireAndVerifyClientCert": ssl.CERT_REQUIRED,
+}
+"""Go has two more policies, which accept certificates without verification."""
 VERSIONS = {"TLS12": ssl.TLSVersion.TLSv1_2, "TLS13": ssl.TLSVersion.TLSv1_3}
 TLS13_CIPHERS = ("TLS_AES_128_GCM_SHA256", "TLS_AES_256_GCM_SHA384", "TLS_CHACHA20_POLY1305_SHA256")
 """Always enabled: neither Go nor Python can select them."""
@@ -68,10 +62,7 @@ CIPHERS = {
 CURVES = {"CurveP256": "prime256v1", "CurveP384": "secp384r1", "CurveP521": "secp521r1", "X25519": "X25519"}
 
 
-# The file
-
-
-class TlsSection(msgspec.Struct, forbid_unknown_fields=True):
+class TlsConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     cert_file: str | None = None
     key_file: str | None = None
     cert: str | None = None
@@ -86,27 +77,115 @@ class TlsSection(msgspec.Struct, forbid_unknown_fields=True):
     prefer_server_cipher_suites: bool | None = None
     curve_preferences: list[str] | None = None
 
+    def __post_init__(self) -> None:
+        _check_known("client_auth_type", self.client_auth_type, CLIENT_AUTH)
+        _check_known("min_version", self.min_version, VERSIONS)
+        _check_known("max_version", self.max_version, VERSIONS)
+        for name in self.cipher_suites or ():
+            _check_known("cipher_suites", name, (*CIPHERS, *TLS13_CIPHERS))
+        for name in self.curve_preferences or ():
+            _check_known("curve_preferences", name, CURVES)
+        lowest, highest = self.versions
+        if lowest > highest:
+            raise ValueError("max_version is below min_version, or no cipher of cipher_suites fits it")
+        if not self.is_enabled:
+            return
+        if not (self.cert_file or self.cert) or not (self.key_file or self.key):
+            raise ValueError("TLS needs cert_file or cert, and key_file or key: one of them is missing")
+        if self.verify_mode is ssl.CERT_NONE and (self.client_ca_file or self.client_ca or self.client_allowed_sans):
+            raise ValueError("client_ca and client_allowed_sans have no effect without client_auth_type")
+
     @property
     def is_enabled(self) -> bool:
         files = self.cert_file or self.key_file or self.client_ca_file
         return bool(files or self.cert or self.key or self.client_ca or self.client_auth_type)
 
+    @property
+    def verify_mode(self) -> ssl.VerifyMode:
+        return CLIENT_AUTH[self.client_auth_type or "NoClientCert"]
 
-class HttpSection(msgspec.Struct, forbid_unknown_fields=True):
+    @property
+    def ciphers(self) -> list[str]:
+        """OpenSSL's names, for TLS 1.2. Empty: OpenSSL's default."""
+        return [CIPHERS[name] for name in self.cipher_suites or () if name in CIPHERS]
+
+    @property
+    def versions(self) -> tuple[ssl.TLSVersion, ssl.TLSVersion]:
+        """As in Go, TLS 1.2 is off if `cipher_suites` has no cipher for it."""
+        has_no_tls12 = bool(self.cipher_suites) and not self.ciphers
+        lowest = "TLS13" if has_no_tls12 else self.min_version or "TLS12"
+        return VERSIONS[lowest], VERSIONS[self.max_version or "TLS13"]
+
+    @property
+    def curves(self) -> list[str]:
+        return [CURVES[name] for name in self.curve_preferences or ()]
+
+    def find_pem(self, name: str, file: str) -> Pem | None:
+        """The certificates or key of this name. Paths are relative to the web config file."""
+        path, text = getattr(self, f"{name}_file"), getattr(self, name)
+        if path:
+            return Pem(file=os.path.join(os.path.dirname(os.path.abspath(file)), path))
+        return Pem(text=text, origin=f"{file}: tls_server_config.{name}") if text else None
+
+
+class HttpConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     http2: bool | None = None
-    headers: dict[str, str | None] | None = None
+    headers: dict[str, str] | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in (self.headers or {}).items():
+            _check_known("headers", name, _HEADERS)
+            if _HEADERS[name] and value not in _HEADERS[name]:
+                raise ValueError(f"headers: {name} is not {' or '.join(_HEADERS[name])}")
+            if not value.isprintable():
+                raise ValueError(f"headers: {name} has a character that is not allowed, such as a line break")
 
 
-class RateLimitSection(msgspec.Struct, forbid_unknown_fields=True):
+class RateLimitConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     interval: str | int | None = None
-    burst: int | None = None
+    burst: Annotated[int, msgspec.Meta(ge=0)] | None = None
+
+    def __post_init__(self) -> None:
+        parts = _DURATION_PART.findall(str(self.interval)[:40])
+        if self.interval not in (None, "", 0, "0") and "".join(map("".join, parts)) != self.interval:
+            raise ValueError("interval is not a duration (write 1s, 100ms or 1m30s)")
+
+    @property
+    def seconds(self) -> float:
+        parts = _DURATION_PART.findall(str(self.interval))
+        return sum(float(number) * _UNIT_SECONDS[unit] for number, unit in parts)
 
 
-class WebConfigDocument(msgspec.Struct, forbid_unknown_fields=True):
-    tls_server_config: TlsSection | None = None
-    http_server_config: HttpSection | None = None
+class WebConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    tls_server_config: TlsConfig | None = None
+    http_server_config: HttpConfig | None = None
     basic_auth_users: dict[str, str] | None = None
-    rate_limit: RateLimitSection | None = None
+    rate_limit: RateLimitConfig | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in self.users.items():
+            if not _BCRYPT_HASH.fullmatch(value):
+                advice = "make one with htpasswd -nBC 10 USER"
+                raise ValueError(f"basic_auth_users: the password of {name[:60]!r} is not a bcrypt hash ({advice})")
+
+    @property
+    def tls(self) -> TlsConfig | None:
+        """None: plain HTTP."""
+        section = self.tls_server_config
+        return section if section is not None and section.is_enabled else None
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        return (self.http_server_config and self.http_server_config.headers) or {}
+
+    @property
+    def users(self) -> Mapping[str, str]:
+        return self.basic_auth_users or {}
+
+
+def _check_known(key: str, name: str | None, known: Iterable[str]) -> None:
+    if name and name not in known:
+        raise ValueError(f"{key}: {name[:60]!r} is not supported; write {', '.join(known)}")
 
 
 class _UniqueKeyLoader(yaml.CSafeLoader):
@@ -118,62 +197,11 @@ class _UniqueKeyLoader(yaml.CSafeLoader):
         return super().construct_mapping(node, deep)
 
 
-# The settings
-
-
-@dataclass(frozen=True, slots=True)
-class TlsSettings:
-    certificate: Pem
-    key: Pem
-    client_ca: Pem | None = None
-    client_auth: ClientAuth = ClientAuth.NONE
-    allowed_sans: frozenset[str] = frozenset()
-    """Empty: any name is allowed."""
-    min_version: ssl.TLSVersion = ssl.TLSVersion.TLSv1_2
-    max_version: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3
-    ciphers: tuple[str, ...] = ()
-    """OpenSSL's names, for TLS 1.2. Empty: OpenSSL's default."""
-    curves: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class WebConfig:
-    tls: TlsSettings | None
-    """None: plain HTTP."""
-    headers: Mapping[str, str]
-    users: Mapping[str, str] = field(repr=False)
-    """bcrypt hashes by name. Empty: no authentication."""
-    rate_interval: float = 0.0
-    """Seconds per request; 0: no rate limit."""
-    rate_burst: int = 0
-    has_unused_tls_keys: bool = False
-    """TLS versions or ciphers are set, but no key that enables TLS."""
-
-
 def parse_web_config(content: bytes, file: str) -> WebConfig:
-    """Raises UsageError that names the file and the key. Messages contain no values, which may be secrets."""
-    document = _decode(content, file)
-    tls = document.tls_server_config or TlsSection()
-    http = document.http_server_config or HttpSection()
-    rate = document.rate_limit or RateLimitSection()
-    try:
-        settings = _parse_tls(tls, file)
-        return WebConfig(
-            tls=settings if tls.is_enabled else None,
-            headers=_check_headers(http.headers or {}),
-            users=_check_users(document.basic_auth_users or {}),
-            rate_interval=_parse_duration(str(rate.interval or "")),
-            rate_burst=_check_burst(rate.burst or 0),
-            has_unused_tls_keys=not tls.is_enabled and tls != TlsSection(),
-        )
-    except ValueError as error:
-        raise UsageError(f"{file}: {error}") from None
-
-
-def _decode(content: bytes, file: str) -> WebConfigDocument:
+    """Raises UsageError that names the file and the key. Messages contain no values that may be secret."""
     try:
         tree = yaml.load(content.decode("utf-8-sig"), _UniqueKeyLoader)
-        return msgspec.convert({} if tree is None else tree, WebConfigDocument)
+        return msgspec.convert({} if tree is None else tree, WebConfig)
     except msgspec.ValidationError as error:
         raise UsageError(f"{file}: {one_line(str(error)).replace('$.', '')}") from None
     except yaml.MarkedYAMLError as error:  # str(error) would quote the line
@@ -181,81 +209,6 @@ def _decode(content: bytes, file: str) -> WebConfigDocument:
         raise UsageError(f"{file}: {line}not valid YAML: {one_line(error.problem or '')}") from None
     except (yaml.YAMLError, ValueError, RecursionError):
         raise UsageError(f"{file}: not valid YAML in UTF-8") from None
-
-
-def _parse_tls(section: TlsSection, file: str) -> TlsSettings | None:
-    client_auth = _choose("client_auth_type", section.client_auth_type or "NoClientCert", CLIENT_AUTH)
-    min_version = _choose("min_version", section.min_version or "TLS12", VERSIONS)
-    max_version = _choose("max_version", section.max_version or "TLS13", VERSIONS)
-    known = CIPHERS | dict.fromkeys(TLS13_CIPHERS, "")
-    ciphers = tuple(filter(None, (_choose("cipher_suites", name, known) for name in section.cipher_suites or ())))
-    if section.cipher_suites and not ciphers:  # as in Go: no cipher is left for TLS 1.2
-        min_version = VERSIONS["TLS13"]
-    if min_version > max_version:
-        raise ValueError("tls_server_config.max_version: is below min_version, or no cipher of cipher_suites fits it")
-    curves = tuple(_choose("curve_preferences", name, CURVES) for name in section.curve_preferences or ())
-    if not section.is_enabled:
-        return None
-    client_ca = _find_pem(section.client_ca_file, section.client_ca, "client_ca", file)
-    allowed_sans = frozenset(section.client_allowed_sans or ())
-    if client_auth is ClientAuth.NONE and (client_ca or allowed_sans):
-        name = "client_ca" if client_ca else "client_allowed_sans"
-        raise ValueError(f"tls_server_config.{name}: has no effect without client_auth_type")
-    certificate = _find_pem(section.cert_file, section.cert, "cert", file)
-    key = _find_pem(section.key_file, section.key, "key", file)
-    if certificate is None or key is None:
-        missing = "cert_file and cert are" if certificate is None else "key_file and key are"
-        raise ValueError(f"tls_server_config: {missing} missing, and TLS needs one of them")
-    return TlsSettings(
-        certificate, key, client_ca, client_auth, allowed_sans, min_version, max_version, ciphers, curves
-    )
-
-
-def _choose(key: str, name: str, known: Mapping[str, T]) -> T:
-    if name not in known:
-        raise ValueError(f"tls_server_config.{key}: {name[:60]!r} is not supported; write {', '.join(known)}")
-    return known[name]
-
-
-def _find_pem(path: str | None, text: str | None, name: str, file: str) -> Pem | None:
-    if path:
-        return Pem(file=os.path.join(os.path.dirname(os.path.abspath(file)), path))
-    return Pem(text=text, origin=f"{file}: tls_server_config.{name}") if text else None
-
-
-def _check_headers(headers: Mapping[str, str | None]) -> Mapping[str, str]:
-    for name, value in headers.items():
-        place = f"http_server_config.headers.{one_line(name[:60])}"
-        if name not in _HEADERS:
-            raise ValueError(f"{place}: cannot be set; the headers are {', '.join(_HEADERS)}")
-        if _HEADERS[name] and value not in _HEADERS[name]:
-            raise ValueError(f"{place}: is not {' or '.join(_HEADERS[name])}")
-        if not (value or "").isprintable():
-            raise ValueError(f"{place}: has a character that is not allowed in a header, such as a line break")
-    return {name: value or "" for name, value in headers.items()}
-
-
-def _check_users(users: Mapping[str, str]) -> Mapping[str, str]:
-    for name, value in users.items():
-        if not _BCRYPT_HASH.fullmatch(value):
-            raise ValueError(
-                f"basic_auth_users.{name[:60]!a}: is not a bcrypt hash (make one with htpasswd -nBC 10 USER)"
-            )
-    return users
-
-
-def _check_burst(burst: int) -> int:
-    if not 0 <= burst < 10**9:
-        raise ValueError("rate_limit.burst: is not a number from 0 to 999999999")
-    return burst
-
-
-def _parse_duration(text: str) -> float:
-    """Parses Go's durations: 1s, 100ms, 1m30s."""
-    parts = _DURATION_PART.findall(text[:40])
-    if text not in ("", "0") and "".join(number + unit for number, unit in parts) != text:
-        raise ValueError("rate_limit.interval: is not a duration (write 1s, 100ms or 1m30s)")
-    return sum(float(number) * _UNIT_SECONDS[unit] for number, unit in parts)
 
 
 class ProblemLog:

@@ -89,16 +89,6 @@ def test_saving_what_was_stopped_in_the_middle_of_its_work_is_nobodys_work(
     assert sum(estimate(window, 100 * age).values()) == pytest.approx(100 * (age - saving), rel=0.001)
 
 
-def test_an_idle_tail_that_ends_with_a_slice_is_no_saving() -> None:
-    """Two that work for 0.3 ms and rest for two: what they worked is theirs."""
-    stays = [Stay(1 + n % 2, *(2 * [n * 2_300_000]), n * 2_300_000 + 2_150_000) for n in range(100)]
-    window = Residency(0, stays[-1].until, stays, slice_work=2_055_000)
-    habits = Habits()
-    habits.learn(window, [(n * 2_300_000 + n * 21_000, n * 21_000 < 300_000) for n in range(100)])
-    for figures in (estimate_without_samples(window, 30 * MS), habits.estimate(window, 30 * MS)):
-        assert sum(figures.values()) == pytest.approx(30 * MS, abs=1.5 * MS)
-
-
 def test_a_long_stay_is_told_by_its_own_samples_and_not_by_habits() -> None:
     """A process that usually rests after 10 ms works for all of a long stay; another that usually works does not."""
     habits = Habits()
@@ -130,23 +120,6 @@ def test_samples_speak_for_the_time_around_them_without_bias(work: int) -> None:
         habits.learn(window, own)
         found += habits.estimate(window, 6 * (work + 320) * MS, own)[1]
     assert found / (count / 2) / MS == pytest.approx(work, abs=3)
-
-
-def test_work_is_somebodys_though_no_sample_has_met_it_yet() -> None:
-    window = Residency(10**9, 2 * 10**9, [Stay(1, 0, 10**9, 2 * 10**9)])
-    habits = Habits()
-    habits.learn(window, [(15 * 10**8, False)])
-    assert habits.estimate(window, 20 * MS) == {1: 20 * MS}
-
-
-def test_a_process_that_is_gone_is_forgotten() -> None:
-    habits = Habits()
-    habits.learn(residency((1, 0, 20), (2, 20, 100)), [(5 * MS, True), (50 * MS, False)])
-    for _ in range(1000):
-        habits.learn(Residency(0, 10**9, [Stay(2, 0, 0, 10**9)]), [])
-    estimate = habits.estimate(Residency(0, 10**9, [Stay(2, 0, 0, 10**9)]), 10**8)
-    assert estimate.keys() == {2}
-    assert abs(estimate[2] - 10**8) <= 1
 
 
 @given(

@@ -53,17 +53,6 @@ def test_between_two_contexts_is_switching_and_the_lead_is_too() -> None:
     assert only.sum_by_process() == {1: 4 * MS - 64_000, 2: 6 * MS - 84_000 - 64_000}
 
 
-def test_who_is_saved_first_was_resident_from_the_beginning() -> None:
-    (only,) = windows([(OUT, 1, 6 * MS), (IN, 2, 6 * MS + 84_000)], [10 * MS])
-    assert only.sum_by_process() == {1: 6 * MS, 2: 4 * MS - 84_000}
-    assert only.unknown == 0
-
-
-def test_a_window_without_switches_belongs_to_who_is_resident() -> None:
-    first, second, third = windows([(IN, 1, 1 * MS)], [2 * MS, 3 * MS, 5 * MS])
-    assert [w.sum_by_process() for w in (first, second, third)] == [{1: MS}, {1: MS}, {1: 2 * MS}]
-
-
 @pytest.mark.parametrize(
     ("data", "reason"),
     [

@@ -184,7 +184,7 @@ _VSOCK = re.compile(r"vsock://\d{1,10}:\d{1,10}")
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class EngineAddress:
     """Address of a host engine."""
 
     text: str
@@ -197,7 +197,7 @@ class Address:
         return self.host in ("", "localhost", "::1") or self.host.startswith("127.")
 
 
-def parse_address(text: str) -> Address:
+def parse_address(text: str) -> EngineAddress:
     """HOST, HOST:PORT, [IPV6]:PORT, with or without tcp://, unix:///path or vsock://CID:PORT. Raises UsageError."""
     if text.startswith("unix://"):
         path = text.removeprefix("unix://")
@@ -205,15 +205,15 @@ def parse_address(text: str) -> Address:
             raise UsageError(
                 f"-r {text!r}: the path of a socket must be absolute, as in unix:///run/nv-hostengine.sock"
             )
-        return Address(path)
+        return EngineAddress(path)
     if _VSOCK.fullmatch(text):
-        return Address(text, "localhost")  # libdcgm also uses this machine's name
+        return EngineAddress(text, "localhost")  # libdcgm also uses this machine's name
     m = _HOST_PORT.fullmatch(text.removeprefix("tcp://"))
     if m is None or not 0 < int(m["port"] or DEFAULT_PORT) < 65536:
         raise UsageError(
             f"-r {text!r}: write HOST:PORT, [IPV6]:PORT, unix:///path or vsock://CID:PORT of the host engine"
         )
-    return Address(f"{m['host']}:{int(m['port'] or DEFAULT_PORT)}", m["host"].strip("[]"))
+    return EngineAddress(f"{m['host']}:{int(m['port'] or DEFAULT_PORT)}", m["host"].strip("[]"))
 
 
 class DcgmConnection:
@@ -221,7 +221,7 @@ class DcgmConnection:
 
     def __init__(
         self,
-        address: Address | None = None,
+        address: EngineAddress | None = None,
         library_path: str = "",
         log_level: str = "",
         clock: Callable[[], float] = time.monotonic,
@@ -304,7 +304,7 @@ class DcgmConnection:
         self.library.call("dcgmStartEmbedded_v2", byref(parameters))
         return int(parameters.dcgmHandle)
 
-    def _connect_to(self, address: Address) -> int:
+    def _connect_to(self, address: EngineAddress) -> int:
         parameters, handle = s.make_struct(s.ConnectV2Params), s.Handle()
         parameters.timeoutMs, parameters.addressIsUnixSocket = _CONNECT_MS, int(not address.host)
         try:

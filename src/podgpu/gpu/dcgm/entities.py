@@ -89,7 +89,7 @@ class OtherEntity:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class NodeLayout:
     gpus: Mapping[str, GpuEntities] = field(default_factory=dict)
     """By UUID."""
     unreachable: Mapping[int, str] = field(default_factory=dict)
@@ -158,7 +158,7 @@ def read_outline(connection: DcgmConnection) -> Outline:
     return Outline(states, tuple(migs))
 
 
-def read_layout(connection: DcgmConnection, outline: Outline) -> Layout:
+def read_layout(connection: DcgmConnection, outline: Outline) -> NodeLayout:
     """A GPU that does not answer is listed as unreachable; the others are read."""
     ids = list(outline.states)
     minors = read_live(connection, [Entity(EntityGroup.GPU, i) for i in ids], fields()[_MINOR]) if ids else {}
@@ -177,7 +177,7 @@ def read_layout(connection: DcgmConnection, outline: Outline) -> Layout:
         device = replace(device, minor=minor if isinstance(minor, int) else None)
         gpus[device.uuid] = _read_instances(connection, gpu_id, device, outline.migs, gpu_links.get(gpu_id, ()))
     switches = {switch: switch_links.get(switch, ()) for switch in _read_switches(connection)}
-    return Layout(gpus, unreachable, switches, _read_cpus(connection))
+    return NodeLayout(gpus, unreachable, switches, _read_cpus(connection))
 
 
 def _read_device(connection: DcgmConnection, gpu_id: int, state: int) -> Device:

@@ -14,7 +14,7 @@ from podgpu.gpu.dcgm.connection import DcgmConnection
 from podgpu.gpu.dcgm.structs import EntityGroup
 from podgpu.gpu.dcgm.values import Entity
 from podgpu.gpu.source import ErrorEvent
-from podgpu.metrics.fields import health_code, xid_text
+from podgpu.metrics.conditions import health_code, xid_text
 from podgpu.model import Detail
 
 _log = logging.getLogger(__name__)

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, replace
 from podgpu.device_selection import Selection
 from podgpu.errors import DeviceLost, SourceError, Unsupported
 from podgpu.gpu.companion import CompanionDriver, UsageFromCompanion
-from podgpu.gpu.dcgm.connection import Address, DcgmConnection, Version
-from podgpu.gpu.dcgm.entities import SWITCH_LINK, GpuEntities, Layout, Outline, read_layout, read_outline
+from podgpu.gpu.dcgm.connection import DcgmConnection, EngineAddress, Version
+from podgpu.gpu.dcgm.entities import SWITCH_LINK, GpuEntities, NodeLayout, Outline, read_layout, read_outline
 from podgpu.gpu.dcgm.health import HEALTH_FIELD, HealthReader, XidReader
 from podgpu.gpu.dcgm.structs import EntityGroup
 from podgpu.gpu.dcgm.values import (
@@ -30,7 +30,7 @@ from podgpu.gpu.dcgm.values import (
     substitute_fields,
 )
 from podgpu.gpu.source import ErrorEvent, GpuAnswer, Inventory, Lane, Telemetry
-from podgpu.metrics.fields import DEVICE_LEVELS, XID_FIELD, Field, Kept, fields
+from podgpu.metrics.fields import DEVICE_LEVELS, XID_FIELD, Field, Recorded, fields
 from podgpu.model import Device, Reading
 
 _log = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ _XID_KEEP_SECONDS = 600.0
 
 @dataclass(frozen=True)
 class DcgmSettings:
-    address: Address | None = None
+    address: EngineAddress | None = None
     """None: an engine inside this process."""
     interval: float = 30.0
     log_level: str = ""
@@ -83,12 +83,12 @@ class DcgmTelemetry(UsageFromCompanion):
         self.expected: int | None = None
         self._bus_read_at = float("-inf")
         self._outline: Outline | None = None
-        self._layout = Layout()
+        self._layout = NodeLayout()
         self._layout_read_at = float("-inf")
         self._lanes: tuple[Lane, ...] = ()
         self._watch_lock = threading.Lock()
         self._watches = Watches(self._connection)
-        self._watched: tuple[Layout, tuple[Lane, ...]] | None = None
+        self._watched: tuple[NodeLayout, tuple[Lane, ...]] | None = None
         self._staleness: dict[tuple[str, float], StalenessCheck] = {}
         self._xids = XidReader()
         self._health = HealthReader()
@@ -209,7 +209,7 @@ class DcgmTelemetry(UsageFromCompanion):
     def _substitute(self, lane: Lane) -> FieldSubstitution:
         return substitute_fields(min(self.versions), lane.fields)
 
-    def _update_watches(self, layout: Layout) -> None:
+    def _update_watches(self, layout: NodeLayout) -> None:
         with self._watch_lock:
             lanes = self._lanes
             if self._watched is not None and self._watched[0] is layout and self._watched[1] is lanes:
@@ -221,7 +221,7 @@ class DcgmTelemetry(UsageFromCompanion):
             # The first reading finds the XIDs from before podgpu started, so it must not wait for the next turn.
             self._read_xids(layout)
 
-    def _make_watches(self, layout: Layout, lanes: Sequence[Lane]) -> dict[str, Watch]:
+    def _make_watches(self, layout: NodeLayout, lanes: Sequence[Lane]) -> dict[str, Watch]:
         gpus = layout.gpus.values()
         entities: dict[str, list[Entity]] = {
             "GPU": [gpu.entity for gpu in gpus],
@@ -243,7 +243,7 @@ class DcgmTelemetry(UsageFromCompanion):
         watches[_MIG_XID] = Watch(migs, xid, _XID_KEEP_SECONDS, interval)
         return {kind: watch for kind, watch in watches.items() if watch.entities and watch.fields}
 
-    def _read_xids(self, layout: Layout) -> None:
+    def _read_xids(self, layout: NodeLayout) -> None:
         groups = [*self._watches.groups(_XID), *self._watches.groups(_MIG_XID)]
         self._xids.read(self._connection, groups, layout.xid_entities)
 
@@ -283,7 +283,7 @@ def _field_ids(lanes: Sequence[Lane]) -> set[int]:
 
 def _select_fields(fields: Sequence[Field], kind: str) -> tuple[Field, ...]:
     """Returns the fields that DCGM has for an entity of this kind."""
-    read = (f for f in fields if not isinstance(f.recipe, Kept) and f.id < _EXPORTER_FIELDS)
+    read = (f for f in fields if not isinstance(f.recipe, Recorded) and f.id < _EXPORTER_FIELDS)
     if kind == "GPU":
         return tuple(f for f in read if f.level in DEVICE_LEVELS)
     if kind == "GPU_I":

@@ -16,8 +16,7 @@ from typing import NamedTuple, TypeVar
 from podgpu.errors import DeviceLost, DriverGone, SourceError, Unsupported, few_of
 from podgpu.gpu.dcgm import structs as s
 from podgpu.gpu.dcgm.connection import DcgmConnection, Version, translate
-from podgpu.metrics.conversions import Blank, value_of, within_unit
-from podgpu.metrics.fields import Field
+from podgpu.metrics.fields import Blank, Field, value_of, within_unit
 from podgpu.metrics.names import converted, counterpart
 from podgpu.model import Value
 

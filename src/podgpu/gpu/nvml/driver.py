@@ -15,7 +15,7 @@ import pynvml
 
 from podgpu.errors import DeviceLost, DriverGone, SourceError, StartError, Unsupported
 from podgpu.gpu.source import ErrorEvent
-from podgpu.metrics.fields import xid_text
+from podgpu.metrics.conditions import xid_text
 from podgpu.model import device_key
 from podgpu.workers import DriverLock
 

@@ -8,8 +8,7 @@ from typing import Any
 
 from podgpu.errors import DeviceLost, DriverGone, SourceError, Unsupported
 from podgpu.gpu.nvml.driver import NvmlDriver, translate
-from podgpu.metrics.conversions import Blank, value_of
-from podgpu.metrics.fields import Call, Field, FieldValue, Gpm, Kept
+from podgpu.metrics.fields import Blank, Field, FieldValue, Gpm, NvmlCall, Recorded, value_of
 from podgpu.model import Value
 
 _MEMORY_TEMP = 82  # r545 reports a wrong value type for it; it is always an unsigned int
@@ -76,14 +75,14 @@ class DevicePlan:
         self._compile()
 
     def _compile(self) -> None:
-        self._calls: dict[tuple[str, tuple[int | str, ...]], list[tuple[Field, Call]]] = {}
+        self._calls: dict[tuple[str, tuple[int | str, ...]], list[tuple[Field, NvmlCall]]] = {}
         self._field_values: list[tuple[Field, FieldValue]] = []
         self._metrics: list[tuple[Field, Gpm]] = []
         for field in self._fields.values():
-            if field.id in self.unsupported or isinstance(field.recipe, Kept):
+            if field.id in self.unsupported or isinstance(field.recipe, Recorded):
                 continue
             match field.recipe:
-                case Call() as call if field.id not in self._once:
+                case NvmlCall() as call if field.id not in self._once:
                     self._calls.setdefault((call.function, call.arguments), []).append((field, call))
                 case FieldValue() as value:
                     self._field_values.append((field, value))
@@ -133,7 +132,7 @@ class DevicePlan:
         if field.once:
             self._once[field.id] = values[field.id]
 
-    def _read_call(self, values: dict[int, Value], users: list[tuple[Field, Call]]) -> None:
+    def _read_call(self, values: dict[int, Value], users: list[tuple[Field, NvmlCall]]) -> None:
         call = users[0][1]
         arguments = [self._driver.constant(a) if isinstance(a, str) else a for a in call.arguments]
         if call.takes_device:
@@ -181,7 +180,7 @@ class DevicePlan:
                     self._accept(values, field, value)
 
 
-def _select(answer: Any, recipe: Call) -> Any:
+def _select(answer: Any, recipe: NvmlCall) -> Any:
     if recipe.member:
         return getattr(answer, recipe.member)
     return answer if recipe.element is None else answer[recipe.element]
