@@ -129,7 +129,7 @@ def kubelet(socket: str) -> Iterator[SimulatedKubelet]:
 
 @pytest.fixture
 def examined(tree: Tree) -> Iterator[Callable[..., list[Finding]]]:
-    """Examines a node with this driver; whatever hangs in it is let go after the test."""
+    """Examines a node with a driver. Hanging calls are released after the test."""
     drivers: list[SimulatedNvml] = []
 
     def examine_node(driver: SimulatedNvml, clock: Clock, name: str = "nvml", **asked: Any) -> list[Finding]:

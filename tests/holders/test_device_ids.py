@@ -45,7 +45,7 @@ OTHER = "00000001-1111-2222-3333-444444444444"
         ("tegra::0", DeviceId(integrated=True, replica="0")),
     ],
 )
-def test_every_form_a_plugin_writes(text: str, meaning: DeviceId) -> None:
+def test_forms_of_all_plugins(text: str, meaning: DeviceId) -> None:
     assert parse_device_id(text) == meaning
 
 
@@ -76,7 +76,7 @@ def test_every_form_a_plugin_writes(text: str, meaning: DeviceId) -> None:
         "All",
     ],
 )
-def test_what_names_no_gpu(text: str) -> None:
+def test_other_ids(text: str) -> None:
     assert parse_device_id(text) is None
 
 
@@ -129,7 +129,7 @@ NODE = (SEVEN, SECOND, FIRST, EIGHT)
         ("nvidia0/gi7", ()),
     ],
 )
-def test_what_an_id_means_on_a_node(text: str, meant: tuple[Device, ...]) -> None:
+def test_devices_of_ids(text: str, meant: tuple[Device, ...]) -> None:
     device_id = parse_device_id(text)
     assert device_id is not None
     assert DeviceIndex(NODE).find(device_id) == meant

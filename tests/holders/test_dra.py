@@ -56,7 +56,7 @@ OFFERED = (
 
 @dataclass
 class GivenSlices:
-    """A feed that holds what it is told to."""
+    """A store with given slices."""
 
     slices: tuple[PoolSlice, ...] = ()
     synced: bool = True
@@ -130,7 +130,7 @@ def test_a_claimed_mig_device() -> None:
     )
 
 
-def test_cdi_names_that_the_kubelet_repeats_add_nobody() -> None:
+def test_repeated_cdi_names_add_no_holder() -> None:
     pods = [pod("a", claim("two", "gpu-0", "gpu-1")), pod("b", claim("one", "gpu-2"))]
     listed = decode_list(list_answer(pods)).pod_resources[0].containers[0].dynamic_resources[0].claim_resources
     assert [len(one.cdi_devices) for one in listed] == [1, 2]
@@ -158,7 +158,7 @@ def test_a_claim_shared_by_pods_and_containers_is_as_many_assignments() -> None:
         (claim("x", "mute"), "claim_device_without_uuid"),
     ],
 )
-def test_what_cannot_be_mapped_says_why(claimed: SimulatedClaim, reason: str) -> None:
+def test_unmapped_claims_have_a_reason(claimed: SimulatedClaim, reason: str) -> None:
     (device,) = claimed.devices
     assert held(pod("a", claimed)) == Allocation(
         unmapped=(
@@ -176,7 +176,7 @@ def test_before_the_slices_are_read() -> None:
     assert allocation.assignments == ()
 
 
-def test_a_new_generation_of_the_pool_gives_names_a_new_meaning() -> None:
+def test_a_new_generation_of_the_pool_replaces_devices() -> None:
     feed = feed_of(offer("gpu-0", 0), offer("gpu-1", 1))
     claims, answer = DraClaims(feed), decode_list(list_answer([pod("a", claim("x", "gpu-0")), pod("b")]))
     assert pods_by_device(claims.held(answer, NODE)) == [(uuid(0), "a")]

@@ -185,7 +185,9 @@ def test_all_parts_from_any_key(part: Workload) -> None:
     ],
     ids=lambda value: value.replace(" ", "-") if isinstance(value, str) else "",
 )
-def test_only_what_is_sure(about: str, identities: Identities, part: Workload, expected: Workload) -> None:
+def test_only_certain_parts_are_completed(
+    about: str, identities: Identities, part: Workload, expected: Workload
+) -> None:
     assert identities.complete(part) == expected, about
 
 
@@ -201,7 +203,7 @@ def test_only_what_is_sure(about: str, identities: Identities, part: Workload, e
         Workload(uid=OLD_UID, container_id=Z),
     ],
 )
-def test_contradictions_are_refused(part: Workload) -> None:
+def test_contradictions_are_rejected(part: Workload) -> None:
     identities = known(DIRECTORY, LOG, f"ml_gone_{OLD_UID}", f"train_ml_aside-{Z}.log")
     with pytest.raises(Contradiction) as caught:
         identities.complete(part)
@@ -211,7 +213,7 @@ def test_contradictions_are_refused(part: Workload) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_a_uid_nobody_has_seen_is_no_contradiction() -> None:
+def test_an_unknown_uid_is_no_contradiction() -> None:
     fresh = replace(BY_NAME, uid=OLD_UID)
     assert known(DIRECTORY, LOG).complete(fresh) == fresh
 
@@ -244,7 +246,7 @@ def completed(identities: Identities, workload: Workload) -> Workload | None:
 
 
 @given(worlds, workloads)
-def test_completion_is_idempotent_and_changes_nothing_that_is_said(identities: Identities, workload: Workload) -> None:
+def test_completion_is_idempotent_and_changes_no_known_part(identities: Identities, workload: Workload) -> None:
     done = completed(identities, workload)
     assume(done is not None)
     assert done is not None
@@ -253,7 +255,7 @@ def test_completion_is_idempotent_and_changes_nothing_that_is_said(identities: I
 
 
 @given(worlds, workloads)
-def test_every_part_found_was_known(identities: Identities, workload: Workload) -> None:
+def test_every_completed_part_is_known(identities: Identities, workload: Workload) -> None:
     done = completed(identities, workload) or workload
     said = [*identities.pods, *identities.containers, *identities.api_pods]
     for part in WORKLOAD_PARTS:
@@ -279,7 +281,7 @@ def logs(tmp_path: Path) -> tuple[Path, Path]:
     return pods, containers
 
 
-def test_names_are_read_and_nothing_else(logs: tuple[Path, Path]) -> None:
+def test_log_names_are_read(logs: tuple[Path, Path]) -> None:
     identities = IdentityReader(*map(str, logs)).read()
     assert identities == known(DIRECTORY, f"kube-system_etcd_{HASH}", LOG)
     assert identities.problems == ()

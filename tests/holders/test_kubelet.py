@@ -1,4 +1,4 @@
-"""The kubelet as a source, against a real gRPC server on a real socket: what it gives and how it fails."""
+"""The kubelet source against a real gRPC server: answers, restarts and errors."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_reading_is_one_list_call(kubelet: SimulatedKubelet, source: KubeletAl
     assert list(kubelet.calls) == [V1, offered, V1, V1], "what can be given away is asked once a minute"
 
 
-def test_a_path_with_characters_a_uri_gives_meaning_to(folder: Path, make_source: MakeSource) -> None:
+def test_a_path_with_special_characters(folder: Path, make_source: MakeSource) -> None:
     path = str(folder / "a b%20#?é.sock")
     with SimulatedKubelet(path, [pod("a", UUID)]):
         assert pods_by_device(make_source(path).assignments(NODE)) == [(UUID, "a")]
@@ -72,7 +72,7 @@ def test_a_path_with_characters_a_uri_gives_meaning_to(folder: Path, make_source
 # Versions of the API
 
 
-def test_an_old_kubelet_is_asked_in_v1alpha1_from_then_on(kubelet: SimulatedKubelet, source: KubeletAllocation) -> None:
+def test_an_old_kubelet_uses_v1alpha1(kubelet: SimulatedKubelet, source: KubeletAllocation) -> None:
     kubelet.pods = (pod("a", UUID),)
     kubelet.versions = frozenset({"v1alpha1"})
     for _ in range(2):
@@ -80,7 +80,7 @@ def test_an_old_kubelet_is_asked_in_v1alpha1_from_then_on(kubelet: SimulatedKube
     assert list(kubelet.calls) == [V1, V1ALPHA1, V1ALPHA1]
 
 
-def test_an_upgraded_kubelet_is_asked_in_v1_again(kubelet: SimulatedKubelet, source: KubeletAllocation) -> None:
+def test_an_upgraded_kubelet_uses_v1(kubelet: SimulatedKubelet, source: KubeletAllocation) -> None:
     kubelet.versions = frozenset({"v1alpha1"})
     source.assignments(NODE)
     kubelet.versions = frozenset({"v1"})
@@ -90,7 +90,7 @@ def test_an_upgraded_kubelet_is_asked_in_v1_again(kubelet: SimulatedKubelet, sou
     assert list(kubelet.calls) == [V1]
 
 
-def test_a_server_that_is_no_kubelet(kubelet: SimulatedKubelet, source: KubeletAllocation) -> None:
+def test_another_server(kubelet: SimulatedKubelet, source: KubeletAllocation) -> None:
     kubelet.versions = frozenset()
     error = failure(source)
     assert error.reason == "error"
@@ -108,9 +108,7 @@ def test_a_restarted_kubelet_is_found_at_the_next_reading(kubelet: SimulatedKube
         kubelet.restart()
 
 
-def test_a_killed_kubelet_leaves_a_dead_socket_until_it_is_back(
-    kubelet: SimulatedKubelet, source: KubeletAllocation
-) -> None:
+def test_a_killed_kubelet_leaves_a_dead_socket(kubelet: SimulatedKubelet, source: KubeletAllocation) -> None:
     source.assignments(NODE)
     kubelet.stop(leave_socket=True)
     # The first reading may still meet the old connection, the second cannot.
@@ -125,7 +123,7 @@ def test_a_killed_kubelet_leaves_a_dead_socket_until_it_is_back(
 # Failures
 
 
-def test_no_socket_says_what_to_mount(folder: Path, make_source: MakeSource) -> None:
+def test_a_missing_socket(folder: Path, make_source: MakeSource) -> None:
     error = failure(make_source(folder / "kubelet.sock"))
     assert error.reason == "socket_missing"
     assert "pod-resources directory" in str(error)
@@ -146,7 +144,7 @@ def test_a_path_too_long_for_a_socket(folder: Path, make_source: MakeSource) -> 
     assert "107" in str(error)
 
 
-def test_a_socket_of_root_alone(kubelet: SimulatedKubelet, folder: Path, make_source: MakeSource) -> None:
+def test_no_permission_to_connect(kubelet: SimulatedKubelet, folder: Path, make_source: MakeSource) -> None:
     folder.chmod(0o755)
     os.chmod(kubelet.socket, 0o555)
     with without_privilege():
@@ -156,7 +154,7 @@ def test_a_socket_of_root_alone(kubelet: SimulatedKubelet, folder: Path, make_so
     assert list(kubelet.calls) == []
 
 
-def test_a_kubelet_that_hangs_is_given_up_at_the_deadline(kubelet: SimulatedKubelet, make_source: MakeSource) -> None:
+def test_a_hanging_kubelet_times_out(kubelet: SimulatedKubelet, make_source: MakeSource) -> None:
     source = make_source(kubelet.socket, deadline=0.2)
     kubelet.hang()
     error = failure(source)
@@ -184,7 +182,7 @@ def test_an_answer_too_large_is_not_a_rate_limit(kubelet: SimulatedKubelet, sour
 
 
 @pytest.mark.parametrize("code", ["UNKNOWN", "INTERNAL", "PERMISSION_DENIED", "RESOURCE_EXHAUSTED"])
-def test_other_refusals_name_their_code(kubelet: SimulatedKubelet, source: KubeletAllocation, code: str) -> None:
+def test_other_errors_contain_their_status(kubelet: SimulatedKubelet, source: KubeletAllocation, code: str) -> None:
     kubelet.refusal = (code, "device manager\nis on fire")
     error = failure(source)
     assert error.reason == "error"

@@ -1,4 +1,4 @@
-"""What a kubelet's answer means: real bytes of Kubernetes 1.36, the rules of the mapping, and garbage."""
+"""Mapping of a kubelet's answer: real bytes of Kubernetes 1.36, and damaged ones."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_the_real_kubelets_answer() -> None:
     assert {one.source for one in allocation.assignments} == {"kubelet"}
 
 
-def test_the_simulated_kubelet_writes_what_the_real_one_wrote() -> None:
+def test_the_simulated_kubelet_answers_like_the_real_one() -> None:
     pods = [
         SimulatedPod("default", "train-node1", {"main": {"nvidia.com/gpu": [uuid(5), uuid(0)]}}),
         SimulatedPod(
@@ -84,7 +84,7 @@ def test_a_device_on_two_numa_nodes_is_listed_twice_and_held_once() -> None:
     ]
 
 
-def test_several_ids_in_one_entry_as_kubernetes_1_20_sends_them() -> None:
+def test_several_ids_in_one_entry() -> None:
     answer = podresources_pb2.ListPodResourcesResponse()
     container = answer.pod_resources.add(name="pod", namespace="ns").containers.add(name="main")
     container.devices.add(resource_name="nvidia.com/gpu", device_ids=[uuid(1), uuid(0)])
@@ -92,7 +92,7 @@ def test_several_ids_in_one_entry_as_kubernetes_1_20_sends_them() -> None:
     assert [one.device for one in allocation.assignments] == [uuid(0), uuid(1)]
 
 
-def test_group_replicas_one_gpu_in_one_container_are_one_assignment_with_the_first_of_them() -> None:
+def test_several_replicas_in_one_container_are_one_assignment() -> None:
     ids = [f"{uuid(0)}::{replica}" for replica in ("10", "9", "11")]
     assert allocation_of({"nvidia.com/gpu": ids}).assignments == (
         Assignment(uuid(0), Workload("ns", "pod", "main"), "kubelet", replica="9"),
@@ -107,17 +107,17 @@ def test_all_holds_every_gpu_and_no_instance() -> None:
 
 @pytest.mark.parametrize("resource", ["nvidia.com/gpu", "nvidia.com/anything", "example.com/gpu", ""])
 @pytest.mark.parametrize("device_id", [uuid(3), "nvidia3", f"{uuid(3)}::0", "nvidia3/vgpu0"])
-def test_an_id_that_names_a_gpu_counts_whatever_its_resource_is_called(resource: str, device_id: str) -> None:
+def test_ids_of_gpus_count_under_any_resource(resource: str, device_id: str) -> None:
     assert [one.device for one in allocation_of({resource: [device_id]}).assignments] == [uuid(3)]
 
 
 @pytest.mark.parametrize("device_id", ["all", "tegra", "vf0", "tencent.com/vcuda-core-3", ""])
-def test_ids_of_other_plugins_are_none_of_our_business(device_id: str) -> None:
+def test_ids_of_other_plugins_are_ignored(device_id: str) -> None:
     assert allocation_of({"example.com/nic": [device_id]}) == Allocation()
 
 
 @pytest.mark.parametrize("resource", ["nvidia.com/gpu", "nvidia.com/mig-9g.1gb", "example.com/gpu"])
-def test_an_unreadable_id_of_a_gpu_resource_is_reported(resource: str) -> None:
+def test_unrecognised_ids_of_gpu_resources_are_reported(resource: str) -> None:
     allocation = allocation_of({resource: ["card-one"]}, names=frozenset({"example.com/gpu"}))
     assert allocation.unmapped == (
         Unmapped("kubelet", "unrecognised_id", "card-one", resource, Workload("ns", "pod", "main")),

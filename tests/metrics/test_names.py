@@ -6,7 +6,7 @@ import pytest
 
 from podgpu.metrics.counters import shipped_counters
 from podgpu.metrics.fields import fields
-from podgpu.metrics.names import counterpart, meaning, names_of, rename_of, renames, successors
+from podgpu.metrics.names import Rename, counterpart, meaning, names_of, rename_of, renames, successors
 
 CHANGED_UNIT = {
     ("DCGM_FI_DEV_SM_CLOCK", 100): ("DCGM_FI_DEV_SM_CLOCK_HERTZ", 1603, 1e6),
@@ -39,41 +39,24 @@ RENAMED_ONLY = {
 UNCHANGED = {"DCGM_FI_DEV_VGPU_LICENSE_STATUS", "DCGM_FI_PROF_PCIE_TX_BYTES", "DCGM_FI_PROF_PCIE_RX_BYTES"}
 
 
-def test_the_default_file_has_the_23_and_three_that_stay() -> None:
+def test_names_of_the_default_file() -> None:
     default = {c.name for c in shipped_counters("default") or ()}
     assert default == {name for name, _ in CHANGED_UNIT} | RENAMED_ONLY.keys() | UNCHANGED
-
-
-def test_what_changed_its_unit_changed_its_id() -> None:
     by_name = {r.old_name: r for r in renames()}
     for (old, old_id), (new, new_id, factor) in CHANGED_UNIT.items():
-        rename = by_name[old]
-        assert (rename.old.id, rename.new.id, rename.new_name) == (old_id, new_id, new)
-        assert rename.factor == factor
-        assert rename.old.unit != rename.new.unit
-
-
-def test_what_is_renamed_only_keeps_id_and_unit() -> None:
-    by_name = {r.old_name: r for r in renames()}
+        assert by_name[old] == Rename(fields()[old_id], fields()[new_id], new, factor)
+        assert fields()[old_id].unit != fields()[new_id].unit
     for old, (new, number) in RENAMED_ONLY.items():
-        rename = by_name[old]
-        assert (rename.old, rename.new_name, rename.factor) == (fields()[number], new, 1.0)
-        assert rename.new is rename.old
+        assert by_name[old] == Rename(fields()[number], fields()[number], new, 1.0)
     assert UNCHANGED.isdisjoint(by_name)
 
 
-def test_no_new_name_stands_for_two() -> None:
+def test_every_name_has_one_meaning() -> None:
     new = [r.new_name for r in renames()]
     old = [name for r in renames() for name in r.old_names]
-    assert len(set(new)) == len(new)
-    assert len(set(old)) == len(old)
-    assert set(new).isdisjoint(old)
-
-
-def test_both_names_lead_to_the_rename() -> None:
+    assert len({*new, *old}) == len(new) + len(old)
     for rename in renames():
-        assert rename_of(rename.old_name) is rename, rename
-        assert rename_of(rename.new_name) is rename, rename
+        assert rename_of(rename.old_name) is rename_of(rename.new_name) is rename
         assert {rename.old_name, rename.new_name} <= set(names_of(rename.old.id)), rename
 
 
