@@ -23,7 +23,7 @@ from podgpu.cli.cluster import CLUSTER_OPTIONS
 from podgpu.cli.exporter_options import EXPORTER_OPTIONS
 from podgpu.cli.main import COMMANDS, cli
 from podgpu.cli.options import normalize_arguments
-from podgpu.cluster.reading import Backend
+from podgpu.cluster.collect import Collector
 from podgpu.gpu.source import ReadsOthers, Telemetry
 from podgpu.holders import AllocationSource
 from podgpu.metrics.families import AUTOSCALE_FAMILIES, CLUSTER_FAMILIES, HOOK_FAMILIES, OWN_FAMILIES
@@ -200,7 +200,7 @@ def test_every_file_and_function_on_the_map_exists() -> None:
             assert re.search(rf"(?:def|class) {part}\b", body), f"{path}: {name}"
 
 
-@pytest.mark.parametrize("protocol", [Telemetry, ReadsOthers, AllocationSource, Backend], ids=lambda p: p.__name__)
+@pytest.mark.parametrize("protocol", [Telemetry, ReadsOthers, AllocationSource, Collector], ids=lambda p: p.__name__)
 def test_every_method_of_a_source_is_on_the_map(protocol: type) -> None:
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     members = {name for name in (*vars(protocol), *protocol.__annotations__) if not name.startswith("_")}

@@ -10,7 +10,6 @@ import pytest
 
 from podgpu.agent.loop import Agent, Settings
 from podgpu.clock import Clock
-from podgpu.figures.from_snapshot import view_of_snapshot
 from podgpu.gpu.nvml import NvmlTelemetry
 from podgpu.holders.identity import Identities
 from podgpu.metrics.counters import shipped_counters
@@ -203,8 +202,8 @@ def test_the_beginning_of_being_idle_stays_where_it_is_between_telemetry_turns(n
     shared(node)
 
     def idle_since() -> float:
-        (device,) = view_of_snapshot(node.agent.published.snapshot, "n").devices
-        (since,) = (of.idle_since for of in device.holders if of.holder.pod == "idle")
+        (device,) = node.agent.published.state.devices
+        (since,) = (of.usage.idle_since for of in device.holders if of.pod == "idle" and of.usage)
         assert since is not None
         return since
 

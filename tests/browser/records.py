@@ -9,11 +9,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from podgpu.model import WorkloadOwner
 from podgpu.figures.as_json import picture_json
 from podgpu.figures.device import Condition, DeviceFigures, HolderFigures
 from podgpu.figures.picture import NodePicture, Picture
-from podgpu.model import Workload
+from podgpu.model import Workload, WorkloadOwner
 from tests.browser.pictures import GIB, HOUR, Records, Showing, gpu, held, three_nodes
 
 STEPS = {"1h": 15, "6h": 60, "24h": 300}

@@ -10,8 +10,8 @@ from podgpu.cluster.collect import ClusterReading, NodeReading, Scope
 from podgpu.cluster.metrics import cluster_families
 from podgpu.cluster.settings import ViewSettings
 from podgpu.cluster.state import ClusterState, build_cluster_state
-from podgpu.metrics.parse import ParsedFamily, parse_text
 from podgpu.metrics.encode import encode
+from podgpu.metrics.parse import ParsedFamily, parse_text
 from podgpu.node_state import Condition, DeviceState, Holder, HolderUsage, MigInstance, NodeState
 
 H100 = "NVIDIA H100 80GB HBM3"

@@ -12,8 +12,8 @@ import pytest
 from podgpu.cluster.discover import ApiOwners, KubernetesTargets, ServiceSelector
 from podgpu.cluster.scrape import ScrapeCollector
 from podgpu.errors import UsageError
-from podgpu.model import WorkloadOwner
 from podgpu.kube.config import ApiConfig
+from podgpu.model import WorkloadOwner
 from tests.cluster.exporters import Exporter, metrics_text, running_exporters
 from tests.kube.api_server import SimulatedApiServer
 from tests.kube.conftest import HURRY, config, eventually, server

@@ -16,8 +16,8 @@ from podgpu.cluster.settings import ViewSettings
 from podgpu.cluster.state import ClusterState
 from podgpu.cluster.used import RollingAverage, UsedMean
 from podgpu.metrics.adapter import node_from_text
-from podgpu.metrics.parse import parse_text
 from podgpu.metrics.encode import encode
+from podgpu.metrics.parse import parse_text
 from podgpu.model import WorkloadOwner
 from podgpu.node_state import Holder
 from tests.cluster.states import H100, WALL, World, duplicates, gpu, holder, mig, node, series, state_of, text_of, value

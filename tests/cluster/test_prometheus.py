@@ -18,8 +18,8 @@ from podgpu.cluster.prometheus import PrometheusCollector, PrometheusServer
 from podgpu.cluster.promql import check_matchers, one_of, quote, select
 from podgpu.cluster.settings import ViewSettings
 from podgpu.errors import SourceError, UsageError
-from podgpu.model import WorkloadOwner
 from podgpu.http_client import Access
+from podgpu.model import WorkloadOwner
 from tests.cluster.prometheus_double import Asked, PrometheusDouble, Reply, error, running_double, some_gpus, vector
 from tests.nodes.clock import FakeClock
 

@@ -14,8 +14,8 @@ from podgpu.clock import Clock
 from podgpu.cluster.collect import ClusterReading
 from podgpu.cluster.scrape import FixedTargets, ScrapeCollector
 from podgpu.errors import SourceError, UsageError
-from podgpu.model import WorkloadOwner
 from podgpu.http_client import Access
+from podgpu.model import WorkloadOwner
 from podgpu.node_state import DeviceState, EntityState, MigInstance
 from tests.cluster.exporters import Exporter, metrics_text, node_document, running_exporters
 
