@@ -175,33 +175,46 @@ class _Worker:
 
 
 class DriverLock:
-    """Counts calls into a library, and closes it at a moment when no call is in flight."""
+    """Opens a library, counts the calls into it, and closes it at a moment when no call is in flight."""
 
     def __init__(self, name: str) -> None:
         self._name = name
+        self._opening = threading.Lock()
         self._idle = threading.Condition()
         self._calls = 0
-        self._open = False
         self._closers = 0
+        self.is_open = False
 
-    @property
-    def is_open(self) -> bool:
-        return self._open
+    def open(self, start: Callable[[], None]) -> None:
+        """Calls `start` unless the library is open. Errors of `start` leave it closed."""
+        with self._opening:
+            if not self.is_open:
+                start()
+                self.is_open = True
 
-    def open(self) -> None:
-        self._open = True
-
-    def close_when_idle(self, wait: float) -> bool:
-        """Closes at the first moment without a call. Returns False, and stays open, if there is none in time.
+    def close(self, wait: float, stop: Callable[[], None]) -> bool:
+        """Calls `stop` at the first moment without a call. Returns False, and stays open, if there is none in time.
 
         Stays open until then, because otherwise one call that hangs would block all others.
         """
+        if not self._opening.acquire(timeout=wait):
+            return False  # `start` hangs
+        try:
+            if self.is_open:
+                if not self._close_when_idle(wait):
+                    return False
+                stop()
+            return True
+        finally:
+            self._opening.release()
+
+    def _close_when_idle(self, wait: float) -> bool:
         with self._idle:
             self._closers += 1
             try:
                 if not self._idle.wait_for(lambda: self._calls == 0, wait):
                     return False
-                self._open = False
+                self.is_open = False
                 return True
             finally:
                 self._closers -= 1
@@ -216,7 +229,7 @@ class DriverLock:
         with self._idle:
             if gives_way:
                 self._idle.wait_for(lambda: not self._closers)
-            if not self._open:
+            if not self.is_open:
                 raise DriverGone(f"podgpu has released {self._name}", "released")
             self._calls += 1
         try:

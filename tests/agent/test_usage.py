@@ -155,7 +155,7 @@ def test_virtual_gpus_carry_the_holders_own_part(tmp_path: Path) -> None:
     assert node.value("DCGM_FI_DEV_FB_USED", "train") == 10 * 1024
     assert node.value("DCGM_FI_DEV_POWER_USAGE") is None, "others have no pod-less series"
     parts = [node.value("DCGM_FI_DEV_POWER_USAGE", pod) or 0 for pod in UIDS]
-    watts = next(r.values[155] for r in node.agent.published.snapshot.readings)
+    watts = (node.agent.published.state.devices[0].power_mw or 0) / 1000
     assert sum(parts) == pytest.approx(watts, abs=1)
     assert parts[2] == 0
     temperatures = [x for x in lines if x.startswith("DCGM_FI_DEV_GPU_TEMP{")]

@@ -1,4 +1,4 @@
-"""`podgpu doctor`: the command as a person runs it, and the examination of drivers that are ill on purpose."""
+"""`podgpu doctor`: the command, and the examination of failing drivers."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ DEADLINE = 0.3
 
 
 class Tree:
-    """A host as files: what /proc, /sys and /dev of one show."""
+    """/proc, /sys and /dev of a host."""
 
     def __init__(self, root: Path) -> None:
         self.proc, self.sysfs, self.dev, self.logs = (root / name for name in ("proc", "sys", "dev", "log"))
@@ -84,7 +84,7 @@ class Tree:
 
 
 class Clock:
-    """Moves when the examination pauses: GPM wants two samples some time apart."""
+    """Advances when the examination pauses, because GPM needs two samples."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -181,7 +181,7 @@ def only(findings: list[Finding], subject: str) -> Finding:
 # The command
 
 
-def test_all_well(tree: Tree, kubelet: SimulatedKubelet, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_problems(tree: Tree, kubelet: SimulatedKubelet, capsys: pytest.CaptureFixture[str]) -> None:
     kubelet.pods = (pod(*uuids("2xH100")), SimulatedPod("ns", "web", {"main": {}}))
     tree.pci_gpus(2)
     arguments = ["doctor", "--telemetry", "simulated:2xH100", "--pod-resources-kubelet-socket", kubelet.socket]
@@ -225,7 +225,7 @@ def test_json(tree: Tree, socket: str, capsys: pytest.CaptureFixture[str]) -> No
         (["-k", "false"], 0, "note  kubelet     not used, because --kubernetes (DCGM_EXPORTER_KUBERNETES) is false"),
     ],
 )
-def test_a_missing_socket_is_wrong_when_pod_labels_are_wanted(
+def test_a_missing_socket_is_wrong_if_pod_labels_are_wanted(
     said: list[str], code: int, line: str, tree: Tree, socket: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["doctor", "--telemetry", "simulated:2xH100", "--pod-resources-kubelet-socket", socket]
@@ -242,15 +242,13 @@ def test_a_bad_counter_file_is_a_finding(tree: Tree, tmp_path: Path, capsys: pyt
     assert "supports all 26" in out
 
 
-def test_a_wrong_call_is_no_finding(tree: Tree, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_options_are_no_finding(tree: Tree, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["doctor", "--telemetry", "crystal-ball", *tree.options]) == 2
     assert run(["doctor", "--telemetry", "simulated:1xH100", "-d", "z", *tree.options]) == 2
     assert capsys.readouterr().out == ""
 
 
-def test_in_a_pod_the_node_must_be_named(
-    tree: Tree, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_node_name_in_a_pod(tree: Tree, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["doctor", "--telemetry", "simulated:2xH100", "-k", "false", *tree.options]
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
     assert run(arguments) == 1
@@ -265,14 +263,14 @@ def test_in_a_pod_the_node_must_be_named(
 # The driver
 
 
-def test_a_hung_driver_is_a_finding(driver: SimulatedNvml, clock: Clock, examined: Any) -> None:
+def test_a_hanging_driver_is_a_finding(driver: SimulatedNvml, clock: Clock, examined: Any) -> None:
     driver.faults.hang("nvmlInit")
     findings = examined(driver, clock)
     assert only(findings, "driver").text.startswith("no answer within ")
     assert only(findings, "host name").level is Level.OK
 
 
-def test_one_hung_gpu_leaves_the_others(driver: SimulatedNvml, clock: Clock, examined: Any) -> None:
+def test_a_hanging_gpu_does_not_affect_others(driver: SimulatedNvml, clock: Clock, examined: Any) -> None:
     driver.faults.hang("nvmlDeviceGetPowerUsage", gpu=1)
     findings = examined(driver, clock)
     bad = [f for f in about(findings, "GPUs") if f.level is Level.WRONG]
@@ -291,7 +289,7 @@ def test_mig(clock: Clock, examined: Any) -> None:
     ]
 
 
-def test_what_a_model_does_not_give_is_a_note(clock: Clock, examined: Any) -> None:
+def test_unsupported_counters_are_notes(clock: Clock, examined: Any) -> None:
     findings = examined(SimulatedNvml("1xH100,2xT4", clock=clock), clock)
     (t4,) = (f for f in about(findings, "counters") if "T4" in f.text)
     assert t4.level is Level.NOTE
@@ -375,7 +373,7 @@ def test_the_process(tree: Tree, driver: SimulatedNvml, clock: Clock, examined: 
         ("gibberish", "the format of the id is not recognised"),
     ],
 )
-def test_an_id_that_names_nothing_is_explained(
+def test_unknown_ids_are_explained(
     device_id: str, why: str, kubelet: SimulatedKubelet, driver: SimulatedNvml, clock: Clock, examined: Any
 ) -> None:
     kubelet.pods = (pod(device_id),)
@@ -399,7 +397,7 @@ def test_a_mig_layout_that_changed(kubelet: SimulatedKubelet, clock: Clock, exam
 
 
 @pytest.mark.parametrize("device_id", [STRANGER, "nvidia5"])
-def test_a_gpu_that_does_not_answer_may_be_the_one_meant(
+def test_unknown_ids_while_a_gpu_does_not_respond(
     device_id: str, kubelet: SimulatedKubelet, driver: SimulatedNvml, clock: Clock, examined: Any
 ) -> None:
     driver.faults.lose(1)
@@ -409,7 +407,7 @@ def test_a_gpu_that_does_not_answer_may_be_the_one_meant(
 
 
 @pytest.mark.parametrize("patience", [DEADLINE / 2, 60.0])
-def test_a_hung_kubelet(
+def test_a_hanging_kubelet(
     patience: float, kubelet: SimulatedKubelet, driver: SimulatedNvml, clock: Clock, examined: Any
 ) -> None:
     kubelet.hang()
@@ -498,10 +496,9 @@ def test_every_reason_is_explained(one: Unmapped, level: Level, text: str, advic
     assert advice in finding.advice
 
 
-def test_every_source_that_auto_takes_is_examined(
+def test_every_source_of_auto_is_examined(
     tree: Tree, kubelet: SimulatedKubelet, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """koordinator's podlist says other than the kubelet, a job file is astray, a pod's annotation is no JSON."""
     monkeypatch.setenv("NODE_NAME", "gpu-7")
     first, second = uuids("2xH100")
     kubelet.pods = (pod(second),)
@@ -527,7 +524,7 @@ def test_every_source_that_auto_takes_is_examined(
     assert f"note  mapping      ns/train/main holds {second} (kubelet): a source with higher precedence" in out
 
 
-def test_a_source_that_fails_is_a_finding_and_the_others_are_judged(
+def test_a_failing_source_does_not_affect_others(
     tree: Tree, kubelet: SimulatedKubelet, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kubelet.pods = (pod(*uuids("1xH100")),)
@@ -547,7 +544,7 @@ def test_a_source_that_fails_is_a_finding_and_the_others_are_judged(
         (["--kubernetes-enable-dra"], "WRONG DRA         --kubernetes-enable-dra: the API server is asked"),
     ],
 )
-def test_what_needs_the_api_server_where_it_cannot_be_asked(
+def test_options_that_need_the_api_server(
     arguments: list[str], line: str, tree: Tree, kubelet: SimulatedKubelet, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = ["doctor", "--telemetry", "simulated:1xH100", "--pod-resources-kubelet-socket", kubelet.socket]
@@ -555,7 +552,7 @@ def test_what_needs_the_api_server_where_it_cannot_be_asked(
     assert line in capsys.readouterr().out
 
 
-def test_an_api_server_that_refuses_or_is_silent(
+def test_a_forbidden_watch(
     tree: Tree, kubelet: SimulatedKubelet, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("NODE_NAME", "gpu-7")
@@ -571,7 +568,9 @@ def test_an_api_server_that_refuses_or_is_silent(
         assert "ok    kubelet " in out
 
 
-def test_holders_without_names(tree: Tree, clock: Clock, driver: SimulatedNvml, examined: Any, tmp_path: Path) -> None:
+def test_holders_with_unknown_names(
+    tree: Tree, clock: Clock, driver: SimulatedNvml, examined: Any, tmp_path: Path
+) -> None:
     noted = {"PodUID": "u-1", "ContainerName": "main", "ResourceName": "nvidia.com/gpu", "DeviceIDs": ["nvidia3"]}
     (tmp_path / "checkpoint").write_text(json.dumps({"Data": {"PodDeviceEntries": [noted]}, "Checksum": 1}))
     checkpoint = CheckpointAllocation(str(tmp_path / "checkpoint"))

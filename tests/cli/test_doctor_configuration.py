@@ -1,4 +1,4 @@
-"""`podgpu doctor` judges the very configuration the exporter would run with: every option, every variable."""
+"""`podgpu doctor` checks the configuration of the exporter: options, variables, API server, ConfigMap."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ class Doctor:
         self.code = run([*self._arguments, "--telemetry", gpus, *arguments])
         found: dict[str, list[tuple[str, str, str]]] = {}
         for finding in json.loads(self._capsys.readouterr().out)["findings"]:
-            told = (finding["level"], finding["text"], finding["advice"])
-            found.setdefault(finding["subject"], []).append(told)
+            entry = (finding["level"], finding["text"], finding["advice"])
+            found.setdefault(finding["subject"], []).append(entry)
         return found
 
 
@@ -80,14 +80,14 @@ def wrong(found: dict[str, list[tuple[str, str, str]]]) -> dict[str, str]:
 # Options
 
 
-def test_every_option_and_variable_of_the_exporter_is_taken() -> None:
+def test_every_option_of_the_exporter_is_accepted() -> None:
     own = {"json", "autoscale"}
     taken = {option.flag: replace(option, help="", common=True) for option in DOCTOR_OPTIONS if option.flag not in own}
     assert taken == {option.flag: replace(option, help="", common=True) for option in EXPORTER_OPTIONS}
     assert own <= {option.flag for option in DOCTOR_OPTIONS}
 
 
-def test_a_wrong_variable_is_named() -> None:
+def test_an_invalid_variable_is_named() -> None:
     for name, value in (("DCGM_EXPORTER_DEVICES_STR", "z"), ("PODGPU_ALLOCATION", "oracle"), ("PODGPU_TELEMETRY", "x")):
         exporter, doctor = (execute([command], **{name: value}) for command in ("exporter", "doctor"))
         assert (exporter.code, doctor.code) == (2, 2)
@@ -111,7 +111,7 @@ def test_a_wrong_variable_is_named() -> None:
     ],
     ids=" ".join,
 )
-def test_what_keeps_the_exporter_from_starting_is_a_wrong_call_here_too(
+def test_invalid_options_are_rejected_like_by_the_exporter(
     arguments: list[str],
 ) -> None:
     exporter, doctor = (
@@ -121,7 +121,7 @@ def test_what_keeps_the_exporter_from_starting_is_a_wrong_call_here_too(
     assert doctor.complaint.replace("podgpu doctor", "podgpu exporter") == exporter.complaint
 
 
-def test_a_web_config_that_cannot_be_used(doctor: Doctor, tmp_path: Path) -> None:
+def test_an_invalid_web_config(doctor: Doctor, tmp_path: Path) -> None:
     path = tmp_path / "web.yml"
     path.write_text("tls_server_config: {cert_file: missing.pem, key_file: missing.key}\n")
     assert "missing" in wrong(doctor.examine("--web-config-file", str(path)))["web config"]
@@ -129,7 +129,7 @@ def test_a_web_config_that_cannot_be_used(doctor: Doctor, tmp_path: Path) -> Non
     assert doctor.examine("--web-config-file", str(path))["web config"] == [("ok", str(path), "")]
 
 
-def test_what_does_nothing_is_noted(doctor: Doctor) -> None:
+def test_options_without_effect_are_noted(doctor: Doctor) -> None:
     ((level, text, _),) = doctor.examine("--fake-gpus")["options"]
     assert (level, doctor.code) == ("note", 0)
     assert "use --telemetry simulated" in text
@@ -143,7 +143,7 @@ def test_what_does_nothing_is_noted(doctor: Doctor) -> None:
     "podgpu doctor says so with the API server's words, and ends with exit code 1",
 )
 @pytest.mark.parametrize("kubernetes", ["true", "false"])
-def test_pod_labels_that_are_forbidden(kubernetes: str, doctor: Doctor, api: SimulatedApiServer) -> None:
+def test_forbidden_pod_labels(kubernetes: str, doctor: Doctor, api: SimulatedApiServer) -> None:
     doctor.know(api)
     api.refusal = (403, "pods is forbidden")
     found = doctor.examine("--kubernetes-enable-pod-labels", "--allocation", "kubelet", f"-k={kubernetes}")
@@ -151,7 +151,7 @@ def test_pod_labels_that_are_forbidden(kubernetes: str, doctor: Doctor, api: Sim
     assert "pods" in wrong(found)["API server"]
 
 
-def test_pods_that_may_be_listed_and_not_watched(doctor: Doctor, api: SimulatedApiServer) -> None:
+def test_pods_that_can_be_listed_but_not_watched(doctor: Doctor, api: SimulatedApiServer) -> None:
     doctor.know(api)
     api.put("pods", api_pod("train"))
     api.refusal, api.refuse_watches_only = (403, "pods is forbidden: cannot watch"), True
@@ -164,8 +164,8 @@ def configmap(text: str | None) -> dict[str, object]:
 
 
 @pytest.mark.fault(
-    "-m names a ConfigMap that is missing, forbidden, without its key or with a mistake in it",
-    "podgpu doctor says which, and that the counters of -f are used meanwhile; exit code 1",
+    "the ConfigMap of -m is missing, forbidden, without its key or invalid",
+    "podgpu doctor reports it and that the counters of -f are used; exit code 1",
 )
 @pytest.mark.parametrize(
     ("held", "refusal", "words"),
@@ -177,7 +177,7 @@ def configmap(text: str | None) -> dict[str, object]:
     ],
     ids=["missing", "no key", "malformed", "forbidden"],
 )
-def test_a_configmap_that_cannot_be_read(
+def test_an_unreadable_configmap(
     held: dict[str, object] | None,
     refusal: tuple[int, str] | None,
     words: str,
@@ -199,7 +199,7 @@ def test_a_configmap_that_cannot_be_read(
     assert ("API server" in wrong(found)) is (refusal is not None)
 
 
-def test_a_configmap_that_is_read_is_what_is_judged(doctor: Doctor, api: SimulatedApiServer) -> None:
+def test_a_configmap_is_checked(doctor: Doctor, api: SimulatedApiServer) -> None:
     doctor.know(api)
     api.put("configmaps", configmap("DCGM_FI_DEV_GPU_TEMP, gauge, x\n"))
     found = doctor.examine("-m", "ns:counters", "--allocation", "kubelet")
@@ -212,7 +212,7 @@ def test_a_configmap_that_is_read_is_what_is_judged(doctor: Doctor, api: Simulat
 
 @pytest.mark.fault(
     "NODE_NAME is not this node: the kubelet has seven pods, the API server none or others for that name",
-    "podgpu doctor compares the two, says so, and ends with exit code 1",
+    "podgpu doctor compares the two and reports it; exit code 1",
 )
 @pytest.mark.parametrize(
     ("known", "words"),
@@ -239,7 +239,7 @@ def test_a_wrong_node_name(
     assert "spec.nodeName" in found["node name"][0][2]
 
 
-def test_a_right_node_name(doctor: Doctor, kubelet: SimulatedKubelet, api: SimulatedApiServer) -> None:
+def test_a_correct_node_name(doctor: Doctor, kubelet: SimulatedKubelet, api: SimulatedApiServer) -> None:
     """A pod that is just being made or ended is not on both lists."""
     kubelet.pods = tuple(simulated_pod(f"p{n}") for n in range(3))
     api.put("pods", *(api_pod(name) for name in ("p1", "p2", "new")))
@@ -250,10 +250,10 @@ def test_a_right_node_name(doctor: Doctor, kubelet: SimulatedKubelet, api: Simul
     assert "node name" not in doctor.examine()
 
 
-# Whose business it is
+# Sources of figures
 
 
-def test_an_exposition_that_is_refused_is_no_matter_of_the_driver(doctor: Doctor, tree: Tree) -> None:
+def test_an_unreadable_exporter(doctor: Doctor, tree: Tree) -> None:
     tree.pci_gpus(4)
     with serving(answer(b"", 403)) as url:
         found = doctor.examine("--allocation", "kubelet", gpus=f"exporter:{url}")
@@ -268,7 +268,7 @@ def test_an_exposition_that_is_refused_is_no_matter_of_the_driver(doctor: Doctor
     assert advice == ""
 
 
-def test_an_exposition_is_judged_as_an_exposition(doctor: Doctor, kubelet: SimulatedKubelet, tree: Tree) -> None:
+def test_another_exporter_as_the_source(doctor: Doctor, kubelet: SimulatedKubelet, tree: Tree) -> None:
     kubelet.pods = (simulated_pod("train", GPU),)
     tree.pci_gpus(4)
     with serving(answer(EXPOSITION.encode())) as url:
@@ -283,7 +283,7 @@ def test_an_exposition_is_judged_as_an_exposition(doctor: Doctor, kubelet: Simul
     assert "that exporter's counter file" in advice
 
 
-def test_simulated_gpus_are_on_no_bus_of_this_machine(doctor: Doctor, tree: Tree) -> None:
+def test_host_checks_are_skipped_for_simulated_gpus(doctor: Doctor, tree: Tree) -> None:
     tree.pci_gpus(5)
     tree.kernel_driver()
     tree.pid_namespace("pid:[4026532288]")

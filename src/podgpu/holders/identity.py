@@ -61,9 +61,9 @@ def parse_container_log(name: str) -> Workload | None:
     return None if match is None else Workload(**match.groupdict())
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
 class Identities:
-    """Workloads whose parts belong together."""
+    """Workloads whose parts belong together. Immutable."""
 
     pods: frozenset[Workload] = frozenset()
     """Namespace, pod and uid. A name can have two uids, because logs of a recreated pod stay for a while."""
@@ -75,11 +75,23 @@ class Identities:
     """Errors while reading."""
     api_uids: Mapping[str, str] = field(default_factory=dict, compare=False)
     """Uid of a static pod on the node -> its uid in the API server."""
-    _index: _Index = field(init=False, compare=False, repr=False)
-    _completed: dict[Workload, Workload] = field(init=False, compare=False, repr=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_index", _Index.build(self.pods, self.containers, self.api_pods))
+        self._completed: dict[Workload, Workload] = {}
+        current = [pod for pod in self.api_pods if pod.container_id]
+        current_ids = {container.container_id for container in current}
+        others = [log for log in self.containers if log.container_id not in current_ids]
+        pods = self.pods | self.api_pods
+        self._by_container_id = _group((owner.container_id, owner) for owner in current + others)
+        self._by_uid = _group((pod.uid, Workload(pod.namespace, pod.pod, uid=pod.uid)) for pod in pods)
+        self._uids = _group(((pod.namespace, pod.pod), pod.uid) for pod in pods)
+        self._current_uids = _group(((pod.namespace, pod.pod), pod.uid) for pod in self.api_pods)
+        self._logged_ids = _group(
+            ((log.namespace, log.pod, log.container), log.container_id) for log in self.containers
+        )
+        self._current_ids = _group(
+            ((owner.namespace, owner.pod, owner.uid, owner.container), owner.container_id) for owner in current
+        )
 
     def with_pods(self, records: Iterable[PodRecord]) -> Identities:
         """Adds the pods of the API server."""
@@ -98,8 +110,8 @@ class Identities:
     def _complete(self, workload: Workload) -> Workload:
         while True:  # a part found in one step can be needed by another
             before = workload
-            workload = _agree(workload, self._index.by_container_id.get(workload.container_id, frozenset()))
-            workload = _agree(workload, self._index.by_uid.get(workload.uid, frozenset()))
+            workload = _agree(workload, self._by_container_id.get(workload.container_id, frozenset()))
+            workload = _agree(workload, self._by_uid.get(workload.uid, frozenset()))
             workload = self._add_uid(workload)
             workload = self._add_container_id(workload)
             if workload == before:
@@ -109,63 +121,28 @@ class Identities:
         if workload.uid or not (workload.namespace and workload.pod):
             return workload
         name = workload.namespace, workload.pod
-        uids = self._index.uids.get(name, frozenset())
+        uids = self._uids.get(name, frozenset())
         if len(uids) > 1 and not workload.container_id:  # a container id may belong to the old pod
-            uids = self._index.api_uids.get(name, frozenset())
+            uids = self._current_uids.get(name, frozenset())
         return replace(workload, uid=_only(uids))
 
     def _add_container_id(self, workload: Workload) -> Workload:
         if workload.container_id or not (workload.namespace and workload.pod and workload.container):
             return workload
         name = workload.namespace, workload.pod
-        logged = self._index.logged_ids.get((*name, workload.container), frozenset())
-        current = self._index.api_ids.get((*name, workload.uid, workload.container), frozenset())
+        logged = self._logged_ids.get((*name, workload.container), frozenset())
+        current = self._current_ids.get((*name, workload.uid, workload.container), frozenset())
         if current:
             # If others have a log and the current one does not, the API server's state is outdated.
             return replace(workload, container_id=_only(current) if current <= logged or not logged else "")
-        if not self._index.uids.get(name, frozenset()) <= {workload.uid}:
+        if not self._uids.get(name, frozenset()) <= {workload.uid}:
             return workload  # the log may belong to another pod of that name
         fitting = frozenset(
             container_id
             for container_id in logged
-            if any(_fits(workload, owner) for owner in self._index.by_container_id[container_id])
+            if any(_fits(workload, owner) for owner in self._by_container_id[container_id])
         )
         return replace(workload, container_id=_only(fitting))
-
-
-@dataclass(frozen=True, slots=True)
-class _Index:
-    by_container_id: Mapping[str, frozenset[Workload]]
-    by_uid: Mapping[str, frozenset[Workload]]
-    uids: Mapping[tuple[str, str], frozenset[str]]
-    """Namespace and pod -> uids."""
-    api_uids: Mapping[tuple[str, str], frozenset[str]]
-    logged_ids: Mapping[tuple[str, str, str], frozenset[str]]
-    """Namespace, pod and container -> container ids of logs."""
-    api_ids: Mapping[tuple[str, str, str, str], frozenset[str]]
-    """Namespace, pod, uid and container -> container id in the API server."""
-
-    @classmethod
-    def build(cls, pods: frozenset[Workload], logs: frozenset[Workload], api_pods: frozenset[Workload]) -> _Index:
-        api_containers = [workload for workload in api_pods if workload.container_id]
-        known_ids = {workload.container_id for workload in api_containers}
-        other_logs = [workload for workload in logs if workload.container_id not in known_ids]
-        return cls(
-            by_container_id=_group((workload.container_id, workload) for workload in other_logs + api_containers),
-            by_uid=_group(
-                (workload.uid, Workload(workload.namespace, workload.pod, uid=workload.uid))
-                for workload in pods | api_pods
-            ),
-            uids=_group(((workload.namespace, workload.pod), workload.uid) for workload in pods | api_pods),
-            api_uids=_group(((workload.namespace, workload.pod), workload.uid) for workload in api_pods),
-            logged_ids=_group(
-                ((workload.namespace, workload.pod, workload.container), workload.container_id) for workload in logs
-            ),
-            api_ids=_group(
-                ((workload.namespace, workload.pod, workload.uid, workload.container), workload.container_id)
-                for workload in api_containers
-            ),
-        )
 
 
 def _group(pairs: Iterable[tuple[K, T]]) -> dict[K, frozenset[T]]:

@@ -18,9 +18,8 @@ from typing import Any, TypeVar
 
 import pynvml
 
-from podgpu.errors import UsageError
 from podgpu.simulate.gpu import SimulatedGpu, SimulatedInstance, lay_out
-from podgpu.simulate.models import MAX_GPUS, GpuSpec, MigProfile, parse_profiles, parse_spec
+from podgpu.simulate.models import GpuSpec, MigProfile, parse_profiles
 from podgpu.simulate.workload import SimulatedLoad
 
 NO_INSTANCE = 0xFFFFFFFF
@@ -134,23 +133,6 @@ class Machine:
         with self.lock:
             if not sum(self.current(gpu).evict(pid) for gpu in self.gpus):
                 raise ValueError(f"no simulated process {pid}")
-
-    def add(self, spec: str) -> list[int]:
-        """Hot-plugs GPUs and returns their numbers."""
-        with self.lock:
-            specs = parse_spec(spec)
-            if len(self.gpus) + len(specs) > MAX_GPUS:
-                raise UsageError(f"adding {spec!r} would make more than {MAX_GPUS} GPUs on one node")
-            added = [self._build(spec).number for spec in specs]
-            self._wire()
-            return added
-
-    def unplug(self, number: int) -> None:
-        with self.lock:
-            gpu = self.gpu(number)
-            self.forget_handles(gpu)
-            self.gpus.remove(gpu)
-            self._wire()
 
     def reset(self, number: int) -> None:
         with self.lock:
@@ -393,12 +375,6 @@ class FaultInjector:
         with self._machine.lock:
             lost = self._machine.gpu(gpu)
             lost.lost, lost.enumerated = False, True
-
-    def add_gpu(self, spec: str) -> list[int]:
-        return self._machine.add(spec)
-
-    def remove_gpu(self, gpu: int) -> None:
-        self._machine.unplug(gpu)
 
     def reset(self, gpu: int) -> None:
         """Resets counters, ends processes, makes handles stale and restores a lost GPU."""

@@ -19,6 +19,7 @@ from podgpu.figures.device import ProcessFigures
 from podgpu.gpu.source import ErrorEvent, FollowsSchedule, GpuAnswer, Inventory, Lane, Telemetry, UsageFlaws
 from podgpu.metrics.fields import Field
 from podgpu.model import Device, DeviceUsage, ProcessUsage, Workload
+from podgpu.node_state import has_readings
 from podgpu.usage.containers import ContainerFinder
 
 _ALLOCATION_SECONDS = 1.0
@@ -134,7 +135,7 @@ class LocalSource:
         self._agent.read_usage()
         state = self._agent.published.state
         failing = [source for source in state.sources if source.up is False]
-        if all(slot.fields is None for gpu in state.devices for slot in (gpu, *gpu.instances)):
+        if not has_readings(state):
             failed = [source.message for source in failing]
             why = "; ".join(failed[:MOST_NAMED]) or "there is none here"
             raise SourceError("no_gpu", f"no GPU could be read: {why}. Another machine's: --url, or --cluster")

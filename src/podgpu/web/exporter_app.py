@@ -15,6 +15,7 @@ from podgpu.agent.loop import Agent
 from podgpu.agent.publish import ExpositionName, Published
 from podgpu.cluster.view import GpuAnswer, add_details, make_details
 from podgpu.metrics.encode import NO_METRICS, Exposition
+from podgpu.node_state import has_readings
 from podgpu.web.app import Listener, Served, Several, make_application, probe_listener, run
 from podgpu.web.connections import ConnectionLimits, send_response
 from podgpu.web.lifecycle import DEFAULT_RELEASE_SECONDS, forget_on_node, forget_route, release_route
@@ -209,7 +210,7 @@ def is_ready(agent: Agent) -> tuple[bool, str]:
     published = agent.published
     if not agent.is_fresh(published):
         return False, "the figures are too old to be shown\n"
-    if all(slot.fields is None for gpu in published.state.devices for slot in (gpu, *gpu.instances)):
+    if not has_readings(published.state):
         lines = [*describe_alerts(agent), *describe_problems(agent)]
         return False, "\n".join(["no GPU has been read", *lines, ""])
     return True, "OK\n"

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from podgpu.errors import SourceError
+from podgpu.gpu.dcgm.structs import FieldType, FieldValueV2
+from podgpu.gpu.dcgm.values import decode
 from podgpu.gpu.source import Lane
-from podgpu.metrics.fields import DEVICE_LEVELS, fields
+from podgpu.metrics.fields import DEVICE_LEVELS, Blank, fields
 from tests.gpu.dcgm.double import (
     CI,
     FB_USED,
@@ -204,3 +210,14 @@ def test_xids_come_from_the_gpu_and_from_instances_once(mig: Bench) -> None:
     assert events == [(f"{uuid_of(0)}/gi2", 43), (uuid_of(0), 79), (uuid_of(0), 79)]
     mig.telemetry.inventory()
     assert mig.telemetry.error_events() == []
+
+
+@given(
+    st.sampled_from(sorted(fields())), st.sampled_from([*FieldType, 98]), st.integers(-60, 3), st.binary(max_size=64)
+)
+def test_any_value_is_decoded_or_rejected(field_id: int, kind: int, status: int, payload: bytes) -> None:
+    raw = FieldValueV2(fieldId=field_id, fieldType=kind, status=status)
+    raw.value.blob = payload
+    with suppress(Blank, SourceError):
+        value = decode(fields()[field_id], raw)
+        assert not isinstance(value, float) or math.isfinite(value)

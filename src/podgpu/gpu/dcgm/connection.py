@@ -6,7 +6,6 @@ import ctypes
 import logging
 import os
 import re
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -239,7 +238,6 @@ class DcgmConnection:
         self._lock = DriverLock("DCGM")
         self.hold = self._lock.hold
         """Encloses every group of calls, so that `close` does not disconnect during a call."""
-        self._opening = threading.Lock()
         self._retry_seconds = _MIN_RETRY_SECONDS
         self._retry_at = float("-inf")
         self._error: SourceError | None = None
@@ -261,20 +259,19 @@ class DcgmConnection:
 
     def open(self) -> None:
         """Connects, or starts the engine. Raises SourceError, also while backing off after a failure."""
-        with self._opening:
-            if self._lock.is_open:
-                return
-            if self._error is not None and self._clock() < self._retry_at:
-                raise DriverGone(str(self._error), self._error.reason)
-            try:
-                self._connect()
-            except SourceError as e:
-                self._error = e
-                self._retry_at = self._clock() + self._retry_seconds
-                self._retry_seconds = min(2 * self._retry_seconds, _MAX_RETRY_SECONDS)
-                raise
-            self._error, self._retry_seconds, self.lost = None, _MIN_RETRY_SECONDS, False
-            self._lock.open()
+        self._lock.open(self._start)
+
+    def _start(self) -> None:
+        if self._error is not None and self._clock() < self._retry_at:
+            raise DriverGone(str(self._error), self._error.reason)
+        try:
+            self._connect()
+        except SourceError as e:
+            self._error = e
+            self._retry_at = self._clock() + self._retry_seconds
+            self._retry_seconds = min(2 * self._retry_seconds, _MAX_RETRY_SECONDS)
+            raise
+        self._error, self._retry_seconds, self.lost = None, _MIN_RETRY_SECONDS, False
 
     def _connect(self) -> None:
         if self._library is None:
@@ -348,22 +345,16 @@ class DcgmConnection:
 
     def close(self, wait: float, free: Callable[[], None] = lambda: None) -> bool:
         """Calls `free`, then disconnects. Returns False, and stays open, if a call does not return in time."""
-        if not self._opening.acquire(timeout=wait):
-            return False
-        try:
-            if not self._lock.is_open:
-                return True
-            if not self._lock.close_when_idle(wait):
-                return False
+
+        def stop() -> None:
             if not self.lost:
                 with suppress(SourceError):
                     free()
             self._disconnect()
             with suppress(SourceError):
                 self.library.call("dcgmShutdown")
-            return True
-        finally:
-            self._opening.release()
+
+        return self._lock.close(wait, stop)
 
     def _disconnect(self) -> None:
         with suppress(SourceError):

@@ -89,36 +89,22 @@ class NvmlDriver:
         """`nvml`: the pynvml module, or an object with its functions (see simulate/driver.py)."""
         self._nvml = nvml
         self._lock = DriverLock("the driver")
-        self._opening = threading.Lock()
         self.hold = self._lock.hold
         """Encloses every group of calls, so that `close` does not shut NVML down during a call."""
 
-    @property
-    def is_open(self) -> bool:
-        return self._lock.is_open
-
     def open(self) -> None:
         """Initialises NVML unless done. Raises DriverGone or VersionMismatch."""
-        with self._opening:
-            if not self._lock.is_open:
-                self.call("nvmlInit")
-                self._lock.open()
+        self._lock.open(partial(self.call, "nvmlInit"))
 
     def close(self, wait: float, free: Callable[[], None] = lambda: None) -> bool:
         """Calls `free`, then shuts NVML down. Returns False, and stays open, if a call does not return in time."""
-        if not self._opening.acquire(timeout=wait):
-            return False  # nvmlInit hangs
-        try:
-            if not self._lock.is_open:
-                return True
-            if not self._lock.close_when_idle(wait):
-                return False
+
+        def stop() -> None:
             for step in (free, partial(self.call, "nvmlShutdown")):
                 with suppress(SourceError, StartError):  # the driver may be gone already
                     step()
-            return True
-        finally:
-            self._opening.release()
+
+        return self._lock.close(wait, stop)
 
     def constant(self, name: str) -> Any:
         return getattr(self._nvml, name)

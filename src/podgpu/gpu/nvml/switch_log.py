@@ -14,7 +14,7 @@ import os
 import struct
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 from podgpu.gpu.nvml.switch_attribution import RECORD, SwitchLogError
 
@@ -89,16 +89,9 @@ def select_layout(driver_version: str) -> BranchLayout:
     )
 
 
-class KernelCalls(Protocol):
-    """The system calls in use. Tests replace them."""
+class KernelCalls:
+    """The system calls in use. Tests override them."""
 
-    def open(self, path: str) -> int: ...
-    def ioctl(self, fd: int, request: int, buffer: bytearray) -> None: ...
-    def map(self, fd: int, length: int) -> mmap.mmap: ...
-    def close(self, fd: int) -> None: ...
-
-
-class LinuxCalls:
     def open(self, path: str) -> int:
         return os.open(path, os.O_RDWR | os.O_CLOEXEC)
 
@@ -116,7 +109,7 @@ class ContextSwitchLog:
     """The open log of one GPU. Not thread-safe. Every method may raise SwitchLogError."""
 
     def __init__(self, pci_bus_id: str, minor: int, layout: BranchLayout, kernel: KernelCalls | None = None) -> None:
-        self._kernel = kernel or LinuxCalls()
+        self._kernel = kernel or KernelCalls()
         self._layout = layout
         self._control_fd = self._device_fd = -1
         self._client = self._handles = 0

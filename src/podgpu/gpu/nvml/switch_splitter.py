@@ -206,9 +206,6 @@ class Capability:
     """The method that a GPU would get if containers shared it, and the reasons against a better one."""
 
     wanted: UsageMethod
-    driver_version: str
-    architecture: int | None
-    """NVML's number; None if unknown, and in MIG mode, where nothing was measured."""
     privileged: bool
     unsampled: str
     """Reason why no busy samples are taken, or empty."""
@@ -224,7 +221,7 @@ class Capability:
 
 def open_switch_log(device: Device, driver_version: str) -> SwitchLog:
     """Raises SwitchLogError."""
-    minor = device.index if device.minor is None else device.minor
+    minor = (device.index or 0) if device.minor is None else device.minor
     return ContextSwitchLog(device.pci_bus_id, minor, select_layout(driver_version))
 
 
@@ -271,7 +268,7 @@ class SwitchLogFactory:
             except SwitchLogError as e:
                 error = e
         reason = self.explain_unsampled(architecture)
-        return Capability(self.wanted, driver_version, architecture, self.privileged(), reason, error)
+        return Capability(self.wanted, self.privileged(), reason, error)
 
     def explain_unsampled(self, architecture: int | None) -> str:
         """Returns the reason why no busy samples are taken, or an empty string."""
