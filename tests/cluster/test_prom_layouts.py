@@ -12,7 +12,6 @@ from podgpu.cluster.prom.nodes import LayoutMemory, nodes_of
 from podgpu.cluster.prom.targets import targets_of
 from podgpu.figures.from_exposition import NODE_LABELS
 from podgpu.metrics.fields import field_named
-from podgpu.metrics.names import doubtful_names
 from podgpu.metrics.parse import ParsedSample
 
 _FIELD = field_named("DCGM_FI_DEV_MEM_COPY_UTIL")
@@ -26,7 +25,6 @@ NAMES = (
     *("podgpu_container_gpu_processes", "podgpu_container_gpu_busy_seconds_total", "podgpu_device_energy_joules_total"),
     *("podgpu_namespace_gpu_busy_seconds_total", "podgpu_namespace_gpu_energy_joules_total", "podgpu_device_count"),
     *("podgpu_exporter_build_info", "podgpu_exporter_snapshot_timestamp_seconds", "podgpu_exporter_source_up"),
-    *sorted(doubtful_names()),
 )
 LABELS = st.fixed_dictionaries(
     {"job": st.just("gpu")},

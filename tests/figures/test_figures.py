@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple, replace
 from pathlib import Path
 
 import pytest
 
-from podgpu.agent.node_document import from_snapshot
-from podgpu.figures.device import FIELDS, DeviceFigures, View, holder_text
+from podgpu.figures.device import DeviceFigures, View, holder_text
 from podgpu.figures.from_exposition import view_of_exposition
-from podgpu.figures.from_snapshot import view_of_snapshot
-from podgpu.metrics.counters import Counter
-from podgpu.metrics.encode import encode
-from podgpu.metrics.fields import fields
 from podgpu.metrics.parse import parse_text
-from podgpu.metrics.render import Policy, render_node
-from podgpu.model import ContainerUsage, DeviceTotals, Outcome, Reading, Snapshot, Workload
-from tests.top.scene import GIB, MIB, SERVER, TRAINER, gpu, snapshot
+from podgpu.model import Workload
+from tests.top.scene import MIB, TRAINER
 
 NODES = Path(__file__).parents[1] / "nodes"
 
@@ -37,52 +30,6 @@ def device(view: View, index: int, instance: str = "") -> DeviceFigures:
 
 def names(figures: DeviceFigures) -> list[str]:
     return sorted(holder_text(h.holder) for h in figures.holders)
-
-
-# Snapshots
-
-USED = ContainerUsage("GPU-0", TRAINER, 0.5, 9 * GIB, 2, busy_ns=5 * 10**9, idle_ns=10**9, energy_mj=70_000)
-
-
-def test_a_device_with_its_holder() -> None:
-    reading = Reading(gpu(0), {203: 97, 250: 81559, 252: 1024, 155: 301.5, 150: 55})
-    totals = (DeviceTotals("GPU-0", energy_mj=90_000),)
-    (found,) = view_of_snapshot(
-        snapshot(reading, held={"GPU-0": (TRAINER,)}, usage=(USED,), totals=totals), "n"
-    ).devices
-    assert (found.node, found.index, found.model, found.instance) == ("n", 0, "NVIDIA H100 80GB HBM3", "")
-    assert (found.utilization, found.power_watts, found.temperature) == (0.97, 301.5, 55)
-    assert (found.memory_used, found.memory_total, found.energy_joules) == (GIB, 81559 * MIB, 90.0)
-    (holder,) = found.holders
-    assert (holder.utilization, holder.memory, holder.processes) == (0.5, 9 * GIB, 2)
-    assert (holder.busy_seconds, holder.idle_seconds, holder.energy_joules) == (5.0, 1.0, 70.0)
-
-
-def test_what_was_not_read_is_absent() -> None:
-    (found,) = view_of_snapshot(snapshot(Reading(gpu(0), {})), "n").devices
-    figures = (found.utilization, found.memory_used, found.memory_total, found.power_watts, found.temperature)
-    assert figures == (None,) * 5
-    assert found.holders == ()
-
-
-def test_a_holder_without_use_and_a_user_without_a_claim_are_both_there() -> None:
-    shot = snapshot(Reading(gpu(0), {}), held={"GPU-0": (SERVER,)}, usage=(USED,))
-    (found,) = view_of_snapshot(shot, "n").devices
-    assert names(found) == ["research/train/main", "serving/chat/engine"]
-
-
-def test_instances_take_their_engines_activity_and_the_ledgers_memory() -> None:
-    instance = gpu(1, gi_id=7, profile="1g.10gb")
-    totals = (DeviceTotals(instance.key, memory_used=3 * GIB),)
-    (found,) = view_of_snapshot(snapshot(Reading(instance, {1001: 0.25}), totals=totals), "n").devices
-    assert (found.instance, found.profile, found.utilization, found.memory_used) == ("7", "1g.10gb", 0.25, 3 * GIB)
-
-
-def test_what_went_wrong_is_noted() -> None:
-    outcomes = (Outcome("nvml", 0.1), Outcome("kubelet", 0.1, "refused", "nobody answers: mount its socket"))
-    assert view_of_snapshot(Snapshot(1.0, outcomes=outcomes), "n").notes == (
-        "kubelet: nobody answers: mount its socket",
-    )
 
 
 @pytest.mark.parametrize(
@@ -105,27 +52,6 @@ def test_names_of_holders(workload: Workload, text: str) -> None:
 
 
 # Expositions
-
-
-def test_an_exposition_tells_what_its_snapshot_told() -> None:
-    """The same node, through the join, the encoder and the parser."""
-    readings = (
-        Reading(gpu(0), {203: 97, 250: 81559, 252: 1024, 155: 301.5, 150: 55}),
-        Reading(gpu(1, gi_id=7, profile="1g.10gb"), {1001: 0.25, 250: 9984, 252: 10}),
-    )
-    totals = (DeviceTotals("GPU-0", energy_mj=90_000, memory_used=GIB),)
-    held = {"GPU-0": (TRAINER, SERVER), "GPU-1/gi7": (SERVER,)}
-    shot = snapshot(*readings, held=held, usage=(USED,), totals=totals)
-    counters = tuple(Counter(fields()[i], fields()[i].name, "gauge", "h") for i in FIELDS)
-    parsed = exposition(encode(render_node(from_snapshot(shot), Policy(counters, hostname="n"))).decode())
-
-    def comparable(view: View) -> list[tuple[object, ...]]:
-        return [
-            astuple(replace(d, holders=tuple(sorted(d.holders, key=lambda h: h.who))))
-            for d in sorted(view.devices, key=lambda d: d.place)
-        ]
-
-    assert comparable(parsed) == comparable(view_of_snapshot(shot, "n"))
 
 
 def test_golden_shared() -> None:

@@ -6,10 +6,8 @@ import pytest
 
 from podgpu.figures.device import DeviceFigures
 from podgpu.figures.from_exposition import view_of_exposition
-from podgpu.figures.from_snapshot import view_of_snapshot
 from podgpu.metrics.names import NameSet
 from podgpu.metrics.parse import parse_text
-from podgpu.model import Device, Reading, Snapshot
 from tests.nodes.node import FIXTURES
 from tests.two_names import renamed
 
@@ -76,18 +74,3 @@ def test_a_blank_under_one_name_does_not_hide_the_figure_under_the_other() -> No
     for lines in (("GPU_UTIL", "50"), ("GPU_UTIL_RATIO", "-1")), (("GPU_UTIL", "-1"), ("GPU_UTIL_RATIO", "0.5")):
         exposition = "".join(f"DCGM_FI_DEV_{name}{of} {value}\n" for name, value in lines)
         assert figures(exposition)[0].utilization == 0.5
-
-
-def test_a_snapshot_in_base_units_has_the_same_figures() -> None:
-    device = Device(0, "GPU-0", "0000:01", "H100")
-    old = {203: 94, 252: 10_240, 251: 70_768, 253: 551, 155: 505.2, 150: 59}
-    new = {1613: 0.94, 1627: 10_240 << 20, 1625: 81_559 << 20, 155: 505.2, 150: 59}
-    views = [
-        view_of_snapshot(Snapshot(1.0, (device,), (Reading(device, values),)), "n").devices for values in (old, new)
-    ]
-    assert (
-        views[0]
-        == views[1]
-        == view_of_snapshot(Snapshot(1.0, (device,), (Reading(device, {**old, **new}),)), "n").devices
-    )
-    assert views[0][0].utilization == 0.94

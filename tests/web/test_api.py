@@ -41,7 +41,7 @@ def test_view(node: Node, client: Client) -> None:
     assert (answer.status, answer.headers["Content-Type"]) == (200, "application/json; charset=utf-8")
     said = json.loads(answer.body)
     assert (said["api"], said["scope"], said["version"]) == ("podgpu/v1", "node", __version__)
-    assert said["taken_at"] == node.agent.published.snapshot.taken_at
+    assert said["taken_at"] == node.agent.published.state.taken_at
     assert said["interval_seconds"] == node.agent.settings.interval
     (shown,) = said["nodes"]
     assert shown["name"] == "node-1"
@@ -235,14 +235,15 @@ def test_waste(lived_in: Node) -> None:
     assert "there are pod, owner and namespace" in json.loads(wrong.body)["error"]
 
 
-def test_missing_utilization_is_not_zero(folder: Path) -> None:
-    described = Description(about="no utilisation", gpus="8xH100", lived_in=True, arguments=["-k", "-f", "none"])
+def test_key_figures_do_not_depend_on_the_counter_file(folder: Path) -> None:
+    described = Description(about="no counters", gpus="8xH100", lived_in=True, arguments=["-k", "-f", "none"])
     with node_of(described, folder) as built:
         built.take_turns()
         with running(built.agent) as client:
             said = view(client)
     assert [n["namespace"] for n in said["namespaces"]] == ["batch", "notebooks", "research", "serving"]
-    assert all("used_gpus" not in n and n["allocated_gpus"] > 0 for n in said["namespaces"])
+    assert all(n["used_gpus"] <= n["allocated_gpus"] > 0 for n in said["namespaces"])
+    assert all(gpu["utilization_ratio"] >= 0 and gpu["power_watts"] > 0 for gpu in said["nodes"][0]["gpus"])
 
 
 def members(of: object) -> set[str]:

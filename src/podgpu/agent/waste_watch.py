@@ -43,7 +43,7 @@ class WasteWatch:
 
     def look(self) -> tuple[WasteStatement, Source]:
         """Counts from the last look to this one. What is too old to be shown is too old to be counted."""
-        from podgpu.figures.from_snapshot import view_of_snapshot
+        from podgpu.figures.from_state import view_of_state
         from podgpu.figures.prices import PriceTags, no_prices
         from podgpu.figures.waste import WasteLedger, holdings
         from podgpu.figures.waste_rows import Source
@@ -54,7 +54,7 @@ class WasteWatch:
             now, wall = agent.clock.monotonic(), agent.clock.wall()
             self._since = now if self._since is None else self._since
             prices, _ = (self._prices or no_prices)()
-            view = view_of_snapshot(published.snapshot, "")
+            view = view_of_state(published.state, "")
             if agent.is_fresh(published):
                 tags = PriceTags(prices) if prices.currency else None
                 found = holdings("", view.devices, set(), now, tags=tags)

@@ -33,11 +33,11 @@ def node_keeper(agent: Agent, directory: str = "", waste: WasteWatch | None = No
 
 def told_by_node(agent: Agent) -> Iterable[Told]:
     """Nothing when what was published is too old to be shown: then nothing is known."""
-    from podgpu.figures.from_snapshot import view_of_snapshot
+    from podgpu.figures.from_state import view_of_state
 
     published = agent.published
     if agent.is_fresh(published):
-        yield Told(view_of_snapshot(published.snapshot, agent.settings.policy.hostname).devices)
+        yield Told(view_of_state(published.state, agent.settings.policy.hostname).devices)
 
 
 def cluster_with_keeper(

@@ -17,7 +17,8 @@ from podgpu.figures.picture import NodePicture, Picture
 from podgpu.metrics.conditions import xid_class, xid_text
 from podgpu.metrics.families import CLOCK_EVENTS_FIELD, clock_events_in_words
 from podgpu.metrics.fields import detail_helps, fields
-from podgpu.model import Outcome, Snapshot, Value, physical
+from podgpu.model import Value
+from podgpu.node_state import DeviceState, NodeState, SourceStatus
 
 JSON = dict[str, Any]
 MOST_FIELDS, MOST_XIDS, MOST_SOURCES = 1024, 256, 64
@@ -52,18 +53,19 @@ def node_with(picture: Picture, uuid: str) -> NodePicture | None:
 # What an exporter knows
 
 
-def details_json(snapshot: Snapshot, uuid: str, details: Mapping[int, Value], links_up: int | None) -> JSON:
+def details_json(state: NodeState, uuid: str, details: Mapping[int, Value], links_up: int | None) -> JSON:
     """`details`: what is read for this view alone, by field id."""
-    read = next((r.values for r in snapshot.readings if r.device.key == uuid), {})
-    index = next((d.index for d in snapshot.devices if d.key == uuid), -1)
-    source = snapshot.outcomes[0].source if snapshot.outcomes else ""
+    gpu = next((gpu for gpu in state.devices if gpu.uuid == uuid), DeviceState(uuid=uuid))
+    numbers = {known.name: known.id for known in fields().values()}
+    read = {numbers[name]: value for name, value in (gpu.fields or {}).items()}
+    sources = [source for source in state.sources if source.up is not None]
     answer: JSON = {
-        "fields": list(_fields({**details, **read}, source, links_up)),
-        "xids": list(_xids(snapshot, uuid)),
-        "sources": [_source(o) for o in snapshot.outcomes if _concerns(o, uuid, index)],
+        "fields": list(_fields({**details, **read}, sources[0].name if sources else "", links_up)),
+        "xids": list(_xids(gpu)),
+        "sources": [_source(source) for source in sources if _concerns(source, gpu)],
     }
-    method = next((t.method for t in snapshot.usage.devices if t.device == uuid), None)
-    return answer if method is None else {**answer, "method": method}
+    method = gpu.usage.method if gpu.usage is not None else ""
+    return {**answer, "method": method} if method else answer
 
 
 def _fields(values: Mapping[int, Value], source: str, links_up: int | None) -> Iterator[JSON]:
@@ -78,26 +80,26 @@ def _fields(values: Mapping[int, Value], source: str, links_up: int | None) -> I
         yield {"name": "nvlinks_up", "help": help_text, "unit": "links", "value": links_up, "source": source}
 
 
-def _xids(snapshot: Snapshot, uuid: str) -> Iterator[JSON]:
+def _xids(gpu: DeviceState) -> Iterator[JSON]:
     """The newest first."""
-    for tally in sorted(snapshot.xids, key=lambda t: (-t.last_seen, t.xid)):
-        if physical(tally.device) == uuid:
-            said = {"xid": tally.xid, "says": xid_text(tally.xid), "class": xid_class(tally.xid)}
-            yield {**said, "at": round(tally.last_seen, 3), "total": tally.total}
+    counts = [count for slot in (gpu, *gpu.instances) for count in slot.xids]
+    for count in sorted(counts, key=lambda count: (-count.last_seen, count.xid)):
+        said = {"xid": count.xid, "says": xid_text(count.xid), "class": xid_class(count.xid)}
+        yield {**said, "at": round(count.last_seen, 3), "total": count.total}
 
 
-def _concerns(outcome: Outcome, uuid: str, index: int) -> bool:
+def _concerns(source: SourceStatus, gpu: DeviceState) -> bool:
     """Not those of other GPUs."""
-    if outcome.device:
-        return outcome.device == uuid
-    is_gpu = outcome.source.startswith("gpu") and outcome.source[3:].isdecimal()
-    return not is_gpu or outcome.source == f"gpu{index}"
+    if source.device:
+        return source.device == gpu.uuid
+    is_gpu = source.name.startswith("gpu") and source.name[3:].isdecimal()
+    return not is_gpu or source.name == f"gpu{gpu.index}"
 
 
-def _source(outcome: Outcome) -> JSON:
-    if outcome.ok:
-        return {"source": outcome.source, "ok": True}
-    return {"source": outcome.source, "ok": False, "error": outcome.error, "message": outcome.message}
+def _source(source: SourceStatus) -> JSON:
+    if source.up:
+        return {"source": source.name, "ok": True}
+    return {"source": source.name, "ok": False, "error": source.error, "message": source.message}
 
 
 # What the cluster takes of it

@@ -10,10 +10,11 @@ from podgpu.agent.allocation_turn import ReadIdentities
 from podgpu.agent.loop import Agent
 from podgpu.errors import MOST_NAMED, SourceError
 from podgpu.figures.device import ProcessFigures, View
-from podgpu.figures.from_snapshot import view_of_snapshot
+from podgpu.figures.from_state import view_of_state
 from podgpu.gpu.source import ErrorEvent, FollowsSchedule, GpuAnswer, Inventory, Lane, Telemetry, UsageFlaws
 from podgpu.metrics.fields import Field
 from podgpu.model import Device, DeviceUsage, ProcessUsage, Workload
+from podgpu.node_state import has_readings
 from podgpu.usage.containers import ContainerFinder
 
 _ALLOCATION_SECONDS = 1.0
@@ -127,12 +128,12 @@ class LocalSource:
             self._allocated_at = self._clock()
             self._agent.read_allocation()
         self._agent.read_usage()
-        snapshot = self._agent.published.snapshot
-        if not snapshot.readings:
-            failed = [o.message for o in snapshot.outcomes if not o.ok]
+        state = self._agent.published.state
+        if not has_readings(state):
+            failed = [source.message for source in state.sources if source.up is False]
             why = "; ".join(failed[:MOST_NAMED]) or "there is none here"
             raise SourceError("no_gpu", f"no GPU could be read: {why}. Another machine's: --url, or --cluster")
-        return view_of_snapshot(snapshot, self._node, self._processes.read() if self._processes else None)
+        return view_of_state(state, self._node, self._processes.read() if self._processes else None)
 
     def close(self) -> None:
         self._agent.stop()

@@ -16,6 +16,7 @@ from podgpu import __version__
 from podgpu.agent.loop import Agent
 from podgpu.agent.publish import ExpositionName, Published
 from podgpu.metrics.encode import NO_METRICS, Exposition
+from podgpu.node_state import has_readings
 from podgpu.web.app import Listener, Served, Several, make_application, probe_listener, run
 from podgpu.web.connections import ConnectionLimits, send_response
 from podgpu.web.lifecycle import DEFAULT_RELEASE_SECONDS, forget_on_node, forget_route, release_route
@@ -96,7 +97,7 @@ def application(
     async def complete_gpu(uuid: str, _view: dict[str, Any]) -> dict[str, Any]:
         from podgpu.figures.gpu_view import details_json
 
-        return details_json(agent.published.snapshot, uuid, *agent.details(uuid))
+        return details_json(agent.published.state, uuid, *agent.details(uuid))
 
     routes = [
         web.get("/metrics", limit_concurrency(scrapes, _metrics(agent))),
@@ -223,14 +224,14 @@ class NodePage:
 
         settings, notes = self._agent.settings, describe_problems(self._agent)
         prices, wrong = (self._prices or no_prices)()
-        snapshot = published.snapshot
-        if not fresh and snapshot.taken_at:
+        state = published.state
+        if not fresh and state.taken_at:
             notes = ["the figures are too old to be shown: the driver has not been read in time", *notes]
         elif not fresh:
             notes = ["there are no figures yet: the driver has never been read", *notes]
         name = _node_name(self._agent)
         picture = node_picture(
-            snapshot, name, settings.interval, [*notes, *wrong], fresh=fresh, version=__version__, prices=prices
+            state, name, settings.interval, [*notes, *wrong], fresh=fresh, version=__version__, prices=prices
         )
         return PageState.of(picture)
 
@@ -244,22 +245,22 @@ def _node_name(agent: Agent) -> str:
 
 def describe_problems(agent: Agent) -> list[str]:
     """One line for each source that fails, and for other problems."""
-    snapshot = agent.published.snapshot
-    lines = [f"{o.source}: {o.error}: {o.message}" for o in snapshot.outcomes if not o.ok]
-    expected = snapshot.device_count.expected
-    if snapshot.outcomes and not lines and not snapshot.device_count.visible and expected:
+    state = agent.published.state
+    lines = [f"{source.name}: {source.error}: {source.message}" for source in state.sources if source.up is False]
+    expected = state.gpus_expected
+    if state.sources and not lines and not state.gpus_visible and expected:
         lines.append(f"the PCI bus shows {expected} GPUs, the driver none: `podgpu doctor` says what to look at")
     return [*lines, *agent.notes_beside()]
 
 
 def _describe_alerts(published: Published, node: str) -> list[str]:
-    snapshot = published.snapshot
-    is_well = all(o.ok for o in snapshot.outcomes) and not any(of.findings for of in snapshot.health)
-    if is_well and not snapshot.device_count.lost:
+    state = published.state
+    is_well = all(source.up is not False for source in state.sources) and not any(d.conditions for d in state.devices)
+    if is_well and not state.gpus_lost:
         return []
-    from podgpu.figures.from_snapshot import view_of_snapshot  # not loaded on a healthy node
+    from podgpu.figures.from_state import view_of_state  # not loaded on a healthy node
 
-    return [alert.text for alert in view_of_snapshot(snapshot, node).alerts]
+    return [alert.text for alert in view_of_state(state, node).alerts]
 
 
 def is_live(agent: Agent) -> tuple[bool, str]:
@@ -274,7 +275,7 @@ def is_ready(agent: Agent) -> tuple[bool, str]:
     published = agent.published
     if not agent.is_fresh(published):
         return False, "the figures are too old to be shown\n"
-    if not published.snapshot.readings:
+    if not has_readings(published.state):
         lines = [*_describe_alerts(published, _node_name(agent)), *describe_problems(agent)]
         return False, "\n".join(["no GPU has been read", *lines, ""])
     return True, "OK\n"
