@@ -27,8 +27,7 @@ from podgpu.metrics.conditions import (
     xid_needs_action,
 )
 from podgpu.metrics.families import CLOCK_EVENTS, CLOCK_EVENTS_FIELD, THROTTLE_REASONS
-from podgpu.model import Assignment, Device, Value, Workload, physical
-from podgpu.node_state import Condition, XidCount
+from podgpu.model import Assignment, Condition, Device, Value, Workload, XidCount, physical
 
 XID_SECONDS = 86_400.0  # a GPU counts as broken for a day after its last XID that needs action
 THROTTLE_SECONDS = 60.0  # shorter throttling is normal operation
