@@ -16,7 +16,7 @@ from podgpu.cluster.reading import Backend, MakeBackend
 from podgpu.cluster.settings import ViewSettings
 from podgpu.compose.servers import access_by
 from podgpu.errors import SourceError, UsageError
-from podgpu.web.app import Served, Several, load_protection, run
+from podgpu.web.app import Service, Several, load_protection, run
 from podgpu.web.sockets import Address
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def _announce(bound: Address) -> None:
 
 def _with_history(
     options: Mapping[str, Any], make_backend: MakeBackend, publisher: Publisher
-) -> tuple[Cluster, list[Served], History]:
+) -> tuple[Cluster, list[Service], History]:
     """Prometheus has the past already; the exporters have to be watched for it."""
     if options["prometheus"]:
         return Cluster(make_backend, publisher), [], prometheus_history(options)
