@@ -86,10 +86,12 @@ async def _obey(ticker: Ticker, agent: Agent) -> None:
     loop = asyncio.get_running_loop()
     while line := await loop.run_in_executor(None, sys.stdin.readline):
         cost = await loop.run_in_executor(None, ticker.tick, int(line.removeprefix("tick ")))
-        snapshot = agent.published.snapshot
+        parts = agent.published.parts
         exposition = {"plain": len(agent.published.fresh.plain), "zipped": len(agent.published.fresh.zipped)}
-        failed = [f"{o.source}: {o.message}" for o in snapshot.outcomes if not o.ok]
-        _say({"cost": cost, "exposition": exposition, "assignments": len(snapshot.assignments), "failed": failed})
+        failed = [f"{source.name}: {source.message}" for source in parts.sources if not source.up]
+        _say(
+            {"cost": cost, "exposition": exposition, "assignments": len(parts.allocation.assignments), "failed": failed}
+        )
 
 
 def constant_routes(agent: Agent) -> list[web.RouteDef]:

@@ -75,9 +75,9 @@ def eight_gpu_state() -> tuple[NodeState, Policy]:
             agent.read_telemetry()
         agent.read_allocation()
         agent.stop()
-    snapshot = agent.published.snapshot
-    if len(snapshot.assignments) != EIGHT_GPUS.pods:
-        raise RuntimeError(f"the kubelet was not heard, so the figures would mean nothing: {snapshot.outcomes}")
+    allocation = agent.published.parts.allocation
+    if len(allocation.assignments) != EIGHT_GPUS.pods:
+        raise RuntimeError(f"the kubelet did not answer, so the figures would mean nothing: {allocation.sources}")
     return agent.published.state, agent.settings.policy
 
 

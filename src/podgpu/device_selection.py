@@ -61,7 +61,7 @@ class Selection:
         self._check_ids(devices)
         gpus, _ = _split(devices)
         if self.kind == "g":
-            mig = [g.index for g in gpus if g.mig_enabled and (not self.ids or g.index in self.ids)]
+            mig = [g.index or 0 for g in gpus if g.mig_enabled and (not self.ids or g.index in self.ids)]
             if mig:
                 raise UsageError(
                     f"-d {self.shown}: GPU {_numbers(mig)} is in MIG mode, where pods use instances instead of GPUs; "
@@ -72,7 +72,7 @@ class Selection:
         gpus, instances = _split(devices)
         if self.kind == "i" and not any(g.mig_enabled for g in gpus):
             raise UsageError(f"-d {self.shown}: no GPU here is in MIG mode, so it has no instances; use -d f or -d g")
-        known = [g.index for g in gpus] if self.kind == "g" else list(range(len(instances)))
+        known = [g.index for g in gpus if g.index is not None] if self.kind == "g" else list(range(len(instances)))
         missing = [i for i in self.ids if i not in known]
         if missing:
             what = "GPU" if self.kind == "g" else "MIG instance"

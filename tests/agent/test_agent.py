@@ -246,8 +246,11 @@ def test_device_strings_choose_what_is_shown(node: Node, text: str, shown: set[s
     chosen = Node("1xH100,1xH100/2x3g.40gb", replace(SETTINGS, selection=selection))
     chosen.agent.check_selection()
     chosen.turn()
-    devices = [r.device for r in chosen.agent.published.snapshot.readings]
-    assert {f"{d.index}/{d.gi_id}" if d.gi_id is not None else str(d.index) for d in devices} == shown
+    found = set()
+    for gpu in chosen.agent.published.state.devices:
+        found |= {str(gpu.index)} if gpu.fields is not None else set()
+        found |= {f"{gpu.index}/{instance.id}" for instance in gpu.instances if instance.fields is not None}
+    assert found == shown
     chosen.agent.stop()
 
 

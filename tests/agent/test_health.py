@@ -10,7 +10,7 @@ from typing import Any
 import pynvml
 import pytest
 
-from podgpu.agent.health_watch import XID_SECONDS
+from podgpu.agent.health import XID_SECONDS
 from podgpu.metrics.conditions import conditions
 from tests.agent.gpu_bench import GpuBench, bench_of
 from tests.agent.told_health import FORGET, broken, gpu, known, view

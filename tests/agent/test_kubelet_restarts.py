@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from podgpu.agent.allocation_turn import AllocationTurn
+from podgpu.clock import Clock
 from podgpu.holders.kubelet import KubeletAllocation
 from podgpu.model import Device
 from podgpu.simulate.kubelet import SimulatedKubelet, SimulatedPod
@@ -237,11 +238,11 @@ def test_the_number_of_slices_stands_while_the_gpu_is_held(folder: Path, left: i
     clock, isolation = FakeClock(), Workers()
     with SimulatedKubelet(str(folder / "kubelet.sock"), SLICES) as kubelet:
         source = KubeletAllocation(kubelet.socket, clock=clock.monotonic)
-        turn = AllocationTurn([source], None, isolation, PATIENCE, clock.monotonic)
+        turn = AllocationTurn([source], None, isolation, PATIENCE, Clock(clock.monotonic))
 
         def shares_after(seconds: float) -> dict[str, float | None]:
             clock.advance(seconds)
-            return {one.holder.pod: one.share for one in turn.collect(NODE).allocation.assignments}
+            return {one.holder.pod: one.share for one in turn.collect(NODE).assignments}
 
         kubelet.allocatable = REGISTERED
         assert shares_after(0.0) == {"train": 0.25, "serve": 0.25}
@@ -293,7 +294,7 @@ def make_turn(slow: SimulatedKubelet) -> Iterator[Callable[..., AllocationTurn]]
 
     def make(late: Callable[[], object]) -> AllocationTurn:
         source = KubeletAllocation(slow.socket)
-        made.append(AllocationTurn([source], None, isolation, 0.05, lambda: 0.0, late=late))
+        made.append(AllocationTurn([source], None, isolation, 0.05, Clock(lambda: 0.0), late=late))
         return made[-1]
 
     yield make
@@ -313,14 +314,14 @@ def test_a_late_answer_is_taken_when_it_comes(slow: SimulatedKubelet, make_turn:
     slow.hang()
     for _ in range(3):
         part = turn.collect(NODE)
-        assert [(one.source, one.error) for one in part.outcomes] == [("kubelet", "deadline")], "one fault, one word"
-        assert part.allocation.assignments == ()
+        assert [(one.name, one.error) for one in part.sources] == [("kubelet", "deadline")], "one fault, one word"
+        assert part.assignments == ()
     assert not came.is_set()
     slow.resume()
     assert came.wait(PATIENCE)
     part = turn.collect(NODE)
-    assert [one.holder.pod for one in part.allocation.assignments] == ["train", "serve"]
-    assert part.outcomes[0].ok
+    assert [one.holder.pod for one in part.assignments] == ["train", "serve"]
+    assert part.sources[0].up
     assert lists_of(slow) == 1, "it was asked once, and its answer used"
     turn.collect(NODE)
     wait_until(lambda: lists_of(slow) == 2, "it is asked again, once its answer was used")

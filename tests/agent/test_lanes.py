@@ -10,9 +10,8 @@ import pytest
 
 from podgpu.agent.collections import Collection
 from podgpu.agent.counter_feeds import FileCounters
-from podgpu.agent.lanes import fields_to_read
 from podgpu.agent.loop import Agent, Settings
-from podgpu.agent.telemetry_turn import TelemetryTurn
+from podgpu.agent.telemetry_turn import TelemetryTurn, fields_to_read
 from podgpu.clock import Clock
 from podgpu.device_selection import Selection
 from podgpu.errors import UsageError
@@ -71,7 +70,7 @@ class Bench:
         before = Counter(self.driver.calls)
         for _ in range(seconds):
             self.clock.advance(1.0)
-            self.agent.read_due_telemetry()
+            self.agent.read_telemetry(only_due=True)
         return self.driver.calls - before
 
     @property
@@ -216,7 +215,7 @@ def test_a_new_gpu_instance_has_all_its_fields_at_once() -> None:
     assert bench.value("DCGM_FI_DEV_GPU_TEMP") is not None
     assert not [line for line in bench.exposition.splitlines() if 'GPU_I_PROFILE="3g.40gb"' in line]
     bench.run(2)  # its profiling ratios are means, of which this is the second sample
-    assert instances or bench.agent.published.snapshot.devices[1:]
+    assert instances or bench.agent.published.state.devices[0].instances
 
 
 def test_counters_that_change_are_divided_anew(tmp_path: Path) -> None:
@@ -292,7 +291,7 @@ def test_lanes_that_are_followed_no_more_leave_nothing_behind() -> None:
     turn = TelemetryTurn(nvml, [old], Selection(), isolation, 5.0)
     try:
         turn.collect([old])
-        turn.follow([new])
+        turn.set_lanes([new])
         turn.collect()
         assert turn.collect([old]).lanes == (new,)  # they were due when counters changed
         bench.driver.faults.answer(TEMP, 77)

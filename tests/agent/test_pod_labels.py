@@ -8,14 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podgpu.agent.node_document import from_snapshot
 from podgpu.agent.pod_labels import LabelFilter, label_name
+from podgpu.agent.publish import build_node_state
 from podgpu.errors import UsageError
 from podgpu.kube.objects import PodRecord
 from podgpu.metrics.counters import parse_counters
 from podgpu.metrics.encode import encode
 from podgpu.metrics.render import Policy, render_node
-from podgpu.model import Assignment, Device, Reading, Snapshot, Workload
+from podgpu.model import Assignment, Device, Reading, Workload
+from tests.agent.documents import make_parts
 
 KEYS = st.one_of(
     st.sampled_from(
@@ -49,14 +50,12 @@ def test_a_pod_label_never_collides_with_a_built_in(labels: dict[str, str]) -> N
     )
     device = Device(0, "GPU-1", "0000:1", "H100")
     record = PodRecord("ns", "p", "u", labels=tuple(labels.items()))
-    snapshot = Snapshot(
-        1.0,
-        (device,),
-        (Reading(device, {150: 40, 1: "580"}),),
-        (Assignment("GPU-1", Workload("ns", "p", "c", "u"), "kubelet"),),
+    parts = make_parts(
+        [Reading(device, {150: 40, 1: "580"})],
+        [Assignment("GPU-1", Workload("ns", "p", "c", "u"), "kubelet")],
         pod_labels=LabelFilter().of([record]),
     )
-    families = render_node(from_snapshot(snapshot), Policy(counters, "h", pod_uid=True))
+    families = render_node(build_node_state(parts, "h"), Policy(counters, "h", pod_uid=True))
     for family in families:
         for sample in family.samples:
             names = [name for name, _ in sample.labels.pairs]

@@ -124,7 +124,7 @@ class Node:
                 interval=0.3,
                 allocation_interval=0.3,
                 usage_interval=0.3,
-                sums_interval=0.3,
+                throttle_interval=0.3,
                 policy=Policy(
                     counters=self._naming.shipped("default") or (),
                     hostname=self.name,

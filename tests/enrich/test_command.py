@@ -20,7 +20,7 @@ from podgpu.enrich.enricher import Enricher, EnrichSettings, HolderResult
 from podgpu.errors import SourceError
 from podgpu.files import AtomicFile
 from podgpu.gpu.exposition import ParsedExposition, parse_exposition
-from podgpu.model import Allocation, Assignment, Workload
+from podgpu.model import Assignment, Workload
 from podgpu.simulate.kubelet import SimulatedKubelet, SimulatedPod
 from tests.cli.test_option_table import Ran, execute
 
@@ -194,7 +194,7 @@ class _World:
 
     def holders(self, _devices: object) -> HolderResult:
         assignments = tuple(Assignment(uuid, Workload("default", "pod1", "c"), "kubelet") for uuid in UUIDS)
-        return HolderResult(Allocation(assignments))
+        return HolderResult(assignments)
 
 
 def test_old_figures_do_not_live_for_ever(out: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -263,13 +263,13 @@ def test_a_gpu_that_left_the_exposition_is_kept_as_lost() -> None:
     whole = str(exposition.text)
     agent = agent_over(exposition)
     agent.read_telemetry()
-    first, second = (d for d in agent.published.snapshot.devices if not d.is_instance)
+    first, second = agent.published.state.devices
     exposition.text = "".join(line for line in whole.splitlines(keepends=True) if second.uuid not in line)
 
     def conditions() -> dict[str, list[str]]:
         agent.read_telemetry()
-        told = agent.published.snapshot.health
-        return {of.device.uuid: [finding.condition for finding in of.findings] for of in told}
+        devices = agent.published.state.devices
+        return {device.uuid: [condition.name for condition in device.conditions] for device in devices}
 
     assert conditions() == {first.uuid: [], second.uuid: ["lost"]}
     lines = agent.published.fresh.plain.decode().splitlines()

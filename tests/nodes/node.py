@@ -124,7 +124,8 @@ class Node:
         _apply(self.driver, self.description.faults_later)
 
     def _xids_arrived(self) -> bool:
-        if sum(tally.total for tally in self.agent.published.snapshot.xids) == self.description.xids:
+        slots = [slot for gpu in self.agent.published.state.devices for slot in (gpu, *gpu.instances)]
+        if sum(count.total for slot in slots for count in slot.xids) == self.description.xids:
             return True
         self.agent.read_allocation()
         return False

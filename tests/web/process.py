@@ -33,18 +33,8 @@ class Process:
         return self.log_file.read_text()
 
     @property
-    def resident_bytes(self) -> int:
-        pages = Path(f"/proc/{self.popen.pid}/statm").read_text().split()[1]
-        return int(pages) * os.sysconf("SC_PAGE_SIZE")
-
-    @property
     def descriptors(self) -> int:
         return len(os.listdir(f"/proc/{self.popen.pid}/fd"))
-
-    @property
-    def cpu_seconds(self) -> float:
-        fields = Path(f"/proc/{self.popen.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 @contextmanager

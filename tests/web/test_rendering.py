@@ -11,11 +11,13 @@ from contextlib import contextmanager
 
 import pytest
 
-from podgpu.agent.publish import Published
+from podgpu.agent.publish import NodeParts, Published
 from podgpu.metrics.counters import Counter, shipped_counters
 from podgpu.metrics.encode import encode
 from podgpu.metrics.render import Policy, render_node
-from podgpu.model import Assignment, ContainerUsage, Device, Reading, Snapshot, Usage, Workload
+from podgpu.model import Assignment, Device, Reading, Workload
+from podgpu.node_state import HolderUsage
+from tests.agent.documents import make_parts
 from tests.nodes.clock import PATIENCE
 from tests.nodes.node import Node
 from tests.web.server import Client, running
@@ -42,14 +44,12 @@ class WatchedCounters(tuple[Counter, ...]):
         return super().__iter__()
 
 
-def node_with(pods: int) -> Snapshot:
+def node_with(pods: int) -> NodeParts:
     workloads = [Workload("ns", f"pod-{n}", "main", f"u-{n}") for n in range(pods)]
-    return Snapshot(
-        1.0,
-        devices=(GPU,),
-        readings=(Reading(GPU, dict.fromkeys((c.field.id for c in COUNTERS), 1)),),
-        assignments=tuple(Assignment(GPU.key, w, "kubelet", str(n), 1 / pods) for n, w in enumerate(workloads)),
-        usage=Usage(tuple(ContainerUsage(GPU.key, w, 0.5, n, 1, 1, 1, 1, n) for n, w in enumerate(workloads))),
+    return make_parts(
+        [Reading(GPU, dict.fromkeys((c.field.id for c in COUNTERS), 1))],
+        [Assignment(GPU.key, w, "kubelet", str(n), 1 / pods) for n, w in enumerate(workloads)],
+        {GPU.key: [(w, HolderUsage(0.5, n, 1, 1, 1, 1, 1, 1, n)) for n, w in enumerate(workloads)]},
     )
 
 
@@ -121,7 +121,7 @@ def test_changes_are_logged_without_a_request(node: Node, caplog: pytest.LogCapt
     caplog.set_level(logging.INFO)
     node.driver.faults.unsupported("nvmlDeviceGetTemperature")
     node.take_turns()
-    assert any("GPU_TEMP: GPU-" in line and "does not provide it" in line for line in caplog.messages)
+    assert any("GPU_TEMP: not supported by GPU-" in line for line in caplog.messages)
     assert node.agent.published.exposition_if_made("fresh") is None
 
 

@@ -86,7 +86,7 @@ def test_sigusr1_releases_the_driver() -> None:
     with exporter() as (process, client):
         wait_for(client, "/ready", "OK")
         process.send_signal(signal.SIGUSR1)
-        wait_for(client, "/health", "nvml: released: let go of for 60 s")
+        wait_for(client, "/health", "nvml: released: released for 60 s")
         assert 'source_up{source="nvml"} 0' in client.ask("/metrics").text
         process.send_signal(signal.SIGTERM)
         assert_ends_cleanly(process)

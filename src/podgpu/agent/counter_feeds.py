@@ -11,7 +11,7 @@ from typing import Protocol
 from podgpu.errors import SourceError, UsageError
 from podgpu.files import ReadOnChange
 from podgpu.metrics.counters import MOST_BYTES, Counter, Naming
-from podgpu.model import Outcome
+from podgpu.node_state import SourceStatus
 from podgpu.workers import Workers
 
 _log = logging.getLogger("podgpu")
@@ -87,7 +87,7 @@ class CounterWatch:
         self._feed = feed
         self._isolation = isolation
         self._deadline = deadline
-        self.outcomes: tuple[Outcome, ...] = ()
+        self.sources: tuple[SourceStatus, ...] = ()
         self.errors: Mapping[tuple[str, str], int] = {}
         """Number of errors by (source, reason). Replaced, not changed, because other threads read it."""
 
@@ -109,8 +109,8 @@ class CounterWatch:
             except UsageError as e:  # a collection of the configuration file has none of them
                 self._refuse(SourceError("malformed", str(e)))
             else:
-                self.outcomes = (Outcome(_NAME, result.seconds),)
+                self.sources = (SourceStatus(_NAME, True, result.seconds),)
 
     def _refuse(self, error: SourceError) -> None:
         self.errors = Tally(self.errors) + Tally([(_NAME, error.reason)])
-        self.outcomes = (Outcome(_NAME, 0.0, error.reason, str(error)),)
+        self.sources = (SourceStatus(_NAME, False, 0.0, error.reason, str(error)),)

@@ -11,7 +11,8 @@ from functools import partial
 from podgpu.clock import Clock
 from podgpu.errors import SourceError
 from podgpu.gpu.source import Telemetry, UsageFlaws
-from podgpu.model import Assignment, Device, DeviceUsage, Outcome
+from podgpu.model import Assignment, Device, DeviceUsage
+from podgpu.node_state import SourceStatus
 from podgpu.usage.attribution import make_turns
 from podgpu.usage.containers import ContainerFinder
 from podgpu.usage.ledger import MAX_NAMESPACES, Ledger, UsageSnapshot
@@ -33,7 +34,7 @@ class UsagePart:
 
     usage: UsageSnapshot = field(default_factory=UsageSnapshot)
     at: float | None = None  # Unix time
-    outcomes: tuple[Outcome, ...] = ()
+    sources: tuple[SourceStatus, ...] = ()
     errors: Mapping[tuple[str, str], int] = field(default_factory=dict)  # by source and reason, since the start
 
 
@@ -81,9 +82,9 @@ class UsageTurn:
         self._count_evicted()
         failed = {g.uuid: error for g in gpus if (error := results[_worker(g)].error) is not None}
         new = {uuid: error for uuid, error in failed.items() if uuid not in failing}
-        outcome = self._outcome(self._clock.monotonic() - began, owners, new)
-        outcomes = (outcome, *_switches_outcome(results))
-        return UsagePart(self._ledger.snapshot(began_at), began_at, outcomes, dict(self._errors))
+        status = self._status(self._clock.monotonic() - began, owners, new)
+        sources = (status, *_switches_status(results))
+        return UsagePart(self._ledger.snapshot(began_at), began_at, sources, dict(self._errors))
 
     def _read(self, gpu: Device) -> tuple[tuple[DeviceUsage, ...], UsageFlaws]:
         return self._telemetry.usage(gpu, self._shared), self._telemetry.usage_flaws(gpu)
@@ -119,19 +120,19 @@ class UsageTurn:
         if evicted:
             self._errors[SOURCE, EVICTED] = evicted
 
-    def _outcome(self, seconds: float, owners: Owners, failed: Mapping[str, Exception]) -> Outcome:
+    def _status(self, seconds: float, owners: Owners, failed: Mapping[str, Exception]) -> SourceStatus:
         """Outside the host's PID namespace the driver lists no processes. That is an error, not idleness."""
         try:
             self._processes.require_sight()
         except SourceError as e:
             if e.reason not in owners.untold.values():  # those are already counted for each process
                 self._errors[SOURCE, e.reason] += 1
-            return Outcome(SOURCE, seconds, e.reason, str(e))
+            return SourceStatus(SOURCE, False, seconds, e.reason, str(e))
         for uuid, error in failed.items():
             others = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
             message = f"the usage of {uuid}{others} by containers is unknown and left out: {error}"
-            return Outcome(SOURCE, seconds, getattr(error, "reason", "error"), message)
-        return Outcome(SOURCE, seconds)
+            return SourceStatus(SOURCE, False, seconds, getattr(error, "reason", "error"), message)
+        return SourceStatus(SOURCE, True, seconds)
 
 
 def _pids_of(usages: Iterable[DeviceUsage]) -> set[int]:
@@ -144,15 +145,16 @@ def _is_shared(usage: DeviceUsage, owners: Owners) -> bool:
     return len({owners.workloads.get(pid, pid) for pid in pids}) > 1
 
 
-def _switches_outcome(results: Results) -> list[Outcome]:
+def _switches_status(results: Results) -> list[SourceStatus]:
     """Reports whether context switches are used, if they are enabled."""
     flaws = [result.value[1] for result in results.values() if result.value is not None]
     if not any(flaw.follows_switches for flaw in flaws):
         return []
     fallback = next((flaw for flaw in flaws if flaw.fallback), None)
     if fallback is None:
-        return [Outcome(SWITCHES, 0.0)]
-    return [Outcome(SWITCHES, 0.0, fallback.doubts[0] if fallback.doubts else "in_doubt", fallback.fallback)]
+        return [SourceStatus(SWITCHES, True, 0.0)]
+    reason = fallback.doubts[0] if fallback.doubts else "in_doubt"
+    return [SourceStatus(SWITCHES, False, 0.0, reason, fallback.fallback)]
 
 
 def _worker(gpu: Device) -> str:

@@ -147,9 +147,9 @@ def _settings(ctx: click.Context, options: dict[str, Any]) -> EnrichSettings:
 
 def _run_once(enricher: Enricher) -> None:
     try:
-        outcomes = enricher.turn()
+        sources = enricher.turn()
     except (SourceError, OutputError) as e:
         raise StartError(str(e)) from e
-    if outcomes and not any(outcome.ok for outcome in outcomes):
-        reasons = "; ".join(f"{outcome.source}: {outcome.message}" for outcome in outcomes)
+    if sources and not any(source.up for source in sources):
+        reasons = "; ".join(f"{source.name}: {source.message}" for source in sources)
         raise StartError(f"written without pod labels, because no source of holders could be read: {reasons}")

@@ -18,7 +18,7 @@ from podgpu.compose.exporter import Doors, opened_exporter
 from podgpu.compose.process import configure_logging
 from podgpu.device_selection import parse_selection
 from podgpu.errors import MOST_NAMED, StartError, UsageError
-from podgpu.snapshot_json import dump_snapshot
+from podgpu.node_state import encode_node, has_readings
 from podgpu.web.app import PROBE_OPTION
 from podgpu.web.exporter_app import GPU_MANAGER_OPTION
 from podgpu.web.sockets import Address, parse_address
@@ -103,19 +103,19 @@ def _print_once(agent: Agent, dump: str) -> None:
         agent.warm_up()
         published = agent.published
         if dump:
-            _write(Path(dump), dump_snapshot(published.snapshot))
+            _write(Path(dump), encode_node(published.state))
         print_out(published.fresh.plain)
-        failed = [o for o in published.snapshot.outcomes if not o.ok]
-        if not published.snapshot.readings:
+        if not has_readings(published.state):
+            failed = [source.message for source in published.state.sources if source.up is False]
             raise StartError(
-                "no GPU could be read: " + ("; ".join(o.message for o in failed[:MOST_NAMED]) or "there is no GPU here")
+                "no GPU could be read: " + ("; ".join(failed[:MOST_NAMED]) or "there is none on this node")
             )
     finally:
         agent.stop()
 
 
-def _write(path: Path, text: str) -> None:
+def _write(path: Path, content: bytes) -> None:
     try:
-        path.write_text(text, encoding="utf-8")
+        path.write_bytes(content + b"\n")
     except OSError as e:
         raise StartError(f"--dump-snapshot {path}: cannot be written ({e.strerror})") from e

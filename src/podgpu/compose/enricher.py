@@ -4,11 +4,12 @@ between; and has it take its turns."""
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
 
-from podgpu.agent.allocation_turn import AllocationTurn
+from podgpu.agent.allocation_turn import AllocationTurn, replace_uids
+from podgpu.clock import Clock
 from podgpu.compose.agent import Naming, Options
 from podgpu.compose.allocations import make_holders
 from podgpu.compose.process import stop_on_signal
@@ -39,9 +40,7 @@ def opened_enricher(
             holders = make_holders(options, api, driver)
         isolation = Workers()
         at_the_end.callback(isolation.close)
-        turn = AllocationTurn(
-            holders.sources, holders.identities, isolation, _DEADLINE, time.monotonic, holders.liveness
-        )
+        turn = AllocationTurn(holders.sources, holders.identities, isolation, _DEADLINE, Clock(), holders.liveness)
         at_the_end.callback(turn.close)
         yield Enricher(_fetch(source, isolation), _holders(turn), textfile, settings, CompanionDriver(driver))
 
@@ -74,7 +73,7 @@ def _fetch(source: ExpositionSource, isolation: Workers) -> Callable[[], ParsedE
 def _holders(turn: AllocationTurn) -> Callable[[Sequence[Device]], HolderResult]:
     def holders(devices: Sequence[Device]) -> HolderResult:
         part = turn.collect(devices)
-        shown = replace(part.allocation, assignments=turn.show(part.allocation.assignments))
-        return HolderResult(shown, part.outcomes, turn.errors)
+        assignments = replace_uids(part.assignments, part.api_uids)
+        return HolderResult(assignments, part.unmapped, part.sources, Counter(part.errors))
 
     return holders

@@ -18,8 +18,8 @@ from podgpu.metrics.families import HOLDER_LABELS
 from podgpu.metrics.labels import Policy, holder_pairs
 from podgpu.metrics.parse import ParsedFamily, ParsedSample, encode_parsed
 from podgpu.metrics.render import render_self
-from podgpu.model import Allocation, Assignment, Device, Outcome
-from podgpu.node_state import NodeState, source_statuses
+from podgpu.model import Assignment, Device, Unmapped
+from podgpu.node_state import NodeState, SourceStatus, source_statuses
 
 _log = logging.getLogger("podgpu")
 SOURCE = "exporter"
@@ -113,8 +113,9 @@ class _LabelMaker:
 class HolderResult:
     """The assignments, and the status of the sources that reported them."""
 
-    allocation: Allocation = field(default_factory=Allocation)
-    outcomes: tuple[Outcome, ...] = ()
+    assignments: tuple[Assignment, ...] = ()
+    unmapped: tuple[Unmapped, ...] = ()
+    sources: tuple[SourceStatus, ...] = ()
     errors: Counter[tuple[str, str]] = field(default_factory=Counter)
 
 
@@ -151,7 +152,7 @@ class Enricher:
         self._written_at = self._clock() - age if age is not None else None
         """Time of the values in the file; None if it has none."""
 
-    def turn(self) -> Sequence[Outcome]:
+    def turn(self) -> Sequence[SourceStatus]:
         """Returns the status of the holder sources.
 
         Raises SourceError if the metrics cannot be read, OutputError if the file cannot be written.
@@ -161,19 +162,19 @@ class Enricher:
             exposition = self._fetch()
         except SourceError as e:
             self._count_error(SOURCE, e.reason, f"{e}; {self._describe_file()}")
-            self._expire(Outcome(SOURCE, self._clock() - started, e.reason, str(e)))
+            self._expire(SourceStatus(SOURCE, False, self._clock() - started, e.reason, str(e)))
             raise
         self._recovered(SOURCE)
         held = self._find_holders(self._complete_devices(exposition))
-        self._log_outcomes(held.outcomes)
-        result = relabel(exposition, held.allocation.assignments, self._settings.policy)
+        self._log_sources(held.sources)
+        result = relabel(exposition, held.assignments, self._settings.policy)
         if result.ambiguous:
             self._errors[SOURCE, "copies_differ"] += result.ambiguous
-        outcomes = (Outcome(SOURCE, self._clock() - started), *held.outcomes)
+        sources = (SourceStatus(SOURCE, True, self._clock() - started), *held.sources)
         existing = {family.name for family in result.families}
-        self._write(encode_parsed(result.families) + self._encode_self(outcomes, held, self._wall(), existing))
+        self._write(encode_parsed(result.families) + self._encode_self(sources, held, self._wall(), existing))
         self._written_at = self._clock()
-        return held.outcomes
+        return held.sources
 
     def _complete_devices(self, exposition: ParsedExposition) -> tuple[Device, ...]:
         by_name = self._settings.device_name_ids
@@ -202,7 +203,7 @@ class Enricher:
         self._written_at = None
         _log.warning("%s: its values are stale and it cannot be written: it is removed", self._file.path)
 
-    def _expire(self, failure: Outcome) -> None:
+    def _expire(self, failure: SourceStatus) -> None:
         """Replaces stale values by podgpu's own metrics."""
         if not self._is_stale():
             return
@@ -224,13 +225,13 @@ class Enricher:
         return f"{self._file.path} keeps the last values" + ("" if limit is None else f" for {limit:g} s in total")
 
     def _encode_self(
-        self, outcomes: tuple[Outcome, ...], held: HolderResult, taken_at: float, existing: Set[str] = frozenset()
+        self, sources: tuple[SourceStatus, ...], held: HolderResult, taken_at: float, existing: Set[str] = frozenset()
     ) -> bytes:
         """Skips `existing` families: the text may come from podgpu, and a second HELP line would break the file."""
         if not self._settings.self_metrics:
             return b""
-        sources = source_statuses(outcomes, self._errors + held.errors, held.allocation.unmapped)
-        state = NodeState(producer="podgpu", version=__version__, taken_at=taken_at or None, sources=tuple(sources))
+        statuses = source_statuses(sources, self._errors + held.errors, held.unmapped)
+        state = NodeState(producer="podgpu", version=__version__, taken_at=taken_at or None, sources=tuple(statuses))
         families = (family for family in render_self(state) if family.name not in existing)
         return encode(_add_file_label(family, self._file.path.name) for family in families)
 
@@ -241,16 +242,16 @@ class Enricher:
             self._failing[source] = reason
             _log.warning("%s: %s", source, message)
 
-    def _log_outcomes(self, outcomes: Sequence[Outcome]) -> None:
-        for outcome in outcomes:
-            if outcome.ok:
-                self._recovered(outcome.source)
-                self._answered.add(outcome.source)
-            elif self._failing.get(outcome.source) != outcome.error:
-                self._failing[outcome.source] = outcome.error
-                has_answer = outcome.source in self._answered
+    def _log_sources(self, sources: Sequence[SourceStatus]) -> None:
+        for source in sources:
+            if source.up:
+                self._recovered(source.name)
+                self._answered.add(source.name)
+            elif self._failing.get(source.name) != source.error:
+                self._failing[source.name] = source.error
+                has_answer = source.name in self._answered
                 kept = "its last answer is used for another minute" if has_answer else "it has not answered yet"
-                _log.warning("%s: %s; %s", outcome.source, outcome.message, kept)
+                _log.warning("%s: %s; %s", source.name, source.message, kept)
 
     def _recovered(self, source: str) -> None:
         if self._failing.pop(source, None) is not None:

@@ -91,7 +91,7 @@ class DeviceIndex:
 
     def __init__(self, devices: Sequence[Device]) -> None:
         whole = (device for device in devices if not device.is_instance)
-        self._whole = tuple(sorted(whole, key=lambda device: device.index))
+        self._whole = tuple(sorted(whole, key=lambda device: -1 if device.index is None else device.index))
         self._by_uuid = {(device.uuid.lower(), device.gi_id): device for device in devices}
         self._by_mig_uuid = {uuid.lower(): device for device in devices for uuid in device.mig_uuids}
         # If two devices have one minor, the second is lost.

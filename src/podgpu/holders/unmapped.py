@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from podgpu.errors import one_line
 from podgpu.holders.device_ids import parse_device_id
-from podgpu.model import DeviceCount, Unmapped
+from podgpu.model import Unmapped
 
 _PROLOG = "check what the scheduler's prolog writes"
 _SLICES = "check kubectl get resourceslices"
@@ -112,11 +112,11 @@ def describe(unmapped: Unmapped) -> str:
     return one_line(" ".join(filter(None, (holder or "a process", verb, resource, device_id))))
 
 
-def find_lost_gpus(offered: Iterable[str], unmapped: Iterable[Unmapped], count: DeviceCount) -> set[str]:
+def find_lost_gpus(offered: Iterable[str], unmapped: Iterable[Unmapped], some_lost: bool) -> set[str]:
     """Returns UUIDs of GPUs that must exist: offered by the kubelet, or held while the PCI bus has more GPUs than the
     driver. Otherwise a held id may belong to a GPU that was replaced."""
     uuids = set(offered)
-    if count.lost:
+    if some_lost:
         ids = (
             parse_device_id(entry.device_id)
             for entry in unmapped

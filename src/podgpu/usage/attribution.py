@@ -108,7 +108,7 @@ def _make_gpu_turn(
 ) -> GpuTurn:
     gpu = answers.get(uuid)
     devices = {key: answers[key].device if key in answers else known.get(key) for key in keys}
-    whole = devices.get(uuid) or Device(-1, uuid, "", "")
+    whole = devices.get(uuid) or Device(None, uuid, "", "")
     turns = []
     for key in keys:
         if key not in held and ((key == uuid and whole.mig_enabled) or (gpu is not None and key not in answers)):

@@ -221,7 +221,7 @@ class Capability:
 
 def open_switch_log(device: Device, driver_version: str) -> SwitchLog:
     """Raises SwitchLogError."""
-    minor = device.index if device.minor is None else device.minor
+    minor = (device.index or 0) if device.minor is None else device.minor
     return ContextSwitchLog(device.pci_bus_id, minor, select_layout(driver_version))
 
 
