@@ -116,6 +116,13 @@ class Workload(Document, frozen=True):
         return f"container {container}" if container else ""
 
 
+class WorkloadOwner(Document, frozen=True, order=True):
+    """The object that created a pod: a Deployment, a Job, a StatefulSet, a notebook."""
+
+    kind: Name
+    name: Name
+
+
 WORKLOAD_PARTS = Workload.__struct_fields__
 parts_of = attrgetter(*WORKLOAD_PARTS)
 """Sort key of workloads."""
