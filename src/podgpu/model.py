@@ -116,6 +116,13 @@ class Workload(Document, frozen=True):
         return f"container {container}" if container else ""
 
 
+class WorkloadOwner(Document, frozen=True, order=True):
+    """The object that created a pod: a Deployment, a Job, a StatefulSet, a notebook."""
+
+    kind: Name
+    name: Name
+
+
 WORKLOAD_PARTS = Workload.__struct_fields__
 parts_of = attrgetter(*WORKLOAD_PARTS)
 """Sort key of workloads."""
@@ -213,37 +220,36 @@ class ProcessUsage:
 
 
 UsageMethod = Literal["samples", "switches", "exact"]
-"""How it is told which process kept a device busy: by the driver's samples, by who was resident on the engine, or by
-that and samples of whether the engine was busy."""
+"""Source of busy times per process: the driver's samples, context switches, or context switches with busy samples."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceUsage:
-    """How one device was used in one window, as the driver tells it. None: the driver does not tell."""
+    """Usage of one device in one window. None means not reported by the driver."""
 
     device: Device
     window_ns: int
-    """Length of the window the busy times are about, by the driver's own timestamps."""
+    """Length of the window of the busy times, by the driver's timestamps."""
     busy_ns: int | None = None
-    """Time within the window in which anything ran."""
+    """Time within the window in which any process ran."""
     energy_mj: int | None = None
     """Energy since the previous reading of the counter. None if it was not read in this turn, or unknown."""
     memory_used: int | None = None
     processes: tuple[ProcessUsage, ...] | None = None
-    """None: processes cannot be seen from here (not the host's PID namespace)."""
+    """None if processes are not visible (not in the host's PID namespace)."""
     process_busy_ns: Mapping[int, int | None] | None = None
-    """Pid -> its part of the window, None for one of which the driver told nonsense. None as a whole where per-process
-    utilisation does not exist (MIG, some drivers)."""
+    """Pid -> busy time, None for an implausible value. None as a whole without utilisation per process (MIG, some
+    drivers)."""
     method: UsageMethod = "samples"
-    """How `process_busy_ns` came about."""
+    """Method of `process_busy_ns`."""
     resident_ns: Mapping[int, int] | None = None
-    """Pid -> how long its context was on the engine, working or not, where the driver's context switches were read."""
+    """Pid -> time on the engine, busy or not, if context switches were read."""
     switching_ns: int = 0
-    """Busy time in which contexts were switched: nobody's."""
+    """Busy time of context switches, which belongs to no process."""
     saving_ns: Mapping[int, int] = field(default_factory=dict)
-    """Pid -> how much of its residency may have been part of a switch, too."""
+    """Pid -> part of its residency that may have been spent on saving the context."""
     bounded: bool = False
-    """Whether the least and the most each can have run is wanted beside the figure."""
+    """True if lower and upper bounds of busy times are wanted."""
     power_mw: int | None = None
     """Power at the end of the window: weights the turns between two readings of energy."""
 

@@ -203,7 +203,7 @@ def test_the_beginning_of_being_idle_stays_where_it_is_between_telemetry_turns(n
 
     def idle_since() -> float:
         (device,) = node.agent.published.state.devices
-        (since,) = (holder.usage.idle_since for holder in device.holders if holder.usage and holder.pod == "idle")
+        (since,) = (of.usage.idle_since for of in device.holders if of.pod == "idle" and of.usage)
         assert since is not None
         return since
 

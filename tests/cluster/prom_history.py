@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from podgpu.cluster.collect import Scope
-from podgpu.figures.device import Owner
+from podgpu.model import WorkloadOwner
 from tests.cluster.real_servers import Point
 
 STEP = 15
@@ -117,9 +117,9 @@ INSTANCES = tuple(
     for n in (1, 2, 3)
 )
 OWNERS = {
-    ("team-a", "train-0"): Owner("StatefulSet", "train"),
-    ("team-b", "infer-7d9c-x2x"): Owner("Deployment", "infer"),
-    ("team-b", "job-x"): Owner("Job", "job"),
+    ("team-a", "train-0"): WorkloadOwner("StatefulSet", "train"),
+    ("team-b", "infer-7d9c-x2x"): WorkloadOwner("Deployment", "infer"),
+    ("team-b", "job-x"): WorkloadOwner("Job", "job"),
 }
 
 

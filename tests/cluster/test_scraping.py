@@ -14,8 +14,8 @@ from podgpu.clock import Clock
 from podgpu.cluster.collect import ClusterReading
 from podgpu.cluster.scrape import FixedTargets, ScrapeCollector
 from podgpu.errors import SourceError, UsageError
-from podgpu.figures.device import Owner
 from podgpu.http_client import Access
+from podgpu.model import WorkloadOwner
 from podgpu.node_state import DeviceState, EntityState, MigInstance
 from tests.cluster.exporters import Exporter, metrics_text, node_document, running_exporters
 
@@ -64,7 +64,7 @@ def read_times(reading: ClusterReading) -> dict[str, float]:
 
 def test_documents_and_text_give_the_same_reading() -> None:
     podgpu, dcgm = Exporter(document=node_document(0, taken_at=1099.0)), Exporter(metrics_text(1))
-    owners = {("team", "pod"): Owner("Deployment", "chat")}
+    owners = {("team", "pod"): WorkloadOwner("Deployment", "chat")}
     reading = run_rounds(podgpu, dcgm, clock=FakeClock().clock(), owners=lambda: owners)
     assert read_times(reading) == {"node-0": 100.0, "node-1": 100.0}
     assert [n.state.producer for n in reading.nodes] == ["podgpu", "dcgm-exporter"]

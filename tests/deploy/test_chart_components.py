@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from deploy.render import NAMESPACE
-from podgpu.cluster.price_file import parse_prices
+from podgpu.cluster.prices import parse_prices
 from podgpu.metrics.counters import parse_counters
 from tests.deploy.chart import VARIANTS, container, env, objects, of_kind, pod, the
 

@@ -74,7 +74,7 @@ USED = Metric(
     "avg_GPU_utilization",
     "%",
     7,
-    "mean of --used-field over those of the GPUs that are in use (--used-means)",
+    "mean of --used-field over those of the GPUs that are in use (it is above 0)",
     "the exporter must export --used-field, which GPUs in MIG mode may not have",
 )
 METRICS = (UTILIZATION, MEMORY, BUSY, POWER, SM, TENSOR, DRAM, USED)

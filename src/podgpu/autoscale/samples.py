@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 from podgpu.autoscale import metrics as m
 from podgpu.autoscale.ring import NAN
-from podgpu.cluster.reading import Scope
-from podgpu.cluster.used import IN_USE
-from podgpu.cluster.view import ClusterView
+from podgpu.cluster.collect import Scope
+from podgpu.cluster.flat import flat_devices
+from podgpu.cluster.state import ClusterState
 from podgpu.figures.device import DeviceFigures, HolderFigures, has_identity
 from podgpu.model import Who
 
@@ -156,7 +156,7 @@ class _Part(NamedTuple):
 
 
 def _part(
-    device: DeviceFigures, own: Sequence[HolderFigures], rates: Sequence[_Rate], alone: bool, view: ClusterView
+    device: DeviceFigures, own: Sequence[HolderFigures], rates: Sequence[_Rate], alone: bool, view: ClusterState
 ) -> _Part:
     beside = dict(device.beside) if alone else {}
     utilization = _sum(of.utilization for of in own)
@@ -178,7 +178,7 @@ def _part(
         watts,
         tuple(_ratio(beside.get(field)) for _, field in _FRACTION),
         None if used is None else 100 * used,
-        None if used is None or value is None else IN_USE[view.settings.used_means](value, device.holders),
+        None if used is None or value is None else value > 0,
     )
 
 
@@ -220,16 +220,17 @@ def _percent(ratios: Sequence[float | None]) -> float:
 # One round
 
 
-def sample_round(view: ClusterView, rates: Rates) -> Round:
+def sample_round(view: ClusterState, rates: Rates) -> Round:
     pods = _Pods(view)
     scopes: dict[ScopeKey, tuple[float, ...]] = {}
     had: set[tuple[str, str]] = set()
     for node in view.nodes:
-        if node.old:
+        if node.stale:
             continue
-        read_at = view.taken_at - node.age
+        read_at = (view.taken_at or 0.0) - (node.age_seconds or 0.0)
         busy_of: dict[int, float | None] = {}
-        for device in node.devices:
+        devices = tuple(flat_devices(node, view.settings))
+        for device in devices:
             rate_of = {id(of): rates.of(device, of, read_at, view.settings.stale_after) for of in device.holders}
             busy_of[id(device)] = _sum(rate.busy for rate in rate_of.values())
             if has_identity(device.uuid):
@@ -237,7 +238,7 @@ def sample_round(view: ClusterView, rates: Rates) -> Round:
                     continue  # two nodes claim it: it counts once
                 had.add(device.key)
             pods.take(node.name, device, rate_of)
-        scopes["node", node.name] = _node_row(node.devices, busy_of, view, node.name)
+        scopes["node", node.name] = _node_row(devices, busy_of, view, node.name)
     rates.next_round()
     return Round(pods.holding(), pods.rows(), {**scopes, **_used_scopes(view)})
 
@@ -245,9 +246,8 @@ def sample_round(view: ClusterView, rates: Rates) -> Round:
 class _Pods:
     """The pods of one round, collected device by device."""
 
-    def __init__(self, view: ClusterView) -> None:
+    def __init__(self, view: ClusterState) -> None:
         self._view = view
-        self._idle = {(i.node.name, *i.device.key, i.of.who): i.since for i in view.idle if not i.node.old}
         self._parts: dict[PodKey, list[_Part]] = {}
         self._since: dict[PodKey, float | None] = {}
         self._nodes: dict[PodKey, str] = {}
@@ -263,7 +263,7 @@ class _Pods:
             own_rates = [rate_of[id(of)] for of in holders]
             self._parts.setdefault(pod, []).append(_part(device, holders, own_rates, alone, self._view))
             self._nodes[pod] = node
-            began = [self._idle.get((node, *device.key, of.who)) for of in holders]
+            began = [of.idle_since for of in holders]
             began += [rate.idle_since for rate in own_rates]
             self._since[pod] = _latest([self._since[pod], *began] if pod in self._since else began)
 
@@ -286,7 +286,7 @@ def _latest(moments: Sequence[float | None]) -> float | None:
 
 
 def _node_row(
-    devices: Sequence[DeviceFigures], busy: Mapping[int, float | None], view: ClusterView, name: str
+    devices: Sequence[DeviceFigures], busy: Mapping[int, float | None], view: ClusterState, name: str
 ) -> tuple[float, ...]:
     """A GPU in MIG mode is its instances where they have the figure and it has none."""
     row = [NAN] * m.COLUMNS
@@ -322,7 +322,7 @@ def _busy_gpus(devices: Sequence[DeviceFigures], busy: Mapping[int, float | None
     return [None if (total := _sum(parts)) is None else total / len(parts) for parts in gpus.values()]
 
 
-def _used_scopes(view: ClusterView) -> dict[ScopeKey, tuple[float, ...]]:
+def _used_scopes(view: ClusterState) -> dict[ScopeKey, tuple[float, ...]]:
     found: dict[ScopeKey, tuple[float, ...]] = {}
     for scope in view.used:
         if scope.scope in ("namespace", "cluster"):
@@ -332,7 +332,7 @@ def _used_scopes(view: ClusterView) -> dict[ScopeKey, tuple[float, ...]]:
     return found
 
 
-def _put_used(row: list[float], view: ClusterView, scope: Scope) -> None:
+def _put_used(row: list[float], view: ClusterState, scope: Scope) -> None:
     used = view.used.get(scope)
     if used is not None:
         row[m.USED.column] = 100 * used.mean / view.settings.full * used.devices

@@ -16,9 +16,9 @@ from podgpu.autoscale.refusal import no_data
 from podgpu.autoscale.ring import Rings
 from podgpu.autoscale.samples import Holding, PodKey, Rates, ScopeKey, sample_round
 from podgpu.clock import Clock
-from podgpu.cluster.reading import round_number
 from podgpu.cluster.settings import ViewSettings
-from podgpu.cluster.view import ClusterView
+from podgpu.cluster.state import ClusterState
+from podgpu.cluster.used import round_number
 from podgpu.kube.objects import Pairs
 
 MOST_PODS = 50_000
@@ -99,9 +99,9 @@ class Store:
         self._scenes: tuple[Scene, ...] = ()
         """The newest last; one reference, swapped whole."""
 
-    def take(self, view: ClusterView) -> None:
+    def take(self, view: ClusterState) -> None:
         """A round has ended."""
-        number = round_number(view.taken_at, self.settings.interval)
+        number = round_number(view.taken_at or 0.0, self.settings.interval)
         sampled = sample_round(view, self._rates)
         self._pod_rings.add(number, sampled.pods)
         self._scope_rings.add(number, sampled.scopes)
@@ -116,10 +116,10 @@ class Store:
             pods,
             self._pod_rings,
             self._scope_rings,
-            {node.name: node.age for node in view.nodes if node.old},
-            tuple(node.name for node in view.nodes if not node.old),
+            {node.name: node.age_seconds or 0.0 for node in view.nodes if node.stale},
+            tuple(node.name for node in view.nodes if not node.stale),
             self._node_labels(),
-            tuple(dict.fromkeys((*view.notes, *(o.said for o in view.outcomes if o.error)))),
+            tuple(dict.fromkeys((*view.notes, *(o.text for o in view.outcomes if o.error)))),
         )
         before = tuple(s for s in self._scenes if s.number < number)  # others: the clock was set back
         self._scenes = (*before, scene)[-_SCENES:]

@@ -12,7 +12,7 @@ import click
 from podgpu.agent.loop import Agent
 from podgpu.cli.exporter_options import PRICES_HELP
 from podgpu.cli.options import Option, make_command
-from podgpu.cluster.price_file import EXAMPLE, read_prices
+from podgpu.cluster.prices import EXAMPLE, read_prices
 from podgpu.compose.demo import CLUSTER_OPTION, DemoSettings, run_demo
 from podgpu.compose.process import configure_logging
 from podgpu.simulate.demo import CYCLE_SECONDS, Act, StageNode

@@ -115,7 +115,7 @@ def _print_once(feed: Feed, controls: Controls) -> int:
     if size:  # for a person; a script gets the table alone
         from podgpu.top.summary import totals_line
 
-        lines.append(totals_line(seen.totals, seen.view.currency, size.columns, _glyphs(colour)))
+        lines.append(totals_line(seen.view.totals, seen.view.currency, size.columns, _glyphs(colour)))
     if colour and size:
         from podgpu.top.screen import Screen
 

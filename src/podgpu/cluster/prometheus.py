@@ -25,7 +25,6 @@ from podgpu.cluster.promql import (
 )
 from podgpu.cluster.settings import ViewSettings
 from podgpu.errors import SourceError
-from podgpu.figures.device import Owner
 from podgpu.metrics import families
 from podgpu.metrics.adapter import (
     GPU_LABELS,
@@ -41,6 +40,7 @@ from podgpu.metrics.fields import XID_FIELD, Field
 from podgpu.metrics.mig import billed_name
 from podgpu.metrics.names import generations, meaning, names_of, successors
 from podgpu.metrics.parse import ParsedSample
+from podgpu.model import WorkloadOwner
 
 UTIL, GR_ENGINE, TEMPERATURE, POWER = 203, 1001, 150, 155
 FB_TOTAL, FB_FREE, FB_USED, FB_RESERVED = 250, 251, 252, 253
@@ -56,7 +56,7 @@ _IDLE_CHECKS = 30  # of whether there are samples, in the idle window
 _MAX_RATIO = 1.01
 _NAMESPACE = "podgpu_namespace"
 _NO_SAMPLES = "Prometheus has no samples of it any more: check that its exporter runs and is scraped"
-FindOwners = Callable[[frozenset[Pod]], Mapping[Pod, Owner]]
+FindOwners = Callable[[frozenset[Pod]], Mapping[Pod, WorkloadOwner]]
 
 
 class PrometheusCollector:
@@ -79,7 +79,7 @@ class PrometheusCollector:
         self._keep_fields = keep_fields
         self._clock = clock or Clock()
         self._rolling = RollingMean(self._client, RollingQueries(self._match, self._node_labels, settings), settings)
-        self._idle = IdleDevices(self._client, self._match, settings.idle_after)
+        self._idle = IdleDevices(self._client, self._match, settings.idle_after or 0.0)
         self._owners = PodOwners(self._client, self._match, find_owners)
         self._errors: Counter[tuple[str, str]] = Counter()
         self._succeeded_at = -math.inf
@@ -264,7 +264,6 @@ class RollingQueries:
         self._field: Field = known.field
         self.node_labels = tuple(node_labels)
         self._match = match
-        self._used_means = settings.used_means
         self._keys = ("UUID", "uuid", "GPU_I_ID") if self._field.per_instance else ("UUID", "uuid")
         models = ("modelName", "GPU_I_PROFILE") if self._field.per_instance else ("modelName",)
         self.by_kind = {
@@ -293,16 +292,7 @@ class RollingQueries:
         return self._mean_of_used(devices, (_NAMESPACE,))
 
     def _mean_of_used(self, devices: str, labels: tuple[str, ...]) -> str:
-        on = f"on ({', '.join(self._keys)})"
-        processes = f"max {by(*self._keys)} ({select((families.CONTAINER_PROCESSES.name,), self._match)})"
-        match self._used_means:
-            case "busy":
-                used, present = f"{devices} > 0", devices
-            case "allocated":
-                used, present = f"{devices} and {on} ({self._held()})", devices
-            case "processes":
-                used, present = f"{devices} and {on} ({processes} > 0)", f"{devices} and {on} {processes}"
-        ratio = f"(avg {by(*labels)} ({used}) or group {by(*labels)} ({present}) * 0)"
+        ratio = f"(avg {by(*labels)} ({devices} > 0) or group {by(*labels)} ({devices}) * 0)"
         return f"{ratio} / {self._full:g}"
 
     def _figures(self) -> str:
@@ -460,7 +450,7 @@ class PodOwners:
         self._match = match
         self._find_owners = find_owners
         self._pods: frozenset[Pod] = frozenset()
-        self._known: dict[Pod, Owner] = {}
+        self._known: dict[Pod, WorkloadOwner] = {}
         self._queried_at: dict[Pod, float] = {}
 
     async def update(self, nodes: Iterable[NodeReading], now: float) -> None:
@@ -476,7 +466,7 @@ class PodOwners:
             self._queried_at |= dict.fromkeys(missing, now)
             self._known |= {pod: owner for pod, owner in owners.items() if pod in self._pods}
 
-    async def _query_owners(self, pods: Sequence[Pod]) -> dict[Pod, Owner]:
+    async def _query_owners(self, pods: Sequence[Pod]) -> dict[Pod, WorkloadOwner]:
         labels = by("namespace", "pod", "exported_namespace", "exported_pod", "owner_kind", "owner_name")
         names = {pod for _, pod in pods}
         series = (self._select_owners("kube_pod_owner", label, names) for label in ("pod", "exported_pod"))
@@ -495,18 +485,19 @@ class PodOwners:
     def _select_owners(self, name: str, label: str, values: Iterable[str]) -> str:
         return select((name,), 'owner_is_controller="true"', one_of(label, sorted(values)), self._match)
 
-    def known(self) -> dict[Pod, Owner]:
+    def known(self) -> dict[Pod, WorkloadOwner]:
         missing = self._pods - self._known.keys()
         return {**(self._find_owners(missing) if self._find_owners and missing else {}), **self._known}
 
 
-def _read_owners(samples: Iterable[ParsedSample], label: str) -> dict[Pod, Owner]:
+def _read_owners(samples: Iterable[ParsedSample], label: str) -> dict[Pod, WorkloadOwner]:
     """Owners by namespace and name. If there are several, the first in alphabetical order counts."""
-    owners: dict[Pod, Owner] = {}
+    owners: dict[Pod, WorkloadOwner] = {}
     for labels in (sample.labels for sample in samples):
         name = labels.get(f"exported_{label}") or labels.get(label, "")
-        owner = Owner(labels.get("owner_kind", ""), labels.get("owner_name", ""))
-        if name and all(owner) and "<none>" not in owner:  # written by older kube-state-metrics
+        owner = WorkloadOwner(labels.get("owner_kind", ""), labels.get("owner_name", ""))
+        is_owned = {owner.kind, owner.name}.isdisjoint({"", "<none>"})  # <none>: older kube-state-metrics
+        if name and is_owned:
             key = labels.get("exported_namespace") or labels.get("namespace", ""), name
             owners[key] = min(owner, owners.get(key, owner))
     return owners
