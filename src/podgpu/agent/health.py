@@ -21,8 +21,8 @@ from podgpu.metrics.conditions import (
     THERMAL,
     UNREADABLE,
     XID,
+    conditions_from_fields,
     order_of,
-    told_by_fields,
     xid_detail,
     xid_needs_action,
 )
@@ -209,7 +209,7 @@ def _judge(
     if values is not None:
         if device.uuid not in part.mute:
             details[XID] = None
-        details |= {condition: "" if there else None for condition, there in told_by_fields(values).items()}
+        details |= {condition: "" if there else None for condition, there in conditions_from_fields(values).items()}
         for condition, moment in gpu.throttling.update(values, now).items():
             details[condition] = None if moment is None else ""
             if moment is not None:

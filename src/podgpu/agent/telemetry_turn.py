@@ -262,7 +262,7 @@ class TelemetryTurn:
             absent=frozenset(self._absent),
             links_up={uuid: a.links_up for uuid, a in answers.items() if a.links_up is not None},
             details={uuid: a.details for uuid, a in answers.items() if a.details},
-            mute=frozenset(uuid for uuid, a in answers.items() if not a.tells_errors),
+            mute=frozenset(uuid for uuid, a in answers.items() if not a.reports_errors),
         ).without(self._left_out)
 
     def _unreachable(self) -> Iterator[SourceStatus]:
