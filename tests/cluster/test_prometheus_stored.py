@@ -16,7 +16,7 @@ from podgpu.cluster.collect import ClusterReading, NodeReading
 from podgpu.cluster.prometheus import PrometheusCollector
 from podgpu.cluster.promql import PrometheusServer
 from podgpu.cluster.settings import ViewSettings
-from podgpu.node_state import DeviceState, MigInstance
+from podgpu.model import DeviceState, MigInstance
 from tests.cluster import prom_history as history
 from tests.cluster.real_servers import needs, prometheus, victoria_metrics
 
