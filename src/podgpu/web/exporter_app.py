@@ -15,7 +15,7 @@ from podgpu.agent.loop import Agent
 from podgpu.agent.publish import ExpositionName, Published
 from podgpu.cluster.view import GpuAnswer, add_details, make_details
 from podgpu.metrics.encode import NO_METRICS, Exposition
-from podgpu.node_state import has_readings
+from podgpu.model import has_readings
 from podgpu.web.app import Listener, Service, Several, make_application, probe_listener, run
 from podgpu.web.connections import ConnectionLimits, send_response
 from podgpu.web.lifecycle import DEFAULT_RELEASE_SECONDS, forget_on_node, forget_route, release_route
