@@ -20,8 +20,7 @@ from podgpu.cluster.settings import ViewSettings
 from podgpu.cluster.state import ClusterState, build_cluster_state
 from podgpu.figures.device import DeviceFigures, HolderFigures
 from podgpu.metrics.fields import fields
-from podgpu.model import Workload
-from podgpu.node_state import DeviceState, Holder, HolderUsage, MigInstance, NodeState
+from podgpu.model import DeviceState, Holder, HolderUsage, MigInstance, NodeState, Workload
 
 BEGIN = 1_700_000_100.0
 """Unix time at monotonic time 0: a multiple of 15 s, and of a minute."""

@@ -11,8 +11,7 @@ from functools import partial
 from podgpu.clock import Clock
 from podgpu.errors import SourceError
 from podgpu.gpu.source import Telemetry, UsageFlaws
-from podgpu.model import Assignment, Device, DeviceUsage
-from podgpu.node_state import SourceStatus
+from podgpu.model import Assignment, Device, DeviceUsage, SourceStatus
 from podgpu.usage.attribution import make_turns
 from podgpu.usage.containers import ContainerFinder
 from podgpu.usage.ledger import MAX_NAMESPACES, Ledger, UsageSnapshot
