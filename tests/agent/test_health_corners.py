@@ -12,8 +12,6 @@ from podgpu.clock import Clock
 from tests.agent.gpu_bench import GpuBench, bench_of
 from tests.agent.told_health import FORGET, broken, view
 
-A30_LINKS = 4
-
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Iterator[GpuBench]:
