@@ -19,7 +19,7 @@ from podgpu.enrich.enricher import Enricher, EnrichSettings, HolderResult
 from podgpu.errors import SourceError
 from podgpu.files import AtomicFile
 from podgpu.gpu.exposition import ParsedExposition, parse_exposition
-from podgpu.gpu.exposition_source import FileExposition
+from podgpu.gpu.exposition import FileExposition
 from tests.nodes.clock import wait_until
 from tests.web.process import NO_LOGS
 

@@ -19,7 +19,7 @@ from podgpu.compose.servers import open_exposition
 from podgpu.enrich.enricher import Enricher, EnrichSettings
 from podgpu.errors import SourceError, StartError, UsageError
 from podgpu.files import AtomicFile, FileOwner, OutputError
-from podgpu.gpu.exposition_source import ExpositionSource, FileExposition
+from podgpu.gpu.exposition import ExpositionSource, FileExposition
 from podgpu.metrics.render import Policy
 
 _log = logging.getLogger("podgpu")

@@ -20,7 +20,7 @@ from podgpu.errors import SourceError
 from podgpu.files import AtomicFile, OutputError
 from podgpu.gpu.companion import CompanionDriver
 from podgpu.gpu.exposition import ParsedExposition, parse_exposition
-from podgpu.gpu.exposition_source import ExpositionSource
+from podgpu.gpu.exposition import ExpositionSource
 from podgpu.model import Device
 from podgpu.workers import Workers
 
