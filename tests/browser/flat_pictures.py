@@ -133,7 +133,8 @@ def _complete(slot: SlotView, flat: DeviceFigures, node: NodePicture) -> None:
     """What the flat device says beyond a document: prices, owners, words."""
     slot.price_per_hour = flat.price_per_hour
     slot.energy_joules = flat.energy_joules
-    slot.power_watts = flat.power_watts if flat.power_watts is None else round(flat.power_watts, 1)
+    if isinstance(slot, GpuView) and flat.power_watts is not None:
+        slot.power_watts = round(flat.power_watts, 1)
     slot.absent = not flat.present
     slot.conditions = [ConditionView(condition=c.name, since=c.since, says=c.says, do=c.do) for c in flat.conditions]
     for holder, own in zip(slot.holders, flat.holders, strict=True):
