@@ -143,9 +143,7 @@ class LocalSource:
         state = replace(state, node=self._node, taken_at=None)
         notes = [f"{source.name}: {source.message or source.error}" for source in failing]
         whole = build_single_node_state(state, ViewSettings(), 0.0, 0.0, notes=notes)
-        serious = tuple(
-            alert for alert in whole.alerts if alert.uuid or alert.severity == "broken"
-        )  # notes have the rest
+        serious = tuple(alert for alert in whole.alerts if alert.uuid or alert.severity == "broken")
         view = make_view(dataclasses.replace(whole, alerts=serious))
         return flat_view(view, self._processes.read() if self._processes else None)
 
