@@ -9,7 +9,7 @@ import msgspec
 
 from podgpu.figures.device import DeviceFigures, HolderFigures
 from podgpu.metrics.fields import fields
-from podgpu.node_state import Condition, DeviceState, Holder, HolderUsage, MigInstance
+from podgpu.model import Condition, DeviceState, Holder, HolderUsage, MigInstance
 
 
 def documents_of(devices: Iterable[DeviceFigures], used_field: str = "DCGM_FI_DEV_MEM_COPY_UTIL") -> list[DeviceState]:

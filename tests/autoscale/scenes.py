@@ -18,8 +18,7 @@ from podgpu.cluster.collect import ClusterReading, NodeReading, TargetOutcome
 from podgpu.cluster.settings import ViewSettings
 from podgpu.cluster.state import ClusterState, build_cluster_state
 from podgpu.figures.device import DeviceFigures, HolderFigures
-from podgpu.model import Workload
-from podgpu.node_state import NodeState
+from podgpu.model import NodeState, Workload
 from tests.flat_documents import documents_of
 
 BEGIN = 1_700_000_100.0

@@ -277,7 +277,7 @@ def test_a_bad_podlist_keeps_the_last_good_one(
             assert errors(node.agent, "podlist") == {reason: turn}
         said = [message for message in caplog.messages if message.startswith("podlist: ")]
         assert len(said) == 1
-        assert "; podgpu goes on and tries again" in said[0]
+        assert "; podgpu continues and retries" in said[0]
         (folder / "podlist.json").write_text("[]")
         node.agent.read_allocation()
         assert BY_PODLIST not in exposition(node.agent)
