@@ -126,9 +126,9 @@ def test_without_a_driver(capsys: pytest.CaptureFixture[str]) -> None:
         (["--telemetry", "simulated:1xH100", "--devices", "x"], "x"),
         (["--telemetry", "simulated:1xH100", "--devices", "g:7"], "7"),
         (["--url", "node"], "--url"),
-        (["--url", "http://n", "--processes"], "--processes is for this node's driver"),
-        (["--url", "http://n", "--telemetry", "nvml"], "--telemetry is for this node's driver"),
-        (["--url", "http://n", "-k"], "--kubernetes is for this node's driver"),
+        (["--url", "http://n", "--processes"], "--processes is for the local driver"),
+        (["--url", "http://n", "--telemetry", "nvml"], "--telemetry is for the local driver"),
+        (["--url", "http://n", "-k"], "--kubernetes is for the local driver"),
         (["--no-such-option"], "--no-such-option"),
     ],
 )
