@@ -88,8 +88,8 @@ class Rates:
 
     def of(self, device: DeviceFigures, of: HolderFigures, read_at: float, stale_after: float) -> _Rate:
         key = device.uuid, device.instance, of.who
-        # Popped to save memory: only one round's rates are kept. A holder that is in a round twice (two nodes report its
-        # device) is compared with its first entry.
+        # Popped to save memory: only one round's rates are kept. A holder that is in a round twice (two nodes report
+        # its device) is compared with its first entry.
         before = self._before.pop(key, None) or self._now.get(key)
         if before is None or read_at <= before.read_at - _SAME_READING:  # then the clock was set back
             rate = _Rate(read_at, of.busy_seconds, of.idle_seconds, of.energy_joules, idle=_idle_at_first(of))
