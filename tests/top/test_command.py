@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from podgpu.agent.assemble import simulated_driver
 from podgpu.cli.exporter_options import EXPORTER_OPTIONS
 from podgpu.cli.main import run
 from podgpu.cli.top import TOP_OPTIONS
-from podgpu.compose.telemetries import simulated_driver
 from podgpu.holders.sources import SOURCES
 from podgpu.simulate.kubelet import SimulatedKubelet
 from podgpu.simulate.node import furnish, pods, tenants
