@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from podgpu.autoscale.metrics import metric_named
+from podgpu.autoscale.metrics import FIELDS_BESIDE, metric_named
 from podgpu.autoscale.pods import PodSeen, RunningPods, index_pods
 from podgpu.autoscale.questions import Over, Whom, of_workload
 from podgpu.autoscale.refusal import Refusal
@@ -55,7 +55,7 @@ class Stage:
 
     pods: list[PodSeen] = field(default_factory=list)
     trouble: str = ""
-    settings: ViewSettings = field(default_factory=lambda: ViewSettings(interval=INTERVAL))
+    settings: ViewSettings = field(default_factory=lambda: ViewSettings(interval=INTERVAL, fields_beside=FIELDS_BESIDE))
     longest: float = 600.0
     node_labels: dict[str, tuple[tuple[str, str], ...]] | None = None
     now: float = 0.0
