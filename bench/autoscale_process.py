@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from functools import cache
 from pathlib import Path
 from sys import intern
 
@@ -22,13 +21,13 @@ from podgpu.autoscale.reviews import Reviews
 from podgpu.autoscale.scaler_tls import ScalerFiles, ScalerTls
 from podgpu.autoscale.scene import Store
 from podgpu.clock import Clock
-from podgpu.cluster.reading import ClusterReading, NodeReading
+from podgpu.cluster.collect import ClusterReading, NodeReading
 from podgpu.cluster.settings import ViewSettings
-from podgpu.cluster.view import Memory, assemble_use
-from podgpu.figures.device import DeviceFigures, HolderFigures
+from podgpu.cluster.state import build_cluster_state
 from podgpu.kube.client import ApiClient
 from podgpu.kube.config import ApiConfig
-from podgpu.model import Workload
+from podgpu.metrics.fields import fields
+from podgpu.model import DeviceState, Holder, HolderUsage, NodeState
 from podgpu.tls import Pem
 from podgpu.web.app import Listener, listening
 from podgpu.web.connections import ConnectionLimits
@@ -75,30 +74,33 @@ def _reading(count: int, namespaces: int, turn: int, now: float) -> ClusterReadi
     for first in range(0, count, GPUS):
         devices = tuple(_device(n, namespaces, turn) for n in range(first, min(first + GPUS, count)))
         name = f"node-{first // GPUS}"
-        nodes.append(NodeReading(f"http://{name}:9400/metrics", name, devices=devices, read_at=now))
+        state = NodeState(node=name, producer="podgpu", exporter_id=name, devices=devices, usage_at=_BEGAN + now)
+        nodes.append(NodeReading(f"http://{name}:9400/metrics", state, read_at=now))
     return ClusterReading(tuple(nodes))
 
 
-@cache
-def _holder(number: int, namespaces: int) -> Workload:
-    """Names are kept once however many rounds name them, as of expositions that are read."""
-    return Workload(namespace_of(number, namespaces), intern(f"pod-{number}"), "main")
-
-
-def _device(number: int, namespaces: int, turn: int) -> DeviceFigures:
+def _device(number: int, namespaces: int, turn: int) -> DeviceState:
     ratio = (number * 7 + turn * 13) % 100 / 100
-    holder = HolderFigures(_holder(number, namespaces), ratio, 10**10, 1, turn * 15 * ratio, 0.0, turn * 5000.0, 1.0)
-    return DeviceFigures(
-        intern(f"GPU-{number}"),
-        number % GPUS,
-        "NVIDIA H100 80GB HBM3",
-        utilization=ratio,
-        memory_used=10**10,
-        memory_total=8 * 10**10,
-        power_watts=400.0,
-        measured=100 * ratio,
-        beside=tuple((field, ratio) for field in FIELDS_BESIDE),
-        holders=(holder,),
+    values = {fields()[field].name: ratio for field in FIELDS_BESIDE}
+    usage = HolderUsage(
+        utilization_ratio=ratio,
+        memory_used_bytes=10**10,
+        processes=1,
+        busy_ns=round(turn * 15 * ratio * 1e9),
+        idle_ns=0,
+        energy_mj=turn * 5_000_000,
+    )
+    pod = namespace_of(number, namespaces), intern(f"pod-{number}"), "main"
+    return DeviceState(
+        uuid=intern(f"GPU-{number}"),
+        index=number % GPUS,
+        model="NVIDIA H100 80GB HBM3",
+        utilization_ratio=ratio,
+        memory_used_bytes=10**10,
+        memory_total_bytes=8 * 10**10,
+        power_mw=400_000,
+        fields={**values, ViewSettings().used_field_name: 100 * ratio},
+        holders=(Holder(*pod, source="kubelet", share_ratio=1.0, usage=usage),),
     )
 
 
@@ -107,16 +109,14 @@ def _filled(count: int, namespaces: int) -> tuple[Store, float]:
     loop_time, clock = asyncio.get_running_loop().time, Clock(lambda: _Time.now, lambda: _BEGAN + _Time.now)
     settings = ViewSettings(fields_beside=FIELDS_BESIDE, window=ViewSettings().interval)
     running = index_pods(_pods(count, namespaces))
-    store, memory, seconds = Store(settings, 600.0, lambda: running, clock=clock), Memory(), 0.0
+    store, state, seconds = Store(settings, 600.0, lambda: running, clock=clock), None, 0.0
     for turn in range(1, _ROUNDS + 1):
         _Time.now = turn * settings.interval
-        view = assemble_use(
-            _reading(count, namespaces, turn, _Time.now), memory, settings, _Time.now, _BEGAN + _Time.now
-        )
+        reading = _reading(count, namespaces, turn, _Time.now)
+        state = build_cluster_state(reading, state, settings, _Time.now, _BEGAN + _Time.now)
         began = loop_time()
-        store.take(view)
+        store.take(state)
         seconds = loop_time() - began
-        del view  # a backend replaces one node's reading after the other
     _Time.now += settings.interval / 2
     return store, seconds
 

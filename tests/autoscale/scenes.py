@@ -6,10 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import msgspec
 import pytest
 
-from podgpu.autoscale.metrics import metric_named
+from podgpu.autoscale.metrics import FIELDS_BESIDE, metric_named
 from podgpu.autoscale.pods import PodSeen, RunningPods, index_pods
 from podgpu.autoscale.questions import Over, Whom, of_workload
 from podgpu.autoscale.refusal import Refusal
@@ -19,8 +18,8 @@ from podgpu.cluster.collect import ClusterReading, NodeReading, TargetOutcome
 from podgpu.cluster.settings import ViewSettings
 from podgpu.cluster.state import ClusterState, build_cluster_state
 from podgpu.figures.device import DeviceFigures, HolderFigures
-from podgpu.metrics.fields import fields
-from podgpu.model import DeviceState, Holder, HolderUsage, MigInstance, NodeState, Workload
+from podgpu.model import NodeState, Workload
+from tests.flat_documents import documents_of
 
 BEGIN = 1_700_000_100.0
 """Unix time at monotonic time 0: a multiple of 15 s, and of a minute."""
@@ -56,7 +55,7 @@ class Stage:
 
     pods: list[PodSeen] = field(default_factory=list)
     trouble: str = ""
-    settings: ViewSettings = field(default_factory=lambda: ViewSettings(interval=INTERVAL))
+    settings: ViewSettings = field(default_factory=lambda: ViewSettings(interval=INTERVAL, fields_beside=FIELDS_BESIDE))
     longest: float = 600.0
     node_labels: dict[str, tuple[tuple[str, str], ...]] | None = None
     now: float = 0.0
@@ -81,7 +80,9 @@ class Stage:
         self.now += self.settings.interval
         for name, told in nodes.items():
             devices = tuple(map(self._with_counters, told)) if self.counts else told
-            state = NodeState(node=name, producer="podgpu", devices=tuple(_documents(devices, self.settings)))
+            state = NodeState(
+                node=name, producer="podgpu", devices=tuple(documents_of(devices, self.settings.used_field_name))
+            )
             self._last[name] = NodeReading(f"http://{name}:9400/metrics", state, read_at=self.now)
         reading = ClusterReading(tuple(self._last.values()), tuple(outcomes))
         wall = self.begin + self.now
@@ -111,49 +112,6 @@ class Stage:
             return self.store.scene()
         finally:
             self.now -= later
-
-
-def _documents(devices: Iterable[DeviceFigures], settings: ViewSettings) -> Iterable[DeviceState]:
-    """The devices as an exporter's document has them."""
-    whole: dict[str, DeviceState] = {}
-    for device in devices:
-        values: dict[str, Any] = {fields()[number].name: value for number, value in device.beside}
-        if device.measured is not None:
-            values[settings.used_field_name] = device.measured
-        slot: dict[str, Any] = {
-            "utilization_ratio": device.utilization,
-            "memory_used_bytes": device.memory_used,
-            "memory_total_bytes": device.memory_total,
-            "fields": values,
-            "holders": tuple(_document_of(of) for of in device.holders),
-        }
-        known = whole.get(device.uuid) or DeviceState(
-            uuid=device.uuid, index=device.index, model=device.model, hidden=True
-        )
-        if device.instance:
-            own = MigInstance(id=int(device.instance), profile=device.profile, **slot)
-            whole[device.uuid] = msgspec.structs.replace(known, instances=(*known.instances, own))
-        else:
-            power = None if device.power_watts is None else round(device.power_watts * 1000)
-            whole[device.uuid] = msgspec.structs.replace(known, hidden=False, power_mw=power, **slot)
-    return whole.values()
-
-
-def _document_of(of: HolderFigures) -> Holder:
-    who = of.holder
-    return Holder(
-        *(who.namespace, who.pod, who.container, who.uid, who.container_id, who.job),
-        source="kubelet",
-        share_ratio=of.share,
-        usage=HolderUsage(
-            utilization_ratio=of.utilization,
-            memory_used_bytes=of.memory,
-            processes=of.processes,
-            busy_ns=None if of.busy_seconds is None else round(of.busy_seconds * 1e9),
-            idle_ns=None if of.idle_seconds is None else round(of.idle_seconds * 1e9),
-            energy_mj=None if of.energy_joules is None else round(of.energy_joules * 1000),
-        ),
-    )
 
 
 # What is asked

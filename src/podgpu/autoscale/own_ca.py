@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from podgpu.autoscale.x509 import Issued, RandomBelow, certificates_in, issue, parse_validity, pem_of
-from podgpu.clock import Clock, Faults
+from podgpu.clock import Clock, FaultLog
 from podgpu.errors import SourceError
 from podgpu.json_shape import mapping_in
 from podgpu.kube.client import ApiClient, ApiError
@@ -143,7 +143,7 @@ class BundleKeeper:
         self._served = served
         self._clock = clock or Clock()
         self._sleep = sleep
-        self._faults: Faults[str] = Faults(self._clock.monotonic, _SAID_AGAIN_SECONDS)
+        self._faults: FaultLog[str] = FaultLog(self._clock.monotonic, _SAID_AGAIN_SECONDS)
         self.are_known = False
         """Every APIService that is ours and there has our authority, at least once."""
         self._missing: set[str] = set()
@@ -171,11 +171,11 @@ class BundleKeeper:
             if isinstance(error, ApiError) and error.reason == "not_found":
                 # Somebody has removed it, which is the documented way out: a replica that starts now is to be ready.
                 self._missing.add(name)
-                if self._faults.fails(name, error.reason):
+                if self._faults.fail(name, error.reason):
                     _log.warning("the APIService %s is not there: nobody asks podgpu for its metrics", name)
                 return True
             conflict = isinstance(error, ApiError) and error.status == 409
-            if not conflict and self._faults.fails(name, error.reason):
+            if not conflict and self._faults.fail(name, error.reason):
                 _log.warning("podgpu's CA cannot be written into the APIService %s: %s", name, error)
             return False
 
@@ -184,7 +184,7 @@ class BundleKeeper:
         spec, metadata = mapping_in(found.get("spec")), mapping_in(found.get("metadata"))
         service = mapping_in(spec.get("service"))
         if not self._served.is_behind(found):
-            if self._faults.fails(name, "foreign"):
+            if self._faults.fail(name, "foreign"):
                 owner = f"{service.get('namespace')}/{service.get('name')}" if service else "the API server itself"
                 _log.error(
                     "the APIService %s belongs to %s: podgpu leaves it alone, and is not asked for these metrics; "
@@ -198,7 +198,7 @@ class BundleKeeper:
         if set(certificates_in(wanted)) != set(certificates_in(bundle)):
             await self._client.submit("PATCH", f"{_PATH}{name}", _patch(metadata, wanted), _MERGE)
             _log.info("the APIService %s has podgpu's CA now", name)
-        self._faults.answers(name)
+        self._faults.recover(name)
         return True
 
 

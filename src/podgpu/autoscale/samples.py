@@ -17,7 +17,7 @@ from podgpu.cluster.collect import Scope
 from podgpu.cluster.flat import flat_devices
 from podgpu.cluster.state import ClusterState
 from podgpu.figures.device import DeviceFigures, HolderFigures, has_identity
-from podgpu.model import Who
+from podgpu.model import WorkloadKey
 
 PodKey = tuple[str, str]
 """Namespace and name."""
@@ -79,8 +79,8 @@ class Rates:
     ran nothing."""
 
     def __init__(self) -> None:
-        self._before: dict[tuple[str, str, Who], _Rate] = {}
-        self._now: dict[tuple[str, str, Who], _Rate] = {}
+        self._before: dict[tuple[str, str, WorkloadKey], _Rate] = {}
+        self._now: dict[tuple[str, str, WorkloadKey], _Rate] = {}
 
     def next_round(self) -> None:
         """Holders that were in none of the last round's readings are forgotten."""
@@ -88,8 +88,8 @@ class Rates:
 
     def of(self, device: DeviceFigures, of: HolderFigures, read_at: float, stale_after: float) -> _Rate:
         key = device.uuid, device.instance, of.who
-        # Taken out as it is read: both rounds' rates together would be the most of this process's memory. Who is in a
-        # round twice (two nodes claim its device) is compared with what was first said.
+        # Popped to save memory: only one round's rates are kept. A holder that is in a round twice (two nodes report
+        # its device) is compared with its first entry.
         before = self._before.pop(key, None) or self._now.get(key)
         if before is None or read_at <= before.read_at - _SAME_READING:  # then the clock was set back
             rate = _Rate(read_at, of.busy_seconds, of.idle_seconds, of.energy_joules, idle=_idle_at_first(of))

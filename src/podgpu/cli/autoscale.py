@@ -8,11 +8,11 @@ from typing import Any
 
 import click
 
+from podgpu.cli.autoscale_setup import autoscale_settings, run_autoscale, unregister
 from podgpu.cli.cluster import PROMETHEUS_OPTIONS, SCRAPE_OPTIONS, VIEW_OPTIONS, check_backend, freshness
 from podgpu.cli.exporter_options import pick_options
 from podgpu.cli.options import AUTOSCALING, COMMON, Option, make_command, naming_variable
-from podgpu.compose.autoscale import autoscale_settings, run_autoscale, unregister
-from podgpu.compose.process import configure_logging
+from podgpu.cli.process import configure_logging
 from podgpu.web.app import PROBE_OPTION
 from podgpu.web.sockets import parse_address
 

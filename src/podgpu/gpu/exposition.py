@@ -1,4 +1,4 @@
-"""Reads an exporter's metrics text from a URL or a file, and finds the GPUs in its labels (dcgm-exporter 1.x and later).
+"""Reads an exporter's metrics text from a URL or a file, and finds the GPUs in its labels.
 
 Used by `--telemetry exporter:` and by `podgpu enrich`.
 """

@@ -21,12 +21,12 @@ from podgpu.autoscale.own_ca import BundleKeeper, OwnCa, Served, remove_service
 from podgpu.autoscale.pods import NodeFeed, PodFeed
 from podgpu.autoscale.scaler_tls import ScalerFiles, ScalerTls
 from podgpu.autoscale.scene import Store
+from podgpu.cli.cluster import choose_collector
 from podgpu.cluster.loop import Cluster, MakeCollector
 from podgpu.cluster.settings import MAX_ROUNDS, ViewSettings, check_settings, duration_text
-from podgpu.compose.cluster import api_config, choose_collector
 from podgpu.errors import SourceError, StartError, UsageError
 from podgpu.kube.client import ApiClient
-from podgpu.kube.config import ApiConfig
+from podgpu.kube.config import ApiConfig, require_config
 from podgpu.kube.reflector import Informer
 from podgpu.tls import Pem
 from podgpu.web.app import run
@@ -74,7 +74,7 @@ def assemble_autoscale(
     _check_api(options, api_address)
     if keda is None and api_address is None:
         raise UsageError(f"{KEDA_OPTION} and {API_OPTION} are both none: nothing could be asked")
-    config = api_config(options["kubeconfig"])
+    config = require_config(options["kubeconfig"])
     pods, nodes = PodFeed(config), NodeFeed(config)
     at_the_end.callback(pods.close)
     at_the_end.callback(nodes.close)
@@ -188,7 +188,7 @@ def api_services(external: bool) -> tuple[str, ...]:
 
 def unregister(options: Mapping[str, Any]) -> None:
     """Those that are not there, or are somebody else's, are left alone. Raises StartError."""
-    served, config = _served(options["api_service"]), api_config(options["kubeconfig"])
+    served, config = _served(options["api_service"]), require_config(options["kubeconfig"])
 
     async def remove_all() -> None:
         async with ApiClient(config) as client:
