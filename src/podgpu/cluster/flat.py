@@ -149,9 +149,7 @@ def _device_of_view(gpu: GpuView, part: GpuView | InstanceView, node: str, proce
         holders=tuple(_holder_of_view(holder) for holder in part.holders),
         conditions=tuple(Condition(c.condition, c.since, c.says or c.condition, c.do) for c in part.conditions),
         present=not part.absent,
-        last_holders=tuple(
-            Workload(w.namespace, w.pod, w.container, w.uid, w.container_id, w.job) for w in part.last_holders
-        ),
+        last_holders=part.last_holders,
         price_per_hour=part.price_per_hour,
         processes=tuple(processes.get(f"{gpu.uuid}/gi{instance}" if instance else gpu.uuid, ())),
     )
