@@ -23,6 +23,7 @@ from random import Random
 from tempfile import TemporaryDirectory
 
 from bench.figures import Figure
+from podgpu.agent.node_document import from_snapshot
 from podgpu.files import SETTLED_NS
 from podgpu.gpu.nvml import NvmlTelemetry
 from podgpu.holders.checkpoint import CheckpointAllocation
@@ -32,7 +33,7 @@ from podgpu.holders.kubelet import KubeletAllocation
 from podgpu.holders.merge import merge
 from podgpu.holders.podlist import PodlistAllocation
 from podgpu.holders.source import AllocationSource
-from podgpu.metrics.render import Policy, join
+from podgpu.metrics.render import Policy, render_node
 from podgpu.model import Device, Snapshot
 from podgpu.simulate.driver import SimulatedNvml
 from podgpu.simulate.kubelet import SimulatedKubelet, SimulatedPod
@@ -46,7 +47,7 @@ IDS_PER_POD = 4
 _REPLICAS = 64
 _RESOURCE = "nvidia.com/gpu.shared"
 _NAMES = "beside it: the names under /var/log"
-_STEPS = ("podlist", "kubelet", "checkpoint", "hpc", "merge", "join", _NAMES)
+_STEPS = ("podlist", "kubelet", "checkpoint", "hpc", "merge", "render", _NAMES)
 
 
 Cost = dict[str, float]
@@ -156,8 +157,9 @@ class FullNode:
         clock.lap(_NAMES)
         allocation = merge(readings, identities.complete)
         clock.lap("merge")
-        join(Snapshot(1.0, self.devices, assignments=allocation.assignments, unmapped=allocation.unmapped), Policy())
-        clock.lap("join")
+        snapshot = Snapshot(1.0, self.devices, assignments=allocation.assignments, unmapped=allocation.unmapped)
+        render_node(from_snapshot(snapshot), Policy())
+        clock.lap("render")
         named = sum(
             bool(assignment.holder.pod and assignment.holder.uid and assignment.share)
             for assignment in allocation.assignments

@@ -27,8 +27,8 @@ from podgpu.cluster.settings import ViewSettings
 from podgpu.cluster.view import Memory, assemble_use
 from podgpu.compose.process import look_for_cycles_seldom, share_one_heap, take_turns_often
 from podgpu.figures.device import DeviceFigures, HolderFigures
-from podgpu.kube.access import ApiConfig
 from podgpu.kube.client import ApiClient
+from podgpu.kube.config import ApiConfig
 from podgpu.model import Workload
 from podgpu.tls import Pem
 from podgpu.web.app import Listener, listening

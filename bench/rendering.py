@@ -17,9 +17,9 @@ from bench.figures import Figure
 from bench.node import EIGHT_GPUS, TickClock, bench_agent, simulated_driver
 from bench.running import kubelet_of
 from podgpu.holders.kubelet import KubeletAllocation
-from podgpu.metrics.render import Policy, join
+from podgpu.metrics.render import Policy, render_node
 from podgpu.metrics.text import encode
-from podgpu.model import Snapshot
+from podgpu.node_state import NodeState
 from podgpu.series import Family
 
 LEAST_TIMES_FASTER = 15
@@ -43,8 +43,8 @@ def _metric(family: Family) -> Metric:
 
 
 def measure(turns: int = 150) -> list[Figure]:
-    snapshot, policy = eight_gpu_snapshot()
-    families = join(snapshot, policy)
+    state, policy = eight_gpu_state()
+    families = render_node(state, policy)
     registry = CollectorRegistry(auto_describe=False)
     registry.register(ReadyMade(families))
     _see_that_both_print_the_same(encode(families), generate_latest(registry))
@@ -54,7 +54,7 @@ def measure(turns: int = 150) -> list[Figure]:
             turns,
             lambda: generate_latest(registry),
             lambda: encode(families),
-            lambda: encode(join(snapshot, policy)),
+            lambda: encode(render_node(state, policy)),
         ),
     )
     return [
@@ -67,7 +67,7 @@ def measure(turns: int = 150) -> list[Figure]:
     ]
 
 
-def eight_gpu_snapshot() -> tuple[Snapshot, Policy]:
+def eight_gpu_state() -> tuple[NodeState, Policy]:
     clock = TickClock()
     with kubelet_of(EIGHT_GPUS) as socket:
         agent = bench_agent(simulated_driver(EIGHT_GPUS, clock), 8, [KubeletAllocation(socket)], clock)
@@ -79,7 +79,7 @@ def eight_gpu_snapshot() -> tuple[Snapshot, Policy]:
     snapshot = agent.published.snapshot
     if len(snapshot.assignments) != EIGHT_GPUS.pods:
         raise RuntimeError(f"the kubelet was not heard, so the figures would mean nothing: {snapshot.outcomes}")
-    return snapshot, agent.settings.policy
+    return agent.published.state, agent.settings.policy
 
 
 def _see_that_both_print_the_same(ours: bytes, theirs: bytes) -> None:

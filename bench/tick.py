@@ -1,6 +1,6 @@
 """Where the CPU time of one tick goes on 8 simulated GPUs. Informs only.
 
-Every NVML call is timed in its own thread; join, encode and gzip are timed alone on the last tick's snapshot. What a
+Every NVML call is timed in its own thread; render, encode and gzip are timed alone on the last tick's state. What a
 whole tick takes beyond those is the rest: podgpu's reading (conversions, plans, snapshot), handing work to threads
 and back, and the timers themselves, about 1 us for each of two in every call. Medians throughout.
 """
@@ -19,9 +19,9 @@ from bench.rendering import turn_seconds
 from bench.running import kubelet_of
 from podgpu.holders.kubelet import KubeletAllocation
 from podgpu.metrics.body import Body
-from podgpu.metrics.render import Policy, join, self_families
+from podgpu.metrics.render import Policy, render_node, render_self
 from podgpu.metrics.text import encode
-from podgpu.model import Snapshot
+from podgpu.node_state import NodeState
 
 
 class TimedNvml:
@@ -57,28 +57,28 @@ class Ticks:
     whole: float
     driver: float
     calls: float
-    snapshot: Snapshot
+    state: NodeState
     policy: Policy
 
 
 def measure(ticks: int = 300) -> list[Figure]:
     tick = run_ticks(ticks)
-    snapshot, policy = tick.snapshot, tick.policy
-    families = join(snapshot, policy)
-    exposition, stale_exposition = encode(families), encode(self_families(snapshot))
+    state, policy = tick.state, tick.policy
+    families = render_node(state, policy)
+    exposition, stale_exposition = encode(families), encode(render_self(state))
     joining, encoding, zipping, stale = median_seconds(
         ticks,
-        lambda: join(snapshot, policy),
+        lambda: render_node(state, policy),
         lambda: encode(families),
         lambda: Body.of(exposition),
-        lambda: Body.of(encode(self_families(snapshot))),
+        lambda: Body.of(encode(render_self(state))),
     )
     rest = tick.whole - tick.driver - joining - encoding - zipping - stale
     return [
         Figure("one tick: CPU", tick.whole * 1e3, "ms"),
         Figure("  the simulated driver's own calls", tick.driver * 1e3, "ms"),
         Figure("  the rest: podgpu's reading, threads, timers", rest * 1e3, "ms"),
-        Figure("  join", joining * 1e3, "ms"),
+        Figure("  render", joining * 1e3, "ms"),
         Figure("  encode", encoding * 1e3, "ms"),
         Figure("  gzip", zipping * 1e3, "ms"),
         Figure("  the exposition of self-metrics", stale * 1e3, "ms"),
@@ -105,7 +105,7 @@ def run_ticks(count: int) -> Ticks:
             driver.append(sum(timed.seconds))
             calls.append(len(timed.seconds))
         agent.stop()
-    return Ticks(median(whole), median(driver), median(calls), agent.published.snapshot, agent.settings.policy)
+    return Ticks(median(whole), median(driver), median(calls), agent.published.state, agent.settings.policy)
 
 
 def median_seconds(turns: int, *calls: Callable[[], object]) -> list[float]:

@@ -7,12 +7,14 @@ An unknown value is None, an empty text or an empty collection, and is left out 
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
-from podgpu.model import Document, Name, Workload
+from podgpu.model import Document, Name, Outcome, Unmapped, Workload
 
 SCHEMA = 1  # raised when a member changes its meaning; new members do not raise it: decoders ignore unknown ones
 Text = Annotated[str, Meta(max_length=1024)]
@@ -139,6 +141,23 @@ class SourceStatus(Document, frozen=True):
     device: Name = ""  # UUID, if the source is the worker of one GPU
     errors: dict[Name, Amount] = {}  # reason -> failures since the start
     unmapped: dict[Name, Amount] = {}  # reason -> assignments that name no known GPU, now
+
+
+def source_statuses(
+    outcomes: Iterable[Outcome], errors: Mapping[tuple[str, str], int], unmapped: Iterable[Unmapped]
+) -> Iterator[SourceStatus]:
+    """One status per source. `errors` counts failures by source and reason."""
+    failures: dict[str, dict[str, int]] = {}
+    unknown: dict[str, Counter[str]] = {}
+    for (source, reason), count in errors.items():
+        failures.setdefault(source, {})[reason] = count
+    for entry in unmapped:
+        unknown.setdefault(entry.source, Counter())[entry.reason] += 1
+    for o in outcomes:
+        counts, unmapped_counts = failures.pop(o.source, {}), dict(unknown.pop(o.source, {}))
+        yield SourceStatus(o.source, o.ok, o.seconds, o.error, o.message, o.device, counts, unmapped_counts)
+    for source in sorted(failures.keys() | unknown.keys()):
+        yield SourceStatus(source, errors=failures.get(source, {}), unmapped=dict(unknown.get(source, {})))
 
 
 class EntityState(Document, frozen=True):

@@ -10,8 +10,8 @@ from typing import Any
 
 from aiohttp import web
 
-from podgpu.kube.access import ApiConfig
 from podgpu.kube.client import ApiClient
+from podgpu.kube.config import ApiConfig
 
 _APISERVICES = "/apis/apiregistration.k8s.io/v1/apiservices/{name}"
 

@@ -34,7 +34,7 @@ def labelled(body: dict[str, Any], name: str, namespace: str = "monitoring", **l
 def targets(
     config: ApiConfig, selector: str = "app.kubernetes.io/name=podgpu", **options: Any
 ) -> Iterator[KubernetesTargets]:
-    found = KubernetesTargets(config, Selection.parse(selector), pace=HURRY, **options)
+    found = KubernetesTargets(config, Selection.parse(selector), settings=HURRY, **options)
     try:
         yield found
     finally:

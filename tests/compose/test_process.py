@@ -83,8 +83,8 @@ def test_the_exporter_loads_nothing_that_it_does_not_use(tmp_path: Path) -> None
         "import sys; from podgpu.cli.main import run\n"
         f"elsewhere = ['--path-proc', '{tmp_path}', '--path-varlog', '{tmp_path}']\n"
         "code = run(['exporter', '--once', '--telemetry', 'simulated:1xT4', '-c', '100', *elsewhere])\n"
-        "names = ('grpc', 'zipfile', 'rich', 'yaml', 'multiprocessing', 'podgpu.kube.pods')\n"
-        "names += ('podgpu.metrics.gpu_manager', 'podgpu.gpu.dcgm.session')\n"
+        "names = ('grpc', 'zipfile', 'rich', 'yaml', 'multiprocessing', 'podgpu.kube.objects')\n"
+        "names += ('podgpu.gpu.dcgm.session',)\n"
         "names += ('podgpu.gpu.nvml.switches.division',)\n"
         "print(code, [name for name in names if name in sys.modules], file=sys.stderr)"
     )

@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from podgpu.agent.node_document import from_snapshot
 from podgpu.configuration.bounded_pattern import BoundedPattern
 from podgpu.configuration.pod_labels import LabelFilter, label_name
 from podgpu.errors import UsageError
-from podgpu.kube.pods import PodRecord
+from podgpu.kube.objects import PodRecord
 from podgpu.metrics.counters import parse_counters
-from podgpu.metrics.render import Policy, join
+from podgpu.metrics.render import Policy, render_node
 from podgpu.metrics.text import encode
 from podgpu.model import Assignment, Device, Reading, Snapshot, Workload
 
@@ -129,7 +130,7 @@ def test_a_pod_label_never_collides_with_a_built_in(labels: dict[str, str]) -> N
         (Assignment("GPU-1", Workload("ns", "p", "c", "u"), "kubelet"),),
         pod_labels=LabelFilter().of([record]),
     )
-    families = join(snapshot, Policy(counters, "h", pod_uid=True))
+    families = render_node(from_snapshot(snapshot), Policy(counters, "h", pod_uid=True))
     for family in families:
         for sample in family.samples:
             names = [name for name, _ in sample.labels.pairs]

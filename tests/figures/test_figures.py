@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from podgpu.agent.node_document import from_snapshot
 from podgpu.figures.device import FIELDS, DeviceFigures, View, holder_text
 from podgpu.figures.from_exposition import view_of_exposition
 from podgpu.figures.from_snapshot import view_of_snapshot
 from podgpu.metrics.counters import Counter
 from podgpu.metrics.fields import fields
 from podgpu.metrics.parse import parse_text
-from podgpu.metrics.render import Policy, join
+from podgpu.metrics.render import Policy, render_node
 from podgpu.metrics.text import encode
 from podgpu.model import ContainerUsage, DeviceTotals, Outcome, Reading, Snapshot, Workload
 from tests.top.scene import GIB, MIB, SERVER, TRAINER, gpu, snapshot
@@ -116,7 +117,7 @@ def test_an_exposition_tells_what_its_snapshot_told() -> None:
     held = {"GPU-0": (TRAINER, SERVER), "GPU-1/gi7": (SERVER,)}
     shot = snapshot(*readings, held=held, usage=(USED,), totals=totals)
     counters = tuple(Counter(fields()[i], fields()[i].name, "gauge", "h") for i in FIELDS)
-    parsed = exposition(encode(join(shot, Policy(counters, hostname="n"))).decode())
+    parsed = exposition(encode(render_node(from_snapshot(shot), Policy(counters, hostname="n"))).decode())
 
     def comparable(view: View) -> list[tuple[object, ...]]:
         return [

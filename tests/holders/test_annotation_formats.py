@@ -21,7 +21,7 @@ from podgpu.holders.annotation_formats import (
     read_grants,
     volcano_grants,
 )
-from podgpu.kube.pods import ContainerRecord, PodRecord
+from podgpu.kube.objects import ContainerRecord, PodRecord
 
 KOORDINATOR = "scheduling.koordinator.sh/device-allocated"
 HAMI = "hami.io/vgpu-devices-allocated"

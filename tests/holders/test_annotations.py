@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 
 from podgpu.errors import SourceError
 from podgpu.holders.annotation_formats import is_read
-from podgpu.holders.annotations import AnnotationsAllocation, PodFeed
+from podgpu.holders.annotations import AnnotationsAllocation
 from podgpu.holders.source import AllocationSource
-from podgpu.kube.pods import ContainerRecord, PodRecord, parse_pod
-from podgpu.kube.watch import Watcher
+from podgpu.kube.objects import ContainerRecord, PodRecord, parse_pod
 from podgpu.model import Allocation, Assignment, Device, Unmapped, Workload
 from tests.holders.devices import uuid
 
@@ -38,7 +37,7 @@ NODE = (
 
 @dataclass
 class Feed:
-    """What the kube Watcher offers, held by hand."""
+    """What the kube Informer offers, held by hand."""
 
     pods: tuple[PodRecord, ...] = ()
     error: SourceError | None = None
@@ -102,13 +101,6 @@ def test_it_is_an_allocation_source() -> None:
     assert as_one.name == "annotations"
     assert as_one.assignments(NODE) == Allocation()
     as_one.close()
-
-
-def test_a_watcher_is_a_feed() -> None:
-    def read_from(watcher: Watcher[PodRecord]) -> PodFeed:
-        return watcher  # for the type checker
-
-    assert {"items", "synced", "error"} <= set(dir(Watcher)), read_from
 
 
 def test_holders_are_known_in_full() -> None:

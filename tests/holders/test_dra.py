@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from podgpu.holders.dra import DraClaims
 from podgpu.holders.kubelet import KubeletAllocation
 from podgpu.holders.pod_resources import decode_list
-from podgpu.kube.access import ApiConfig
-from podgpu.kube.resource_slices import NVIDIA_DRIVER, PoolSlice, SliceDevice, parse_slice, slices_params, slices_path
-from podgpu.kube.watch import Pace, Watcher
+from podgpu.kube.config import ApiConfig
+from podgpu.kube.objects import NVIDIA_DRIVER, PoolSlice, SliceDevice, parse_slice, slices_params, slices_path
+from podgpu.kube.reflector import Informer, ReflectorSettings
 from podgpu.model import Allocation, Assignment, Device, Unmapped, Workload
 from podgpu.simulate.kubelet import ClaimedDevice, SimulatedClaim, SimulatedKubelet, SimulatedPod, list_answer
 from tests.holders.devices import gpu, mig_uuid, uuid
@@ -393,8 +393,11 @@ def test_slices_as_an_api_server_has_them(
     other["spec"]["nodeName"] = "node-b"
     api.put("resourceslices", other)
     kubelet.pods = (pod("a", claim("one", "gpu-2")), pod("small", claim("mig", "small-c")))
-    config, pace = ApiConfig(server=api.url, origin="the test"), Pace(first_wait=0.01, longest_wait=0.02, deadline=5.0)
-    with Watcher(config, slices_path(version), slices_params("node-a"), parse_slice, pace=pace) as feed:
+    config, settings = (
+        ApiConfig(server=api.url, origin="the test"),
+        ReflectorSettings(first_delay=0.01, max_delay=0.02, request_seconds=5.0),
+    )
+    with Informer(config, slices_path(version), slices_params("node-a"), parse_slice, settings=settings) as feed:
         source = make_source(kubelet.socket, claims=DraClaims(feed))
         assert feed.wait_synced(30)
         assert pods_by_device(source.assignments(NODE)) == [(uuid(2), "a"), (f"{uuid(3)}/gi11", "small")]
@@ -412,7 +415,7 @@ def test_an_api_server_that_refuses_leaves_the_other_holders(
     api.refusal = (403, "resourceslices is forbidden")
     kubelet.pods = (pod("a", claim("one", "gpu-2")), pod("plain", ids=[uuid(0)]))
     config = ApiConfig(server=api.url, origin="the test")
-    with Watcher(config, slices_path("v1"), slices_params("node-a"), parse_slice) as feed:
+    with Informer(config, slices_path("v1"), slices_params("node-a"), parse_slice) as feed:
         source = make_source(kubelet.socket, claims=DraClaims(feed))
         eventually(lambda: feed.error is not None)
         allocation = source.assignments(NODE)

@@ -17,8 +17,8 @@ from podgpu.errors import SourceError
 from podgpu.holders.dra import DraClaims
 from podgpu.holders.dra_claims import ClaimReader, DriverCheckpoint, admin_devices, parse_driver_checkpoint
 from podgpu.holders.kubelet import KubeletAllocation
-from podgpu.kube.access import ApiConfig
-from podgpu.kube.resource_slices import NVIDIA_DRIVER, PoolSlice
+from podgpu.kube.config import ApiConfig
+from podgpu.kube.objects import NVIDIA_DRIVER, PoolSlice
 from podgpu.simulate.kubelet import SimulatedKubelet
 from tests.holders.test_dra import (
     DYNAMIC,

@@ -23,7 +23,7 @@ from podgpu.holders.identity import (
     parse_pod_directory,
 )
 from podgpu.holders.merge import merge
-from podgpu.kube.pods import ContainerRecord, PodRecord
+from podgpu.kube.objects import ContainerRecord, PodRecord
 from podgpu.model import WORKLOAD_PARTS, Allocation, Assignment, Workload
 
 UID = "c3a3a1f0-0000-4000-8000-000000000001"

@@ -15,7 +15,7 @@ from podgpu.holders.holdings import HeldId, parse_id
 from podgpu.holders.kubelet import KubeletAllocation
 from podgpu.holders.merge import merge
 from podgpu.holders.vcuda import count_vcuda
-from podgpu.kube.pods import ContainerRecord, PodRecord
+from podgpu.kube.objects import ContainerRecord, PodRecord
 from podgpu.model import Allocation, Device, VcudaRequest, Workload
 from podgpu.simulate.kubelet import SimulatedClaim, SimulatedKubelet, SimulatedPod
 

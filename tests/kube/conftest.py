@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from podgpu.kube.config import ApiConfig
-from podgpu.kube.watch import Pace, Watcher
+from podgpu.kube.reflector import Informer, ReflectorSettings
 from tests.kube.api_server import SimulatedApiServer
 from tests.nodes.clock import PATIENCE
 
 PODS = "/api/v1/pods"
-HURRY = Pace(first_wait=0.01, longest_wait=0.02, longest_refused=0.02, settle=0.05, deadline=5.0)
+HURRY = ReflectorSettings(first_delay=0.01, max_delay=0.02, max_refused_delay=0.02, request_seconds=5.0)
 
 
 def pod(name: str, node: str = "node-a", namespace: str = "team", **labels: str) -> dict[str, Any]:
@@ -49,13 +49,13 @@ def config(server: SimulatedApiServer) -> ApiConfig:
 
 
 @pytest.fixture
-def watch(config: ApiConfig) -> Iterator[Callable[..., Watcher[Any]]]:
-    made: list[Watcher[Any]] = []
+def watch(config: ApiConfig) -> Iterator[Callable[..., Informer[Any]]]:
+    made: list[Informer[Any]] = []
 
-    def make(keep: Callable[[dict[str, Any]], Any] = name_of, path: str = PODS, **options: Any) -> Watcher[Any]:
+    def make(keep: Callable[[dict[str, Any]], Any] = name_of, path: str = PODS, **options: Any) -> Informer[Any]:
         params = options.pop("params", {})
         used = options.pop("config", config)
-        made.append(Watcher(used, path, params, keep, **({"pace": HURRY} | options)))
+        made.append(Informer(used, path, params, keep, **({"settings": HURRY} | options)))
         return made[-1]
 
     yield make

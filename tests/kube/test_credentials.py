@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -16,14 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podgpu.errors import SourceError
-from podgpu.kube.client import ApiClient
 from podgpu.kube.config import ApiConfig, ExecPlugin
-from podgpu.kube.credentials import Credentials
-from podgpu.kube.exec_plugin import parse_credential, run_plugin
-from podgpu.tls import Pem
+from podgpu.kube.credentials import Credentials, parse_credential, run_plugin
 from tests.nodes.clock import PATIENCE, seconds_waited
-
-from .conftest import PODS
 
 V1 = "client.authentication.k8s.io/v1"
 
@@ -37,11 +31,7 @@ class Clock:
 
 
 def token_of(credentials: Credentials) -> str:
-    return asyncio.run(credentials.current()).token
-
-
-def refuse(credentials: Credentials) -> None:
-    credentials.doubt(asyncio.run(credentials.current()))
+    return asyncio.run(credentials.current())[0]
 
 
 def from_file(path: Path, clock: Clock, token: str = "") -> Credentials:
@@ -67,23 +57,10 @@ def test_a_token_file_is_read_again_when_refused(tmp_path: Path) -> None:
     file, clock = tmp_path / "token", Clock()
     file.write_text("one")
     credentials = from_file(file, clock)
-    refuse(credentials)
+    assert token_of(credentials) == "one"
+    credentials.invalidate()
     file.write_text("two")
     assert token_of(credentials) == "two"
-
-
-@pytest.mark.parametrize("named", ["token", "ca.crt"])
-def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path: Path, named: str) -> None:
-    os.mkfifo(tmp_path / named)
-    path = str(tmp_path / named)
-    known = {"token_file": path} if named == "token" else {"ca": Pem(file=path)}
-
-    async def ask() -> None:
-        async with ApiClient(ApiConfig("https://127.0.0.1:1", "the test", **known)) as client:
-            await client.get(PODS)
-
-    with pytest.raises(SourceError, match="a pipe, socket or device"):
-        asyncio.run(ask())
 
 
 def test_the_last_token_is_kept_while_the_file_is_away(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -126,7 +103,7 @@ def printing(status: str, count: Path | None = None) -> str:
 
 
 def run(made: ExecPlugin, seconds: float = 60.0) -> Any:
-    return run_plugin(made, seconds, threading.Event())
+    return asyncio.run(run_plugin(made, seconds))
 
 
 def test_a_plugin_gives_a_token_or_a_certificate(tmp_path: Path) -> None:
@@ -158,19 +135,9 @@ def test_a_plugin_runs_until_shortly_before_its_credential_expires(tmp_path: Pat
         clock.now += seconds
         assert token_of(credentials) == "t"
         assert len(count.read_text()) == runs
-    refuse(credentials)
+    credentials.invalidate()
     token_of(credentials)
     assert len(count.read_text()) == 4
-
-
-def test_without_an_expiry_a_plugin_runs_once(tmp_path: Path) -> None:
-    count, clock = tmp_path / "count", Clock()
-    made = plugin(tmp_path, printing("{'token': 't'}", count))
-    credentials = Credentials(ApiConfig("http://127.0.0.1", "the test", plugin=made), clock)
-    token_of(credentials)
-    clock.now += 1e9
-    token_of(credentials)
-    assert count.read_text() == "x"
 
 
 @pytest.mark.parametrize(
@@ -181,15 +148,14 @@ def test_without_an_expiry_a_plugin_runs_once(tmp_path: Path) -> None:
             "code 3: last words",
         ),
         ("import sys\nsys.stderr.write('x' * 100000 + '\\nend')\nsys.exit(1)", "code 1: end"),
-        ("print('x' * 2000000)", "more than 1 MiB"),
         ("print('secret')", "is not JSON"),
         ("print('[]')", "is not an ExecCredential"),
-        ('print(\'{"kind": "ExecCredential", "apiVersion": "v0"}\')', "not of the version"),
-        (printing("None"), "has no status"),
+        ('print(\'{"kind": "ExecCredential", "apiVersion": "v0"}\')', "is not of the version"),
+        (printing("None"), "neither a token nor a certificate"),
         (printing("{}"), "neither a token nor a certificate"),
         (printing("{'clientKeyData': 'secret'}"), "neither a token nor a certificate"),
-        (printing("{'token': 7}"), "other than a text"),
-        (printing("{'token': 'secret', 'expirationTimestamp': 'soon'}"), "is not a time"),
+        (printing("{'token': 7}"), "is not an ExecCredential"),
+        (printing("{'token': 'secret', 'expirationTimestamp': 'soon'}"), "is not an ExecCredential"),
     ],
 )
 def test_a_plugin_that_fails(tmp_path: Path, code: str, says: str) -> None:
@@ -217,7 +183,7 @@ def _is_gone(pid: int) -> bool:
 def test_a_plugin_that_hangs_is_ended_with_what_it_started(tmp_path: Path) -> None:
     pid = tmp_path / "pid"
     made = ExecPlugin("/bin/sh", V1, ("-c", f"sleep 600 & echo $! > {pid}; echo waiting >&2; wait"))
-    with pytest.raises(SourceError, match="took too long and was ended: waiting"):
+    with pytest.raises(SourceError, match="timed out and was killed: waiting"):
         run(made, seconds=1.0)
     until = time.monotonic() + PATIENCE
     while not _is_gone(int(pid.read_text())) and time.monotonic() < until:
@@ -245,23 +211,9 @@ _json = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
 )
-_status = st.dictionaries(
-    st.sampled_from(["token", "clientCertificateData", "clientKeyData", "expirationTimestamp"]), _json
-)
 
 
 @given(st.binary(max_size=50) | _json.map(lambda value: json.dumps(value).encode()))
 def test_any_output_gives_a_credential_or_a_source_error(output: bytes) -> None:
     with pytest.raises(SourceError):
         parse_credential(output, ExecPlugin("login", V1))
-
-
-@given(_status | _json)
-def test_any_status_gives_a_credential_or_a_source_error(status: Any) -> None:
-    output = json.dumps({"kind": "ExecCredential", "apiVersion": V1, "status": status}).encode()
-    try:
-        made = parse_credential(output, ExecPlugin("login", V1))
-        found = made.token or made.certificate
-    except SourceError as error:
-        found = error.reason
-    assert found

@@ -9,17 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podgpu.kube.resource_slices import (
-    GROUP_PATH,
+from podgpu.kube.objects import (
     NVIDIA_DRIVER,
-    VERSIONS,
     PoolSlice,
     SliceDevice,
     choose_version,
     current_devices,
     parse_slice,
-    slices_params,
-    slices_path,
 )
 
 GPU = "GPU-00000000-1111-2222-3333-444444444444"
@@ -99,62 +95,10 @@ def test_slices_of_other_drivers_are_left_out(driver: Any) -> None:
     assert parse_slice(slice_of(offered("gpu-3", WHOLE), driver=driver)) is None
 
 
-def test_another_name_of_the_driver() -> None:
-    body = slice_of(offered("gpu-3", {"my.example.com/uuid": {"string": GPU}}), driver="my.example.com")
-    found = parse_slice(body, "my.example.com")
-    assert found is not None
-    assert (found.driver, found.devices[0].driver, found.devices[0].uuid) == ("my.example.com", "my.example.com", GPU)
-
-
 def test_a_slice_that_holds_only_counters_is_still_one_of_its_generation() -> None:
     body = slice_of()
     del body["spec"]["devices"]
     assert parse_slice(body) == PoolSlice(NVIDIA_DRIVER, "node-a", 1)
-
-
-@pytest.mark.parametrize("name", ["", None, 7, ["node-a"]])
-def test_a_slice_without_a_pool_is_left_out(name: Any) -> None:
-    assert parse_slice(slice_of(offered("gpu-3", WHOLE), name=name)) is None
-
-
-def test_what_can_be_read_of_a_damaged_slice() -> None:
-    odd: Any = [None, "gpu-0", {"name": 5}, {"name": ""}, offered("bare", {}), {"name": "none", "attributes": None}]
-    wrong_kinds = {"uuid": {"int": 5}, "type": "gpu", "minor": {"int": True}, "profile": {"string": ["1g.5gb"]}}
-    body = slice_of(*odd, offered("wrong", wrong_kinds), offered("gpu-3", WHOLE), generation="9")
-    found = parse_slice(body)
-    assert found is not None
-    assert found.generation == 0
-    assert [(one.name, one.type, one.uuid, one.minor) for one in found.devices] == [
-        ("bare", "", "", None),
-        ("none", "", "", None),
-        ("wrong", "", "", None),
-        ("gpu-3", "gpu", GPU, 3),
-    ]
-
-
-words = st.sampled_from([NVIDIA_DRIVER, "node-a", "gpu-0", GPU, ""])
-names = st.sampled_from(
-    ["spec", "driver", "pool", "name", "generation", "devices", "basic", "attributes", "uuid", "string", "version"]
-)
-anything = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | words | st.text(max_size=3),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names | st.text(max_size=3), inner, max_size=4),
-    max_leaves=20,
-)
-
-
-@given(st.dictionaries(names, anything, max_size=5))
-def test_any_object_gives_a_slice_or_nothing(body: dict[str, Any]) -> None:
-    found = parse_slice(body)
-    assert found is None or hash(found) == hash(found)
-
-
-@given(anything, anything, anything)
-def test_any_pool_and_devices_give_a_slice_or_nothing(pool: Any, devices: Any, attributes: Any) -> None:
-    for listed in (devices, [devices], [offered("gpu-0", attributes)], [offered("gpu-0", attributes, nested=True)]):
-        for said in (pool, {"name": "node-a", "generation": pool}):
-            found = parse_slice({"spec": {"driver": NVIDIA_DRIVER, "pool": said, "devices": listed}})
-            assert found is None or hash(found) == hash(found)
 
 
 # Generations
@@ -181,12 +125,6 @@ def test_an_older_generation_is_forgotten_at_once_even_where_the_new_one_is_not_
 
 def test_a_new_generation_without_devices_empties_the_pool() -> None:
     assert current_devices([part(1, device("gpu-0")), part(2)]) == {(NVIDIA_DRIVER, "node-a"): ()}
-
-
-def test_every_pool_counts_its_own_generations() -> None:
-    slices = [part(9, device("gpu-0")), part(1, device("gpu-0", "node-b"), pool="node-b")]
-    assert {pool for _, pool in current_devices(slices)} == {"node-a", "node-b"}
-    assert current_devices([]) == {}
 
 
 parts = st.lists(
@@ -231,19 +169,3 @@ def group(*versions: str) -> dict[str, Any]:
 )
 def test_the_newest_version_that_both_know(versions: list[str], chosen: str | None) -> None:
     assert choose_version(group(*versions)) == chosen
-
-
-def test_a_server_without_the_group() -> None:
-    assert choose_version({}) is None
-    assert choose_version({"versions": None, "preferredVersion": None}) is None
-
-
-@given(st.dictionaries(st.sampled_from(["versions", "preferredVersion"]), anything))
-def test_any_group_gives_a_version_or_none(answer: dict[str, Any]) -> None:
-    assert choose_version(answer) in (None, *VERSIONS)
-
-
-def test_where_and_how_to_ask() -> None:
-    assert slices_path("v1") == f"{GROUP_PATH}/v1/resourceslices"
-    assert slices_params("node-a") == {"fieldSelector": "spec.driver=gpu.nvidia.com,spec.nodeName=node-a"}
-    assert slices_params() == {"fieldSelector": "spec.driver=gpu.nvidia.com"}

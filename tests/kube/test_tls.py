@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from podgpu.kube.config import ApiConfig
-from podgpu.kube.watch import Watcher
+from podgpu.kube.reflector import Informer
 from podgpu.tls import Pem
 from tests.kube.api_server import SimulatedApiServer
 
@@ -105,7 +105,7 @@ def test_a_watcher_takes_up_a_replaced_authority(certificates: Certificates, tmp
     with SimulatedApiServer(certificates.server_context()) as server:
         server.put("pods", pod("one"))
         config = ApiConfig(server.url, "the test", ca=Pem(file=str(authority)))
-        with Watcher(config, PODS, {}, name_of, pace=HURRY) as watcher:
+        with Informer(config, PODS, {}, name_of, settings=HURRY) as watcher:
             eventually(lambda: watcher.error is not None)
             assert watcher.error is not None
             assert watcher.error.reason == "tls"

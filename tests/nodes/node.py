@@ -25,7 +25,7 @@ from podgpu.clock import Clock
 from podgpu.compose.agent import exporter_agent
 from podgpu.compose.servers import ApiAccess
 from podgpu.gpu.nvml import NvmlTelemetry
-from podgpu.kube.pace import Pace
+from podgpu.kube.reflector import ReflectorSettings
 from podgpu.simulate.driver import SimulatedNvml
 from podgpu.simulate.kubelet import ClaimedDevice, SimulatedClaim, SimulatedKubelet, SimulatedPod
 from podgpu.simulate.node import place_loads, pods, tenants
@@ -36,7 +36,7 @@ from tests.kube.api_server import SimulatedApiServer
 from tests.nodes.clock import FakeClock, wait_until
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
-_PACE = Pace(first_wait=0.05, longest_wait=0.2, longest_refused=0.2, settle=0.05)
+_PACE = ReflectorSettings(first_delay=0.05, max_delay=0.2, max_refused_delay=0.2)
 """Of the feeds: an API server that was ill is soon asked again. How long podgpu waits, tests/kube shows."""
 _UP_FOR = 60.0
 """Seconds the loads have run before podgpu starts, so that nothing reads as on the first second of a boot."""
@@ -265,7 +265,7 @@ def _agent(
     with only_these_variables({"NODE_NAME": description.hostname}):
         words = [word.replace("{folder}", str(folder)) for word in (*ROOTS, *description.arguments)]
         ctx = command.make_context("exporter", normalise(words, EXPORTER_OPTIONS))
-        api = ApiAccess(ctx.params["kubeconfig"], pace=_PACE)
+        api = ApiAccess(ctx.params["kubeconfig"], settings=_PACE)
         naming, time = partial(naming_variable, ctx), Clock(clock.monotonic, clock.wall)
         agent = exporter_agent(resolved(ctx, ctx.params), api, naming, telemetry, time)
     try:

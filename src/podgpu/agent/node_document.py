@@ -24,9 +24,9 @@ from podgpu.node_state import (
     NamespaceUsage,
     NodeState,
     SlotUsage,
-    SourceStatus,
     VcudaRequest,
     XidCount,
+    source_statuses,
 )
 
 NS = 1_000_000_000
@@ -58,7 +58,7 @@ def from_snapshot(of: old.Snapshot, node: str = "", exporter_id: str = "", inter
         gpus_lost=of.device_count.lost,
         devices=tuple(parts.gpu(gpu, tuple(instances.get(gpu.uuid, ()))) for gpu in gpus),
         namespaces=tuple(_namespace(t) for t in of.usage.namespaces),
-        sources=tuple(_sources(of)),
+        sources=tuple(source_statuses(of.outcomes, of.errors, of.unmapped)),
         entities=tuple(
             EntityState(o.kind, dict(o.labels), {names[i]: v for i, v in o.values.items()}) for o in of.others
         ),
@@ -77,14 +77,14 @@ class _Parts:
         self.devices = {d.key: d for d in of.devices}
         for health in of.health:
             self.devices.setdefault(health.device.key, health.device)
+        for device in list(self.devices.values()):
+            if device.gi_id is not None and device.uuid not in self.devices:
+                self.devices[device.uuid] = replace(device, gi_id=None, profile="", mig_uuids=())
         for key in [entry.device for entries in (of.assignments, of.usage.containers, of.xids) for entry in entries]:
             uuid, _, instance = key.partition("/gi")
             gpu = self.devices.setdefault(uuid, old.Device(-1, uuid, "", ""))
             if instance:
                 self.devices.setdefault(key, replace(gpu, gi_id=int(instance), profile=""))
-        for device in list(self.devices.values()):
-            if device.gi_id is not None and device.uuid not in self.devices:
-                self.devices[device.uuid] = replace(device, gi_id=None, profile="", mig_uuids=())
         self.readings = {r.device.key: r for r in of.readings}
         self.totals = {t.device: t for t in of.usage.devices}
         self.health = {h.device.key: h for h in of.health}
@@ -188,21 +188,6 @@ def _names(of: old.Workload) -> dict[str, str]:
 def _namespace(of: old.NamespaceTotals) -> NamespaceUsage:
     model, _, profile = of.model.partition(" MIG ")
     return NamespaceUsage(of.namespace, model, profile, of.allocated_ns, of.busy_ns, of.energy_mj)
-
-
-def _sources(of: old.Snapshot) -> Iterator[SourceStatus]:
-    errors: dict[str, dict[str, int]] = {}
-    unmapped: dict[str, dict[str, int]] = {}
-    for (source, reason), count in of.errors.items():
-        errors.setdefault(source, {})[reason] = count
-    for entry in of.unmapped:
-        reasons = unmapped.setdefault(entry.source, {})
-        reasons[entry.reason] = reasons.get(entry.reason, 0) + 1
-    for o in of.outcomes:
-        counts = errors.pop(o.source, {}), unmapped.pop(o.source, {})
-        yield SourceStatus(o.source, o.ok, o.seconds, o.error, o.message, o.device, *counts)
-    for source in sorted(errors.keys() | unmapped.keys()):
-        yield SourceStatus(source, errors=errors.get(source, {}), unmapped=unmapped.get(source, {}))
 
 
 def without_figures(state: NodeState) -> NodeState:

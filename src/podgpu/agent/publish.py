@@ -10,7 +10,8 @@ from typing import Literal, TypeVar
 from podgpu.agent.node_document import from_snapshot, without_figures
 from podgpu.agent.process_metrics import process_families
 from podgpu.metrics.body import NO_METRICS, Body, Exposition
-from podgpu.metrics.render import Policy, figure_families, self_families
+from podgpu.metrics.gpu_manager import render_gpu_manager
+from podgpu.metrics.render import Policy, render_dcgm, render_podgpu, render_self
 from podgpu.metrics.text import encode
 from podgpu.model import Snapshot
 from podgpu.node_state import NodeState, encode_node
@@ -47,7 +48,6 @@ class Published:
         """Monotonic time of the last telemetry turn."""
         self._policy = policy
         self._making = threading.RLock()
-        self._families: dict[str, tuple[Family, ...]] = {}
         self._expositions: dict[ExpositionName, Exposition] = {}
 
     # -- the node's document ---------------------------------------------------------------------------------------
@@ -66,50 +66,36 @@ class Published:
             self._bodies, fresh, lambda: Body.of(encode_node(self.state if fresh else without_figures(self.state)))
         )
 
-    # -- families: for whoever writes something else than Prometheus' text ------------------------------------------
-
-    @property
-    def figures(self) -> tuple[Family, ...]:
-        """All but the exporter on itself: what is withheld once it is too old."""
-        return self._once(self._families, "figures", lambda: tuple(figure_families(self.snapshot, self._policy)))
-
-    @property
-    def own(self) -> tuple[Family, ...]:
-        """The exporter on itself."""
-        return self._once(self._families, "own", self._own)
-
-    def _own(self) -> tuple[Family, ...]:
-        of_process = process_families(proc) if (proc := self._policy.process_metrics) else ()
-        return (*self_families(self.snapshot), *of_process)
-
-    @property
-    def gpu_manager_figures(self) -> tuple[Family, ...]:
-        """gpu-manager's, where they are asked for."""
-        if not self._policy.gpu_manager:
-            return ()
-        from podgpu.metrics.gpu_manager import gpu_manager_families as make  # few ask for them
-
-        return self._once(self._families, "gpu_manager", lambda: tuple(make(self.snapshot, self._policy)))
-
-    # -- expositions ------------------------------------------------------------------------------------------------
+    # -- metrics text ------------------------------------------------------------------------------------------------
 
     @property
     def fresh(self) -> Exposition:
-        return self._exposition("fresh", lambda: (*self.figures, *self.own, *self.gpu_manager_figures))
+        return self._exposition(
+            "fresh",
+            lambda: (
+                *render_dcgm(self.state, self._policy),
+                *render_podgpu(self.state, self._policy),
+                *self._self_families(),
+                *self._gpu_manager_families(),
+            ),
+        )
 
     @property
     def stale(self) -> Exposition:
-        """Self-metrics only: what is served once the figures are too old."""
-        return self._exposition("stale", lambda: self.own)
+        """Served when the figures are too old: metrics about the exporter only."""
+        return self._exposition("stale", self._self_families)
 
     @property
     def gpu_manager(self) -> Exposition:
-        """gpu-manager's metrics alone. In stale times there are none."""
-        return (
-            self._exposition("gpu_manager", lambda: self.gpu_manager_figures)
-            if self._policy.gpu_manager
-            else NO_METRICS
-        )
+        """gpu-manager's families only."""
+        return self._exposition("gpu_manager", self._gpu_manager_families) if self._policy.gpu_manager else NO_METRICS
+
+    def _self_families(self) -> list[Family]:
+        proc = self._policy.process_metrics
+        return [*render_self(self.state), *(process_families(proc) if proc else ())]
+
+    def _gpu_manager_families(self) -> list[Family]:
+        return render_gpu_manager(self.state, self._policy) if self._policy.gpu_manager else []
 
     def exposition_if_made(self, name: ExpositionName) -> Exposition | None:
         return self._expositions.get(name)

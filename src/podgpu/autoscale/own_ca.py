@@ -22,8 +22,7 @@ from podgpu.autoscale.x509 import Issued, RandomBelow, certificates_in, issue, p
 from podgpu.clock import Clock, Faults
 from podgpu.errors import SourceError
 from podgpu.json_shape import mapping_in
-from podgpu.kube.answers import Refused
-from podgpu.kube.client import ApiClient
+from podgpu.kube.client import ApiClient, ApiError
 
 LIFETIME = 10 * 86_400.0
 _RENEWED_AFTER = 2 / 3
@@ -169,19 +168,19 @@ class BundleKeeper:
         try:
             return await self._keep(name, authorities)
         except SourceError as error:
-            if isinstance(error, Refused) and error.reason == "not_found":
+            if isinstance(error, ApiError) and error.reason == "not_found":
                 # Somebody has removed it, which is the documented way out: a replica that starts now is to be ready.
                 self._missing.add(name)
                 if self._faults.fails(name, error.reason):
                     _log.warning("the APIService %s is not there: nobody asks podgpu for its metrics", name)
                 return True
-            conflict = isinstance(error, Refused) and "409" in str(error)
+            conflict = isinstance(error, ApiError) and error.status == 409
             if not conflict and self._faults.fails(name, error.reason):
                 _log.warning("podgpu's CA cannot be written into the APIService %s: %s", name, error)
             return False
 
     async def _keep(self, name: str, authorities: Sequence[str]) -> bool:
-        found = await self._client.ask(f"{_PATH}{name}")
+        found = await self._client.get(f"{_PATH}{name}")
         spec, metadata = mapping_in(found.get("spec")), mapping_in(found.get("metadata"))
         service = mapping_in(spec.get("service"))
         if not self._served.is_behind(found):
@@ -206,8 +205,8 @@ class BundleKeeper:
 async def remove_service(client: ApiClient, name: str, served: Served) -> str:
     """What became of it, in words. Raises SourceError."""
     try:
-        found = await client.ask(f"{_PATH}{name}")
-    except Refused as error:
+        found = await client.get(f"{_PATH}{name}")
+    except ApiError as error:
         if error.reason == "not_found":
             return "is not there"
         raise

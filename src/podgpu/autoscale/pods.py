@@ -14,14 +14,13 @@ from typing import Any, NamedTuple
 from podgpu.clock import Clock
 from podgpu.errors import SourceError
 from podgpu.json_shape import mapping_in
-from podgpu.kube.access import ApiConfig
-from podgpu.kube.pods import PODS_PATH, Pairs, parse_owner, parse_pod
-from podgpu.kube.watch import Bounds, Pace, Watcher
+from podgpu.kube.config import ApiConfig
+from podgpu.kube.objects import PODS_PATH, Pairs, parse_owner, parse_pod
+from podgpu.kube.reflector import Informer, ReflectorSettings
 
 _PODS_AT_A_TIME = 500
 _NODES_PATH = "/api/v1/nodes"
 _RUNNING = {"fieldSelector": "status.phase=Running"}
-_MOST_PODS = 200_000
 _BELIEVED_SECONDS = 60.0
 """For which the list of pods counts though its watch does not stand."""
 _GPU_WORDS = ("gpu", "mig-", "cuda", "vgpu")
@@ -103,13 +102,14 @@ def index_pods(pods: Iterable[PodSeen], trouble: str = "") -> RunningPods:
 class PodFeed:
     """Watches all running pods. `now` costs nothing while nothing changes."""
 
-    def __init__(self, config: ApiConfig, pace: Pace | None = None, clock: Clock | None = None) -> None:
+    def __init__(
+        self, config: ApiConfig, settings: ReflectorSettings | None = None, clock: Clock | None = None
+    ) -> None:
         self._clock = clock or Clock()
         self._away_since: float | None = None
         """Monotonic time."""
-        bounds = Bounds(objects=_MOST_PODS)
-        self._watcher: Watcher[PodSeen] = Watcher(
-            config, PODS_PATH, _RUNNING, parse_running_pod, pace=pace, bounds=bounds, page_size=_PODS_AT_A_TIME
+        self._watcher: Informer[PodSeen] = Informer(
+            config, PODS_PATH, _RUNNING, parse_running_pod, settings=settings, page_size=_PODS_AT_A_TIME
         )
         self._version = -1
         self._index = index_pods(())
@@ -149,9 +149,9 @@ class PodFeed:
 class NodeFeed:
     """Watches the labels of all nodes."""
 
-    def __init__(self, config: ApiConfig, pace: Pace | None = None) -> None:
-        self._watcher: Watcher[tuple[str, Pairs]] = Watcher(
-            config, _NODES_PATH, {}, _named_labels, pace=pace, metadata_only=True, page_size=_PODS_AT_A_TIME
+    def __init__(self, config: ApiConfig, settings: ReflectorSettings | None = None) -> None:
+        self._watcher: Informer[tuple[str, Pairs]] = Informer(
+            config, _NODES_PATH, {}, _named_labels, settings=settings, metadata_only=True, page_size=_PODS_AT_A_TIME
         )
 
     def now(self) -> Mapping[str, Pairs] | None:

@@ -16,8 +16,7 @@ from typing import Any, Generic, TypeVar
 from podgpu.autoscale.api_paths import Attributes
 from podgpu.autoscale.front_proxy import Caller
 from podgpu.errors import SourceError
-from podgpu.kube.answers import Object
-from podgpu.kube.client import ApiClient
+from podgpu.kube.client import ApiClient, Object
 
 KEPT_SECONDS = 10.0
 MOST_KEPT = 2000

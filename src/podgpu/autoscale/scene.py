@@ -19,7 +19,7 @@ from podgpu.clock import Clock
 from podgpu.cluster.reading import round_number
 from podgpu.cluster.settings import ViewSettings
 from podgpu.cluster.view import ClusterView
-from podgpu.kube.pods import Pairs
+from podgpu.kube.objects import Pairs
 
 MOST_PODS = 50_000
 _MOST_SCOPES = 20_000

@@ -28,9 +28,9 @@ from podgpu.cluster.settings import MOST_ROUNDS, ViewSettings, check_settings, d
 from podgpu.compose.cluster import api_config, chosen_backend
 from podgpu.compose.process import look_past_what_stays
 from podgpu.errors import SourceError, StartError, UsageError
-from podgpu.kube.access import ApiConfig
 from podgpu.kube.client import ApiClient
-from podgpu.kube.watch import Watcher
+from podgpu.kube.config import ApiConfig
+from podgpu.kube.reflector import Informer
 from podgpu.tls import Pem
 from podgpu.web.app import run
 from podgpu.web.aside import Aside
@@ -219,6 +219,6 @@ def _served(text: str) -> Served:
 
 def _trust(config: ApiConfig, at_the_end: ExitStack) -> Callable[[], Trust | None]:
     selector = {"fieldSelector": f"metadata.name={CONFIG_NAME}"}
-    watcher: Watcher[Trust] = Watcher(config, _CONFIGMAPS, selector, parse_trust)
+    watcher: Informer[Trust] = Informer(config, _CONFIGMAPS, selector, parse_trust)
     at_the_end.callback(watcher.close)
     return lambda: next(iter(watcher.items()), None)

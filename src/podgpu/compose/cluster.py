@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from podgpu.compose.agent import Naming
     from podgpu.history.asking import History
     from podgpu.http_client import Access
-    from podgpu.kube.access import ApiConfig
+    from podgpu.kube.config import ApiConfig
 
 _log = logging.getLogger("podgpu")
 _SYNC_SECONDS = 10.0

@@ -20,21 +20,16 @@ from podgpu.metrics.named_counters import Naming
 from podgpu.model import Allocation, Device
 
 if TYPE_CHECKING:
-    from podgpu.kube.access import ApiConfig
-    from podgpu.kube.follow import FindPath
-    from podgpu.kube.pace import Pace
-    from podgpu.kube.pods import PodRecord
-    from podgpu.kube.resource_slices import PoolSlice
-    from podgpu.kube.watch import Watcher
+    from podgpu.kube.config import ApiConfig
+    from podgpu.kube.objects import PodRecord, PoolSlice
+    from podgpu.kube.reflector import FindPath, Informer, ReflectorSettings
 
 T = TypeVar("T")
 _log = logging.getLogger("podgpu")
 _SERVICE_ACCOUNT_TOKEN = "/var/run/secrets/kubernetes.io/serviceaccount/token"
 _SYNC_SECONDS = 10.0
 _LARGEST_ANSWER = 16 * 1024 * 1024
-_MOST_OBJECTS = 20_000
-"""Of one node: a thousand pods with 16 KiB each, and the ended ones that nobody cleared away. A list past these would
-not fit beside the rest into the memory the chart gives an exporter."""
+"""Of one node: 1,000 pods of 16 KiB. A larger list would not fit into the memory that the chart gives an exporter."""
 SOON_SECONDS = 0.5
 """A server that is well has answered by then; what comes later is taken up when it comes."""
 
@@ -55,14 +50,16 @@ def unless_no_api(option: str, open_feed: Callable[[], T]) -> T | None:
 class ApiAccess:
     """The API server as one node's exporter asks it: each feed once, closed together."""
 
-    def __init__(self, kubeconfig: str, sync_seconds: float = _SYNC_SECONDS, pace: Pace | None = None) -> None:
-        """`sync_seconds`: how long a feed that the first exposition needs is waited for. `pace`: of every feed."""
+    def __init__(
+        self, kubeconfig: str, sync_seconds: float = _SYNC_SECONDS, settings: ReflectorSettings | None = None
+    ) -> None:
+        """`sync_seconds`: how long a feed that the first exposition needs is waited for. `settings`: of every feed."""
         self._sync_seconds = sync_seconds
-        self._pace = pace
+        self._settings = settings
         self._kubeconfig = kubeconfig or None
         self._config: ApiConfig | None = None
-        self._pods: Watcher[PodRecord] | None = None
-        self.feeds: list[Watcher[Any]] = []
+        self._pods: Informer[PodRecord] | None = None
+        self.feeds: list[Informer[Any]] = []
 
     @property
     def at_hand(self) -> bool:
@@ -75,18 +72,18 @@ class ApiAccess:
         self._node()
         self._access()
 
-    def pods(self) -> Watcher[PodRecord]:
+    def pods(self) -> Informer[PodRecord]:
         """This node's pods."""
         if self._pods is None:
             from podgpu.holders.annotation_formats import is_read
-            from podgpu.kube.pods import parse_pod
+            from podgpu.kube.objects import parse_pod
 
             selector = {"fieldSelector": f"spec.nodeName={self._node()}"}
             self._pods = self._watch("/api/v1/pods", selector, lambda body: parse_pod(body, is_read))
         return self._pods
 
     @property
-    def watched_pods(self) -> Watcher[PodRecord] | None:
+    def watched_pods(self) -> Informer[PodRecord] | None:
         """The watch of this node's pods if some option opened it."""
         return self._pods
 
@@ -105,11 +102,13 @@ class ApiAccess:
             _log.warning("ConfigMap %s cannot be read yet (%s); starting with the counters of -f", name, watcher.error)
         return ConfigMapCounters(name, lambda: next(iter(watcher.items()), None), naming)
 
-    def resource_slices(self) -> Watcher[PoolSlice]:
+    def resource_slices(self) -> Informer[PoolSlice]:
         """This node's DRA devices, in whichever version of the API the server has."""
-        from podgpu.kube.resource_slices import VERSIONS, find_slices_path, parse_slice, slices_params, slices_path
+        from podgpu.kube.objects import RESOURCE_VERSIONS, find_slices_path, parse_slice, slices_params, slices_path
 
-        return self._watch(slices_path(VERSIONS[0]), slices_params(self._node()), parse_slice, find_slices_path)
+        return self._watch(
+            slices_path(RESOURCE_VERSIONS[0]), slices_params(self._node()), parse_slice, find_slices_path
+        )
 
     @staticmethod
     def _node() -> str:
@@ -138,12 +137,11 @@ class ApiAccess:
 
     def _watch(
         self, path: str, params: Mapping[str, str], keep: Any, find_path: FindPath | None = None
-    ) -> Watcher[Any]:
-        from podgpu.kube.watch import Bounds, Watcher
+    ) -> Informer[Any]:
+        from podgpu.kube.reflector import Informer
 
-        bounds = Bounds(answer=_LARGEST_ANSWER, objects=_MOST_OBJECTS)
-        watcher: Watcher[Any] = Watcher(
-            self._access(), path, params, keep, bounds=bounds, find_path=find_path, pace=self._pace
+        watcher: Informer[Any] = Informer(
+            self._access(), path, params, keep, max_bytes=_LARGEST_ANSWER, find_path=find_path, settings=self._settings
         )
         self.feeds.append(watcher)
         return watcher
@@ -164,7 +162,7 @@ class ApiHealth:
 
     name = "api-server"
 
-    def __init__(self, feeds: Iterable[Watcher[Any]]) -> None:
+    def __init__(self, feeds: Iterable[Informer[Any]]) -> None:
         self._feeds = list(feeds)
         self._seen: list[Counter[str]] = [Counter() for _ in self._feeds]
 

@@ -12,7 +12,7 @@ from podgpu.errors import UsageError
 from podgpu.model import PodLabels
 
 if TYPE_CHECKING:
-    from podgpu.kube.pods import PodRecord
+    from podgpu.kube.objects import PodRecord
 
 _BAD = re.compile(r"[^a-zA-Z0-9_]")
 

@@ -14,8 +14,7 @@ from podgpu.autoscale.trigger import KEYS, parse_trigger
 from podgpu.doctor.findings import Finding, note, ok, wrong
 from podgpu.errors import SourceError
 from podgpu.json_shape import mapping_in, objects_in
-from podgpu.kube.answers import Object
-from podgpu.kube.client import ApiClient
+from podgpu.kube.client import ApiClient, Object
 
 _APISERVICES = "/apis/apiregistration.k8s.io/v1/apiservices/"
 _HPAS = "/apis/autoscaling/v2/horizontalpodautoscalers"
@@ -46,7 +45,7 @@ async def _api_services(client: ApiClient) -> AsyncIterator[Finding]:
 async def _api_service(client: ApiClient, name: str, needed: bool) -> Finding:
     subject = f"APIService {name}"
     try:
-        found = await client.ask(f"{_APISERVICES}{name}")
+        found = await client.get(f"{_APISERVICES}{name}")
     except SourceError as error:
         if error.reason != "not_found":
             return wrong(subject, str(error))
@@ -71,7 +70,7 @@ async def _api_service(client: ApiClient, name: str, needed: bool) -> Finding:
 
 async def _hpas(client: ApiClient) -> AsyncIterator[Finding]:
     try:
-        listed = await client.ask(_HPAS, {"limit": str(_MOST)})
+        listed = await client.get(_HPAS, {"limit": str(_MOST)})
     except SourceError as error:
         yield wrong("HPAs", str(error))
         return
@@ -107,7 +106,7 @@ async def _hpa_metric(client: ApiClient, hpa: Object, metric: Object) -> Finding
         else:
             path = f"{_described(mapping_in(asked.get('describedObject')))}/{name}"
         place = f"/apis/{CUSTOM}/{CUSTOM_VERSIONS[0]}/namespaces/{quote(namespace)}/{path}"
-        answer = await client.ask(place, query)
+        answer = await client.get(place, query)
     except SourceError as error:
         return wrong(subject, f"{name}: {error}", "an HPA without a figure leaves the number of replicas as it is")
     items = objects_in(answer.get("items"))
@@ -121,7 +120,7 @@ async def _pod_selector(client: ApiClient, hpa: Object, namespace: str) -> str:
     version, kind = str(target.get("apiVersion", "v1")), str(target.get("kind"))
     root = f"/apis/{version}" if "/" in version else f"/api/{version}"
     path = f"{root}/namespaces/{quote(namespace)}/{kind.lower()}s/{quote(str(target.get('name')))}/scale"
-    return str(mapping_in((await client.ask(path)).get("status")).get("selector", ""))
+    return str(mapping_in((await client.get(path)).get("status")).get("selector", ""))
 
 
 def _described(described: Mapping[str, Any]) -> str:
@@ -142,7 +141,7 @@ def _labels(selector: object) -> str:
 
 async def _scaled_objects(client: ApiClient) -> AsyncIterator[Finding]:
     try:
-        listed = await client.ask(_SCALED_OBJECTS, {"limit": str(_MOST)})
+        listed = await client.get(_SCALED_OBJECTS, {"limit": str(_MOST)})
     except SourceError as error:
         yield ok("KEDA", "is not here") if error.reason == "not_found" else wrong("KEDA", str(error))
         return

@@ -11,7 +11,7 @@ from podgpu.doctor.findings import REPORT, Finding, ok, plural, wrong
 from podgpu.errors import SourceError
 from podgpu.holders.source import AllocationSource
 from podgpu.isolate import Isolation
-from podgpu.kube.pods import PodRecord
+from podgpu.kube.objects import PodRecord
 from podgpu.model import Allocation, Device
 
 _API = "API server"

@@ -6,10 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from podgpu.gpu.exposition import LabelSet, ParsedExposition, settled
-from podgpu.metrics.dcgm import holder_pairs, sole_holders
 from podgpu.metrics.families import HOLDER_LABELS
+from podgpu.metrics.labels import Policy, holder_pairs
 from podgpu.metrics.parse import ParsedFamily, ParsedSample
-from podgpu.metrics.policy import Policy
 from podgpu.model import Assignment
 
 _OWN = "podgpu_"
@@ -28,7 +27,7 @@ def relabel(exposition: ParsedExposition, assignments: Iterable[Assignment], pol
     Copies of a figure for several holders of a device become one series again. podgpu's own families, on a podgpu's
     exposition, say by themselves whose they are: they are left as they came.
     """
-    labels = _Labels(exposition, sole_holders(assignments), policy)
+    labels = _Labels(exposition, _sole_holders(assignments), policy)
     families = []
     ambiguous = 0
     for family in exposition.families:
@@ -37,6 +36,16 @@ def relabel(exposition: ParsedExposition, assignments: Iterable[Assignment], pol
         ambiguous += len(samples) - len(kept)
         families.append(ParsedFamily(family.name, family.type, family.help, kept))
     return Relabelled(tuple(families), ambiguous)
+
+
+def _sole_holders(assignments: Iterable[Assignment]) -> dict[str, Assignment]:
+    """Device key -> its assignment, of devices that exactly one workload holds."""
+    held: dict[str, Assignment | None] = {}
+    for assignment in assignments:
+        known = held.setdefault(assignment.device, assignment)
+        if known is None or known.holder.who != assignment.holder.who:
+            held[assignment.device] = None
+    return {device: assignment for device, assignment in held.items() if assignment is not None}
 
 
 def _samples(family: ParsedFamily, labels: _Labels) -> Iterator[ParsedSample | None]:

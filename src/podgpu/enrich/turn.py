@@ -8,15 +8,17 @@ from collections import Counter
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field, replace
 
+from podgpu import __version__
 from podgpu.atomic_file import AtomicFile, OutputError
 from podgpu.clock import Clock
 from podgpu.enrich.relabel import relabel
 from podgpu.errors import SourceError
 from podgpu.gpu.beside import DriverBeside
 from podgpu.gpu.exposition import ParsedExposition
-from podgpu.metrics.render import Policy, self_families
+from podgpu.metrics.render import Policy, render_self
 from podgpu.metrics.text import encode, encode_parsed
-from podgpu.model import Allocation, Device, Outcome, Snapshot
+from podgpu.model import Allocation, Device, Outcome
+from podgpu.node_state import NodeState, source_statuses
 from podgpu.series import Family, Sample
 
 _log = logging.getLogger("podgpu")
@@ -151,13 +153,9 @@ class Enricher:
         """`there`: families that the exposition has already, being a podgpu's; a second HELP would break the file."""
         if not self._settings.self_metrics:
             return b""
-        snapshot = Snapshot(
-            taken_at=taken_at,
-            outcomes=outcomes,
-            errors=dict(self._errors + held.errors),
-            unmapped=held.allocation.unmapped,
-        )
-        families = (family for family in self_families(snapshot) if family.name not in there)
+        sources = source_statuses(outcomes, self._errors + held.errors, held.allocation.unmapped)
+        state = NodeState(producer="podgpu", version=__version__, taken_at=taken_at or None, sources=tuple(sources))
+        families = (family for family in render_self(state) if family.name not in there)
         return encode(_named(family, self._file.path.name) for family in families)
 
     def _note(self, source: str, reason: str, message: str) -> None:

@@ -16,7 +16,7 @@ from fractions import Fraction
 from podgpu.errors import SourceError
 from podgpu.holders import vcuda
 from podgpu.json_shape import as_list, as_object, as_text
-from podgpu.kube.pods import ContainerRecord, PodRecord, parse_quantity
+from podgpu.kube.objects import ContainerRecord, PodRecord, parse_quantity
 
 KOORDINATOR_DEVICES = "scheduling.koordinator.sh/device-allocated"
 HAMI_DEVICES = "hami.io/vgpu-devices-allocated"

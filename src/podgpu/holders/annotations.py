@@ -16,7 +16,7 @@ from podgpu.holders import vcuda
 from podgpu.holders.annotation_formats import GPU_RESOURCES, BadAnnotation, Grant, asks_for_gpu, read_grants
 from podgpu.holders.device_ids import DeviceId, DeviceIndex
 from podgpu.holders.holdings import in_order, parse_id
-from podgpu.kube.pods import ContainerRecord, PodRecord
+from podgpu.kube.objects import ContainerRecord, PodRecord
 from podgpu.model import Allocation, Assignment, Device, Unmapped, VcudaRequest, Workload
 
 SOURCE = "annotations"

@@ -16,7 +16,7 @@ from podgpu.holders.device_ids import DeviceIndex
 from podgpu.holders.dra_claims import ClaimReader, DeviceName, DriverCheckpoint, Prepared
 from podgpu.holders.holdings import in_order, parse_id
 from podgpu.holders.kubelet import SOURCE
-from podgpu.kube.resource_slices import NVIDIA_DRIVER, PoolSlice, SliceDevice, current_devices
+from podgpu.kube.objects import NVIDIA_DRIVER, PoolSlice, SliceDevice, current_devices
 from podgpu.model import Allocation, Assignment, Device, Unmapped, Workload
 
 Attributes = tuple[tuple[str, str], ...]
@@ -27,7 +27,7 @@ _UUID = re.compile(r"(?<!MIG-)(?:GPU|MIG)-[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0
 
 
 class SliceFeed(Protocol):
-    """`kube.watch.Watcher` with `parse_slice`; whoever made it closes it."""
+    """An `Informer` with `parse_slice`; whoever made it closes it."""
 
     def items(self) -> tuple[PoolSlice, ...]:
         """The same tuple until something changes."""

@@ -18,10 +18,10 @@ from urllib.parse import quote
 from podgpu.errors import SourceError
 from podgpu.files import ReadOnChange
 from podgpu.json_shape import as_list, as_object, as_text, list_in, mapping_in, parse_json
-from podgpu.kube.access import ApiConfig
 from podgpu.kube.client import ApiClient
-from podgpu.kube.pace import REFUSALS
-from podgpu.kube.resource_slices import GROUP_PATH, NVIDIA_DRIVER, find_version
+from podgpu.kube.config import ApiConfig
+from podgpu.kube.objects import NVIDIA_DRIVER, RESOURCE_GROUP, find_resource_version
+from podgpu.kube.reflector import REFUSALS
 
 NAME = f"plugins/{NVIDIA_DRIVER}/checkpoint.json"
 """In the kubelet's own directory."""
@@ -177,7 +177,7 @@ class ClaimReader:
     async def _ask(self, names: Collection[ClaimName]) -> None:
         try:
             async with asyncio.timeout(_ASK_SECONDS), ApiClient(self._config, verbs=("get",)) as client:
-                version = await find_version(client)  # each time: an upgraded server has no older ones
+                version = await find_resource_version(client)  # each time: an upgraded server has no older ones
                 for namespace, name in names:
                     self._known[namespace, name] = admin_devices(await _claim(client, version, namespace, name))
         except TimeoutError as error:
@@ -186,9 +186,9 @@ class ClaimReader:
 
 async def _claim(client: ApiClient, version: str, namespace: str, name: str) -> Mapping[str, Any]:
     """Empty for one that is gone: the kubelet knows of it for a moment longer."""
-    parts = (GROUP_PATH, version, "namespaces", quote(namespace, ""), "resourceclaims", quote(name, ""))
+    parts = (RESOURCE_GROUP, version, "namespaces", quote(namespace, ""), "resourceclaims", quote(name, ""))
     try:
-        return await client.ask("/".join(parts))
+        return await client.get("/".join(parts))
     except SourceError as error:
         if error.reason != "not_found":
             raise

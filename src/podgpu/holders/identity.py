@@ -23,7 +23,7 @@ from podgpu.files import SETTLED_NS, explain
 from podgpu.model import WORKLOAD_PARTS, Workload, parts_of
 
 if TYPE_CHECKING:
-    from podgpu.kube.pods import PodRecord
+    from podgpu.kube.objects import PodRecord
 
 PODS_DIR = "/var/log/pods"
 CONTAINERS_DIR = "/var/log/containers"

@@ -28,7 +28,7 @@ from podgpu.holders.annotation_formats import (
 from podgpu.holders.podlist import parse_gpu
 from podgpu.hook.cards import Cards
 from podgpu.hook.sandboxes import MOUNTED_DEVICES, VISIBLE_DEVICES, ContainerFacts, Sandbox
-from podgpu.kube.pods import ContainerRecord, PodRecord
+from podgpu.kube.objects import ContainerRecord, PodRecord
 
 MOST_IDS = 512
 _MOST_LETTERS = 128

@@ -11,7 +11,7 @@ from typing import Any
 
 from podgpu.errors import SourceError
 from podgpu.holders.annotation_formats import is_read
-from podgpu.kube.pods import Pairs
+from podgpu.kube.objects import Pairs
 
 STOPPED = 4
 MOUNTED_DEVICES = "/var/run/nvidia-container-devices"

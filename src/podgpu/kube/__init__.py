@@ -1,6 +1,4 @@
-"""This room owns the Kubernetes API as far as podgpu needs it: who we are, one question, one collection kept fresh.
-Read only.
+"""A small Kubernetes client: configuration, credentials, requests, and stores kept equal to a collection.
 
-It stands below `holders/`: it knows errors, files and `http/`, and nothing else of podgpu. It is made of aiohttp,
-because the official client weighs 40 to 70 MiB.
+Built on aiohttp, because the official client needs 40 to 70 MiB of memory.
 """

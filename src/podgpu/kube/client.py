@@ -1,54 +1,63 @@
-"""This module asks the API server, each time with a deadline and a bound on the answer. Only `submit` may change
-anything there."""
+"""Sends requests to the API server, with timeouts and size limits, and explains errors."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import random
-import socket
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, suppress
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import aiohttp
+import msgspec
+from aiohttp.http import HttpProcessingError
 
-from podgpu.errors import SourceError
-from podgpu.http_client import explain_errors, open_session, read_body
-from podgpu.kube.access import ApiConfig
-from podgpu.kube.answers import Object, Refused, explain_failure, explain_status
-from podgpu.kube.credentials import Credentials, Identity
+from podgpu.errors import SourceError, one_line
+from podgpu.http_client import Failure, explain_errors, open_session, read_body
+from podgpu.kube.config import ApiConfig
+from podgpu.kube.credentials import Credentials
 
-LARGEST_ANSWER = 64 * 1024 * 1024
-DEADLINE = 30.0
-
-_LARGEST_OBJECT = 4 * 1024 * 1024
-"""Of what is parsed in one piece: no other thread runs meanwhile."""
-_LARGEST_REFUSAL = 64 * 1024
+Object = dict[str, Any]
+"""A JSON object of the API."""
+MAX_BYTES = 64 * 1024 * 1024
+MAX_OBJECT_BYTES = 4 * 1024 * 1024
+"""Limit of one line of a watch. etcd stores at most 1.5 MiB; JSON is larger."""
+_MAX_ERROR_BYTES = 64 * 1024
 _CONNECT_SECONDS = 10.0
+_MAX_RETRY_AFTER = 300.0
+_TLS_ADVICE = "check server, certificate-authority, tls-server-name and the client certificate of the kubeconfig"
+
+
+class ApiError(SourceError):
+    """An error response of the API server, or an error event of a watch."""
+
+    def __init__(self, reason: str, message: str, status: int = 0, retry_after: float = 0.0) -> None:
+        super().__init__(reason, message)
+        self.status = status
+        self.retry_after = retry_after
 
 
 class ApiClient:
-    """Asks one API server. For one event loop; close it there."""
+    """Client of one API server. For one event loop; close it there."""
 
     def __init__(
         self,
         config: ApiConfig,
         *,
-        deadline: float = DEADLINE,
-        largest_answer: int = LARGEST_ANSWER,
+        deadline: float = 30.0,
+        max_bytes: int = MAX_BYTES,
         credentials: Credentials | None = None,
         verbs: Sequence[str] = ("list",),
         metadata_only: bool = False,
     ) -> None:
-        """`verbs`: what the caller does with collections; a refusal names the permission for all of it at once.
+        """`verbs`: named in the error if a collection is forbidden, so that one message lists all permissions.
 
-        `metadata_only`: spec and status are not asked for, which makes a pod's answer a tenth as large.
+        `metadata_only`: objects without spec and status; a pod is then a tenth as large.
         """
         self.config = config
         self.deadline = deadline
-        self.largest_answer = largest_answer
+        self._max_bytes = max_bytes
         self._credentials = credentials or Credentials(config)
         self._verbs = verbs
         self._metadata_only = metadata_only
@@ -68,162 +77,189 @@ class ApiClient:
             await session.close()
 
     async def get(self, path: str, params: Mapping[str, str] | None = None) -> Object:
-        """The JSON object at a path. A server that asks to come back later is obeyed within the deadline."""
-        clock = asyncio.get_running_loop().time
-        give_up_at = clock() + self.deadline
+        """Returns the object or list at a path."""
+        return parse_object(await self.read(path, params), path)
+
+    async def read(self, path: str, params: Mapping[str, str] | None = None) -> bytes:
+        """Returns the body of the answer."""
+        return await self._exchange("GET", path, params, self._accept("PartialObjectMetadataList"))
+
+    async def submit(self, method: str, path: str, body: Object, content_type: str = "application/json") -> Object:
+        """Sends a review (POST), a change (PATCH) or a DELETE, and returns the answer."""
+        headers = {"Content-Type": content_type}
+        return parse_object(await self._exchange(method, path, None, headers, json.dumps(body).encode()), path)
+
+    @asynccontextmanager
+    async def watch(self, path: str, params: Mapping[str, str], silence: float) -> AsyncIterator[AsyncIterator[bytes]]:
+        """Opens a watch and yields its lines. `silence` seconds without a byte raise SourceError `timeout`."""
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS, sock_read=silence)
+        async with self._open("GET", path, params, timeout, self._accept("PartialObjectMetadata")) as response:
+            yield self._lines(response, path)
+
+    async def _lines(self, response: aiohttp.ClientResponse, path: str) -> AsyncIterator[bytes]:
         while True:
-            try:
-                return await self.ask(path, params)
-            except Refused as error:
-                # Up to half as long again, so that many askers do not come back as one.
-                wait = error.retry_after * (1 + random.random() / 2)
-                if error.reason != "throttled" or not wait or clock() + wait >= give_up_at:
-                    raise
-                await asyncio.sleep(wait)
+            with explain_errors(lambda failure: self._explain(failure, path)):
+                try:
+                    line = await response.content.readline()
+                except (ValueError, HttpProcessingError) as error:  # depends on the version of aiohttp
+                    problem = f"an event of {path} is larger than the {MAX_OBJECT_BYTES} bytes that podgpu accepts"
+                    raise SourceError("bad_answer", problem) from error
+            if not line:
+                return
+            if line := line.strip():
+                yield line
 
-    async def ask(self, path: str, params: Mapping[str, str] | None = None) -> Object:
-        """The same, but only once."""
-        return _parse(await self.read(path, params, min(self.largest_answer, _LARGEST_OBJECT)), path)
-
-    async def read(self, path: str, params: Mapping[str, str] | None = None, most: int | None = None) -> bytes:
-        """The answer as it came, whole and not too large."""
+    async def _exchange(
+        self,
+        method: str,
+        path: str,
+        params: Mapping[str, str] | None,
+        headers: Mapping[str, str],
+        body: bytes | None = None,
+    ) -> bytes:
         timeout = aiohttp.ClientTimeout(total=self.deadline, sock_connect=_CONNECT_SECONDS)
-        response = await self._open(path, params or {}, timeout, self._accept("PartialObjectMetadataList"))
-        try:
-            with self._explained(path):
-                return await self._read(response, most or self.largest_answer, path)
-        finally:
-            response.close()
+        async with self._open(method, path, params or {}, timeout, headers, body) as response:
+            with explain_errors(lambda failure: self._explain(failure, path)):
+                return await self._read_body(response, path, self._max_bytes)
 
-    async def submit(self, method: str, path: str, body: Object, kind: str = "application/json") -> Object:
-        """A review (POST) or a change (PATCH, whose `kind` says what sort of patch it is), and what came of it."""
-        timeout = aiohttp.ClientTimeout(total=self.deadline, sock_connect=_CONNECT_SECONDS)
-        content = json.dumps(body).encode()
-        response = await self._open(path, {}, timeout, {"Content-Type": kind}, method, content)
-        try:
-            with self._explained(path):
-                return _parse(await self._read(response, _LARGEST_OBJECT, path), path)
-        finally:
-            response.close()
-
-    async def stream(self, path: str, params: Mapping[str, str], idle: float) -> AsyncGenerator[bytes, None]:
-        """The body of an answer that does not end soon, in pieces; the first is empty and says: accepted.
-
-        Ends when the server ends it; `idle` seconds without a byte are a `timeout`. Close it when done (aclosing).
-        """
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS, sock_read=idle)
-        response = await self._open(path, params, timeout, self._accept("PartialObjectMetadata"))
-        try:
-            _probe_when_silent(response)
-            yield b""
-            while True:
-                with self._explained(path):
-                    piece = await response.content.readany()
-                if not piece:
-                    return
-                yield piece
-        finally:
-            response.close()
-
+    @asynccontextmanager
     async def _open(
         self,
+        method: str,
         path: str,
         params: Mapping[str, str],
         timeout: aiohttp.ClientTimeout,
         headers: Mapping[str, str],
-        method: str = "GET",
         body: bytes | None = None,
-    ) -> aiohttp.ClientResponse:
-        """A good answer, its body still to be read. Credentials that were refused are renewed once."""
-        identity = await self._credentials.current()
-        response = await self._send(path, params, timeout, headers, identity, method, body)
-        if response.status == 401:
-            self._credentials.doubt(identity)
-            with ExitStack() as unless_kept:
-                unless_kept.callback(response.close)
-                fresh = await self._credentials.current()
-                if fresh == identity:
-                    unless_kept.pop_all()
-            if fresh != identity:
-                response = await self._send(path, params, timeout, headers, fresh, method, body)
-        if response.status in (200, 201):
-            return response
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Sends a request and yields a successful response. Raises SourceError."""
+        token, tls = await self._credentials.current()
+        # A compressed event could stay in the server's buffer until the next one.
+        headers = {"Accept": "application/json", "Accept-Encoding": "identity", **headers}
+        if token:
+            headers["Authorization"] = f"Bearer {token}"
+        if self._session is None:
+            self._session = open_session()
+        with explain_errors(lambda failure: self._explain(failure, path)):
+            async with asyncio.timeout(self.deadline):
+                response = await self._session.request(
+                    method,
+                    self.config.server + path,
+                    params=params,
+                    data=body,
+                    headers=headers,
+                    ssl=tls if tls is not None else True,
+                    server_hostname=self.config.tls_server_name or None if tls is not None else None,
+                    timeout=timeout,
+                    allow_redirects=False,
+                    read_bufsize=MAX_OBJECT_BYTES // 2,  # aiohttp's limit of a line is twice this
+                )
         try:
-            body = b""
-            with suppress(SourceError), self._explained(path):
-                async with asyncio.timeout(self.deadline):
-                    body = await self._read(response, _LARGEST_REFUSAL, path)
-            raise explain_status(response.status, body, response.headers, path, self.config.origin, self._verbs)
+            if response.status not in (200, 201):
+                raise await self._explain_status(response, path)
+            yield response
         finally:
             response.close()
 
-    async def _send(
-        self,
-        path: str,
-        params: Mapping[str, str],
-        timeout: aiohttp.ClientTimeout,
-        headers: Mapping[str, str],
-        identity: Identity,
-        method: str,
-        body: bytes | None,
-    ) -> aiohttp.ClientResponse:
-        is_https = self.config.server.startswith("https:")
-        tls = await self._credentials.tls(identity) if is_https else True
-        name = self.config.tls_server_name or None if is_https else None
-        # Compressed, an event could wait in the server's buffer for the next.
-        carried = {"Accept": "application/json", "Accept-Encoding": "identity", **headers}
-        if identity.token:
-            carried["Authorization"] = f"Bearer {identity.token}"
-        if self._session is None:
-            self._session = open_session()
-        with self._explained(path):
-            async with asyncio.timeout(self.deadline):
-                return await self._session.request(
-                    method,
-                    self.config.server + path,
-                    params=dict(params),
-                    data=body,
-                    headers=carried,
-                    ssl=tls,
-                    server_hostname=name,
-                    timeout=timeout,
-                    allow_redirects=False,
-                )
-
-    def _accept(self, part: str) -> dict[str, str]:
-        """A server that cannot leave the rest out sends all of it: what is kept is the same."""
+    def _accept(self, kind: str) -> dict[str, str]:
         if not self._metadata_only:
             return {}
-        return {"Accept": f"application/json;as={part};g=meta.k8s.io;v=v1,application/json"}
+        return {"Accept": f"application/json;as={kind};g=meta.k8s.io;v=v1,application/json"}
 
-    async def _read(self, response: aiohttp.ClientResponse, most: int, path: str) -> bytes:
+    async def _read_body(self, response: aiohttp.ClientResponse, path: str, limit: int) -> bytes:
         try:
-            return await read_body(response, most, f"{self.config.server}{path}")
+            return await read_body(response, limit, self.config.server + path)
         except SourceError as error:
             raise SourceError("bad_answer", str(error)) from error
 
-    def _explained(self, path: str) -> AbstractContextManager[None]:
-        return explain_errors(lambda failure: explain_failure(failure, self.config.server, path))
+    async def _explain_status(self, response: aiohttp.ClientResponse, path: str) -> ApiError:
+        body = b""
+        with suppress(SourceError), explain_errors(lambda failure: self._explain(failure, path)):
+            async with asyncio.timeout(self.deadline):
+                body = await self._read_body(response, path, _MAX_ERROR_BYTES)
+        if response.status == 401:
+            self._credentials.invalidate()
+        retry_after = parse_retry_after(response.headers.get("Retry-After", ""))
+        return explain_status(response.status, body, path, self.config.origin, self._verbs, retry_after)
+
+    def _explain(self, failure: Failure, path: str) -> SourceError:
+        server = self.config.server
+        if failure.reason == "tls":
+            self._credentials.invalidate()
+            return SourceError("tls", f"no TLS connection to {server} ({failure.why}): {_TLS_ADVICE}")
+        if failure.reason == "timeout":
+            return SourceError(
+                "timeout", f"{server} did not answer {path} in time: it hangs, or a firewall drops packets"
+            )
+        if failure.reason == "bad_url":
+            return SourceError("bad_kubeconfig", f"{server} is not a valid URL: check clusters[].cluster.server")
+        if failure.reason == "not_http":
+            return SourceError("bad_answer", f"the answer of {server} is not HTTP: check the address of the API server")
+        if failure.reason in ("truncated", "malformed"):
+            return SourceError("unreachable", f"the connection to {server} broke while reading {path} ({failure.why})")
+        return SourceError(
+            "unreachable", f"cannot connect to {server} ({failure.why}): it is down, or a network policy blocks it"
+        )
 
 
-def _parse(body: bytes, path: str) -> Object:
+def parse_object(body: bytes, path: str) -> Object:
     try:
-        answer = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise SourceError("bad_answer", f"the answer to {path} is not JSON: is this an API server?") from error
-    if not isinstance(answer, dict):
-        raise SourceError("bad_answer", f"the answer to {path} is not a JSON object: is this an API server?")
-    return answer
+        return msgspec.json.decode(body, type=Object)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise SourceError("bad_answer", f"the answer to {path} is not a JSON object: is this an API server?") from error
 
 
-def _probe_when_silent(response: aiohttp.ClientResponse) -> None:
-    """Let the kernel find out within about a minute and a half that the other machine is gone: a watch may be silent
-    for minutes, and a machine that lost its power says no goodbye."""
-    transport = response.connection.transport if response.connection is not None else None
-    peer = transport.get_extra_info("socket") if transport is not None else None
-    if peer is None:
-        return
-    peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in (("TCP_KEEPIDLE", 45), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 3)):
-        if hasattr(socket, option):
-            peer.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+def parse_retry_after(text: str) -> float:
+    """API servers send seconds. A date, which HTTP also allows, is ignored."""
+    seconds = text.strip()
+    return min(float(seconds[:9]), _MAX_RETRY_AFTER) if seconds.isascii() and seconds.isdigit() else 0.0
+
+
+def explain_status(
+    status: int, body: bytes, path: str, origin: str, verbs: Sequence[str], retry_after: float = 0.0
+) -> ApiError:
+    """Explains a response other than 200 and 201. A 403 names the missing RBAC rule."""
+    message = status_message(body)
+    quoted = f" ({message})" if message else ""
+    if status == 401:
+        reason, text = "unauthorized", f"the API server rejects the credentials of {origin}{quoted}: renew them"
+    elif status == 403:
+        reason, text = "forbidden", f"{message or f'not allowed to read {path}'}: {missing_rule(path, verbs)}"
+    elif status == 404:
+        reason, text = "not_found", f"the API server has no {path}{quoted}"
+    elif status == 410:
+        reason, text = "gone", f"the API server no longer has this version of {path}{quoted}: podgpu lists it again"
+    elif status == 429:
+        reason, text = "throttled", f"the API server is too busy for {path}{quoted}: podgpu retries"
+    elif status >= 500:
+        reason, text = "server_error", f"the API server failed on {path} with status {status}{quoted}"
+    elif 300 <= status < 400:
+        reason, text = "bad_answer", f"{path} is redirected, which podgpu does not follow: configure the API server"
+    else:
+        reason, text = "bad_answer", f"the API server answered {path} with status {status}{quoted}"
+    return ApiError(reason, text, status, retry_after)
+
+
+def status_message(body: bytes) -> str:
+    """Returns the `message` of a Status object, or the beginning of another text."""
+    text = body[:2000].decode("utf-8", "replace")
+    with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        answer = msgspec.json.decode(body)
+        if isinstance(answer, dict):
+            text = str(answer.get("message") or answer.get("reason") or "")
+    return one_line(" ".join(text.split()))[:600]
+
+
+def missing_rule(path: str, verbs: Sequence[str]) -> str:
+    """Names the RBAC rule that allows `path`."""
+    parts = path.strip("/").split("/")
+    group, rest = ("", parts[2:]) if parts[0] == "api" else ("/".join(parts[1:2]), parts[3:])
+    role = "ClusterRole"
+    if len(rest) > 2 and rest[0] == "namespaces":
+        role, rest = f"Role in namespace {rest[1]}", rest[2:]
+    if not rest:
+        return f'add to podgpu\'s ClusterRole the rule {{nonResourceURLs: ["{path}"], verbs: ["get"]}}'
+    allowed = ("get",) if len(rest) > 1 else verbs
+    listed = ", ".join(f'"{verb}"' for verb in allowed)
+    resource = "/".join([rest[0], *rest[2:]])
+    return f'add to podgpu\'s {role} the rule {{apiGroups: ["{group}"], resources: ["{resource}"], verbs: [{listed}]}}'

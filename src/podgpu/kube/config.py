@@ -1,24 +1,77 @@
-"""This module finds the API server: the pod's service account, else $KUBECONFIG, else ~/.kube/config. It asks
-nobody."""
+"""Finds the API server: the pod's service account, else $KUBECONFIG, else ~/.kube/config.
+
+Kubeconfig files are merged as kubectl does it. Messages never quote a field's value, because it may be a secret.
+"""
 
 from __future__ import annotations
 
+import base64
+import binascii
 import ipaddress
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
 from urllib.parse import urlsplit
 
-from podgpu.errors import SourceError
-from podgpu.kube.access import ApiConfig, ExecPlugin
-from podgpu.kube.kubeconfig import read_kubeconfig
-from podgpu.tls import Pem
+import msgspec
 
-__all__ = ["SERVICE_ACCOUNT", "ApiConfig", "ExecPlugin", "load_config"]
+from podgpu.decode import decode_yaml
+from podgpu.errors import SourceError, UsageError, few_of
+from podgpu.tls import NO_PEM, Pem
 
 SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
-
+EXEC_API = "client.authentication.k8s.io"
+EXEC_VERSIONS = (f"{EXEC_API}/v1", f"{EXEC_API}/v1beta1")
+_MAX_BYTES = 8 * 1024 * 1024
+_NO_PASSWORDS = "is not supported: API servers dropped passwords in Kubernetes 1.19; use a token or a certificate"
+_NO_IMPERSONATION = "is not supported: podgpu does not impersonate; give it a user of its own"
+_UNSUPPORTED = {
+    "username": _NO_PASSWORDS,
+    "password": _NO_PASSWORDS,
+    "auth-provider": "is not supported: kubectl dropped it in 1.26; use an exec plugin, see your provider's docs",
+    "as": _NO_IMPERSONATION,
+    "as-uid": _NO_IMPERSONATION,
+    "as-groups": _NO_IMPERSONATION,
+    "as-user-extra": _NO_IMPERSONATION,
+}
 _log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class ExecPlugin:
+    """A command that prints a credential (`users[].user.exec` of a kubeconfig)."""
+
+    command: str
+    api_version: str
+    args: tuple[str, ...] = field(default=(), repr=False)
+    env: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    install_hint: str = ""
+    cluster: Mapping[str, Any] | None = field(default=None, repr=False)
+    """Passed to the command if `provideClusterInfo` is set."""
+
+
+@dataclass(frozen=True, slots=True)
+class ApiConfig:
+    """One API server and the credentials to use with it."""
+
+    server: str
+    """URL without a trailing slash."""
+    origin: str
+    """Where this was read, for messages: `the pod's service account`, `/root/.kube/config (context kind)`."""
+    namespace: str = "default"
+    ca: Pem = NO_PEM
+    """Without one, the system's certificate authorities are used."""
+    verify: bool = True
+    tls_server_name: str = ""
+    certificate: Pem = NO_PEM
+    key: Pem = NO_PEM
+    token: str = field(default="", repr=False)
+    token_file: str = ""
+    """Overrides `token` if it is readable."""
+    plugin: ExecPlugin | None = None
 
 
 def load_config(
@@ -28,92 +81,327 @@ def load_config(
     environ: Mapping[str, str] = os.environ,
     service_account: str = SERVICE_ACCOUNT,
 ) -> ApiConfig:
-    """The API server to talk to. A kubeconfig or a context that was named wins over the service account.
+    """Returns the API server to use. A given kubeconfig or context overrides the service account.
 
-    Raises SourceError: `no_api_config` when there is none, `bad_kubeconfig` when one cannot be used.
+    Raises SourceError: `no_api_config` if there is none, `bad_kubeconfig` if it cannot be used.
     """
-    config = _find(kubeconfig, context, environ, service_account)
+    config = _find_config(kubeconfig, context, environ, service_account)
     if not config.verify:
         _log.warning(
-            "%s: insecure-skip-tls-verify is set: podgpu trusts whatever answers at %s, and sends it the credentials",
+            "%s: insecure-skip-tls-verify is set: podgpu sends its credentials to any server at %s without checking it",
             config.origin,
             config.server,
         )
-    _refuse_secrets_in_the_clear(config)
+    address = urlsplit(config.server)
+    has_token = bool(config.token or config.token_file or config.plugin)
+    if address.scheme != "https" and has_token and not _is_loopback(address.hostname or ""):
+        raise _bad(
+            f"{config.origin}: the server {config.server} is plain HTTP and the user has a token, which others on the"
+            " network could read: write https:// in clusters[].cluster.server"
+        )
     return config
 
 
-def _find(kubeconfig: str | None, context: str | None, environ: Mapping[str, str], service_account: str) -> ApiConfig:
+def _find_config(
+    kubeconfig: str | None, context: str | None, environ: Mapping[str, str], service_account: str
+) -> ApiConfig:
     if kubeconfig:
         return read_kubeconfig([kubeconfig], context)
-    if not context and (found := _read_service_account(environ, service_account)) is not None:
-        return found
+    if not context and (config := _read_service_account(environ, service_account)) is not None:
+        return config
     files = [name for name in environ.get("KUBECONFIG", "").split(os.pathsep) if name]
     if not files:
         files = [os.path.join(environ.get("HOME") or os.path.expanduser("~"), ".kube", "config")]
-    there = [name for name in files if os.path.exists(name)]  # kubectl, too, passes over those that are not
-    if not there:
-        raise _no_config(files, environ, service_account)
-    return read_kubeconfig(there, context)
+    existing = [name for name in files if os.path.exists(name)]  # kubectl skips missing files, too
+    if existing:
+        return read_kubeconfig(existing, context)
+    if environ.get("KUBERNETES_SERVICE_HOST"):
+        raise SourceError(
+            "no_api_config",
+            f"this pod has no service-account token in {service_account}: set automountServiceAccountToken: true"
+            " in its spec, or name a kubeconfig in $KUBECONFIG",
+        )
+    raise SourceError(
+        "no_api_config",
+        f"no Kubernetes API server is configured: podgpu does not run in a pod, and {' and '.join(files)} does not"
+        " exist: run it in the cluster, or name a kubeconfig in $KUBECONFIG",
+    )
 
 
 def _read_service_account(environ: Mapping[str, str], folder: str) -> ApiConfig | None:
     host, port = environ.get("KUBERNETES_SERVICE_HOST"), environ.get("KUBERNETES_SERVICE_PORT")
-    token, ca, namespace = (os.path.join(folder, name) for name in ("token", "ca.crt", "namespace"))
+    token, ca, namespace_file = (os.path.join(folder, name) for name in ("token", "ca.crt", "namespace"))
     if not host or not port or not os.path.exists(token) or not os.path.exists(ca):
         return None
+    try:
+        with open(namespace_file, encoding="utf-8") as file:
+            namespace = file.read(300).strip()
+    except (OSError, UnicodeDecodeError):
+        namespace = ""
     return ApiConfig(
-        server=f"https://{_bracketed(host)}:{port}",
+        server=f"https://{f'[{host}]' if ':' in host and not host.startswith('[') else host}:{port}",
         origin="the pod's service account",
-        namespace=_read_namespace(namespace),
+        namespace=namespace or "default",
         ca=Pem(file=ca),
         token_file=token,
     )
 
 
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host and not host.startswith("[") else host
-
-
-def _read_namespace(path: str) -> str:
-    try:
-        with open(path, encoding="utf-8") as file:
-            return file.read(300).strip() or "default"
-    except (OSError, UnicodeDecodeError):
-        return "default"
-
-
-def _no_config(files: list[str], environ: Mapping[str, str], service_account: str) -> SourceError:
-    if environ.get("KUBERNETES_SERVICE_HOST"):
-        return SourceError(
-            "no_api_config",
-            f"this pod has no service-account token in {service_account}: set automountServiceAccountToken: true"
-            " in its spec, or name a kubeconfig in $KUBECONFIG",
-        )
-    return SourceError(
-        "no_api_config",
-        f"no Kubernetes API server is known: not in a pod, and there is no {' nor '.join(files)}:"
-        " run in the cluster, or name a kubeconfig in $KUBECONFIG",
-    )
-
-
-def _refuse_secrets_in_the_clear(config: ApiConfig) -> None:
-    """A bearer token over plain HTTP is everybody's. On this machine (kubectl proxy, tests) it stays at home."""
-    address = urlsplit(config.server)
-    has_token = bool(config.token or config.token_file or config.plugin)
-    if address.scheme == "https" or not has_token or _is_loopback(address.hostname or ""):
-        return
-    raise SourceError(
-        "bad_kubeconfig",
-        f"{config.origin}: the server {config.server} is plain HTTP and the user has a token, which anyone on the"
-        " way could read: write https:// in clusters[].cluster.server",
-    )
-
-
 def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
     try:
-        return ipaddress.ip_address(host).is_loopback
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def _bad(message: str) -> SourceError:
+    return SourceError("bad_kubeconfig", message)
+
+
+# Kubeconfig files
+
+
+class _Section(msgspec.Struct, rename="kebab"):
+    pass
+
+
+class _Extension(_Section):
+    name: str = ""
+    extension: Any = None
+
+
+class _Cluster(_Section):
+    server: str | None = None
+    certificate_authority: str | None = None
+    certificate_authority_data: str | None = None
+    insecure_skip_tls_verify: bool | None = None
+    tls_server_name: str | None = None
+    proxy_url: str | None = None
+    extensions: list[_Extension] | None = None
+
+
+class _Variable(_Section):
+    name: str = ""
+    value: str | None = None
+
+
+class _Exec(msgspec.Struct, rename="camel"):
+    api_version: str | None = None
+    command: str | None = None
+    args: list[str] | None = None
+    env: list[_Variable] | None = None
+    install_hint: str | None = None
+    interactive_mode: str | None = None
+    provide_cluster_info: bool | None = None
+
+
+class _User(_Section):
+    token: str | None = None
+    token_file: str | None = msgspec.field(default=None, name="tokenFile")
+    client_certificate: str | None = None
+    client_certificate_data: str | None = None
+    client_key: str | None = None
+    client_key_data: str | None = None
+    exec: _Exec | None = None
+    username: Any = None
+    password: Any = None
+    auth_provider: Any = None
+    as_: Any = msgspec.field(default=None, name="as")
+    as_uid: Any = None
+    as_groups: Any = None
+    as_user_extra: Any = None
+
+
+class _Context(_Section):
+    cluster: str | None = None
+    user: str | None = None
+    namespace: str | None = None
+
+
+class _NamedCluster(_Section):
+    name: str
+    cluster: _Cluster | None = None
+
+
+class _NamedUser(_Section):
+    name: str
+    user: _User | None = None
+
+
+class _NamedContext(_Section):
+    name: str
+    context: _Context | None = None
+
+
+class _Kubeconfig(_Section):
+    current_context: str | None = None
+    contexts: list[_NamedContext] | None = None
+    clusters: list[_NamedCluster] | None = None
+    users: list[_NamedUser] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry(Generic[T]):
+    """An entry of a kubeconfig and its place, for messages and relative paths."""
+
+    file: str
+    where: str
+    value: T
+
+    def error(self, name: str, problem: str) -> SourceError:
+        return _bad(f"{self.file}: {self.where}.{name}: {problem}")
+
+    def path(self, name: str | None) -> str:
+        """Resolves a path relative to the file that contains it."""
+        return os.path.join(os.path.dirname(os.path.abspath(self.file)), name) if name else ""
+
+    def pem(self, name: str) -> Pem:
+        """Reads `NAME-data`, else the file in NAME, as kubectl does."""
+        attribute = name.replace("-", "_")
+        data = getattr(self.value, f"{attribute}_data")
+        if not data:
+            return Pem(file=self.path(getattr(self.value, attribute)))
+        try:
+            text = base64.b64decode("".join(data.split()), validate=True).decode("ascii")
+        except (binascii.Error, ValueError):  # the cause quotes the field
+            raise self.error(f"{name}-data", "is not PEM in base64") from None
+        return Pem(text=text, origin=f"{self.file}: {self.where}.{name}-data")
+
+
+def read_kubeconfig(files: Sequence[str], context: str | None = None) -> ApiConfig:
+    """Reads server and user of one context: the given one, else the files' `current-context`."""
+    return parse_kubeconfig({file: _read_file(file) for file in files}, context)
+
+
+def _read_file(file: str) -> bytes:
+    try:
+        with open(file, "rb") as opened:  # may be a pipe, as for kubectl
+            content = opened.read(_MAX_BYTES + 1)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise _bad(f"cannot read the kubeconfig {file}: {reason}") from error
+    if len(content) > _MAX_BYTES:
+        raise _bad(f"{file} is larger than 8 MiB: it is not a kubeconfig")
+    return content
+
+
+def parse_kubeconfig(contents: Mapping[str, bytes], context: str | None = None) -> ApiConfig:
+    files: dict[str, _Kubeconfig] = {}
+    for name, content in contents.items():
+        try:
+            files[name] = decode_yaml(content, name, _Kubeconfig)
+        except UsageError as error:
+            raise _bad(str(error)) from None
+    names = ", ".join(files)
+    chosen = context or next((file.current_context for file in files.values() if file.current_context), None)
+    if not chosen:
+        raise _bad(f"{names}: current-context is not set: run kubectl config use-context, or name a context")
+    contexts = _merge_entries(files, "contexts", "context", _Context)
+    if chosen not in contexts:
+        raise _bad(f"{names}: contexts has no {chosen!r} (it has: {few_of(map(repr, sorted(contexts)), 10)})")
+    entry = contexts[chosen]
+    cluster = _find_entry(entry, "cluster", entry.value.cluster, _merge_entries(files, "clusters", "cluster", _Cluster))
+    user = _Entry(entry.file, "user", _User())
+    if entry.value.user:
+        user = _find_entry(entry, "user", entry.value.user, _merge_entries(files, "users", "user", _User))
+    return _make_config(entry, cluster, user, origin=f"{entry.file} (context {chosen})")
+
+
+def _merge_entries(files: Mapping[str, _Kubeconfig], many: str, one: str, kind: type[T]) -> dict[str, _Entry[T]]:
+    """Entries by name. The first file that has an entry wins; entries of two files are never mixed."""
+    entries: dict[str, _Entry[T]] = {}
+    for file, content in files.items():
+        for named in getattr(content, many) or ():
+            where = f"{many}[{named.name}].{one}"
+            entries.setdefault(named.name, _Entry(file, where, getattr(named, one) or kind()))
+    return entries
+
+
+def _find_entry(context: _Entry[_Context], kind: str, name: str | None, entries: Mapping[str, _Entry[T]]) -> _Entry[T]:
+    if not name:
+        raise context.error(kind, "is missing")
+    if name not in entries:
+        raise context.error(kind, f"names {name!r}, which is not in {kind}s")
+    return entries[name]
+
+
+def _make_config(context: _Entry[_Context], cluster: _Entry[_Cluster], user: _Entry[_User], origin: str) -> ApiConfig:
+    for name, why in _UNSUPPORTED.items():
+        if getattr(user.value, "as_" if name == "as" else name.replace("-", "_")):
+            raise user.error(name, why)
+    if cluster.value.proxy_url:
+        raise cluster.error("proxy-url", "is not supported: connect podgpu directly, or run kubectl proxy")
+    ca, verify = cluster.pem("certificate-authority"), not cluster.value.insecure_skip_tls_verify
+    if ca and not verify:
+        raise cluster.error("insecure-skip-tls-verify", "is set beside certificate-authority: remove one of them")
+    certificate, key = user.pem("client-certificate"), user.pem("client-key")
+    if bool(certificate) != bool(key):
+        raise user.error("client-key" if certificate else "client-certificate", "is missing: set both or none")
+    return ApiConfig(
+        server=_check_server(cluster),
+        origin=origin,
+        namespace=context.value.namespace or "default",
+        ca=ca,
+        verify=verify,
+        tls_server_name=cluster.value.tls_server_name or "",
+        certificate=certificate,
+        key=key,
+        token=(user.value.token or "").strip(),
+        token_file=user.path(user.value.token_file),
+        plugin=_make_plugin(user, user.value.exec, cluster) if user.value.exec else None,
+    )
+
+
+def _check_server(cluster: _Entry[_Cluster]) -> str:
+    url = (cluster.value.server or "").rstrip("/")
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        usable = False
+    if not usable or any(letter.isspace() or not letter.isprintable() for letter in url):
+        raise cluster.error("server", "is not a URL such as https://10.0.0.1:6443")
+    if parts.username is not None or parts.query or parts.fragment:
+        raise cluster.error("server", "has a user, a query or a fragment: write only scheme, host, port and path")
+    return url
+
+
+def _make_plugin(user: _Entry[_User], plugin: _Exec, cluster: _Entry[_Cluster]) -> ExecPlugin:
+    if plugin.api_version not in EXEC_VERSIONS:
+        versions = " or ".join(EXEC_VERSIONS)
+        raise user.error("exec.apiVersion", f"is not {versions}: update the plugin and its entry here")
+    if not plugin.command:
+        raise user.error("exec.command", "is missing")
+    if plugin.interactive_mode == "Always":
+        raise user.error("exec.interactiveMode", "is Always: podgpu needs a plugin that works without a terminal")
+    for number, variable in enumerate(plugin.env or ()):
+        if not variable.name or "=" in variable.name:
+            raise user.error(f"exec.env[{number}].name", "is not the name of a variable")
+    return ExecPlugin(
+        # A bare name is searched in $PATH; a path is relative to the kubeconfig.
+        command=user.path(plugin.command) if os.sep in plugin.command else plugin.command,
+        api_version=plugin.api_version,
+        args=tuple(plugin.args or ()),
+        env=tuple((variable.name, variable.value or "") for variable in plugin.env or ()),
+        install_hint=" ".join((plugin.install_hint or "").split()),
+        cluster=_cluster_info(cluster) if plugin.provide_cluster_info else None,
+    )
+
+
+def _cluster_info(cluster: _Entry[_Cluster]) -> Mapping[str, Any]:
+    """`spec.cluster` of the ExecCredential that a plugin receives."""
+    info: dict[str, Any] = {"server": _check_server(cluster)}
+    if cluster.value.tls_server_name:
+        info["tls-server-name"] = cluster.value.tls_server_name
+    if cluster.value.insecure_skip_tls_verify:
+        info["insecure-skip-tls-verify"] = True
+    try:
+        authority = cluster.pem("certificate-authority").read()
+    except SourceError as error:
+        raise cluster.error("certificate-authority", f"cannot be read: {error}") from error
+    if authority:
+        info["certificate-authority-data"] = base64.b64encode(authority).decode()
+    for extension in cluster.value.extensions or ():
+        if extension.name == f"{EXEC_API}/exec":
+            info["config"] = extension.extension
+    return info

@@ -1,64 +1,71 @@
-"""This module makes gpu-manager's four families of a snapshot: its names, labels and units, for every container on a
-GPU. Pure.
+"""Renders tkestack gpu-manager's four families: its names, labels and units, for every container on a GPU.
 
-Cards are gpu0, gpu1 and so on, and `total` is their plain sum. A MIG instance is its part of the card it is on. Where
-the use of one card cannot be known, that card has no series and the container no total; what it asked for stays.
+Cards are gpu0, gpu1 and so on, and `total` is their sum. A MIG instance counts as its part of the card. If the use of
+one card is unknown, that card has no series and the container has no total.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import fsum
 
 from podgpu.metrics import families as f
+from podgpu.metrics.labels import Policy, all_slots
 from podgpu.metrics.mig import part_of_gpu
-from podgpu.metrics.policy import Policy
-from podgpu.model import ContainerUsage, Device, Snapshot, Value, VcudaRequest, Who
-from podgpu.model import physical as gpu_of
+from podgpu.node_state import DeviceState, Holder, HolderUsage, MigInstance, NodeState, Slot, VcudaRequest
 from podgpu.series import Family, Labels, Sample
 
 FB_TOTAL_FIELD = 250
-"""In MiB; a MIG instance has its own."""
+"""Read for the memory that a share of a card is."""
 _CORES_OF_A_CARD = 100
 _BLOCK_MIB = 256
 _MIB = 1024 * 1024
 _DECIMALS = 6
 
-Figure = int | float | None
+Key = tuple[str, ...]
+Number = int | float | None
+Shown = Callable[[Number], Number]
 
 
-@dataclass(slots=True)
-class _Part:
-    """One device that a container holds or uses."""
+@dataclass(frozen=True, slots=True)
+class _HeldSlot:
+    """A GPU or MIG instance that a container holds or uses."""
 
-    key: str
-    device: Device | None
-    """None: it is not shown, or not there any more."""
-    memory_total: Value | None
-    held: bool = False
-    share: float | None = None
-    usage: ContainerUsage | None = None
+    gpu: DeviceState
+    slot: Slot
+    holder: Holder
 
     @property
-    def of_card(self) -> float | None:
-        if self.device is not None:
-            return part_of_gpu(self.device.model, self.device.profile) if self.device.is_instance else 1.0
-        return 1.0 if gpu_of(self.key) == self.key else None
+    def part_of_card(self) -> float | None:
+        return part_of_gpu(self.gpu.model, self.slot.profile) if isinstance(self.slot, MigInstance) else 1.0
+
+    @property
+    def usage(self) -> HolderUsage:
+        return self.holder.usage or HolderUsage()
+
+    @property
+    def memory_mib(self) -> int | None:
+        total = self.slot.memory_total_bytes
+        return None if total is None or self.slot.hidden else total // _MIB
 
 
 @dataclass(slots=True)
 class _Container:
-    parts: dict[str, _Part] = field(default_factory=dict)
+    slots: list[_HeldSlot] = field(default_factory=list)
     vcuda: VcudaRequest | None = None
 
+    @property
+    def assigned(self) -> list[_HeldSlot]:
+        return [held for held in self.slots if held.holder.source]
 
-Containers = Sequence[tuple[Who, _Container]]
+
+Containers = Sequence[tuple[Key, _Container]]
 
 
-def gpu_manager_families(snapshot: Snapshot, policy: Policy) -> list[Family]:
-    containers, node = sorted(_containers(snapshot).items(), key=lambda item: item[0]), policy.hostname
+def render_gpu_manager(state: NodeState, policy: Policy) -> list[Family]:
+    containers, node = sorted(_containers(state).items(), key=lambda item: item[0]), policy.hostname
     return [
         f.GPU_MANAGER_UTILIZATION.of(_card_samples(containers, node, "gpu", _utilization, _percent)),
         f.GPU_MANAGER_MEMORY.of(_card_samples(containers, node, "gpu_memory", _memory, _whole_mib)),
@@ -67,119 +74,107 @@ def gpu_manager_families(snapshot: Snapshot, policy: Policy) -> list[Family]:
     ]
 
 
-# Who there is
+def _containers(state: NodeState) -> dict[Key, _Container]:
+    """Containers that hold a device, use one, or requested one from gpu-manager. HPC jobs have no pod, so no series."""
+    containers: dict[Key, _Container] = {}
+    for _, gpu, slot in all_slots(state):
+        for holder in slot.holders:
+            if holder.pod:
+                containers.setdefault(holder.key, _Container()).slots.append(_HeldSlot(gpu, slot, holder))
+    for request in state.vcuda:
+        if request.pod:
+            containers.setdefault(request.key, _Container()).vcuda = request
+    return containers
 
 
-def _containers(snapshot: Snapshot) -> dict[Who, _Container]:
-    """Those that hold a device, use one, or asked gpu-manager for one. An HPC job has no pod, and no series here."""
-    devices = {d.key: d for d in snapshot.devices}
-    totals = {r.device.key: r.values.get(FB_TOTAL_FIELD) for r in snapshot.readings}
-    found: dict[Who, _Container] = {}
-
-    def part(who: Who, key: str) -> _Part:
-        parts = found.setdefault(who, _Container()).parts
-        return parts.setdefault(key, _Part(key, devices.get(key), totals.get(key)))
-
-    for assignment in snapshot.assignments:
-        if assignment.holder.pod:
-            held = part(assignment.holder.who, assignment.device)
-            held.held, held.share = True, assignment.share
-    for usage in snapshot.usage.containers:
-        if usage.holder.pod:
-            part(usage.holder.who, usage.device).usage = usage
-    for request in snapshot.vcuda:
-        if request.holder.pod:
-            found.setdefault(request.holder.who, _Container()).vcuda = request
-    return found
-
-
-# What they use
+# Use
 
 
 def _card_samples(
-    containers: Containers, node: str, label: str, figure: Callable[[_Part], Figure], shown: Callable[[Figure], Figure]
+    containers: Containers,
+    node: str,
+    label: str,
+    number: Callable[[_HeldSlot], Number],
+    shown: Shown,
 ) -> list[Sample]:
     samples = []
-    for who, container in containers:
-        cards = {f"gpu{index}": shown(value) for index, value in _by_card(container.parts, figure).items()}
+    for key, container in containers:
+        cards = {f"gpu{index}": shown(value) for index, value in _by_card(container.slots, number).items()}
         values = {**cards, "total": _tidy(_add(cards.values()))}
-        samples += [Sample(_labels(who, node, label, card), v) for card, v in values.items() if v is not None]
+        samples += [Sample(_labels(key, node, label, card), v) for card, v in values.items() if v is not None]
     return samples
 
 
-def _by_card(parts: Mapping[str, _Part], figure: Callable[[_Part], Figure]) -> dict[int, Figure]:
-    """In the order of the cards. Several instances on one card add up."""
-    figures: dict[int, list[Figure]] = {}
-    for part in parts.values():
-        if part.device is not None:
-            figures.setdefault(part.device.index, []).append(figure(part))
-    return {index: _add(figures[index]) for index in sorted(figures)}
+def _by_card(slots: Iterable[_HeldSlot], number: Callable[[_HeldSlot], Number]) -> dict[int, Number]:
+    """Card -> the sum over its instances, in the order of the cards."""
+    numbers: dict[int, list[Number]] = {}
+    for held in slots:
+        if held.gpu.index is not None and not held.slot.hidden:
+            numbers.setdefault(held.gpu.index, []).append(number(held))
+    return {index: _add(numbers[index]) for index in sorted(numbers)}
 
 
-def _utilization(part: _Part) -> Figure:
-    of_card = part.of_card
-    if part.usage is None or part.usage.utilization is None or of_card is None:
-        return None
-    return part.usage.utilization * of_card
+def _utilization(held: _HeldSlot) -> Number:
+    return _times(held.usage.utilization_ratio, held.part_of_card)
 
 
-def _percent(ratio: Figure) -> Figure:
+def _percent(ratio: Number) -> Number:
     return None if ratio is None else _tidy(ratio * 100)
 
 
-def _memory(part: _Part) -> Figure:
-    return None if part.usage is None else part.usage.memory
+def _memory(held: _HeldSlot) -> Number:
+    return held.usage.memory_used_bytes
 
 
-def _whole_mib(size: Figure) -> Figure:
+def _whole_mib(size: Number) -> Number:
     return None if size is None else int(size // _MIB)
 
 
-# What they asked for
+# Requests
 
 
 def _request_samples(
-    containers: Containers, node: str, label: str, figure: Callable[[_Container], Figure]
+    containers: Containers, node: str, label: str, number: Callable[[_Container], Number]
 ) -> list[Sample]:
-    figures = ((who, figure(container)) for who, container in containers)
-    return [Sample(_labels(who, node, label, "total"), value) for who, value in figures if value is not None]
+    numbers = ((key, number(container)) for key, container in containers)
+    return [Sample(_labels(key, node, label, "total"), value) for key, value in numbers if value is not None]
 
 
-def _requested_cards(container: _Container) -> Figure:
+def _requested_cards(container: _Container) -> Number:
     if container.vcuda is not None and container.vcuda.cores:
         return container.vcuda.cores / _CORES_OF_A_CARD
-    return _tidy(_add(_times(part.share, part.of_card) for part in container.parts.values() if part.held))
+    return _tidy(_add(_times(held.holder.share_ratio, held.part_of_card) for held in container.assigned))
 
 
-def _requested_mib(container: _Container) -> Figure:
+def _requested_mib(container: _Container) -> Number:
     if container.vcuda is not None and container.vcuda.memory_blocks:
         return container.vcuda.memory_blocks * _BLOCK_MIB
-    whole = _add(_times(part.share, part.memory_total) for part in container.parts.values() if part.held)
-    return None if whole is None else round(whole)
+    total = _add(_times(held.holder.share_ratio, held.memory_mib) for held in container.assigned)
+    return None if total is None else round(total)
 
 
-def _times(share: float | None, whole: Value | None) -> Figure:
-    return None if share is None or whole is None or isinstance(whole, str) else share * whole
+def _times(ratio: float | None, whole: Number) -> Number:
+    return None if ratio is None or whole is None else ratio * whole
 
 
-def _add(figures: Iterable[Figure]) -> Figure:
-    """None when there is nothing to add, and when one is not known: the sum of the others would be taken for all."""
+def _add(numbers: Iterable[Number]) -> Number:
+    """None if there is nothing to add, or if one number is unknown."""
     known: list[int | float] = []
-    for figure in figures:
-        if figure is None:
+    for number in numbers:
+        if number is None:
             return None
-        known.append(figure)
-    exact = all(isinstance(figure, int) for figure in known)
+        known.append(number)
+    exact = all(isinstance(number, int) for number in known)
     return (sum(known) if exact else fsum(known)) if known else None  # fsum: the same in any order
 
 
-def _tidy(figure: Figure) -> Figure:
-    """Without the traces of binary fractions: 57, not 56.99999999999999."""
-    return round(figure, _DECIMALS) if isinstance(figure, float) else figure
+def _tidy(number: Number) -> Number:
+    """Rounds, so that the series shows 57 instead of 56.99999999999999."""
+    return round(number, _DECIMALS) if isinstance(number, float) else number
 
 
 @lru_cache(maxsize=4096)
-def _labels(who: Who, node: str, label: str, card: str) -> Labels:
-    _, namespace, pod, container = who
+def _labels(key: Key, node: str, label: str, card: str) -> Labels:
+    _, namespace, pod, container = key
     named = zip(f.GPU_MANAGER_LABELS, (pod, namespace, node or None, container), strict=True)
     return Labels([*((name, value) for name, value in named if value is not None), (label, card)])

@@ -1,24 +1,272 @@
-"""This room is the join: one snapshot in, metric families out. Pure."""
+"""Renders a `NodeState` as metric families. Pure."""
 
-from podgpu.metrics.dcgm import dcgm_families
-from podgpu.metrics.own import device_families, health_families, self_families
-from podgpu.metrics.policy import Policy
-from podgpu.metrics.usage import usage_families
-from podgpu.model import Snapshot
-from podgpu.series import Family
+from __future__ import annotations
 
-__all__ = ["Policy", "figure_families", "join", "self_families"]
+import sys
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from typing import TypeVar
+
+from podgpu.metrics import families as f
+from podgpu.metrics.dcgm import render_dcgm
+from podgpu.metrics.families import FamilySpec
+from podgpu.metrics.labels import (
+    Pairs,
+    Policy,
+    Target,
+    assigned_holders,
+    device_labels,
+    holder_names,
+    holder_pairs,
+    model_name,
+    target_of,
+    visible_slots,
+)
+from podgpu.metrics.mig import billed_name
+from podgpu.node_state import DeviceState, Holder, HolderUsage, NamespaceUsage, NodeState, SlotUsage
+from podgpu.series import NO_LABELS, Family, Labels, Sample
+
+__all__ = ["Policy", "render_dcgm", "render_node", "render_podgpu", "render_self"]
+
+T = TypeVar("T")
+Number = int | float | None
+_NS = 1_000_000_000
+_MJ = 1000
 
 
-def join(snapshot: Snapshot, policy: Policy) -> list[Family]:
-    return [*figure_families(snapshot, policy), *self_families(snapshot)]
+def render_node(state: NodeState, policy: Policy) -> list[Family]:
+    """All families of `/metrics` but gpu-manager's and process_*."""
+    return [*render_dcgm(state, policy), *render_podgpu(state, policy), *render_self(state)]
 
 
-def figure_families(snapshot: Snapshot, policy: Policy) -> list[Family]:
-    """All but the exporter on itself: what is withheld once it is too old."""
+def render_podgpu(state: NodeState, policy: Policy) -> list[Family]:
+    """podgpu's families about devices, holders and namespaces."""
+    return [*_usage(state, policy), *_health(state, policy), *_devices(state, policy)]
+
+
+def render_self(state: NodeState) -> list[Family]:
+    """podgpu's families about the exporter. They are served even if the figures are too old."""
+    last = [source for source in state.sources if source.up is not None]
+    errors = sorted((s.name, reason, count) for s in state.sources for reason, count in s.errors.items())
+    unmapped = sorted((s.name, reason, count) for s in state.sources for reason, count in s.unmapped.items())
     return [
-        *dcgm_families(snapshot, policy),
-        *usage_families(snapshot, policy),
-        *health_families(snapshot, policy),
-        *device_families(snapshot, policy.host),
+        f.BUILD_INFO.of([Sample(_build_labels(state.version), 1)]),
+        f.SOURCE_UP.of([Sample(_labels(("source", s.name)), int(bool(s.up))) for s in last]),
+        f.SOURCE_ERRORS.of([Sample(_reason_labels(name, reason), count) for name, reason, count in errors]),
+        f.COLLECT_DURATION.of([Sample(_labels(("source", s.name)), s.seconds) for s in last if s.seconds is not None]),
+        f.SNAPSHOT_TIMESTAMP.of([] if state.taken_at is None else [Sample(NO_LABELS, state.taken_at)]),
+        f.UNMAPPED.of([Sample(_reason_labels(name, reason), count) for name, reason, count in unmapped]),
+        f.UNSUPPORTED.of(
+            [
+                Sample(_unsupported_labels(target, field), 1)
+                for target, _, slot in visible_slots(state)
+                for field in slot.unsupported
+            ]
+        ),
+        f.DROPPED.of([Sample(_labels(("field", name)), count) for name, count in sorted(state.dropped.items())]),
     ]
+
+
+@lru_cache(maxsize=1024)
+def _labels(*pairs: tuple[str, str]) -> Labels:
+    return Labels(pairs)
+
+
+def _reason_labels(source: str, reason: str) -> Labels:
+    return _labels(("source", source), ("reason", reason))
+
+
+@lru_cache(maxsize=1)
+def _build_labels(version: str) -> Labels:
+    return Labels([("version", version), ("python_version", "{}.{}.{}".format(*sys.version_info))])
+
+
+@lru_cache(maxsize=4096)
+def _unsupported_labels(target: Target, field: str) -> Labels:
+    return Labels([("gpu", target.gpu), ("UUID", target.uuid), *target.instance_id, ("field", field)])
+
+
+# Usage: device and holder labels as on dcgm-exporter's series, base units
+
+
+def _seconds(ns: int | None) -> float | None:
+    return None if ns is None else ns / _NS
+
+
+def _joules(mj: int | None) -> float | None:
+    return None if mj is None else mj / _MJ
+
+
+_HOLDER_FAMILIES: tuple[tuple[FamilySpec, Callable[[HolderUsage], Number]], ...] = (
+    (f.CONTAINER_UTILIZATION, lambda u: u.utilization_ratio),
+    (f.CONTAINER_MEMORY, lambda u: u.memory_used_bytes),
+    (f.CONTAINER_PROCESSES, lambda u: u.processes),
+    (f.CONTAINER_ALLOCATED, lambda u: _seconds(u.allocated_ns)),
+    (f.CONTAINER_BUSY, lambda u: _seconds(u.busy_ns)),
+    (f.CONTAINER_BUSY_MIN, lambda u: _seconds(u.busy_min_ns)),
+    (f.CONTAINER_BUSY_MAX, lambda u: _seconds(u.busy_max_ns)),
+    (f.CONTAINER_IDLE, lambda u: _seconds(u.idle_ns)),
+    (f.CONTAINER_ENERGY, lambda u: _joules(u.energy_mj)),
+)
+_SLOT_FAMILIES: tuple[tuple[FamilySpec, Callable[[SlotUsage], Number]], ...] = (
+    (f.DEVICE_BUSY, lambda u: _seconds(u.busy_ns)),
+    (f.DEVICE_ENERGY, lambda u: _joules(u.energy_mj)),
+    (f.DEVICE_MEMORY, lambda u: u.memory_used_bytes),
+    (f.UNATTRIBUTED_BUSY, lambda u: _seconds(u.unattributed_busy_ns)),
+    (f.UNATTRIBUTED_ENERGY, lambda u: _joules(u.unattributed_energy_mj)),
+    (f.UNATTRIBUTED_MEMORY, lambda u: u.unattributed_memory_bytes),
+)
+_NAMESPACE_FAMILIES: tuple[tuple[FamilySpec, Callable[[NamespaceUsage], Number]], ...] = (
+    (f.NAMESPACE_ALLOCATED, lambda u: _seconds(u.allocated_ns)),
+    (f.NAMESPACE_BUSY, lambda u: _seconds(u.busy_ns)),
+    (f.NAMESPACE_ENERGY, lambda u: _joules(u.energy_mj)),
+)
+
+
+def _usage(state: NodeState, policy: Policy) -> list[Family]:
+    slots = visible_slots(state)
+    holders = [
+        (device_labels(target, (), (), tuple(holder_pairs(holder, policy)), policy), holder.usage)
+        for target, _, slot in slots
+        for holder in slot.holders
+        if holder.usage is not None
+    ]
+    devices = [
+        (device_labels(target, (), (), (), policy), slot.usage) for target, _, slot in slots if slot.usage is not None
+    ]
+    namespaces = [(_namespace_labels(usage, policy), usage) for usage in state.namespaces]
+    return [
+        *(spec.of(_samples(holders, number)) for spec, number in _HOLDER_FAMILIES),
+        *(spec.of(_samples(devices, number)) for spec, number in _SLOT_FAMILIES),
+        f.DEVICE_USAGE_METHOD.of(
+            [Sample(labels.plus(("method", usage.method)), 1) for labels, usage in devices if usage.method]
+        ),
+        *(spec.of(_samples(namespaces, number)) for spec, number in _NAMESPACE_FAMILIES),
+    ]
+
+
+def _namespace_labels(usage: NamespaceUsage, policy: Policy) -> Labels:
+    model = billed_name(usage.model, usage.profile) if usage.profile else usage.model
+    name = model_name(model, policy.replace_blanks_in_model_name)
+    return _labels(("namespace", usage.namespace), ("modelName", name))
+
+
+def _samples(rows: Iterable[tuple[Labels, T]], number_of: Callable[[T], Number]) -> list[Sample]:
+    numbers = ((labels, number_of(row)) for labels, row in rows)
+    return [Sample(labels, number) for labels, number in numbers if number is not None]
+
+
+# Health
+
+
+def _health(state: NodeState, policy: Policy) -> list[Family]:
+    health: list[Sample] = []
+    since: list[Sample] = []
+    last: list[Sample] = []
+    for gpu in state.devices:
+        target = target_of(gpu)
+        for condition in gpu.conditions:
+            name = ("condition", condition.name)
+            health.append(Sample(_health_labels(target, policy, name), 1))
+            detail = (("detail", condition.detail),) if condition.detail else ()
+            if condition.since is not None:
+                since.append(Sample(_health_labels(target, policy, name, *detail), round(condition.since, 3)))
+        health += (Sample(_health_labels(target, policy, ("condition", name)), 0) for name in gpu.healthy)
+        last += (Sample(_last_holder_labels(target, policy, holder_names(holder)), 1) for holder in gpu.last_holders)
+    return [f.DEVICE_HEALTH.of(health), f.CONDITION_SINCE.of(since), f.LAST_HOLDER.of(last)]
+
+
+@lru_cache(maxsize=1024)
+def _health_labels(target: Target, policy: Policy, *more: tuple[str, str]) -> Labels:
+    return Labels(
+        [
+            ("gpu", target.gpu),
+            ("UUID", target.uuid),
+            ("pci_bus_id", target.pci_bus_id),
+            ("device", target.device),
+            ("modelName", model_name(target.model, policy.replace_blanks_in_model_name)),
+            *policy.host,
+            *more,
+        ]
+    )
+
+
+def _last_holder_labels(target: Target, policy: Policy, holder: Iterable[tuple[str, str]]) -> Labels:
+    return Labels(
+        [
+            ("gpu", target.gpu),
+            ("UUID", target.uuid),
+            ("device", target.device),
+            ("modelName", model_name(target.model, policy.replace_blanks_in_model_name)),
+            *holder,
+        ]
+    )
+
+
+# Devices and holders
+
+
+def _devices(state: NodeState, policy: Policy) -> list[Family]:
+    counts = (("expected", state.gpus_expected), ("visible", state.gpus_visible), ("lost", state.gpus_lost))
+    slots = visible_slots(state)
+    gpus = [(target, gpu) for target, gpu, slot in slots if slot is gpu]
+    xids = [(_device_labels(target, policy, ("xid", str(x.xid))), x) for target, _, slot in slots for x in slot.xids]
+    holders = [
+        (_allocation_labels(target, tuple(holder_names(holder)), holder.source), holder)
+        for target, _, slot in slots
+        for holder in assigned_holders(slot)
+    ]
+    return [
+        f.DEVICE_COUNT.of([Sample(_labels(("state", s), *policy.host), n) for s, n in counts if n is not None]),
+        f.THROTTLED.of(
+            [
+                Sample(_device_labels(target, policy, ("reason", reason)), ns / _NS)
+                for target, gpu in gpus
+                for reason, ns in gpu.throttled_ns.items()
+            ]
+        ),
+        f.DEVICE_XIDS.of([Sample(_device_labels(target, policy), _count_xids(gpu)) for target, gpu in gpus]),
+        f.XIDS.of([Sample(labels, xid.total) for labels, xid in xids]),
+        f.XID_LAST_SEEN.of([Sample(labels, xid.last_seen) for labels, xid in xids]),
+        f.ALLOCATION_INFO.of([Sample(labels, 1) for labels, _ in holders]),
+        f.ALLOCATION_SHARE.of(_samples(holders, _share)),
+    ]
+
+
+def _share(holder: Holder) -> float | None:
+    return holder.share_ratio
+
+
+def _count_xids(gpu: DeviceState) -> int:
+    """Starts at 0 for every GPU, so that increase() sees the first event."""
+    return sum(xid.total for slot in (gpu, *gpu.instances) for xid in slot.xids)
+
+
+@lru_cache(maxsize=1024)
+def _device_labels(target: Target, policy: Policy, *more: tuple[str, str]) -> Labels:
+    """Without model name and label-type fields: a driver upgrade must not start a new counter."""
+    return Labels(
+        [
+            ("gpu", target.gpu),
+            ("UUID", target.uuid),
+            ("pci_bus_id", target.pci_bus_id),
+            ("device", target.device),
+            *target.instance_labels,
+            *policy.host,
+            *more,
+        ]
+    )
+
+
+@lru_cache(maxsize=4096)
+def _allocation_labels(target: Target, holder: Pairs, source: str) -> Labels:
+    return Labels(
+        [
+            ("gpu", target.gpu),
+            ("UUID", target.uuid),
+            ("device", target.device),
+            *target.instance_id,
+            *holder,
+            ("source", source),
+        ]
+    )

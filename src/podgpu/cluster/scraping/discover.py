@@ -12,17 +12,19 @@ from typing import NamedTuple
 
 from podgpu.errors import UsageError
 from podgpu.figures.device import Owner
-from podgpu.kube.access import ApiConfig
-from podgpu.kube.endpoint_slices import (
-    ANY_PORT,
+from podgpu.kube.config import ApiConfig
+from podgpu.kube.objects import (
+    METRICS_PORT,
+    PODS_PATH,
     EndpointSliceRecord,
-    Found,
+    MetricsUrls,
+    PodOwner,
+    endpoint_slices_path,
     metrics_urls,
     parse_endpoint_slice,
-    slices_path,
+    parse_owner,
 )
-from podgpu.kube.pods import PODS_PATH, PodOwner, parse_owner
-from podgpu.kube.watch import Pace, Watcher
+from podgpu.kube.reflector import Informer, ReflectorSettings
 
 _PODS_AT_A_TIME = 500
 """As kubectl has it: some 500 KB of metadata."""
@@ -77,24 +79,24 @@ class KubernetesTargets:
         self,
         config: ApiConfig,
         selection: Selection,
-        port: str = ANY_PORT,
+        port: str = METRICS_PORT,
         *,
         https: bool = False,
-        pace: Pace | None = None,
+        settings: ReflectorSettings | None = None,
     ) -> None:
         """`https`: all of them, not only those whose port says so."""
         self._selection = selection
         self._port = check_port(port)
         self._https = https
-        self._watcher: Watcher[EndpointSliceRecord] = Watcher(
+        self._watcher: Informer[EndpointSliceRecord] = Informer(
             config,
-            slices_path(selection.namespace),
+            endpoint_slices_path(selection.namespace),
             {"labelSelector": selection.labels},
             parse_endpoint_slice,
-            pace=pace,
+            settings=settings,
         )
         self._version = -1
-        self._found = Found((), ())
+        self._found = MetricsUrls((), ())
 
     def wait_synced(self, timeout: float) -> bool:
         """Blocks until the exporters are known for the first time: worth a moment before the first round."""
@@ -124,9 +126,11 @@ class KubernetesTargets:
 class ApiOwners:
     """What made each pod, for clusters without kube-state-metrics or Prometheus. Costs little while nothing changes."""
 
-    def __init__(self, config: ApiConfig, pace: Pace | None = None, page_size: int = _PODS_AT_A_TIME) -> None:
-        self._watcher: Watcher[PodOwner] = Watcher(
-            config, PODS_PATH, {}, parse_owner, pace=pace, metadata_only=True, page_size=page_size
+    def __init__(
+        self, config: ApiConfig, settings: ReflectorSettings | None = None, page_size: int = _PODS_AT_A_TIME
+    ) -> None:
+        self._watcher: Informer[PodOwner] = Informer(
+            config, PODS_PATH, {}, parse_owner, settings=settings, metadata_only=True, page_size=page_size
         )
         self._version = -1
         self._owners: Mapping[tuple[str, str], Owner] = {}

@@ -1,0 +1,310 @@
+"""Collector that reads the exporters itself: `GET /api/v1/node` from podgpu, metrics text from other exporters.
+
+A failing exporter affects only its own node. A target that leaves the list stays as it was last read for a while.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import resource
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Protocol, TypeVar
+
+import aiohttp
+import msgspec
+from msgspec.structs import replace as replace_members
+
+from podgpu.clock import Clock
+from podgpu.cluster.collect import ClusterReading, NodeReading, Pod, TargetOutcome
+from podgpu.errors import SourceError, UsageError
+from podgpu.figures.device import Owner
+from podgpu.http_client import MAX_METRICS_BYTES, METRICS_TYPES, Access, HttpClient, check_is_metrics, open_session
+from podgpu.metrics.adapter import NODE_LABELS, node_from_text
+from podgpu.metrics.parse import BadExposition
+from podgpu.node_state import DeviceState, MigInstance, NodeState, decode_node
+
+MAX_TARGETS = 10_000  # twice the nodes of the largest cluster that Kubernetes supports
+_CONCURRENCY = 256  # more than the exporters that usually die at the same time: a dead one waits for its timeout
+_ROUNDS_UNTIL_PROBE = 40  # text targets are asked again for a document, in case the exporter was upgraded
+_PATH = re.compile(r"[\w.:/-]{1,256}", re.ASCII)
+S = TypeVar("S", DeviceState, MigInstance)
+_log = logging.getLogger(__name__)
+
+
+class Targets(Protocol):
+    def urls(self) -> Sequence[str]:
+        """URLs of metrics. While the list cannot be read, the last one."""
+
+    def notes(self) -> Sequence[str]:
+        """Problems of the list."""
+
+    def close(self) -> None: ...
+
+
+class FixedTargets:
+    """The list of --scrape."""
+
+    def __init__(self, urls: Sequence[str], access: Access | None = None) -> None:
+        """Raises UsageError."""
+        by_name: dict[str, str] = {}
+        for url in filter(None, (url.strip() for url in urls)):
+            shown = HttpClient(url, access, default_path="/metrics").shown
+            if by_name.setdefault(shown, url) != url and ("@" in by_name[shown] + url or "?" in by_name[shown] + url):
+                raise UsageError(f"--scrape: {shown} is named twice, with different logins or queries; keep one")
+        if not by_name:
+            raise UsageError("--scrape names no exporter: write HOST:9400,HOST:9400,…")
+        self._urls = tuple(by_name.values())
+
+    def urls(self) -> Sequence[str]:
+        return self._urls
+
+    def notes(self) -> Sequence[str]:
+        return ()
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class _Target:
+    """One exporter and its last documents."""
+
+    def __init__(self, url: str, access: Access | None, timeout: float) -> None:
+        """Raises UsageError."""
+        self._metrics = HttpClient(url, access, timeout=timeout, max_bytes=MAX_METRICS_BYTES, default_path="/metrics")
+        base = re.sub(r"(/metrics)?/*([?#].*)?$", "", url)
+        self._api = HttpClient(base, access, timeout=timeout, max_bytes=MAX_METRICS_BYTES)
+        self.name = self._metrics.shown
+        self.readings: tuple[NodeReading, ...] = ()
+        self.outcome: TargetOutcome | None = None
+        self._rounds_until_probe = 0
+
+    @property
+    def is_failing(self) -> bool:
+        return self.outcome is not None and bool(self.outcome.error)
+
+    async def read_states(
+        self, session: aiohttp.ClientSession, keep_fields: frozenset[str], node_labels: Sequence[str], wall: float
+    ) -> list[NodeState]:
+        """Returns the exporter's documents. Raises SourceError."""
+        if self._rounds_until_probe == 0:
+            state = await self._read_document(session)
+            if state is not None:
+                return [reduce_state(state, keep_fields)]
+        text = await self._metrics.get(session, accept=METRICS_TYPES)
+        check_is_metrics(text, self.name)
+        states = self._parse_text(text, keep_fields, node_labels, wall)
+        self._rounds_until_probe = (self._rounds_until_probe or _ROUNDS_UNTIL_PROBE) - 1
+        return states
+
+    async def _read_document(self, session: aiohttp.ClientSession) -> NodeState | None:
+        """None: the exporter has no documents. Raises SourceError."""
+        response = await self._api.send(session, path="/api/v1/node", accept="application/json")
+        if 400 <= response.status < 500 or (response.status == 200 and response.content_type != "application/json"):
+            return None  # a proxy may also refuse every path but /metrics
+        if response.status != 200:
+            raise self._api.status_error(response)
+        try:
+            state = decode_node(response.body)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise SourceError("malformed", f"{self.name}: its document /api/v1/node cannot be read: {error}") from error
+        return state if state.node else replace_members(state, node=self._api.host)
+
+    def _parse_text(
+        self, body: bytes, keep_fields: frozenset[str], node_labels: Sequence[str], wall: float
+    ) -> list[NodeState]:
+        try:
+            states = node_from_text(
+                body.decode(),
+                self._api.host,
+                scraped_at=wall,
+                keep_fields=keep_fields,
+                node_labels=node_labels,
+            )
+        except UnicodeDecodeError as error:
+            line = body.count(b"\n", 0, error.start) + 1
+            raise SourceError("malformed", f"{self.name}: line {line}: byte {error.start} is not UTF-8") from error
+        except BadExposition as error:
+            raise SourceError("malformed", f"the metrics of {self.name} cannot be read: {error}") from error
+        except msgspec.ValidationError as error:
+            raise SourceError(
+                "too_much", f"{self.name}: its metrics are beyond a limit and ignored: {error}"
+            ) from error
+        if not any(state.devices or state.producer == "podgpu" for state in states):
+            raise SourceError("no_gpu", f"{self.name} has no GPU in its metrics: is it a GPU exporter?")
+        return states
+
+    def is_named(self, state: NodeState) -> bool:
+        return state.node != self._api.host
+
+    def reset_probe(self) -> None:
+        """A failing exporter may be another one when it returns."""
+        self._rounds_until_probe = 0
+
+    async def fetch(self, session: aiohttp.ClientSession, path: str) -> bytes:
+        """Raises SourceError."""
+        if not _PATH.fullmatch(path) or ".." in path:
+            raise SourceError("bad_path", f"{self.name} has no path {path[:64]!r}")
+        return await self._api.get(session, path)
+
+
+def reduce_state(state: NodeState, keep_fields: frozenset[str]) -> NodeState:
+    """Drops the members that the cluster view does not read: half of the memory of 1,000 nodes."""
+    return replace_members(
+        state,
+        devices=tuple(
+            replace_members(
+                _reduce_slot(device, keep_fields),
+                throttled_ns={},
+                healthy=(),
+                instances=tuple(_reduce_slot(instance, keep_fields) for instance in device.instances),
+            )
+            for device in state.devices
+        ),
+        entities=(),
+        vcuda=(),
+        pod_labels={},
+        dropped={},
+    )
+
+
+def _reduce_slot(slot: S, keep_fields: frozenset[str]) -> S:
+    kept = slot.fields and {name: value for name, value in slot.fields.items() if name in keep_fields}
+    return replace_members(slot, fields=kept, details=(), unsupported=(), xids=(), clock_events={})
+
+
+class ScrapeCollector:
+    """Implements `Collector`."""
+
+    def __init__(
+        self,
+        targets: Targets,
+        access: Access | None = None,
+        *,
+        timeout: float = 5.0,
+        keep_fields: frozenset[str] = frozenset(),
+        node_labels: Sequence[str] = NODE_LABELS,
+        drop_after: float = 300.0,
+        owners: Callable[[], Mapping[Pod, Owner]] = dict,
+        notes: Callable[[], Sequence[str]] = tuple,
+        clock: Clock | None = None,
+    ) -> None:
+        """`keep_fields`: names of DCGM fields to keep. `drop_after`: seconds for which a target that left the list
+        stays. `owners`, `notes`: owners of pods, and problems with them."""
+        self._source = targets
+        self._access = access
+        self._timeout = timeout
+        self._keep_fields = keep_fields
+        self._node_labels = node_labels
+        self._drop_after = drop_after
+        self._owners = owners
+        self._notes = notes
+        self._clock = clock or Clock()
+        self._targets: dict[str, _Target] = {}  # by URL
+        self._removed: dict[str, _Target] = {}  # left the list
+        self._bad_targets: tuple[str, ...] = ()
+        self._errors: Counter[tuple[str, str]] = Counter()
+        self._slots = asyncio.Semaphore(_CONCURRENCY)
+        self._session: aiohttp.ClientSession | None = None
+
+    async def run_round(self) -> None:
+        self._update_targets()
+        session = self._open_session()
+        async with asyncio.TaskGroup() as group:
+            # Failing targets come last: they wait for their timeouts, and must not delay the others.
+            for target in sorted(self._targets.values(), key=lambda target: target.is_failing):
+                group.create_task(self._read_target(target, session))
+
+    def _update_targets(self) -> None:
+        urls = dict.fromkeys(self._source.urls())
+        problems = []
+        if len(urls) > MAX_TARGETS:
+            problems.append(
+                f"{len(urls):,} exporters are listed and only {MAX_TARGETS:,} are read: check which Services the"
+                " selector chooses, or use --prometheus"
+            )
+            urls = dict.fromkeys(list(urls)[:MAX_TARGETS])
+        for url in urls:
+            if url not in self._targets:
+                try:
+                    target = self._removed.pop(url, None) or _Target(url, self._access, self._timeout)
+                except UsageError as error:
+                    problems.append(str(error))
+                    continue
+                target.readings = tuple(replace(reading, listed=True) for reading in target.readings)
+                self._targets[url] = target
+        for url in self._targets.keys() - urls.keys():
+            self._removed[url] = target = self._targets.pop(url)
+            target.readings = tuple(replace(reading, listed=False) for reading in target.readings)
+            target.outcome = None
+            for key in [key for key in self._errors if key[0] == target.name]:
+                del self._errors[key]
+        oldest = self._clock.monotonic() - self._drop_after
+        for url, target in list(self._removed.items()):
+            if all(reading.read_at < oldest for reading in target.readings):
+                del self._removed[url]
+        self._bad_targets = tuple(problems)
+
+    def _open_session(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            # Connections stay open between rounds: one per exporter.
+            _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+            with suppress(ValueError, OSError):
+                resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
+            self._session = open_session()
+        return self._session
+
+    async def _read_target(self, target: _Target, session: aiohttp.ClientSession) -> None:
+        async with self._slots:
+            started = self._clock.monotonic()
+            reason, message = "", ""
+            try:
+                states = await target.read_states(session, self._keep_fields, self._node_labels, self._clock.wall())
+            except SourceError as error:
+                reason, message = error.reason, str(error)
+            except Exception as error:  # noqa: BLE001 - a bug that one exporter triggers must not stop the others
+                reason, message = "bug", f"{target.name}: unexpected error ({type(error).__name__}: {str(error)[:200]})"
+                if target.outcome is None or target.outcome.error != "bug":
+                    _log.exception("%s: unexpected error, please report it", target.name)
+            else:
+                target.readings = tuple(self._make_reading(target, state) for state in states)
+            if reason:
+                target.reset_probe()
+                self._errors[target.name, reason] += 1
+            target.outcome = TargetOutcome(target.name, self._clock.monotonic() - started, reason, message)
+
+    def _make_reading(self, target: _Target, state: NodeState) -> NodeReading:
+        taken_at = state.taken_at
+        return NodeReading(
+            target=target.name,
+            state=state,
+            read_at=self._clock.monotonic(),
+            skew_seconds=None if taken_at is None else taken_at - self._clock.wall(),
+            listed=True,
+            named=target.is_named(state),
+        )
+
+    def reading(self) -> ClusterReading:
+        targets = self._targets.values()
+        return ClusterReading(
+            nodes=tuple(reading for t in (*targets, *self._removed.values()) for reading in t.readings),
+            outcomes=tuple(target.outcome for target in targets if target.outcome is not None),
+            errors=dict(self._errors),
+            notes=(*self._source.notes(), *self._bad_targets, *self._notes()),
+            owners=self._owners(),
+        )
+
+    async def fetch(self, target: str, path: str) -> bytes:
+        found = next((t for t in self._targets.values() if t.name == target), None)
+        if found is None:
+            raise SourceError("not_listed", f"{target} is no longer in the list of exporters")
+        return await found.fetch(self._open_session(), path)
+
+    async def close(self) -> None:
+        self._source.close()
+        if self._session is not None:
+            await self._session.close()

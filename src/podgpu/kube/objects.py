@@ -1,0 +1,364 @@
+"""Reduces Pods, EndpointSlices and ResourceSlices to small frozen records, because a store may hold 100,000 of them.
+
+The API server validates its objects. Parsers raise the usual exceptions for others, and the reflector skips these.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from sys import intern
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from podgpu.errors import SourceError, few_of
+
+if TYPE_CHECKING:
+    from podgpu.kube.client import ApiClient
+
+Object = Mapping[str, Any]
+Pairs = tuple[tuple[str, str], ...]
+
+
+# Pods
+
+PODS_PATH = "/api/v1/pods"
+_MIRROR_ANNOTATION = "kubernetes.io/config.mirror"
+"""The kubelet's uid of a static pod. Its cgroups, logs and checkpoint entries use it, not the API server's uid."""
+_HASH_LABEL = "pod-template-hash"
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerRecord:
+    name: str
+    requests: Pairs = ()
+    """Extended resources and quantities; limits override requests."""
+    container_id: str = ""
+    """Without the runtime's prefix; empty before the container is created."""
+    finished: bool = False
+    """True for an init container that has succeeded."""
+
+    def amount(self, resource: str) -> Fraction:
+        """Returns the requested quantity of a resource, or 0."""
+        quantity = dict(self.requests).get(resource, "")
+        try:
+            return parse_quantity(quantity)
+        except ValueError:
+            return Fraction(0)
+
+
+@dataclass(frozen=True, slots=True)
+class PodRecord:
+    namespace: str
+    name: str
+    uid: str
+    """The kubelet's uid, which differs from the API server's for static pods."""
+    node: str = ""
+    phase: str = ""
+    labels: Pairs = ()
+    annotations: Pairs = ()
+    """Only those selected in `parse_pod`."""
+    init_containers: tuple[ContainerRecord, ...] = ()
+    containers: tuple[ContainerRecord, ...] = ()
+    api_uid: str = ""
+    """The API server's uid, if it differs."""
+
+    @property
+    def is_finished(self) -> bool:
+        return self.phase in ("Succeeded", "Failed")
+
+    def annotation(self, key: str) -> str:
+        return dict(self.annotations).get(key, "")
+
+
+class PodOwner(NamedTuple):
+    namespace: str
+    pod: str
+    kind: str
+    name: str
+
+
+def parse_pod(body: Object, is_read: Callable[[str], bool] = lambda _: False) -> PodRecord | None:
+    """`is_read` selects the annotations to keep."""
+    metadata, spec, status = body["metadata"], body.get("spec") or {}, body.get("status") or {}
+    name, api_uid = metadata.get("name"), metadata.get("uid")
+    if not name or not api_uid:
+        return None
+    annotations = metadata.get("annotations") or {}
+    uid = annotations.get(_MIRROR_ANNOTATION) or api_uid
+    return PodRecord(
+        intern(metadata.get("namespace", "")),
+        name,
+        uid,
+        intern(spec.get("nodeName", "")),
+        intern(status.get("phase", "")),
+        tuple(sorted((intern(key), intern(text)) for key, text in (metadata.get("labels") or {}).items())),
+        tuple(sorted((intern(key), text) for key, text in annotations.items() if is_read(key))),
+        tuple(_read_containers(spec.get("initContainers"), status.get("initContainerStatuses"), are_init=True)),
+        tuple(_read_containers(spec.get("containers"), status.get("containerStatuses"))),
+        api_uid if api_uid != uid else "",
+    )
+
+
+def _read_containers(
+    containers: list[Object] | None, statuses: list[Object] | None, are_init: bool = False
+) -> Iterator[ContainerRecord]:
+    """Keeps the order, because annotations refer to containers by number."""
+    status_of = {status["name"]: status for status in statuses or ()}
+    for container in containers or ():
+        status = status_of.get(container["name"], {})
+        resources = container.get("resources") or {}
+        quantities = {**(resources.get("requests") or {}), **(resources.get("limits") or {})}
+        terminated = (status.get("state") or {}).get("terminated") or {}
+        yield ContainerRecord(
+            intern(container["name"]),
+            tuple(sorted((intern(name), intern(str(text))) for name, text in quantities.items() if "/" in name)),
+            status.get("containerID", "").rpartition("://")[2],
+            are_init and terminated.get("exitCode") == 0,
+        )
+
+
+def parse_owner(body: Object) -> PodOwner | None:
+    """Returns the controller of a Pod or of its metadata alone; None if there is none."""
+    metadata = body["metadata"]
+    controller = next((owner for owner in metadata.get("ownerReferences") or () if owner.get("controller")), None)
+    if controller is None:
+        return None
+    kind, name = controller["kind"], controller["name"]
+    template = (metadata.get("labels") or {}).get(_HASH_LABEL)
+    if kind == "ReplicaSet" and template and name.removesuffix(f"-{template}") not in (name, ""):
+        kind, name = "Deployment", name.removesuffix(f"-{template}")  # only Deployments set this label
+    return PodOwner(intern(metadata.get("namespace", "")), metadata["name"], intern(kind), intern(name))
+
+
+_QUANTITY = re.compile(
+    r"\+?(?P<whole>\d{0,30})(?:\.(?P<part>\d{0,30}))?(?:(?P<unit>[KMGTPE]i|[numkMGTPE])|[eE](?P<power>[+-]?\d{1,2}))?",
+    re.ASCII,
+)
+_UNITS = {
+    **{unit: Fraction(10) ** power for unit, power in zip("numkMGTPE", (-9, -6, -3, 3, 6, 9, 12, 15, 18), strict=True)},
+    **{f"{unit}i": Fraction(1024) ** power for power, unit in enumerate("KMGTPE", 1)},
+}
+
+
+def parse_quantity(text: str) -> Fraction:
+    """Parses a Kubernetes quantity: `50`, `500m`, `8Gi`, `1e3`. Raises ValueError, also for negative ones."""
+    match = _QUANTITY.fullmatch(text)
+    if match is None or not (match["whole"] or match["part"]):
+        raise ValueError(f"{text[:40]!a} is not a quantity")
+    digits = match["part"] or ""
+    number = Fraction(int(match["whole"] + digits), 10 ** len(digits))
+    return number * _UNITS.get(match["unit"], Fraction(1)) * Fraction(10) ** int(match["power"] or 0)
+
+
+# EndpointSlices
+
+METRICS_PORT = "metrics"
+"""Default name of the port. If a Service has one port, it may have another name."""
+
+
+class SlicePort(NamedTuple):
+    name: str
+    number: int
+    is_https: bool
+
+
+class EndpointRecord(NamedTuple):
+    address: str
+    uid: str
+    """Usually a pod's; may be empty."""
+    name: str
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointSliceRecord:
+    namespace: str
+    service: str
+    ports: tuple[SlicePort, ...]
+    endpoints: tuple[EndpointRecord, ...]
+    """Includes endpoints that are not ready: a failing exporter is still scraped."""
+
+
+def endpoint_slices_path(namespace: str = "") -> str:
+    scope = f"namespaces/{namespace}/" if namespace else ""
+    return f"/apis/discovery.k8s.io/v1/{scope}endpointslices"
+
+
+def parse_endpoint_slice(body: Object) -> EndpointSliceRecord:
+    metadata = body["metadata"]
+    endpoints = []
+    for endpoint in body.get("endpoints") or ():
+        address = next((address for address in endpoint.get("addresses") or () if _is_address(address)), None)
+        if address is not None:
+            target = endpoint.get("targetRef") or {}
+            place = address, target.get("uid", ""), target.get("name", ""), endpoint.get("nodeName") or ""
+            endpoints.append(EndpointRecord(*place))
+    ports = []
+    for port in body.get("ports") or ():
+        if port.get("port") and port.get("protocol") in (None, "TCP"):
+            name = port.get("name") or ""
+            is_https = (port.get("appProtocol") or "").lower() == "https" or "https" in name.lower()
+            ports.append(SlicePort(intern(name), port["port"], is_https))
+    service = (metadata.get("labels") or {}).get("kubernetes.io/service-name") or metadata["name"]
+    return EndpointSliceRecord(intern(metadata.get("namespace", "")), service, tuple(ports), tuple(endpoints))
+
+
+def _is_address(text: str) -> bool:
+    """True for an IP address or a host name, which become part of a URL."""
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return bool(text) and text.isascii() and all(c.isalnum() or c in "-." for c in text)
+    return "%" not in text
+
+
+class MetricsUrls(NamedTuple):
+    urls: tuple[str, ...]
+    problems: tuple[str, ...]
+    """Services without the port."""
+
+
+def metrics_urls(
+    slices: Iterable[EndpointSliceRecord], port: str = METRICS_PORT, *, https: bool = False
+) -> MetricsUrls:
+    """Returns one URL per pod, sorted. `port` is a name or a number."""
+    urls: dict[str, str] = {}
+    problems: dict[str, None] = {}
+    # IPv4 first: a pod with both families is in two slices and is scraped once.
+    places = [(":" in e.address, e.address, record, e) for record in slices for e in record.endpoints]
+    for _, address, record, endpoint in sorted(places, key=lambda place: (place[0], place[1], place[2].service)):
+        chosen = _choose_port(record.ports, port)
+        if chosen is None:
+            existing = few_of(f"{port.name or 'unnamed'} ({port.number})" for port in record.ports)
+            service = f"{record.namespace}/{record.service}"
+            problems[f"the Service {service} has no port {port!r}; it has {existing}: use --discover-port"] = None
+            continue
+        host = f"[{address}]" if ":" in address else address
+        url = f"{'https' if https or chosen.is_https else 'http'}://{host}:{chosen.number}/metrics"
+        urls.setdefault(endpoint.uid or url, url)
+    return MetricsUrls(tuple(dict.fromkeys(urls.values())), tuple(problems))
+
+
+def _choose_port(ports: tuple[SlicePort, ...], wanted: str) -> SlicePort | None:
+    if wanted.isdecimal():
+        listed = next((port for port in ports if port.number == int(wanted)), None)
+        return listed or SlicePort("", int(wanted), is_https=False)
+    named = next((port for port in ports if port.name == wanted), None)
+    if named is None and wanted == METRICS_PORT and len(ports) == 1:
+        return ports[0]
+    return named
+
+
+# ResourceSlices (DRA)
+
+NVIDIA_DRIVER = "gpu.nvidia.com"
+RESOURCE_GROUP = "/apis/resource.k8s.io"
+RESOURCE_VERSIONS = ("v1", "v1beta2", "v1beta1", "v1alpha3")
+"""Of Kubernetes 1.34, 1.33, 1.32 and 1.31. Older versions have no device names."""
+
+
+@dataclass(frozen=True, slots=True)
+class SliceDevice:
+    """A device of a DRA driver. Unknown attributes are empty or None."""
+
+    driver: str
+    pool: str
+    name: str
+    type: str = ""
+    """`gpu`, `mig`, or `vfio` for a GPU that is passed through to virtual machines."""
+    uuid: str = ""
+    """Empty for a MIG device that the driver creates when it is claimed (DynamicMIG)."""
+    parent_uuid: str = ""
+    profile: str = ""
+    minor: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSlice:
+    """A ResourceSlice: a part of one generation of a pool, possibly without devices."""
+
+    driver: str
+    pool: str
+    generation: int
+    devices: tuple[SliceDevice, ...] = ()
+
+
+async def find_slices_path(client: ApiClient) -> str:
+    return slices_path(await find_resource_version(client))
+
+
+def slices_path(version: str) -> str:
+    return f"{RESOURCE_GROUP}/{version}/resourceslices"
+
+
+async def find_resource_version(client: ApiClient) -> str:
+    """Returns the newest known version of DRA that the server has. Raises SourceError (`not_found`)."""
+    problem = "no known version"
+    try:
+        version = choose_version(await client.get(RESOURCE_GROUP))
+    except SourceError as error:
+        if error.reason not in ("forbidden", "not_found"):
+            raise
+        # Reading the slices may be allowed even if discovery is not.
+        version = RESOURCE_VERSIONS[0] if error.reason == "forbidden" else None
+        problem = "no such group"
+    if version is None:
+        raise SourceError(
+            "not_found",
+            f"the API server has {problem} at {RESOURCE_GROUP}: DRA needs Kubernetes 1.31, and must be enabled before"
+            " 1.34; podgpu keeps trying",
+        )
+    return version
+
+
+def choose_version(group: Object) -> str | None:
+    offered = {version["version"] for version in group.get("versions") or ()}
+    return next((version for version in RESOURCE_VERSIONS if version in offered), None)
+
+
+def slices_params(node: str = "", driver: str = NVIDIA_DRIVER) -> dict[str, str]:
+    """Selects the driver's slices, on one node if given."""
+    selector = f"spec.driver={driver}"
+    return {"fieldSelector": f"{selector},spec.nodeName={node}" if node else selector}
+
+
+def parse_slice(body: Object, driver: str = NVIDIA_DRIVER) -> PoolSlice | None:
+    """Returns None for slices of other drivers."""
+    spec = body["spec"]
+    if spec.get("driver") != driver:
+        return None
+    pool = spec["pool"]
+    devices = tuple(_read_device(device, driver, pool["name"]) for device in spec.get("devices") or ())
+    return PoolSlice(driver, pool["name"], pool.get("generation", 0), devices)
+
+
+def _read_device(device: Object, driver: str, pool: str) -> SliceDevice:
+    body = device.get("basic") or device  # v1beta1 and v1alpha3 nest the attributes
+    attributes = body.get("attributes") or {}
+
+    def read(name: str, kind: str) -> Any:
+        # An attribute without a domain is in its driver's domain.
+        return (attributes.get(name) or attributes.get(f"{driver}/{name}") or {}).get(kind)
+
+    def text(name: str) -> str:
+        return read(name, "string") or ""
+
+    minor = read("minor", "int")
+    return SliceDevice(
+        driver, pool, device["name"], text("type"), text("uuid"), text("parentUUID"), text("profile"), minor
+    )
+
+
+def current_devices(slices: Iterable[PoolSlice]) -> dict[tuple[str, str], tuple[SliceDevice, ...]]:
+    """Returns the devices of the newest generation by (driver, pool). Incomplete pools are used as they are."""
+    newest: dict[tuple[str, str], list[PoolSlice]] = {}
+    for part in slices:
+        parts = newest.setdefault((part.driver, part.pool), [])
+        if parts and part.generation > parts[0].generation:
+            parts.clear()
+        if not parts or part.generation == parts[0].generation:
+            parts.append(part)
+    return {pool: tuple(device for part in parts for device in part.devices) for pool, parts in newest.items()}

@@ -1,0 +1,450 @@
+"""Builds `NodeState` documents from metric samples: text of dcgm-exporter, text of podgpu, vectors of Prometheus.
+
+Metrics without a rule are ignored. DCGM fields of all generations are stored under 4.8's name, in 4.8's unit.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, NamedTuple
+
+import msgspec
+from msgspec.structs import asdict
+
+from podgpu.metrics import families
+from podgpu.metrics.conditions import FIELD_CONDITIONS, LOST, XID, conditions, order_of, xid_needs_action
+from podgpu.metrics.fields import DEVICE_LEVELS, XID_FIELD, fields
+from podgpu.metrics.names import doubtful_names, meaning, names_meant_as_in_4_6
+from podgpu.metrics.parse import ParsedSample, parse_text
+from podgpu.model import Workload
+from podgpu.node_state import (
+    Condition,
+    DeviceState,
+    Holder,
+    HolderUsage,
+    MigInstance,
+    NamespaceUsage,
+    NodeState,
+    SlotUsage,
+    SourceStatus,
+    decode_node,
+    encode_node,
+)
+
+NODE_LABELS = ("Hostname", "hostname", "node", "instance")
+GPU_LABELS = ("UUID", "uuid", "gpu_uuid", "gpu")  # the first that is present identifies the GPU
+IDENTITY = {
+    **{"gpu": "index", "UUID": "uuid", "uuid": "uuid", "gpu_uuid": "uuid", "modelName": "model"},
+    **{"model_name": "model", "pci_bus_id": "pci", "device": "device", "GPU_I_PROFILE": "profile"},
+}
+POD_LABELS = (  # namespace, pod, container; the first row whose pod is present counts
+    tuple(families.EXPORTED.values()),  # renamed by Prometheus (honor_labels: false)
+    families.POD_LABELS,
+    families.OLD_POD_LABELS,
+)
+TARGET_LABELS = ("cluster", "job", "instance")
+REPLICA_LABELS = ("prometheus_replica", "replica")  # in which the copies of an HA pair differ
+MAX_LINES = 250_000  # ten times the lines of 16 GPUs with 112 MIG instances
+_MAX_AMOUNT = 2**63 - 1024  # largest float within the limit of `Amount`
+_DCGM_BLANK = 0x7FFFFFF0  # DCGM's codes for "no value" start here
+_MAX_RATIO = 1.01  # a counter that is read slightly late reports slightly more than 1
+_NS, _MJ, _MW, _MIB = 1_000_000_000, 1000, 1000, 1024 * 1024
+_UTIL, _ENGINE, _POWER, _TEMPERATURE, _FB_TOTAL, _FB_FREE, _FB_USED, _FB_RESERVED = _KEY_FIELDS = tuple(
+    fields()[number].name for number in (203, 1001, 155, 150, 250, 251, 252, 253)
+)
+_DIVIDED_FIELDS = {_POWER, fields()[156].name}  # podgpu divides power and energy among virtual GPUs
+_CONDITION_FIELDS = {fields()[number].name: condition for number, condition in FIELD_CONDITIONS.items()}
+_XID_NAME = fields()[XID_FIELD].name
+
+Labels = Mapping[str, str]
+Pod = tuple[str, str]  # namespace, name
+WorkloadKey = tuple[str, ...]  # `Workload.key`; empty: the series names no holder
+
+
+# Rules: where a sample goes
+
+
+class OwnRule(NamedTuple):
+    """A metric of podgpu goes to a member of a part of the document."""
+
+    part: str
+    member: str  # `{}` stands for the value of the label
+    factor: int = 0  # the value is multiplied and rounded to an integer; 0: it stays a float
+    label: str = ""  # without `{}` in the member, this label's value is the member's value, as in info metrics
+
+
+class FieldRule(NamedTuple):
+    """A metric of DCGM goes to `fields`."""
+
+    field_name: str
+    divisor: float
+    per_instance: bool
+
+
+OWN_RULES = {
+    families.CONTAINER_UTILIZATION.name: OwnRule("holder_usage", "utilization_ratio"),
+    families.CONTAINER_MEMORY.name: OwnRule("holder_usage", "memory_used_bytes", 1),
+    families.CONTAINER_PROCESSES.name: OwnRule("holder_usage", "processes", 1),
+    families.CONTAINER_BUSY.name: OwnRule("holder_usage", "busy_ns", _NS),
+    families.CONTAINER_IDLE.name: OwnRule("holder_usage", "idle_ns", _NS),
+    families.CONTAINER_ENERGY.name: OwnRule("holder_usage", "energy_mj", _MJ),
+    families.ALLOCATION_INFO.name: OwnRule("holder", "source", label="source"),
+    families.ALLOCATION_SHARE.name: OwnRule("holder", "share_ratio"),
+    families.LAST_HOLDER.name: OwnRule("holder", "is_last"),
+    families.DEVICE_BUSY.name: OwnRule("slot_usage", "busy_ns", _NS),
+    families.DEVICE_ENERGY.name: OwnRule("slot_usage", "energy_mj", _MJ),
+    families.DEVICE_MEMORY.name: OwnRule("slot_usage", "memory_used_bytes", 1),
+    families.CONDITION_SINCE.name: OwnRule("conditions", "{}", label="condition"),
+    families.NAMESPACE_ALLOCATED.name: OwnRule("namespaces", "allocated_ns", _NS),
+    families.NAMESPACE_BUSY.name: OwnRule("namespaces", "busy_ns", _NS),
+    families.NAMESPACE_ENERGY.name: OwnRule("namespaces", "energy_mj", _MJ),
+    families.SOURCE_UP.name: OwnRule("sources", "{}", label="source"),
+    families.BUILD_INFO.name: OwnRule("node", "version", label="version"),
+    families.SNAPSHOT_TIMESTAMP.name: OwnRule("node", "taken_at"),
+    families.DEVICE_COUNT.name: OwnRule("node", "gpus_{}", 1, "state"),
+}
+
+
+@cache
+def rules_for(keep_fields: frozenset[str] | None) -> dict[str, OwnRule | FieldRule]:
+    """Rules by metric name. `keep_fields`: names of fields to store beside the typed figures; None: all."""
+    rules: dict[str, OwnRule | FieldRule] = {**OWN_RULES}
+    for declared in fields().values():
+        if declared.level not in DEVICE_LEVELS or declared.type == "text" or declared.id >= 9000:
+            continue
+        for name in declared.names:
+            known = meaning(name)
+            if known is None:
+                continue
+            stored = known.field
+            needed = {*_KEY_FIELDS, *_CONDITION_FIELDS, _XID_NAME, *(keep_fields or ())}
+            if keep_fields is None or stored.name in needed:
+                rules[name] = FieldRule(stored.name, known.factor, stored.per_instance)
+    return rules
+
+
+# Builders: one per part of the document, filled sample by sample
+
+
+@dataclass(slots=True)
+class _HolderBuilder:
+    workload: Workload
+    members: dict[str, Any] = field(default_factory=dict)
+    usage: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_last(self) -> bool:
+        return "is_last" in self.members
+
+    def build(self, is_podgpu: bool) -> Holder:
+        members = {"source": "" if is_podgpu else "dcgm-exporter", **asdict(self.workload), **self.members}
+        return Holder(usage=HolderUsage(**self.usage) if self.usage else None, **members)
+
+
+@dataclass(slots=True)
+class _SlotBuilder:
+    """A GPU or a MIG instance."""
+
+    identity: dict[str, str] = field(default_factory=dict)
+    fields: dict[str, dict[WorkloadKey, float]] = field(default_factory=dict)
+    texts: dict[str, str] = field(default_factory=dict)  # label-type fields
+    usage: dict[str, Any] = field(default_factory=dict)
+    holders: dict[WorkloadKey, _HolderBuilder] = field(default_factory=dict)
+    conditions: dict[str, Condition] = field(default_factory=dict)
+    instances: dict[int, _SlotBuilder] = field(default_factory=dict)
+
+    def values(self, is_podgpu: bool) -> dict[str, float]:
+        """One value per field. With virtual GPUs there is one series per holder."""
+        values: dict[str, float] = {}
+        for name, by_holder in self.fields.items():
+            combine = sum if is_podgpu and name in _DIVIDED_FIELDS else max
+            values[name] = by_holder[()] if () in by_holder else combine(by_holder.values())
+        return values
+
+    def build(self, is_podgpu: bool, keep_fields: frozenset[str] | None) -> DeviceState:
+        values, get = self.values(is_podgpu), self.identity.get
+        found = self.conditions
+        if not is_podgpu:
+            found = _read_conditions([slot.values(False) for slot in (self, *self.instances.values())])
+        options = is_podgpu, keep_fields, LOST in found
+        return DeviceState(
+            uuid=get("uuid", ""),
+            index=_parse_integer(get("index", "")),
+            model=get("model", ""),
+            pci_bus_id=get("pci", ""),
+            maker=get("device", "").rstrip("0123456789") or "nvidia",
+            mig_enabled=bool(self.instances),
+            hidden=bool(self.instances) and not (values or found or self.holders or self.usage),
+            power_mw=round(values[_POWER] * _MW) if _POWER in values else None,
+            temperature_celsius=values.get(_TEMPERATURE),
+            conditions=tuple(sorted(found.values(), key=lambda condition: order_of(condition.name))),
+            last_holders=tuple(holder.workload for holder in self.holders.values() if holder.is_last),
+            instances=tuple(
+                MigInstance(id=number, profile=slot.identity.get("profile", ""), **slot.common_members(*options))
+                for number, slot in self.instances.items()
+            ),
+            **self.common_members(*options),
+        )
+
+    def common_members(self, is_podgpu: bool, keep_fields: frozenset[str] | None, is_lost: bool) -> dict[str, Any]:
+        """Members that a GPU and a MIG instance have in common."""
+        values = self.values(is_podgpu)
+        used, total = values.get(_FB_USED), values.get(_FB_TOTAL)
+        if total is None and used is not None and _FB_FREE in values:
+            total = used + values[_FB_FREE] + values.get(_FB_RESERVED, 0)
+        ratio = values[_UTIL] / 100 if _UTIL in values else values.get(_ENGINE)  # MIG instances have no GPU_UTIL
+        stored = {n: v for n, v in (self.texts | values).items() if keep_fields is None or n in keep_fields}
+        holders = [holder.build(is_podgpu) for holder in self.holders.values() if not holder.is_last]
+        return {
+            "utilization_ratio": ratio if ratio is not None and ratio <= _MAX_RATIO else None,
+            "memory_used_bytes": None if used is None else round(used * _MIB),
+            "memory_total_bytes": None if total is None else round(total * _MIB),
+            "usage": SlotUsage(**self.usage) if self.usage else None,
+            "holders": tuple(holder for holder in holders if holder.source or not is_lost),
+            "fields": stored if values else None,
+            "last_xid": int(values.get(_XID_NAME, 0)) or None,
+        }
+
+
+class _NodeBuilder:
+    def __init__(self, own_pods: Collection[Pod], percent_names: Collection[str]) -> None:
+        """`own_pods`: see `read_workload`. `percent_names`: metrics that have percent under a ratio's name."""
+        self._own_pods = own_pods
+        self._percent_names = percent_names
+        self._gpus: dict[str, _SlotBuilder] = defaultdict(_SlotBuilder)  # by UUID, or by index if there is none
+        self._members: dict[str, Any] = {}
+        self._sources: dict[str, Any] = {}
+        self._namespaces: dict[tuple[str, str, str], dict[str, Any]] = defaultdict(dict)
+
+    def add(self, rule: OwnRule | FieldRule, sample: ParsedSample) -> None:
+        if isinstance(rule, FieldRule):
+            self._add_field(rule, sample)
+        else:
+            self._add_own(rule, sample)
+
+    def _add_field(self, rule: FieldRule, sample: ParsedSample) -> None:
+        gpu, slot, holder = self._find_slot(sample.labels)
+        value = sample.value
+        if rule.divisor != 1.0 and sample.name not in self._percent_names:
+            value = round(value / rule.divisor, 9)
+        limit = _DCGM_BLANK if rule.field_name in _KEY_FIELDS else _MAX_AMOUNT
+        if gpu is None or slot is None or not 0 <= value < limit:
+            return
+        key = holder.workload.key if holder else ()
+        if slot is not gpu and not rule.per_instance:
+            slot, key = gpu, ()  # dcgm-exporter repeats figures of the GPU on its instances
+        slot.fields.setdefault(rule.field_name, {})[key] = int(value) if value.is_integer() else value
+        if not slot.texts:
+            named = [(meaning(name), text) for name, text in sample.labels.items() if name.startswith("DCGM_FI_")]
+            slot.texts = {known.field.name: text for known, text in named if known}
+
+    def _add_own(self, rule: OwnRule, sample: ParsedSample) -> None:
+        part, name = self._find_part(rule.part, sample.labels), sample.labels.get(rule.label, "")
+        value = sample.value * (rule.factor or 1)
+        if part is None:
+            return
+        if rule.label and "{}" not in rule.member:
+            part[rule.member] = name
+        elif rule.part == "conditions":
+            part[name] = Condition(name, value if value >= 0 else None, sample.labels.get("detail", ""))
+        elif 0 <= value < _MAX_AMOUNT:
+            part[rule.member.format(name)] = round(value) if rule.factor else value
+
+    def _find_part(self, part: str, labels: Labels) -> dict[str, Any] | None:
+        """The dict that a sample belongs to. None: the labels do not identify it."""
+        if part in ("node", "sources"):
+            return self._members if part == "node" else self._sources
+        if part == "namespaces":
+            namespace = labels.get("exported_namespace") or labels.get("namespace")
+            model, _, profile = labels.get("modelName", "").partition(" MIG ")
+            return self._namespaces[namespace, model, profile] if namespace else None
+        gpu, slot, holder = self._find_slot(labels)
+        if part == "conditions":  # a newer podgpu may report conditions that this one does not know
+            return gpu.conditions if gpu and labels.get("condition") in conditions() else None
+        if part == "slot_usage":
+            return slot.usage if slot else None
+        if holder is None:
+            return None
+        return holder.usage if part == "holder_usage" else holder.members
+
+    def _find_slot(self, labels: Labels) -> tuple[_SlotBuilder | None, _SlotBuilder | None, _HolderBuilder | None]:
+        """The GPU, the GPU or MIG instance, and the holder that the labels name."""
+        gpu_id, instance = read_gpu_id(labels), labels.get("GPU_I_ID", "")
+        number = _parse_integer(instance)
+        if not gpu_id or (instance and number is None):
+            return None, None, None
+        gpu = self._gpus[gpu_id]
+        slot = gpu if number is None else gpu.instances.setdefault(number, _SlotBuilder())
+        for own in (gpu, slot):
+            if len(own.identity) < 5:  # incomplete: allocation metrics have no model
+                own.identity.update((name, labels[label]) for label, name in IDENTITY.items() if labels.get(label))
+        workload = read_workload(labels, self._own_pods)
+        if workload is None:
+            return gpu, slot, None
+        holder = slot.holders.setdefault(workload.key, _HolderBuilder(workload))
+        if "vgpu" in labels:
+            holder.members["replica"] = labels["vgpu"]
+        if "dra_claim_name" in labels:
+            holder.members["labels"] = {name: value for name, value in labels.items() if name.startswith("dra_")}
+        return gpu, slot, holder
+
+    def build(self, name: str, keep_fields: frozenset[str] | None, scraped_at: float | None) -> NodeState:
+        members, is_podgpu = {"taken_at": scraped_at, **self._members}, "version" in self._members
+        devices = [gpu.build(is_podgpu, keep_fields) for gpu in self._gpus.values()]
+        workers = {f"gpu{device.index}": device.uuid for device in devices}  # sources that read one GPU
+        return NodeState(
+            producer="podgpu" if is_podgpu else "dcgm-exporter",
+            node=name,
+            simulated="simulated" in self._sources,
+            devices=tuple(sorted(devices, key=lambda device: (device.index is None, device.index, device.uuid))),
+            namespaces=tuple(NamespaceUsage(*key, **usage) for key, usage in self._namespaces.items()),
+            sources=tuple(SourceStatus(n, up > 0, device=workers.get(n, "")) for n, up in self._sources.items()),
+            **{member: value for member, value in members.items() if member in NodeState.__struct_fields__},
+        )
+
+
+def read_workload(labels: Labels, own_pods: Collection[Pod] = ()) -> Workload | None:
+    """The holder that a series names. `own_pods`: pods of the exporter, which Prometheus adds to series without one."""
+    if job := labels.get(families.JOB_LABEL):
+        return Workload(job=job)
+    for namespace, pod, container in POD_LABELS:
+        name = labels.get(pod)
+        if name and (pod != "pod" or (labels.get(namespace, ""), name) not in own_pods):
+            return Workload(labels.get(namespace, ""), name, labels.get(container, ""))
+    uid, container_id = labels.get("pod_uid", ""), labels.get("container_id", "")
+    container = labels.get("exported_container") or ("" if labels.get("pod") else labels.get("container", ""))
+    return Workload(container=container, uid=uid, container_id=container_id) if uid or container_id else None
+
+
+def read_gpu_id(labels: Labels) -> str:
+    """Empty: the series belongs to no GPU."""
+    return labels.get("UUID") or labels.get("uuid") or labels.get("gpu_uuid") or labels.get("gpu", "")
+
+
+def _read_conditions(slots: Iterable[dict[str, float]]) -> dict[str, Condition]:
+    """Conditions that a foreign exporter's fields show. It reports no time."""
+    found: dict[str, Condition] = {}
+    for name, value in (item for values in slots for item in values.items() if 0 < item[1] < _DCGM_BLANK):
+        if name in _CONDITION_FIELDS:
+            found.setdefault(_CONDITION_FIELDS[name], Condition(_CONDITION_FIELDS[name]))
+        elif name == _XID_NAME and xid_needs_action(int(value)):
+            found.setdefault(XID, Condition(XID, detail=str(int(value))))
+    return found
+
+
+def _parse_integer(text: str) -> int | None:
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= 9 else None
+
+
+# Entry points
+
+
+def node_from_samples(
+    samples: Iterable[ParsedSample],
+    address: str = "",
+    *,
+    own_pods: Collection[Pod] = (),
+    scraped_at: float | None = None,
+    keep_fields: frozenset[str] | None = None,
+    node_labels: Sequence[str] = NODE_LABELS,
+) -> list[NodeState]:
+    """Returns one document per node that the samples of one target name; `address` names a node without a label.
+
+    Raises msgspec.ValidationError if a document is beyond a limit of the model.
+    """
+    rules, doubtful = rules_for(keep_fields), doubtful_names()
+    known = [sample for sample in samples if sample.name in rules]
+    percent_names = names_meant_as_in_4_6((s.name, s.value) for s in known if s.name in doubtful)
+    states = []
+    for name, own in _split_by_node(known, node_labels, address).items():
+        builder = _NodeBuilder(own_pods, percent_names)
+        for sample in own:
+            builder.add(rules[sample.name], sample)
+        states.append(decode_node(encode_node(builder.build(name, keep_fields, scraped_at))))  # checks the limits
+    return states
+
+
+def _split_by_node(
+    samples: list[ParsedSample], node_labels: Sequence[str], address: str
+) -> dict[str, list[ParsedSample]]:
+    """A series without the node label belongs to the node of its GPU, or else to the most frequent node."""
+    label = next((name for name in node_labels if any(name in sample.labels for sample in samples)), "")
+    node_of_gpu = {read_gpu_id(s.labels): name for s in samples if (name := s.labels.get(label))}
+    usual = Counter(node_of_gpu.values()).most_common(1)[0][0] if node_of_gpu else address
+    groups: dict[str, list[ParsedSample]] = {usual: []}
+    for sample in samples:
+        name = sample.labels.get(label) or node_of_gpu.get(read_gpu_id(sample.labels), usual)
+        groups.setdefault(name, []).append(sample)
+    return groups
+
+
+def node_from_text(
+    text: str,
+    address: str = "",
+    *,
+    scraped_at: float | None = None,
+    keep_fields: frozenset[str] | None = None,
+    node_labels: Sequence[str] = NODE_LABELS,
+) -> list[NodeState]:
+    """As `node_from_samples`. Raises BadExposition for anything that is not in the Prometheus text format."""
+    samples = (sample for family in parse_text(text, MAX_LINES) for sample in family.samples)
+    return node_from_samples(samples, address, scraped_at=scraped_at, keep_fields=keep_fields, node_labels=node_labels)
+
+
+class TargetState(NamedTuple):
+    """A document from Prometheus."""
+
+    instance: str
+    scraped_at: float | None
+    state: NodeState
+
+
+class VectorStates(NamedTuple):
+    states: list[TargetState]
+    errors: dict[str, str]  # instance -> why its series make no document
+
+
+def nodes_from_vectors(
+    vectors: Iterable[Iterable[ParsedSample]],
+    *,
+    keep_fields: frozenset[str] | None = None,
+    node_labels: Sequence[str] = NODE_LABELS,
+) -> VectorStates:
+    """Returns the documents of all targets, from results of instant queries. The newest copy of an HA pair counts.
+
+    Samples of `up` name the exporters' own pods. Samples without a name are results of `timestamp()` by target.
+    """
+    own_pods: dict[tuple[str, str], set[Pod]] = defaultdict(set)  # by job and instance: `up` may have no `cluster`
+    copies: dict[tuple[tuple[str, ...], tuple[str, ...]], list[ParsedSample]] = defaultdict(list)
+    times: dict[tuple[tuple[str, ...], tuple[str, ...]], float] = {}
+    for sample in (sample for vector in vectors for sample in vector):
+        name, labels = sample.name, sample.labels
+        get = labels.get
+        if "pod" in labels and (name == "up" or "exported_pod" in labels or name.startswith("podgpu_exporter_")):
+            own_pods[get("job", ""), get("instance", "")].add((get("namespace", ""), labels["pod"]))
+        copy = tuple([get(n, "") for n in TARGET_LABELS]), tuple([get(n, "") for n in REPLICA_LABELS])
+        if not name:
+            times[copy] = sample.value
+        elif name != "up":
+            copies[copy].append(sample)
+    newest: dict[tuple[tuple[str, ...], str], TargetState] = {}
+    errors: dict[str, str] = {}
+    for copy in sorted(copies, key=lambda copy: (times.get(copy, 0.0), copy)):
+        (_, job, instance), scraped_at = (target := copy[0]), times.get(copy)
+        try:
+            states = node_from_samples(
+                copies[copy],
+                instance,
+                own_pods=own_pods[job, instance],
+                scraped_at=scraped_at,
+                keep_fields=keep_fields,
+                node_labels=node_labels,
+            )
+        except msgspec.ValidationError as error:
+            errors[instance] = str(error)
+            continue
+        newest |= {(target, state.node): TargetState(instance, scraped_at, state) for state in states}
+    return VectorStates(list(newest.values()), errors)

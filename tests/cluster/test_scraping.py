@@ -1,0 +1,291 @@
+"""The collector that reads exporters itself, against real HTTP servers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from podgpu.clock import Clock
+from podgpu.cluster.collect import ClusterReading
+from podgpu.cluster.scrape import FixedTargets, ScrapeCollector
+from podgpu.errors import SourceError, UsageError
+from podgpu.figures.device import Owner
+from podgpu.http_client import Access
+from podgpu.node_state import DeviceState, EntityState, MigInstance
+from tests.cluster.exporters import Exporter, metrics_text, node_document, running_exporters
+
+
+class FakeClock:
+    now = 100.0
+
+    def clock(self) -> Clock:
+        return Clock(lambda: self.now, lambda: self.now + 1000.0)
+
+
+class ChangingTargets:
+    def __init__(self, urls: Sequence[str]) -> None:
+        self.current = list(urls)
+        self.problems: list[str] = []
+
+    def urls(self) -> Sequence[str]:
+        return self.current
+
+    def notes(self) -> Sequence[str]:
+        return self.problems
+
+    def close(self) -> None: ...
+
+
+def run_rounds(
+    *exporters: Exporter, steps: Callable[[ScrapeCollector], Awaitable[None]] | None = None, **options: object
+) -> ClusterReading:
+    """Runs one round, or `steps`, and returns the reading."""
+
+    async def run() -> ClusterReading:
+        async with running_exporters(*exporters) as urls:
+            collector = ScrapeCollector(FixedTargets(urls), **options)  # type: ignore[arg-type]
+            await (steps(collector) if steps else collector.run_round())
+            await collector.close()
+            return collector.reading()
+
+    return asyncio.run(run())
+
+
+def read_times(reading: ClusterReading) -> dict[str, float]:
+    return {node.state.node: node.read_at for node in reading.nodes}
+
+
+def test_documents_and_text_give_the_same_reading() -> None:
+    podgpu, dcgm = Exporter(document=node_document(0, taken_at=1099.0)), Exporter(metrics_text(1))
+    owners = {("team", "pod"): Owner("Deployment", "chat")}
+    reading = run_rounds(podgpu, dcgm, clock=FakeClock().clock(), owners=lambda: owners)
+    assert read_times(reading) == {"node-0": 100.0, "node-1": 100.0}
+    assert [n.state.producer for n in reading.nodes] == ["podgpu", "dcgm-exporter"]
+    assert [d.utilization_ratio for n in reading.nodes for d in n.state.devices] == [0.5, 0.5]
+    assert [(n.target, n.skew_seconds, n.listed, n.named) for n in reading.nodes] == [
+        (podgpu.url, -1.0, True, True),
+        (dcgm.url, 0.0, True, True),
+    ]
+    assert [o.error for o in reading.outcomes] == ["", ""]
+    assert (reading.errors, reading.notes, reading.owners, reading.rolling) == ({}, (), owners, None)
+
+
+def test_unused_members_are_dropped() -> None:
+    instance = MigInstance(id=3, fields={"SM": 0.5, "x": 1}, details=(("x", {}, 1),))
+    gpu = DeviceState(uuid="G", fields={"SM": 0.5, "x": 1}, throttled_ns={"thermal": 5}, instances=(instance,))
+    document = node_document(0, devices=(gpu,), entities=(EntityState("nvlink", {}, {}),), dropped={"x": 1})
+    (node,) = run_rounds(Exporter(document=document), keep_fields=frozenset({"SM"})).nodes
+    kept = MigInstance(id=3, fields={"SM": 0.5})
+    assert node.state.devices == (DeviceState(uuid="G", fields={"SM": 0.5}, instances=(kept,)),)
+    assert (node.state.entities, node.state.dropped) == ((), {})
+
+
+def test_a_node_without_a_name_has_the_address() -> None:
+    unnamed = metrics_text(0).replace(b',Hostname="node-0"', b"")
+    reading = run_rounds(Exporter(unnamed), Exporter(document=node_document(1, node="")))
+    assert [n.named for n in reading.nodes] == [False, False]
+    assert [f"http://{n.state.node}/metrics" for n in reading.nodes] == [n.target for n in reading.nodes]
+
+
+def test_the_kind_of_exporter_is_remembered_until_it_fails() -> None:
+    exporter = Exporter(metrics_text(0))
+
+    async def steps(collector: ScrapeCollector) -> None:
+        for _ in range(3):
+            await collector.run_round()
+        assert exporter.paths == ["/api/v1/node", "/metrics", "/metrics", "/metrics"]
+        assert len(exporter.peers) == 1  # the connection stays open
+        exporter.status = 503
+        await collector.run_round()
+        exporter.status, exporter.document = 200, node_document(0)  # it was upgraded
+        await collector.run_round()
+        assert exporter.paths[-1] == "/api/v1/node"
+
+    (node,) = run_rounds(exporter, steps=steps).nodes
+    assert node.state.producer == "podgpu"
+
+
+def test_an_upgrade_between_two_rounds_is_noticed() -> None:
+    exporter = Exporter(metrics_text(0))
+
+    async def steps(collector: ScrapeCollector) -> None:
+        await collector.run_round()
+        exporter.document = node_document(0)
+        for _ in range(50):
+            await collector.run_round()
+
+    (node,) = run_rounds(exporter, steps=steps).nodes
+    assert node.state.producer == "podgpu"
+
+
+@pytest.mark.fault(
+    "An exporter does not answer, or answers with an error",
+    "Its node stays as it was last read, with the reason; other nodes are not affected, and it is read again when it is"
+    " back",
+)
+def test_a_failing_exporter() -> None:
+    good, bad, time = Exporter(metrics_text(0)), Exporter(metrics_text(1)), FakeClock()
+
+    async def steps(collector: ScrapeCollector) -> None:
+        await collector.run_round()
+        time.now, bad.status = 115.0, 503
+        await collector.run_round()
+        await collector.run_round()
+        reading = collector.reading()
+        assert read_times(reading) == {"node-0": 115.0, "node-1": 100.0}
+        assert [o.error for o in reading.outcomes] == ["", "http_503"]
+        assert reading.outcomes[1].text.startswith(bad.url)
+        assert reading.errors == {(bad.url, "http_503"): 2}
+        time.now, bad.status, bad.text = 130.0, 200, metrics_text(1, 7)
+        await collector.run_round()
+
+    reading = run_rounds(good, bad, steps=steps, clock=time.clock())
+    assert read_times(reading) == {"node-0": 130.0, "node-1": 130.0}
+    assert reading.nodes[1].state.devices[0].utilization_ratio == 0.07
+    assert [o.error for o in reading.outcomes] == ["", ""]
+
+
+@pytest.mark.parametrize(
+    ("exporter", "reason", "words"),
+    [
+        (Exporter(b"<html>"), "not_prometheus", "web page"),
+        (Exporter(b"a b c\n"), "malformed", "line 1"),
+        (Exporter(b"a \xff\n"), "malformed", "byte 2 is not UTF-8"),
+        (Exporter(b"up 1\n"), "no_gpu", "is it a GPU exporter?"),
+        (Exporter(b""), "no_gpu", "is it a GPU exporter?"),
+        (Exporter(b"a" * 20_000_000), "too_large", "bytes"),
+        (Exporter(b"".join(b'DCGM_FI_DEV_GPU_UTIL{UUID="%d"} 1\n' % n for n in range(1025))), "too_much", "1024"),
+        (Exporter(document=b"{"), "malformed", "truncated"),
+        (Exporter(document=b"[1]"), "malformed", "Expected `object`, got `array`"),
+        (Exporter(document=b'"\xff"'), "malformed", "document"),
+        (Exporter(document=b"[" * 100_000), "malformed", "document"),
+        (Exporter(document=node_document(1, schema=2)), "malformed", "schema 2 is newer than 1"),
+        (Exporter(document=b'{"schema":1,"node":"n"}'), "malformed", "missing required field `producer`"),
+        (Exporter(document=b'{"producer":"podgpu","devices":7}'), "malformed", "$.devices"),
+        (Exporter(document=b" " * 100_000_000), "too_large", "bytes"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_unusable_answers_fail_one_node_only(exporter: Exporter, reason: str, words: str) -> None:
+    reading = run_rounds(exporter, Exporter(metrics_text(0)))
+    assert [o.error for o in reading.outcomes] == [reason, ""]
+    assert words in reading.outcomes[0].message
+    assert len(reading.outcomes[0].message) < 1000
+    assert [n.state.node for n in reading.nodes] == ["node-0"]
+
+
+@given(st.binary(max_size=200) | st.text(max_size=200).map(str.encode))
+def test_any_document_is_read_or_refused(body: bytes) -> None:
+    reading = run_rounds(Exporter(document=body))
+    assert reading.outcomes[0].error in ("", "malformed")
+
+
+def test_hanging_exporters_delay_nobody() -> None:
+    exporters = [Exporter(metrics_text(n), hangs=n < 300) for n in range(310)]
+
+    async def steps(collector: ScrapeCollector) -> None:
+        await collector.run_round()
+        reading = collector.reading()
+        assert {n.state.node for n in reading.nodes} == {f"node-{n}" for n in range(300, 310)}
+        assert {o.error for o in reading.outcomes} == {"", "timeout"}
+        slow_round = asyncio.create_task(collector.run_round())
+        for exporter in exporters:
+            exporter.paths.clear()
+        while not all(exporter.paths for exporter in exporters[300:]):  # in the second round they come first
+            assert not slow_round.done()
+            await asyncio.sleep(0.001)
+        exporters[17].hangs = False
+        await slow_round
+        await collector.run_round()
+
+    nodes = run_rounds(*exporters, steps=steps, timeout=0.7).nodes
+    assert "node-17" in {n.state.node for n in nodes}
+
+
+def test_targets_come_and_go() -> None:
+    first, second, time = Exporter(metrics_text(0)), Exporter(metrics_text(1)), FakeClock()
+
+    async def run() -> None:
+        async with running_exporters(first, second) as urls:
+            targets = ChangingTargets(urls)
+            collector = ScrapeCollector(targets, clock=time.clock(), drop_after=60.0)
+            second.status = 500
+            await collector.run_round()
+            second.status = 200
+            await collector.run_round()
+            targets.current, targets.problems = urls[:1], ["the API server cannot be reached"]
+            await collector.run_round()
+            reading = collector.reading()
+            assert [(n.state.node, n.listed) for n in reading.nodes] == [("node-0", True), ("node-1", False)]
+            assert [o.target for o in reading.outcomes] == urls[:1]
+            assert reading.errors == {}
+            assert reading.notes == ("the API server cannot be reached",)
+            time.now += 61.0
+            await collector.run_round()
+            assert [n.state.node for n in collector.reading().nodes] == ["node-0"]
+            targets.current = ["http://", *urls]
+            await collector.run_round()
+            reading = collector.reading()
+            assert [(n.state.node, n.listed) for n in reading.nodes] == [("node-0", True), ("node-1", True)]
+            assert "is not a URL" in reading.notes[1]
+            await collector.close()
+
+    asyncio.run(run())
+
+
+def test_other_paths_of_an_exporter() -> None:
+    exporter = Exporter(document=node_document(0))
+
+    async def steps(collector: ScrapeCollector) -> None:
+        await collector.run_round()
+        assert await collector.fetch(exporter.url, "api/v1/gpus/GPU-0") == b'{"uuid": "GPU-0"}'
+        for target, path, reason in (
+            (exporter.url, "api/v1/gpus/GPU-9", "http_404"),
+            (exporter.url, "api/../secret", "bad_path"),
+            (exporter.url, "api/v1/gpus/a?b=c", "bad_path"),
+            ("http://other:9400/metrics", "api/v1/gpus/GPU-0", "not_listed"),
+        ):
+            with pytest.raises(SourceError) as caught:
+                await collector.fetch(target, path)
+            assert caught.value.reason == reason
+
+    run_rounds(exporter, steps=steps)
+
+
+def test_secrets_are_sent_and_not_shown(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("s3cret")
+    exporter = Exporter(document=node_document(0), text=metrics_text(0), status=401)
+    reading = run_rounds(exporter, access=Access(token_file=str(tmp_path / "token")))
+    assert exporter.headers["Authorization"] == "Bearer s3cret"
+    assert exporter.paths == ["/api/v1/node", "/metrics"]
+    assert reading.outcomes[0].error == "unauthorized"
+    assert "s3cret" not in str(reading)
+
+
+# The list of --scrape
+
+
+def test_equal_urls_are_one_target() -> None:
+    urls = ["http://a:9400", " http://A:9400/metrics", "", "b:9400", "http://a:9400/metrics?x=1"]
+    assert FixedTargets(urls).urls() == ("http://a:9400", "b:9400", "http://a:9400/metrics?x=1")
+
+
+@pytest.mark.parametrize(
+    "urls",
+    [
+        [],
+        [""],
+        ["ftp://a"],
+        ["http://a/metrics?x=1", "http://a/metrics?x=2"],
+        ["http://u:p@a/metrics", "http://a/metrics"],
+    ],
+)
+def test_lists_that_are_refused(urls: list[str]) -> None:
+    with pytest.raises(UsageError) as caught:
+        FixedTargets(urls)
+    assert "u:p" not in str(caught.value)

@@ -1,0 +1,161 @@
+"""Metric families of a NodeState: pod labels, one series per label set, and stable labels."""
+
+from __future__ import annotations
+
+from collections import Counter as Tally
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from podgpu.metrics.counters import parse_counters, shipped_counters
+from podgpu.metrics.named_counters import Naming
+from podgpu.metrics.render import Policy, render_node
+from podgpu.metrics.text import encode
+from podgpu.node_state import (
+    DeviceState,
+    Holder,
+    HolderUsage,
+    MigInstance,
+    NodeState,
+    Slot,
+    XidCount,
+    decode_node,
+    encode_node,
+)
+
+OWN_COLLECTORS = "DCGM_EXP_XID_ERRORS_COUNT,gauge,n\nDCGM_EXP_XID_ERRORS_TOTAL,counter,n\n"
+NAMINGS = [Naming("4.8"), Naming("4.9"), Naming("both")]
+COUNTERS = (shipped_counters("dcp") or ()) + parse_counters(OWN_COLLECTORS, "test")
+POLICY = Policy(counters=COUNTERS, hostname="h")
+FIELDS = sorted({c.field.name for c in Naming("both").shipped("dcp") or () if c.field.type != "text"})
+
+usages = st.none() | st.builds(HolderUsage, utilization_ratio=st.just(0.5), energy_mj=st.integers(0, 9))
+holders = st.lists(
+    st.builds(
+        Holder,
+        namespace=st.just("ns"),
+        pod=st.sampled_from(["p", "q"]),
+        container=st.sampled_from(["a", "b"]),
+        source=st.sampled_from(["", "kubelet", "podlist"]),
+        usage=usages,
+    ),
+    max_size=4,
+    unique_by=lambda holder: holder.key,
+).map(tuple)
+slot_parts = {
+    "holders": holders,
+    "fields": st.none()
+    | st.dictionaries(st.sampled_from(FIELDS), st.integers(0, 100), max_size=8).map(
+        lambda values: values | {"DCGM_FI_DRIVER_VERSION": "580.1"}
+    ),
+    "xids": st.lists(
+        st.builds(XidCount, st.integers(1, 172), st.just(2), st.just(5.0), st.integers(0, 2)),
+        max_size=3,
+        unique_by=lambda count: count.xid,
+    ).map(tuple),
+    "last_xid": st.sampled_from([None, 79]),
+    "hidden": st.booleans(),
+}
+instances = st.lists(
+    st.builds(MigInstance, id=st.integers(1, 9), profile=st.just("1g.10gb"), **slot_parts),
+    max_size=2,
+    unique_by=lambda instance: instance.id,
+).map(tuple)
+devices = st.builds(DeviceState, uuid=st.just(""), model=st.just("NVIDIA H100"), instances=instances, **slot_parts)
+nodes = st.lists(devices, max_size=3).map(
+    lambda gpus: NodeState(
+        producer="podgpu",
+        devices=tuple(msgspec.structs.replace(gpu, index=n, uuid=f"GPU-{n}") for n, gpu in enumerate(gpus)),
+    )
+)
+
+
+def gpu(**parts: object) -> NodeState:
+    given = {"index": 0, "uuid": "GPU-0", "model": "NVIDIA H100", "fields": {}} | parts
+    return NodeState(producer="podgpu", devices=(DeviceState(**given),))  # type: ignore[arg-type]
+
+
+def text_of(state: NodeState, policy: Policy = POLICY) -> str:
+    return encode(render_node(state, policy)).decode()
+
+
+def series(text: str) -> list[str]:
+    return [line.rsplit(" ", 1)[0] for line in text.splitlines() if not line.startswith("#")]
+
+
+@given(nodes, st.booleans(), st.booleans(), st.booleans(), st.sampled_from(NAMINGS))
+def test_no_series_and_no_family_twice(state: NodeState, old: bool, copy: bool, virtual: bool, naming: Naming) -> None:
+    policy = Policy(
+        (naming.shipped("dcp") or ()) + naming.parse(OWN_COLLECTORS, "test"),
+        "h",
+        naming.host_labels,
+        old_namespace=old,
+        copy_parent_values=copy,
+        virtual_gpus=virtual,
+    )
+    text = text_of(state, policy)
+    assert [one for one, times in Tally(series(text)).items() if times > 1] == []
+    heads = [line for line in text.splitlines() if line.startswith("# TYPE")]
+    assert len(heads) == len(set(heads))
+    assert text_of(decode_node(encode_node(state)), policy) == text
+
+
+@given(nodes)
+def test_pod_labels_only_if_exactly_one_workload_holds_the_device(state: NodeState) -> None:
+    slots: dict[tuple[str, str], Slot] = {}
+    for device in state.devices:
+        slots[device.uuid, ""] = device
+        slots |= {(device.uuid, str(instance.id)): instance for instance in device.instances}
+    for family in render_node(state, POLICY):
+        for sample in family.samples if family.name.startswith("DCGM_FI") else ():
+            labels = dict(sample.labels.pairs)
+            slot = slots[labels["UUID"], labels.get("GPU_I_ID", "")]
+            held = [holder for holder in slot.holders if holder.source]
+            assert not slot.hidden
+            expected = (held[0].namespace, held[0].pod, held[0].container) if len(held) == 1 else (None, None, None)
+            assert (labels.get("namespace"), labels.get("pod"), labels.get("container")) == expected
+
+
+def test_label_type_fields_are_not_on_podgpu_families() -> None:
+    text = text_of(gpu(fields={"DCGM_FI_DRIVER_VERSION": "580.1", "DCGM_FI_DEV_GPU_TEMP": 40}))
+    assert 'DCGM_FI_DRIVER_VERSION="580.1"' in text
+    assert all("DCGM_FI_DRIVER_VERSION" not in line for line in text.splitlines() if line.startswith("podgpu_"))
+
+
+def test_xid_attributes_are_sorted_among_the_pod_labels() -> None:
+    text = text_of(gpu(holders=(Holder("ns", "p", "c", source="kubelet"),)))
+    assert 'Hostname="h",container="c",err_code="0",err_msg="no error",namespace="ns",pod="p"} 0' in text
+
+
+def test_holders_without_names_have_uid_and_container_id() -> None:
+    unnamed = tuple(Holder(uid=f"u-{n}", container_id=str(n) * 64, usage=HolderUsage(allocated_ns=1)) for n in range(2))
+    text = text_of(gpu(holders=unnamed))
+    assert len(series(text)) == len(set(series(text)))
+    assert f'container_id="{"1" * 64}",pod_uid="u-1"' in text
+
+
+def test_a_gpu_without_index_has_an_empty_one_in_every_family() -> None:
+    """A GPU that is only known by its UUID, from the kubelet. Families with another value could not be joined."""
+    holder = Holder("ns", "p", "c", source="kubelet", share_ratio=1.0, usage=HolderUsage(allocated_ns=1))
+    state = gpu(
+        index=None, fields={"DCGM_FI_DEV_GPU_TEMP": 40}, holders=(holder,), unsupported=("DCGM_FI_DEV_FB_USED",)
+    )
+    named = [line for line in series(text_of(state)) if 'UUID="GPU-0"' in line]
+    assert len(named) > 4
+    assert [line for line in named if 'gpu=""' not in line] == []
+
+
+def test_virtual_gpus_have_the_values_of_their_holder() -> None:
+    fields = {"DCGM_FI_DEV_GPU_UTIL": 60, "DCGM_FI_DEV_POWER_USAGE": 300.0, "DCGM_FI_DEV_SM_CLOCK": 1980}
+    known = Holder("ns", "p", "c", source="kubelet", replica="1", usage=HolderUsage(0.4, power_ratio=0.5))
+    unknown = Holder("ns", "q", "c", source="kubelet", replica="2")
+    text = text_of(gpu(fields=fields, holders=(known, unknown)), Policy(COUNTERS, virtual_gpus=True))
+    found = {name: {} for name in fields}  # type: dict[str, dict[str, str]]
+    for line in text.splitlines():
+        name, _, rest = line.partition("{")
+        if name in fields:
+            found[name][rest.partition('pod="')[2][:1]] = rest.rpartition(" ")[2]
+    assert found["DCGM_FI_DEV_GPU_UTIL"] == {"": "60", "p": "40"}
+    assert found["DCGM_FI_DEV_POWER_USAGE"] == {"p": "150.000000"}
+    assert found["DCGM_FI_DEV_SM_CLOCK"] == {"p": "1980", "q": "1980"}
