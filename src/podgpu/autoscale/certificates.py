@@ -27,9 +27,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from podgpu.clock import Clock, Faults
 from podgpu.errors import SourceError
-from podgpu.json_shape import mapping_in
-from podgpu.kube.answers import Refused
-from podgpu.kube.client import ApiClient
+from podgpu.kube.client import ApiClient, ApiError
 
 LIFETIME_SECONDS = 10 * 86_400.0
 OVERLAP_SECONDS = 120.0  # how long the next CA is in the bundles before its certificate is used
@@ -159,7 +157,7 @@ class ServiceName:
         return host, f"{host}.cluster.local"
 
     def serves(self, api_service: Mapping[str, Any]) -> bool:
-        service = mapping_in(mapping_in(api_service.get("spec")).get("service"))
+        service = _mapping(_mapping(api_service.get("spec")).get("service"))
         return (service.get("namespace"), service.get("name")) == (self.namespace, self.name)
 
 
@@ -245,23 +243,23 @@ class CaBundleUpdater:
         try:
             await self._merge_into(name, cas)
         except SourceError as error:
-            if isinstance(error, Refused) and error.reason == "not_found":
+            if isinstance(error, ApiError) and error.reason == "not_found":
                 self._missing.add(name)  # removing the APIService is the documented way to turn the API off
                 if self._faults.fails(name, error.reason):
                     _log.warning("the APIService %s does not exist: the HPA cannot query podgpu", name)
                 return True
-            conflict = isinstance(error, Refused) and "409" in str(error)
+            conflict = isinstance(error, ApiError) and error.status == 409
             if not conflict and self._faults.fails(name, error.reason):
                 _log.warning("cannot write podgpu's CA into the APIService %s: %s", name, error)
             return False
         return True
 
     async def _merge_into(self, name: str, cas: Sequence[str]) -> None:
-        api_service = await self._client.ask(f"{_PATH}{name}")
-        spec, metadata = mapping_in(api_service.get("spec")), mapping_in(api_service.get("metadata"))
+        api_service = await self._client.get(f"{_PATH}{name}")
+        spec, metadata = _mapping(api_service.get("spec")), _mapping(api_service.get("metadata"))
         if not self._service.serves(api_service):
             if self._faults.fails(name, "foreign"):
-                service = mapping_in(spec.get("service"))
+                service = _mapping(spec.get("service"))
                 owner = f"{service.get('namespace')}/{service.get('name')}" if service else "the API server itself"
                 _log.error(
                     "the APIService %s belongs to %s: podgpu does not change it and gets no requests for these metrics;"
@@ -285,8 +283,8 @@ class CaBundleUpdater:
 async def remove_api_service(client: ApiClient, name: str, service: ServiceName) -> str:
     """Removes the APIService if it is ours. Returns the result in words. Raises SourceError."""
     try:
-        api_service = await client.ask(f"{_PATH}{name}")
-    except Refused as error:
+        api_service = await client.get(f"{_PATH}{name}")
+    except ApiError as error:
         if error.reason == "not_found":
             return "does not exist"
         raise
@@ -301,3 +299,7 @@ def _decode_bundle(bundle: object) -> str:
         return base64.b64decode(bundle, validate=True).decode("ascii", "ignore") if isinstance(bundle, str) else ""
     except ValueError:
         return ""
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
